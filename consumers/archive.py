@@ -1,19 +1,19 @@
 """The archive group: what was written of trajectories and scores, as Parquet, exactly once.
 
-The law: a partition is cut into spans at fixed offsets, [0, n), [n, 2n), ...; each is one file for
-every table and day that it holds rows of, named by the topic's incarnation, partition and span. The
-rows are a function of the records, the day is the log's own time, no clock has a say. Files appear
-by renaming when their span is full, and only then are its records finished: the committed offset
-stands between spans. A kill before the commit brings the span back; it is written again under the
-same names, and a file that is there already is left as it is.
-
-A span that is not full is in nobody's file: `rollcall export` covers the tail.
+The law: a partition is cut into spans at fixed offsets, [0, n), [n, 2n), ..., between two days of
+the log's own time, where a span has been open for `HOLD_S`, and where the worker leaves. Each span
+is one file for every table, named by the topic's incarnation, partition and where it begins. Files
+appear by renaming when their span ends, and only then are its records finished: the committed
+offset stands between spans. A kill before the commit brings the span back; the file that is there
+says where it ended, and is left as it is.
 """
 
 import os
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,15 @@ import structlog
 from consumers.log.protocols import Held, Log, Record, TopicPartition
 from consumers.loop.partition_progress import PartitionProgress
 from consumers.loop.role import WorkRole
-from consumers.tables.parquet import ParquetWriters, sweep
+from consumers.tables.parquet import ParquetWriters, day_of, last_offset, sweep
+from schemas.errors import Unfit
 from schemas.messages import ScoredTrajectory, Trajectory
 from schemas.topics import Topics
 
 SPAN = 1000
 """Offsets of one partition in a file."""
+HOLD_S = 3600.0
+"""A span that does not fill is closed after so long: retention takes what nobody has written."""
 LOT_BYTES = 4 << 20
 """Held in memory of each partition at most."""
 
@@ -38,7 +41,13 @@ log = structlog.get_logger()
 class Span:
     """One stretch of a partition that is being written."""
 
+    begin: int
     end: int
+    written: int
+    """Where the file that is there already says that it ends; 0 where there is none."""
+    day: str
+    since: float
+    """By the worker's clock."""
     writers: ParquetWriters
     records: list[Record] = field(default_factory=list)
 
@@ -47,7 +56,14 @@ class Archive(WorkRole):
     """Writes every partition it holds, span by span."""
 
     def __init__(
-        self, name: str, log_: Log, topics: Topics, directory: Path, *, span: int = SPAN
+        self,
+        name: str,
+        log_: Log,
+        topics: Topics,
+        directory: Path,
+        *,
+        span: int = SPAN,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.log = log_
@@ -55,7 +71,10 @@ class Archive(WorkRole):
         self.trajectories = topics.trajectories
         self.directory = directory
         self.span = span
+        self.clock = clock
         self.spans: dict[TopicPartition, Span] = {}
+        self.cuts: dict[TopicPartition, int] = {}
+        """Where the last span of each partition ended, or reading began."""
         self.ids: dict[str, str] = {}
         self.counts: Counter[str] = Counter()
         self.mark = f"{_in_a_name(name)}.{os.getpid()}"
@@ -66,7 +85,9 @@ class Archive(WorkRole):
 
     def assigned(self, held: Held, progress: PartitionProgress) -> int:
         self.ids[held.topic] = self.log.topic_id(held.topic)
-        return super().assigned(held, progress)
+        begin = super().assigned(held, progress)
+        self.cuts[held.topic, held.partition] = begin
+        return begin
 
     def dropped(self, progress: PartitionProgress) -> None:
         span = self.spans.pop((progress.topic, progress.number), None)
@@ -86,19 +107,30 @@ class Archive(WorkRole):
 
     def _span_of(self, record: Record) -> Span:
         """The span of a record, after the one before it was closed."""
-        tp = record.topic, record.partition
+        tp, day = (record.topic, record.partition), day_of(record.timestamp_ms)
         open_span = self.spans.get(tp)
-        if open_span is not None and record.offset < open_span.end:
+        if open_span is not None and record.offset < open_span.end and day == open_span.day:
             return open_span
         if open_span is not None:
             self._close(tp)
         begin = record.offset // self.span * self.span
         end = begin + self.span
-        name = f"{record.topic}-{_in_a_name(self.ids[record.topic])}-{record.partition}"
-        writers = ParquetWriters(
-            self.directory, f"{name}-{begin}-{end}.parquet", self.mark, LOT_BYTES
-        )
-        return self.spans.setdefault(tp, Span(end, writers))
+        if begin < self.cuts[tp]:
+            begin = record.offset
+        name = f"{self._prefix(tp, begin)}{end}.parquet"
+        writers = ParquetWriters(self.directory, name, self.mark, LOT_BYTES)
+        written = self._written_to(tp, begin)
+        span = Span(begin, written or end, written, day, self.clock(), writers)
+        return self.spans.setdefault(tp, span)
+
+    def _prefix(self, tp: TopicPartition, begin: int) -> str:
+        return f"{tp[0]}-{_in_a_name(self.ids[tp[0]])}-{tp[1]}-{begin}-"
+
+    def _written_to(self, tp: TopicPartition, begin: int) -> int:
+        """Where the span ended that begins here and was written before; 0 where none was."""
+        table = "trajectories" if tp[0] == self.trajectories else "scores"
+        found = self.directory.glob(f"{table}/day=*/{escape(self._prefix(tp, begin))}*.parquet")
+        return max((last_offset(path) + 1 for path in found), default=0)
 
     def at_end(self, progress: PartitionProgress) -> None:
         """Behind the last record of a span there may be holes, and nothing else."""
@@ -109,12 +141,34 @@ class Archive(WorkRole):
     def _close(self, tp: TopicPartition) -> None:
         """1. the files are whole and have their names  2. the records are finished."""
         span = self.spans.pop(tp)
+        last = span.records[-1].offset + 1
+        there = self._written_to(tp, span.begin)
+        if there not in (span.written, last):
+            span.writers.abandon()
+            place = f"{tp[0]} {tp[1]}@{span.begin}"
+            msg = (
+                f"another archive worker wrote the span from {place} to {there}, this one to {last}"
+            )
+            raise Unfit(msg)
         span.writers.finish()
+        self.cuts[tp] = last
         for record in span.records:
             record.closed = True
         self.counts["spans"] += 1
         self.counts.update(span.writers.rows)
-        log.info("span_archived", topic=tp[0], partition=tp[1], offset=span.end)
+        log.info("span_archived", topic=tp[0], partition=tp[1], offset=last)
+
+    def tick(self) -> None:
+        """Close what has been open for long."""
+        now = self.clock()
+        for tp in [tp for tp, span in self.spans.items() if now - span.since >= HOLD_S]:
+            self._close(tp)
+
+    def leave(self, *, patient: bool) -> None:
+        """What is in hand is written, as far as it has come."""
+        del patient
+        for tp in list(self.spans):
+            self._close(tp)
 
     def full(self, progress: PartitionProgress) -> bool:
         """What is in hand is rows of one span; its records without their values are small."""

@@ -191,6 +191,12 @@ class ParquetWriters:
         self._lots.clear()
 
 
+def last_offset(path: Path) -> int:
+    """The highest offset of the rows of one file."""
+    offsets = pq.read_table(path, columns=["offset"])["offset"]
+    return int(max(offsets.to_pylist(), default=-1))
+
+
 def sweep(directory: Path, name: str) -> None:
     """Remove what a worker of this name left unfinished when it was killed.
 

@@ -3,16 +3,19 @@
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from consumers.archive import Archive
+from consumers.archive import HOLD_S, Archive
 from consumers.log.memory_log import MemoryLog
 from consumers.loop.loop import Loop
 from consumers.tables.parquet import ParquetWriters
-from schemas.errors import JournalGone
+from schemas.errors import JournalGone, Unfit
 from schemas.messages import RolloutRequest, ScoredTrajectory, StepTaken, Task, Trajectory
 from tests.support.rig import Rig, role_of, source_of
 
@@ -43,7 +46,7 @@ def write(rig: Rig, count: int, partition: int = 0) -> None:
 def archive(
     rig: Rig, directory: Path, name: str = "a1", make: type[Archive] = Archive, **options: Any
 ) -> Loop:
-    role = make(name, rig.log, rig.topics, directory, span=SPAN)
+    role = make(name, rig.log, rig.topics, directory, span=SPAN, clock=rig.clock)
     return rig.loop(role, rig.log.publisher(), GROUP, **options)
 
 
@@ -55,6 +58,12 @@ def told(directory: Path) -> Told:
             for row in pq.ParquetFile(path).read().to_pylist():
                 counts[topic, row["partition"], row["offset"]] += 1
     return counts
+
+
+def records(count: int) -> Told:
+    """Each of so many records, once."""
+    topics = ("trajectories", "trajectories.scored")
+    return Counter({(topic, 0, n): 1 for topic in topics for n in range(count)})
 
 
 def spans(count: int) -> Told:
@@ -90,6 +99,82 @@ def test_a_worker_that_leaves_leaves_nothing_half_written(rig: Rig, tmp_path: Pa
     write(rig, 2)
     rig.settle(other)
     assert told(tmp_path) == spans(6)
+
+
+def test_what_never_fills_a_span_is_written_after_an_hour_and_when_its_worker_leaves(
+    rig: Rig, tmp_path: Path
+) -> None:
+    loop = archive(rig, tmp_path)
+    write(rig, 1)
+    rig.settle(loop)
+    assert told(tmp_path) == Counter()
+
+    rig.clock.pass_by(HOLD_S)
+    rig.settle(loop)
+    assert told(tmp_path) == records(1)
+    source_of(loop).kill()
+    heir = archive(rig, tmp_path, "a2")
+    write(rig, 1)
+    rig.settle(heir)
+    assert told(tmp_path) == records(1)
+    heir.stop()
+
+    assert told(tmp_path) == records(2)
+    assert rig.committed(GROUP, rig.topics.trajectories) == 2
+
+
+DOINGS = st.lists(
+    st.sampled_from(["write", "write 4", "settle", "hour", "day", "commit", "leave", "kill"]),
+    max_size=25,
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(DOINGS)
+def test_whatever_closes_a_span_every_record_is_in_one_file(doings: list[str]) -> None:
+    with TemporaryDirectory() as folder:
+        rig, directory, count = Rig(), Path(folder), 0
+        loop = archive(rig, directory)
+        for number, doing in enumerate(doings):
+            if doing.startswith("write"):
+                write(rig, added := 4 if "4" in doing else 1)
+                count += added
+            elif doing in ("hour", "day"):
+                rig.clock.pass_by(HOLD_S if doing == "hour" else 86_400.0)
+            elif doing in ("leave", "kill"):
+                loop.stop() if doing == "leave" else source_of(loop).kill()
+                loop = archive(rig, directory, f"a{number}")
+            elif doing == "commit":
+                rig.commit(loop)
+            if doing != "write":
+                rig.settle(loop)
+            assert max(told(directory).values(), default=1) == 1
+        rig.settle(loop)
+        loop.stop()
+
+        assert told(directory) == records(count)
+
+
+def test_a_worker_that_finds_its_span_written_by_another_ends_and_its_heir_goes_on(
+    rig: Rig, tmp_path: Path
+) -> None:
+    loop = archive(rig, tmp_path)
+    write(rig, 1)
+    rig.settle(loop)
+    source_of(loop).expel()
+    other = archive(rig, tmp_path, "a2")
+    write(rig, 1)
+    rig.settle(other)
+    for each in role_of(loop).spans.copy():
+        role_of(loop)._close(each)
+
+    with pytest.raises(Unfit, match="another archive worker wrote the span from"):
+        other.stop()
+    source_of(other).kill()
+    heir = archive(rig, tmp_path, "a3")
+    rig.settle(heir)
+    heir.stop()
+    assert told(tmp_path) == records(2)
 
 
 def test_a_hole_at_the_end_of_a_span_closes_it_too(rig: Rig, tmp_path: Path) -> None:

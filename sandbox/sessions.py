@@ -26,6 +26,7 @@ from sandbox.environment import AnyEnvironment, Observation, make_plain
 from sandbox.foreign import foreign
 from schemas.answer_cache import AnswerCache
 from schemas.errors import RollcallError, WorkFailed
+from schemas.ids import Whose, whose
 from schemas.message_code import maker
 from schemas.messages import EnvironmentStep, EnvironmentStepped
 
@@ -86,7 +87,7 @@ class Sessions:
         self._kept = kept if kept is not None else AnswerCache()
         self._replayable = replayable
         """What is known of environments by name, before one is made."""
-        self._rollouts: dict[str, _RolloutSessions] = {}
+        self._rollouts: dict[Whose, _RolloutSessions] = {}
 
     def __len__(self) -> int:
         return sum(len(rollout.sessions) for rollout in self._rollouts.values())
@@ -104,7 +105,7 @@ class Sessions:
 
     async def finish(self, step: EnvironmentStep) -> None:
         """Close the session of a step that ended its episode: nothing more will be asked of it."""
-        await self._forget(step.rollout_id, (step.session,))
+        await self._forget(whose(step), (step.session,))
 
     async def drop(self, partition: int) -> int:
         """Close all sessions of a partition that now belongs to another worker; return how many."""
@@ -118,7 +119,7 @@ class Sessions:
         """Close everything. May be called twice."""
         await self._forget_where(lambda _: True)
 
-    def part(self, rollout_id: str) -> "Sessions":
+    def part(self, stays: Whose | None) -> "Sessions":
         """Hand over all rollouts but this one to a table of their own, for another thread.
 
         This table's thread may be within a step of this one. Whose environment is bound to its
@@ -126,7 +127,7 @@ class Sessions:
         """
         parted = Sessions(self._make, self._kept, self._replayable)
         for name, rollout in tuple(self._rollouts.items()):
-            if name != rollout_id and not rollout.bound():
+            if name != stays and not rollout.bound():
                 parted._rollouts[name] = self._rollouts.pop(name)
         return parted
 
@@ -135,12 +136,12 @@ class Sessions:
         held = (each for rollout in self._rollouts.values() for each in rollout.sessions.values())
         return all(session.replayable for session in held)
 
-    def rollouts(self) -> tuple[str, ...]:
+    def rollouts(self) -> tuple[Whose, ...]:
         """Whose sessions are here."""
         return tuple(self._rollouts)
 
     async def _run(self, step: EnvironmentStep) -> EnvironmentStepped:
-        rollout = self._rollouts.get(step.rollout_id)
+        rollout = self._rollouts.get(whose(step))
         if rollout is not None and rollout.attempt != step.attempt:
             await self._replace(step, rollout)
         match step.kind:
@@ -155,13 +156,13 @@ class Sessions:
         """Let a newer attempt replace the older one, and turn a zombie of an older one away."""
         if step.attempt < rollout.attempt:
             raise stale(place_of(step), rollout.attempt)
-        await self._forget(step.rollout_id, tuple(rollout.sessions))
+        await self._forget(whose(step), tuple(rollout.sessions))
 
     async def _reset(self, step: EnvironmentStep) -> EnvironmentStepped:
         session = self._held(step)
         if session and session.opened_by == step.command_id:
             return self._opened(step, session)
-        await self._forget(step.rollout_id, (step.session,))
+        await self._forget(whose(step), (step.session,))
         session, opened = await self._build(step)
         session.opened_by = step.command_id
         self._kept.keep((session, RESET), opened)
@@ -185,14 +186,14 @@ class Sessions:
             if answer is not None:
                 return answer
         if session is None or step.index != session.applied:
-            await self._forget(step.rollout_id, (step.session,))
+            await self._forget(whose(step), (step.session,))
             session, last = await self._build(step)
             self._hold(step, session, last)
         try:
             answer = await _advance(step, session, step.action)
         except RollcallError as error:
             if getattr(error, "code", "") != "episode_over":
-                await self._forget(step.rollout_id, (step.session,))
+                await self._forget(whose(step), (step.session,))
             raise
         self._keep(session, answer)
         return answer
@@ -210,11 +211,11 @@ class Sessions:
     async def _close(self, step: EnvironmentStep) -> EnvironmentStepped:
         """Close a session, or nothing if it is not held; a courtesy, so it never fails."""
         held = self._held(step)
-        rollout = self._rollouts.get(step.rollout_id)
+        rollout = self._rollouts.get(whose(step))
         if held:
-            await self._forget(step.rollout_id, (step.session,))
+            await self._forget(whose(step), (step.session,))
         elif rollout and rollout.attempt < step.attempt:
-            await self._forget(step.rollout_id, tuple(rollout.sessions))
+            await self._forget(whose(step), tuple(rollout.sessions))
         return EnvironmentStepped(
             "", index=held.applied if held else step.index, session=step.session
         )
@@ -237,7 +238,7 @@ class Sessions:
         return session, last
 
     def _held(self, step: EnvironmentStep) -> _OpenEnvironment | None:
-        rollout = self._rollouts.get(step.rollout_id)
+        rollout = self._rollouts.get(whose(step))
         if rollout is None or rollout.attempt != step.attempt:
             return None
         return rollout.sessions.get(step.session)
@@ -245,19 +246,19 @@ class Sessions:
     def _hold(
         self, step: EnvironmentStep, session: _OpenEnvironment, last: EnvironmentStepped
     ) -> EnvironmentStepped:
-        rollout = self._rollouts.setdefault(step.rollout_id, _RolloutSessions(step.attempt))
+        rollout = self._rollouts.setdefault(whose(step), _RolloutSessions(step.attempt))
         rollout.sessions[step.session] = session
         self._keep(session, last)
         return last
 
-    async def _forget(self, rollout_id: str, names: Iterable[str]) -> int:
+    async def _forget(self, rollout_of: Whose, names: Iterable[str]) -> int:
         """Close these sessions of a rollout; return how many were held."""
-        rollout = self._rollouts.get(rollout_id)
+        rollout = self._rollouts.get(rollout_of)
         if rollout is None:
             return 0
         gone = [rollout.sessions.pop(name) for name in names if name in rollout.sessions]
         if not rollout.sessions:
-            del self._rollouts[rollout_id]
+            del self._rollouts[rollout_of]
         for session in gone:
             self._kept.drop(session)
             self._kept.drop((session, RESET))
@@ -266,9 +267,9 @@ class Sessions:
 
     async def _forget_where(self, wanted: Callable[[_OpenEnvironment], bool]) -> int:
         closed = 0
-        for rollout_id, rollout in tuple(self._rollouts.items()):
+        for rollout_of, rollout in tuple(self._rollouts.items()):
             names = [name for name, held in rollout.sessions.items() if wanted(held)]
-            closed += await self._forget(rollout_id, names)
+            closed += await self._forget(rollout_of, names)
         return closed
 
 
@@ -379,6 +380,8 @@ class SessionPlace(str):
 
     rollout_id: str = ""
     attempt: int = 0
+    journal: int = 0
+    """The partition of its rollout's journal."""
 
 
 def place_of(step: EnvironmentStep) -> SessionPlace:
@@ -387,4 +390,5 @@ def place_of(step: EnvironmentStep) -> SessionPlace:
         f"session {step.session!r} of rollout {step.rollout_id!r}, attempt {step.attempt}"
     )
     place.rollout_id, place.attempt = step.rollout_id, step.attempt
+    place.journal = step.answer_partition
     return place

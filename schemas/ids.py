@@ -1,6 +1,7 @@
 """Ids are pure functions of a place: whoever asks there again asks under the same id."""
 
 from hashlib import blake2b
+from typing import Protocol
 
 DRAW_DIGITS = 18
 """More than any run draws; a longer number is somebody else's."""
@@ -16,6 +17,34 @@ def command_id(rollout_id: str, attempt: int, position: int, tries: int) -> byte
     """Name one place in one rollout, 16 bytes."""
     place = f"{rollout_id}\0{attempt}\0{position}\0{tries}"
     return blake2b(place.encode(), digest_size=16).digest()
+
+
+class Asked(Protocol):
+    """What every command tells of who asks."""
+
+    @property
+    def rollout_id(self) -> str: ...
+    @property
+    def command_id(self) -> bytes: ...
+    @property
+    def body_digest(self) -> bytes: ...
+    @property
+    def answer_partition(self) -> int: ...
+
+
+Whose = tuple[str, int]
+"""A rollout among all that run: its id, and the journal partition that it lives in. Two of one id
+may run at once, in different partitions."""
+
+
+def whose(command: Asked) -> Whose:
+    """The rollout that a command is of."""
+    return command.rollout_id, command.answer_partition
+
+
+def command_key(command: Asked) -> tuple[bytes, bytes, int]:
+    """What tells a command from every other: another rollout of the same id has the same ids."""
+    return command.command_id, command.body_digest, command.answer_partition
 
 
 def call_seed(seed_key: str, attempt: int, position: int) -> int:

@@ -22,6 +22,7 @@ from sandbox.environment import AnyEnvironment, Kind, kind_of, make_environment,
 from sandbox.host import Host
 from schemas.answer_cache import AnswerCache
 from schemas.errors import KilledWorkers, NoSuchPartition, WireError
+from schemas.ids import command_key, whose
 from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
 
 Make = Callable[[str, str], AnyEnvironment]
@@ -91,7 +92,7 @@ class Environments(WorkRole):
             except NoSuchPartition as error:
                 self.letters.bury(record, error)
                 continue
-            kept = self.kept.get(step.command_id) if step.kind != "close" else None
+            kept = self.kept.get(command_key(step)) if step.kind != "close" else None
             body = kept or _expired(step, now_ms)
             if body is not None:
                 self.counts["answered_again" if kept else "expired"] += 1
@@ -115,8 +116,8 @@ class Environments(WorkRole):
             record.closed = True
             return
         if isinstance(body, EnvironmentStepped):
-            session = step.rollout_id, step.attempt, step.session
-            self.kept.keep(step.command_id, body, session)
+            session = *whose(step), step.attempt, step.session
+            self.kept.keep(command_key(step), body, session)
         elif body.code == BOX_DIED:
             self.counts[BOX_DIED] += 1
         self.answers.give(step, body, record)

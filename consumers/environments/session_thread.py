@@ -10,6 +10,7 @@ from consumers.log.protocols import Record
 from sandbox.at_once import at_once
 from sandbox.sessions import Sessions, make_stepped
 from schemas.errors import RollcallError, WorkFailed
+from schemas.ids import Whose, whose
 from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
 
 Body = EnvironmentStepped | CallFailed
@@ -21,12 +22,22 @@ Late = Callable[[EnvironmentStep], CallFailed | None]
 class Work:
     """One step in hand; whoever claims it first, its thread or the watch, answers it."""
 
-    __slots__ = ("_claimed", "_lock", "record", "rollout_id", "step", "taken_at", "timeout_s")
+    __slots__ = (
+        "_claimed",
+        "_lock",
+        "record",
+        "rollout_id",
+        "step",
+        "taken_at",
+        "timeout_s",
+        "whose",
+    )
 
     def __init__(self, record: Record, step: EnvironmentStep, lock: threading.Lock) -> None:
         self.record = record
         self.step = step
         self.rollout_id = step.rollout_id
+        self.whose = whose(step)
         self.timeout_s = step.timeout_s
         self.taken_at = time.monotonic()
         self._lock = lock
@@ -66,6 +77,7 @@ class Chore:
 
     __slots__ = ("run", "timeout_s")
     rollout_id = ""
+    whose: Whose | None = None
 
     def __init__(self, run: Callable[[Sessions], object], timeout_s: float) -> None:
         self.run = run

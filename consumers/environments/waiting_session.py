@@ -17,6 +17,7 @@ from sandbox.environment import AnyEnvironment
 from sandbox.sessions import Sessions, place_of
 from schemas.answer_cache import AnswerCache
 from schemas.errors import RollcallError, WorkFailed
+from schemas.ids import Whose
 from schemas.messages import CallFailed, EnvironmentStepped, Instance
 
 Wanted = tuple[tuple[str, ...], tuple[str, ...]]
@@ -35,7 +36,7 @@ class Surroundings:
     slots_of: Callable[[str, str], Wanted]
     """What a session of that name and config takes, and what it needs beside it."""
     replayable: Callable[[str], bool | None]
-    slots_for: Callable[[str, int], RolloutSlots]
+    slots_for: Callable[[Whose, int], RolloutSlots]
     """Those that all sessions of a rollout's attempt take from."""
     late: Late
     told: Callable[[Work, Body | None], None]
@@ -61,6 +62,7 @@ class WaitingSession:
     def __init__(self, around: Surroundings, first: Work) -> None:
         self.around = around
         self.rollout_id = first.rollout_id
+        self.whose = first.whose
         self.name = first.step.session
         self.attempt = first.step.attempt
         self.place = place_of(first.step)
@@ -76,7 +78,7 @@ class WaitingSession:
         self._standing = 0
         self._in_line_s = 0.0
         """For how long the step that it is at stood in line."""
-        self._slots = around.slots_for(self.rollout_id, self.attempt)
+        self._slots = around.slots_for(self.whose, self.attempt)
         self._taken = NONE
         self._rung = asyncio.Event()
         self.task = asyncio.create_task(self._live(), name=self.place)

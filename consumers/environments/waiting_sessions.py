@@ -23,6 +23,7 @@ from sandbox.boxes.box_removal import Tell
 from sandbox.environment import AnyEnvironment, Kind, slots_beside
 from sandbox.sessions import place_of, stale
 from schemas.answer_cache import AnswerCache
+from schemas.ids import Whose
 from schemas.messages import CallFailed
 
 LEAVE_S = 15.0
@@ -55,14 +56,14 @@ class WaitingSessions:
         self.counts = counts
         self.kind_of = kind_of
         self.slots = Slots(slots)
-        self._of_attempts = WeakValueDictionary[tuple[str, int], RolloutSlots]()
+        self._of_attempts = WeakValueDictionary[tuple[Whose, int], RolloutSlots]()
         """For as long as one of their sessions is there."""
         self.given = 0
         self.done = 0
         self.answered_here = 0
         """By the loop's thread, while the room was blocked."""
         self.standing = 0
-        self.rollouts: dict[str, dict[str, WaitingSession]] = {}
+        self.rollouts: dict[Whose, dict[str, WaitingSession]] = {}
         self._taking = True
         """Otherwise all that comes is left to another worker."""
         self._pushing = False
@@ -160,7 +161,7 @@ class WaitingSessions:
     def _is_current(self, work: Work) -> bool:
         """End the sessions of older attempts than a step's; answer a step of an older one."""
         wanted = work.step.attempt
-        for session in list(self.rollouts.get(work.rollout_id, {}).values()):
+        for session in list(self.rollouts.get(work.whose, {}).values()):
             if wanted < session.attempt:
                 self._answer(work, _stale(place_of(work.step), session.attempt))
                 return False
@@ -169,23 +170,23 @@ class WaitingSessions:
         return True
 
     def _ask(self, work: Work) -> None:
-        group = self.rollouts.get(work.rollout_id, {})
+        group = self.rollouts.get(work.whose, {})
         session = group.get(work.step.session)
         if session is None and work.step.kind == "close":
             self._answer(work, CallFailed("closed", "nothing is open", False))
             return
         if session is None:
             session = WaitingSession(self._around, work)
-            self.rollouts.setdefault(work.rollout_id, group)[session.name] = session
+            self.rollouts.setdefault(work.whose, group)[session.name] = session
         session.ask(work)
 
     def _gone(self, session: WaitingSession) -> None:
         """Forget a session that takes no more; another one takes what waits in it."""
-        group = self.rollouts.get(session.rollout_id, {})
+        group = self.rollouts.get(session.whose, {})
         if group.get(session.name) is session:
             del group[session.name]
             if not group:
-                del self.rollouts[session.rollout_id]
+                del self.rollouts[session.whose]
         waiting = list(session.inbox)
         session.inbox.clear()
         self._take(waiting)
@@ -204,8 +205,8 @@ class WaitingSessions:
         beside = slots_beside(name, kind, config_json)
         return kind.slots, tuple(each for each in beside if each in self.slots.most)
 
-    def _slots_for(self, rollout_id: str, attempt: int) -> RolloutSlots:
-        key = rollout_id, attempt
+    def _slots_for(self, whose: Whose, attempt: int) -> RolloutSlots:
+        key = whose, attempt
         found = self._of_attempts.get(key)
         if found is None:
             found = self._of_attempts[key] = RolloutSlots(self.slots)

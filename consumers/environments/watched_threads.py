@@ -12,6 +12,7 @@ from consumers.environments.session_times import SessionTimes
 from sandbox.at_once import at_once
 from sandbox.sessions import Make, Sessions
 from schemas.answer_cache import AnswerCache
+from schemas.ids import Whose
 from schemas.messages import CallFailed, EnvironmentStepped
 
 REAP_EVERY_S = 30.0
@@ -45,7 +46,7 @@ class WatchedThreads:
         self._threaded = count > 0
         last: AnswerCache[EnvironmentStepped] = AnswerCache()
         self.shared = [self._thread(Sessions(make, last)) for _ in range(max(1, count))]
-        self.apart: dict[str, SessionThread] = {}
+        self.apart: dict[Whose, SessionThread] = {}
         """Of rollouts that a slow step left alone, or that are bound to the thread it is in."""
         self._reap_due = 0.0
 
@@ -56,13 +57,13 @@ class WatchedThreads:
         """Give each to the thread that its rollout lives in."""
         shares: dict[SessionThread, list[Work]] = {}
         for work in works:
-            shares.setdefault(self._home(work.rollout_id), []).append(work)
+            shares.setdefault(self._home(work.whose), []).append(work)
         for thread, share in shares.items():
             thread.ask(share)
 
-    def _home(self, rollout_id: str) -> SessionThread:
-        apart = self.apart.get(rollout_id)
-        return apart or self.shared[zlib.crc32(rollout_id.encode()) % len(self.shared)]
+    def _home(self, whose: Whose) -> SessionThread:
+        apart = self.apart.get(whose)
+        return apart or self.shared[zlib.crc32(whose[0].encode()) % len(self.shared)]
 
     def everywhere(self, run: Callable[[Sessions], object]) -> None:
         """Have something done with the sessions of every thread, in its turn."""
@@ -113,13 +114,13 @@ class WatchedThreads:
         crowded = len(thread.sessions) > 1 or thread.inbox
         if isinstance(request, Work) and crowded and len(self.apart) < MOST_APART:
             self.counts["left_alone"] += 1
-            self._part(thread, request.rollout_id)
+            self._part(thread, request.whose)
 
-    def _part(self, thread: SessionThread, stays: str) -> SessionThread:
+    def _part(self, thread: SessionThread, stays: Whose | None) -> SessionThread:
         """A new thread in place of this one, which keeps one rollout and those bound to it."""
         new = self.shared[self.shared.index(thread)] = self._thread(thread.sessions.part(stays))
-        for rollout_id in filter(None, (stays, *thread.sessions.rollouts())):
-            self.apart[rollout_id] = thread
+        for whose in filter(None, (stays, *thread.sessions.rollouts())):
+            self.apart[whose] = thread
         waiting = thread.take_back()
         self.hand_out(request for request in waiting if isinstance(request, Work))
         chores = [request for request in waiting if isinstance(request, Chore)]
@@ -155,7 +156,7 @@ class WatchedThreads:
     def _abandon(self, thread: SessionThread, request: Work | Chore | None) -> None:
         """Give a thread up with what it is at; everybody else goes on in a new one."""
         if thread in self.shared:
-            new = self._part(thread, request.rollout_id if request else "")
+            new = self._part(thread, request.whose if request else None)
             if isinstance(request, Chore):
                 new.ask([request])  # the sessions that it had not come to are there
         self._end(thread)

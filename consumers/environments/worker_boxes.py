@@ -38,14 +38,14 @@ class WorkerBoxes:
         self._drivers: dict[str, Driver] = {}
         self._unknown: set[str] = set()
         self._lent: dict[str, BoxPool] = {}
-        self._of_task: dict[tuple[str, int], Box] = {}
+        self._of_task: dict[tuple[str, int, int], Box] = {}
         """What a rollout's attempt was lent first, until it is given back or entered."""
         self._reap_due = 0.0
         self._reaping: asyncio.Task[None] | None = None
 
-    def of(self, rollout_id: str, attempt: int) -> "SessionBoxes":
+    def of(self, rollout_id: str, attempt: int, journal: int = 0) -> "SessionBoxes":
         """What one session may borrow."""
-        return SessionBoxes(self, (rollout_id, attempt))
+        return SessionBoxes(self, (rollout_id, attempt), journal)
 
     def tick(self) -> None:
         """Have boxes looked for that nobody holds, at the start and when it is time again.
@@ -70,12 +70,14 @@ class WorkerBoxes:
         except TimeoutError:
             log.warning("reaper_is_slow", after_s=REAP_S)
 
-    async def lend(self, name: str | None, spec: Spec, whose: tuple[str, int], mode: Mode) -> Box:
+    async def lend(
+        self, name: str | None, spec: Spec, whose: tuple[str, int], mode: Mode, journal: int = 0
+    ) -> Box:
         """Raises WorkFailed."""
         pool = self._pool(name or self.box, spec)
         box = await pool.lend(spec, whose, mode)
         self._lent[box.ident] = pool
-        self._of_task.setdefault(whose, box)
+        self._of_task.setdefault((*whose, journal), box)
         return box
 
     async def give_back(self, box: Box, reason: str) -> None:
@@ -89,7 +91,7 @@ class WorkerBoxes:
         """Whether it is lent still."""
         return box.ident in self._lent
 
-    def enter_task(self, whose: tuple[str, int]) -> Box:
+    def enter_task(self, whose: tuple[str, int, int]) -> Box:
         """Raises WorkFailed(`session_lost`)."""
         box = self._of_task.pop(whose, None)
         if box is None:
@@ -140,6 +142,8 @@ class SessionBoxes:
 
     boxes: WorkerBoxes
     whose: tuple[str, int]
+    journal: int = 0
+    """The partition of the rollout's journal."""
 
     @property
     def default(self) -> str:
@@ -148,7 +152,7 @@ class SessionBoxes:
 
     async def lend(self, driver: str | None, spec: Spec, mode: Mode = "persistent") -> Box:
         """A box in which nobody has been; to be given back. Raises WorkFailed."""
-        return await self.boxes.lend(driver, spec, self.whose, mode)
+        return await self.boxes.lend(driver, spec, self.whose, mode, self.journal)
 
     async def give_back(self, box: Box, reason: str = "") -> None:
         """Remove it. May be called twice."""
@@ -164,4 +168,4 @@ class SessionBoxes:
 
     def enter_task(self) -> Box:
         """The box of this rollout's environment, once. Raises WorkFailed(`session_lost`)."""
-        return self.boxes.enter_task(self.whose)
+        return self.boxes.enter_task((*self.whose, self.journal))

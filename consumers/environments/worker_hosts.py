@@ -90,7 +90,7 @@ class SessionHost:
             msg = f"{self.place} wants a box, and its worker has no pool of them"
             raise WorkFailed("box_unavailable", msg, retriable=True)
         whose = self.place if isinstance(self.place, SessionPlace) else SessionPlace("")
-        return self.hosts.boxes.of(whose.rollout_id, whose.attempt)
+        return self.hosts.boxes.of(whose.rollout_id, whose.attempt, whose.journal)
 
     async def line(
         self,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from consumers.clock import Clock
 from consumers.log.protocols import Record
+from schemas.ids import command_key
 from schemas.messages import CallFailed, ModelCall
 
 BUSY = "busy"
@@ -69,7 +70,7 @@ class Load:
     capacity: int
     """Calls that its engine takes at once."""
     speed: Speed = field(init=False)
-    _held: dict[bytes, _Held] = field(default_factory=dict)
+    _held: dict[tuple[bytes, bytes, int], _Held] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.speed = Speed(self.wall, self.capacity)
@@ -95,11 +96,11 @@ class Load:
     def hold(self, call: ModelCall, body: CallFailed, records: list[Record], now_ms: int) -> None:
         """Keep a refusal until its time has come."""
         due = self.wall() + hold_s(call, now_ms)
-        self._held[call.command_id] = _Held(due, call, body, list(records))
+        self._held[command_key(call)] = _Held(due, call, body, list(records))
 
     def join(self, call: ModelCall, record: Record) -> bool:
         """Whether a call is held already; its record is answered along with the others."""
-        held = self._held.get(call.command_id)
+        held = self._held.get(command_key(call))
         if held is not None:
             held.records.append(record)
         return held is not None
@@ -108,14 +109,14 @@ class Load:
         """The refusals whose time has come."""
         now = self.wall()
         for held in [each for each in self._held.values() if each.due <= now]:
-            del self._held[held.call.command_id]
+            del self._held[command_key(held.call)]
             for record in held.records:
                 yield held.call, held.body, record
 
     def abort(self, gone: Callable[[ModelCall], bool]) -> None:
         """Forget calls that nobody waits for; their records are closed without an answer."""
         for held in [each for each in self._held.values() if gone(each.call)]:
-            del self._held[held.call.command_id]
+            del self._held[command_key(held.call)]
             for record in held.records:
                 record.closed = True
 

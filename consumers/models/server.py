@@ -30,6 +30,7 @@ from inference.engine import Engine
 from producers.control import write_control
 from schemas.answer_cache import AnswerCache
 from schemas.errors import KilledWorkers, NoSuchPartition, WireError, WorkFailed
+from schemas.ids import command_key, whose
 from schemas.messages import CallFailed, Control, ModelAnswered, ModelCall
 
 VERSIONS_EVERY_S = 0.05
@@ -63,6 +64,8 @@ class Models(WorkRole):
         self.prefixes = HeldPrefixes()
         self.load = Load(self.wall, capacity)
         self._in_hand: dict[bytes, tuple[ModelCall, list[Record]]] = {}
+        self._beside: dict[bytes, list[tuple[Record, ModelCall]]] = {}
+        """Calls of other rollouts under an id that is in hand; they wait for its answer."""
         self._early = EarlyCalls()
         self.turn = _turn(answers, engine.policy_id, adopt_at_once) if adopt_at_once else None
         self.versions = Versions(
@@ -110,16 +113,24 @@ class Models(WorkRole):
     def _take_call(self, record: Record, call: ModelCall, now_ms: int) -> None:
         if self.load.join(call, record):
             return
-        body = self.kept.get(call.command_id) or self._refusal(call, now_ms)
+        kept = self.kept.get(command_key(call))
+        body = kept or self._refusal(call, now_ms)
         if isinstance(body, CallFailed) and body.code == BUSY:
             self._turn_away(call, body, [record])
         elif body is not None:
-            self.counts["answered_again" if self.kept.get(call.command_id) else "refused"] += 1
+            self.counts["answered_again" if kept else "refused"] += 1
             self.answers.give(call, body, record)
-        elif call.command_id in self._in_hand:
-            self._in_hand[call.command_id][1].append(record)
-        else:
+        elif (held := self._in_hand.get(call.command_id)) is None:
             self._begin(record, call)
+        elif command_key(held[0]) == command_key(call):
+            held[1].append(record)
+        else:
+            self._beside.setdefault(call.command_id, []).append((record, call))
+
+    def _take_beside(self, call: ModelCall) -> None:
+        """Take up what another rollout asks under the same id: engines know calls by that."""
+        for record, other in self._beside.pop(call.command_id, ()):
+            self._take_call(record, other, self.answers.now_ms())
 
     def _turn_away(self, call: ModelCall, body: CallFailed, records: list[Record]) -> None:
         self.counts[BUSY] += 1
@@ -203,20 +214,32 @@ class Models(WorkRole):
         )
 
     def _abort(self, call: ModelCall) -> None:
-        """Forget a rollout's calls: their records are closed without an answer."""
+        """Forget a rollout's calls: their records are closed without an answer.
+
+        Engines know rollouts by their ids: what another one has asked under the same is begun anew.
+        """
         self.engine.abort(call.rollout_id, call.attempt)
         self.pinned.abort(call.rollout_id, call.attempt)
 
         def gone(other: ModelCall) -> bool:
-            return other.rollout_id == call.rollout_id and other.attempt <= call.attempt
+            return whose(other) == whose(call) and other.attempt <= call.attempt
 
-        for command_id, (held, records) in list(self._in_hand.items()):
-            if gone(held):
-                del self._in_hand[command_id]
-                for record in records:
-                    record.closed = True
         self.load.abort(gone)
         self._early.abort(gone)
+        named = [
+            (record, held)
+            for held, records in self._in_hand.values()
+            if held.rollout_id == call.rollout_id and held.attempt <= call.attempt
+            for record in records
+        ]
+        for _, held in named:
+            self._in_hand.pop(held.command_id, None)
+        for _, held in list(named):
+            named += self._beside.pop(held.command_id, [])
+        for record, held in named:
+            record.closed = gone(held)
+            if not record.closed:
+                self._take_call(record, held, self.answers.now_ms())
 
     def dropped(self, progress: PartitionProgress) -> None:
         """Calls of a lost partition run on: their answers are as good as anybody's."""
@@ -262,14 +285,17 @@ class Models(WorkRole):
         _, records = self._in_hand.pop(call.command_id, (call, []))
         if isinstance(body, CallFailed) and body.code == BUSY:
             self._turn_away(call, body, records)
+            self._take_beside(call)
             return
         self.load.speed.note_answer()
         if isinstance(body, ModelAnswered):
-            self.kept.keep(call.command_id, body, (call.rollout_id, call.attempt, call.sequence))
+            self.kept.keep(command_key(call), body, (*whose(call), call.attempt, call.sequence))
             self.prefixes.keep(call, body)
         for record in records:
             self.answers.give(call, body, record)
         self.counts["answered"] += 1
+        if self._beside:
+            self._take_beside(call)
 
     def full(self, progress: PartitionProgress) -> bool:
         """What cannot begin, or is turned away a moment later, does not count against others."""

@@ -410,9 +410,9 @@ def test_sessions_that_are_parted_go_on_where_they_stood_and_one_stays() -> None
         world.sessions.handle(reset(rollout_id=name))
         world.sessions.handle(act(0, "a", rollout_id=name))
 
-    parted = world.sessions.part("stays")
+    parted = world.sessions.part(("stays", 0))
 
-    assert (world.sessions.rollouts(), parted.rollouts()) == (("stays",), ("goes",))
+    assert (world.sessions.rollouts(), parted.rollouts()) == ((("stays", 0),), (("goes", 0),))
     again = at_once(parted.handle(act(0, "a", rollout_id="goes", tries=1)))
     on = at_once(parted.handle(act(1, "b", rollout_id="goes")))
     assert (again.text, on.text) == ("5:a", "5:a,b")

@@ -385,7 +385,7 @@ def test_a_newer_attempt_ends_the_older_one_whatever_it_is_at(
     assert attempts(rig)[1, 0].code == attempts(rig)[1, 2].code == "stale_attempt"
     assert attempts(rig)[2, 0].text == "seed 0"
     assert len(sitters.made) == 3
-    assert [each.attempt for each in role_of(loop).waiting.rollouts["r"].values()] == [2]
+    assert [each.attempt for each in role_of(loop).waiting.rollouts["r", 0].values()] == [2]
 
 
 def test_sessions_of_one_rollout_wait_side_by_side(
@@ -470,7 +470,7 @@ def test_sessions_leave_with_their_partition_whatever_they_are_at(
 
     heir = worker(rig, sitters, name="e2", threads=threads)
     heir.turn(0.0)
-    until(loop, lambda: sorted(role_of(loop).waiting.rollouts) == ["stays"])
+    until(loop, lambda: sorted(role_of(loop).waiting.rollouts) == [("stays", 0)])
     until(loop, lambda: not loop.role.in_flight())
     until(heir, lambda: sitters.waiting() == 1)
 

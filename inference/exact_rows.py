@@ -46,6 +46,9 @@ class ExactRows:
     def save(self, row: int, length: int) -> Tensor:
         return torch.tensor([self._rows[row][:length]], dtype=torch.int64)
 
+    def clear(self, row: int) -> None:
+        self._rows[row] = []
+
     def move(self, source: int, target: int, length: int) -> None:
         self._rows[target] = self._rows[source][:length]
 

@@ -58,6 +58,10 @@ class BatchKv:
     def save(self, row: int, length: int) -> Tensor:
         return self._kv[:, row, :length].clone()
 
+    def clear(self, row: int) -> None:
+        """Forget all that a row holds."""
+        self._kv[:, row] = 0
+
     def move(self, source: int, target: int, length: int) -> None:
         self._kv[:, target, :length] = self._kv[:, source, :length]
 

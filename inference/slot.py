@@ -1,5 +1,6 @@
 """One call in the batch: its tokens, how many of them were fed, and what was sampled."""
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -30,6 +31,8 @@ class Slot:
     fed: int = 0
     """How many tokens have keys and values under the present weights."""
     finish: str = ""
+    failure: str = ""
+    """Why there is no answer although it has ended; empty where there is one."""
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
@@ -42,7 +45,19 @@ class Slot:
         return self.tokens[len(self.tokens) - len(self.logprobs) :]
 
     def add(self, token: int, logprob: float, version: int, end_ids: Collection[int]) -> None:
-        """Put a sampled token in and see whether that ends it."""
+        """Put a sampled token in and see whether that ends it.
+
+        A log-probability that is not finite comes of logits that are not numbers, or of which none
+        is finite: then no token was sampled, and the call fails.
+        """
+        if not math.isfinite(logprob):
+            self.finish = "failed"
+            self.failure = (
+                f"the network's logits are not finite after {len(self.tokens)} tokens, "
+                f"{len(self.logprobs)} of them sampled, under version {version}; are its weights "
+                "sound, and does its precision hold such values?"
+            )
+            return
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)

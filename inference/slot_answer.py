@@ -8,7 +8,7 @@ from inference.policy_dir import Policy
 from inference.slot import Slot
 from inference.stream_text import UNFINISHED, cut_at
 from inference.tools import NONE, calls_in
-from schemas.messages import ModelAnswered
+from schemas.messages import CallFailed, ModelAnswered
 from schemas.packed import pack_ids, pack_logprobs
 
 SHORT = 2
@@ -33,8 +33,12 @@ class Decoder:
         )
 
 
-def answer_of(row: Slot, policy: Policy, decode: Decoder, engine: str) -> ModelAnswered:
+def answer_of(
+    row: Slot, policy: Policy, decode: Decoder, engine: str
+) -> ModelAnswered | CallFailed:
     """What is told of a slot; `engine` names who sampled it."""
+    if row.failure:
+        return CallFailed("not_finite", row.failure, False)
     sampled = row.sampled()
     tools = policy.template.tool_format if row.call.tools else NONE
     said, stopped_by = _said(row, policy, decode, sampled)

@@ -234,16 +234,17 @@ class TransformersEngine:
             row.fed += fed[at]
             if row.fed == len(row.tokens):
                 ready.append(at)
-                if row.shares:
-                    self._prefixes.put(row.shares, self._kv.save(group[at], row.fed - 1))
-                    row.shares = b""
         if not ready:
             return
         if len(ready) < len(rows):
             logits_RV = logits_RV[ready]
             rows = [rows[at] for at in ready]
-        for row, token, logprob in zip(rows, *self._draw(logits_RV, rows), strict=True):
+        for at, row, token, logprob in zip(ready, rows, *self._draw(logits_RV, rows), strict=True):
             row.add(token, logprob, self.version, self.policy.end_ids)
+            if row.shares:
+                if not row.failure:
+                    self._prefixes.put(row.shares, self._kv.save(group[at], row.fed - 1))
+                row.shares = b""
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
@@ -271,10 +272,13 @@ class TransformersEngine:
     def _answer(self, index: int) -> EngineAnswer:
         """The answer of a row that has ended; what was fed for it is kept for the next turn."""
         row = self._rows[index]
-        self._prefixes.put(pack_ids(row.tokens[: row.fed]), self._kv.save(index, row.fed))
+        if row.failure:
+            self._kv.clear(index)  # a masked score of 0 times what is no number is no number
+        else:
+            self._prefixes.put(pack_ids(row.tokens[: row.fed]), self._kv.save(index, row.fed))
         return EngineAnswer(row.call, self._told(row))
 
-    def _told(self, row: Slot) -> ModelAnswered:
+    def _told(self, row: Slot) -> ModelAnswered | CallFailed:
         return answer_of(row, self.policy, self._decode, "transformers")
 
     def _remove(self, index: int) -> None:

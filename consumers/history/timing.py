@@ -22,7 +22,14 @@ MODEL = "model"
 ENVIRONMENT = "environment"
 WAITING = "waiting_for_model"
 OVERHEAD = "overhead"
-OF_MODELS = {"prefix_needed", "too_long", "bad_sampling", "bad_prefix", "not_renderable"}
+OF_MODELS = {
+    "prefix_needed",
+    "too_long",
+    "bad_sampling",
+    "bad_prefix",
+    "not_renderable",
+    "not_finite",
+}
 OF_ENVIRONMENTS = {
     "bad_config", "bad_history", "box_died", "box_unavailable", "episode_over", "history_needed",
     "raised", "session_lost", "stale_attempt", "unknown_environment", "unknown_kind",

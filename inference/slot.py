@@ -1,13 +1,13 @@
 """One call in the batch: its tokens, how many of them were fed, and what was sampled."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from inference.policy_dir import Policy
-from inference.stream_text import Spoken
+from inference.stream_text import Spoken, Tokens
 from schemas.errors import WorkFailed
 from schemas.foreign_text import raised
 from schemas.messages import CallFailed, ModelCall, Sampling
@@ -77,9 +77,7 @@ class Slot:
         )
 
 
-def slot_or_failure(
-    call: ModelCall, policy: Policy, decode: Callable[[Sequence[int]], str]
-) -> Slot | CallFailed:
+def slot_or_failure(call: ModelCall, policy: Policy, decode: Tokens) -> Slot | CallFailed:
     """A slot for the call, or what is answered to one that cannot be served."""
     try:
         return slot_of(call, policy, decode)
@@ -89,7 +87,7 @@ def slot_or_failure(
         return CallFailed("not_renderable", raised(error), False)
 
 
-def slot_of(call: ModelCall, policy: Policy, decode: Callable[[Sequence[int]], str]) -> Slot:
+def slot_of(call: ModelCall, policy: Policy, decode: Tokens) -> Slot:
     """Render what is new; raises WorkFailed for a call that cannot be served.
 
     Where no token is to be sampled the slot has ended as it begins: it is not too long for anyone.
@@ -119,7 +117,7 @@ def slot_of(call: ModelCall, policy: Policy, decode: Callable[[Sequence[int]], s
     return Slot(
         call, tokens, added, limit=min(call.sampling.max_tokens, room),
         seed=call.seed & 0xFFFFFFFFFFFFFFFF,
-        spoken=Spoken(decode) if any(call.sampling.stop) else None, finish="length" * counted,
+        spoken=Spoken(decode.whole) if any(call.sampling.stop) else None, finish="length" * counted,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The answer of a slot that has ended: its tokens as they were sampled, and a reading of them."""
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from inference.policy_dir import Policy
@@ -22,15 +22,33 @@ class Decoder:
         self._tokenizer = tokenizer
         self._short = lru_cache(maxsize=4096)(self._decode)
 
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The tokens whose text is left out."""
+        return frozenset(self._tokenizer.all_special_ids)
+
     def __call__(self, ids: Sequence[int]) -> str:
         return self._short(tuple(ids)) if len(ids) <= SHORT else self._decode(ids)
 
-    def _decode(self, ids: Sequence[int]) -> str:
+    def whole(self, ids: Sequence[int]) -> str:
+        """The text with special tokens as they are spelled: stop strings may name them."""
+        return self._decode(ids, skip=False)
+
+    def _decode(self, ids: Sequence[int], *, skip: bool = True) -> str:
         return str(
             self._tokenizer.decode(
-                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+                list(ids), skip_special_tokens=skip, clean_up_tokenization_spaces=False
             )
         )
+
+    def before(self, ids: Sequence[int], length: int) -> str:
+        """The text, special tokens left out, of what the first characters of `whole` stand for."""
+        kept = len(ids)
+        while kept and len(text := self.whole(ids[:kept])) > length:
+            kept -= 1
+        text = self.whole(ids[:kept])
+        part = "" if kept == len(ids) or ids[kept] in self.special_ids else self.whole(ids)
+        return self(ids[:kept]) + part[len(text) : length]
 
 
 def answer_of(
@@ -56,6 +74,11 @@ def answer_of(
 def _said(row: Slot, policy: Policy, decode: Decoder, sampled: Sequence[int]) -> tuple[str, str]:
     """The text, and the stop string that ended it."""
     words = sampled[:-1] if sampled and sampled[-1] in policy.end_ids else sampled
-    text, stopped_by = cut_at(decode(words), row.call.sampling.stop)
+    stops = row.call.sampling.stop
+    if any(stops) and not decode.special_ids.isdisjoint(words):
+        before, stopped_by = cut_at(decode.whole(words), stops)
+        text = decode.before(words, len(before)) if stopped_by else decode(words)
+    else:
+        text, stopped_by = cut_at(decode(words), stops)
     # A cut answer may end within a character.
     return text.rstrip(UNFINISHED) if row.finish == "length" else text, stopped_by

@@ -1,8 +1,17 @@
 """Text of sampled tokens, as far as it is certain: a character may span several tokens."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+
+
+class Tokens(Protocol):
+    """Decodes tokens for stop strings."""
+
+    def whole(self, ids: Sequence[int]) -> str:
+        """The text of tokens with special ones as they are spelled."""
+        ...
 
 
 class Spoken:

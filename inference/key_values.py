@@ -11,7 +11,7 @@ r rows of one forward pass, Q new tokens of the longest of them.
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,13 +203,25 @@ class PrefixCache:
             self._kept.move_to_end(prefix)
         return kept
 
-    def put(self, prefix: bytes, kv: Tensor) -> None:
+    def put(self, prefix: bytes, kv: Tensor, extends: Iterable[bytes] = ()) -> None:
+        """Keep a prefix, in the place of shorter ones that it extends and that no call needs.
+
+        A session of n turns would otherwise be kept n times, and push the other sessions out.
+        """
         if prefix in self._kept or kv.nbytes > self._max_bytes:
             return
+        for shorter in extends:
+            if (dropped := self._kept.pop(shorter, None)) is not None:
+                self._size_bytes -= dropped.nbytes
         self._kept[prefix] = kv
         self._size_bytes += kv.nbytes
         while self._size_bytes > self._max_bytes:
             self._size_bytes -= self._kept.popitem(last=False)[1].nbytes
+
+    def demote(self, prefix: bytes) -> None:
+        """Let a prefix be the first to go: a longer one is kept, and only siblings may need it."""
+        if prefix in self._kept:
+            self._kept.move_to_end(prefix, last=False)
 
     def clear(self) -> None:
         self._kept.clear()

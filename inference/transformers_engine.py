@@ -40,6 +40,9 @@ from schemas.published_weights import HeldWeights
 PASS = 8192
 """Tokens of one forward pass, padding included: bounds the memory of activations."""
 
+ID_BYTES = 4
+"""Of one packed token id. The last token of a prefix was sampled, so it has no keys yet."""
+
 SHARED = 64
 """From so many tokens on, a prompt's keys are kept for the siblings that begin with it."""
 
@@ -211,7 +214,7 @@ class TransformersEngine:
         """The longest kept prefix: the whole prompt, or all that was fed for the last answer."""
         whole = self._prefixes.get(pack_ids(row.tokens[:-1])) if not row.shares else None
         if whole is None and row.call.prefix_ids:
-            return self._prefixes.get(row.call.prefix_ids[:-4])
+            return self._prefixes.get(row.call.prefix_ids[:-ID_BYTES])
         return whole
 
     def _groups(self) -> Iterable[list[int]]:
@@ -243,7 +246,8 @@ class TransformersEngine:
             row.add(token, logprob, self.version, self.policy.end_ids)
             if row.shares:
                 if not row.failure:
-                    self._prefixes.put(row.shares, self._kv.save(group[at], row.fed - 1))
+                    prompt = self._kv.save(group[at], row.fed - 1)
+                    self._prefixes.put(row.shares, prompt, self._extended(row))
                 row.shares = b""
 
     def _tensor(self, array: np.ndarray) -> Tensor:
@@ -275,8 +279,26 @@ class TransformersEngine:
         if row.failure:
             self._kv.clear(index)  # a masked score of 0 times what is no number is no number
         else:
-            self._prefixes.put(pack_ids(row.tokens[: row.fed]), self._kv.save(index, row.fed))
+            self._keep(row, self._kv.save(index, row.fed))
         return EngineAnswer(row.call, self._told(row))
+
+    def _keep(self, row: Slot, kv: Tensor) -> None:
+        """Keep what was fed for an answer in the place of the shorter prefixes that it extends."""
+        prompt = pack_ids(row.tokens[: len(row.tokens) - len(row.logprobs)][:-1])
+        shorter = self._extended(row)
+        if not shorter:  # siblings of its group may be still to come
+            self._prefixes.demote(prompt)
+        self._prefixes.put(
+            pack_ids(row.tokens[: row.fed]), kv, (*shorter, prompt) if shorter else ()
+        )
+
+    def _extended(self, row: Slot) -> tuple[bytes, ...]:
+        """What was fed for the answer before, where no other call begins with it."""
+        prefix = row.call.prefix_ids
+        running = (other.call for other in self._rows if other is not row)
+        if not prefix or any(other.prefix_ids == prefix for other in (*running, *self._waiting)):
+            return ()
+        return (prefix[:-ID_BYTES],)
 
     def _told(self, row: Slot) -> ModelAnswered | CallFailed:
         return answer_of(row, self.policy, self._decode, "transformers")

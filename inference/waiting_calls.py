@@ -1,6 +1,7 @@
 """Calls that an engine has not begun with: those that may begin, and those held for new weights."""
 
 from collections import deque
+from collections.abc import Iterator
 
 from schemas.messages import ModelCall
 
@@ -11,6 +12,11 @@ class WaitingCalls:
     def __init__(self) -> None:
         self.ready: deque[ModelCall] = deque()
         self._held: list[ModelCall] = []
+
+    def __iter__(self) -> Iterator[ModelCall]:
+        """All of them, in the order in which they would begin."""
+        yield from self.ready
+        yield from self._held
 
     def add(self, call: ModelCall, version: int) -> None:
         """Let a call wait for its turn, or for weights that are newer than `version`."""

@@ -217,8 +217,12 @@ class RolloutStarted:
     request_offset: int
     program_digest: str = ""
     requested_ms: int = 0
+    rules: int = 0
+    """The rules that its program is held to: histories are folded by those they began under."""
 
 
+RULES = 1
+"""Those of today. 1: one wish of a session at a time, and calls side by side share their budget."""
 NO_POSITION = -1
 """Of an entry that answers no command."""
 UNFINISHED = "unfinished: a batch is complete, the next round goes on with it"

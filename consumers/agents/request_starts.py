@@ -17,7 +17,7 @@ from consumers.loop.letter_records import resent_from
 from schemas.bounds import check_names, check_request, fitting
 from schemas.errors import KilledWorkers, Refused, Skipped, TopicsDiffer, WireError
 from schemas.foreign_text import plain, raised
-from schemas.messages import REPEATED, Event, RolloutRefused, RolloutRequest, RolloutStarted
+from schemas.messages import REPEATED, RULES, Event, RolloutRefused, RolloutRequest, RolloutStarted
 from schemas.topics import Topics
 
 READ_AT_ONCE = 8
@@ -88,7 +88,8 @@ class RequestStarts:
         except Refused as error:
             self._refuse(record, span, request.rollout_id, "refused", str(error), request)
             return
-        body = RolloutStarted(request, span, record.offset, digest, max(0, record.timestamp_ms))
+        asked_ms = max(0, record.timestamp_ms)
+        body = RolloutStarted(request, span, record.offset, digest, asked_ms, RULES)
         start = Event.decision(request.rollout_id, 1, self.outbox.name, body)
         if not self.outbox.write(start, record.partition, record):
             reason = "the request is too large for the journal"

@@ -109,7 +109,9 @@ class Hand:
         *programs: Program,
         guard: AbstractContextManager[object] | None = None,
         last: int | None = None,
+        rules: int = 0,
     ) -> None:
+        self.rules = rules
         named = {program.__name__: program for program in programs}
         self.journal = Journal(3, world_of(named, guard), "owner", Watermark(0, last))
         self.entries: list[Entry] = []
@@ -126,7 +128,7 @@ class Hand:
     def start(self, asked: RolloutRequest | str = "react", **fields: object) -> list[Effect]:
         if isinstance(asked, str):
             asked = request(agent=asked, **fields)
-        body = RolloutStarted(asked, self._requests, self._requests)
+        body = RolloutStarted(asked, self._requests, self._requests, rules=self.rules)
         self._requests += 1
         return self.read(Event.decision(asked.rollout_id, 1, "owner", body))
 

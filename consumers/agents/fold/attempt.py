@@ -18,7 +18,7 @@ from consumers.agents.fold.checks import (
     check_wishes,
 )
 from consumers.agents.fold.conversation import Conversation, recalled_as
-from consumers.agents.fold.openings import open_wish
+from consumers.agents.fold.openings import Reserved, open_together, open_wish
 from consumers.agents.fold.outstanding import Outstanding
 from consumers.agents.fold.world import DrawnOnce, World
 from consumers.agents.wishes import (
@@ -95,11 +95,14 @@ class Attempt:
     __slots__ = (
         "agent", "answers", "completed", "conversations", "due_ms", "failures", "how_asked",
         "model_calls", "most_wishes", "next_position", "number", "outstanding", "over", "partition",
-        "request", "sampled_tokens", "sessions", "steps", "wished", "world",
+        "request", "rules", "sampled_tokens", "sessions", "steps", "wished", "world",
     )  # fmt: skip
 
-    def __init__(self, number: int, request: RolloutRequest, partition: int, world: World) -> None:
+    def __init__(
+        self, number: int, request: RolloutRequest, partition: int, world: World, rules: int = 0
+    ) -> None:
         self.number = number
+        self.rules = rules
         self.request = request
         self.partition = partition
         self.world = world
@@ -206,17 +209,21 @@ class Attempt:
         first, name = self.next_position, self.request.agent
         if not isinstance(yielded, AsCompleted):
             wishes = check_wishes(yielded, name, first)
-            opened = [open_wish(self, wish, now_ms) for wish in wishes]
+            opened = open_together(self, wishes, now_ms)
             self.wished = list(range(first, self.next_position))
             return opened
         there = (waits.wish for waits in self.outstanding.values())
         wishes = check_as_completed(yielded, there, name, first)
-        opened = [open_wish(self, wish, now_ms) for wish in wishes]
+        opened = open_together(self, wishes, now_ms, self._refuse)
         self.wished = None
         if not self.outstanding and not self.completed:
             msg = f"program {name!r} waits for the next outcome at position {first}; none is open"
             raise ProgramFailed("rubbish", msg)
         return opened
+
+    def _refuse(self, wish: CallModel, error: Reserved) -> None:
+        """Let the program hear, as of any other outcome, that a call was not made."""
+        self.completed.append(Completed(wish, WishFailed("token_limit", str(error))))
 
     def _withdraw(self, first: int, model_calls: int) -> None:
         """Forget wishes that were spoilt by another one or by their guard: nobody heard them."""

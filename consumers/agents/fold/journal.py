@@ -137,6 +137,7 @@ class Journal:
             offset=offset,
             started_ms=now_ms,
             requested_ms=body.requested_ms,
+            rules=body.rules,
             world=self.world,
             writer=self.writer,
         )

@@ -1,5 +1,6 @@
 """How a wish is noted that a program has just made: what it asks, and until when."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,18 +16,56 @@ if TYPE_CHECKING:
     from consumers.agents.fold.attempt import Attempt
 
 
-def open_wish(attempt: "Attempt", wish: Reset | CallModel | Step, now_ms: int) -> Outstanding:
-    """Note one wish of its program; raises ProgramFailed for one that it may not make."""
+ONE_AT_A_TIME = SHARED_BUDGET = 1
+"""The rules since which a session has one wish open, and open calls share what is left."""
+
+
+class Reserved(ProgramFailed):
+    """No token is left for a call while others are open; there may be some when these end."""
+
+
+def open_together(
+    attempt: "Attempt",
+    wishes: Sequence[Reset | CallModel | Step],
+    now_ms: int,
+    refuse: Callable[[CallModel, Reserved], None] | None = None,
+) -> list[Outstanding]:
+    """Note wishes that are made side by side; raises ProgramFailed.
+
+    `refuse` is told of a call that no token is left for, where its program can hear of that.
+    """
+    calls = sum(isinstance(wish, CallModel) for wish in wishes)
+    opened = []
+    for wish in wishes:
+        calls -= isinstance(wish, CallModel)
+        try:
+            opened.append(open_wish(attempt, wish, now_ms, calls))
+        except Reserved as error:
+            if refuse is None or not isinstance(wish, CallModel):
+                raise
+            refuse(wish, error)
+    return opened
+
+
+def open_wish(
+    attempt: "Attempt", wish: Reset | CallModel | Step, now_ms: int, calls_behind: int = 0
+) -> Outstanding:
+    """Note one wish of its program; raises ProgramFailed for one that it may not make.
+
+    So many calls that are made at the same time come behind it.
+    """
     position = attempt.next_position
     if position >= attempt.most_wishes:
         msg = f"the program made {position} wishes, more than its limits allow"
         raise ProgramFailed("position_limit", msg)
     if isinstance(wish, CallModel):
-        waits = _open_call(attempt, wish, now_ms)
+        waits = _open_call(attempt, wish, now_ms, calls_behind)
     elif isinstance(wish, Reset):
         waits = _open_reset(attempt, wish, now_ms)
+        _check_alone(attempt, wish)
     else:
         waits = _open_step(attempt, wish, now_ms)
+        _check_alone(attempt, wish)
     attempt.next_position += 1
     attempt.outstanding[position] = waits
     if attempt.due_ms:
@@ -34,7 +73,20 @@ def open_wish(attempt: "Attempt", wish: Reset | CallModel | Step, now_ms: int) -
     return waits
 
 
-def _open_call(attempt: "Attempt", wish: CallModel, now_ms: int) -> Outstanding:
+def _check_alone(attempt: "Attempt", wish: Reset | Step) -> None:
+    """A session takes one action after another: of two at once nobody could tell the answers."""
+    if attempt.rules < ONE_AT_A_TIME:
+        return
+    for waits in attempt.outstanding.values():
+        if isinstance(waits.wish, Reset | Step) and waits.wish.session == wish.session:
+            msg = (
+                f"the program has two wishes of session {wish.session!r} open, at positions "
+                f"{waits.position} and {attempt.next_position}; yield them one after the other"
+            )
+            raise ProgramFailed("rubbish", msg)
+
+
+def _open_call(attempt: "Attempt", wish: CallModel, now_ms: int, calls_behind: int) -> Outstanding:
     limits = attempt.request.limits
     if attempt.model_calls >= limits.max_turns:
         msg = f"the program asked for more than {limits.max_turns} model calls"
@@ -46,7 +98,7 @@ def _open_call(attempt: "Attempt", wish: CallModel, now_ms: int) -> Outstanding:
     if wish.begun is not None:
         check_messages(wish.messages[: wish.begun.messages])
     policy_id = wish.policy_id or attempt.request.policy_id
-    sampling = _sampling(attempt, wish)
+    sampling = _sampling(attempt, wish, calls_behind)
     find = conversation_for if sampling.max_tokens else counted_after
     sequence = find(wish, policy_id, attempt.conversations)
     new = tuple(wish.messages[len(sequence.messages) :])
@@ -62,10 +114,17 @@ def _open_call(attempt: "Attempt", wish: CallModel, now_ms: int) -> Outstanding:
     )
 
 
-def _sampling(attempt: "Attempt", wish: CallModel) -> Sampling:
+def _sampling(attempt: "Attempt", wish: CallModel, calls_behind: int) -> Sampling:
+    """How a call is sampled: with no more tokens than its part of what the attempt has left."""
     sampling = wish.sampling or attempt.request.sampling
     budget = attempt.request.limits.max_tokens
     left = budget - attempt.sampled_tokens
+    if budget and sampling.max_tokens and attempt.rules >= SHARED_BUDGET:
+        open_ = (waits.sampling for waits in attempt.outstanding.values())
+        left = (left - sum(each.max_tokens for each in open_ if each)) // (1 + calls_behind)
+        if left <= 0:
+            msg = f"the attempt has sampled or given to open calls all its {budget} tokens"
+            raise Reserved("token_limit", msg)
     return replace(sampling, max_tokens=left) if 0 < left < sampling.max_tokens else sampling
 
 

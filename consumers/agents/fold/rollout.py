@@ -39,7 +39,7 @@ class Rollout:
 
     __slots__ = (
         "admitted", "attempt", "broken", "deadline_written", "decision", "first_offset", "heard_ms",
-        "partition", "phases", "request", "requested_ms", "runs_ms", "started_ms", "world",
+        "partition", "phases", "request", "requested_ms", "rules", "runs_ms", "started_ms", "world",
         "writer",
     )  # fmt: skip
 
@@ -51,6 +51,7 @@ class Rollout:
         offset: int,
         started_ms: int,
         requested_ms: int = 0,
+        rules: int = 0,
         world: World,
         writer: str,
     ) -> None:
@@ -59,6 +60,7 @@ class Rollout:
         self.first_offset = offset
         self.started_ms = started_ms
         self.requested_ms = requested_ms
+        self.rules = rules
         self.phases = AttemptPhases(started_ms)
         self.world = world
         self.writer = writer
@@ -72,7 +74,7 @@ class Rollout:
         self._open_attempt(1)
 
     def _open_attempt(self, number: int) -> None:
-        self.attempt = Attempt(number, self.request, self.partition, self.world)
+        self.attempt = Attempt(number, self.request, self.partition, self.world, self.rules)
         self.broken = False
         self.decision: Event | None = None
         """What was decided last, until it is read or another attempt begins."""

@@ -1,12 +1,14 @@
 """A small supervisor: one process per worker, restarted when it dies, all ended together.
 
+One that dies too often within an hour, or that refuses what it was given, ends the run.
+
 A Ctrl-C reaches the supervisor alone, which then ends them in order; and they die with it, also
 when it is killed.
 """
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +21,10 @@ from schemas.private_folders import make_private
 GRACE_S = 25.0
 RESTART_S = 1.0
 MAX_RESTARTS = 20
+WINDOW_S = 3600.0
+"""So many deaths within this time are too many. A run of weeks survives a kill every few hours."""
+HEALTHY_S = 1800.0
+"""Who has lived so long was not refused: what it was given was taken."""
 REFUSED = 2
 """The exit code of a worker that says what it was given cannot be."""
 MAX_REFUSALS = 3
@@ -35,17 +41,25 @@ class Child:
     arguments: Sequence[str]
     log_path: Path
     process: ChildProcess | None = None
-    restarts: int = 0
+    deaths: list[float] = field(default_factory=list)
+    """When it was begun again, within the last while."""
     refusals: int = 0
     """In a row, until now."""
     started: float = 0.0
     finished: bool = False
     """It ended with exit code 0 and is not wanted any more."""
 
-    @property
-    def hopeless(self) -> bool:
-        """Whether it has been begun often enough."""
-        return self.restarts >= MAX_RESTARTS or self.refusals >= MAX_REFUSALS
+    def hopeless(self, now: float, code: int) -> bool:
+        """Whether it has been begun often enough, as it has now ended with an exit code."""
+        self.deaths = [died for died in self.deaths if now - died < WINDOW_S]
+        if now - self.started >= HEALTHY_S or code != REFUSED:
+            self.refusals = 0
+        return len(self.deaths) >= MAX_RESTARTS or self.refusals >= MAX_REFUSALS
+
+    def died(self, now: float, code: int) -> None:
+        """Count one more death."""
+        self.deaths.append(now)
+        self.refusals += code == REFUSED
 
 
 @dataclass
@@ -57,6 +71,7 @@ class Supervisor:
     models_python: str = ""
     """The Python of the workers that serve models; empty for the one that runs us."""
     children: dict[str, Child] = field(default_factory=dict)
+    clock: Callable[[], float] = time.monotonic
 
     def start(self, name: str, *arguments: str) -> None:
         """Start one worker under a name of its own."""
@@ -66,7 +81,7 @@ class Supervisor:
         self._spawn(child)
 
     def _spawn(self, child: Child) -> None:
-        child.started = time.monotonic()
+        child.started = self.clock()
         environment = {**os.environ, **self.environment}
         python = self.models_python if child.arguments[1] == "models" else ""
         command = module("compose.cli", *child.arguments, python=python)
@@ -82,18 +97,17 @@ class Supervisor:
 
     def _restart_dead(self) -> list[str]:
         """Restart what has died; return the names of those that gave up."""
-        given_up = []
+        given_up, now = [], self.clock()
         for child in self.children.values():
             code = child.process.poll() if child.process else None
             if code is None or child.finished:
                 continue
             if code == 0:
                 child.finished = True
-            elif child.hopeless:
+            elif child.hopeless(now, code):
                 given_up.append(child.name)
-            elif time.monotonic() - child.started > RESTART_S:
-                child.restarts += 1
-                child.refusals = child.refusals + 1 if code == REFUSED else 0
+            elif now - child.started > RESTART_S:
+                child.died(now, code)
                 log.warning("worker_died", worker=child.name, exit_code=code)
                 self._spawn(child)
         return given_up

@@ -7,7 +7,13 @@ import pytest
 
 from compose.processes import ChildProcess
 from compose.workers import supervisor as supervising
-from compose.workers.supervisor import MAX_REFUSALS, MAX_RESTARTS, Supervisor
+from compose.workers.supervisor import (
+    HEALTHY_S,
+    MAX_REFUSALS,
+    MAX_RESTARTS,
+    WINDOW_S,
+    Supervisor,
+)
 from schemas.errors import Unfit
 
 
@@ -62,4 +68,47 @@ def test_refusals_count_in_a_row_only(monkeypatch: pytest.MonkeyPatch, tmp_path:
     look(workers, times=4)
 
     assert begun == [2, 2, 1, 2, 2]
-    assert not workers.children["training-1"].hopeless
+
+
+class Time:
+    """A clock that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("code", [1, 2, -9])
+@pytest.mark.parametrize("every_s", [WINDOW_S / MAX_RESTARTS * 1.01, 6 * 3600.0, HEALTHY_S])
+def test_deaths_that_lie_far_apart_never_end_a_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, every_s: float
+) -> None:
+    workers, begun = supervised(monkeypatch, tmp_path, lambda number: code)
+    workers.clock = clock = Time()
+    lives_long = every_s >= HEALTHY_S or code != 2
+
+    for _ in range(1000 if lives_long else MAX_REFUSALS):
+        clock.now += every_s
+        workers.keep_alive()
+
+    assert len(begun) == 1 + (1000 if lives_long else MAX_REFUSALS)
+
+
+@pytest.mark.parametrize("before", [0, 300])
+def test_deaths_that_come_fast_end_it_however_long_all_went_well(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, before: int
+) -> None:
+    workers, begun = supervised(monkeypatch, tmp_path, lambda number: 1)
+    workers.clock = clock = Time()
+    for _ in range(before):
+        clock.now += 6 * 3600.0
+        workers.keep_alive()
+    clock.now += 6 * 3600.0
+
+    with pytest.raises(Unfit, match="keeps dying"):
+        for _ in range(MAX_RESTARTS + 1):
+            workers.keep_alive()
+            clock.now += 2.0
+
+    assert len(begun) == 1 + before + MAX_RESTARTS

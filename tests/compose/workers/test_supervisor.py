@@ -85,30 +85,33 @@ def test_deaths_that_lie_far_apart_never_end_a_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, every_s: float
 ) -> None:
     workers, begun = supervised(monkeypatch, tmp_path, lambda number: code)
-    workers.clock = clock = Time()
+    clock = workers.clock = Time()
+    workers.children["training-1"].started = 0.0
     lives_long = every_s >= HEALTHY_S or code != 2
 
-    for _ in range(1000 if lives_long else MAX_REFUSALS):
+    for _ in range(150 if lives_long else MAX_REFUSALS):
         clock.now += every_s
         workers.keep_alive()
 
-    assert len(begun) == 1 + (1000 if lives_long else MAX_REFUSALS)
+    assert len(begun) == 1 + (150 if lives_long else MAX_REFUSALS)
 
 
-@pytest.mark.parametrize("before", [0, 300])
+@pytest.mark.parametrize("before", [0, 60])
 def test_deaths_that_come_fast_end_it_however_long_all_went_well(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, before: int
 ) -> None:
     workers, begun = supervised(monkeypatch, tmp_path, lambda number: 1)
-    workers.clock = clock = Time()
+    clock = workers.clock = Time()
+    workers.children["training-1"].started = 0.0
     for _ in range(before):
         clock.now += 6 * 3600.0
         workers.keep_alive()
     clock.now += 6 * 3600.0
 
+    for _ in range(MAX_RESTARTS):
+        workers.keep_alive()
+        clock.now += 2.0
     with pytest.raises(Unfit, match="keeps dying"):
-        for _ in range(MAX_RESTARTS + 1):
-            workers.keep_alive()
-            clock.now += 2.0
+        workers.keep_alive()
 
     assert len(begun) == 1 + before + MAX_RESTARTS

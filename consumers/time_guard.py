@@ -1,10 +1,10 @@
-"""Ends a user's code that does not come back: agent programs and scorers.
+"""Ends a user's code that does not come back: agent programs, scorers, environments of the loop.
 
 Such code runs on the loop's thread, so it would stop the worker. A thread watches the time and
 signals the main thread, whose handler raises inside the code, also out of a sleep. Code that
 swallows the first exception meets the next one at every turn it takes, in its own handlers too,
 until it has let go. What no exception reaches (one long call into C) is left to the loop's own
-watch, which ends the process. Off the main thread (tests, `--log memory`) nothing is watched.
+watch, which ends the process. Only what runs on the main thread can be watched.
 """
 
 import _thread
@@ -19,6 +19,10 @@ from schemas.errors import ProgramFailed
 SIGNAL = signal.SIGUSR1
 MOST = 100_000
 """So often code is told to stop at every turn; what clings to that is told now and then."""
+
+
+WATCH_S = 1.0
+"""Between two looks whether somebody is overdue, at most."""
 
 
 class Bar:
@@ -55,8 +59,14 @@ class Guard:
 
     def watch(self) -> None:
         """Begin to watch; call it once, on the main thread."""
-        signal.signal(SIGNAL, self._interrupt)
+        WATCHED.append(self)
+        signal.signal(SIGNAL, _interrupt)
         threading.Thread(target=self._watch, name="guard", daemon=True).start()
+
+    def within(self, timeout_s: float) -> "Guard":
+        """The same, for a call that may take so long."""
+        self.timeout_s = timeout_s
+        return self
 
     def __enter__(self) -> None:
         self._raised = 0
@@ -83,14 +93,13 @@ class Guard:
     def _watch(self) -> None:
         main = threading.main_thread().ident
         while main is not None:
-            time.sleep(self.timeout_s / 4)
+            time.sleep(min(self.timeout_s / 4, WATCH_S))
             if self._overdue():
                 signal.pthread_kill(main, SIGNAL)
 
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        del number
-        leaving = frame is not None and frame.f_code in LEAVING
-        if leaving or not self._overdue():
+    def _tell(self) -> None:
+        """Raise in what is overdue, now and at its next turn."""
+        if not self._overdue():
             return
         self._raised += 1
         stuck = self._stuck()
@@ -99,6 +108,17 @@ class Guard:
             for _ in map(_thread.interrupt_main, (SIGNAL,)):
                 raise stuck
         raise stuck
+
+
+WATCHED: list[Guard] = []
+"""Those of this process; one of them is entered at a time, on the main thread."""
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    del number
+    if frame is None or frame.f_code not in LEAVING:
+        for guard in WATCHED:
+            guard._tell()
 
 
 LEAVING = {Guard.__exit__.__code__, Bar.__exit__.__code__}

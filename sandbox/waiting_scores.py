@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from sandbox.alarms import without_alarms
 from sandbox.host import ScoringHost
 from sandbox.scorers import Opinion, ScorerSpec, call_of, given, read_result
 from sandbox.token_scores import PerToken
@@ -64,7 +65,8 @@ async def awaited(
 async def _called(spec: ScorerSpec, trajectory: Trajectory, host: ScoringHost) -> PerToken:
     """Call a scorer; whatever it raises is an error of our tree, but its own cancellation."""
     try:
-        return read_result(await call_of(spec.name, trajectory, host))
+        with without_alarms(spec.name):
+            return read_result(await call_of(spec.name, trajectory, host))
     except (RollcallError, asyncio.CancelledError):
         raise
     except BaseException as error:

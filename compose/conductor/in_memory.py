@@ -4,6 +4,7 @@ The same groups, messages and bytes as on Kafka; for tests, and for looking at a
 """
 
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -84,9 +85,12 @@ def _turns(
     folder: run_folder.RunFolder, settings: Settings, store: ObjectStore, terminal: Terminal
 ) -> tuple[RunFigures, dict[str, RunFigures]]:
     topics = Topics(settings.prefix)
+    main = threading.current_thread() is threading.main_thread()
     parts = folder.parts()
     log = MemoryLog(wanted(settings.prefix, [part.policy_id for part in parts]))
-    shop = Workshop(log, Codec(LocalRegistry(), objects=store), topics, settings, watched=False)
+    shop = Workshop(
+        log, Codec(LocalRegistry(), objects=store), topics, settings, watched=False, guarded=main
+    )
     trainer, *trainers = [run_trainer(shop, f"training-{part.name}", part) for part in parts]
     scorers = {part.recipe.scoring_id: part.recipe.scorers for part in parts}
     loops = [

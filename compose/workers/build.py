@@ -36,18 +36,25 @@ if TYPE_CHECKING:
     from sandbox.scorers import ScorerSpec
 
 
+STEP_S = 60.0
+"""Of an environment's step, until one says how long it may take."""
+
+
 class Workshop:
     """What every worker of one process shares: the log, the codec, the names."""
 
     def __init__(
-        self, log: Log, codec: Codec, topics: Topics, settings: "Settings", *, watched: bool = True
-    ) -> None:
+        self, log: Log, codec: Codec, topics: Topics, settings: "Settings", *, watched: bool = True,
+        guarded: bool | None = None,
+    ) -> None:  # fmt: skip
         self.log = log
         self.codec = codec
         self.topics = topics
         self.settings = settings
         self.watched = watched
         """Whether this is the main thread of a process of its own."""
+        self.guarded = watched if guarded is None else guarded
+        """Whether users' code that does not come back is ended; on a main thread it can be."""
         self._listener: socket.socket | None = None
 
     def agents(self, name: str, *, accept: bool = False) -> Loop:
@@ -114,6 +121,7 @@ class Workshop:
             hosts=self._hosts(room, boxes),
             boxes=boxes,
             note=note,
+            guard=self.guard("the environment", STEP_S) if not threads else None,
         )
         return self._loop(role, [answers.publisher], letters, accept=accept)
 
@@ -250,9 +258,9 @@ class Workshop:
         return self._loop(role, [publisher], letters, accept=accept)
 
     def guard(self, what: str, timeout_s: float) -> Guard:
-        """What a call of a user's code is timed by, which a process of its own also watches."""
+        """What a call of a user's code is timed by, and ended where that can be."""
         guard = Guard(what, timeout_s)
-        if self.watched:
+        if self.guarded:
             guard.watch()
         return guard
 

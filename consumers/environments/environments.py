@@ -16,6 +16,7 @@ from consumers.loop.dead_letters import DeadLetters
 from consumers.loop.partition_progress import PartitionProgress
 from consumers.loop.role import WorkRole
 from consumers.room import Room
+from consumers.time_guard import Guard
 from sandbox.boxes.box import BOX_DIED
 from sandbox.boxes.box_removal import Tell
 from sandbox.environment import AnyEnvironment, Kind, kind_of, make_environment, make_plain
@@ -49,6 +50,7 @@ class Environments(WorkRole):
         times: SessionTimes = TIMES,
         boxes: WorkerBoxes | None = None,
         note: Tell = lambda instance: None,
+        guard: Guard | None = None,
     ) -> None:
         self.name = answers.name
         self.topics = [answers.topics.steps]
@@ -58,7 +60,7 @@ class Environments(WorkRole):
         self._lock = threading.Lock()
         given = self._give, self._late, answers.publisher.push
         made = make or make_plain
-        self.threads = WatchedThreads(*given, count=threads, make=made, times=times)
+        self.threads = WatchedThreads(*given, count=threads, make=made, times=times, guard=guard)
         self.counts = self.threads.counts
         kinds = Kinds((lambda _: kind or Kind()) if make else kind_of)
         self.room = room or Room(threaded=threads > 0)

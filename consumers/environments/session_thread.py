@@ -4,12 +4,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from queue import SimpleQueue
 
 from consumers.log.protocols import Record
+from consumers.time_guard import Guard
 from sandbox.at_once import at_once
 from sandbox.sessions import Sessions, make_stepped
-from schemas.errors import RollcallError, WorkFailed
+from schemas.errors import ProgramFailed, RollcallError, WorkFailed
 from schemas.ids import Whose, whose
 from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
 
@@ -95,7 +97,10 @@ class SessionThread:
         sessions: Sessions,
         *,
         threaded: bool,
+        guard: Guard | None = None,
     ) -> None:
+        """Without a thread of its own, `guard` times each step."""
+        self.guard = guard
         self.sessions = sessions
         self.give = give
         self.late = late
@@ -168,10 +173,15 @@ class SessionThread:
 
     def _do(self, work: Work) -> Body:
         step = work.step
+        within = self.guard.within(step.timeout_s) if self.guard else nullcontext()
         try:
-            answer = at_once(
-                self.sessions.handle(step, partition=work.record.partition, now=time.monotonic())
-            )
+            with within:
+                now = time.monotonic()
+                answer = at_once(
+                    self.sessions.handle(step, partition=work.record.partition, now=now)
+                )
+        except ProgramFailed as error:
+            return CallFailed("deadline", str(error), True)
         except WorkFailed as error:
             return CallFailed(error.code, str(error), error.retriable)
         except RollcallError as error:

@@ -9,6 +9,7 @@ import structlog
 
 from consumers.environments.session_thread import Chore, Give, Late, SessionThread, Work
 from consumers.environments.session_times import SessionTimes
+from consumers.time_guard import Guard
 from sandbox.at_once import at_once
 from sandbox.sessions import Make, Sessions
 from schemas.answer_cache import AnswerCache
@@ -25,7 +26,8 @@ log = structlog.get_logger()
 class WatchedThreads:
     """So many threads, and one more for each rollout that a slow step left alone.
 
-    `count=0` is one without a thread of its own: all is done by whoever asks, unwatched.
+    `count=0` is one without a thread of its own: all is done by whoever asks, and only a `guard`
+    ends what does not come back.
     """
 
     def __init__(
@@ -37,7 +39,9 @@ class WatchedThreads:
         count: int,
         make: Make,
         times: SessionTimes,
+        guard: Guard | None = None,
     ) -> None:
+        self.guard = guard
         self.give = give
         self.late = late
         self.push = push
@@ -51,7 +55,9 @@ class WatchedThreads:
         self._reap_due = 0.0
 
     def _thread(self, sessions: Sessions) -> SessionThread:
-        return SessionThread(self.give, self.late, self.push, sessions, threaded=self._threaded)
+        return SessionThread(
+            self.give, self.late, self.push, sessions, threaded=self._threaded, guard=self.guard
+        )
 
     def hand_out(self, works: Iterable[Work]) -> None:
         """Give each to the thread that its rollout lives in."""

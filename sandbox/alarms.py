@@ -1,0 +1,98 @@
+"""Alarms of scorers that wait: seen, refused, and said by name.
+
+A scorer that waits shares its event loop with others, and mostly runs off the main thread. Python
+delivers alarms on the main thread alone: there `signal.signal` raises off it, and libraries of
+answer checkers swallow that and call the answer wrong. So an alarm that is set while such a scorer
+runs is noted, and whatever the scorer makes of it, it has no say.
+"""
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import structlog
+
+from schemas.errors import WorkFailed
+
+log = structlog.get_logger()
+
+SETTERS = ("alarm", "setitimer")
+_noted: ContextVar[list[str] | None] = ContextVar("alarms", default=None)
+_warned: set[str] = set()
+_real: dict[str, Callable[..., Any]] = {}
+
+
+@contextmanager
+def without_alarms(name: str) -> Iterator[None]:
+    """Let a scorer that waits set no alarm. Raises WorkFailed(`uses_alarm`) where it has tried."""
+    _watch()
+    noted: list[str] = []
+    token = _noted.set(noted)
+    try:
+        yield
+    except Exception:
+        _say(name, noted)
+        raise
+    finally:
+        _noted.reset(token)
+    _say(name, noted)
+
+
+def _say(name: str, noted: list[str]) -> None:
+    if noted:
+        msg = (
+            f"{name} sets an alarm ({noted[0]}), which works in no scorer that waits: make it a "
+            "plain `def`, which a time limit ends, or use asyncio.timeout"
+        )
+        raise WorkFailed("uses_alarm", msg, retriable=False)
+
+
+def _watch() -> None:
+    """Stand before what sets alarms, once in a process."""
+    if _real:
+        return
+    for name in SETTERS:
+        _real[name] = getattr(signal, name)
+        setattr(signal, name, _refusing(f"signal.{name}", _real[name]))
+    _real["signal"] = signal.signal
+    signal.signal = _handling  # type: ignore[assignment]
+
+
+def _refusing(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **options: Any) -> Any:
+        _refuse(name)
+        return real(*args, **options)
+
+    return call
+
+
+def _handling(number: Any, handler: Any) -> Any:
+    if number == signal.SIGALRM:
+        _refuse("signal.signal of SIGALRM")
+    return _real["signal"](number, handler)
+
+
+def _refuse(name: str) -> None:
+    """As Python does off the main thread, also on it, and noted."""
+    noted = _noted.get()
+    if noted is None:
+        if threading.current_thread() is not threading.main_thread():
+            _warn(name)
+        return
+    noted.append(name)
+    msg = "signal only works in main thread of the main interpreter"
+    raise ValueError(msg)
+
+
+def _warn(name: str) -> None:
+    """Say who sets an alarm on a thread that is of no scorer's context, once for each place."""
+    caller = sys._getframe(3)
+    place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    if place not in _warned:
+        _warned.add(place)
+        remedy = "alarms work on the main thread alone: use a timeout of another kind"
+        log.warning("alarm_off_main_thread", call=name, place=place, remedy=remedy)

@@ -1,0 +1,116 @@
+"""A scorer that waits and sets an alarm has no say, and the reason names it."""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from sandbox.scorers import ScorerSpec, waiting
+from sandbox.waiting_scores import awaited
+from schemas.messages import Trajectory
+from tests.support.scored_trajectories import ended
+
+HERE = __name__
+
+
+def checks(answer: str = "right") -> float:
+    """As a checker of answers has it: what goes wrong in here is a wrong answer."""
+    try:
+        was = signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.alarm(5)
+        try:
+            return float(answer == "right")
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, was)
+    except Exception:
+        return 0.0
+
+
+async def at_once(trajectory: Trajectory) -> float:
+    return checks()
+
+
+async def in_a_thread(trajectory: Trajectory) -> float:
+    return await asyncio.to_thread(checks)
+
+
+async def by_a_timer(trajectory: Trajectory) -> float:
+    with suppress(ValueError):
+        signal.setitimer(signal.ITIMER_REAL, 5.0)
+    return 0.0
+
+
+async def raises_then(trajectory: Trajectory) -> float:
+    checks()
+    raise ZeroDivisionError
+
+
+async def needs_none(trajectory: Trajectory) -> float:
+    await asyncio.sleep(0)
+    signal.signal(signal.SIGWINCH, signal.SIG_DFL) if on_main() else None
+    return 1.0
+
+
+def on_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def score(name: str) -> Any:
+    spec = ScorerSpec(f"{HERE}:{name}", 1.0)
+    trajectory = ended()
+    return asyncio.run(
+        awaited(spec, trajectory, None, timeout_s=5, grace_s=1, away_s=1)  # type: ignore[arg-type]
+    )
+
+
+def off_main(call: Callable[[], Any]) -> Any:
+    told: list[Any] = []
+    thread = threading.Thread(target=lambda: told.append(call()))
+    thread.start()
+    thread.join()
+    return told[0]
+
+
+@pytest.mark.parametrize("name", ["at_once", "in_a_thread", "by_a_timer", "raises_then"])
+@pytest.mark.parametrize("where", [off_main, lambda call: call()])
+def test_who_waits_and_sets_an_alarm_is_refused_by_name(
+    name: str, where: Callable[[Callable[[], Any]], Any]
+) -> None:
+    reward = where(lambda: score(name)).reward
+
+    assert reward.value is None
+    assert reward.reason.startswith(f"{HERE}:{name} sets an alarm (signal.")
+    assert "make it a plain `def`" in reward.reason
+    assert not 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 5, "none was set"
+
+
+@pytest.mark.parametrize("where", [off_main, lambda call: call()])
+def test_who_sets_none_has_its_say(where: Callable[[Callable[[], Any]], Any]) -> None:
+    assert where(lambda: score("needs_none")).reward.value == 1.0
+
+
+def test_a_plain_scorer_may_set_alarms_as_it_runs_on_the_main_thread() -> None:
+    score("needs_none")  # from here on alarms are watched
+    of_the_tests = signal.getitimer(signal.ITIMER_REAL)
+
+    assert checks() == 1.0
+    signal.setitimer(signal.ITIMER_REAL, *of_the_tests)
+    assert waiting([ScorerSpec(f"{HERE}:checks", 1.0)]) == ()
+
+
+def test_an_alarm_on_a_thread_of_nobody_is_said_once_with_its_place(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    score("needs_none")
+
+    for _ in range(2):
+        assert off_main(checks) == 0.0
+
+    said = capsys.readouterr().out
+    assert said.count("alarm_off_main_thread") == 1
+    assert "test_alarms.py" in said

@@ -5,10 +5,11 @@ What is malformed counts as absent: each returns None for it, and its caller say
 
 import base64
 import binascii
-import json
 import zlib
 from collections.abc import Mapping
 from typing import Any
+
+import orjson
 
 DIGITS = 19
 """Of the largest offset that a log can have."""
@@ -43,11 +44,17 @@ def inflated(data: bytes, most_bytes: int) -> bytes | None:
 
 
 def json_object(text: str | bytes, most_bytes: int = JSON_BYTES) -> Mapping[str, Any] | None:
-    """A JSON object of bounded size and depth."""
+    """A JSON object; its depth is bounded too."""
     if len(text) > most_bytes:
         return None
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = orjson.loads(text)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def whole_metric(value: object) -> int:
+    """A count that was written as a metric; 0 for what is none."""
+    counts = isinstance(value, int | float) and 0 <= value <= LARGEST
+    return int(value) if counts else 0  # type: ignore[call-overload]

@@ -62,8 +62,10 @@ NOT_AVRO = (
     ValueError,
 )
 NOT_A_SCHEMA = (
+    ArithmeticError,
     AttributeError,
-    KeyError,
+    LookupError,
+    MemoryError,
     RecursionError,
     SyntaxError,
     TypeError,

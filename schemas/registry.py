@@ -14,6 +14,7 @@ import httpx2
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
+from schemas.bounded import whole_number
 from schemas.errors import (
     Refused,
     RollcallError,
@@ -35,6 +36,11 @@ TIMEOUT_S = 5
 PATIENCE: Mapping[str, Any] = {"timeout": TIMEOUT_S, "max.retries": 1, "retries.wait.ms": 100}
 """The client's own three retries take 2.8 s where a connection is refused. Whoever can wait asks
 again by himself (`schemas.codec.Codec`, `compose.workers.readiness`)."""
+NO_ANSWER = (ValueError, AttributeError, TypeError, LookupError, ArithmeticError, RecursionError)
+"""What the client raises of an answer that has another shape than a registry's."""
+MOST_ID = 2**32 - 1
+"""Four bytes of a value name its schema."""
+TEXT_CHARS = 4_000_000
 NUMBERS = ("timeout", "max.retries", "retries.wait.ms", "retries.max.wait.ms", "cache.capacity")
 """Settings that the client wants as numbers; ours arrive as text."""
 
@@ -42,6 +48,23 @@ NUMBERS = ("timeout", "max.retries", "retries.wait.ms", "retries.max.wait.ms", "
 def subject_of(topic: str) -> str:
     """TopicNameStrategy, which kcat, Connect and UIs expect."""
     return f"{topic}-value"
+
+
+def _id(found: object) -> int:
+    """A schema id out of an answer; raises ValueError for what is none."""
+    number = whole_number(str(found), MOST_ID) if isinstance(found, int | str) else None
+    if number is None:
+        msg = f"{found!r:.40} is no schema id"
+        raise ValueError(msg)
+    return number
+
+
+def _text(found: object) -> str:
+    """A text out of an answer; raises ValueError for what is none, or too long."""
+    if not isinstance(found, str) or len(found) > TEXT_CHARS:
+        msg = f"{found!r:.40} is no schema or level"
+        raise ValueError(msg)
+    return found
 
 
 class HttpRegistry:
@@ -66,21 +89,21 @@ class HttpRegistry:
         return found
 
     def schema_of(self, schema_id: int) -> str:
-        found = self._ask(lambda: self._client.get_schema(schema_id))
-        if found is None or found.schema_str is None:
+        found = self._ask(lambda: _text(self._client.get_schema(schema_id).schema_str))
+        if found is None:
             msg = f"the registry at {self.url} knows no schema with id {schema_id}"
             raise UnknownSchema(msg)
-        return str(found.schema_str)
+        return found
 
     def id_of(self, topic: str, schema: str) -> int | None:
         """The id of this schema under the topic's subject, None when it is not there."""
         subject = subject_of(topic)
-        found = self._ask(lambda: self._client.lookup_schema(subject, Schema(schema, "AVRO")))
-        return None if found is None or found.schema_id is None else int(found.schema_id)
+        ours = Schema(schema, "AVRO")
+        return self._ask(lambda: _id(self._client.lookup_schema(subject, ours).schema_id))
 
     def compatibility(self, topic: str) -> str | None:
         """The level set on the topic's subject itself, None when there is none."""
-        return self._ask(lambda: self._client.get_compatibility(subject_of(topic)))
+        return self._ask(lambda: _text(self._client.get_compatibility(subject_of(topic))))
 
     def register(self, topic: str, schema: str, level: str) -> int:
         """Set the level, then register; raises TopicsDiffer when it is not compatible."""
@@ -88,7 +111,7 @@ class HttpRegistry:
         try:
             self._ask(lambda: self._client.set_compatibility(subject, level))
             schema_id = self._ask(
-                lambda: self._client.register_schema(subject, Schema(schema, "AVRO"))
+                lambda: _id(self._client.register_schema(subject, Schema(schema, "AVRO")))
             )
         except TopicsDiffer as error:
             msg = f"subject {subject!r} refuses our schema: {error}"
@@ -96,7 +119,7 @@ class HttpRegistry:
         if schema_id is None:
             msg = f"the registry at {self.url} has no API for subjects; is the URL right?"
             raise Unavailable(msg)
-        return int(schema_id)
+        return schema_id
 
     def close(self) -> None:
         """Give connections back."""
@@ -117,7 +140,7 @@ class HttpRegistry:
             if error.error_code in NOT_THERE:
                 return None
             raise self._said(error) from error
-        except (ValueError, AttributeError, TypeError) as error:
+        except NO_ANSWER as error:
             # A web server that is no registry, or a proxy before one, answers 200 and a page.
             msg = f"{self.url} does not answer as a schema registry does; is the URL right?"
             raise Unavailable(msg) from error

@@ -2,9 +2,8 @@
 
 from collections.abc import Collection, Iterator
 
-import orjson
-
 from schemas.asks import AskDifference, differences_of
+from schemas.bounded import json_object
 from schemas.errors import WireError
 from schemas.messages import EnvironmentStepped
 from schemas.tool_calls import tool_calls_of
@@ -58,6 +57,6 @@ def _lines(told: AskDifference, said: Collection[Said]) -> Iterator[str]:
 
 
 def _end(info: str) -> str:
-    found = orjson.loads(info or "{}")
+    found = json_object(info or "{}") or {}
     code, signal = found.get("exit_code"), found.get("signal")
     return f"ended with code {code}" if signal is None else f"ended by signal {signal}"

@@ -128,18 +128,26 @@ class Past:
         order = tuple(config.get("order", ()))
         return cls(**{**config, "recorded": tuple(recorded), "order": order})
 
+    @classmethod
+    def read(cls, config: object) -> "Past | None":
+        """What the text of a request's `agent_config` says; None where it is no fork's."""
+        if not isinstance(config, str):
+            return None
+        try:
+            return cls.of(json.loads(config))
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            return None
+
 
 def recorded_answers(request: RolloutRequest | None) -> int:
     """How many answers a rollout holds as sampled that its journal did not count."""
     if request is None or request.agent != "fork":
         return 0
-    config, count = request.agent_config, 0
-    while True:
-        past = Past.of(json.loads(config))
+    past, count = Past.read(request.agent_config), 0
+    while past is not None:
         count += sum(isinstance(each, Said) and bool(each.logprobs) for each in past.recorded)
-        if past.program != "fork":
-            return count
-        config = past.agent_config
+        past = Past.read(past.agent_config) if past.program == "fork" else None
+    return count
 
 
 def _plain(recorded: Recorded) -> dict[str, Any]:

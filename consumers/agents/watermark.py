@@ -11,8 +11,12 @@ held first commands back for quotas: whoever reads on cannot know which.
 import base64
 from dataclasses import dataclass
 
+from schemas.bounded import LARGEST, base64_bytes, whole_number
+
 VERSION = "2"
 SEPARATOR = ";"
+SHIFTS = 63
+"""An offset has no more bits."""
 MOST_STRAGGLERS = 300
 """However far apart they lie, so many fit into the broker's limit of a commit's metadata."""
 
@@ -47,15 +51,13 @@ def read_watermark(metadata: str) -> Watermark | None:
     if len(words) != 7 or words[0] != VERSION:
         return None
     _, low, last, bulk_low, named, requests, quota = words
-    if not (low.isdecimal() and bulk_low.isdecimal() and (last.isdecimal() or not last)):
+    starts, counted = whole_number(low), whole_number(last)
+    until, packed = whole_number(bulk_low), base64_bytes(named)
+    stragglers = None if packed is None else _unpacked(packed)
+    if starts is None or until is None or stragglers is None or (last and counted is None):
         return None
-    try:
-        stragglers = _unpacked(base64.b64decode(named, validate=True))
-    except ValueError:
-        return None
-    counted = int(last) if last else None
-    read = Watermark(int(bulk_low), counted, stragglers, requests, quota == "q")
-    return read if read.low == int(low) and read.low <= read.bulk_low else None
+    read = Watermark(until, counted, stragglers, requests, quota == "q")
+    return read if read.low == starts and max(stragglers, default=0) <= until else None
 
 
 def _packed(offsets: tuple[int, ...]) -> bytes:
@@ -70,8 +72,8 @@ def _packed(offsets: tuple[int, ...]) -> bytes:
     return bytes(packed)
 
 
-def _unpacked(packed: bytes) -> tuple[int, ...]:
-    """Raises ValueError where the last number is cut."""
+def _unpacked(packed: bytes) -> tuple[int, ...] | None:
+    """None where the last number is cut, or one is no offset."""
     offsets, at, value, shift = [], 0, 0, 0
     for byte in packed:
         value |= (byte & 0x7F) << shift
@@ -80,7 +82,6 @@ def _unpacked(packed: bytes) -> tuple[int, ...]:
             at += value
             offsets.append(at)
             value = shift = 0
-    if shift:
-        msg = "the last straggler is cut"
-        raise ValueError(msg)
-    return tuple(offsets)
+        if shift > SHIFTS or at > LARGEST:
+            return None
+    return None if shift else tuple(offsets)

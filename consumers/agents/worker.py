@@ -29,6 +29,7 @@ from consumers.clock import Clock, LogClock, steady_wall
 from consumers.log.protocols import Held, Log, Record
 from consumers.loop.dead_letters import DeadLetters
 from consumers.loop.partition_progress import PartitionProgress
+from consumers.loop.role import said_once
 from consumers.quota_table import UNLIMITED
 from consumers.time_guard import Bar, Guard
 from schemas.codec import Codec
@@ -133,6 +134,8 @@ class Agents:
         """Take a journal over; return the offset from which on it has to be read."""
         found = read_watermark(held.metadata)
         reset = held.committed is None or found is None
+        if held.metadata and found is None:
+            said_once(held)
         if found is None or reset:
             begin = Watermark(held.log_start)
             progress.next_offset = progress.floor = begin.low

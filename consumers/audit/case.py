@@ -1,6 +1,6 @@
 """What every part of the audit needs: the window, the journal, and where findings go."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -36,7 +36,7 @@ class Case:
     """Ranges that somebody told a group to pass over."""
     resends: dict[At, str] = field(default_factory=dict)
     """Letters whose content somebody had run once more, and its digest."""
-    _above: dict[tuple[str, TopicPartition], frozenset[int]] = field(default_factory=dict)
+    _above: dict[tuple[str, TopicPartition], Set[int]] = field(default_factory=dict)
 
     def breach(self, invariant: str, record: Record, text: str, kind: str = "wrong") -> None:
         """An invariant is broken at a record."""

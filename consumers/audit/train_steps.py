@@ -19,6 +19,7 @@ from consumers.audit.columns import (
 )
 from consumers.audit.report import Breach
 from consumers.log.protocols import Record
+from schemas.bounded import whole_metric
 from schemas.messages import PolicyVersion, TrainStep, Trajectory, TrajectoryRef
 from schemas.trajectory_refs import refs_of
 from trainer.branches import descent
@@ -112,8 +113,8 @@ class Lineage:
         here = record.partition, record.offset
         self._run_of[place(*here)] = step.run_id
         refs = self._refer(record, named)
-        first, replayed = step.step <= 1, int(step.metrics.get("replayed", 0))
-        lent = sum(int(step.metrics.get(how, 0)) for how in (RECORDED, SHARED))
+        first, replayed = step.step <= 1, whole_metric(step.metrics.get("replayed"))
+        lent = sum(whole_metric(step.metrics.get(how)) for how in (RECORDED, SHARED))
         self._lent[place(*here)] = lent
         run.steps[step.version] = _RecordedStep(
             step.version,

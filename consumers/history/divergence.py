@@ -6,7 +6,6 @@ tool calls are drawn from commands, and so are other ones in every rollout, and 
 asks that quote them: what differs by these alone is the same.
 """
 
-import json
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -98,7 +97,8 @@ def past_of(story: Story) -> Sequence[object]:
     request = story.request
     if request is None or request.agent != "fork" or not request.parent_rollout_id:
         return ()
-    return Past.of(json.loads(request.agent_config)).recorded
+    past = Past.read(request.agent_config)
+    return past.recorded if past else ()
 
 
 def relation(left: Story, right: Story) -> str:

@@ -10,11 +10,10 @@ mean.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import orjson
-
 from consumers.history.phase_quantiles import PhaseTimes
 from consumers.history.ranges import versions
 from consumers.history.selection import Selection
+from schemas.bounded import json_object
 from schemas.errors import Refused
 from schemas.ids import digest
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task
@@ -125,8 +124,5 @@ def family_of(request: RolloutRequest) -> str:
 
 
 def _kind(task: Task) -> str:
-    try:
-        config = orjson.loads(task.environment_config or "{}")
-    except orjson.JSONDecodeError:
-        return ""
+    config = json_object(task.environment_config or "{}") or {}
     return next((str(config[key]) for key in KINDS if key in config), "")

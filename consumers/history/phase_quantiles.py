@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field, fields
 
 import numpy as np
-import orjson
 
+from schemas.bounded import json_object
 from schemas.messages import RolloutTimers, Task, Trajectory
 
 PHASES = tuple(each.name for each in fields(RolloutTimers))
@@ -44,12 +44,9 @@ class PhaseTimes:
 
 def mode_of(task: Task) -> str:
     """How the box of a task is had, `persistent` or `ephemeral`; empty where it does not say."""
-    try:
-        config = orjson.loads(task.environment_config or "{}")
-    except orjson.JSONDecodeError:
-        return ""
+    config = json_object(task.environment_config or "{}")
     default = "persistent" if task.environment == "shell" else None
-    mode = config.get("mode", default) if isinstance(config, dict) else None
+    mode = None if config is None else config.get("mode", default)
     return mode if mode in ("persistent", "ephemeral") else ""
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from consumers.log.protocols import Log, TopicPartition
+from schemas.bounded import whole_number
 from schemas.errors import Refused
 from schemas.messages import RolloutRequest, Trajectory
 
@@ -88,10 +89,11 @@ class Range:
 def parse_policy(text: str) -> tuple[str, int | None]:
     """A policy, and its version where one is named, from P or P@VERSION; raises Refused."""
     policy_id, at, version = text.partition("@")
-    if not policy_id or (at and not version.isdecimal()):
+    number = whole_number(version)
+    if not policy_id or (at and number is None):
         msg = f"--policy {text!r} is neither a policy id nor POLICY@VERSION, such as p@12"
         raise Refused(msg)
-    return policy_id, int(version) if at else None
+    return policy_id, number if at else None
 
 
 def request_of(rollout: RolloutRecord) -> RolloutRequest | None:

@@ -26,6 +26,7 @@ from consumers.history.training_record import (
     steps_of,
 )
 from consumers.log.protocols import Record
+from schemas.bounded import whole_number
 from schemas.codec import Codec
 from schemas.errors import Refused
 from schemas.messages import TrainStep
@@ -177,7 +178,7 @@ def report(plan: RetrainingPlan, threads: int, steps: Sequence[RetrainedStep]) -
 
 def _ranks(run: TrainedRun, steps: Sequence[TrainStep]) -> int:
     """How many processes have trained these; raises Refused where not all were as many."""
-    counts = {step.step: int(step.machine.get("ranks", "1")) for step in steps}
+    counts = {step.step: whole_number(step.machine.get("ranks", "1")) or 1 for step in steps}
     if len(set(counts.values())) > 1:
         first = counts[steps[0].step]
         number = next(number for number, count in counts.items() if count != first)

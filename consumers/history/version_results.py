@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from consumers.history.estimates import Bootstrap, Estimate, pass_at_k
 from consumers.history.evaluation import Tasks, TaskTally, Version
 from consumers.history.ranges import parse_policy
+from schemas.bounded import whole_number
 from schemas.errors import Refused
 
 ALL_FAMILIES = "all"
@@ -80,8 +81,9 @@ def results_of(
 def parse_version(text: str, known: Mapping[Version, Tasks]) -> Version:
     """P@VERSION, or VERSION where only one policy is there; raises Refused."""
     policies = sorted({policy_id for policy_id, _ in known})
-    if text.isdecimal() and len(policies) == 1:
-        return policies[0], int(text)
+    number = whole_number(text)
+    if number is not None and len(policies) == 1:
+        return policies[0], number
     if "@" not in text:
         msg = f"--compare {text!r} names no version; write POLICY@VERSION, such as {policies[0]}@3"
         raise Refused(msg)

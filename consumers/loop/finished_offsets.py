@@ -2,12 +2,45 @@
 
 import base64
 import zlib
+from collections.abc import Iterable, Iterator, Set
 
 from consumers.loop.partition_progress import PartitionProgress
 from consumers.loop.suspects import MARK_BYTES
+from schemas.bounded import base64_bytes, inflated
 
 METADATA_BYTES = 4095 - MARK_BYTES
 """What a role's word may take up of the broker's limit."""
+BITMAP_BYTES = 1 << 18
+"""A bit for two million offsets; no role has a tenth of that in hand or behind."""
+NOTHING: frozenset[int] = frozenset()
+
+
+class OffsetBits(Set[int]):
+    """Offsets from a first one on, a bit for each."""
+
+    __slots__ = ("_bits", "_first")
+
+    def __init__(self, first: int, bits: bytes) -> None:
+        self._first = first
+        self._bits = bits
+
+    @classmethod
+    def _from_iterable(cls, it: Iterable[int]) -> frozenset[int]:  # type: ignore[override]
+        """The kind of set that unions and differences of this one are."""
+        return frozenset(it)
+
+    def __contains__(self, offset: object) -> bool:
+        if not isinstance(offset, int):
+            return False
+        n = offset - self._first
+        return 0 <= n < len(self._bits) * 8 and bool(self._bits[n // 8] >> n % 8 & 1)
+
+    def __iter__(self) -> Iterator[int]:
+        ours = range(self._first, self._first + len(self._bits) * 8)
+        return (offset for offset in ours if offset in self)
+
+    def __len__(self) -> int:
+        return int.from_bytes(self._bits, "little").bit_count()
 
 
 def above_commit(progress: PartitionProgress) -> str:
@@ -16,7 +49,7 @@ def above_commit(progress: PartitionProgress) -> str:
     Bit n stands for offset commit + n. Cut where it would not fit the broker's limit: what is left
     out is done once more after a restart.
     """
-    bits = _finished(progress)
+    bits = _finished(progress)[:BITMAP_BYTES]
     while bits := bits.rstrip(b"\0"):
         word = "1;" + base64.b64encode(zlib.compress(bits, 9)).decode()
         if len(word) <= METADATA_BYTES:
@@ -40,12 +73,16 @@ def _finished(progress: PartitionProgress) -> bytearray:
     return bits
 
 
-def finished_above(metadata: str, commit: int) -> frozenset[int]:
-    """Read `above_commit`; metadata that others wrote counts as none."""
-    if not metadata.startswith("1;") or len(metadata) == len("1;"):
-        return frozenset()
-    try:
-        bits = zlib.decompress(base64.b64decode(metadata[2:], validate=True))
-    except (ValueError, zlib.error):
-        return frozenset()
-    return frozenset(commit + n for n in range(len(bits) * 8) if bits[n // 8] >> n % 8 & 1)
+def finished_above(metadata: str, commit: int) -> Set[int]:
+    """Read `above_commit`; metadata that others wrote, or of too many offsets, counts as none."""
+    read = read_finished(metadata, commit)
+    return NOTHING if read is None else read
+
+
+def read_finished(metadata: str, commit: int) -> Set[int] | None:
+    """The same, None for what is no such word."""
+    if not metadata or metadata == "1;":
+        return NOTHING
+    packed = base64_bytes(metadata[2:]) if metadata.startswith("1;") else None
+    bits = None if packed is None else inflated(packed, BITMAP_BYTES)
+    return None if bits is None else OffsetBits(commit, bits)

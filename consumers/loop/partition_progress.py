@@ -1,7 +1,7 @@
 """How far one assigned partition has come: what was delivered, handed over and finished."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
 from consumers.log.protocols import Record
@@ -35,7 +35,7 @@ class PartitionProgress:
     """Where the partition was said to end, while records before that are held."""
     end: int = 0
     """Where the partition last came to its end; behind the last record there may be holes."""
-    skip: frozenset[int] = frozenset()
+    skip: Set[int] = frozenset()
     """Offsets above the commit that were finished before a restart."""
     needs: Callable[[int, bytes | None], bool] | None = None
     """Told offset and key, whether a record below the floor is read at all."""

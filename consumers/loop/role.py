@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+import structlog
+
 from consumers.log.protocols import Held, Record
-from consumers.loop.finished_offsets import above_commit, finished_above
+from consumers.loop.finished_offsets import NOTHING, above_commit, read_finished
 from consumers.loop.partition_progress import PartitionProgress
 from schemas.errors import KilledWorkers, WireError
 
@@ -13,6 +15,21 @@ SPAN_RECORDS = 2000
 SPAN_THINNED = 200_000
 """Records that may be finished behind one that takes long, such as an opening that waits for its
 turn. A restart does not repeat them as far as the commit's word has room for their offsets."""
+
+
+log = structlog.get_logger()
+
+
+def said_once(held: Held) -> None:
+    """Say that the word of a commit is none of ours; it is given with an assignment, once."""
+    log.warning(
+        "commit_word_unreadable",
+        topic=held.topic,
+        partition=held.partition,
+        offset=held.committed,
+        word=held.metadata[:40],
+        then="it counts as none: what was finished above the commit is done once more",
+    )
 
 
 class Role(Protocol):
@@ -101,7 +118,10 @@ class WorkRole:
     poll_s = 0.0
 
     def assigned(self, held: Held, progress: PartitionProgress) -> int:
-        progress.skip = finished_above(held.metadata, progress.next_offset)
+        read = read_finished(held.metadata, progress.next_offset)
+        if read is None:
+            said_once(held)
+        progress.skip = read or NOTHING
         return progress.next_offset
 
     def dropped(self, progress: PartitionProgress) -> None:

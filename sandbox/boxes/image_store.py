@@ -18,6 +18,7 @@ from pathlib import Path
 
 from sandbox.boxes.disk_floor import make_room
 from sandbox.held_folder import hold, locked, remove_unless_held
+from schemas.bounded import json_object
 from schemas.errors import WorkFailed
 
 DIRECTORY = "ROLLCALL_IMAGES"
@@ -79,12 +80,16 @@ def layer_place(digest: str) -> Path:
 
 def images() -> list[BuiltImage]:
     """All that are whole, by name."""
-    return [read_image(path.parent) for path in sorted(directory().glob(f"[a-z]*/{RECORD}"))]
+    return _whole(sorted(directory().glob(f"[a-z]*/{RECORD}")))
 
 
 def layers() -> list[BuiltImage]:
     """All that are whole, by digest."""
-    return [read_image(path.parent) for path in sorted(layer_place("").glob(f"*/{RECORD}"))]
+    return _whole(sorted(layer_place("").glob(f"*/{RECORD}")))
+
+
+def _whole(records: Iterable[Path]) -> list[BuiltImage]:
+    return [image for path in records if (image := _image_at(path.parent))]
 
 
 def users(image: BuiltImage, among: Iterable[BuiltImage]) -> list[str]:
@@ -116,7 +121,20 @@ def built(name: str) -> BuiltImage:
 
 
 def read_image(place: Path) -> BuiltImage:
-    return BuiltImage(**json.loads((place / RECORD).read_text()), place=place)
+    """An image or a layer that lies somewhere; raises WorkFailed(`image`)."""
+    image = _image_at(place)
+    if image is None:
+        msg = f"{place / RECORD} is not as it was written; remove {place} and build the image again"
+        raise WorkFailed("image", msg, retriable=False)
+    return image
+
+
+def _image_at(place: Path) -> BuiltImage | None:
+    told = json_object((place / RECORD).read_bytes())
+    try:
+        return None if told is None else BuiltImage(**told, place=place)
+    except TypeError:
+        return None
 
 
 @contextmanager

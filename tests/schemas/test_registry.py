@@ -313,3 +313,29 @@ def test_settings_that_make_no_client_are_turned_away_at_the_door(
 ) -> None:
     with pytest.raises(Refused, match=says):
         HttpRegistry(url, settings)
+
+
+SHAPES = [
+    b"null", b"[]", b"[[]]", b'"text"', b"7", b"{}", b"\xff", b"[" * 50_000, b'{"a":' * 50_000,
+    json.dumps({"id": "9" * 5000, "schema": 7, "compatibility": 1}).encode(),
+    b'{"id": 1e400, "schema": null, "compatibilityLevel": [1], "compatibility": {}}',
+    b'{"id": -1, "schema": ["x"], "schemaType": 5, "references": 3, "compatibilityLevel": null}',
+    b'{"id": 4294967296, "schema": {}, "references": [1], "ruleSet": 7, "metadata": "m"}',
+    b'{"id": true, "schema": "", "references": [{}], "compatibility": "FULL"}',
+    b'{"id": {"a": 1}, "schemaType": null, "guid": 3, "version": "x", "subject": []}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=[shape[:20].decode("latin-1") for shape in SHAPES])
+def test_an_answer_of_another_shape_is_a_registry_that_is_away_or_says_nothing(
+    shape: bytes, fake: FakeRegistry, registry: HttpRegistry
+) -> None:
+    for at in (LOOKUP, BY_ID, REGISTER, SET_LEVEL, GET_LEVEL):
+        fake.answers[at] = 200, shape
+
+    for call in ask_everything(registry):
+        try:
+            said = call()
+        except (Unavailable, UnknownSchema, TopicsDiffer):
+            continue
+        assert isinstance(said, str) or 0 <= said < 2**32

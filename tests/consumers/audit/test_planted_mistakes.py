@@ -460,3 +460,19 @@ def test_an_answer_that_was_too_large_twice_and_forgotten() -> None:
 
     assert rig.events(CallFailed) == []
     assert places(audited(rig, drained=False)) == [("I6", "t.model.calls.p", 1, "lost")]
+
+
+@pytest.mark.parametrize(
+    "config",
+    ["{", "[]", "null", '{"recorded": 5}', '{"recorded": [{}]}', '{"recorded": [{"kind": 7}]}',
+     '{"recorded": [], "program": "fork", "agent_config": 7, "rng_seed": 1, "turn": 0}'],
+)  # fmt: skip
+def test_a_fork_whose_configuration_is_none_is_audited_like_any_other(config: str) -> None:
+    rig = Lived()
+    asked = replace(request("r", "fork"), agent_config=config, parent_rollout_id="p")
+    rig.ask(asked)
+    rig.work()
+
+    (ended,) = rig.trajectories()
+    rig.write(TRAJECTORIES, "r", replace(ended, request=asked), 0)
+    assert audited(rig, scorings=()).accepted == 1

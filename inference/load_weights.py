@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ class SecondSet:
 
     own: tuple[Tensor, ...]
     other: tuple[Tensor, ...]
+    published: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the version was published with, by name."""
 
     def model(self, model: Any) -> Any:
         """The model once more, with the other tensors in the place of its own.
@@ -41,6 +43,10 @@ class SecondSet:
         """Exchange the two by their pointers; twice is as if nothing had been."""
         for own, other in zip(self.own, self.other, strict=True):
             own.data, other.data = other.data, own.data
+
+    def pointers(self) -> list[int]:
+        """Where the other tensors lie; the model's own lie there after `swap`."""
+        return [tensor.data_ptr() for tensor in self.other]
 
 
 def same_weights(model: Any) -> Any:
@@ -61,13 +67,41 @@ def second_set(
     raw, model = _read(policy_id, version, published), policy.model
     state = model.state_dict()
     fresh: dict[int, Tensor] = {}
-    for name, tensor in _whole(policy, version, raw, state).items():
+    whole = _whole(policy, version, raw, state)
+    for name, tensor in whole.items():
         held = state[name]
         fresh[held.data_ptr()] = tensor.to(held.device, held.dtype)
     # Tied tensors may be one, or several that look into one place.
     named = (*model.named_parameters(), *model.named_buffers())
     own = tuple(tensor for _, tensor in named if tensor.data_ptr() in fresh)
-    return SecondSet(own, tuple(fresh[tensor.data_ptr()].detach() for tensor in own))
+    return SecondSet(own, tuple(fresh[tensor.data_ptr()].detach() for tensor in own), whole)
+
+
+def require_held(model: Any, version: PolicyVersion, published: Mapping[str, Tensor]) -> None:
+    """Raise WorkFailed(`weights`) unless the model holds these tensors, bit by bit.
+
+    They are compared in the model's precision. Tensors of a version before, of another place or in
+    another order are told by this whatever the precision, and however little a step changed.
+    """
+    state = model.state_dict()
+    wrong = [
+        name
+        for name, tensor in published.items()
+        if not _same_bits(state[name], tensor.to(state[name].device, state[name].dtype))
+    ]
+    if wrong:
+        msg = (
+            f"the model holds other tensors than version {version.version} was published with: "
+            f"{', '.join(wrong[:3])}, {len(wrong)} in all; the version is read again"
+        )
+        raise WorkFailed("weights", msg, retriable=True)
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    first, second = (each.contiguous().view(-1).view(torch.uint8) for each in (one, other))
+    return bool(torch.equal(first, second))
 
 
 def _whole(

@@ -24,7 +24,7 @@ from inference.canary import prove
 from inference.engine import EngineAnswer
 from inference.exact_rows import ExactRows
 from inference.key_values import BatchKv, PrefixCache
-from inference.load_weights import SecondSet, same_weights, second_set
+from inference.load_weights import SecondSet, require_held, same_weights, second_set
 from inference.policy_dir import Policy, load_policy
 from inference.reading import CHUNK, read_once
 from inference.sampling import draw, uniforms
@@ -139,11 +139,13 @@ class TransformersEngine:
         weights = second_set(self.policy, self.policy_id, version, self.held)
         off = None
         try:
+            staged = weights.model(self.policy.model)
+            require_held(staged, version, weights.published)
             with torch.inference_mode():
-                prove(replace(self.policy, model=weights.model(self.policy.model)), version)
+                prove(replace(self.policy, model=staged), version)
         except WorkFailed as error:
             off = error
-        self._staged = _Staged(version, weights, off)
+        self._staged = _Staged(version, replace(weights, published={}), off)
 
     def adopt(self) -> None:
         """See the protocol: pointers are swapped, and keys forgotten."""
@@ -153,7 +155,11 @@ class TransformersEngine:
         if staged.off is not None:
             self.held.forget()  # who tries again is to read all of it again
             raise staged.off
+        wanted = staged.weights.pointers()
         staged.weights.swap()
+        if [tensor.data_ptr() for tensor in staged.weights.own] != wanted:
+            msg = f"the model does not hold the weights of version {staged.version.version}"
+            raise WorkFailed("weights", msg, retriable=False)
         self._forget_keys()
         self._adopted, self.version = staged.version, staged.version.version
         self._waiting.release(self.version)

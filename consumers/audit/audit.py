@@ -232,6 +232,8 @@ class Audit:
             return
         for topic, partition, offset in self.report.unread:
             group = self.case.group_of(topic)
+            if topic == self.topics.requests:
+                group = self.topics.group("agents")
             here = topic, partition, offset
             if not group or here in self.case.buried or not self.case.finished(group, *here):
                 continue

@@ -105,6 +105,8 @@ class PartitionFacts:
         self.open: dict[str, OpenRollout] = {}
         self.requests = array("q")
         """Offsets of the counted requests, rising."""
+        self.asked = array("Q")
+        """The rollout that the journal starts for each of them."""
         self.low = CommittedLow(window, journal_facts.topics, partition)
         self.given_up = GivenUp(journal_facts.implied.excused)
         self._events = 0
@@ -186,6 +188,7 @@ class PartitionFacts:
         if ignored and ignored != JOINED:
             return
         self.requests.append(body.request_offset)
+        self.asked.append(word_of(event.rollout_id.encode()))
         if ignored == JOINED:
             return
         facts.report.accepted += 1

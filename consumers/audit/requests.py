@@ -8,6 +8,8 @@ from consumers.audit.columns import word_of
 from consumers.audit.report import Breach
 from consumers.log.protocols import Record
 from consumers.loop.letter_records import is_resent, resent_from
+from schemas.bounds import fitting
+from schemas.messages import RolloutRequest
 
 
 class Requests:
@@ -29,13 +31,24 @@ class Requests:
             while at < len(started) and started[at] < record.offset:
                 self._without_request(record.partition, started[at])
                 at += 1
-            if at < len(started) and started[at] == record.offset:
+            if partition and at < len(started) and started[at] == record.offset:
+                self._check_id(record, partition.asked[at])
                 at += 1
             else:
                 self._not_started(record, started[-1] if started else -1)
             self._next_start[record.partition] = at
             if self._second and (record.partition, record.offset) in self._second:
                 self._judge_second(record)
+
+    def _check_id(self, record: Record, started: int) -> None:
+        """What is started at a request is the rollout that it asks for."""
+        picked = self.case.picked(record, RolloutRequest, "rollout_id")
+        if picked is None:
+            return  # whoever started it could read it, or refused it by its key
+        name = str(picked[0])
+        if started not in {word_of(each.encode()) for each in (name, fitting(name))}:
+            text = f"this request asks for rollout {name:.200}, but the journal starts another here"
+            self.case.breach("I1", record, text)
 
     def _judge_second(self, record: Record) -> None:
         """A rollout runs once, unless an operator sends its request second.
@@ -88,8 +101,9 @@ class Requests:
             for offset in partition.requests[self._next_start.get(number, 0) :]:
                 self._without_request(number, offset)
         if not self.case.window.until_ms:
-            for (_, number), low in self.case.window.log_starts.items():
-                self._taken_by_retention(number, low)
+            for (topic, number), low in self.case.window.log_starts.items():
+                if topic == self.case.topics.requests:
+                    self._taken_by_retention(number, low)
 
     def _taken_by_retention(self, number: int, low: int) -> None:
         """A request that retention took must have been started before."""

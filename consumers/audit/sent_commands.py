@@ -52,7 +52,9 @@ class SentCommands:
         ids = np.fromiter((word_of_id(c.command_id) for c, _ in read), np.uint64, len(read))
         contents = np.fromiter((content_of(c) for c, _ in read), np.uint32, len(read))
         rows = find(self.implied.ids, ids)
-        self._seen[rows[rows >= 0]] = True
+        # A courtesy has the id of what it closes, and does not stand for it.
+        sent = np.fromiter((c.kind not in COURTESY for c, _ in read), bool, len(read))
+        self._seen[rows[(rows >= 0) & sent]] = True
         for at in np.flatnonzero(rows < 0).tolist():
             self._not_implied(*read[at])
         if len(self.implied.ids):

@@ -70,6 +70,8 @@ class Lineage:
         self.runs: dict[tuple[str, str], _RunSteps] = {}
         self._made: dict[tuple[str, int], tuple[str, TopicPlace]] = {}
         """By policy and version: the first run that has it, and where it says so."""
+        self._announced: dict[tuple[str, str], int] = {}
+        """By policy and run the newest version that is announced."""
         self._run_of: dict[int, str] = {}
         """By place of a step: its run."""
         self._lent: dict[int, int] = {}
@@ -132,6 +134,8 @@ class Lineage:
         """Take announced versions; all steps are read."""
         for record in records:
             version = self.case.decoded(record, PolicyVersion) if record.value is not None else None
+            if version is not None and (run := (version.policy_id, version.run_id)) in self.runs:
+                self._announced[run] = max(version.version, self._announced.get(run, -1))
             if version is not None and version.step > 0:
                 self.case.report.checked["I7"] += 1
                 self._version(record, version)
@@ -269,8 +273,27 @@ class Lineage:
             )
             self._wrong(at, text)
 
+    def _check_announced(self) -> None:
+        """The last step of a run is announced, where any version of the run is."""
+        for (policy_id, run_id), newest in self._announced.items():
+            head = self.runs[policy_id, run_id].chain.counted
+            last = max(head, default=-1)
+            if last <= newest:
+                continue
+            if not self.case.drained:
+                self.case.report.pending += 1
+                continue
+            step = self.runs[policy_id, run_id].steps[last]
+            text = (
+                f"version {last} of policy {policy_id!r} was made by this step of run {run_id!r} "
+                f"and is not announced; the newest that is announced is {newest}"
+            )
+            here = self.case.topics.train_steps, step.partition, step.offset
+            self.case.report.add(Breach("I7", text, *here, "lost"))
+
     def finish(self) -> None:
         """References that no record has met; those below what is read are not looked for."""
+        self._check_announced()
         topic, starts = self.case.topics.scored, self.case.window.starts
         for at in np.flatnonzero(~self._met):
             partition, offset = split(int(self.places[at]))

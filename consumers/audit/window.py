@@ -35,7 +35,7 @@ class Window:
     commits: Mapping[str, Mapping[TopicPartition, Commit]] = field(default_factory=dict)
     """By group, read before `ends`: so what lies below must have had its effects."""
     log_starts: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Where the partitions of the requests begin now: retention has taken what lay before."""
+    """Where every partition begins now: retention has taken what lay before."""
 
 
 class Horizons:
@@ -73,12 +73,12 @@ class AuditedStretch:
         for topic in order:
             for number, (low, end) in log.bounds(topic).items():
                 ends[topic, number] = end
-                if topic == topics.requests:
-                    log_starts[topic, number] = low
+                log_starts[topic, number] = low
         if until_ms:
             for topic in (topics.requests, topics.events):
                 ends |= log.offsets_for_times([topic], until_ms)
-        starts = log.offsets_for_times(names, since_ms)
+        # By time the first record is found, and what is lost before it would be passed over.
+        starts = log.offsets_for_times(names, since_ms) if since_ms else log_starts
         self.starts = {tp: min(at, ends[tp]) for tp, at in starts.items()}
         self.ends = ends
         cut = {tp: at for tp, at in self.starts.items() if at > 0}

@@ -133,6 +133,21 @@ def lightened(message: Any, claim: Claim) -> Any:
     return inner and field and replace(message, **{field: inner}, **BESIDE.get(kind, {}))
 
 
+def without_object(light: Any) -> Any:
+    """What a light record says whose object is lost; None where that is nothing.
+
+    A start of which only the request's name is left is that of a rollout that cannot be run: every
+    reader of the journal comes to that, and the requests behind it are counted on.
+    """
+    started = light.body if isinstance(light, Event) else None
+    if not isinstance(started, RolloutStarted):
+        return None
+    claim = started.request.claim
+    reason = f"its request lies in object {claim.sha256 if claim else '?'}, which is lost"
+    body = RolloutRefused("object_lost", reason, started.from_offset, started.request_offset)
+    return replace(light, body=replace(body, request=replace(started.request, claim=None)))
+
+
 def claimed(message: Any) -> Claim | None:
     """The claim of a light message; None where the message is whole."""
     bearer = message

@@ -28,7 +28,7 @@ from schemas.avro_schemas import (
     schema_of,
     schema_text,
 )
-from schemas.claims import NO_STORE, Objects, OnlyRead, claim_of, claimed, lightened
+from schemas.claims import NO_STORE, Objects, OnlyRead, claim_of, claimed, lightened, without_object
 from schemas.errors import (
     BadBytes,
     BadMagic,
@@ -203,6 +203,9 @@ class Codec:
         try:
             return self._fetched(cast(bytes, value), claim, expected)
         except ObjectLost as error:
+            told: M | None = without_object(message)
+            if told is not None:
+                return told
             error.light = message
             raise
 

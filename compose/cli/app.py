@@ -257,11 +257,11 @@ def _require_our_rooms() -> None:
 
 def _guarded(command: Callable[[], object]) -> int:
     from compose.services.service_errors import ServicesError
-    from schemas.errors import Refused, RollcallError, TopicsDiffer, Unavailable
+    from schemas.errors import Refused, RollcallError, StoresDiffer, TopicsDiffer, Unavailable
 
     try:
         found = command()
-    except (Refused, TopicsDiffer, Unavailable) as error:
+    except (Refused, StoresDiffer, TopicsDiffer, Unavailable) as error:
         typer.echo(f"rollcall: {error}", err=True)
         return 2
     except ModuleNotFoundError as error:

@@ -13,8 +13,10 @@ def up(
 ) -> None:
     """Start the embedded broker and schema registry; does nothing where they are up."""
     from compose.cluster import answers
+    from compose.log_setup import set_up
     from compose.services.embedded import up as bring_up
 
+    set_up("cli", "cli")
     here = settings()
     services = bring_up(
         here.state(),
@@ -36,8 +38,10 @@ def down(
 
     Workers of theirs leave too, and end their agents first; what they had in hand stays in the log.
     """
+    from compose.log_setup import set_up
     from compose.services.embedded import down as take_down
 
+    set_up("cli", "cli")
     stopped = take_down(settings().state(), wipe=wipe)
     for service in stopped:
         typer.echo(f"stopped {service.name} (pid {service.pid})")
@@ -49,8 +53,10 @@ def down(
 
 def status() -> None:
     """Say what is up; exit code 1 when something is not."""
+    from compose.log_setup import set_up
     from compose.services.embedded import status as ask
 
+    set_up("cli", "cli")
     services = ask(settings().state())
     for service in services:
         where = f"{service.address}  (pid {service.pid})" if service.pid else "not running"

@@ -244,6 +244,33 @@ def test_an_answer_whose_object_is_lost_is_buried_and_its_command_done_again(rig
     assert rig.audited().ok
 
 
+@pytest.mark.parametrize("order", [("heavy", "next"), ("next", "heavy")])
+def test_a_start_whose_object_is_lost_is_the_refusal_of_its_rollout(
+    rig: Heavy, order: tuple[str, str]
+) -> None:
+    agents = rig.loops[0]
+    for rollout_id in order:
+        config = '{"x": "' + LONG + '"}' if rollout_id == "heavy" else ""
+        rig.ask(request(rollout_id, READS, agent_config=config))
+    while len(rig.log.all(rig.topics.events)) < 2:
+        agents.turn(0.0)
+    rig.shelf.held.clear()
+
+    rig.run()
+    rig.clock.pass_by(1.1)
+    rig.run()
+
+    ended = {t.rollout_id: (t.status, t.code) for t in rig.trajectories()}
+    assert ended == {"heavy": ("refused", "object_lost"), "next": ("finished", "")}
+    assert letters(rig) == []
+    # And whoever reads the journal anew comes to the same
+    heir = rig.agents("heir")
+    rig.settle(heir)
+    assert len(rig.trajectories()) == 2
+    report = rig.audited()
+    assert report.ok, report.breaches
+
+
 def test_a_command_whose_object_is_lost_fails_by_name_and_is_sent_again(rig: Heavy) -> None:
     agents, models, environments, _ = rig.loops
     ask(rig)

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from compose import store_identity
 from compose.settings import Settings
-from schemas.errors import Refused
+from schemas.errors import Refused, TopicsDiffer
 from schemas.topics import Topics, wanted
 
 if TYPE_CHECKING:
@@ -45,8 +47,18 @@ class Cluster:
     @cached_property
     def codec(self) -> "Codec":
         from schemas.codec import Codec
+        from schemas.schema_memory import SchemaMemory
 
-        return Codec(self.registry, objects=self.objects or store_identity.NoStore(self))
+        objects = self.objects or store_identity.NoStore(self)
+        return Codec(self.registry, objects=objects, memory=SchemaMemory(self._schema_ids))
+
+    def _schema_ids(self) -> Path | None:
+        """Where it is kept which schema each id stands for; for each log its own."""
+        try:
+            log_id = self.log.topic_id(self.topics.events)
+        except TopicsDiffer:  # not made yet: nothing was written with any id
+            return None
+        return self.settings.state() / "schema_ids" / f"{quote(log_id, safe='')}.txt"
 
     @cached_property
     def objects(self) -> "ObjectStore | None":

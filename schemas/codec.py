@@ -40,6 +40,7 @@ from schemas.errors import (
 from schemas.fastavro_values import NOT_WRITABLE, message_of
 from schemas.message_code import MessageCode, message_code, writers_around
 from schemas.messages import Claim
+from schemas.schema_memory import SchemaMemory
 from schemas.store_calls import told
 
 M = TypeVar("M")
@@ -108,12 +109,17 @@ class Codec:
         objects: Objects | None = None,
         clock: Callable[[], float] = time.monotonic,
         code: MessageCode | None = None,
+        memory: SchemaMemory | None = None,
     ) -> None:
-        """Without a store of objects every value is whole; without code it is the fastest."""
+        """Without a store of objects every value is whole; without code it is the fastest.
+
+        Without a memory, what schema ids stand for is known only as long as this codec lives.
+        """
         self.code = code or message_code()
         self.registry = registry
         self.objects = objects
         self.clock = clock
+        self.memory = memory or SchemaMemory()
         self._ask_registry = Patience(clock).ask
         self._ask_put, self._ask_get = Patience(clock).ask, Patience(clock).ask
         self._lights: dict[bytes, None] = {}
@@ -188,6 +194,7 @@ class Codec:
     def prepare(self, topic: str, record: type) -> bytes:
         """Look up what the values of a topic begin with; raises TopicsDiffer and Unavailable."""
         schema_id = self._ask_registry(lambda: self.registry.writer_id(topic, schema_text(record)))
+        self.memory.tie(schema_id, canonical(record))
         self._prefixes[topic] = PREFIX.pack(0, schema_id)
         return self._prefixes[topic]
 
@@ -249,7 +256,8 @@ class Codec:
         schema_id: int = PREFIX.unpack(prefix)[1]
         text = self._ask_registry(lambda: self.registry.schema_of(schema_id))
         try:
-            found, known = _read_schema(text, expected)
+            found, form, known = _read_schema(text, expected)
+            self.memory.tie(schema_id, form)
             if known is None:
                 msg = f"schema {schema_id} is of {found!r}, but {_name(expected)!r} belongs here"
                 raise WrongSchema(msg)
@@ -269,20 +277,22 @@ def _name(expected: type) -> str:
 @lru_cache(maxsize=SCHEMAS)
 def _read_schema(
     text: str, expected: type
-) -> tuple[object, tuple[Schema, avro_code.Check, bool] | None]:
-    """What a schema is of; where that is expected itself, its check and whether it is our own.
+) -> tuple[object, str, tuple[Schema, avro_code.Check, bool] | None]:
+    """What a schema is of, and its canonical form; its check, where that is expected itself, and
+    whether it is our own.
 
     Once in a process: the check is code that is written and compiled. Raises what is not a schema.
     """
     parsed = fastavro.parse_schema(json.loads(text))
     # A schema need not be a record: it may be a bare type or a union, as text or list.
     found = parsed.get("name") if isinstance(parsed, dict) else parsed
-    if found != _name(expected):
-        return found, None
     # Registries spell names their own way; what fixes the bytes is the canonical form.
-    ours = to_parsing_canonical_form(parsed) == canonical(expected)
+    form = to_parsing_canonical_form(parsed) if isinstance(parsed, dict) else str(parsed)
+    if found != _name(expected):
+        return found, form, None
+    ours = form == canonical(expected)
     schema = schema_of(expected) if ours else cast(Schema, parsed)
-    return found, (schema, avro_code.Readers(None).of(schema), ours)
+    return found, form, (schema, avro_code.Readers(None).of(schema), ours)
 
 
 def _resolved(value: bytes, written: _WriterSchema, expected: type) -> Any:

@@ -13,7 +13,7 @@ RollcallError
       + ProgramFailed      its program raised, yielded rubbish, or never ended
   + BatchFailed      one batch cannot be trained on         -> dropped with a reason, the next
   + Unavailable      a service is away                      -> wait, say so once, try again
-      + WeightsMissing, MemberMoved
+      + RegistryDiffers, WeightsMissing, MemberMoved
   + Unfit            this process must not go on            -> exit before the commit
       + JournalGone, RequestsSkipped, TopicRecreated, TopicsDiffer, StoresDiffer,
         RegistryEmptied, DeliveryFailed, StormOfDeadLetters, RoomBlocked, DiskFull,
@@ -156,6 +156,10 @@ class BatchFailed(RollcallError):
 
 class Unavailable(RollcallError):
     """A broker or registry that does not answer now; whoever waits says so once."""
+
+
+class RegistryDiffers(Unavailable):
+    """A registry that gives a schema id another meaning than it had; nothing it says counts."""
 
 
 class WeightsMissing(Unavailable):

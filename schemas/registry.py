@@ -89,6 +89,7 @@ class HttpRegistry:
         return found
 
     def schema_of(self, schema_id: int) -> str:
+        self._client.clear_caches()  # what it keeps, it keeps for good, a wrong answer too
         found = self._ask(lambda: _text(self._client.get_schema(schema_id).schema_str))
         if found is None:
             msg = f"the registry at {self.url} knows no schema with id {schema_id}"
@@ -98,6 +99,7 @@ class HttpRegistry:
     def id_of(self, topic: str, schema: str) -> int | None:
         """The id of this schema under the topic's subject, None when it is not there."""
         subject = subject_of(topic)
+        self._client.clear_caches()
         ours = Schema(schema, "AVRO")
         return self._ask(lambda: _id(self._client.lookup_schema(subject, ours).schema_id))
 

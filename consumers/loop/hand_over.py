@@ -19,7 +19,6 @@ from schemas.errors import (
     Unavailable,
     UnknownSchema,
     WireError,
-    WrongSchema,
 )
 
 RETRY_S = 1.0
@@ -269,8 +268,8 @@ class Trial:
 
 
 def another_may_read(error: WireError) -> bool:
-    """Whether the bytes may be good: only their schema is one not to be had here.
+    """Whether the bytes may be good: what is not to be had here is their schema.
 
-    An object that is lost is lost for all: they share one store (`stores` tells which).
+    A schema of another record is a wrong registry's answer as often as a stray record.
     """
-    return isinstance(error, UnknownSchema) and not isinstance(error, WrongSchema)
+    return isinstance(error, UnknownSchema)

@@ -1,7 +1,9 @@
 """What nobody can read is buried, what one cannot read yet is waited for, what stops a group is
 skipped: the same for every reader."""
 
+import json
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +13,12 @@ from consumers.loop.dead_letters import KEY_BYTES, LETTER_BYTES, Passed
 from consumers.loop.letter_records import Skip
 from consumers.loop.loop import Loop
 from inference.scripted import ScriptedEngine
-from schemas.avro_schemas import schema_text
+from schemas.avro_schemas import canonical, schema_text
 from schemas.codec import PREFIX, Codec, LocalRegistry
 from schemas.errors import StormOfDeadLetters, UnknownSchema
 from schemas.headers import Headers
 from schemas.messages import Control, Event, RolloutRefused, Trajectory
+from schemas.schema_memory import SchemaMemory
 from tests.support.hand_answers import ask
 from tests.support.journals import request
 from tests.support.programs import ASKS
@@ -332,13 +335,65 @@ def test_bytes_that_no_reader_will_ever_read_are_buried_and_the_journal_goes_on(
     assert asked_for(rig) == {"r": "finished"}
 
 
-def test_an_event_under_the_schema_of_another_record_is_buried(rig: Rig) -> None:
+def test_an_event_under_the_schema_of_another_record_holds_its_partition(rig: Rig) -> None:
     rig.write(rig.topics.events, "k", Control("cancel"), 0)
     loop = rig.agents()
 
     rig.settle(loop)
 
+    assert letters(rig, rig.topics.events) == []
+    source_of(loop).kill()
+    skip(rig, rig.topics.events, 0, 0)
+    rig.settle(rig.agents("a2"))
     assert letters(rig, rig.topics.events) == [0]
+
+
+@pytest.mark.parametrize("instead", [Control, Event], ids=["another-record", "swapped-fields"])
+def test_a_registry_that_came_back_with_other_ids_loses_nothing_of_the_journal(
+    rig: Rig, instead: type, tmp_path: Path
+) -> None:
+    # Given rollouts whose answers nobody has folded, and a registry that deals an id anew
+    agents, models = rig.agents(), rig.models(ScriptedEngine("p", lambda call: "yes"))
+    for name in ("a", "b"):
+        ask(rig, name)
+    rig.settle(agents)
+    rig.settle(models)
+    rig.commit(agents)
+    source_of(agents).kill()
+    texts = rig.registry._texts
+    at = texts.index(schema_text(Event))
+    right, texts[at] = texts[at], swapped_fields(schema_text(instead))
+
+    # When a worker begins, which finds on its disk what the id stood for
+    file = tmp_path / "ids" / "log.txt"
+    SchemaMemory(lambda: file).tie(at + 1, canonical(Event))
+    rig.codec = Codec(rig.registry, clock=rig.clock, memory=SchemaMemory(lambda: file))
+    held = rig.agents("a2")
+    for _ in range(3):
+        rig.settle(held)
+        rig.clock.pass_by(11)
+    rig.commit(held)
+    source_of(held).kill()
+
+    # Then it waits, and when the registry's data is back every rollout ends as it would have
+    assert letters(rig, rig.topics.events) == []
+    assert asked_for(rig) == {}
+    texts[at] = right
+    rig.codec = Codec(rig.registry, clock=rig.clock, memory=SchemaMemory(lambda: file))
+    rig.settle(rig.agents("a3"), models)
+    assert asked_for(rig) == {"a": "finished", "b": "finished"}
+
+
+def swapped_fields(text: str) -> str:
+    """A schema of the same record, in which two fields of one type have changed their places."""
+    schema = json.loads(text)
+    same = [n for n, field in enumerate(schema["fields"]) if field["type"] == "string"][:2]
+    if len(same) == 2:
+        fields, (one, other) = schema["fields"], same
+        fields[one], fields[other] = fields[other], fields[one]
+    else:
+        schema["fields"].reverse()
+    return json.dumps(schema)
 
 
 # What is known of it

@@ -11,7 +11,8 @@ says where it ended, and is left as it is.
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from glob import escape
 from pathlib import Path
@@ -23,7 +24,7 @@ from consumers.log.protocols import Held, Log, Record, TopicPartition
 from consumers.loop.partition_progress import PartitionProgress
 from consumers.loop.role import WorkRole
 from consumers.tables.parquet import ParquetWriters, day_of, last_offset, sweep
-from schemas.errors import Unfit
+from schemas.errors import Unavailable, Unfit
 from schemas.messages import ScoredTrajectory, Trajectory
 from schemas.topics import Topics
 
@@ -78,7 +79,20 @@ class Archive(WorkRole):
         self.ids: dict[str, str] = {}
         self.counts: Counter[str] = Counter()
         self.mark = f"{_in_a_name(name)}.{os.getpid()}"
-        sweep(directory, _in_a_name(name))
+        with self._told():
+            sweep(directory, _in_a_name(name))
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Raise Unavailable where the directory is away or full: its worker begins again later.
+
+        What else is raised, such as for a row that no table takes, is a record's own fault.
+        """
+        try:
+            yield
+        except OSError as error:
+            msg = f"the archive in {self.directory} takes nothing: {error}"
+            raise Unavailable(msg) from error
 
     def expects(self, topic: str) -> type:
         return Trajectory if topic == self.trajectories else ScoredTrajectory
@@ -92,18 +106,23 @@ class Archive(WorkRole):
     def dropped(self, progress: PartitionProgress) -> None:
         span = self.spans.pop((progress.topic, progress.number), None)
         if span is not None:
-            span.writers.abandon()
+            with suppress(Unavailable), self._told():
+                span.writers.abandon()
 
     def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
         for record, message in batch:
-            span = self._span_of(record)
-            topic_id = self.ids[record.topic]
-            if record.topic == self.trajectories:
-                span.writers.trajectory(record, topic_id, message)
-            else:
-                span.writers.scored(record, topic_id, message)
-            span.records.append(record)
+            with self._told():
+                self._take(record, message)
             record.value = None  # the rows are kept instead
+
+    def _take(self, record: Record, message: Any) -> None:
+        span = self._span_of(record)
+        topic_id = self.ids[record.topic]
+        if record.topic == self.trajectories:
+            span.writers.trajectory(record, topic_id, message)
+        else:
+            span.writers.scored(record, topic_id, message)
+        span.records.append(record)
 
     def _span_of(self, record: Record) -> Span:
         """The span of a record, after the one before it was closed."""
@@ -140,6 +159,10 @@ class Archive(WorkRole):
 
     def _close(self, tp: TopicPartition) -> None:
         """1. the files are whole and have their names  2. the records are finished."""
+        with self._told():
+            self._finish(tp)
+
+    def _finish(self, tp: TopicPartition) -> None:
         span = self.spans.pop(tp)
         last = span.records[-1].offset + 1
         there = self._written_to(tp, span.begin)
@@ -150,7 +173,11 @@ class Archive(WorkRole):
                 f"another archive worker wrote the span from {place} to {there}, this one to {last}"
             )
             raise Unfit(msg)
-        span.writers.finish()
+        try:
+            span.writers.finish()
+        except BaseException:
+            self.spans[tp] = span  # to be abandoned with its partition
+            raise
         self.cuts[tp] = last
         for record in span.records:
             record.closed = True

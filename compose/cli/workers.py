@@ -160,6 +160,7 @@ def archive(
 
     Example: rollcall worker archive --dir history --span 200
     """
+    from compose.workers.beginning_again import run_while_away
     from schemas.errors import Refused
 
     require("pyarrow")
@@ -168,8 +169,8 @@ def archive(
         msg = f"--dir {where} is a file; the tables need a directory"
         raise Refused(msg)
     workshop, worker, stop = _workshop("archive", name)
-    loop = workshop.archive(worker, where, span, accept=accept_truncation)
-    loop.run(stop, patient=stop.patient)
+    begin = partial(workshop.archive, worker, where, span, accept=accept_truncation)
+    run_while_away(begin, stop, patient=stop.patient)
 
 
 def _workshop(role: str, name: str) -> tuple["Workshop", str, "Stop"]:

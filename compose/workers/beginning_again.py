@@ -1,0 +1,44 @@
+"""A worker whose store is away leaves its group, waits, and begins again; that is no death."""
+
+import faulthandler
+import time
+from collections.abc import Callable
+
+import structlog
+
+from consumers.loop.loop import Loop
+from schemas.errors import Unavailable
+
+RETRY_S = 5.0
+
+log = structlog.get_logger()
+
+
+def run_while_away(
+    begin: Callable[[], Loop],
+    stopping: Callable[[], bool],
+    *,
+    patient: Callable[[], bool] = lambda: False,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Run a loop until told to stop; one that raises Unavailable is let go and made anew."""
+    said = ""
+    while not stopping():
+        loop: Loop | None = None
+        try:
+            loop = begin()
+            loop.run(stopping, patient=patient)
+        except Unavailable as error:
+            if str(error) != said:
+                log.warning("worker_waits", error=str(error), retry_s=RETRY_S)
+            said = str(error)
+            if loop is not None:
+                _let_go(loop)
+            pause(RETRY_S)
+
+
+def _let_go(loop: Loop) -> None:
+    """Leave the group: what is finished is committed, and nothing is held against a record."""
+    faulthandler.cancel_dump_traceback_later()
+    loop.source.close()
+    loop.role.close()

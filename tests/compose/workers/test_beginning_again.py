@@ -1,0 +1,96 @@
+"""An archive whose disk is away waits in its process, and no record is to blame."""
+
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from compose.workers.beginning_again import run_while_away
+from consumers.archive import Archive
+from consumers.loop.loop import Loop
+from consumers.tables.parquet import ParquetWriters
+from schemas.errors import Unavailable
+from schemas.messages import RolloutRequest, Task, Trajectory
+from tests.support.rig import Rig
+
+RECORDS = 12
+STEPS = {
+    "write": "_write", "finish": "finish", "appear": "_appear", "trajectory": "trajectory",
+}  # fmt: skip
+
+
+class Away:
+    """Raises at the named step of the writers while it is away; counts what it raised."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, step: str, error: Exception) -> None:
+        self.times = 0
+        self.error = error
+        real = getattr(ParquetWriters, STEPS[step])
+
+        def call(writers: ParquetWriters, *args: object) -> object:
+            if self.times:
+                self.times -= 1
+                raise self.error
+            return real(writers, *args)
+
+        patch.setattr(ParquetWriters, STEPS[step], call)
+
+
+def archived(directory: Path) -> Counter[int]:
+    rows = (
+        pq.ParquetFile(p).read().to_pylist() for p in directory.glob("trajectories/*/*.parquet")
+    )
+    return Counter(row["offset"] for each in rows for row in each)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("error", [OSError(28, "no space"), TimeoutError("nfs")])
+def test_an_archive_whose_disk_is_away_for_long_waits_and_then_writes_all_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: Exception
+) -> None:
+    rig = Rig()
+    away = Away(monkeypatch, step, error)
+    for number in range(RECORDS):
+        asked = RolloutRequest(f"r{number}", Task())
+        ended = Trajectory(f"r{number}", 1, "finished", asked, (), (), (), 0, 0, 0, 0, 3, 9, 1, 2)
+        rig.write(rig.topics.trajectories, "k", ended, 0)
+    made: list[Loop] = []
+    pauses: list[float] = []
+    away.times = 10
+
+    def begin() -> Loop:
+        role = Archive("a1", rig.log, rig.topics, tmp_path, span=3, clock=rig.clock)
+        made.append(rig.loop(role, rig.log.publisher(), "t.archive"))
+        return made[-1]
+
+    def stopping() -> bool:
+        rig.clock.pass_by(0.2)
+        return rig.committed("t.archive", rig.topics.trajectories) == RECORDS
+
+    run_while_away(begin, stopping, pause=pauses.append)
+
+    assert len(pauses) == 10
+    assert archived(tmp_path) == Counter(range(RECORDS))
+    assert rig.log.all(rig.topics.dead_letters) == []
+    assert [path for path in tmp_path.rglob("*") if path.name.startswith(".")] == []
+
+
+def test_what_is_not_away_ends_the_worker() -> None:
+    def begin() -> Loop:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_while_away(begin, lambda: False)
+
+
+def test_who_is_told_to_stop_while_it_is_away_stops() -> None:
+    asked: list[float] = []
+
+    def begin() -> Loop:
+        msg = "no disk"
+        raise Unavailable(msg)
+
+    run_while_away(begin, lambda: len(asked) == 3, pause=asked.append)
+
+    assert len(asked) == 3

@@ -14,6 +14,8 @@ RETIRED = Control("unknown")
 nobody can read, for compaction keeps nothing before either of them."""
 MOST_WORDS = 100
 """Records of one poll: a word may be as large as the topic allows, a megabyte."""
+POLLS = 20
+"""While each of them is full."""
 
 
 class ControlReader:
@@ -35,8 +37,14 @@ class ControlReader:
 
     def poll(self, timeout_s: float = 0.0) -> Iterator[tuple[Record, Control]]:
         """The words that have come."""
-        if len(self._held) < MOST_WORDS:
-            self._held.add(self._reader.poll(timeout_s, MOST_WORDS))
+        for _ in range(POLLS):
+            read = [] if self._held else self._reader.poll(timeout_s, MOST_WORDS)
+            self._held.add(read)
+            yield from self._ready()
+            if len(read) < MOST_WORDS:
+                return
+
+    def _ready(self) -> Iterator[tuple[Record, Control]]:
         for record, word in self._held.ready():
             if isinstance(word, Control):
                 yield record, word

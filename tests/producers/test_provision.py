@@ -1,10 +1,11 @@
 """What a worker asks of a cluster before it starts."""
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
-from producers.provision import require
+from producers.provision import plan, require
 from schemas.errors import TopicsDiffer
 from schemas.topics import WantedTopic, wanted
 from tests.support.rig import Fickle
@@ -38,3 +39,19 @@ def test_a_cluster_of_an_earlier_release_has_no_quotas_and_will_do() -> None:
 def test_a_cluster_without_a_topic_that_is_needed_is_refused() -> None:
     with pytest.raises(TopicsDiffer, match=r"rl\.control is missing; run `rollcall topics apply`"):
         require_of("rl.control", "rl.quotas")
+
+
+def test_a_topic_of_an_earlier_release_is_moved_to_the_settings_of_today() -> None:
+    """`control` was kept for 7 days, and is compacted now."""
+    [control] = [topic for topic in WANTED if topic.name == "rl.control"]
+    old = {**control.config, "cleanup.policy": "delete", "retention.ms": "604800000"}
+    there = [t if t is not control else replace(t, config=old) for t in WANTED]
+    admin = Admin(there)
+
+    with pytest.raises(TopicsDiffer, match=r"rl\.control has cleanup\.policy delete; run"):
+        require(cast(Any, admin), cast(Any, Fickle()), WANTED)
+    changes = plan(cast(Any, admin), cast(Any, Fickle()), WANTED)
+    altered = {change.topic.name: change.text for change in changes if change.kind == "alter"}
+    assert list(altered) == ["rl.control"]
+    assert "cleanup.policy delete -> compact" in altered["rl.control"]
+    assert "retention.ms 604800000 -> -1" in altered["rl.control"]

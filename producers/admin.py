@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,16 +18,19 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    ListOffsetsResultInfo,
     MemberDescription,
     NewPartitions,
     NewTopic,
     OffsetSpec,
     ResourceType,
+    TopicDescription,
 )
 
 from producers.client_errors import quiet
 from producers.error_codes import Verdict, verdict_on
 from schemas.errors import Refused, Unavailable
+from schemas.messages import NO_EPOCH
 from schemas.topics import WantedTopic
 
 RETRY_S = 0.1
@@ -47,6 +51,15 @@ class GroupMember:
     group: str
     client_id: str
     partitions: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Where a partition begins and ends, and which leader epoch it is in."""
+
+    start: int
+    end: int
+    epoch: int = NO_EPOCH
 
 
 class Admin:
@@ -90,12 +103,17 @@ class Admin:
         """The id of each topic's incarnation; raises Unavailable."""
 
         def ask() -> dict[str, str]:
-            described = self._client.describe_topics(
-                TopicCollection(list(topics)), request_timeout=self._timeout_s
-            )
-            return {name: str(future.result().topic_id) for name, future in described.items()}
+            asked = self.ask_topic_ids(topics)
+            return {name: str(future.result().topic_id) for name, future in asked.items()}
 
         return self._answer_to(ask, f"the ids of {', '.join(topics)}")
+
+    def ask_topic_ids(self, topics: Sequence[str]) -> "Mapping[str, Future[TopicDescription]]":
+        """Ask for them, and wait for nothing."""
+        described: Mapping[str, Future[TopicDescription]] = self._client.describe_topics(
+            TopicCollection(list(topics)), request_timeout=self._timeout_s
+        )
+        return described
 
     def configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """Each topic's settings; raises Unavailable."""
@@ -170,6 +188,15 @@ class Admin:
         partitions = [(topic, n) for topic, count in topics.items() for n in range(count)]
         return self._offsets(partitions, OffsetSpec.latest())
 
+    def stretches(self, partitions: Collection[tuple[str, int]]) -> dict[tuple[str, int], Stretch]:
+        """The same as `bounds`, and which leader epoch each partition is in."""
+        starts = self._answered(partitions, OffsetSpec.earliest())
+        ends = self._answered(partitions, OffsetSpec.latest())
+        return {
+            tp: Stretch(start.offset, ends[tp].offset, _epoch(ends[tp].leader_epoch))
+            for tp, start in starts.items()
+        }
+
     def bounds(
         self, partitions: Collection[tuple[str, int]]
     ) -> dict[tuple[str, int], tuple[int, int]]:
@@ -178,24 +205,42 @@ class Admin:
         ends = self._offsets(partitions, OffsetSpec.latest())
         return {tp: (start, ends[tp]) for tp, start in starts.items()}
 
+    def high_watermarks(
+        self, partitions: Collection[tuple[str, int]]
+    ) -> dict[tuple[str, int], int]:
+        """Where each partition ends, open transactions included; raises Unavailable."""
+        isolation = IsolationLevel.READ_UNCOMMITTED
+        answered = self._answered(partitions, OffsetSpec.latest(), isolation)
+        return {tp: int(answer.offset) for tp, answer in answered.items()}
+
     def _offsets(
         self, partitions: Collection[tuple[str, int]], which: OffsetSpec
     ) -> dict[tuple[str, int], int]:
-        """A topic that was just made or grown has no leader for a moment, nor has one of a broker
-        that just died, of which the client gives a negative offset: so it is asked again.
+        answered = self._answered(partitions, which)
+        return {tp: int(answer.offset) for tp, answer in answered.items()}
+
+    def _answered(
+        self,
+        partitions: Collection[tuple[str, int]],
+        which: OffsetSpec,
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> dict[tuple[str, int], ListOffsetsResultInfo]:
+        """Ask for offsets. A topic that was just made or grown has no leader for a moment, nor has
+        one of a broker that just died, of which the client gives a negative offset: it is asked
+        again.
         """
         wanted = {TopicPartition(*tp): which for tp in partitions}
         if not wanted:
             return {}
 
-        def ask() -> dict[tuple[str, int], int]:
+        def ask() -> dict[tuple[str, int], ListOffsetsResultInfo]:
             offsets = self._client.list_offsets(
                 wanted,
-                isolation_level=IsolationLevel.READ_COMMITTED,
+                isolation_level=isolation,
                 request_timeout=self._timeout_s,
             )
-            known = {(tp.topic, tp.partition): e.result().offset for tp, e in offsets.items()}
-            if any(offset < 0 for offset in known.values()):
+            known = {(tp.topic, tp.partition): each.result() for tp, each in offsets.items()}
+            if any(answer.offset < 0 for answer in known.values()):
                 raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
             return known
 
@@ -237,6 +282,10 @@ class Admin:
             ]
 
         return self._answer_to(ask, f"the members of {', '.join(groups)}")
+
+
+def _epoch(told: int | None) -> int:
+    return NO_EPOCH if told is None else told
 
 
 def _assigned(member: MemberDescription) -> tuple[tuple[str, int], ...]:

@@ -208,6 +208,10 @@ class EnvironmentStep:
     claim: Claim | None = None
 
 
+NO_EPOCH = -1
+"""The leader epoch of a record of which nobody said it."""
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutStarted:
     """A request was accepted; from here on the journal alone tells the story."""
@@ -219,6 +223,8 @@ class RolloutStarted:
     requested_ms: int = 0
     rules: int = 0
     """The rules that its program is held to: histories are folded by those they began under."""
+    request_epoch: int = NO_EPOCH
+    requests_id: str = ""
 
 
 RULES = 1
@@ -240,6 +246,8 @@ class RolloutRefused:
     from_offset: int
     request_offset: int
     request: RolloutRequest | None = None
+    request_epoch: int = NO_EPOCH
+    requests_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,11 @@ def _lines(report: Report) -> Iterator[str]:
             f"{report.not_run_again:,} rollouts were counted but not run again: their program is "
             "not here, or no longer the same"
         )
+    if report.cut_off:
+        yield (
+            f"{report.cut_off:,} rollouts were started by requests that the log has lost since; "
+            "others took their places"
+        )
     if report.unreadable:
         counts = ", ".join(f"{topic} {n:,}" for topic, n in sorted(report.unreadable.items()))
         yield f"unreadable records: {counts}; the first: {report.first_unreadable[0]}"

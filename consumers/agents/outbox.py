@@ -148,7 +148,8 @@ class Outbox:
         why = "too_large", str(error)
         if isinstance(body, RolloutRefused):
             why = body.code, body.reason
-        bare = RolloutRefused(*why, body.from_offset, body.request_offset)
+        place = body.from_offset, body.request_offset
+        bare = RolloutRefused(*why, *place, None, body.request_epoch, body.requests_id)
         self.write(replace(event, body=bare), partition, cause)
 
     def _write_bare_end(

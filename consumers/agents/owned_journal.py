@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from consumers.agents.fold.chain import START_AFTER_GAP
 from consumers.agents.fold.commands import Command
-from consumers.agents.fold.journal import START, START_AFTER_GAP, Journal, Taken
+from consumers.agents.fold.journal import START, Journal, Taken
 from consumers.agents.fold.rollout import Effect, Rollout
 from consumers.agents.late_commands import Hands, LateCommands
 from consumers.agents.lookback import Written
@@ -239,7 +240,8 @@ class OwnedJournal:
         watermark = self.journal.watermark(self.progress.next_offset)
         unsure = self.late.inherited and not self.caught_up
         held_back = unsure or self.late.held_back()
-        return replace(watermark, requests=requests_id, quota=held_back).write()
+        requests = watermark.requests or requests_id
+        return replace(watermark, requests=requests, quota=held_back).write()
 
     def _forget(self) -> None:
         """Let go of what no commit to come needs, while history is only folded again."""

@@ -11,7 +11,7 @@ from consumers.agents.owned_journal import OwnedJournal
 from consumers.agents.programs import program_digest
 from consumers.agents.recent_requests import Asked, First
 from consumers.agents.wishes import Program
-from consumers.log.protocols import Log, Record
+from consumers.log.protocols import Held, Log, Record
 from consumers.loop.dead_letters import Passed
 from consumers.loop.letter_records import resent_from
 from schemas.bounds import check_names, check_request, fitting
@@ -50,14 +50,18 @@ class RequestStarts:
         self.partitions: dict[int, int] = {}
         """Those of this worker, and the position behind the last request that was seen."""
         self._asked: dict[int, Asked] = {}
+        self._topic_ids: dict[int, str] = {}
 
-    def begin(self, partition: int, start: int, next_offset: int) -> None:
+    def begin(self, held: Held, start: int, next_offset: int) -> None:
         """Take a partition over; its requests count from `start` on."""
+        partition = held.partition
         self.partitions[partition] = start
+        self._topic_ids[partition] = held.topic_id
         self._asked[partition] = Asked(self.log, self.topics.requests, partition, next_offset)
 
     def drop(self, partition: int) -> None:
         self.partitions.pop(partition, None)
+        self._topic_ids.pop(partition, None)
         if partition in self._asked:
             self._asked.pop(partition).close()
 
@@ -88,8 +92,8 @@ class RequestStarts:
         except Refused as error:
             self._refuse(record, span, request.rollout_id, "refused", str(error), request)
             return
-        asked_ms = max(0, record.timestamp_ms)
-        body = RolloutStarted(request, span, record.offset, digest, asked_ms, RULES)
+        asked_ms, names = max(0, record.timestamp_ms), self._names(record)
+        body = RolloutStarted(request, span, record.offset, digest, asked_ms, RULES, *names)
         start = Event.decision(request.rollout_id, 1, self.outbox.name, body)
         if not self.outbox.write(start, record.partition, record):
             reason = "the request is too large for the journal"
@@ -115,8 +119,12 @@ class RequestStarts:
     def _counted(self, record: Record) -> bool:
         """Whether the journal says that a request was started, so that no start of it can count."""
         owned = self.journals.get(record.partition)
-        last = owned.journal.last if owned else None
-        return last is not None and record.offset <= last
+        epoch, topic_id = self._names(record)
+        return owned is not None and owned.journal.chain.started(topic_id, epoch, record.offset)
+
+    def _names(self, record: Record) -> tuple[int, str]:
+        """What names a request beside its offset: leader epoch, and id of the topic."""
+        return record.leader_epoch, self._topic_ids.get(record.partition, "")
 
     def _asked_before(self, record: Record, rollout_id: str) -> First | None:
         """The request that this one repeats, in its own partition or in another one held here.
@@ -189,7 +197,7 @@ class RequestStarts:
         rollout_id = fitting(rollout_id) or unnamed
         kept = request if request is not None and _names_fit(request) else None
         reason = plain(reason, REASON_CHARS)
-        body = RolloutRefused(code, reason, span, record.offset, kept)
+        body = RolloutRefused(code, reason, span, record.offset, kept, *self._names(record))
         event = Event.decision(rollout_id, attempt, self.outbox.name, body)
         if not self.outbox.write(event, record.partition, record):
             bare = replace(body, request=None)

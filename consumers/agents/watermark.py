@@ -1,19 +1,23 @@
 """The word that goes with a commit of a journal partition: where a reader must begin.
 
-`2;low;last;bulk_low;stragglers;requests;quota`. From `bulk_low` on a reader needs every record.
+`3;low;last;bulk_low;stragglers;requests;epoch;quota`. From `bulk_low` a reader needs all records.
 Between `low` and `bulk_low` it needs only those of the stragglers, the few rollouts that are open
 since then; they are named by the offsets of their first events, as differences to the one before,
 in base64. `last` is the last counted request offset as of `bulk_low`, and `requests` the id of the
 requests' topic, since an offset holds for one incarnation of a topic. `quota` is q where the writer
-held first commands back for quotas: whoever reads on cannot know which.
+held first commands back for quotas: whoever reads on cannot know which. `epoch` is the leader epoch
+of the last counted request, and behind the id of the requests' topic stand those that it had
+before, parted by commas. Version 2 has neither.
 """
 
 import base64
 from dataclasses import dataclass
 
 from schemas.bounded import LARGEST, base64_bytes, whole_number
+from schemas.messages import NO_EPOCH
 
-VERSION = "2"
+VERSION = "3"
+OLDER = "2"
 SEPARATOR = ";"
 SHIFTS = 63
 """An offset has no more bits."""
@@ -31,6 +35,9 @@ class Watermark:
     """First offsets below `bulk_low`, ascending."""
     requests: str = ""
     quota: bool = False
+    epoch: int = NO_EPOCH
+    left: tuple[str, ...] = ()
+    """Ids that the requests' topic had before it was made anew, the latest first."""
 
     @property
     def low(self) -> int:
@@ -41,22 +48,29 @@ class Watermark:
         last = "" if self.last is None else str(self.last)
         named = base64.b64encode(_packed(self.stragglers)).decode()
         quota = "q" if self.quota else ""
-        words = VERSION, str(self.low), last, str(self.bulk_low), named, self.requests, quota
-        return SEPARATOR.join(words)
+        epoch = "" if self.epoch == NO_EPOCH else str(self.epoch)
+        requests = ",".join((self.requests, *self.left))
+        words = VERSION, str(self.low), last, str(self.bulk_low), named, requests
+        return SEPARATOR.join((*words, epoch, quota))
 
 
 def read_watermark(metadata: str) -> Watermark | None:
     """The watermark in a commit's metadata; None for what others wrote there."""
     words = metadata.split(SEPARATOR)
-    if len(words) != 7 or words[0] != VERSION:
+    if len(words) == 7 and words[0] == OLDER:
+        words.insert(6, "")
+    elif len(words) != 8 or words[0] != VERSION:
         return None
-    _, low, last, bulk_low, named, requests, quota = words
+    _, low, last, bulk_low, named, ids, epoch, quota = words
     starts, counted = whole_number(low), whole_number(last)
     until, packed = whole_number(bulk_low), base64_bytes(named)
     stragglers = None if packed is None else _unpacked(packed)
     if starts is None or until is None or stragglers is None or (last and counted is None):
         return None
-    read = Watermark(until, counted, stragglers, requests, quota == "q")
+    leader = whole_number(epoch)
+    known = NO_EPOCH if leader is None else leader
+    requests, *left = ids.split(",")
+    read = Watermark(until, counted, stragglers, requests, quota == "q", known, tuple(left))
     return read if read.low == starts and max(stragglers, default=0) <= until else None
 
 

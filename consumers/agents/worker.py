@@ -110,6 +110,10 @@ class Agents:
         )
         self.hands = Hands(outbox, quotas.rollouts, quotas.pacing, self.control, bar, self.counts)
         self.requests = RequestStarts(log_, topics, outbox, programs, self.owned, letters.passed)
+        self._again: set[int] = set()
+        """Partitions whose requests are read again, because their journal has lost starts."""
+        self._uncommitted: set[int] = set()
+        """Partitions of whose requests nothing was committed when they were taken over."""
         self._ids = {topic: log_.topic_id(topic) for topic in self.topics}
         self._control_due = self._due = 0.0
         self._live = self._held = 0
@@ -122,13 +126,25 @@ class Agents:
         return RolloutRequest if topic == self.names.requests else Event
 
     def assigned(self, held: Held, progress: PartitionProgress) -> int:
+        self._ids[held.topic] = held.topic_id
         if held.topic == self.names.events:
             return self._own(held, progress)
         if held.metadata.startswith(BESIDE) and not self.accept:
             self._check_id(self.names.events, held.metadata[len(BESIDE[0]) :])
+        if self.accept and self._has_lost_starts(held.partition):
+            self._again.add(held.partition)
+            progress.next_offset = progress.floor = held.log_start
+        if held.committed is None:
+            self._uncommitted.add(held.partition)
+        self._check_requests(held.partition)
         start = 0 if self.accept else progress.next_offset
-        self.requests.begin(held.partition, start, progress.next_offset)
+        self.requests.begin(held, start, progress.next_offset)
         return progress.next_offset
+
+    def _has_lost_starts(self, partition: int) -> bool:
+        """Whether a journal has lost its tail: what is left of it tells which starts are there."""
+        commits = self.log.commits(self.names.group("agents"), self.names.events)
+        return partition in commits and bool(self.log.cuts([commits[partition]]))
 
     def _own(self, held: Held, progress: PartitionProgress) -> int:
         """Take a journal over; return the offset from which on it has to be read."""
@@ -141,7 +157,6 @@ class Agents:
             progress.next_offset = progress.floor = begin.low
         else:
             begin = found
-            self._check_id(self.names.requests, begin.requests)
             if self.accept and begin.low < held.log_start:
                 begin = replace(begin, last=None)
         clock = LogClock(self.wall)
@@ -157,6 +172,7 @@ class Agents:
             late=LateCommands(self.hands, held.partition, clock, begin.quota),
             folded=begin.low >= until,
         )
+        self._check_requests(held.partition)
         self.quotas.take_over(held.partition, begin)
         if begin.stragglers:
             progress.needs = owned.journal.needs
@@ -165,6 +181,15 @@ class Agents:
             owned.written = Written(self.log, self.codec, topic, held.partition)
         return begin.low
 
+    def _check_requests(self, partition: int) -> None:
+        """Raise TopicRecreated where a journal's requests are of another topic than those of now.
+
+        Who has committed a position in the new topic has accepted that it is new.
+        """
+        owned = self.owned.get(partition)
+        if owned is not None and partition in self._uncommitted and not self.accept:
+            self._check_id(self.names.requests, owned.journal.chain.requests)
+
     def _check_id(self, topic: str, known: str) -> None:
         if known and known != self._ids[topic]:
             raise TopicRecreated(_recreated(topic, self.names))
@@ -172,6 +197,8 @@ class Agents:
     def dropped(self, progress: PartitionProgress) -> None:
         if progress.topic == self.names.requests:
             self.requests.drop(progress.number)
+            self._again.discard(progress.number)
+            self._uncommitted.discard(progress.number)
         else:
             self.owned.pop(progress.number).let_go()
             self._folded_unheard.discard(progress.number)
@@ -193,15 +220,16 @@ class Agents:
     def waits(self, progress: PartitionProgress) -> bool:
         """Whether what a reset or a takeover has to know first is still read back.
 
-        Requests wait also while agents are paused; after a reset, until their journal tells which
-        of them were started long ago.
+        Requests wait also while agents are paused; after a reset, or where the journal has lost
+        starts, until it tells which of them were started long ago.
         """
         if not self.control.known:
             return True
         owned = self.owned.get(progress.number)
         if progress.topic == self.names.events:
             return owned is not None and owned.looks_back()
-        unfolded = owned is not None and owned.reset and not owned.caught_up
+        again = owned is not None and (owned.reset or progress.number in self._again)
+        unfolded = again and owned is not None and not owned.caught_up
         unsaid = self.control.paused or not self.quotas.table.known
         return unsaid or unfolded or not self.requests.knows_window(progress.number)
 
@@ -322,9 +350,8 @@ class Agents:
 def _recreated(topic: str, names: Topics) -> str:
     if topic == names.requests:
         return (
-            f"{topic} was deleted and made anew, but {names.events} was not: its new requests have "
-            "offsets that the journal has counted already, so none of them would ever start. "
-            f"Recreate {names.events} and {names.trajectories} too, or use another prefix"
+            f"{topic} was deleted and made anew, but {names.events} was not: requests that nobody "
+            "had started are lost. To go on with the new topic restart with --accept-truncation"
         )
     return (
         f"{topic} was deleted and made anew: the rollouts that were open are lost, and their "

@@ -168,6 +168,7 @@ class Audit:
         self.lineage.finish()
         self._open()
         self._forgotten()
+        self._lost_tails()
         self._unburied()
         self._repeated()
         self._before_window()
@@ -209,6 +210,13 @@ class Audit:
                 )
                 self._lost("I6", text, number, offset)
             self._check_chain(number, low.bulk_low, low.last, partition.low.last)
+
+    def _lost_tails(self) -> None:
+        """What a group has counted is there still."""
+        for group, tails in sorted(self.window.lost.items()):
+            for lost in tails:
+                place = lost.topic, lost.partition, lost.goes_on
+                self.report.add(Breach("I6", f"group {group}: {lost}", *place, "lost"))
 
     def _check_chain(
         self, partition: int, low: int, committed: int | None, last: int | None

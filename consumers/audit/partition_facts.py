@@ -107,6 +107,7 @@ class PartitionFacts:
         """Offsets of the counted requests, rising."""
         self.asked = array("Q")
         """The rollout that the journal starts for each of them."""
+        self._requests_id = ""
         self.low = CommittedLow(window, journal_facts.topics, partition)
         self.given_up = GivenUp(journal_facts.implied.excused)
         self._events = 0
@@ -187,12 +188,11 @@ class PartitionFacts:
         facts.report.checked["I2"] += 1
         if ignored and ignored != JOINED:
             return
-        self.requests.append(body.request_offset)
-        self.asked.append(word_of(event.rollout_id.encode()))
+        owner, refused = word_of(event.rollout_id.encode()), isinstance(body, RolloutRefused)
+        self._note_request(body, owner)
         if ignored == JOINED:
             return
         facts.report.accepted += 1
-        owner, refused = word_of(event.rollout_id.encode()), isinstance(body, RolloutRefused)
         at = REFUSED if refused else body.request_offset % REFUSED  # a stranger's may be negative
         facts.starts.note(owner, place(self.partition, offset), at)
         if isinstance(body, RolloutRefused):
@@ -206,6 +206,21 @@ class PartitionFacts:
             self._imply(life, taken.commands, offset, at_ms)
         else:
             facts.not_run.append(owner)
+
+    def _note_request(self, body: RolloutStarted | RolloutRefused, owner: int) -> None:
+        """Note a request that was started; what lay from there on before is of a log that is gone.
+
+        The chain of starts lets nothing but another leader, or another topic, go back.
+        """
+        anew = "" not in (body.requests_id, self._requests_id)
+        first = 0 if anew and body.requests_id != self._requests_id else body.request_offset
+        self._requests_id = body.requests_id or self._requests_id
+        while self.requests and self.requests[-1] >= first:
+            self.requests.pop()
+            self.asked.pop()
+            self.facts.report.cut_off += 1
+        self.requests.append(body.request_offset)
+        self.asked.append(owner)
 
     def _stray(self, event: Event, offset: int) -> None:
         """A word about a rollout that is not open: late, or begun before what is read."""

@@ -68,6 +68,9 @@ class Report:
     """Rollouts whose program is not here, or not the same: counted, not run."""
     before_window: int = 0
     """Rollouts that began before what was read."""
+    cut_off: int = 0
+    """Starts of requests that the log has lost, where it was accepted that others took their
+    places."""
     last_duplicate: tuple[str, int, int] | None = None
     dead_letters: int = 0
     retired: dict[str, str] = field(default_factory=dict)

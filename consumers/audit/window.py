@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from consumers.log.protocols import Commit, Log, Record, TopicPartition
 from consumers.log.reading import read_between
+from consumers.loop.lost_tail import LostTail, lost_tails
 from consumers.loop.suspects import parted
 from schemas.topics import Topics
 
@@ -36,6 +37,8 @@ class Window:
     """By group, read before `ends`: so what lies below must have had its effects."""
     log_starts: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Where every partition begins now: retention has taken what lay before."""
+    lost: Mapping[str, Sequence[LostTail]] = field(default_factory=dict)
+    """By group, what its commits count that is gone."""
 
 
 class Horizons:
@@ -66,7 +69,15 @@ class AuditedStretch:
     ) -> None:
         self.log = log
         self.topics = topics
-        commits = self._commits(names, past=bool(until_ms))
+        said = self._commits(names, past=bool(until_ms))
+        lost = {group: lost_tails(log, list(own.values())) for group, own in said.items()}
+        commits = {
+            group: {
+                tp: replace(commit, metadata=parted(commit.metadata)[0])
+                for tp, commit in own.items()
+            }
+            for group, own in said.items()
+        }
         order = sorted(names, key=self._depth, reverse=True)
         ends: dict[TopicPartition, int] = {}
         log_starts: dict[TopicPartition, int] = {}
@@ -83,7 +94,7 @@ class AuditedStretch:
         self.ends = ends
         cut = {tp: at for tp, at in self.starts.items() if at > 0}
         horizon, first_request = self._horizon(cut, since_ms)
-        self.window = Window(ends, cut, horizon, first_request, until_ms, commits, log_starts)
+        self.window = Window(ends, cut, horizon, first_request, until_ms, commits, log_starts, lost)
         judged = [topic for topic in names if topic != topics.control]
         self.total = sum(at - self.starts[tp] for tp, at in ends.items() if tp[0] in judged)
 
@@ -112,7 +123,7 @@ class AuditedStretch:
                     reads[group] = [topics.trajectories]
         return {
             group: {
-                (topic, partition): replace(commit, metadata=parted(commit.metadata)[0])
+                (topic, partition): commit
                 for topic in own
                 if topic in names
                 for partition, commit in self.log.commits(group, topic).items()

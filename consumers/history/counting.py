@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from consumers.agents.fold.attempt import BUSY, FREE_FAILURES, MOST_BUSY
 from schemas.messages import (
+    NO_EPOCH,
     AttemptStarted,
     CallFailed,
     DeadlinePassed,
@@ -130,6 +131,9 @@ class Law:
     def __init__(self, last: int | None = None) -> None:
         self.last = last
         """The last counted request offset; None where none has been counted."""
+        self._epoch = NO_EPOCH
+        self._requests: list[str] = []
+        """Ids of the requests' topic as starts tell them, that of now last."""
         self.open: dict[str, Counting] = {}
 
     def take(self, event: Event) -> str:
@@ -146,9 +150,11 @@ class Law:
         return ignored
 
     def _start(self, event: Event, body: Start) -> str:
-        if self.last is not None and not body.from_offset <= self.last + 1 <= body.request_offset:
+        if self._is_out_of_turn(body):
             return f"its request is {body.request_offset}, the last one started {self.last}"
-        self.last = body.request_offset
+        self.last, self._epoch = body.request_offset, body.request_epoch
+        if body.requests_id and body.requests_id not in self._requests:
+            self._requests.append(body.requests_id)
         if event.rollout_id in self.open:
             return JOINED
         counting = Counting()
@@ -156,3 +162,17 @@ class Law:
         if counting.open:
             self.open[event.rollout_id] = counting
         return ""
+
+    def _is_out_of_turn(self, body: Start) -> bool:
+        """Whether a request is not the next one: of its topic, else of its leader, else at all."""
+        if body.requests_id and body.requests_id in self._requests[:-1]:
+            return True
+        if self.last is None or (
+            body.requests_id and self._requests and body.requests_id != self._requests[-1]
+        ):
+            return False
+        if body.from_offset > self.last + 1:
+            return True
+        if NO_EPOCH not in (body.request_epoch, self._epoch) and body.request_epoch != self._epoch:
+            return body.request_epoch < self._epoch
+        return body.request_offset <= self.last

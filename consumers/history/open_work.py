@@ -19,6 +19,7 @@ from consumers.agents.wishes import CallModel, Step
 from consumers.log.protocols import Record
 from schemas.ids import command_id
 from schemas.messages import (
+    NO_EPOCH,
     AttemptStarted,
     Event,
     Instance,
@@ -159,12 +160,17 @@ class OpenWork:
         return first
 
     def take_request(
-        self, request: RolloutRequest, partition: int, offset: int, at_ms: int
+        self,
+        request: RolloutRequest,
+        partition: int,
+        offset: int,
+        at_ms: int,
+        epoch: int = NO_EPOCH,
+        topic_id: str = "",
     ) -> None:
         """One request; it is waiting where no start has counted it."""
         self._not_before(at_ms)
-        last = self.journals[partition].last
-        if last is None or offset > last:
+        if not self.journals[partition].chain.started(topic_id, epoch, offset):
             self.unstarted[partition, offset] = UnstartedRequest(request, partition, at_ms)
 
     def take_trajectory(self, trajectory: Trajectory, partition: int, offset: int) -> None:

@@ -183,10 +183,11 @@ class WaitReader:
 
     def _requests(self) -> None:
         topic = self.topics.requests
-        wanted = self.work.first_requests()
+        wanted, topic_id = self.work.first_requests(), self.history.log.topic_id(topic)
         starts = {tp: max(at, wanted.get(tp[1], at)) for tp, at in self._starts(topic).items()}
         for record, request in self._read(topic, starts, RolloutRequest):
-            self.work.take_request(request, record.partition, record.offset, record.timestamp_ms)
+            place = record.partition, record.offset, record.timestamp_ms
+            self.work.take_request(request, *place, record.leader_epoch, topic_id)
 
     def _scorings(self) -> list[ScoringPosition]:
         """Every scoring that has a group; else the one of the settings."""

@@ -6,7 +6,10 @@ first, and its start is given with the assignment, never by a seek (librdkafka #
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -23,12 +26,20 @@ from confluent_kafka import (
 )
 from confluent_kafka import TopicPartition as Tp
 
-from consumers.log.protocols import Commit, Held, Listener, Record, TopicPartition
-from producers.admin import Admin
+from consumers.log.epochs import UNKNOWN, Epochs
+from consumers.log.protocols import (
+    Commit,
+    Held,
+    Listener,
+    OpenTransaction,
+    Record,
+    TopicPartition,
+)
+from producers.admin import Admin, Stretch
 from producers.client_errors import quiet
 from producers.error_codes import Verdict, verdict_on
 from producers.kafka_publisher import KafkaPublisher
-from schemas.errors import MemberMoved, Refused, TopicsDiffer, Unavailable, Unfit
+from schemas.errors import JournalGone, MemberMoved, Refused, TopicsDiffer, Unavailable, Unfit
 from schemas.headers import UNREADABLE, Headers
 
 COMMON = {
@@ -56,6 +67,10 @@ ALONE = {
     # Every worker has such readers, of topics on which hardly anything is ever said.
     "fetch.wait.max.ms": 500,
 }
+LOST = {KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION, KafkaError.OFFSET_OUT_OF_RANGE}
+"""What a reader is answered whose position the log does not have any more."""
+WATCH_S = 5.0
+"""How often whoever reads asks whether its topics are still the same."""
 CALL_S = 10.0
 PLACE_S = 45.0
 """How long a new assignment may wait for a broker; a minute without a poll ends the membership."""
@@ -126,6 +141,13 @@ class _Polling:
         if error is None or error.code() == KafkaError._PARTITION_EOF:
             return
         where = f"{message.topic()} {message.partition()}" if message.topic() else "as a member"
+        if error.code() in LOST:
+            msg = (
+                f"reading {where} failed: {error.str()}. Records are gone that were there, by "
+                "retention, an unclean election or a disk that was restored: to go on from what "
+                "is left restart with --accept-truncation"
+            )
+            raise JournalGone(msg)
         if verdict_on(error) in (Verdict.FATAL, Verdict.ABSENT):
             msg = f"reading {where} failed: {error.str()}"
             raise Unfit(msg)
@@ -160,7 +182,12 @@ def _record(message: Message, tp: TopicPartition) -> Record:
         message.value(),
         message.timestamp()[1],
         partial(_headers, message),
+        _known(message.leader_epoch()),
     )
+
+
+def _known(epoch: int | None) -> int:
+    return UNKNOWN if epoch is None else epoch
 
 
 class KafkaSource(_Polling):
@@ -175,6 +202,8 @@ class KafkaSource(_Polling):
         listener: Listener,
     ) -> None:
         self._admin = admin
+        self._cuts = CutFinder(settings, admin)
+        self._watch = TopicWatch(admin)
         config = {**COMMON, **GROUP, **settings, "group.id": group, "on_commit": self._on_commit}
         self._fatal = []
         self._consumer = Consumer(quiet(config, self._fatal))
@@ -186,6 +215,8 @@ class KafkaSource(_Polling):
         self._fresh: set[TopicPartition] = set()
         """Owned, but nothing has come of them yet: a pause would be lost (librdkafka #2190)."""
         self._to_pause: set[TopicPartition] = set()
+        self._epochs: dict[TopicPartition, Epochs] = {}
+        """Of what is owned, which leaders wrote what was read."""
         self._unplaced: dict[TopicPartition, float] = {}
         """Assigned, but the group did not say where to begin; until when they are borne."""
         self._ended: list[tuple[str, int, int]] = []
@@ -208,7 +239,8 @@ class KafkaSource(_Polling):
                 continue
             self._fresh.discard(tp)
             if error is None:
-                records.append(_record(message, tp))
+                records.append(record := _record(message, tp))
+                self._epochs[tp].saw(record.offset, record.leader_epoch)
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._ended.append((*tp, message.offset() or 0))
             else:
@@ -216,6 +248,7 @@ class KafkaSource(_Polling):
         if self._to_pause - self._fresh:
             self.pause(self._to_pause)
         self._check_unplaced()
+        self._watch.check()
         return records
 
     def ended(self) -> list[tuple[str, int, int]]:
@@ -224,7 +257,7 @@ class KafkaSource(_Polling):
 
     def commit(self, commits: Sequence[Commit]) -> None:
         try:
-            self._consumer.commit(offsets=_offsets(commits), asynchronous=True)
+            self._consumer.commit(offsets=self._words(commits), asynchronous=True)
         except KafkaException as error:
             self._refusal(error.args[0])
 
@@ -234,11 +267,22 @@ class KafkaSource(_Polling):
             log.warning("commit_left", commits=len(commits))
             return
         try:
-            committed = self._consumer.commit(offsets=_offsets(commits), asynchronous=False)
+            committed = self._consumer.commit(offsets=self._words(commits), asynchronous=False)
         except KafkaException as error:
             self._refusal(error.args[0])
         else:
             self._on_commit(None, committed or ())
+
+    def _words(self, commits: Sequence[Commit]) -> list[Tp]:
+        """Commits as the client takes them, with the leader epoch of what they count last."""
+        words = []
+        for commit in commits:
+            epochs = self._epochs.get((commit.topic, commit.partition))
+            if epochs is not None:
+                epochs.forget(commit.offset)
+                commit = replace(commit, leader_epoch=epochs.before(commit.offset))
+            words.append(_word(commit))
+        return words
 
     def _on_commit(self, error: KafkaError | None, partitions: Sequence[Tp]) -> None:
         for failed in [error, *(tp.error for tp in partitions)]:
@@ -298,20 +342,47 @@ class KafkaSource(_Polling):
         except MemberMoved as moved:
             self._leave_unplaced(consumer, partitions, moved)
             return
-        starts = []
         # Not asked of the consumer: it does not know a partition that was added since it began.
-        bounds = retried(
-            lambda: self._admin.bounds([(tp.topic, tp.partition) for tp in held]),
-            until - time.monotonic(),
-        )
+        places = retried(lambda: self._places(held), until - time.monotonic())
+        consumer.incremental_assign([self._placed(*place) for place in places])
+
+    def _places(self, held: Sequence[Tp]) -> list[tuple[Held, Commit | None]]:
+        """What the brokers know of partitions that a group has come to; raises Unavailable."""
+        stretches = self._admin.stretches([(tp.topic, tp.partition) for tp in held])
+        ids = self._admin.topic_ids(sorted({tp.topic for tp in held}))
+        self._watch.note(ids)
+        commits = [_commit_of(tp) for tp in held if tp.offset != OFFSET_INVALID]
+        cuts = self._cuts.find(commits, stretches)
+        known = {(commit.topic, commit.partition): commit for commit in commits}
+        places: list[tuple[Held, Commit | None]] = []
         for tp in held:
-            low, high = bounds[tp.topic, tp.partition]
-            committed = None if tp.offset == OFFSET_INVALID else tp.offset
-            known = Held(tp.topic, tp.partition, committed, tp.metadata or "", low, high)
-            starts.append(Tp(tp.topic, tp.partition, self._listener.assigned(known)))
-            self._owned.add((tp.topic, tp.partition))
-            self._fresh.add((tp.topic, tp.partition))
-        consumer.incremental_assign(starts)
+            named = tp.topic, tp.partition
+            here, commit = stretches[named], known.get(named)
+            place = Held(*named, None, "", here.start, here.end, None, ids[tp.topic])
+            if commit is not None:
+                place = replace(
+                    place,
+                    committed=commit.offset,
+                    metadata=commit.metadata,
+                    cut=cuts.get(named),
+                )
+            places.append((place, commit))
+        return places
+
+    def _placed(self, held: Held, commit: Commit | None) -> Tp:
+        """Take a partition over, and say from where on it is read."""
+        start = self._listener.assigned(held)
+        tp = held.topic, held.partition
+        self._owned.add(tp)
+        self._fresh.add(tp)
+        if commit is None or held.cut is not None:
+            self._epochs[tp] = Epochs()
+            return Tp(*tp, start)
+        self._epochs[tp] = Epochs(commit.offset, commit.leader_epoch)
+        if start != commit.offset or commit.leader_epoch == UNKNOWN:
+            return Tp(*tp, start)
+        # With it the client itself sees a tail that is lost between the question and the read.
+        return Tp(*tp, start, leader_epoch=commit.leader_epoch)
 
     def _leave_unplaced(self, consumer: Consumer, partitions: list[Tp], moved: MemberMoved) -> None:
         """Take an assignment of a membership that has ended, and read nothing of it.
@@ -350,13 +421,21 @@ class KafkaSource(_Polling):
         self._to_pause -= leaving
         for tp in leaving:
             self._unplaced.pop(tp, None)
+            self._epochs.pop(tp, None)
         self._batches.left |= leaving
         consumer.resume(partitions)
         consumer.incremental_unassign(partitions)
 
 
-def _offsets(commits: Sequence[Commit]) -> list[Tp]:
-    return [Tp(c.topic, c.partition, c.offset, c.metadata) for c in commits]
+def _word(commit: Commit) -> Tp:
+    place = commit.topic, commit.partition, commit.offset, commit.metadata
+    if commit.leader_epoch == UNKNOWN:
+        return Tp(*place)
+    return Tp(*place, commit.leader_epoch)
+
+
+def _commit_of(tp: Tp) -> Commit:
+    return Commit(tp.topic, tp.partition, tp.offset, tp.metadata or "", _known(tp.leader_epoch))
 
 
 def retried(call: Callable[[], T], timeout_s: float = 30.0) -> T:
@@ -408,6 +487,124 @@ def _offsets_of(looker: Consumer, partitions: list[Tp], timeout_s: float) -> lis
     return retried(ask, timeout_s)
 
 
+class TopicWatch:
+    """Sees that a topic is made anew under its name while it is read.
+
+    The client goes on at its position in the new one, where other records lie.
+    """
+
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
+        self._ids: dict[str, str] = {}
+        self._asked: Mapping[str, Future[Any]] = {}
+        self._due = time.monotonic() + WATCH_S
+
+    def note(self, ids: Mapping[str, str]) -> None:
+        """The ids of topics from now on."""
+        self._ids.update(ids)
+
+    def check(self) -> None:
+        """Raise JournalGone where a topic is another one by now; nothing is waited for."""
+        if self._asked and all(future.done() for future in self._asked.values()):
+            asked, self._asked = self._asked, {}
+            for topic, future in asked.items():
+                self._compare(topic, future)
+        elif not self._asked and self._ids and time.monotonic() > self._due:
+            self._due = time.monotonic() + WATCH_S
+            self._asked = self._admin.ask_topic_ids(sorted(self._ids))
+
+    def _compare(self, topic: str, future: Future[Any]) -> None:
+        if future.exception() is None and str(future.result().topic_id) != self._ids[topic]:
+            msg = (
+                f"{topic} was deleted and made anew while it was read. To go on with the new one "
+                "restart with --accept-truncation"
+            )
+            raise JournalGone(msg)
+
+
+class CutFinder:
+    """Finds where logs stop to be those that commits speak of.
+
+    Records are asked for only where another leader was elected since, or a log is too short.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], admin: Admin) -> None:
+        self._settings = settings
+        self._admin = admin
+
+    def find(
+        self, commits: Sequence[Commit], stretches: Mapping[TopicPartition, Stretch]
+    ) -> dict[TopicPartition, int]:
+        """By partition, only where something below the commit is not as it was."""
+        doubted = [c for c in commits if _is_doubted(c, stretches[c.topic, c.partition])]
+        if not doubted:
+            return {}
+        with _uncommitted_reader(self._settings) as consumer:
+            ends = {
+                (c.topic, c.partition): self._end(consumer, c, stretches[c.topic, c.partition])
+                for c in doubted
+            }
+        return {
+            (c.topic, c.partition): ends[c.topic, c.partition]
+            for c in doubted
+            if ends[c.topic, c.partition] < c.offset
+        }
+
+    def _end(self, consumer: Consumer, commit: Commit, here: Stretch) -> int:
+        """Where the records end that the commit's leader wrote, and those before it."""
+        end = min(commit.offset, here.end)
+
+        def above(offset: int) -> bool:
+            return self._epoch_at(consumer, commit, offset) > commit.leader_epoch
+
+        if commit.leader_epoch == UNKNOWN or here.start >= end or not above(end - 1):
+            return end
+        low, high = here.start, end - 1
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if above(middle) else (middle + 1, high)
+        return low
+
+    def _epoch_at(self, consumer: Consumer, commit: Commit, offset: int) -> int:
+        """The leader epoch of the first record from an offset on; raises Unavailable."""
+        message = _first_from(consumer, (commit.topic, commit.partition), offset)
+        return UNKNOWN if message is None else _known(message.leader_epoch())
+
+
+def _first_from(consumer: Consumer, tp: TopicPartition, offset: int) -> Message | None:
+    """The first record from an offset on, None where there is none; raises Unavailable."""
+    consumer.assign([Tp(*tp, offset)])
+    until = time.monotonic() + CALL_S
+    while time.monotonic() < until:
+        message = consumer.poll(RETRY_S)
+        if message is None:
+            continue
+        error = message.error()
+        if error is None:
+            return message
+        if error.code() == KafkaError._PARTITION_EOF:
+            return None
+    msg = f"{tp[0]} {tp[1]} cannot be read at {offset}"
+    raise Unavailable(msg)
+
+
+@contextmanager
+def _uncommitted_reader(settings: Mapping[str, Any]) -> Iterator[Consumer]:
+    """A consumer that is given records of open and aborted transactions too."""
+    config = {**COMMON, **ALONE, **settings, "group.id": LOOKING}
+    consumer = Consumer(quiet({**config, "isolation.level": "read_uncommitted"}))
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def _is_doubted(commit: Commit, here: Stretch) -> bool:
+    """Whether a commit may count what is not there any more."""
+    elected = UNKNOWN not in (commit.leader_epoch, here.epoch) and commit.leader_epoch < here.epoch
+    return commit.offset > here.end or elected
+
+
 class KafkaReader(_Polling):
     """Reads every partition of some topics; no group, no commits."""
 
@@ -431,6 +628,9 @@ class KafkaReader(_Polling):
             start = starts.get((topic, number), high if from_end else low)
             if start < low:
                 msg = f"{topic} {number} begins at {low}; offset {start} is past retention"
+                raise Unfit(msg)
+            if start > high:
+                msg = f"{topic} {number} ends at {high}; offset {start} is not there any more"
                 raise Unfit(msg)
             if start < high:
                 self._waiting[topic, number] = high
@@ -521,18 +721,36 @@ class KafkaLog:
         except (Unfit, Unavailable) as error:
             msg = f"the offsets of group {group!r} are not to be had: {error}"
             raise Unavailable(msg) from error
-        return {
-            tp.partition: Commit(topic, tp.partition, tp.offset, tp.metadata or "")
-            for tp in committed
-            if tp.offset >= 0
-        }
+        return {tp.partition: _commit_of(tp) for tp in committed if tp.offset >= 0}
+
+    def cuts(self, commits: Sequence[Commit]) -> dict[TopicPartition, int]:
+        """Where logs stop to be those that commits speak of; raises Unavailable."""
+        stretches = self._admin.stretches([(c.topic, c.partition) for c in commits])
+        return CutFinder(self._settings, self._admin).find(commits, stretches)
+
+    def open_transactions(self, topics: Sequence[str]) -> list[OpenTransaction]:
+        """Where readers are held back; who holds a transaction open the client cannot ask.
+
+        The high watermarks are asked first: what is stable later was not held back then.
+        """
+        partitions = [(topic, n) for topic in topics for n in range(self.partitions(topic))]
+        ends = self._admin.high_watermarks(partitions)
+        stretches = self._admin.stretches(partitions)
+        held = [tp for tp in partitions if stretches[tp].end < ends[tp]]
+        if not held:
+            return []
+        with _uncommitted_reader(self._settings) as consumer:
+            firsts = {tp: _first_from(consumer, tp, stretches[tp].end) for tp in held}
+        return [
+            OpenTransaction(*tp, stretches[tp].end, ends[tp], first.timestamp()[1] if first else 0)
+            for tp, first in firsts.items()
+        ]
 
     def commit_for(self, group: str, commits: Sequence[Commit]) -> None:
         """Commit in the name of a group that nobody is in; raises Refused where somebody is."""
         looker = self._looker(group)
-        words = [Tp(c.topic, c.partition, c.offset, c.metadata) for c in commits]
         try:
-            looker.commit(offsets=words, asynchronous=False)
+            looker.commit(offsets=[_word(c) for c in commits], asynchronous=False)
         except KafkaException as error:
             msg = f"the broker takes no commits for group {group!r}: {error.args[0].str()}"
             raise Refused(msg) from error

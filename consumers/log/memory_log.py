@@ -11,36 +11,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
+from consumers.log.epochs import Epochs
+from consumers.log.memory_partition import MemoryPartition, MemoryTransaction, RawHeaders, readable
 from consumers.log.memory_publisher import MemoryPublisher
 from consumers.log.memory_source import MemoryGroup, MemorySource
-from consumers.log.protocols import Commit, Listener, Record, TopicPartition
+from consumers.log.protocols import Commit, Listener, OpenTransaction, Record, TopicPartition
 from producers.publisher import LETTER_LIMIT_BYTES, Publisher
-from schemas.errors import NoTopic, Refused, TooLarge, TopicsDiffer, Unfit, WorkFailed
-from schemas.headers import UNREADABLE, Headers
+from schemas.errors import JournalGone, NoTopic, Refused, TooLarge, TopicsDiffer, Unfit, WorkFailed
 from schemas.topics import WantedTopic
-
-RawHeaders = Sequence[tuple[str | bytes, bytes]]
-"""Headers as anybody may write them: a name as bytes need not be UTF-8."""
-Stored = tuple[bytes | None, bytes | None, int, RawHeaders | None] | None
-"""Key, value, append time, headers; None is a hole such as a transaction marker leaves."""
-
-
-def _readable(headers: RawHeaders) -> Headers:
-    """Headers as a client tells them: all or none, as Kafka's does."""
-    try:
-        return [(n.decode() if isinstance(n, bytes) else n, value) for n, value in headers]
-    except UnicodeDecodeError:
-        return list(UNREADABLE)
-
-
-class _PartitionRecords:
-    def __init__(self) -> None:
-        self.start = 0
-        self.records: list[Stored] = []
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.records)
 
 
 class MemoryLog:
@@ -49,7 +27,7 @@ class MemoryLog:
     def __init__(
         self, topics: Iterable[WantedTopic] = (), *, wall: Callable[[], float] = time.time
     ) -> None:
-        self.topics: dict[str, list[_PartitionRecords]] = {}
+        self.topics: dict[str, list[MemoryPartition]] = {}
         self.incarnations: Counter[str] = Counter()
         self.limits: dict[str, int] = defaultdict(lambda: LETTER_LIMIT_BYTES)
         self.groups: dict[str, MemoryGroup] = {}
@@ -64,13 +42,13 @@ class MemoryLog:
     def create(self, topic: str, partitions: int) -> None:
         """Make a topic, or add partitions to it."""
         held = self.topics.setdefault(topic, [])
-        held += [_PartitionRecords() for _ in range(partitions - len(held))]
+        held += [MemoryPartition() for _ in range(partitions - len(held))]
 
     def partitions(self, topic: str) -> int:
         return len(self._of(topic))
 
     def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
-        return {number: (held.start, held.end) for number, held in enumerate(self._of(topic))}
+        return {number: (held.start, held.stable) for number, held in enumerate(self._of(topic))}
 
     def topic_id(self, topic: str) -> str:
         return str(self.incarnations[topic])
@@ -93,12 +71,12 @@ class MemoryLog:
     def recreate(self, topic: str) -> None:
         """Delete a topic and make it anew; the groups' commits on it go with it."""
         count = self.partitions(topic)
-        self.topics[topic] = [_PartitionRecords() for _ in range(count)]
+        self.topics[topic] = [MemoryPartition() for _ in range(count)]
         self.incarnations[topic] += 1
         for group in self.groups.values():
             group.committed = {tp: at for tp, at in group.committed.items() if tp[0] != topic}
 
-    def _of(self, topic: str) -> list[_PartitionRecords]:
+    def _of(self, topic: str) -> list[MemoryPartition]:
         if topic not in self.topics:
             msg = f"topic {topic!r} is not there; known are {', '.join(sorted(self.topics))}"
             raise TopicsDiffer(msg)
@@ -115,7 +93,7 @@ class MemoryLog:
         """Write one record; return its partition and offset."""
         held = self._of(topic)
         number = self.partition_of(topic, key or b"") if partition is None else partition
-        held[number].records.append((key, value, int(self.wall() * 1000), headers))
+        held[number].append((key, value, int(self.wall() * 1000), headers))
         return number, held[number].end - 1
 
     def partition_of(self, topic: str, key: bytes) -> int:
@@ -124,7 +102,39 @@ class MemoryLog:
 
     def hole(self, topic: str, partition: int) -> None:
         """Let one offset be taken by something that no reader is given."""
-        self._of(topic)[partition].records.append(None)
+        self._of(topic)[partition].append(None)
+
+    def transaction(
+        self, topic: str, values: Iterable[bytes], partition: int = 0, key: bytes = b"key"
+    ) -> MemoryTransaction:
+        """Write records in a transaction that stays open until it is committed or aborted."""
+        opened = MemoryTransaction(self._of(topic)[partition])
+        for value in values:
+            opened.append((key, value, int(self.wall() * 1000), None))
+        return opened
+
+    def open_transactions(self, topics: Sequence[str]) -> list[OpenTransaction]:
+        """Where readers are held back."""
+        return [
+            OpenTransaction(topic, number, held.stable, held.end, held.time_ms(held.stable))
+            for topic in topics
+            for number, held in enumerate(self._of(topic))
+            if held.stable < held.end
+        ]
+
+    def truncate(self, topic: str, partition: int, offset: int) -> None:
+        """Lose the records from an offset on; a new leader goes on from there."""
+        self._of(topic)[partition].cut(offset)
+
+    def cut(self, commit: Commit) -> int | None:
+        """Where a log stops to be the one that a commit speaks of."""
+        held = self._of(commit.topic)[commit.partition]
+        end = min(held.end_of(commit.leader_epoch), held.end)
+        return end if end < commit.offset else None
+
+    def cuts(self, commits: Sequence[Commit]) -> dict[TopicPartition, int]:
+        cuts = {(commit.topic, commit.partition): self.cut(commit) for commit in commits}
+        return {tp: at for tp, at in cuts.items() if at is not None}
 
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
         """Let retention pass an offset; of a compacted topic it takes nothing."""
@@ -153,27 +163,33 @@ class MemoryLog:
         held = self._of(topic)[partition]
         at = max(offset, held.start)
         records: list[Record] = []
-        while at < held.end and len(records) < most:
+        while at < held.stable and len(records) < most:
             stored = held.records[at - held.start]
             if stored is not None:
                 key, value, timestamp_ms, headers = stored
-                told = None if headers is None else partial(_readable, headers)
-                records.append(Record(topic, partition, at, key, value, timestamp_ms, told))
+                told = None if headers is None else partial(readable, headers)
+                epoch = held.epoch_at(at)
+                records.append(Record(topic, partition, at, key, value, timestamp_ms, told, epoch))
             at += 1
         return records, at
 
     def read_on(
-        self, topic: str, partition: int, offset: int, most: int
+        self, topic: str, partition: int, offset: int, most: int, epochs: Epochs
     ) -> tuple[list[Record], int]:
         """What a client reads that stands at `offset`: it must not skip what is gone.
 
-        Raises Unfit.
+        Raises JournalGone.
         """
         start = self._of(topic)[partition].start
         if offset < start:
-            msg = f"reading {topic} {partition} failed: it begins at {start}, not at {offset}"
-            raise Unfit(msg)
-        return self.read(topic, partition, offset, most)
+            raise JournalGone(_gone(topic, partition, f"it begins at {start}, not at {offset}"))
+        cut = self.cut(Commit(topic, partition, offset, "", epochs.before(offset)))
+        if cut is not None:
+            raise JournalGone(_gone(topic, partition, f"it was cut at {cut}, below {offset}"))
+        records, position = self.read(topic, partition, offset, most)
+        for record in records:
+            epochs.saw(record.offset, record.leader_epoch)
+        return records, position
 
     def all(self, topic: str) -> list[Record]:
         """Everything on a topic, partition by partition."""
@@ -197,11 +213,11 @@ class MemoryLog:
             for number, held in enumerate(self._of(topic))
         }
 
-    def _at_time(self, held: _PartitionRecords, time_ms: int) -> int:
+    def _at_time(self, held: MemoryPartition, time_ms: int) -> int:
         for at, stored in enumerate(held.records, held.start):
-            if stored is not None and stored[2] >= time_ms:
+            if at < held.stable and stored is not None and stored[2] >= time_ms:
                 return at
-        return held.end
+        return held.stable
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
         """What a group has committed on a topic, by partition; nothing where it has not."""
@@ -209,8 +225,10 @@ class MemoryLog:
 
     def commits(self, group: str, topic: str) -> dict[int, Commit]:
         """The same with the words that were committed with it."""
-        committed = self.groups[group].committed if group in self.groups else {}
-        return {tp[1]: Commit(*tp, *word) for tp, word in committed.items() if tp[0] == topic}
+        if group not in self.groups:
+            return {}
+        committed = self.groups[group].committed
+        return {tp[1]: self.groups[group].commit_of(tp) for tp in committed if tp[0] == topic}
 
     def commit_for(self, group: str, commits: Sequence[Commit]) -> None:
         """Commit in the name of a group that nobody is in; raises Refused where somebody is."""
@@ -219,7 +237,7 @@ class MemoryLog:
             msg = f"group {group!r} has members; nobody else may commit for it"
             raise Refused(msg)
         for commit in commits:
-            held.committed[commit.topic, commit.partition] = commit.offset, commit.metadata
+            held.take(commit)
 
     def group(self, name: str) -> MemoryGroup:
         return self.groups.setdefault(name, MemoryGroup())
@@ -243,6 +261,13 @@ class MemoryLog:
         return MemoryPublisher(self)
 
 
+def _gone(topic: str, partition: int, why: str) -> str:
+    return (
+        f"reading {topic} {partition} failed: {why}. To go on from what is left restart with "
+        "--accept-truncation"
+    )
+
+
 class MemoryReader:
     """Reads every partition of some topics from given positions."""
 
@@ -258,16 +283,20 @@ class MemoryReader:
         self.topics = list(topics)
         self.positions: dict[TopicPartition, int] = {}
         self._ends: dict[TopicPartition, int] = {}
+        self._epochs: defaultdict[TopicPartition, Epochs] = defaultdict(Epochs)
         for topic in topics:
             for number in range(log.partitions(topic)):
                 partition = log.topics[topic][number]
-                default = partition.end if from_end else partition.start
+                default = partition.stable if from_end else partition.start
                 start = starts.get((topic, number), default)
                 if start < partition.start:
                     msg = f"{topic} {number} begins at {partition.start}; offset {start} is gone"
                     raise Unfit(msg)
+                if start > partition.end:
+                    msg = f"{topic} {number} ends at {partition.end}; offset {start} is not there"
+                    raise Unfit(msg)
                 self.positions[topic, number] = start
-                self._ends[topic, number] = partition.end
+                self._ends[topic, number] = partition.stable
 
     def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
         del timeout_s
@@ -277,7 +306,9 @@ class MemoryReader:
                 # One that was added since: all that is in it came after.
                 self.positions.setdefault((topic, number), self.log.topics[topic][number].start)
         for tp, position in self.positions.items():
-            read, self.positions[tp] = self.log.read_on(*tp, position, most - len(records))
+            read, self.positions[tp] = self.log.read_on(
+                *tp, position, most - len(records), self._epochs[tp]
+            )
             records += read
         return records
 

@@ -1,8 +1,10 @@
 """A member of a group of the in-memory log, and the group."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from consumers.log.epochs import UNKNOWN, Epochs
 from consumers.log.protocols import Commit, Held, Listener, Record, TopicPartition
 
 if TYPE_CHECKING:
@@ -19,6 +21,20 @@ class MemoryGroup:
         self.members: list[MemorySource] = []
         self.owner: dict[TopicPartition, MemorySource] = {}
         self.committed: dict[TopicPartition, tuple[int, str]] = {}
+        self._epochs: dict[TopicPartition, tuple[int, int]] = {}
+        """Of the commit at an offset, the leader epoch that came with it."""
+
+    def take(self, commit: Commit) -> None:
+        """Keep a commit in the place of the one before."""
+        tp = commit.topic, commit.partition
+        self.committed[tp] = commit.offset, commit.metadata
+        self._epochs[tp] = commit.offset, commit.leader_epoch
+
+    def commit_of(self, tp: TopicPartition) -> Commit:
+        """What was committed."""
+        offset, metadata = self.committed[tp]
+        at, epoch = self._epochs.get(tp, (-1, UNKNOWN))
+        return Commit(*tp, offset, metadata, epoch if at == offset else UNKNOWN)
 
 
 class MemorySource:
@@ -36,6 +52,9 @@ class MemorySource:
         self._group = group
         self._at_end: set[TopicPartition] = set()
         self._ended: list[tuple[str, int, int]] = []
+        self._epochs: dict[TopicPartition, Epochs] = {}
+        self._ids: dict[TopicPartition, str] = {}
+        """Of what is owned, the id of its topic."""
         group.members.append(self)
 
     def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
@@ -47,7 +66,9 @@ class MemorySource:
             if tp in self.paused:
                 continue
             before = self.positions[tp]
-            read, self.positions[tp] = self.log.read_on(*tp, before, most - len(records))
+            read, self.positions[tp] = self.log.read_on(
+                *tp, before, most - len(records), self._epochs[tp]
+            )
             records += read
             if self.positions[tp] > before:
                 self._at_end.discard(tp)
@@ -77,23 +98,40 @@ class MemorySource:
 
     def _rebalance(self) -> None:
         share = self._share()
-        leaving = [tp for tp in self.positions if tp not in share]
+        # The group deals by the topics' ids: one that is made anew is another one.
+        ids = {tp: self.log.topic_id(tp[0]) for tp in self.positions}
+        leaving = [tp for tp in self.positions if tp not in share or ids[tp] != self._ids[tp]]
         if leaving:
             self.listener.revoked(leaving)
             self._forget(leaving)
         for tp in sorted(share - self.positions.keys()):
             if tp not in self._group.owner:
                 self._group.owner[tp] = self
-                self.positions[tp] = self.listener.assigned(self._held(tp))
+                self.positions[tp] = self._place(tp)
 
-    def _held(self, tp: TopicPartition) -> Held:
-        partition = self.log.topics[tp[0]][tp[1]]
-        offset, metadata = self._group.committed.get(tp, (None, ""))
-        return Held(*tp, offset, metadata, partition.start, partition.end)
+    def _place(self, tp: TopicPartition) -> int:
+        """Tell the listener of a partition; return where it is read from."""
+        partition, topic_id = self.log.topics[tp[0]][tp[1]], self.log.topic_id(tp[0])
+        bounds = partition.start, partition.stable
+        self._ids[tp] = topic_id
+        if tp not in self._group.committed:
+            start = self.listener.assigned(Held(*tp, None, "", *bounds, None, topic_id))
+            self._epochs[tp] = Epochs()
+            return start
+        commit = self._group.commit_of(tp)
+        cut = self.log.cut(commit)
+        held = Held(*tp, commit.offset, commit.metadata, *bounds, cut, topic_id)
+        start = self.listener.assigned(held)
+        self._epochs[tp] = (
+            Epochs() if cut is not None else Epochs(commit.offset, commit.leader_epoch)
+        )
+        return start
 
     def _forget(self, partitions: Iterable[TopicPartition]) -> None:
         for tp in list(partitions):
             self.positions.pop(tp, None)
+            self._epochs.pop(tp, None)
+            self._ids.pop(tp, None)
             self.paused.discard(tp)
             self._at_end.discard(tp)
             if self._group.owner.get(tp) is self:
@@ -101,12 +139,18 @@ class MemorySource:
 
     def commit(self, commits: Sequence[Commit]) -> None:
         for commit in commits:
-            tp = commit.topic, commit.partition
             # Of any member, also for what is another's by now: Kafka checks no more than that.
             if self in self._group.members and len(commit.metadata) <= WORD_LIMIT:
-                self._group.committed[tp] = commit.offset, commit.metadata
+                self._group.take(self._with_epoch(commit))
             else:
                 self.refused += 1
+
+    def _with_epoch(self, commit: Commit) -> Commit:
+        epochs = self._epochs.get((commit.topic, commit.partition))
+        if epochs is None:
+            return commit
+        epochs.forget(commit.offset)
+        return replace(commit, leader_epoch=epochs.before(commit.offset))
 
     def commit_now(self, commits: Sequence[Commit]) -> None:
         self.commit(commits)

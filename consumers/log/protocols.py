@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from consumers.log.epochs import UNKNOWN
 from producers.publisher import Publisher
 from schemas.headers import Headers
 
@@ -22,6 +23,7 @@ class Record:
         "acked",
         "closed",
         "key",
+        "leader_epoch",
         "offset",
         "partition",
         "sent",
@@ -39,6 +41,7 @@ class Record:
         value: bytes | None,
         timestamp_ms: int,
         headers: "Headers | Callable[[], Headers | None] | None" = None,
+        leader_epoch: int = UNKNOWN,
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -47,6 +50,7 @@ class Record:
         self.value = value
         self.timestamp_ms = timestamp_ms
         self._headers = headers
+        self.leader_epoch = leader_epoch
         self.sent = 0
         self.acked = 0
         self.closed = False
@@ -72,6 +76,25 @@ class Held:
     metadata: str
     log_start: int
     log_end: int
+    cut: int | None = None
+    """From here on the log is another one than the commit speaks of, because records that it counts
+    are gone; None where everything below the commit is as it was."""
+    topic_id: str = ""
+    """The topic's incarnation now."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """Where a transaction that somebody holds open keeps readers of committed records back."""
+
+    topic: str
+    partition: int
+    first: int
+    """Readers come so far, the last stable offset."""
+    end: int
+    """The high watermark: what lies between waits, whoever wrote it."""
+    since_ms: int
+    """The append time of the transaction's first record; 0 where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +105,8 @@ class Commit:
     partition: int
     offset: int
     metadata: str
+    leader_epoch: int = UNKNOWN
+    """Of the last record below the offset; a member's commits are given it by their source."""
 
 
 class Listener(Protocol):
@@ -186,6 +211,10 @@ class Log(Protocol):
         """Names one incarnation of a topic: offsets of another mean nothing in it."""
         ...
 
+    def open_transactions(self, topics: Sequence[str]) -> list[OpenTransaction]:
+        """The partitions of which readers get nothing more before a transaction ends."""
+        ...
+
     def topic_names(self) -> list[str]:
         """Every topic there is."""
         ...
@@ -200,6 +229,13 @@ class Log(Protocol):
 
     def commits(self, group: str, topic: str) -> dict[int, Commit]:
         """The same with the words that were committed with it."""
+        ...
+
+    def cuts(self, commits: Sequence[Commit]) -> dict[TopicPartition, int]:
+        """Where logs stop to be those that commits speak of; nothing where all below is as it was.
+
+        That is where a tail was lost: by an unclean election, or a disk that was restored.
+        """
         ...
 
     def commit_for(self, group: str, commits: Sequence[Commit]) -> None:

@@ -21,6 +21,7 @@ from consumers.log.protocols import Held, Log, TopicPartition
 from consumers.loop.commits import Commits
 from consumers.loop.dead_letters import DeadLetters
 from consumers.loop.hand_over import POLL_RECORDS, HandOver
+from consumers.loop.lost_tail import lost_tail
 from consumers.loop.partition_progress import PartitionProgress
 from consumers.loop.role import Role
 from consumers.loop.suspects import parted, suspicion_of
@@ -163,8 +164,10 @@ class Loop:
         return sum(publisher.waiting() for publisher in self.publishers)
 
     def assigned(self, held: Held) -> int:
+        held = self._without_what_is_lost(held)
         start = held.committed if held.committed is not None else held.log_start
         progress = PartitionProgress(held.topic, held.partition, start, start, held.log_end)
+        progress.topic_id = held.topic_id
         word, mark = parted(held.metadata)
         start = self.role.assigned(replace(held, metadata=word), progress)
         progress.suspicion = suspicion_of(mark, self.clock())
@@ -182,6 +185,20 @@ class Loop:
         self.hand_over.read_letters_again()
         log.info("partition_assigned", topic=held.topic, partition=held.partition, offset=start)
         return start
+
+    def _without_what_is_lost(self, held: Held) -> Held:
+        """The partition as it is to be gone on with, where the commit counts what is gone.
+
+        Raises JournalGone where nobody has accepted the loss.
+        """
+        lost = lost_tail(held)
+        if lost is None:
+            return held
+        if not self.accept_truncation:
+            msg = f"{lost}. To go on from there restart with --accept-truncation"
+            raise JournalGone(msg)
+        log.warning("loss_accepted", group=self.letters.group, lost=str(lost))
+        return replace(held, committed=lost.goes_on, metadata="", cut=None)
 
     def revoked(self, partitions: Sequence[TopicPartition]) -> None:
         self._flush(REVOKE_S)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
 from consumers.log.protocols import Record
-from consumers.loop.suspects import ALONE, Suspicion
+from consumers.loop.suspects import ALONE, Suspicion, marked
 
 NO_COMMIT = (-1, "")
 
@@ -46,6 +46,8 @@ class PartitionProgress:
     handed: int = -1
     """The last offset that was handed over, of those that a commit has to wait for."""
     suspicion: Suspicion = field(default_factory=Suspicion)
+    topic_id: str = ""
+    """The incarnation of the topic, which is said with every commit."""
 
     def receive(self, record: Record) -> bool:
         """Put a record behind those that wait to be handed over; False where it was finished."""
@@ -88,5 +90,6 @@ class PartitionProgress:
         return self.suspicion.level == ALONE and self.held[0].offset >= self.floor
 
     def mark(self) -> str:
-        """What a commit says of deaths, behind the role's word."""
-        return self.suspicion.mark(self.next_offset, busy=self.handed >= self.next_offset)
+        """What a commit says of deaths and of its topic, behind the role's word."""
+        deaths = self.suspicion.mark(self.next_offset, busy=self.handed >= self.next_offset)
+        return marked(deaths, self.topic_id)

@@ -20,6 +20,8 @@ given up before, then `,<offset>.<deaths>` for every suspect, `*` behind the one
 So a worker that is killed from outside condemns a record only if it dies three times in a row
 during that one's moments alone, and never in the longer moments without it. No mark is written in
 normal work, and whoever knows none reads a word with one as a word that others wrote, at worst.
+Behind the mark, or where it would be, `@` and the id of the topic follow, since an offset holds for
+one incarnation of a topic.
 """
 
 import re
@@ -43,7 +45,8 @@ LONGEST_CONTROL_S = 3600.0
 DEATHS = 3
 MOST_SUSPECTS = 8
 MARK = "!"
-MARK_BYTES = 6 + MOST_SUSPECTS * 24
+OF_TOPIC = "@"
+MARK_BYTES = 6 + MOST_SUSPECTS * 24 + 32
 PATTERN = re.compile(r"([rcq])([0-3])(?:\^([0-7]))?((?:,\d{1,19}\.\d\*?)*)", re.ASCII)
 
 
@@ -155,10 +158,24 @@ class Suspicion:
         return f"{MARK}{kind}{self.level}{rounds}{listed}"
 
 
+def marked(deaths: str, topic_id: str) -> str:
+    """What goes behind a role's word: the mark of deaths, and the id of the topic.
+
+    Whoever knows of no ids finds a mark that it cannot read, and the word as it is.
+    """
+    return f"{deaths or MARK}{OF_TOPIC}{topic_id}" if topic_id else deaths
+
+
 def parted(metadata: str) -> tuple[str, str]:
-    """The role's own word and the mark behind it, each perhaps empty."""
+    """The role's own word and the mark of deaths behind it, each perhaps empty."""
     word, mark, text = metadata.rpartition(MARK)
-    return (word, text) if mark else (metadata, "")
+    return (word, text.partition(OF_TOPIC)[0]) if mark else (metadata, "")
+
+
+def topic_of(metadata: str) -> str:
+    """The id of the topic that a commit was made for; empty where it does not say."""
+    _, mark, text = metadata.rpartition(MARK)
+    return text.partition(OF_TOPIC)[2] if mark else ""
 
 
 def suspicion_of(mark: str, now: float) -> Suspicion:

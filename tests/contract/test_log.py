@@ -762,6 +762,151 @@ class TestLog:
         assert topic in self.log.topic_names()
         assert group in self.log.group_names()
 
+    # What was there and is gone
+
+    def test_a_commit_tells_the_leader_epoch_of_the_last_record_that_it_counts(self) -> None:
+        topic, group = self.topic(), self.named("group")
+        fill(self.log, topic, numbered(3))
+        member = self.member(group, topic)
+        until(lambda: len(member.records) == 3, [member])
+        member.source.commit_now([Commit(topic, 0, 2, "")])
+        self.leave(member)
+
+        commit = self.log.commits(group, topic)[0]
+
+        assert commit.leader_epoch == member.records[1].leader_epoch >= 0
+        assert self.log.cuts([commit]) == {}
+        heir = self.member(group, topic)
+        until(lambda: len(heir.records) == 1, [heir])
+        assert (heir.assignments[0].cut, heir.records[0].offset) == (None, 2)
+        assert heir.assignments[0].topic_id == self.log.topic_id(topic)
+
+    @pytest.mark.parametrize("committed", [41, 100])
+    def test_a_commit_beyond_the_end_is_told_with_where_the_log_ends(self, committed: int) -> None:
+        topic, group = self.topic(), self.named("group")
+        fill(self.log, topic, numbered(40))
+        commit = Commit(topic, 0, committed, "")
+        self.log.commit_for(group, [commit])
+
+        assert self.log.cuts([commit]) == {(topic, 0): 40}
+        told: list[Held] = []
+
+        class FromTheCut(InHand):
+            def assigned(self, held: Held, progress: PartitionProgress) -> int:
+                told.append(held)
+                return progress.next_offset
+
+        codec = Codec(LocalRegistry())
+        publisher = self.log.publisher()
+        self.log.create(Topics().dead_letters, 1)
+        letters = DeadLetters(publisher, Topics(), group, time.monotonic, self.log)
+        loop = Loop(self.log, FromTheCut(topic), codec, [publisher], letters)
+        with pytest.raises(JournalGone, match=f"{committed} is committed, but from 40 on"):
+            until(lambda: False, [lambda: loop.turn(POLL_S)])
+        loop.source.close()
+        assert told == []
+
+        accepts = Loop(
+            self.log, FromTheCut(topic), codec, [publisher], letters, accept_truncation=True
+        )
+        until(lambda: bool(told), [lambda: accepts.turn(POLL_S)])
+        accepts.commits.hasten()
+        until(lambda: self.log.committed(group, topic) == {0: 40}, [lambda: accepts.turn(POLL_S)])
+        accepts.source.close()
+        assert (told[0].committed, told[0].metadata) == (40, "")
+
+    @pytest.mark.parametrize("later", [0, 40])
+    def test_a_member_of_a_topic_that_is_made_anew_is_given_the_new_one_or_ends_by_its_name(
+        self, later: int
+    ) -> None:
+        topic, group = self.topic(), self.named("group")
+        fill(self.log, topic, numbered(20))
+        member = self.member(group, topic)
+        until(lambda: len(member.records) == 20, [member])
+        member.source.commit_now([Commit(topic, 0, 20, "")])
+
+        self.log.recreate(topic)
+        fill(self.log, topic, numbered(later, "new"))
+
+        stopped = ""
+        try:
+            until(lambda: len(member.assignments) == 2, [member])
+            until(lambda: len(member.records) == 20 + later, [member])
+        except JournalGone as error:
+            stopped = str(error)
+        if stopped:
+            assert topic in stopped
+        else:
+            assert member.assignments[1].topic_id == self.log.topic_id(topic)
+            assert member.values()[20:] == numbered(later, "new")
+
+    # Transactions of others
+
+    def test_an_open_transaction_holds_readers_back_and_is_told(self) -> None:
+        topic, group = self.topic(), self.named("group")
+        fill(self.log, topic, numbered(3))
+        began_ms = int(time.time() * 1000)
+        opened = self.log.transaction(topic, [b"foreign", b"more"])
+        fill(self.log, topic, numbered(2, "behind"))
+        member = self.member(group, topic)
+
+        until(lambda: member.came_to_end == {(topic, 0): 3}, [member])
+
+        assert member.values() == numbered(3)
+        assert self.log.bounds(topic) == {0: (0, 3)}
+        told = self.log.open_transactions([topic])
+        assert [(t.topic, t.partition, t.first, t.end) for t in told] == [(topic, 0, 3, 7)]
+        assert abs(told[0].since_ms - began_ms) < 60_000
+        assert member.assignments[0].log_end == 3
+        assert self.read_to_the_end(topic) == numbered(3)
+
+        opened.commit()
+        self.ends(topic, 8)
+        assert self.read_to_the_end(topic) == [
+            *numbered(3),
+            b"foreign",
+            b"more",
+            *numbered(2, "behind"),
+        ]
+        read_on = lambda: member.records.extend(member.source.poll(POLL_S))  # noqa: E731
+        until(lambda: len(member.records) == 7, [read_on])
+        assert self.log.open_transactions([topic]) == []
+
+    @pytest.mark.parametrize("aborted", [True, False])
+    @pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 0), (0, 2), (2, 2)])
+    def test_readers_catch_up_where_transactions_have_ended(
+        self, aborted: bool, before: int, after: int
+    ) -> None:
+        topic = self.topic()
+        fill(self.log, topic, numbered(before))
+        ended = self.log.transaction(topic, [b"a", b"b"])
+        (ended.abort if aborted else ended.commit)()
+        fill(self.log, topic, numbered(after, "after"))
+        self.ends(topic, before + 3 + after)
+
+        between = [] if aborted else [b"a", b"b"]
+        assert self.read_to_the_end(topic) == [
+            *numbered(before),
+            *between,
+            *numbered(after, "after"),
+        ]
+        assert self.log.open_transactions([topic]) == []
+
+    def test_a_reader_of_what_retention_emptied_has_caught_up(self) -> None:
+        topic = self.topic()
+        fill(self.log, topic, numbered(3))
+        self.log.delete_before(topic, 0, 3)
+
+        assert self.read_to_the_end(topic) == []
+        assert self.log.bounds(topic) == {0: (3, 3)}
+
+    def read_to_the_end(self, topic: str) -> list[bytes | None]:
+        return [record.value for record in read_all(self.log, [topic])]
+
+    def ends(self, topic: str, offset: int) -> None:
+        """Wait until a marker is written: that happens after its transaction has ended."""
+        until(lambda: self.log.bounds(topic)[0][1] == offset, [])
+
     # What is not there
 
     def test_a_topic_that_is_not_there_is_named(self) -> None:

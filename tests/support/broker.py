@@ -2,8 +2,10 @@
 
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
+from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as Tp
 from confluent_kafka.admin import AdminClient
 
@@ -80,3 +82,29 @@ class BrokerLog(KafkaLog):
     ) -> None:
         self._out.send(topic, key, value, partition=partition)
         assert self._out.flush(20) == 0
+
+    def transaction(
+        self, topic: str, values: Iterable[bytes], partition: int = 0
+    ) -> "BrokerTransaction":
+        """Write records in a transaction that stays open until it is committed or aborted."""
+        return BrokerTransaction(self.servers, topic, values, partition)
+
+
+class BrokerTransaction:
+    """Records of another producer, in a transaction of its own."""
+
+    def __init__(self, servers: str, topic: str, values: Iterable[bytes], partition: int) -> None:
+        named = f"{topic}-{partition}"
+        config = {"bootstrap.servers": servers, "transactional.id": named}
+        self._producer = Producer(config)
+        self._producer.init_transactions(20)
+        self._producer.begin_transaction()
+        for value in values:
+            self._producer.produce(topic, value, b"key", partition)
+        assert self._producer.flush(20) == 0
+
+    def commit(self) -> None:
+        self._producer.commit_transaction(20)
+
+    def abort(self) -> None:
+        self._producer.abort_transaction(20)

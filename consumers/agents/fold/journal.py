@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
 
+from consumers.agents.fold.chain import Chain
 from consumers.agents.fold.commands import Command
 from consumers.agents.fold.rollout import Effect, Rollout
 from consumers.agents.fold.trajectory import END, refused_trajectory
@@ -24,8 +25,6 @@ from schemas.messages import (
 START = (RolloutStarted, RolloutRefused)
 # As a tuple: `isinstance` with A | B makes the union anew each time.
 COMMANDS = (ModelCall, EnvironmentStep)
-START_AFTER_GAP = "start_after_gap"
-"""Reason of a start that does not count: requests before its own were never started."""
 FEW_RECORDS = 20_000
 """Folded in a second; a reader that has no more to read needs no stragglers named."""
 
@@ -69,17 +68,22 @@ class Journal:
         self.world = world
         self.writer = writer
         begin = begin or Watermark(0)
-        self.last = begin.last
-        """The last counted request offset; None where none has been counted."""
+        self.chain = Chain(begin.last, begin.epoch, begin.requests, begin.left)
+        """The last request that a start counted of."""
         self.bulk_low = begin.bulk_low
         """Below this, only stragglers are read, and whether they count is known."""
         self.open: dict[str, Rollout] = {}
         self.ignored: Counter[str] = Counter()
         self._stragglers = frozenset(begin.stragglers)
         self._keys: set[bytes | None] = set()
-        self._starts: deque[tuple[int, int | None]] = deque()
+        self._starts: deque[tuple[int, Chain]] = deque()
         self._twice: deque[tuple[int, int]] = deque()
         self._ended: deque[tuple[int, int]] = deque()
+
+    @property
+    def last(self) -> int | None:
+        """The last counted request offset; None where none has been counted."""
+        return self.chain.last
 
     def needs(self, offset: int, key: bytes | None) -> bool:
         """Whether a record has to be folded; asked in log order, it decides without decoding."""
@@ -150,13 +154,13 @@ class Journal:
     def _breaks_chain(self, body: RolloutStarted | RolloutRefused, offset: int) -> str:
         """Why a start does not count; one that does becomes the last of the chain.
 
-        It counts only if from <= last + 1 <= offset; where none was counted, the first does.
+        Where none was counted, the first does.
         """
         if offset < self.bulk_low:
             return "" if offset in self._stragglers else "no_straggler"
-        if self.last is not None and not body.from_offset <= self.last + 1 <= body.request_offset:
-            return "started_before" if body.request_offset <= self.last else START_AFTER_GAP
-        before, self.last = self.last, body.request_offset
+        if reason := self.chain.breaks(body):
+            return reason
+        before, self.chain = self.chain, self.chain.then(body)
         self._starts.append((offset, before))
         return ""
 
@@ -191,5 +195,12 @@ class Journal:
             self._twice.popleft()
         while self._starts and self._starts[0][0] < low:
             self._starts.popleft()
-        last = self._starts[0][1] if self._starts else self.last
-        return Watermark(low, last, tuple(firsts[:named]))
+        chain = self._starts[0][1] if self._starts else self.chain
+        return Watermark(
+            low,
+            chain.last,
+            tuple(firsts[:named]),
+            chain.requests,
+            epoch=chain.epoch,
+            left=chain.left,
+        )

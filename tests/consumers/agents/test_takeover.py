@@ -246,7 +246,7 @@ def test_the_word_of_a_commit_names_the_oldest_open_rollout(rig: Rig) -> None:
 
     offset, word = rig.log.group("t.agents").committed[rig.topics.events, 0]
 
-    assert (offset, read_watermark(word)) == (5, Watermark(1, 0, requests="0"))
+    assert (offset, read_watermark(word)) == (5, Watermark(1, 0, requests="0", epoch=0))
 
 
 def test_one_old_rollout_is_named_and_what_lies_between_is_not_decoded(rig: Rig) -> None:

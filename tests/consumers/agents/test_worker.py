@@ -29,7 +29,7 @@ def test_a_request_becomes_a_start_a_command_and_in_the_end_a_trajectory(rig: Ri
     start, _, finished = rig.read(rig.topics.events, Event)
     assert (start.rollout_id, start.written_by) == ("r7", "a1")
     assert start.body == RolloutStarted(
-        asked, 0, 0, program_digest(asks), requested_ms=int(rig.clock.now * 1000), rules=RULES
+        asked, 0, 0, program_digest(asks), int(rig.clock.now * 1000), RULES, 0, "0"
     )
     assert finished.body == RolloutFinished("finished", "", "", "yes", 1)
     trajectory = rig.trajectories()[0]

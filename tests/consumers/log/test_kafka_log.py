@@ -9,6 +9,7 @@ from confluent_kafka import TopicPartition as Tp
 from consumers.log import kafka_log
 from consumers.log.kafka_log import Batches, KafkaSource, retried
 from consumers.log.protocols import Commit, Held, TopicPartition
+from producers.admin import Stretch
 from producers.error_codes import VERDICTS, Verdict
 from schemas.errors import Unavailable, Unfit
 
@@ -47,12 +48,15 @@ class Fenced:
     def __init__(self) -> None:
         self.asked = 0
 
-    def bounds(self, partitions: list[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+    def stretches(self, partitions: list[TopicPartition]) -> dict[TopicPartition, Stretch]:
         self.asked += 1
         if self.asked < 3:
             msg = "Failed to query partition leaders: No leaders found"
             raise Unavailable(msg)
-        return dict.fromkeys(partitions, (2, 9))
+        return dict.fromkeys(partitions, Stretch(2, 9))
+
+    def topic_ids(self, topics: list[str]) -> dict[str, str]:
+        return dict.fromkeys(topics, "id")
 
 
 class Given:
@@ -271,15 +275,18 @@ class Answered(Given):
 class WithError:
     """A partition of an answer, with an error and no offset."""
 
-    offset, metadata = -1001, ""
+    offset, metadata, leader_epoch = -1001, "", None
 
     def __init__(self, topic: str, partition: int, error: KafkaError) -> None:
         self.topic, self.partition, self.error = topic, partition, error
 
 
 class Bounds:
-    def bounds(self, partitions: list[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-        return dict.fromkeys(partitions, (0, 100))
+    def stretches(self, partitions: list[TopicPartition]) -> dict[TopicPartition, Stretch]:
+        return dict.fromkeys(partitions, Stretch(0, 100))
+
+    def topic_ids(self, topics: list[str]) -> dict[str, str]:
+        return dict.fromkeys(topics, "id")
 
 
 class Place:

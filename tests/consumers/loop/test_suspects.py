@@ -218,7 +218,7 @@ def test_a_worker_with_nothing_in_hand_dies_without_a_trace(rig: Rig) -> None:
             rig.commit(loop)
         source_of(loop).kill()
 
-    assert rig.log.group("g").committed[TOPIC, 0] == (3, "1;")
+    assert rig.log.group("g").committed[TOPIC, 0] == (3, "1;!@0")
 
 
 def test_in_normal_work_no_commit_carries_a_mark(rig: Rig) -> None:
@@ -229,7 +229,7 @@ def test_in_normal_work_no_commit_carries_a_mark(rig: Rig) -> None:
     for _ in range(2):
         rig.commit(loop)
 
-    assert rig.log.group("g").committed[TOPIC, 0] == (1, "1;")
+    assert rig.log.group("g").committed[TOPIC, 0] == (1, "1;!@0")
 
 
 def test_while_a_suspect_is_in_hand_nothing_else_is(rig: Rig) -> None:

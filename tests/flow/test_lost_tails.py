@@ -1,0 +1,180 @@
+"""A log that lost its tail or was made anew: named, not passed over, and gone on from if accepted.
+
+Whatever was cut, and however far the log has grown again since, every request that is on its topic
+comes to an end once the loss is accepted.
+"""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from consumers.loop.loop import Loop
+from inference.scripted import ScriptedEngine
+from schemas.errors import JournalGone, TopicRecreated
+from schemas.messages import RolloutRequest, RolloutStarted, Trajectory
+from tests.support.journals import request
+from tests.support.programs import ASKS
+from tests.support.rig import Rig, source_of
+from tests.support.whole_log import audited
+
+TOPICS = {
+    "requests": lambda rig: rig.topics.requests,
+    "events": lambda rig: rig.topics.events,
+    "calls": lambda rig: rig.topics.calls("p"),
+    "trajectories": lambda rig: rig.topics.trajectories,
+}
+
+
+def yes(call: Any) -> str:
+    del call
+    return "yes"
+
+
+class Lost(Rig):
+    """Rollouts of one call each that ended and were committed; then its workers left."""
+
+    def __init__(self, rollouts: int = 4) -> None:
+        super().__init__()
+        self.workers = 0
+        self.crew = self.hire()
+        self.submit("r", rollouts)
+        self.work()
+
+    def hire(self, *, accept: bool = False) -> list[Loop]:
+        """Make a crew that has not read anything yet."""
+        self.workers += 1
+        name, engine = f"w{self.workers}", ScriptedEngine("p", yes)
+        crew = [
+            self.agents(f"a-{name}", accept=accept),
+            self.models(engine, f"m-{name}"),
+            self.rewards(f"r-{name}"),
+        ]
+        for loop in crew:
+            loop.accept_truncation = accept
+        return crew
+
+    def submit(self, prefix: str, count: int) -> None:
+        for number in range(count):
+            self.ask(request(f"{prefix}{number}", ASKS))
+
+    def work(self) -> None:
+        self.settle(*self.crew)
+        for _ in range(2):
+            self.commit(*self.crew)
+
+    def replace_crew(self, *, accept: bool = False) -> None:
+        for loop in self.crew:
+            source_of(loop).kill()
+        self.crew = self.hire(accept=accept)
+
+    def waiting(self) -> set[str]:
+        """Ids that are asked for on the topic and have no trajectory."""
+        asked = {each.rollout_id for each in self.read(self.topics.requests, RolloutRequest)}
+        return asked - {each.rollout_id for each in self.read(self.topics.trajectories, Trajectory)}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    topic=st.sampled_from(sorted(TOPICS)),
+    kept=st.floats(0, 0.99),
+    later=st.integers(0, 8),
+    restarted=st.booleans(),
+)
+def test_a_tail_that_is_lost_is_named_and_gone_on_from(
+    topic: str, kept: float, later: int, restarted: bool
+) -> None:
+    rig = Lost()
+    name = TOPICS[topic](rig)
+    end = rig.log.bounds(name)[0][1]
+    if restarted:
+        rig.replace_crew()
+    cut = int(kept * end)
+    rig.log.truncate(name, 0, cut)
+    rig.submit("later", later)
+
+    # Then the audit says so, before any worker does and whatever was written since
+    report = audited(rig, drained=False)
+    assert (name, cut) in {
+        (b.topic, b.offset) for b in report.breaches if "lost its tail" in b.text
+    }
+
+    # And so does the worker, which stops
+    with pytest.raises(JournalGone, match=f"{name} 0.*(lost its tail|was cut at {cut}).*--accept"):
+        rig.work()
+
+    # And who accepts it goes on, once and for all
+    rig.replace_crew(accept=True)
+    rig.work()
+    rig.replace_crew()
+    rig.submit("last", 2)
+    rig.work()
+    lost = {f"r{n}" for n in range(4)} if topic == "trajectories" else set()
+    assert rig.waiting() <= lost
+    assert not [b for b in audited(rig).breaches if "tail" in b.text]
+
+
+@pytest.mark.parametrize("later", [0, 2, 9])
+def test_requests_whose_log_was_cut_leave_nothing_to_find_once_that_is_accepted(later: int) -> None:
+    rig = Lost()
+    rig.log.truncate(rig.topics.requests, 0, 1)
+    rig.submit("later", later)
+    named = {b.text for b in audited(rig, drained=False).breaches}
+    assert sum("but the journal starts another here" in text for text in named) == min(later, 3)
+
+    rig.replace_crew(accept=True)
+    rig.work()
+
+    report = audited(rig)
+    assert report.ok == (later > 0), report.breaches  # nothing tells that a start's request is gone
+    assert rig.waiting() == set()
+    assert report.cut_off == (3 if later else 0)
+
+
+def test_starts_that_the_journal_lost_are_written_again() -> None:
+    rig = Lost()
+    rig.submit("more", 2)
+    before = rig.log.bounds(rig.topics.events)[0][1]
+    rig.work()
+    rig.log.truncate(rig.topics.events, 0, before)
+
+    rig.replace_crew(accept=True)
+    rig.work()
+
+    ended = [each.rollout_id for each in rig.read(rig.topics.trajectories, Trajectory)]
+    assert [ended.count(f"r{n}") for n in range(4)] == [1, 1, 1, 1]
+    assert {"more0", "more1"} <= {each.rollout_id for each in rig.events(RolloutStarted)}
+
+
+@pytest.mark.parametrize("topic", sorted(TOPICS))
+@pytest.mark.parametrize("later", [0, 2, 9])
+@pytest.mark.parametrize("forgotten", [True, False])
+def test_a_topic_made_anew_under_its_name_is_named_and_gone_on_from(
+    topic: str, later: int, forgotten: bool
+) -> None:
+    rig = Lost()
+    name = TOPICS[topic](rig)
+    group = next(g for g in rig.log.group_names() if rig.log.commits(g, name))
+    kept = dict(rig.log.group(group).committed)
+    rig.replace_crew()
+    rig.log.recreate(name)
+    if not forgotten:  # as where a member commits once more, or a group is restored
+        rig.log.group(group).committed.update(kept)
+    rig.submit("later", later)
+
+    silent = forgotten and topic in ("calls", "trajectories")  # nothing of them counts twice
+    if not silent:
+        with pytest.raises((JournalGone, TopicRecreated), match=f"{name}.*made anew"):
+            rig.work()
+        rig.replace_crew(accept=True)
+    rig.work()
+    rig.replace_crew()
+    rig.submit("last", 2)
+    rig.work()
+
+    fresh = {f"later{n}" for n in range(later)} | {"last0", "last1"}
+    assert not fresh & rig.waiting()
+    if topic == "requests":
+        report = audited(rig)
+        assert report.ok, report.breaches

@@ -60,12 +60,16 @@ def gc(older_than: OlderThan = "", yes: Yes = False) -> None:
 
 
 def _store() -> "ObjectStore":
+    """That of this cluster; raises Refused where none is named, StoresDiffer for another's."""
+    from compose.store_identity import identify
     from schemas.errors import Refused
 
-    store = cluster().objects
+    here = cluster()
+    store = here.objects
     if store is None:
         msg = "no store of objects is named; set ROLLCALL_OBJECTS__URL"
         raise Refused(msg)
+    identify(here, store, False)
     return store
 
 

@@ -105,6 +105,7 @@ class Tables:
         self._connection = connection
         for setting in (
             "errors_as_json = true",
+            "python_enable_replacements = false",
             "temp_directory = ''",
             f"allowed_directories = ['{SCHEME}://']",
             "enable_external_access = false",

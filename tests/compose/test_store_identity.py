@@ -1,6 +1,7 @@
 """One object store for one cluster, whatever a process was started with."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from compose import store_identity
+from compose.cli import objects
+from compose.cli.connection import CLUSTER
 from compose.store_identity import NoStore, check_store, recorded
 from consumers.log.memory_log import MemoryLog
 from schemas.claims import claim_of
@@ -176,3 +179,16 @@ def test_a_cluster_of_an_earlier_release_has_no_such_topic_and_goes_on(world: Wo
     check_store(world.process())
     check_store(world.process("a"))
     check_store(world.process("b"))
+
+
+@pytest.mark.parametrize("command", [objects.list_objects, objects.gc])
+def test_what_lies_in_another_clusters_store_is_neither_counted_nor_removed(
+    world: World, command: Callable[[], None]
+) -> None:
+    check_store(world.process("a"))
+    token = CLUSTER.set(world.process("b"))  # type: ignore[arg-type]
+
+    with pytest.raises(StoresDiffer):
+        command()
+
+    CLUSTER.reset(token)

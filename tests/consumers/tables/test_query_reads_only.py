@@ -150,6 +150,13 @@ def test_the_connection_itself_cannot_touch_a_file(home: Path, kind: str) -> Non
     assert state(home) == before
 
 
+def test_no_variable_of_this_process_is_a_table(tables: Tables) -> None:
+    in_scope = pa.table({"word": [SECRET]})
+
+    assert ask_all(tables, "select * from in_scope") == ""
+    assert in_scope.num_rows == 1
+
+
 @pytest.mark.parametrize("explain", ["explain", "explain analyze", "EXPLAIN (FORMAT json)"])
 def test_a_select_can_be_explained(tables: Tables, explain: str) -> None:
     assert list(tables.ask(f"{explain} select count(*) from trajectories").rows)

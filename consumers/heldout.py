@@ -26,6 +26,26 @@ class HeldOutResult:
     start: str
     counts: bool = True
     """Whether the version that it was asked of sampled all of it."""
+    failed: bool = False
+    """It has no reward, for it failed or its scorer did: it shows nothing of what the version can
+    do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One complete evaluation of a version."""
+
+    version: int
+    success: float | None
+    """The share that succeeded, failed rollouts among those that did not; None where all failed."""
+    failed: int
+    rollouts: int
+
+    def __str__(self) -> str:
+        count = f"{self.failed:,} of {self.rollouts:,} failed"
+        if self.success is None:
+            return f"v{self.version} not measured: {count}"
+        return f"v{self.version} {self.success:.3f}" + (f" ({count})" if self.failed else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +111,8 @@ class HeldOut:
         steps = scored.trajectory.steps
         succeeded = scored.total is not None and scored.total >= self.plan.success_at
         counts = sampled_by(scored.trajectory, request.policy_id, version)
-        result = HeldOutResult(succeeded, steps[0].text if steps else request.task.task_id, counts)
+        start = steps[0].text if steps else request.task.task_id
+        result = HeldOutResult(succeeded, start, counts, scored.total is None)
         self.results.setdefault(version, {}).setdefault(request.rollout_id, result)
         return version
 
@@ -120,10 +141,15 @@ class HeldOut:
         """The results that are this version's and no other's."""
         return [result for result in self.results.get(version, {}).values() if result.counts]
 
-    def success(self, version: int) -> float:
-        """The share of held-out rollouts that succeeded, of those that count."""
+    def success(self, version: int) -> float | None:
+        """The share of held-out rollouts that succeeded, of those that count.
+
+        None where none counts, and where all of them failed: then nothing was measured.
+        """
         known = self.counted(version)
-        return sum(result.success for result in known) / len(known) if known else 0.0
+        if all(result.failed for result in known):
+            return None
+        return sum(result.success for result in known) / len(known)
 
     def reached(self) -> bool:
         """Whether the newest of the versions that are wholly evaluated reached the goal."""
@@ -133,7 +159,8 @@ class HeldOut:
     def reached_by(self, version: int) -> bool:
         """Whether a version reached the goal, in rollouts that it has all sampled itself."""
         whole = self.complete(version) and len(self.counted(version)) == len(self.results[version])
-        return whole and self.success(version) >= self.plan.goal
+        success = self.success(version)
+        return whole and success is not None and success >= self.plan.goal
 
     def starts(self, version: int) -> tuple[int, int]:
         """How many distinct beginnings succeed from every seed, of how many there are."""
@@ -142,10 +169,19 @@ class HeldOut:
             by_start[result.start] = by_start.get(result.start, True) and result.success
         return sum(by_start.values()), len(by_start)
 
-    def curve(self) -> list[tuple[int, float]]:
-        """(version, success) of every complete evaluation that says something of its version."""
+    def measured(self) -> list[Measured]:
+        """Every complete evaluation in which something is the version's own."""
         complete = [v for v in sorted(self.results) if self.complete(v)]
-        return [(v, self.success(v)) for v in complete if self.counted(v)]
+        return [self._measured(v) for v in complete if self.counted(v)]
+
+    def _measured(self, version: int) -> Measured:
+        known = self.counted(version)
+        failed = sum(result.failed for result in known)
+        return Measured(version, self.success(version), failed, len(known))
+
+    def curve(self) -> list[tuple[int, float | None]]:
+        """(version, success) of each of these."""
+        return [(each.version, each.success) for each in self.measured()]
 
 
 def sampled_by(trajectory: Trajectory, policy_id: str, version: int) -> bool:

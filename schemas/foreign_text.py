@@ -4,13 +4,17 @@ What a program, an environment or a scorer says of itself may hold what UTF-8 ca
 megabyte long, or raise when it is asked.
 """
 
+import sysconfig
 from collections.abc import Callable
 
 from schemas.interrupts import is_from_outside
+from schemas.rooms import ROOMS
 
 REASON_CHARS = 4000
 """Of a reason so much is kept; it stands in every later record of its rollout."""
 SHOWN_CHARS = 200
+PLACE_CHARS = 80
+PYTHON = sysconfig.get_path("stdlib")
 
 
 def plain(text: object, most: int | None = None) -> str:
@@ -34,5 +38,27 @@ def shown(value: object, show: Callable[[object], str] = repr, most: int = SHOWN
 
 
 def raised(error: BaseException, most: int = REASON_CHARS) -> str:
-    """What foreign code raised: its kind and what it says."""
-    return plain(f"{type(error).__name__}: {shown(error, str, most)}", most)
+    """What foreign code raised: its kind, what it says, and where it did so."""
+    place = where(error)
+    text = plain(f"{type(error).__name__}: {shown(error, str, most)}", most - len(place))
+    return f"{text}{place}"
+
+
+def where(error: BaseException) -> str:
+    """` (file.py:12)`, of the last call that stands in no library and in none of our packages.
+
+    Empty where there is no such call. Only names of files are told: where they lie differs from one machine to the next.
+    """
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        if not (_is_library(code.co_filename) or module.partition(".")[0] in ROOMS):
+            name = code.co_filename.replace("\\", "/").rpartition("/")[2]
+            place = f" ({name[-PLACE_CHARS:]}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return plain(place)
+
+
+def _is_library(path: str) -> bool:
+    return "site-packages" in path or path.startswith((PYTHON, "<"))

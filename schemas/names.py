@@ -6,15 +6,12 @@ from difflib import get_close_matches
 from typing import Any
 
 from schemas.errors import Refused
-from schemas.foreign_text import shown
+from schemas.foreign_text import shown, where
 from schemas.interrupts import is_from_outside
+from schemas.rooms import ROOMS
 
 MOST = 24
 """So many known names are listed where none is near."""
-ROOMS = (
-    "schemas", "producers", "consumers", "inference", "sandbox", "trainer", "compose", "rollcall",
-)  # fmt: skip
-"""Our own packages, the public face among them; a user's module of such a name is never found."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> Refused:
@@ -55,7 +52,7 @@ def load(kind: str, reference: str) -> Callable[..., Any]:
     except BaseException as error:  # a user's module may do anything when imported
         if is_from_outside(error):
             raise
-        said = shown(error, str, 1000)
+        said = shown(error, str, 1000) + where(error)
         msg = f"{kind} {reference!r}: module {module_name!r} cannot be imported: {said}"
         raise Refused(msg + hidden(module_name)) from error
     try:

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import orjson
 from rich.console import Console
@@ -155,7 +156,11 @@ def run_seed(file: Path, seed: int, folder: Path, goal: float, memory: bool) -> 
 
 def read_summary(told: dict[str, object], goal: float) -> SeedRun:
     """A run's summary as far as it says what was learned."""
-    evaluations = tuple(Evaluated(*each) for each in told["held_out"])  # type: ignore[attr-defined]
+    held_out: Any = told["held_out"]
+    evaluations = tuple(Evaluated(*each) for each in held_out if each[1] is not None)
+    if not evaluations:
+        msg = f"seed {told['seed']}: no evaluation of it was measured"
+        raise RunFailed(msg)
     return SeedRun(
         int(str(told["seed"])), goal, evaluations, int(str(told["starts_solved"])),
         int(str(told["starts"])), float(str(told["wall_seconds"])),

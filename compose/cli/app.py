@@ -1,6 +1,7 @@
 """The command line. Every command imports what it needs when it runs, so `--help` is quick.
 
-Exit codes: 0 done, 1 something failed, 2 refused at the door, 130 interrupted.
+Exit codes: 0 done, 1 something failed, 2 refused at the door, 3 a goal was missed that was
+required, 130 interrupted.
 """
 
 import os
@@ -242,7 +243,7 @@ def _require_our_rooms() -> None:
     from importlib.util import find_spec
 
     from schemas.errors import Refused
-    from schemas.names import ROOMS
+    from schemas.rooms import ROOMS
 
     ours = Path(__file__).parents[2]
     for room in ROOMS:

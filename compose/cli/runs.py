@@ -1,13 +1,15 @@
 """`rollcall demo`, `run`, `serve`, `runs`: training runs, and what is left of them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from compose.cli import connection
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.table import Table
 
     from compose.runs.listing import RunEntry
@@ -15,11 +17,20 @@ if TYPE_CHECKING:
 Summary = Annotated[Path | None, typer.Option(help="Write the figures there, as JSON.")]
 Seed = Annotated[int, typer.Option(help="Of weights, tasks and sampling.")]
 Resume = Annotated[bool, typer.Option(help="Go on with the newest unfinished run.")]
+RequireGoal = Annotated[
+    bool, typer.Option("--require-goal", help="Exit with code 3 where the goal was missed.")
+]
+GOAL_MISSED = 3
 
 
-def demo(seed: Seed = 7, summary: Summary = None, resume: Resume = False) -> None:
+def demo(
+    seed: Seed = 7,
+    summary: Summary = None,
+    resume: Resume = False,
+    require_goal: RequireGoal = False,
+) -> None:
     """Train the lake-any-start policy from random weights, here and now."""
-    _conduct("lake-any-start", seed, resume, summary, None)
+    _conduct("lake-any-start", seed, resume, summary, None, require_goal)
 
 
 def run_recipe(
@@ -33,8 +44,12 @@ def run_recipe(
     tasks: Annotated[
         Path | None, typer.Option(help="Task directories in place of the recipe's own.")
     ] = None,
+    require_goal: RequireGoal = False,
 ) -> None:
     """Run a recipe: services, workers, training, figures.
+
+    Its tasks are tried before anything is published. A run in which nothing but failures comes is
+    stopped, with exit code 1.
 
     Example: rollcall run repairs --tasks .rollcall/tasks
     """
@@ -45,7 +60,7 @@ def run_recipe(
         msg = "--resume goes on with the tasks that the run began with; leave --tasks out"
         raise Refused(msg)
     if log == "kafka":
-        _conduct(recipe, seed, resume, summary, tasks)
+        _conduct(recipe, seed, resume, summary, tasks, require_goal)
     elif log == "memory":
         if resume:
             msg = "--log memory keeps nothing that could be resumed"
@@ -54,13 +69,36 @@ def run_recipe(
         from compose.log_setup import set_up
 
         set_up("memory", "memory")
-        run_in_memory(recipe, connection.settings(), seed=seed, summary=summary, tasks=tasks)
+        _require_a_goal(recipe, require_goal)
+        told = run_in_memory(recipe, connection.settings(), seed=seed, summary=summary, tasks=tasks)
+        _require_reached(told, require_goal)
     else:
         raise unknown("log", log, ["kafka", "memory"])
 
 
+def _require_a_goal(recipe: str, wanted: bool) -> None:
+    """Raise Refused where a goal is to be reached and the recipe has none."""
+    from compose.runs.recipe import load_recipe
+    from schemas.errors import Refused
+
+    if wanted and load_recipe(recipe)[0].evaluation.goal > 1:
+        msg = f"--require-goal: recipe {recipe!r} has no goal; set goal in [evaluation], at most 1"
+        raise Refused(msg)
+
+
+def _require_reached(told: "Mapping[str, Any]", wanted: bool) -> None:
+    if wanted and not told["goal_reached"]:
+        typer.echo(f"rollcall: the goal of {told['goal']:g} held-out success was missed", err=True)
+        raise typer.Exit(GOAL_MISSED)
+
+
 def _conduct(
-    recipe: str, seed: int, resume: bool, summary: Path | None, tasks: Path | None
+    recipe: str,
+    seed: int,
+    resume: bool,
+    summary: Path | None,
+    tasks: Path | None,
+    require_goal: bool,
 ) -> None:
     from rich.console import Console
 
@@ -69,8 +107,9 @@ def _conduct(
 
     set_up("conductor", "conductor")
     terminal = Console()
+    _require_a_goal(recipe, require_goal)
     try:
-        conduct(
+        told = conduct(
             recipe,
             connection.settings(),
             seed=seed,
@@ -79,9 +118,16 @@ def _conduct(
             terminal=terminal,
             tasks=tasks,
         )
-    except Stopped:
-        terminal.print("stopped; nothing is lost: go on with --resume")
+    except Stopped as stopped:
+        typer.echo(_stopped(stopped.run_id, recipe))
         raise typer.Exit(130) from None
+    _require_reached(told, require_goal)
+
+
+def _stopped(run_id: str, recipe: str) -> str:
+    if not run_id:
+        return "stopped before the run began; nothing of it is kept"
+    return f"stopped; nothing of {run_id} is lost: go on with `rollcall run {recipe} --resume`"
 
 
 def serve(

@@ -3,14 +3,16 @@
 The run itself is in the log and in its folder; whoever conducts it can be killed and started again.
 """
 
+import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from shutil import rmtree
 from types import FrameType
 from typing import Any
 
@@ -19,12 +21,14 @@ from rich.console import Console as Terminal
 from rich.live import Live
 
 from compose.cluster import Cluster, answers, cluster_of, complete_topics
+from compose.conductor import run_summary
 from compose.conductor.curve_files import draw
 from compose.conductor.live_panel import line, render
-from compose.conductor.policy_figures import figures_of, figures_of_others, summary_of, words_of
+from compose.conductor.policy_figures import figures_of, figures_of_others
+from compose.conductor.preflight import preflight
+from compose.conductor.run_watch import RunWatch, watch_of
 from compose.extras import require
 from compose.files import refuse_no_folder, write_json
-from compose.pages.phase_lines import phase_lines
 from compose.processes import apart, memory_bytes
 from compose.runs import run_folder
 from compose.runs.recipe import Recipe, load_recipe
@@ -38,7 +42,9 @@ from compose.workers.supervisor import Supervisor
 from consumers.control_reader import ControlReader
 from consumers.history.run_curve import RunCurve
 from consumers.history.run_figures import RunFigures, RunReader
+from consumers.history.waiting import read_control
 from schemas.errors import Unavailable
+from schemas.topics import Topics
 
 LOOK_EVERY_S = 1.0
 LINE_EVERY_S = 5.0
@@ -50,19 +56,21 @@ log = structlog.get_logger()
 class Stopped(Exception):
     """Somebody pressed Ctrl-C, sent SIGTERM or drained the trainer."""
 
+    run_id: str = ""
+    """The run that can be resumed; empty where none had begun."""
+
 
 @dataclass
 class Conducted:
     """One run under way, as its conductor sees it."""
 
     folder: RunFolder
-    steps: int
-    """After which its trainer ends, at the latest."""
+    watch: RunWatch
     cluster: Cluster
     supervisor: Supervisor
     figures: RunFigures
-    began: float
     service_pids: list[int]
+    resumed: bool = False
     peak_rss: int = 0
     lag: dict[str, int] = field(default_factory=dict)
     others: dict[str, RunFigures] = field(default_factory=dict)
@@ -90,43 +98,75 @@ def conduct(
     check_recipe(settings.models.engine, recipe)
     check_models(settings.models)
     check_exact(settings, recipe)
+    terminal.print("trying a session of its task", highlight=False)
+    with interruptible() as check, _prepared(recipe, text, settings, seed, resume, tasks) as made:
+        folder, watch = made
+        watch.began = began
+        with services(settings, terminal) as (cluster, pids):
+            for part in folder.parts():
+                complete_topics(cluster, part.policy_id)
+            folder = folder if resume else run_folder.begin(folder, cluster)
+            terminal.print(f"run [bold]{folder.run_id}[/]  in {folder.directory}", soft_wrap=True)
+            supervisor = Supervisor(folder.logs, cluster.environment(), settings.models.python)
+            conducted = Conducted(
+                folder, watch, cluster, supervisor, figures_of(folder), pids, resume,
+                others=figures_of_others(folder),
+            )  # fmt: skip
+            try:
+                _run(conducted, terminal, check)
+            except Stopped as stopped:
+                stopped.run_id = folder.run_id
+                raise
+            return _report(conducted, summary, terminal)
+
+
+@contextmanager
+def _prepared(
+    recipe: Recipe, text: str, settings: Settings, seed: int, resume: bool, tasks: Path | None
+) -> Iterator[tuple[RunFolder, RunWatch]]:
+    """The folder of a run whose tasks were tried; one that never begins is removed.
+
+    Raises Refused.
+    """
     state = settings.state()
     # What knows a learner takes half a gigabyte of libraries, which a conductor is spared.
-    known = apart(_unfinished, state, recipe.name) if resume else None
-    with interruptible() as check, services(settings, terminal) as (cluster, pids):
-        made, steps = known or apart(_created, state, recipe, text, seed, tasks)
-        for part in made.parts():
-            complete_topics(cluster, part.policy_id)
-        folder = made if known else run_folder.begin(made, cluster)
-        terminal.print(f"run [bold]{folder.run_id}[/]  in {folder.directory}", soft_wrap=True)
-        supervisor = Supervisor(folder.logs, cluster.environment(), settings.models.python)
-        conducted = Conducted(
-            folder, steps, cluster, supervisor, figures_of(folder), began, pids,
-            others=figures_of_others(folder),
-        )  # fmt: skip
-        _run(conducted, terminal, check)
-        return _report(conducted, summary, terminal)
+    if resume:
+        yield apart(_unfinished, settings, recipe.name)
+        return
+    folder = apart(_created, state, recipe, text, seed, tasks)
+    try:
+        yield folder, apart(_tried, settings, folder)
+    finally:
+        if not (folder.directory / run_folder.RUN_FILE).exists():
+            rmtree(folder.directory, ignore_errors=True)
 
 
-def _unfinished(state: Path, recipe_name: str) -> tuple[RunFolder, int]:
-    """The run to resume, and its steps. Raises Refused."""
-    folder = run_folder.latest_unfinished(state, recipe_name)
+def _unfinished(settings: Settings, recipe_name: str) -> tuple[RunFolder, RunWatch]:
+    """The run to resume. Raises Refused."""
+    folder = run_folder.latest_unfinished(settings.state(), recipe_name)
     run_folder.require_unchanged(folder)
-    return folder, folder.learner().steps
+    return folder, _tried(settings, folder)
 
 
-def _created(
-    state: Path, recipe: Recipe, text: str, seed: int, tasks: Path | None
-) -> tuple[RunFolder, int]:
-    """A new run, and its steps. Raises Refused."""
-    folder = run_folder.create(state, recipe, text, seed, tasks=tasks)
-    return folder, folder.learner().steps
+def _tried(settings: Settings, folder: RunFolder) -> RunWatch:
+    """Try the tasks of a run, in a process that says nothing of it unless it fails."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    watch = watch_of(folder)
+    preflight(folder, settings, watched=True)
+    return watch
+
+
+def _created(state: Path, recipe: Recipe, text: str, seed: int, tasks: Path | None) -> RunFolder:
+    """A new run. Raises Refused."""
+    return run_folder.create(state, recipe, text, seed, tasks=tasks)
 
 
 def _run(conducted: Conducted, terminal: Terminal, check: Callable[[], None]) -> None:
     """Start every process of it and watch until its end; none is left, and no client."""
     try:
         _start(conducted.supervisor, conducted.folder)
+        readers = [n for n in conducted.supervisor.children if not n.startswith("training-")]
+        conducted.watch.workers = readers
         _watch(conducted, terminal, unless_down(check, conducted.cluster))
     finally:
         conducted.supervisor.stop()
@@ -236,6 +276,7 @@ def _watch(run: Conducted, terminal: Terminal, check: Callable[[], None]) -> Non
     cluster = run.cluster
     reader = RunReader(cluster, run.figures, run.folder.starts, run.others.values())
     look_due = 0.0
+    run.figures.watched_from_ms = int(time.time() * 1000)
     control = ControlReader(cluster.log, cluster.codec, cluster.topics, from_end=True)
     drained = Drained(TRAINER, control)
     with _screen(run, terminal) as refresh, closing(control):
@@ -243,6 +284,7 @@ def _watch(run: Conducted, terminal: Terminal, check: Callable[[], None]) -> Non
             check()
             drained()
             reader.poll(time.monotonic())
+            run.watch.require_progress(run.figures)
             if time.monotonic() >= look_due:
                 look_due = time.monotonic() + LOOK_EVERY_S
                 _look(run)
@@ -261,19 +303,28 @@ def _look(run: Conducted) -> None:
     run.supervisor.keep_alive()
     pids = [os.getpid(), *run.supervisor.pids().values(), *run.service_pids]
     run.peak_rss = max(run.peak_rss, memory_bytes(pids))
+    groups = _groups(run.cluster.topics, run.folder)
     with suppress(Unavailable):
-        run.lag = _lag(run.cluster, run.folder)
+        run.lag = _lag(run.cluster, groups)
+        if not run.figures.rollouts:
+            members = run.cluster.admin.members([group for group, _ in groups.values()])
+            run.watch.ready |= {member.client_id for member in members}
+        paused = read_control(run.cluster).paused_runs
+        run.watch.paused = bool(paused & {"", run.folder.run_id})
 
 
-def _lag(cluster: Cluster, folder: RunFolder) -> dict[str, int]:
-    """Records not committed yet, by group."""
-    topics = cluster.topics
-    groups = {
+def _groups(topics: Topics, folder: RunFolder) -> dict[str, tuple[str, str]]:
+    """The groups at work on a run, and what each reads, by role."""
+    return {
         "agents": (topics.group("agents"), topics.events),
         "models": (topics.group("models", folder.policy_id), topics.calls(folder.policy_id)),
         "environments": (topics.group("environments"), topics.steps),
         "rewards": (topics.group("rewards", folder.recipe.scoring_id), topics.trajectories),
     }
+
+
+def _lag(cluster: Cluster, groups: Mapping[str, tuple[str, str]]) -> dict[str, int]:
+    """Records not committed yet, by group."""
     ends = cluster.admin.ends({t: cluster.log.partitions(t) for _, t in groups.values()})
     lag = {}
     for name, (group, topic) in groups.items():
@@ -290,7 +341,7 @@ def _screen(run: Conducted, terminal: Terminal) -> Iterator[Callable[[], None]]:
     if terminal.is_terminal:
         with Live(console=terminal, refresh_per_second=4) as live:
             yield lambda: live.update(
-                render(run.figures, run.lag, time.monotonic(), run.steps, run.others)
+                render(run.figures, run.lag, time.monotonic(), run.watch, run.others)
             )
         return
     due = [0.0]
@@ -298,7 +349,9 @@ def _screen(run: Conducted, terminal: Terminal) -> Iterator[Callable[[], None]]:
     def say() -> None:
         if time.monotonic() >= due[0]:
             due[0] = time.monotonic() + LINE_EVERY_S
-            terminal.print(line(run.figures, time.monotonic(), run.others), highlight=False)
+            terminal.print(
+                line(run.figures, time.monotonic(), run.watch, run.others), highlight=False
+            )
             sys.stdout.flush()
 
     yield say
@@ -318,61 +371,40 @@ def _report(run: Conducted, summary: Path | None, terminal: Terminal) -> dict[st
 
 
 def _summary(run: Conducted) -> dict[str, Any]:
-    figures = run.figures
-    curve = figures.heldout.curve()
-    last = curve[-1][0] if curve else 0
-    solved, starts = figures.heldout.starts(last)
-    began_ms, goal_ms = figures.training_began_ms, figures.goal_ms
-    train_s = (goal_ms - began_ms) / 1000 if goal_ms and began_ms else None
-    if train_s is None and figures.steps and began_ms:
-        train_s = time.time() - began_ms / 1000
-    wall_s = time.monotonic() - run.began
-    return {
-        "run_id": run.folder.run_id,
-        "seed": run.folder.seed,
-        "success_before": round(curve[0][1], 4) if curve else None,
-        "success_after": round(curve[-1][1], 4) if curve else None,
-        "starts_solved": solved,
-        "starts": starts,
-        "goal_reached": figures.goal_version is not None,
-        "steps": len(figures.steps),
-        "staleness_mean": figures.mean("staleness_mean"),
-        "model_calls": figures.calls_at_goal or figures.model_calls,
-        "model_calls_all": figures.model_calls,
-        "rollouts": figures.rollouts,
-        "rollouts_failed": figures.failed,
-        "train_seconds": round(train_s, 2) if train_s is not None else None,
-        "wall_seconds": round(wall_s, 2),
-        "turns_per_second": round(figures.model_calls / train_s, 1) if train_s else None,
-        "peak_rss_bytes": run.peak_rss,
-        "dropped": figures.dropped(),
-        "timers": figures.phases.quantiles(),
-        "environment_starts": figures.phases.starts(),
-        "held_out_curve": curve,
-        "held_out": figures.held_out(),
-    } | ({"policies": summary_of(run.others)} if run.others else {})
+    wall_s = time.monotonic() - run.watch.began
+    told = run_summary.summary(
+        run.figures, run.others, seed=run.folder.seed, wall_s=wall_s, resumed=run.resumed
+    )
+    return told | {"peak_rss_bytes": run.peak_rss}
 
 
 def _words(run: Conducted, result: dict[str, Any], picture: Path) -> str:
-    folder, figures = run.folder, run.figures
-    phases = "".join(f"{each}\n" for each in phase_lines(figures.phases))
-    rollout_id = figures.last_rollout_id
-    state = run.cluster.settings.state_dir
-    state_dir = "" if str(state) == ".rollcall" else f"ROLLCALL_STATE_DIR={state} "
-    rollcall = f"{state_dir}{called()}"
+    folder, settings = run.folder, run.cluster.settings
+    words = run_summary.words(run.figures, run.others, result)
     return (
-        f"\nheld-out success {result['success_before']} before, {result['success_after']} after, "
-        f"{result['starts_solved']} of {result['starts']} starts solved\n"
-        f"{words_of(run.others)}"
-        f"{result['steps']} steps, {result['rollouts']:,} rollouts, "
-        f"{result['model_calls']:,} model calls, {result['train_seconds']} s of training, "
-        f"{result['wall_seconds']} s in all, "
-        f"{result['peak_rss_bytes'] / 1e9:.2f} GB at most\n"
-        f"{phases}"
+        f"\n{words}\n"
+        f"memory   {result['peak_rss_bytes'] / 1e9:.2f} GB at most\n"
         f"curve    {picture}\n"
-        f"the log  {state}/services/kafka (Kafka's own files; kept until `rollcall down --wipe`)\n"
-        "\ntry next\n"
-        f"  {rollcall} up\n"
-        f"  {rollcall} trajectory {rollout_id}\n"
-        f"  {rollcall} export-policy {folder.run_id} --out my-policy\n"
+        f"the log  {_log_place(run)}\n"
+        f"\ntry next\n{next_steps(settings, folder.run_id, run.figures.last_rollout_id)}"
     )
+
+
+def _log_place(run: Conducted) -> str:
+    """Where what was recorded is kept."""
+    if run.cluster.settings.kafka.bootstrap_servers:
+        return f"{run.cluster.bootstrap_servers} (kept as its topics are configured)"
+    state = run.cluster.settings.state_dir
+    return f"{state}/services/kafka (Kafka's own files; kept until `rollcall down --wipe`)"
+
+
+def next_steps(settings: Settings, run_id: str, rollout_id: str) -> str:
+    """Commands that work where this one did, a line each."""
+    state, command = settings.state_dir, called()
+    if str(state) != str(Settings.model_fields["state_dir"].default):
+        command = f"ROLLCALL_STATE_DIR={state} {command}"
+    words = ["trajectory " + rollout_id] if rollout_id else []
+    words.append(f"export-policy {run_id} --out my-policy")
+    if not settings.kafka.bootstrap_servers:
+        words.insert(0, "up")
+    return "".join(f"  {command} {each}\n" for each in words)

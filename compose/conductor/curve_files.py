@@ -1,6 +1,7 @@
 """A run's curve as files: a picture, lines, events of TensorBoard."""
 
 import csv
+from collections.abc import Iterable
 from pathlib import Path
 
 from consumers.history.run_curve import HELD_OUT, RunCurve
@@ -29,7 +30,7 @@ def write_csv(curve: RunCurve, path: Path) -> None:
     That of other policies is in the last columns, each by the policy's name.
     """
     names = sorted({name for step in curve.steps for name in step.metrics})
-    success, others = dict(curve.heldout), [dict(each) for each in curve.others.values()]
+    success, *others = [_measured(each) for each in (curve.heldout, *curve.others.values())]
     beside = [f"held_out_success_{name}" for name in curve.others]
     with _writable(path).open("w", newline="") as out:
         writer = csv.writer(out)
@@ -43,6 +44,11 @@ def write_csv(curve: RunCurve, path: Path) -> None:
             measured = success.get(step.version, "")
             metrics += [each.get(step.version, "") for each in others]
             writer.writerow([step.step, step.version, step.parent, measured, *metrics])
+
+
+def _measured(curve: Iterable[tuple[int, float | None]]) -> dict[int, float | str]:
+    """By version; what was not measured is an empty cell."""
+    return {version: "" if success is None else success for version, success in curve}
 
 
 def _writable(path: Path) -> Path:

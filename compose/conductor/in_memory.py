@@ -12,8 +12,11 @@ from typing import Any
 import orjson
 from rich.console import Console as Terminal
 
+from compose.conductor import run_summary
 from compose.conductor.live_panel import line
-from compose.conductor.policy_figures import figures_of, figures_of_others, summary_of
+from compose.conductor.policy_figures import figures_of, figures_of_others
+from compose.conductor.preflight import preflight
+from compose.conductor.run_watch import watch_of
 from compose.extras import require
 from compose.files import refuse_no_folder, write_json
 from compose.runs import run_folder
@@ -48,37 +51,19 @@ def run_in_memory(
     require(*recipe.libraries())
     check_recipe(settings.models.engine, recipe)
     began = time.monotonic()
+    terminal = Terminal()
     with tempfile.TemporaryDirectory(prefix="rollcall-") as state:
         folder = run_folder.create(Path(state), recipe, text, seed, tasks=tasks)
+        preflight(folder, settings, watched=False)
         store = ObjectStore(f"{state}/objects", above_bytes=settings.objects.above_bytes)
-        figures, others = _turns(folder, settings, store, Terminal())
-    result: dict[str, Any] = {"run_id": folder.run_id, "seed": seed} | _told(figures)
-    result["wall_seconds"] = round(time.monotonic() - began, 2)
-    if others:
-        result["policies"] = summary_of(others)
-    Terminal().print_json(orjson.dumps(result).decode())
+        figures, others = _turns(folder, settings, store, terminal)
+    wall_s = time.monotonic() - began
+    result = run_summary.summary(figures, others, seed=seed, wall_s=wall_s)
+    terminal.print(run_summary.words(figures, others, result), highlight=False, soft_wrap=True)
+    terminal.print_json(orjson.dumps(result).decode())
     if summary is not None:
         write_json(summary, result)
     return result
-
-
-def _told(figures: RunFigures) -> dict[str, Any]:
-    """What the log says of the run."""
-    curve = figures.heldout.curve()
-    version, success = curve[-1]
-    solved, starts = figures.heldout.starts(version)
-    return {
-        "success_before": curve[0][1],
-        "success_after": success,
-        "starts_solved": solved,
-        "starts": starts,
-        "steps": len(figures.steps),
-        "staleness_mean": figures.mean("staleness_mean"),
-        "model_calls": figures.model_calls,
-        "timers": figures.phases.quantiles(),
-        "environment_starts": figures.phases.starts(),
-        "held_out": figures.held_out(),
-    }
 
 
 def _turns(
@@ -101,6 +86,7 @@ def _turns(
     ]
     figures, others = figures_of(folder), figures_of_others(folder)
     reader = RunReader(shop, figures, {}, others.values())
+    watch = watch_of(folder)
     due = 0.0
     while not trainer.done():
         for loop in loops:
@@ -110,9 +96,12 @@ def _turns(
             if not other.done():
                 other.turn(0.0)
         reader.poll(time.monotonic())
+        watch.require_progress(figures)
         if time.monotonic() >= due:
             due = time.monotonic() + LINE_EVERY_S
-            terminal.print(line(figures, time.monotonic(), others), highlight=False)
+            terminal.print(
+                line(figures, time.monotonic(), watch, others), highlight=False, soft_wrap=True
+            )
     reader.poll(time.monotonic())
     for loop in loops:
         loop.role.close()

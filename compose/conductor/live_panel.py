@@ -7,6 +7,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from compose.conductor.run_watch import RunWatch
 from consumers.history.run_figures import RunFigures
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -27,7 +28,7 @@ def render(
     figures: RunFigures,
     lag: Mapping[str, int],
     now: float,
-    steps: int,
+    watch: RunWatch,
     others: Mapping[str, RunFigures] = NONE,
 ) -> Panel:
     """The whole view, drawn anew each time; `others` are the run's other policies, by name."""
@@ -35,7 +36,8 @@ def render(
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column()
-    table.add_row("step", f"{len(figures.steps)} of at most {steps}")
+    table.add_row("now", f"{watch.doing(figures)}, after {watch.elapsed()}")
+    table.add_row("step", f"{len(figures.steps)} of at most {watch.steps}, {_aim(figures)}")
     table.add_row("rollouts", f"{figures.rollouts:,}   {figures.rollouts_rate.per_s(now):,.0f}/s")
     table.add_row(
         "model calls", f"{figures.model_calls:,}   {figures.calls_rate.per_s(now):,.0f}/s"
@@ -52,32 +54,40 @@ def render(
     table.add_row("lag, records", lags or "-")
     dropped = "  ".join(f"{reason} {n}" for reason, n in sorted(figures.dropped().items()))
     table.add_row("not trained on", dropped or "none")
-    if figures.failed:
-        table.add_row("failed rollouts", Text(f"{figures.failed:,}", style="red"))
+    if figures.failures.count:
+        table.add_row("failed", Text(f"{figures.failures}\n{figures.failures.why()}", style="red"))
     return Panel(Group(table), title=f"rollcall  {figures.run_id}", expand=False)
 
 
 def _held_out(figures: RunFigures) -> str:
-    curve = figures.heldout.curve()
-    words = "  ".join(f"v{version} {success:.2f}" for version, success in curve[-6:])
-    return words or "being measured"
+    words = "  ".join(map(str, figures.heldout.measured()[-6:]))
+    return words or "not measured yet"
+
+
+def _aim(figures: RunFigures) -> str:
+    goal = figures.goal()
+    return "no goal" if goal is None else f"or {goal:g} held-out success"
 
 
 def _last(rewards: Sequence[float]) -> str:
     return f"{rewards[-1]:+.3f}" if rewards else "-"
 
 
-def line(figures: RunFigures, now: float, others: Mapping[str, RunFigures] = NONE) -> str:
+def line(
+    figures: RunFigures, now: float, watch: RunWatch, others: Mapping[str, RunFigures] = NONE
+) -> str:
     """The same in one line, where there is no terminal."""
     beside = "".join(f"  {name}: {_learned(each)}" for name, each in others.items())
+    failed = f"  failed {figures.failures}" if figures.failures.count else ""
     return (
+        f"{watch.elapsed()}  {watch.doing(figures)}  "
         f"step {len(figures.steps)}  rollouts {figures.rollouts}  "
         f"calls {figures.model_calls} ({figures.calls_rate.per_s(now):.0f}/s)  "
-        f"{_learned(figures)}{beside}"
+        f"{_learned(figures)}{beside}{failed}"
     )
 
 
 def _learned(figures: RunFigures) -> str:
-    curve = figures.heldout.curve()
-    held_out = f"v{curve[-1][0]} {curve[-1][1]:.3f}" if curve else "-"
+    measured = figures.heldout.measured()
+    held_out = str(measured[-1]) if measured else "-"
     return f"reward {_last(figures.metric('reward_mean'))}  held-out {held_out}"

@@ -23,22 +23,29 @@ def summary_of(others: Mapping[str, RunFigures]) -> dict[str, Any]:
     """What became of each of them, by name: held-out versions are those of the one that admits."""
     told = {}
     for name, figures in others.items():
-        curve = figures.heldout.curve()
+        measured = figures.heldout.measured()
         told[name] = {
             "policy_id": figures.policy_id,
-            "success_before": round(curve[0][1], 4) if curve else None,
-            "success_after": round(curve[-1][1], 4) if curve else None,
+            "success_before": rounded(measured[0].success) if measured else None,
+            "success_after": rounded(measured[-1].success) if measured else None,
             "steps": len(figures.steps),
             "dropped": figures.dropped(),
-            "held_out_curve": curve,
+            "held_out_curve": figures.heldout.curve(),
         }
     return told
 
 
-def words_of(others: Mapping[str, RunFigures]) -> str:
+def words_of(others: Mapping[str, RunFigures]) -> list[str]:
     """A line for each of them."""
-    return "".join(
-        f"{name}: held-out success {one['success_before']} before, {one['success_after']} after, "
-        f"{one['steps']} steps\n"
-        for name, one in summary_of(others).items()
-    )
+    return [f"{name}: {_words(figures)}" for name, figures in others.items()]
+
+
+def _words(figures: RunFigures) -> str:
+    measured = figures.heldout.measured()
+    held_out = f"{measured[0]} before, {measured[-1]} after" if measured else "was not measured"
+    return f"held-out success {held_out}, {len(figures.steps)} steps"
+
+
+def rounded(success: float | None) -> float | None:
+    """A held-out success as it is told; None where it was not measured."""
+    return None if success is None else round(success, 4)

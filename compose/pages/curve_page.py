@@ -21,6 +21,8 @@ def print_chart(curve: RunCurve, terminal: Console) -> None:
         else:
             table.add_row(name, *["-"] * 4, "")
     terminal.print(table)
+    for each in curve.failed:
+        terminal.print(f"held-out {each}", highlight=False)
     last = curve.steps[-1] if curve.steps else None
     words = f"{len(curve.steps):,} steps"
     words += f" to version {last.version}" if last else ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from consumers.heldout import MARK, HeldOut, HeldOutPlan
+from consumers.heldout import MARK, HeldOut, HeldOutPlan, Measured
 from consumers.history.history import History
 from consumers.history.ranges import Range, extent_of
 from consumers.log.reading import read_all, read_between
@@ -39,13 +39,15 @@ class RunCurve:
 
     run_id: str
     steps: list[TrainStep]
-    heldout: list[tuple[int, float]]
-    """(version, success) of every complete evaluation."""
+    heldout: list[tuple[int, float | None]]
+    """(version, success) of every complete evaluation; None where all of its rollouts failed."""
     at_ms: dict[int, int] = field(default_factory=dict)
     """When each version's step was written, where that is known."""
     abandoned: int = 0
-    others: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    others: dict[str, list[tuple[int, float | None]]] = field(default_factory=dict)
     """The same of the run's other policies, by name: versions are those of the one that admits."""
+    failed: list[Measured] = field(default_factory=list)
+    """The evaluations in which rollouts failed."""
 
     @classmethod
     def of(
@@ -61,8 +63,9 @@ class RunCurve:
         own = list(descent(by_version))[::-1]
         abandoned = len(by_version) - len(own)
         measured = heldout.curve() if heldout else []
+        failed = [each for each in heldout.measured() if each.failed] if heldout else []
         beside = {name: each.curve() for name, each in (others or {}).items()}
-        return cls(run_id, own, measured, dict(at_ms or {}), abandoned, beside)
+        return cls(run_id, own, measured, dict(at_ms or {}), abandoned, beside, failed)
 
     def series(self) -> dict[str, list[tuple[int, float]]]:
         """(step, value) of everything that is shown; a version's held-out success at its step."""
@@ -76,11 +79,12 @@ class RunCurve:
             series[name] = [
                 (at_step.get(version, 0), success)
                 for version, success in measured
-                if version in at_step or not self.steps or version == first
+                if success is not None
+                and (version in at_step or not self.steps or version == first)
             ]
         return series
 
-    def held_out(self) -> dict[str, list[tuple[int, float]]]:
+    def held_out(self) -> dict[str, list[tuple[int, float | None]]]:
         """(version, success) of each policy, by what it is called where it is shown."""
         beside = {f"{HELD_OUT}, {name}": measured for name, measured in self.others.items()}
         return {HELD_OUT: self.heldout} | beside
@@ -102,11 +106,17 @@ class RunCurve:
             "held_out_of_others": {
                 name: _plain_held_out(measured) for name, measured in self.others.items()
             },
+            "held_out_failed": [
+                {"version": each.version, "failed": each.failed, "rollouts": each.rollouts}
+                for each in self.failed
+            ],
             "abandoned_steps": self.abandoned,
         }
 
 
-def _plain_held_out(measured: Iterable[tuple[int, float]]) -> list[dict[str, float]]:
+def _plain_held_out(
+    measured: Iterable[tuple[int, float | None]],
+) -> list[dict[str, float | None]]:
     return [{"version": version, "success": success} for version, success in measured]
 
 

@@ -7,6 +7,7 @@ from statistics import fmean
 
 from consumers.decode_in_order import decoded
 from consumers.heldout import HeldOut
+from consumers.history.failures import Failures
 from consumers.history.history import History
 from consumers.history.phase_quantiles import PhaseTimes
 from schemas.messages import ScoredTrajectory, TrainStep
@@ -46,7 +47,7 @@ class RunFigures:
     """Whose steps these are, of a run with several policies; empty: whoever's."""
     rollouts: int = 0
     model_calls: int = 0
-    failed: int = 0
+    failures: Failures = field(default_factory=Failures)
     rollouts_rate: Rate = field(default_factory=Rate)
     calls_rate: Rate = field(default_factory=Rate)
     steps: list[TrainStep] = field(default_factory=list)
@@ -55,6 +56,13 @@ class RunFigures:
     goal_version: int | None = None
     goal_ms: int | None = None
     """When the held-out result of the goal was complete."""
+    last_ms: int | None = None
+    """When the newest record that counts was appended."""
+    watched_from_ms: int = 0
+    """Failures of records from before then are told, and are nothing to stop for: a run that is
+    resumed has them behind it."""
+    failing: int = 0
+    """How many rollouts have failed since one finished."""
     calls_at_goal: int | None = None
     calls_at: dict[int, int] = field(default_factory=dict)
     """By version the model calls of the run when its held-out evaluation was complete."""
@@ -76,13 +84,17 @@ class RunFigures:
         self._known.add(key)
         self.rollouts += 1
         self.model_calls += trajectory.model_calls
-        self.failed += trajectory.status != "finished"
+        failed = self.failures.take(scored)
+        self.last_ms = max(self.last_ms or 0, appended_ms)
+        if appended_ms >= self.watched_from_ms and trajectory.status != "cancelled":
+            self.failing = self.failing + 1 if failed else 0
         self.phases.take(trajectory)
         self.rollouts_rate.add(now, 1)
         self.calls_rate.add(now, trajectory.model_calls)
         self.last_rollout_id = trajectory.rollout_id
-        if request.purpose == "train" and self.training_began_ms is None:
-            self.training_began_ms = trajectory.started_ms
+        if request.purpose == "train":
+            began_ms = self.training_began_ms or trajectory.started_ms
+            self.training_began_ms = min(began_ms, trajectory.started_ms)
         version = self.heldout.take(scored)
         if version is None or not self.heldout.complete(version):
             return
@@ -101,11 +113,26 @@ class RunFigures:
         ):
             self.steps.append(step)
 
-    def held_out(self) -> list[tuple[int, float, int]]:
+    def held_out(self) -> list[tuple[int, float | None, int]]:
         """Of every evaluation its step, its success, and the model calls of the run by then."""
         step_of = {step.version: step.step for step in self.steps}
         curve = self.heldout.curve()
         return [(step_of.get(v, 0), success, self.calls_at.get(v, 0)) for v, success in curve]
+
+    def goal(self) -> float | None:
+        """The held-out success at which the run may end; None where it has no such goal."""
+        goal = self.heldout.plan.goal
+        return goal if goal <= 1 else None
+
+    def train_seconds(self) -> float | None:
+        """From the start of the first training rollout to the goal, or else to the newest record.
+
+        By the log's own time, so a pause in between counts. None before anything was trained on.
+        """
+        end_ms = self.goal_ms or self.last_ms
+        if self.training_began_ms is None or end_ms is None or not self.steps:
+            return None
+        return (end_ms - self.training_began_ms) / 1000
 
     def metric(self, name: str) -> list[float]:
         """One metric over all steps."""

@@ -69,10 +69,12 @@ class Evaluations:
         """At the goal the last weights are evaluated, and that is it."""
         if self.heldout is None or not self.heldout.complete(version):
             return
+        success = self.heldout.success(version)
         log.info(
             "held_out",
             version=version,
-            success=round(self.heldout.success(version), 4),
+            success=None if success is None else round(success, 4),
+            failed=sum(result.failed for result in self.heldout.counted(version)),
             goal_reached=self.heldout.reached_by(version),
             rollouts=len(self.heldout.counted(version)),
         )

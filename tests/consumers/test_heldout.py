@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from consumers.heldout import HeldOut, HeldOutPlan
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task
@@ -70,6 +72,41 @@ def test_a_rollout_that_failed_by_itself_counts_as_failed() -> None:
     heldout = heard(result(3, 0, 0.0, status="failed", reason="raised", sequences=(), policies=()))
 
     assert [(r.success, r.counts) for r in heldout.counted(3)] == [(False, True)]
+
+
+FAILED = {"status": "failed", "code": "bad_config", "sequences": (), "policies": ()}
+
+
+def failed(version: int, seed: int) -> ScoredTrajectory:
+    return replace(result(version, seed, 0.0, **FAILED), total=None)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.sampled_from(["succeeded", "not", "failed"]), min_size=4, max_size=4))
+def test_success_is_a_share_of_all_unless_all_failed(ends: list[str]) -> None:
+    results = [
+        failed(3, seed) if end == "failed" else result(3, seed, float(end == "succeeded"))
+        for seed, end in enumerate(ends)
+    ]
+
+    [measured] = heard(*results).measured()
+
+    assert (measured.failed, measured.rollouts) == (ends.count("failed"), 4)
+    if measured.failed == 4:
+        assert measured.success is None
+        assert str(measured) == "v3 not measured: 4 of 4 failed"
+    else:
+        assert measured.success == ends.count("succeeded") / 4
+        assert ("failed" in str(measured)) == (measured.failed > 0)
+
+
+def test_a_version_that_was_not_measured_reaches_no_goal() -> None:
+    plan = replace(PLAN, goal=0.0)
+    heldout = HeldOut(plan)
+    for seed in range(4):
+        heldout.take(failed(3, seed))
+
+    assert heldout.complete(3)
+    assert not heldout.reached_by(3)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import typer
 from compose.benchmarks.suite import BENCHMARKS
 from compose.cli.app import PANELS, app
 from consumers.audit.report import INVARIANTS
-from schemas.names import ROOMS
+from schemas.rooms import ROOMS
 from schemas.topics import manifest
 from tests.support.command_line import ROOT
 from tests.support.pages import PAGES, blocks, commands, quoted

@@ -12,7 +12,7 @@ import rollcall
 from consumers.agents.programs import program_of
 from consumers.agents.wishes import CallModel, Finish
 from rollcall import Message, ModelAnswer, Task
-from schemas.names import ROOMS
+from schemas.rooms import ROOMS
 from tests.support.pages import users_code
 
 ROOT = Path(__file__).parents[2]

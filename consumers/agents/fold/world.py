@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from consumers.agents.wishes import Program, WishFailed
 from schemas.errors import ProgramFailed
-from schemas.foreign_text import shown
+from schemas.foreign_text import raised
 from schemas.interrupts import is_from_outside
 
 if TYPE_CHECKING:
@@ -51,5 +51,4 @@ class World:
             raise error
         code = getattr(error, "code", None) if type(error) is WishFailed else None
         code = code if type(code) is str else "raised"
-        kind = type(error).__name__
-        return ProgramFailed(code, f"program {program_name!r} raised {kind}: {shown(error, str)}")
+        return ProgramFailed(code, f"program {program_name!r} raised {raised(error)}")

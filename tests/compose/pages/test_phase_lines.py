@@ -2,16 +2,16 @@
 
 import io
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from rich.console import Console
 
-from compose.conductor.conductor import _words
+from compose.conductor.run_summary import summary, words
 from compose.pages.evaluation_page import print_evaluation
 from compose.pages.phase_lines import phase_lines
+from consumers.heldout import HeldOut, HeldOutPlan
 from consumers.history.phase_quantiles import PhaseTimes
+from consumers.history.run_figures import RunFigures
 from schemas.messages import RolloutRequest, RolloutTimers, Task, Trajectory
 
 STARTS = "starts   p50 / p95: ephemeral boxes 0.110 / 0.200 s, persistent boxes 0.002 / 0.003 s"
@@ -67,15 +67,10 @@ def test_an_evaluation_prints_both_lines() -> None:
 
 
 def test_a_run_prints_both_lines() -> None:
-    keys = "success_before success_after starts_solved starts steps rollouts model_calls"
-    keys += " train_seconds wall_seconds peak_rss_bytes"
-    figures = SimpleNamespace(phases=phases(), last_rollout_id="r")
-    settings = SimpleNamespace(state_dir=".rollcall")
-    run: Any = SimpleNamespace(
-        folder=SimpleNamespace(run_id="x"), figures=figures, others={},
-        cluster=SimpleNamespace(settings=settings),
-    )  # fmt: skip
+    plan = HeldOutPlan(RolloutRequest("", Task()), (0, 4), 1, 1.0, 2.0)
+    figures = RunFigures("run", "s", HeldOut(plan), phases=phases())
+    told = summary(figures, {}, seed=1, wall_s=1.0)
 
-    told = _words(run, dict.fromkeys(keys.split(), 1), Path("curve.png")).splitlines()
+    said = words(figures, {}, told).splitlines()
 
-    assert [line for line in told if "p50" in line] == phase_lines(phases())
+    assert [line for line in said if "p50" in line] == phase_lines(phases())

@@ -15,6 +15,7 @@ from compose.cluster import Cluster
 from compose.conductor import curve_files
 from compose.conductor.live_panel import BARS, line, render
 from compose.conductor.policy_figures import figures_of, figures_of_others
+from compose.conductor.run_watch import RunWatch
 from compose.pages.curve_page import print_chart
 from compose.runs import listing, run_folder
 from compose.runs.recipe import load_recipe
@@ -179,11 +180,12 @@ def test_a_run_in_progress_shows_what_each_policy_has_learned(
         pass
 
     shown = Console(width=200, record=True)
-    shown.print(render(figures, {}, 0.0, 9, others))
+    watch = RunWatch(steps=9, patience=9)
+    shown.print(render(figures, {}, 0.0, watch, others))
 
-    said = line(figures, 0.0, others)
+    said = line(figures, 0.0, watch, others)
     assert "held-out v1 0.500  verifier: reward +0.100  held-out v1 0.250" in said
-    assert "v0 0.00  v1 0.25" in shown.export_text()
+    assert "v0 0.000  v1 0.250" in shown.export_text()
 
 
 def test_an_evaluation_that_is_not_complete_is_not_shown(cluster: MemoryCluster) -> None:

@@ -1,0 +1,133 @@
+"""Tries a run's tasks before anything is published: what can only fail is refused here.
+
+The same agents and environments workers as in the run, on an in-memory log of their own, take each
+task up to its first model call. Environment, configuration, program and agent are then known to
+begin, and no model was asked.
+"""
+
+import inspect
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import replace
+
+from compose.runs.run_folder import RunFolder
+from compose.settings import Settings
+from compose.teacher_scorer import teacher_directory
+from compose.workers.build import Workshop
+from consumers.history.failures import has_failed
+from consumers.log.memory_log import MemoryLog
+from consumers.log.protocols import Reader
+from producers.submit import Submitter
+from sandbox import foreign, scorers
+from schemas.codec import Codec, LocalRegistry
+from schemas.errors import Refused, WorkFailed
+from schemas.messages import RolloutRequest, Trajectory
+from schemas.objects import ObjectStore
+from schemas.topics import Topics, wanted
+
+MOST_TASKS = 8
+"""So many of a folder of tasks are tried."""
+FLUSH_S = 10.0
+PAUSE_S = 0.002
+
+
+def preflight(folder: RunFolder, settings: Settings, *, watched: bool) -> None:
+    """Raise Refused, with the reason, where a task of a run cannot begin or a scorer not be called.
+
+    `watched` as in `Workshop`: sessions have threads of their own, so that a slow one is given up.
+    """
+    for part in folder.parts():
+        for scorer in part.recipe.scorers:
+            _check_scorer(scorer.partition("*")[0])
+    with tempfile.TemporaryDirectory(prefix="rollcall-") as directory:
+        store = ObjectStore(f"{directory}/objects", above_bytes=settings.objects.above_bytes)
+        policies = [part.policy_id for part in folder.parts()]
+        Trial(settings, policies, store, watched=watched).take(_requests(folder))
+
+
+def _requests(folder: RunFolder) -> list[RolloutRequest]:
+    """One of each task: of a folder of them the first ones, else the first seed of either kind."""
+    draws, plan = folder.draws(), folder.heldout()
+    seeds = [draws.seed_range[0], plan.seeds[0]] if plan.seeds[1] > plan.seeds[0] else [0]
+    if draws.tasks:
+        seeds = [*range(min(MOST_TASKS, len(draws.tasks)))]
+    return [
+        replace(draws.request(number, seed), rollout_id=f"preflight-{number}", group_size=1)
+        for number, seed in enumerate(seeds)
+    ]
+
+
+def _check_scorer(name: str) -> None:
+    """Raise Refused for a scorer that cannot be imported, or be called with a trajectory."""
+    if teacher_directory(name) is not None:
+        return  # its directory was looked at, and its weights are the worker's affair
+    try:
+        function = foreign.load("scorer", name, scorers.SHIPPED)
+        with foreign.foreign("bad_config", f"scorer {name!r} hides its parameters"):
+            signature = inspect.signature(function)
+    except WorkFailed as error:
+        raise Refused(str(error)) from error
+    host = {"host": None} if "host" in signature.parameters else {}
+    try:
+        signature.bind(None, **host)
+    except TypeError as error:
+        msg = f"scorer {name!r} cannot be called with a trajectory alone: {error}"
+        raise Refused(msg) from error
+
+
+class Trial:
+    """Workers that take requests up to their first model call."""
+
+    def __init__(
+        self, settings: Settings, policies: Sequence[str], store: ObjectStore, *, watched: bool
+    ) -> None:
+        topics = Topics(settings.prefix)
+        log = MemoryLog(wanted(settings.prefix, policies))
+        codec = Codec(LocalRegistry(), objects=store)
+        shop = Workshop(log, codec, topics, settings, watched=watched)
+        self._log, self._codec, self._topics = log, codec, topics
+        self._calls = [topics.calls(policy_id) for policy_id in policies]
+        self._loops = [shop.agents("preflight-agents"), shop.environments("preflight-environments")]
+
+    def take(self, requests: Sequence[RolloutRequest]) -> None:
+        """Raise Refused where one fails before a model is asked; leaves nothing open."""
+        names = [*self._calls, self._topics.trajectories]
+        try:
+            with closing(self._log.reader(names)) as reader:
+                self._publish(requests)
+                self._until_begun(reader, {request.rollout_id for request in requests})
+        finally:
+            for loop in self._loops:
+                loop.role.leave(patient=False)
+                loop.role.close()
+
+    def _publish(self, requests: Iterable[RolloutRequest]) -> None:
+        publisher = self._log.publisher()
+        submitter = Submitter(publisher, self._codec, self._topics)
+        submitter.publish(*requests)
+        publisher.flush(FLUSH_S)
+
+    def _until_begun(self, reader: Reader, waited: set[str]) -> None:
+        """Turn until each has asked a model or come to its end. The workers' own clocks end it."""
+        while waited:
+            moved = sum(loop.turn(0.0) for loop in self._loops)
+            for record in reader.poll(0.0):
+                if record.topic == self._topics.trajectories:
+                    trajectory = self._codec.decode(record.value, Trajectory)
+                    _require_no_failure(trajectory)
+                    waited.discard(trajectory.rollout_id)
+                else:
+                    waited.discard((record.key or b"").decode())
+            if not moved:
+                time.sleep(PAUSE_S)
+
+
+def _require_no_failure(trajectory: Trajectory) -> None:
+    if has_failed(trajectory):
+        request = trajectory.request
+        seed = f" (seed {request.task.seed})" if request else ""
+        code = trajectory.code or trajectory.status
+        msg = f"a session of its task{seed} fails before a model is asked: {code}: "
+        raise Refused(msg + trajectory.reason)

@@ -1,0 +1,82 @@
+"""What a conductor knows of its run beyond the figures, and when it ends a run that only fails."""
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from compose.runs.run_folder import RunFolder
+from consumers.history.run_figures import RunFigures
+from schemas.errors import RollcallError
+
+LEAST_PATIENCE = 64
+WAITING_NAMED = 6
+
+
+class KeepsFailing(RollcallError):
+    """One rollout after the other fails, so the run cannot get anywhere."""
+
+
+@dataclass(slots=True)
+class RunWatch:
+    """A run under way."""
+
+    steps: int
+    """After which its trainer ends, at the latest."""
+    patience: int
+    """So many rollouts that fail one after the other end the run."""
+    workers: Collection[str] = ()
+    """The names of those that read a group."""
+    ready: set[str] = field(default_factory=set)
+    """Those of them that have come to their group."""
+    paused: bool = False
+    began: float = field(default_factory=time.monotonic)
+
+    def require_progress(self, figures: RunFigures) -> None:
+        """Raise KeepsFailing where nothing but failures has come for too long."""
+        if figures.failing < self.patience:
+            return
+        failures = figures.failures
+        msg = (
+            f"the last {figures.failing:,} rollouts of {figures.run_id} all failed, so the run was "
+            f"stopped; failed {failures}; the first said: {failures.why()}"
+        )
+        raise KeepsFailing(msg)
+
+    def doing(self, figures: RunFigures) -> str:
+        """What the run is at, in words."""
+        if self.paused:
+            return "paused: no rollout begins until `rollcall resume`"
+        heldout = figures.heldout
+        half = [v for v in sorted(heldout.results) if not heldout.complete(v)]
+        if half:
+            first, end = heldout.plan.seeds
+            known = end - first - heldout.missing(half[-1])
+            measuring = f"evaluating v{half[-1]}, {known:,} of {end - first:,}"
+            return measuring if not figures.steps else f"training, and {measuring}"
+        if figures.rollouts:
+            return "training"
+        missing = [name for name in self.workers if name not in self.ready]
+        if missing:
+            more = len(missing) - WAITING_NAMED
+            others = f" and {more} more" if more > 0 else ""
+            return f"waiting for {', '.join(missing[:WAITING_NAMED])}{others} to start"
+        return "all workers have started; no rollout has ended yet"
+
+    def elapsed(self) -> str:
+        """For how long it has been watched."""
+        whole = int(time.monotonic() - self.began)
+        minutes, seconds = divmod(whole, 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def watch_of(folder: RunFolder) -> RunWatch:
+    """One of a run that nobody works on yet. Raises Refused for a recipe that cannot work.
+
+    Its patience is more than can fail at once of what an outage finds open, and of what is asked
+    for after it: a run that loses its model servers for a while comes back.
+    """
+    rule, plan = folder.rule(), folder.heldout()
+    in_the_air = rule.grant(0, 0, 0) * rule.group_size
+    held_out = max(0, plan.seeds[1] - plan.seeds[0])
+    return RunWatch(folder.learner().steps, max(LEAST_PATIENCE, 2 * in_the_air + held_out))

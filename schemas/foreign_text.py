@@ -47,7 +47,8 @@ def raised(error: BaseException, most: int = REASON_CHARS) -> str:
 def where(error: BaseException) -> str:
     """` (file.py:12)`, of the last call that stands in no library and in none of our packages.
 
-    Empty where there is no such call. Only names of files are told: where they lie differs from one machine to the next.
+    Empty where there is no such call. Only names of files are told: where they lie differs from
+    one machine to the next.
     """
     place, trace = "", error.__traceback__
     while trace is not None:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from jinja2.exceptions import TemplateError
 
+from inference.shielded_text import Shield
 from inference.tools import NONE, format_of, format_told_by, in_words, no_form
 from schemas.errors import Refused, WorkFailed
 from schemas.ids import digest
@@ -174,6 +175,8 @@ def _has_tools(messages: Sequence[Message], tools: str) -> bool:
     return bool(tools) or any(message.tool_calls for message in messages)
 
 
+Said = dict[str, Any]
+"""A message as chat templates read it."""
 ANSWER = "An answer, 5d1c."
 PROBES = ("{}", "<think>\nA plan.\n</think>\n\n{}", " {}\n")
 
@@ -182,8 +185,8 @@ class JinjaTemplate:
     """The tokenizer's own chat template, used by difference.
 
     What a message adds is the text of a stand-in conversation with it, less the text without it.
-    Unlike RoleTemplate, control tokens spelt out in a content are read as such: the template hands
-    out one text in which nobody can tell them apart.
+    Control tokens spelled out in a message, a tool or a call stay plain text
+    (`inference.shielded_text`).
     """
 
     def __init__(self, tokenizer: Any, *, tools: str | None = None) -> None:
@@ -191,6 +194,7 @@ class JinjaTemplate:
             msg = "template of kind jinja, but the tokenizer has no chat template, or no end token"
             raise Refused(msg)
         self._tokenizer = tokenizer
+        self._shield = Shield(tokenizer)
         self._end = tokenizer.eos_token
         self.end_ids = frozenset({tokenizer.eos_token_id})
         format_of(tools or NONE, tokenizer)
@@ -204,14 +208,18 @@ class JinjaTemplate:
     ) -> list[int]:
         if self.tool_format == NONE and _has_tools(messages, tools):
             raise no_form("jinja")
+        said, offered = [_as_dict(message) for message in messages], json.loads(tools or "null")
+        mark = self._shield.mark_for([said, offered])
+        if mark:
+            said, offered = self._shield.shielded(said, mark), self._shield.shielded(offered, mark)
         if first:
-            text = self._text(messages, tools, open_answer=True)
+            text = self._text(said, offered, open_answer=True)
         else:
-            text = self._suffix(messages, ended, tools) if messages else ""
-        return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
+            text = self._suffix(said, ended, offered) if said else ""
+        return self._shield.encoded(text, mark)
 
-    def _suffix(self, messages: Sequence[Message], ended: bool, tools: str) -> str:
-        known = [Message("user", "A question."), Message("assistant", ANSWER)]
+    def _suffix(self, messages: Sequence[Said], ended: bool, tools: Any) -> str:
+        known = [_said("user", "A question."), _said("assistant", ANSWER)]
         before = self._text(known, tools, open_answer=False)
         after = self._text([*known, *messages], tools, open_answer=True)
         tail = after[before.find(ANSWER) + len(ANSWER) :]
@@ -226,14 +234,14 @@ class JinjaTemplate:
 
     def _refuse_if_it_looks_back(self) -> None:
         """Render a conversation turn by turn and whole; the two must be one text."""
-        question, more = [Message("user", "A question.")], [Message("user", "And now?")]
+        question, more = [_said("user", "A question.")], [_said("user", "And now?")]
         for probe in PROBES:
             spoken = probe.format(ANSWER)
-            whole = [*question, Message("assistant", spoken), *more]
+            whole = [*question, _said("assistant", spoken), *more]
             try:
-                turns = self._text(question, "", open_answer=True) + spoken
-                turns += self._suffix(more, ended=False, tools="")
-                at_once = self._text(whole, "", open_answer=True)
+                turns = self._text(question, None, open_answer=True) + spoken
+                turns += self._suffix(more, ended=False, tools=None)
+                at_once = self._text(whole, None, open_answer=True)
             except WorkFailed as error:
                 raise Refused(str(error)) from error
             if turns != at_once:
@@ -244,21 +252,23 @@ class JinjaTemplate:
                 )
                 raise Refused(msg)
 
-    def _text(self, messages: Sequence[Message], tools: str, *, open_answer: bool) -> str:
+    def _text(self, messages: Sequence[Said], tools: Any, *, open_answer: bool) -> str:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    [_as_dict(message) for message in messages],
-                    tools=json.loads(tools) if tools else None,
-                    add_generation_prompt=open_answer, tokenize=False,
+                    list(messages), tools=tools, add_generation_prompt=open_answer, tokenize=False
                 )
-            )  # fmt: skip
+            )
         except (TemplateError, ValueError, TypeError) as error:
-            msg = f"the chat template cannot render {[m.role for m in messages]!r}: {error}"
+            msg = f"the chat template cannot render {[m['role'] for m in messages]!r}: {error}"
             raise WorkFailed("not_renderable", msg, retriable=False) from error
 
 
-def _as_dict(message: Message) -> dict[str, Any]:
+def _said(role: str, content: str) -> Said:
+    return {"role": role, "content": content}
+
+
+def _as_dict(message: Message) -> Said:
     fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         fields["tool_calls"] = [_as_templates_read(call) for call in json.loads(message.tool_calls)]

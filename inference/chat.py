@@ -14,11 +14,13 @@ call with tools cannot be rendered.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, Protocol
 
 from jinja2.exceptions import TemplateError
 
 from inference.shielded_text import Shield
+from inference.template_probes import Said, manners_of
 from inference.tools import NONE, format_of, format_told_by, in_words, no_form
 from schemas.errors import Refused, WorkFailed
 from schemas.ids import digest
@@ -175,8 +177,6 @@ def _has_tools(messages: Sequence[Message], tools: str) -> bool:
     return bool(tools) or any(message.tool_calls for message in messages)
 
 
-Said = dict[str, Any]
-"""A message as chat templates read it."""
 ANSWER = "An answer, 5d1c."
 PROBES = ("{}", "<think>\nA plan.\n</think>\n\n{}", " {}\n")
 
@@ -202,13 +202,15 @@ class JinjaTemplate:
         declared = (tools,) if tools and tools != NONE else ()
         self.digest = digest("jinja", tokenizer.chat_template, self._end, *declared).hex()
         self._refuse_if_it_looks_back()
+        self._manners = manners_of(self._text, self._suffix, self.tool_format)
 
     def render(
         self, messages: Sequence[Message], *, first: bool, ended: bool, tools: str = ""
     ) -> list[int]:
         if self.tool_format == NONE and _has_tools(messages, tools):
             raise no_form("jinja")
-        said, offered = [_as_dict(message) for message in messages], json.loads(tools or "null")
+        said = self._manners.fitted([_as_dict(message) for message in messages], first=first)
+        offered = json.loads(tools or "null")
         mark = self._shield.mark_for([said, offered])
         if mark:
             said, offered = self._shield.shielded(said, mark), self._shield.shielded(offered, mark)
@@ -220,17 +222,20 @@ class JinjaTemplate:
 
     def _suffix(self, messages: Sequence[Said], ended: bool, tools: Any) -> str:
         known = [_said("user", "A question."), _said("assistant", ANSWER)]
+        if calls := _calls_of(messages):  # some templates take results only after calls
+            known[1]["tool_calls"] = calls
         before = self._text(known, tools, open_answer=False)
         after = self._text([*known, *messages], tools, open_answer=True)
-        tail = after[before.find(ANSWER) + len(ANSWER) :]
-        cut, end, glue = tail.partition(self._end)
-        if ANSWER not in before or not after.startswith(before) or cut.strip() or not end:
+        said, end, glue = before.rpartition(self._end)
+        spoken = said.rpartition(ANSWER)[2].strip() == "" and ANSWER in said
+        if not after.startswith(before) or not end or not (spoken or calls):
             msg = (
                 f"the chat template looks back: new messages change {before!r} into "
                 f"{after[: len(before)]!r}; name a template of kind roles in rollcall.json"
             )
             raise WorkFailed("not_renderable", msg, retriable=False)
-        return glue if ended else tail
+        added = after[len(before) :]
+        return glue + added if ended else end + glue + added
 
     def _refuse_if_it_looks_back(self) -> None:
         """Render a conversation turn by turn and whole; the two must be one text."""
@@ -262,6 +267,19 @@ class JinjaTemplate:
         except (TemplateError, ValueError, TypeError) as error:
             msg = f"the chat template cannot render {[m['role'] for m in messages]!r}: {error}"
             raise WorkFailed("not_renderable", msg, retriable=False) from error
+
+
+def _calls_of(messages: Sequence[Said]) -> list[Said]:
+    """The calls that results at the beginning of new messages answer, as far as these tell."""
+    results = takewhile(lambda message: message["role"] == "tool", messages)
+    return [
+        {
+            "id": result.get("tool_call_id") or f"call_{at}",
+            "type": "function",
+            "function": {"name": result.get("name") or "f", "arguments": {}},
+        }
+        for at, result in enumerate(results)
+    ]
 
 
 def _said(role: str, content: str) -> Said:

@@ -107,7 +107,8 @@ def no_form(kind: str) -> WorkFailed:
     known = " or ".join(f'"tools": "{name}"' for name in FORMATS)
     msg = (
         f"the policy's template, of kind {kind!r}, has no form for tools; declare the one that the "
-        f"policy was taught, {known}, in the template of its rollcall.json"
+        f"policy was taught, {known}, in the template of its rollcall.json; a policy that was "
+        "taught none of these is served without tools"
     )
     return WorkFailed("not_renderable", msg, retriable=False)
 

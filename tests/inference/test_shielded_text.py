@@ -18,8 +18,8 @@ WORDS = [*SPECIAL, "<unk>", "\n", *map(chr, range(32, 127))]
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
     "{% if m.role == 'system' and tools %}{{ tools | tojson }}{% endif %}"
-    "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}"
-    "{{ m.content }}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% for c in m.tool_calls or [] %}<tool_call>\n{{ c.function | tojson }}\n</tool_call>\n"
+    "{% endfor %}{{ m.content }}{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 TEXTS = st.lists(

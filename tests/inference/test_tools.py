@@ -257,9 +257,9 @@ def test_a_chat_template_may_tell_its_format_by_itself(
 ) -> None:
     tokenizer.eos_token = "<|im_end|>"
     tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}{% if tools %}{{ '"
+        "{% if tools %}{{ '"
         + told
-        + "' }}{% endif %}"
+        + "' }}{% endif %}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
     )
     declared = {} if tools is None else {"tools": tools}
 

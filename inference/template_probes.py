@@ -1,0 +1,127 @@
+"""Which conversations a tokenizer's chat template renders, tried when its policy is loaded.
+
+A template may be sound and yet refuse what every agent sends at its second turn: a system message,
+the ids of calls, results. So a conversation with all of these is rendered once. Where a template
+renders it in another form, messages are put into that form; where it renders none, the policy is
+refused with the template's own reason.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inference.tools import FORMATS, NONE
+from schemas.errors import Refused, WorkFailed
+
+Said = dict[str, Any]
+"""A message as chat templates read it."""
+Text = Callable[..., str]
+ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+SHORT_ID = 9
+"""Characters of an id under the templates of Mistral's models: letters and digits alone."""
+CALL_ID = "call_00112233445566778899aabb_0"
+"""An id as calls are given them (`inference.tools.calls_in`)."""
+NAME = "peek_into"
+TOOL = {"type": "function", "function": {"name": NAME, "description": "", "parameters": {}}}
+ARGUMENTS = {"path": "a file"}
+SPOKEN = "I begin."
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """The form in which a template takes messages."""
+
+    folds_system: bool = False
+    """A system message becomes the beginning of the first user message."""
+    short_ids: bool = False
+    """Ids of calls are nine letters and digits."""
+
+    def fitted(self, messages: Sequence[Said], *, first: bool) -> list[Said]:
+        """Return the messages in that form; `first` where the conversation begins with them."""
+        fitted = list(messages)
+        if self.folds_system and first and [m["role"] for m in fitted[:2]] == ["system", "user"]:
+            system, user, *rest = fitted
+            fitted = [user | {"content": f"{system['content']}\n\n{user['content']}"}, *rest]
+        return [_with_short_ids(message) for message in fitted] if self.short_ids else fitted
+
+
+def manners_of(text: Text, suffix: Text, tool_format: str) -> Manners:
+    """Return the first form in which a template renders a whole conversation.
+
+    `text` renders messages, `suffix` those that come after an answer, as `JinjaTemplate` does.
+    Raises Refused with the template's reason where it renders none.
+    """
+    refusals: list[str] = []
+    for short_ids in (False, True):
+        for folds_system in (False, True):
+            manners = Manners(folds_system, short_ids)
+            try:
+                _converse(manners, text, suffix, tool_format)
+            except WorkFailed as error:
+                refusals.append(str(error))
+            else:
+                return manners
+    msg = (
+        f"the tokenizer's chat template renders no conversation with a system message"
+        f"{'' if tool_format == NONE else ', calls and results'}: {refusals[0]}; name a template "
+        "of kind roles or chatml in rollcall.json"
+    )
+    raise Refused(msg)
+
+
+def _converse(manners: Manners, text: Text, suffix: Text, tool_format: str) -> None:
+    opening = [_said("system", "Be brief."), _said("user", "A question.")]
+    text(manners.fitted(opening, first=True), None, open_answer=True)
+    if tool_format == NONE:
+        return
+    call = {
+        "id": CALL_ID,
+        "type": "function",
+        "function": {"name": NAME, "arguments": ARGUMENTS},
+    }
+    asked = _said("assistant", SPOKEN) | {"tool_calls": [call]}
+    result = _said("tool", "found") | {"tool_call_id": CALL_ID}
+    text(manners.fitted(opening, first=True), [TOOL], open_answer=True)
+    suffix(manners.fitted([result], first=False), True, [TOOL])
+    whole = manners.fitted([*opening, asked, result], first=True)
+    text(whole, [TOOL], open_answer=True)
+    _require_readable(text(whole[:-1], [TOOL], open_answer=False), tool_format)
+
+
+def _require_readable(written: str, tool_format: str) -> None:
+    """Raise where the format does not read a call as the template has written it, if it has."""
+    told = written.rpartition(SPOKEN)[2] or written
+    _, calls = FORMATS[tool_format].parsed(told)
+    if NAME in told and [name for name, _ in calls] != [NAME]:
+        msg = (
+            f"its calls are read as {tool_format!r}, but it writes one as {told[-200:]!r}; known "
+            f"formats are {', '.join(FORMATS)}: serve this policy without tools, by "
+            '"tools": "none"'
+        )
+        raise WorkFailed("not_renderable", msg, retriable=False)
+
+
+def _with_short_ids(message: Said) -> Said:
+    changed = dict(message)
+    if "tool_calls" in changed:
+        changed["tool_calls"] = [
+            call | {"id": short_id(str(call.get("id", "")))} for call in changed["tool_calls"]
+        ]
+    if "tool_call_id" in changed:
+        changed["tool_call_id"] = short_id(str(changed["tool_call_id"]))
+    return changed
+
+
+def short_id(name: str) -> str:
+    """Return nine letters and digits for the id of a call, the same for the same one."""
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+    letters = []
+    for _ in range(SHORT_ID):
+        number, digit = divmod(number, len(ALPHABET))
+        letters.append(ALPHABET[digit])
+    return "".join(letters)
+
+
+def _said(role: str, content: str) -> Said:
+    return {"role": role, "content": content}

@@ -22,11 +22,13 @@ class BlindSpot:
     why: str
     who: str
     """What sees it, or makes it harmless."""
+    run: str = "*"
+    """A pattern: the only kind of run that has such records."""
 
-    def covers(self, harm: str, topic: str, record: str) -> bool:
-        """Whether a harm is one of these."""
+    def covers(self, harm: str, topic: str, record: str, run: str) -> bool:
+        """Whether a harm to a run of this kind is one of these."""
         here = self.harm == harm and fnmatchcase(topic, self.topic)
-        return here and fnmatchcase(record, self.record)
+        return here and fnmatchcase(record, self.record) and fnmatchcase(run, self.run)
 
 
 BLIND_SPOTS = (
@@ -114,19 +116,35 @@ BLIND_SPOTS = (
         "the topic is compacted: all but the newest of a policy may be gone",
         "train.steps, which hold the digest of every version",
     ),
-    BlindSpot(
-        "removed",
-        "model.calls.*",
-        "ModelCall:sample",
-        "a command that the end of its rollout overtook need never have been sent",
-        "nobody waits for it",
+    *(
+        spot
+        for harm in ("removed", "replaced")
+        for spot in (
+            BlindSpot(
+                harm,
+                "model.calls.*",
+                "ModelCall:sample",
+                "a command that the end of its rollout overtook need never have been sent",
+                "nobody waits for it",
+                "cancelled",
+            ),
+            BlindSpot(
+                harm,
+                "model.calls.*",
+                "ModelCall:abort",
+                "a courtesy saves work, and is never needed for history",
+                "a model server finishes the call, and its answer is ignored",
+                "cancelled",
+            ),
+        )
     ),
     BlindSpot(
-        "replaced",
-        "model.calls.*",
-        "ModelCall:sample",
-        "a command that the end of its rollout overtook need never have been sent",
+        "removed",
+        "rollout.events",
+        "ModelAnswered",
+        "an answer that came after the end of its rollout counts for nobody",
         "nobody waits for it",
+        "cancelled",
     ),
     *(
         BlindSpot(
@@ -151,6 +169,6 @@ BLIND_SPOTS = (
 )
 
 
-def spots_of(harm: str, topic: str, record: str) -> Iterator[BlindSpot]:
-    """The blind spots that a harm falls into."""
-    return (spot for spot in BLIND_SPOTS if spot.covers(harm, topic, record))
+def spots_of(harm: str, topic: str, record: str, run: str) -> Iterator[BlindSpot]:
+    """The blind spots that a harm to a run of some kind falls into."""
+    return (spot for spot in BLIND_SPOTS if spot.covers(harm, topic, record, run))

@@ -138,7 +138,7 @@ def forked() -> Rig:
 
 
 def cancelled() -> Rig:
-    """One before it began, one while it waited for its model; a third ends as it should."""
+    """One before it began, one while it waited, one whose answer is late; a last one ends."""
     rig = Rig()
     loops = crew(rig, "p")
     rig.order("cancel", rollout_id="c0")
@@ -148,6 +148,11 @@ def cancelled() -> Rig:
     rig.order("cancel", rollout_id="c1")
     rig.clock.pass_by(1.0)
     rig.settle(loops[0])
+    rig.ask(request("c2", ASKS))
+    rig.settle(loops[0])
+    rig.order("cancel", rollout_id="c2")
+    rig.clock.pass_by(1.0)
+    rig.settle(*loops)
     return lived(rig, loops, crossing(2))
 
 

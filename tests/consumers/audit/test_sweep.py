@@ -29,14 +29,14 @@ def swept(kind: str) -> Missed:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_harmed_record_is_named_or_its_blind_spot_is(kind: str) -> None:
     unexplained = {
-        named: offsets for named, offsets in swept(kind).items() if not any(spots_of(*named))
+        named: offsets for named, offsets in swept(kind).items() if not any(spots_of(*named, kind))
     }
 
     assert unexplained == {}
 
 
 def test_no_blind_spot_is_listed_that_the_sweep_does_not_meet() -> None:
-    met = {spot for kind in KINDS for named in swept(kind) for spot in spots_of(*named)}
+    met = {spot for kind in KINDS for named in swept(kind) for spot in spots_of(*named, kind)}
 
     assert [spot for spot in BLIND_SPOTS if spot not in met] == []
     assert {spot.harm for spot in BLIND_SPOTS} == set(HARMS)

@@ -1,9 +1,10 @@
 """Straight code that is generated from Avro schemas: bytes to message, and back, in one pass.
 
 What a reader reads would be written as the same bytes: numbers as short as they go, booleans of 0
-or 1, an index that the union or enum has, an array or a map in one block, keys of a map in order
-and once, text in UTF-8. fastavro takes -1 for the last symbol, 2 for true, and passes over the size
-of a block, so that there one flipped byte makes another message.
+or 1, an index that the union or enum has, keys of a map in order and once, text in UTF-8. fastavro
+takes -1 for the last symbol, 2 for true, and passes over the size of a block, so that there one
+flipped byte makes another message. Only blocks are read as others split them: an array or a map may
+lie in several, each with the size of its items or without; that size has to be right.
 
 One function is written per record, since a line of Python costs less than a call of fastavro's.
 """
@@ -249,12 +250,17 @@ class Readers(_Functions):
 
     @contextmanager
     def items(self) -> Iterator[None]:
-        """Write the loop over a block; what is written within reads an item."""
-        with self.block("if d[i]:"):
-            self.write(*_LENGTH)
+        """Write the loop over all blocks; what is written within reads an item."""
+        end, count = self.variable(), self.variable()
+        self.write(f"{end} = {count} = 0")
+        with self.block("while d[i]:"):
+            self.write("n = LENGTHS[d[i]]", "i += 1")
+            self.write("if n < 0:", f"    n, i, {end} = block(d, i - 1)")
+            self.write(f"{count} += n", f"if {count} > len(d):", f"    no_items({count}, d)")
             with self.block("for _ in range(n):"):
                 yield
-            self.write("if d[i]:", "    second_block()")
+            with self.block(f"if {end}:"):
+                self.write(f"if i != {end}:", f"    wrong_size(i, {end})", f"{end} = 0")
         self.write("i += 1")
 
 

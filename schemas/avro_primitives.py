@@ -43,12 +43,41 @@ def length(d: bytes, i: int) -> tuple[int, int]:
     else:
         n, i = number(d, i)
     if n < 0:
-        msg = f"a length of {n}, or a block with its size before it; there is one block, without"
+        msg = f"a length of {n}"
         raise ValueError(msg)
     if n > len(d):
         msg = f"a length of {n} in a value of {len(d)} bytes"
         raise ValueError(msg)
     return n, i
+
+
+def block(d: bytes, i: int) -> tuple[int, int, int]:
+    """How many items a block has, where they begin, and where they end where it says so, else 0.
+
+    A negative count is followed by the size of its items in bytes, as clients in Go write it.
+    """
+    n, i = number(d, i)
+    end = 0
+    if n < 0:
+        n = -n
+        size, i = length(d, i)
+        end = i + size
+        if end > len(d):
+            msg = f"a block of {size} bytes that begins at byte {i} of {len(d)}"
+            raise ValueError(msg)
+    return n, i, end
+
+
+def no_items(n: int, d: bytes) -> NoReturn:
+    """Refuse more items than there are bytes."""
+    msg = f"{n} items in a value of {len(d)} bytes"
+    raise ValueError(msg)
+
+
+def wrong_size(i: int, end: int) -> NoReturn:
+    """Refuse a block whose items do not end where its size says."""
+    msg = f"a block whose items end at byte {i}, and by its size at byte {end}"
+    raise ValueError(msg)
 
 
 def varint(n: int) -> bytes:
@@ -94,12 +123,6 @@ def no_boolean(n: int) -> NoReturn:
 def no_branch(n: int) -> NoReturn:
     """Refuse a byte that names no branch of a union."""
     msg = f"a union that has no branch for byte {n}"
-    raise ValueError(msg)
-
-
-def second_block() -> NoReturn:
-    """Refuse an array or a map that goes on in another block."""
-    msg = "an array or a map in more than one block; write it as one"
     raise ValueError(msg)
 
 

@@ -154,10 +154,24 @@ cdef inline Py_ssize_t get_index(Source* s, uint64_t count) except -1:
     return n >> 1
 
 
-cdef inline int end_block(Source* s) except -1:
-    if s.at >= s.end or s.at[0]:
+cdef inline Py_ssize_t get_block(Source* s, const unsigned char** end) except -1:
+    # How many items follow; 0 behind the last block. A negative count comes with their size in bytes.
+    cdef uint64_t n = get_varint(s)
+    cdef uint64_t count = n >> 1
+    cdef Py_ssize_t size
+    end[0] = NULL
+    if n & 1:
+        count += 1
+        size = get_length(s)
+        end[0] = s.at + size
+    if count > <uint64_t>(s.end - s.at):
         wrong()
-    s.at += 1
+    return count
+
+
+cdef inline int end_items(Source* s, const unsigned char* end) except -1:
+    if end != NULL and s.at != end:
+        wrong()
     return 0
 
 

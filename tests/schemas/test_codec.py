@@ -254,7 +254,9 @@ def test_a_damaged_message_of_another_version_is_refused_or_says_what_its_bytes_
         again = io.BytesIO()
         fastavro.schemaless_writer(again, schema, read)
 
-        assert again.getvalue() == found[PREFIX.size :]
+        # What others may split into blocks is written as one, which is shorter.
+        fewer = len(again.getvalue()) + PREFIX.size < len(found)
+        assert fewer or again.getvalue() == found[PREFIX.size :]
 
 
 @pytest.mark.parametrize(
@@ -272,10 +274,12 @@ def test_a_damaged_message_of_another_version_is_refused_or_says_what_its_bytes_
         ("string", b"\x82\0a", "2 bytes that it does not need"),
         ("string", b"\4\xc3(", "UnicodeDecodeError"),
         ("bytes", b"\xfe\xff\xff\xff\xff\1", "a length of 34359738367 in a value of"),
-        ({"type": "array", "items": "int"}, b"\1\2\2\0", "a block with its size before it"),
-        ({"type": "array", "items": "int"}, b"\2\2\2\2\0", "in more than one block"),
+        ({"type": "array", "items": "int"}, b"\1\4\2\0", "by its size at byte"),
+        ({"type": "array", "items": "int"}, b"\3\2\2\2\0", "by its size at byte"),
+        ({"type": "array", "items": "int"}, b"\1\xfe\1\2\0", "a length of 127 in|a block of 127"),
+        ({"type": "array", "items": "null"}, b"\xc8\1" * 50 + b"\0", "items in a value of"),
         ({"type": "map", "values": "int"}, b"\4\2a\0\2a\0\0", "'a' twice"),
-        ({"type": "map", "values": "int"}, b"\2\2a\0\2\2b\0\0", "in more than one block"),
+        ({"type": "map", "values": "int"}, b"\2\2b\0\2\2b\0\0", "'b' twice"),
     ],
 )
 def test_what_fastavro_lets_pass_is_refused_by_name(avro: Any, value: bytes, says: str) -> None:

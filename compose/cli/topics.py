@@ -83,6 +83,8 @@ def print_stats(state: "LogState", terminal: "Console") -> None:
         counts = "  ".join(f"{n}:{count:,}" for n, count in lag.partitions.items() if count)
         behind.add_row(lag.group, lag.topic, f"{lag.total:,}", counts)
     terminal.print(behind if state.lags else "no group has committed anything yet")
+    for opened in state.held_back:
+        terminal.print(str(opened), style="red", highlight=False, soft_wrap=True)
     partitions = sum(topic.partitions for topic in state.topics)
     terminal.print(
         f"{len(state.topics)} topics, {partitions:,} partitions; `rollcall runs retire` removes "

@@ -105,6 +105,7 @@ def _lines(report: Report) -> Iterator[str]:
             f"{report.not_run_again:,} rollouts were counted but not run again: their program is "
             "not here, or no longer the same"
         )
+    yield from report.held_back
     if report.cut_off:
         yield (
             f"{report.cut_off:,} rollouts were started by requests that the log has lost since; "

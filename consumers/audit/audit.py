@@ -34,6 +34,8 @@ from schemas.codec import Codec
 from schemas.messages import RolloutStarted
 from schemas.topics import Topics
 
+HELD_S = 60.0
+"""A transaction that is open for longer is no work of the moment."""
 OnRead = Callable[[int, int], None]
 """Called with how many records are read, and how many there are at most."""
 
@@ -169,6 +171,7 @@ class Audit:
         self._open()
         self._forgotten()
         self._lost_tails()
+        self._held_back()
         self._unburied()
         self._repeated()
         self._before_window()
@@ -217,6 +220,14 @@ class Audit:
             for lost in tails:
                 place = lost.topic, lost.partition, lost.goes_on
                 self.report.add(Breach("I6", f"group {group}: {lost}", *place, "lost"))
+
+    def _held_back(self) -> None:
+        """What lies behind an open transaction is accepted, and nobody begins it."""
+        for opened in self.window.held_back:
+            self.report.held_back.append(str(opened))
+            if self.drained or time.time() - opened.since_ms / 1000 > HELD_S:
+                place = opened.topic, opened.partition, opened.first
+                self.report.add(Breach("I1", str(opened), *place, "lost"))
 
     def _check_chain(
         self, partition: int, low: int, committed: int | None, last: int | None

@@ -68,6 +68,8 @@ class Report:
     """Rollouts whose program is not here, or not the same: counted, not run."""
     before_window: int = 0
     """Rollouts that began before what was read."""
+    held_back: list[str] = field(default_factory=list)
+    """Transactions that were open, and what they kept from everybody."""
     cut_off: int = 0
     """Starts of requests that the log has lost, where it was accepted that others took their
     places."""

@@ -7,7 +7,7 @@ effects before causes: so whatever lies below an end has its cause below another
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from consumers.log.protocols import Commit, Log, Record, TopicPartition
+from consumers.log.protocols import Commit, Log, OpenTransaction, Record, TopicPartition
 from consumers.log.reading import read_between
 from consumers.loop.lost_tail import LostTail, lost_tails
 from consumers.loop.suspects import parted
@@ -39,6 +39,8 @@ class Window:
     """Where every partition begins now: retention has taken what lay before."""
     lost: Mapping[str, Sequence[LostTail]] = field(default_factory=dict)
     """By group, what its commits count that is gone."""
+    held_back: Sequence[OpenTransaction] = ()
+    """Where open transactions keep readers, this one too, from what was written."""
 
 
 class Horizons:
@@ -85,6 +87,7 @@ class AuditedStretch:
             for number, (low, end) in log.bounds(topic).items():
                 ends[topic, number] = end
                 log_starts[topic, number] = low
+        held_back = () if until_ms else log.open_transactions(names)
         if until_ms:
             for topic in (topics.requests, topics.events):
                 ends |= log.offsets_for_times([topic], until_ms)
@@ -94,7 +97,9 @@ class AuditedStretch:
         self.ends = ends
         cut = {tp: at for tp, at in self.starts.items() if at > 0}
         horizon, first_request = self._horizon(cut, since_ms)
-        self.window = Window(ends, cut, horizon, first_request, until_ms, commits, log_starts, lost)
+        self.window = Window(
+            ends, cut, horizon, first_request, until_ms, commits, log_starts, lost, held_back
+        )
         judged = [topic for topic in names if topic != topics.control]
         self.total = sum(at - self.starts[tp] for tp, at in ends.items() if tp[0] in judged)
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from consumers.history.history import History
-from consumers.log.protocols import Log, Record, TopicPartition
+from consumers.log.protocols import Log, OpenTransaction, Record, TopicPartition
 from consumers.log.reading import read_all
 from schemas.errors import Refused
 
@@ -53,6 +53,8 @@ class LogState:
 
     topics: list[TopicState]
     lags: list[GroupLag]
+    held_back: list[OpenTransaction] = field(default_factory=list)
+    """Where open transactions keep every group from reading on."""
 
     def plain(self) -> dict[str, Any]:
         lags = [
@@ -64,6 +66,7 @@ class LogState:
             "partitions": sum(topic.partitions for topic in self.topics),
             "topics": [asdict(topic) for topic in self.topics],
             "lags": lags,
+            "held_back": [asdict(opened) for opened in self.held_back],
         }
 
 
@@ -82,16 +85,23 @@ def measure(history: History, *, now_s: float | None = None) -> LogState:
         for name in names
     }
     bounds = {name: log.bounds(name) for name in names}
+    held_back = log.open_transactions(names)
+    waiting = {(opened.topic, opened.partition): opened.end for opened in held_back}
     now_ms = int((time.time() if now_s is None else now_s) * 1000)
     topics = [_topic(log, name, bounds[name], now_ms) for name in names]
     lags = [
         GroupLag(
-            group, name, {n: max(0, bounds[name][n][1] - at) for n, at in sorted(done.items())}
+            group,
+            name,
+            {
+                n: max(0, waiting.get((name, n), bounds[name][n][1]) - at)
+                for n, at in sorted(done.items())
+            },
         )
         for (group, name), done in committed.items()
         if done
     ]
-    return LogState(topics, lags)
+    return LogState(topics, lags, held_back)
 
 
 def _topic(log: Log, name: str, bounds: Mapping[int, tuple[int, int]], now_ms: int) -> TopicState:

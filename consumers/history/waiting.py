@@ -150,10 +150,17 @@ class WaitReader:
         self._commands()
         self._lines()
         control = read_control(self.history)
+        self._held_back()
         waits = waits_of(self.work, self._limits())
         for topic, count in self.unreadable.items():
             self.remarks.append(f"{count} records of {topic} cannot be read; they were passed over")
         return Waiting(waits, control, self._owners(waits), self.work.writers, self.remarks)
+
+    def _held_back(self) -> None:
+        """What lies behind open transactions is not shown, for nobody can read it yet."""
+        log, prefix = self.history.log, self.topics.prefix
+        names = [name for name in log.topic_names() if name.startswith(prefix)]
+        self.remarks += [str(opened) for opened in log.open_transactions(names)]
 
     def _open(self) -> None:
         """Who is asked for and has not ended."""

@@ -6,6 +6,7 @@ finished when its handler has closed it and every output that names it as its ca
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Protocol
 
 from consumers.log.epochs import UNKNOWN
@@ -95,6 +96,18 @@ class OpenTransaction:
     """The high watermark: what lies between waits, whoever wrote it."""
     since_ms: int
     """The append time of the transaction's first record; 0 where that is not known."""
+
+    def __str__(self) -> str:
+        began = datetime.fromtimestamp(self.since_ms / 1000, UTC)
+        since = f" since {began:%Y-%m-%d %H:%M:%S} UTC" if self.since_ms else ""
+        named = f"--topic {self.topic} --partition {self.partition}"
+        return (
+            f"{self.topic} {self.partition}: a producer holds a transaction open{since}, so nobody "
+            f"reads offsets {self.first} to {self.end - 1}. `kafka-transactions.sh "
+            f"describe-producers {named}` names it, `kafka-transactions.sh abort {named} "
+            f"--start-offset {self.first}` ends it; else it ends with its producer's "
+            "transaction.timeout.ms"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,8 @@ class RoleTemplate:
         self._kind = kind
         if tools != NONE:
             spec["tools"] = tools
+        self.spec = spec
+        """The texts that it is made of."""
         self.digest = digest("roles", json.dumps(spec, sort_keys=True)).hex()
         self._content = _memory_of(tokenizer, split_special_tokens=True)
         control = _memory_of(tokenizer, split_special_tokens=False)

@@ -15,10 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import structlog
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from compose.runs.export_adapter import merged_state, write_adapter
 from compose.runs.run_folder import RunFolder
+from inference.chat import RoleTemplate
+from inference.exported_template import exported_template
 from inference.policy_dir import Policy, load_policy
 from schemas.adapter_weights import AdapterAbout
 from schemas.errors import Refused, WeightsDiffer
@@ -30,6 +33,8 @@ from trainer.tensors import DTYPES, load_tensors, tensors_of
 
 ABOUT = "rollcall.json"
 TOKENIZER = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+"""Hugging Face reads it before whatever a tokenizer's configuration says."""
 WEIGHTS = (
     "*.safetensors",
     "*.safetensors.index.json",
@@ -39,6 +44,9 @@ WEIGHTS = (
     "*.pth",
 )
 """What is not copied: the weights that the run began with, in whatever format."""
+
+
+log = structlog.get_logger()
 
 
 def export(folder: RunFolder, out: Path, *, merge: bool = False) -> int:
@@ -107,6 +115,17 @@ def _write(folder: RunFolder, checkpoint: Checkpoint, directory: Path) -> None:
     _note_origin(directory / ABOUT, folder, checkpoint)
     _verify_weights(directory, checkpoint)
     _verify_tokenizer(directory, policy)
+    _write_chat_template(directory, policy)
+
+
+def _write_chat_template(directory: Path, policy: Policy) -> None:
+    """Let other programs render conversations as the policy was trained with them."""
+    text = exported_template(policy.template, policy.tokenizer)
+    if text is not None:
+        (directory / CHAT_TEMPLATE).write_text(text)
+    elif isinstance(policy.template, RoleTemplate):
+        (directory / CHAT_TEMPLATE).unlink(missing_ok=True)
+        log.warning("no_chat_template_exported", reason="no text gives the tokens of its template")
 
 
 def _open_to_readers(directory: Path, mode: int) -> None:

@@ -14,6 +14,7 @@ from compose.runs.recipe import load_recipe
 from compose.runs.run_folder import RunFolder
 from inference.policy_dir import load_policy, make_policy
 from schemas.errors import Refused, Unfit
+from schemas.messages import Message
 from schemas.weights import weights_digest
 from tests.support import policies
 from trainer.checkpoint import Checkpoint, save
@@ -191,3 +192,18 @@ def test_an_export_that_fails_leaves_nothing_behind(folder: RunFolder, tmp_path:
 
     assert not (tmp_path / "deep" / "out").exists()
     assert left_behind(tmp_path / "deep") == []
+
+
+def test_what_is_exported_renders_conversations_as_the_run_did(
+    tmp_path: Path, folder: RunFolder
+) -> None:
+    trained(folder, 1)
+    export(folder, tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
+    said = [{"role": "user", "content": "s1 L"}, {"role": "assistant", "content": "R"}]
+
+    text = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
+
+    messages = [Message(each["role"], each["content"]) for each in said]
+    wanted = load_policy(folder.policy).template.render(messages, first=True, ended=False)
+    assert tokenizer.encode(text, add_special_tokens=False) == wanted

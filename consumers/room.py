@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from sandbox.alarms import CarryingExecutor
 from schemas.errors import RoomBlocked
 
 ASK_EVERY_S = 0.25
@@ -81,6 +82,7 @@ class Room:
     def _begun(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
+            self._loop.set_default_executor(CarryingExecutor(thread_name_prefix="room"))
             if self.threaded:
                 self._thread = threading.Thread(target=self._live, name="room", daemon=True)
                 self._thread.start()

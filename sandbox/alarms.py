@@ -10,13 +10,18 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any
+from contextvars import ContextVar, copy_context
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
 from schemas.errors import WorkFailed
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -24,6 +29,13 @@ SETTERS = ("alarm", "setitimer")
 _noted: ContextVar[list[str] | None] = ContextVar("alarms", default=None)
 _warned: set[str] = set()
 _real: dict[str, Callable[..., Any]] = {}
+
+
+class CarryingExecutor(ThreadPoolExecutor):
+    """Threads that know for whom they work: what waits may hand its work to one of them."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        return super().submit(partial(copy_context().run, fn, *args, **kwargs))
 
 
 @contextmanager

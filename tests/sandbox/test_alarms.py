@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from consumers.room import Room
 from sandbox.scorers import ScorerSpec, waiting
 from sandbox.waiting_scores import awaited
 from schemas.messages import Trajectory
@@ -39,6 +40,10 @@ async def in_a_thread(trajectory: Trajectory) -> float:
     return await asyncio.to_thread(checks)
 
 
+async def in_an_executor(trajectory: Trajectory) -> float:
+    return await asyncio.get_running_loop().run_in_executor(None, checks)
+
+
 async def by_a_timer(trajectory: Trajectory) -> float:
     with suppress(ValueError):
         signal.setitimer(signal.ITIMER_REAL, 5.0)
@@ -63,9 +68,17 @@ def on_main() -> bool:
 def score(name: str) -> Any:
     spec = ScorerSpec(f"{HERE}:{name}", 1.0)
     trajectory = ended()
-    return asyncio.run(
-        awaited(spec, trajectory, None, timeout_s=5, grace_s=1, away_s=1)  # type: ignore[arg-type]
-    )
+    room = Room(threaded=False)
+    told: list[Any] = []
+
+    async def judge() -> None:
+        host: Any = None
+        told.append(await awaited(spec, trajectory, host, timeout_s=5, grace_s=1, away_s=1))
+
+    room.call(lambda: None)
+    room.run(judge, 10.0)
+    room.close(5.0)
+    return told[0]
 
 
 def off_main(call: Callable[[], Any]) -> Any:
@@ -76,7 +89,9 @@ def off_main(call: Callable[[], Any]) -> Any:
     return told[0]
 
 
-@pytest.mark.parametrize("name", ["at_once", "in_a_thread", "by_a_timer", "raises_then"])
+@pytest.mark.parametrize(
+    "name", ["at_once", "in_a_thread", "in_an_executor", "by_a_timer", "raises_then"]
+)
 @pytest.mark.parametrize("where", [off_main, lambda call: call()])
 def test_who_waits_and_sets_an_alarm_is_refused_by_name(
     name: str, where: Callable[[Callable[[], Any]], Any]

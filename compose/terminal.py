@@ -49,10 +49,10 @@ def quiet_pipes() -> Iterator[None]:
 @contextmanager
 def page() -> Iterator["Console"]:
     """A terminal to write tables to, printed at the end; wide where it is a file or a pipe."""
-    from rich.console import Console
+    from compose.page_console import PageConsole
 
     wide = None if sys.stdout.isatty() else WIDE
-    terminal = Console(highlight=False, width=wide)
+    terminal = PageConsole(highlight=False, width=wide)
     with terminal.capture() as written:
         yield terminal
     with quiet_pipes():

@@ -349,9 +349,8 @@ def _screen(run: Conducted, terminal: Terminal) -> Iterator[Callable[[], None]]:
     def say() -> None:
         if time.monotonic() >= due[0]:
             due[0] = time.monotonic() + LINE_EVERY_S
-            terminal.print(
-                line(run.figures, time.monotonic(), run.watch, run.others), highlight=False
-            )
+            words = line(run.figures, time.monotonic(), run.watch, run.others)
+            terminal.print(words, highlight=False, soft_wrap=True)
             sys.stdout.flush()
 
     yield say

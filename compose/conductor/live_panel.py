@@ -35,7 +35,7 @@ def render(
     rewards, staleness = figures.metric("reward_mean"), figures.metric("staleness_mean")
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
-    table.add_column()
+    table.add_column(overflow="fold")
     table.add_row("now", f"{watch.doing(figures)}, after {watch.elapsed()}")
     table.add_row("step", f"{len(figures.steps)} of at most {watch.steps}, {_aim(figures)}")
     table.add_row("rollouts", f"{figures.rollouts:,}   {figures.rollouts_rate.per_s(now):,.0f}/s")

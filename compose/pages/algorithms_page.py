@@ -62,7 +62,7 @@ def print_algorithms(terminal: Console, rows: Sequence[RuleRow]) -> None:
         return
     table = Table(box=MARKDOWN)
     for name in COLUMNS:
-        table.add_column(name, overflow="fold")
+        table.add_column(name)
     for each in cells:
         table.add_row(*each)
     terminal.print(table)

@@ -21,7 +21,8 @@ def progress_table(progress: RolloutProgress, most: int) -> Table:
     hidden = f"; {len(rows) - most:,} rows not shown" if len(rows) > most else ""
     table = Table(caption=f"{progress.totals()}{hidden}", caption_justify="left")
     for name in ("rollout", "status", "turns", "reward", "seconds"):
-        table.add_column(name, justify="right" if name in ("turns", "seconds") else "left")
+        right = name in ("turns", "seconds")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
     now_ms = progress.wall() * 1000
     for row in rows[:most]:
         seconds = f"{row.seconds(now_ms):.1f}"

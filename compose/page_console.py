@@ -1,0 +1,102 @@
+"""A terminal on which no table loses a letter: it is laid out for the width, or told by records.
+
+A word, such as an id that is to be copied, is never broken or shortened while its table is one.
+Where the words do not fit side by side, every row is a block of lines, a name and a value each.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
+from rich.table import Column, Table
+from rich.text import Text
+
+MOST_CHARS = 2000
+"""Of one value in a block; how much is left out is said."""
+MOST_FOLDED = 40
+"""A column that says that it folds holds texts, whose words may go on in the next line."""
+NO_BOUND = 1_000_000
+
+
+class PageConsole(Console):
+    """Prints what any console prints, and tables so that they can be read."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        for one in objects if any(isinstance(o, Table) for o in objects) else (objects,):
+            if isinstance(one, Table):
+                self._print_table(one)
+            else:
+                super().print(*(one if isinstance(one, tuple) else (one,)), **options)
+
+    def _print_table(self, table: Table) -> None:
+        spans = [self._span(column) for column in table.columns]
+        unbound = self.options.update(width=NO_BOUND, max_width=NO_BOUND)
+        frame = Measurement.get(self, unbound, table).maximum - sum(s.maximum for s in spans)
+        room = self.width - frame
+        if sum(span.minimum for span in spans) > room:
+            for line in _blocks(self, table):
+                super().print(line, soft_wrap=True, highlight=False)
+            return
+        for column, width in zip(table.columns, _shares(spans, room), strict=True):
+            column.width = width
+        super().print(table)
+
+    def _span(self, column: Column) -> Measurement:
+        """How narrow a column may be without breaking a word, and how wide it would like to be."""
+        unbound = self.options.update(width=NO_BOUND, max_width=NO_BOUND)
+        spans = [
+            Measurement.get(self, unbound, cell) for cell in (column.header, *column.cells) if cell
+        ]
+        widest = max((span.maximum for span in spans), default=0)
+        least = max((span.minimum for span in spans), default=0)
+        if column.overflow == "fold":
+            least = min(least, MOST_FOLDED)
+        return Measurement(widest if column.no_wrap else least, widest)
+
+
+def _shares(spans: Sequence[Measurement], room: int) -> list[int]:
+    """A width for each column: what it needs, and of the rest what it can use, the least first."""
+    shares = [span.minimum for span in spans]
+    left = room - sum(shares)
+    wishes = sorted(range(len(spans)), key=lambda n: spans[n].maximum - shares[n])
+    for place, number in enumerate(wishes):
+        more = min(spans[number].maximum - shares[number], left // (len(wishes) - place))
+        shares[number] += more
+        left -= more
+    return shares
+
+
+def _blocks(terminal: Console, table: Table) -> Iterator[Text]:
+    """Every row as lines, with an empty one after it."""
+    names = [_text(terminal, column.header) for column in table.columns]
+    width = max((name.cell_len for name in names), default=0)
+    around = [_text(terminal, title) for title in (table.title, table.caption) if title]
+    yield from around[: bool(table.title)]
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        for name, cell in zip(names, row, strict=True):
+            value = _whole_or_told(_text(terminal, cell))
+            if value.plain:
+                gap = " " * (width - name.cell_len + 2)
+                yield Text.assemble(name, gap, value) if width else value
+        yield Text()
+    yield from around[bool(table.title) :]
+
+
+def _text(terminal: Console, cell: RenderableType | None) -> Text:
+    """A cell as text, whatever it is made of."""
+    if isinstance(cell, Text):
+        return cell.copy()
+    if isinstance(cell, str):
+        return terminal.render_str(cell, highlight=False)
+    unbound = terminal.options.update(width=terminal.width)
+    return Text("".join(part.text for part in chain(terminal.render(cell or "", unbound))).strip())
+
+
+def _whole_or_told(value: Text) -> Text:
+    """The value, or its beginning and how much there is of it."""
+    if len(value.plain) <= MOST_CHARS:
+        return value
+    told = f" ... (the first {MOST_CHARS:,} of {len(value.plain):,} characters; --json prints all)"
+    return Text.assemble(value[:MOST_CHARS], told)

@@ -78,6 +78,11 @@ class Load:
     def __len__(self) -> int:
         return len(self._held)
 
+    def of(self, partition: int) -> int:
+        """How many records of a partition are held."""
+        records = (record for held in self._held.values() for record in held.records)
+        return sum(record.partition == partition for record in records)
+
     def refusal(self, call: ModelCall, now_ms: int, in_hand: int) -> CallFailed | None:
         """The answer to a call that would not begin in time; None where it would, or may."""
         self.speed.look(in_hand)

@@ -43,6 +43,10 @@ HELD_POLL_S = 0.02
 log = structlog.get_logger()
 
 
+HELD = 4
+"""So many times as many calls as in hand may wait to be turned away, which takes seconds."""
+
+
 class Models(WorkRole):
     """Serves one policy with one engine."""
 
@@ -301,11 +305,11 @@ class Models(WorkRole):
         """What cannot begin, or is turned away a moment later, does not count against others."""
         most = self.most_in_hand // 2 if progress.paused else self.most_in_hand
         begun = len(self._in_hand) if self.versions.current else len(self._early)
-        over = max(begun, len(self.load)) > most or self._early.full()
+        over = begun > most or len(self.load) > HELD * most or self._early.full()
         return over or super().full(progress)
 
     def cannot_begin(self, partition: int) -> int:
-        return self._early.of(partition)
+        return self._early.of(partition) + self.load.of(partition)
 
     def in_flight(self) -> int:
         return len(self._in_hand) + len(self.load)

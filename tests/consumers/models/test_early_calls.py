@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from consumers.log.protocols import Record
 from consumers.models.early_calls import MOST_AHEAD, MOST_EARLY
 from schemas.errors import Unavailable
 from schemas.messages import CallFailed, Event, ModelAnswered, ModelCall
@@ -121,3 +122,20 @@ def test_more_calls_than_one_partition_has_room_for_hold_up_nobody(rig: Rig, wan
 
     events = rig.read(rig.topics.events, Event)
     assert [e.rollout_id for e in events if isinstance(e.body, ModelAnswered)] == ["ready"]
+
+
+def test_calls_that_are_turned_away_in_a_moment_hold_up_nobody(rig: Rig) -> None:
+    loop = rig.models(Counting(), most_in_hand=200)
+    role = role_of(loop)
+    rig.settle(loop)
+    for number in range(600):
+        held = call_of(f"held{number}", tries=9)
+        record = Record("t.model.calls.p", 0, 10_000 + number, b"", b"", 0)
+        role.load.hold(held, CallFailed("busy", "full", True), [record], 0)
+    send(rig, call_of("ready"))
+
+    rig.settle(loop)
+
+    (event,) = rig.read(rig.topics.events, Event)
+    assert (event.rollout_id, type(event.body)) == ("ready", ModelAnswered)
+    assert len(role.load) == 600

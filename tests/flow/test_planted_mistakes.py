@@ -95,10 +95,10 @@ class StartsAgain(Journal):
     def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> Taken:
         last = self.last
         if isinstance(event.body, START) and last is not None:
-            self.last = min(last, event.body.request_offset - 1)
+            self.chain = replace(self.chain, last=min(last, event.body.request_offset - 1))
         taken = super().take(event, offset, now_ms, silent=silent)
         if last is not None:
-            self.last = max(last, self.last or 0)
+            self.chain = replace(self.chain, last=max(last, self.last or 0))
         return taken
 
 

@@ -6,7 +6,7 @@ restart does the work again. There is no partial recovery.
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from producers.client_errors import quiet
 from producers.publisher import Cause, Outgoing, Publisher
-from schemas.errors import DeliveryFailed, NoTopic, TooLarge, WorkFailed
+from schemas.errors import DeliveryFailed, NoTopic, TooLarge, Unavailable, WorkFailed
 
 QUEUE_RECORDS = 50_000
 RETRY_S = 0.1
@@ -53,6 +53,7 @@ LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 and what was on its way when its topic went is given up as if the broker did: these are tried once
 more, alone."""
 ALONE_S = 1.0
+TRANSACTION_S = 10.0
 
 log = structlog.get_logger()
 
@@ -199,3 +200,30 @@ class KafkaPublisher(Publisher):
 
     def waiting(self) -> int:
         return len(self._producer) + len(self._gathered) + len(self._alone)
+
+
+class HeldTransaction:
+    """A transaction of a producer of its own, open until it is aborted; for faults and tests."""
+
+    def __init__(
+        self, settings: Mapping[str, Any], name: str, topic: str, partitions: Iterable[int]
+    ) -> None:
+        """Write one record into each partition, which nobody reads; raises Unavailable."""
+        config = {**settings, "transactional.id": name}
+        self._producer = Producer(quiet(config))
+        try:
+            self._producer.init_transactions(TRANSACTION_S)
+            self._producer.begin_transaction()
+            for number in partitions:
+                self._producer.produce(topic, b"", name, number)
+            self._producer.flush(TRANSACTION_S)
+        except KafkaException as error:
+            msg = f"no transaction can be opened on {topic}: {error.args[0].str()}"
+            raise Unavailable(msg) from error
+
+    def abort(self) -> None:
+        """End it; where no broker answers, its timeout does."""
+        try:
+            self._producer.abort_transaction(TRANSACTION_S)
+        except KafkaException as error:
+            log.warning("transaction_not_aborted", error=error.args[0].str())

@@ -19,6 +19,7 @@ from compose.chaos.box_victims import BoxVictim, EngineVictim
 from compose.chaos.faults import KILL, SERVICES, Fault
 from compose.chaos.plan import processes_of
 from compose.chaos.stage import Stage
+from compose.chaos.stranger import Stranger
 from compose.chaos.victims import ProcessVictim, ServiceVictim, Stack, Victim
 from compose.chaos.watch import Watch
 from compose.services.service_errors import ServicesError
@@ -103,6 +104,7 @@ class Conductor:
         self.pool = ThreadPoolExecutor(max_workers=2)
         self.leases = Leases(state.leases(), "chaos")
         self.boxes = BoxVictim(self.leases, stage.engine)
+        self.stranger = Stranger(cluster)
         stack = Stack(state.state(), state.cache(), self.pool)
         self.lanes = {victim.name: Lane(victim) for victim in self._victims(stack)}
         self.watch = Watch(cluster)
@@ -122,6 +124,7 @@ class Conductor:
                 if worker.group == "environments"
             ),
             self.boxes,
+            self.stranger,
             *([EngineVictim(engine)] if engine else []),
         ]
 

@@ -20,12 +20,15 @@ BOXES = "boxes"
 """Of agents that act in a shell: any that a worker holds just now."""
 ENGINE = "engine"
 """A docker engine of the run's own, in whose containers half of those shells are."""
-ROLES = (*WORKERS, PROCESSES, BOXES, ENGINE, "training", *SERVICES)
+STRANGER = "stranger"
+"""A producer that is none of ours, and holds transactions open on our topics."""
+ROLES = (*WORKERS, PROCESSES, BOXES, ENGINE, "training", *SERVICES, STRANGER)
 """What `--kill` may name."""
 USUAL = tuple(role for role in ROLES if role != ENGINE)
 """Who is harmed where nobody is named: an engine takes root, and docker installed."""
 
 KILL, PAUSE = "kill", "pause"
+TRANSACTION = "open transaction"
 CUT, CUT_TO_BROKER, CUT_TO_CLIENT, FLAP = "cut", "cut to broker", "cut from broker", "flapping"
 CUT_REGISTRY = "cut from registry"
 """Killed too, so that it has to come back without: whoever works already seldom asks."""
@@ -36,11 +39,12 @@ KINDS: Mapping[str, Mapping[str, float]] = {
     PROCESSES: {KILL: 1},
     BOXES: {KILL: 1},
     ENGINE: {KILL: 2, PAUSE: 1},
+    STRANGER: {TRANSACTION: 1},
 }
 """What may happen to whom, by weight."""
 WEIGHTS = {
     **dict.fromkeys((*WORKERS, PROCESSES, BOXES, "registry"), 10),
-    **dict.fromkeys((ENGINE, "training", "broker"), 2),
+    **dict.fromkeys((ENGINE, "training", "broker", STRANGER), 2),
 }
 """How often a role is hit, whatever the number of its processes."""
 KILL_WEIGHTS = {**WEIGHTS, ENGINE: 0.5, "training": 0.5, "broker": 0.5, "registry": 4}
@@ -104,7 +108,7 @@ def mixed(
 def kills(seed: int, victims: Victims, *, count: int, every_s: float) -> list[Fault]:
     """So many SIGKILLs and nothing else; each process that is back may be the next one."""
     dice = Random(f"kills/{seed}")
-    roles = list(victims)
+    roles = [role for role in victims if KILL in KINDS[role]]
     weights = [KILL_WEIGHTS[role] for role in roles]
     faults, at_s = [], 0.0
     for role in islice(_draws(dice, roles, weights), count):
@@ -117,7 +121,7 @@ def kills(seed: int, victims: Victims, *, count: int, every_s: float) -> list[Fa
 def _kinds(dice: Random, roles: list[str]) -> Iterator[tuple[str, str]]:
     """Kind and role of one fault after the other, without an end."""
     workers = [role for role in roles if role in WORKERS]
-    first = [(KILL, role) for role in roles]
+    first = [(next(iter(KINDS[role])), role) for role in roles]
     if pausable := [role for role in roles if PAUSE in KINDS[role]]:
         first.append((PAUSE, dice.choice(pausable)))
     if workers:

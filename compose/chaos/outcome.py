@@ -27,6 +27,8 @@ class ChaosOutcome:
     repeated: int
     breaches: int
     seconds: float
+    silent: int = 0
+    """Faults that stopped a topic, while nothing that tells a lag said so."""
     fell: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Workers that ended by themselves, with their exit codes."""
     hosted: HostedFigures = field(default_factory=HostedFigures)
@@ -36,9 +38,10 @@ class ChaosOutcome:
     @property
     def ok(self) -> bool:
         """Nothing was lost, doubled, breached, asked again, left or learnt otherwise; all ended."""
+        said = not self.silent
         wrong = self.lost or self.doubled or self.breaches or self.hosted.asked_again
         figures = self.boxes.ok and self.training.ok
-        return not wrong and figures and self.ended == self.accepted
+        return not wrong and said and figures and self.ended == self.accepted
 
     def times(self) -> list[float]:
         return [took for _, took in self.harmed if took is not None]
@@ -60,6 +63,7 @@ def plain(outcome: ChaosOutcome) -> dict[str, Any]:
         "doubled": outcome.doubled,
         "repeated": outcome.repeated,
         "breaches": outcome.breaches,
+        "silent": outcome.silent,
         "hosted": asdict(outcome.hosted),
         "boxes": asdict(outcome.boxes),
         "training": asdict(outcome.training),
@@ -87,6 +91,7 @@ def table(outcome: ChaosOutcome) -> Table:
         "lost": outcome.lost,
         "doubled": outcome.doubled,
         "breaches": outcome.breaches,
+        "silent": outcome.silent,
         "external work repeated": outcome.repeated,
         **_hosted_rows(outcome.hosted),
         **_box_rows(outcome.boxes),

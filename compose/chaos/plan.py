@@ -4,7 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compose.chaos.faults import BOXES, ENGINE, PROCESSES, SERVICES, Fault, kills, mixed
+from compose.chaos.faults import (
+    BOXES,
+    ENGINE,
+    PROCESSES,
+    SERVICES,
+    STRANGER,
+    Fault,
+    kills,
+    mixed,
+)
 from schemas.errors import Refused
 from schemas.names import unknown
 
@@ -17,7 +26,7 @@ RECIPES = (TRAINING, "training-async")
 """Those beside this module; any release knows the first."""
 EVERY_S = 4.0
 """Between two faults, on average; less where the run is short, so that every kind has its turn."""
-ROUND = 21
+ROUND = 22
 SOAK_EVERY_S = 0.2
 
 
@@ -57,6 +66,9 @@ class ChaosPlan:
                 "--beside WHEEL goes without hosted rollouts and without boxes, so there are no "
                 f"{', '.join(self.roles)} to kill"
             )
+            raise Refused(msg)
+        if self.kills is not None and set(self.roles) == {STRANGER}:
+            msg = "--kills kills, and a stranger has no process to kill; give --minutes"
             raise Refused(msg)
         if (self.minutes is None) == (self.kills is None):
             msg = "give either --minutes, for faults of all kinds, or --kills, for a soak of kills"
@@ -109,7 +121,7 @@ class ChaosPlan:
 
     def victims(self) -> dict[str, list[str]]:
         """The names of those that are harmed, by role."""
-        everybody = {**self.workers(), **{name: [name] for name in SERVICES}}
+        everybody = {**self.workers(), **{name: [name] for name in (*SERVICES, STRANGER)}}
         if self.trains:
             everybody["models"].remove(SERVER)
             everybody["training"].append(SERVER)

@@ -107,6 +107,7 @@ def _conduct(
         doubled=report.doubled,
         repeated=report.repeated,
         breaches=report.found.total(),
+        silent=len(conductor.stranger.unnamed),
         seconds=time.monotonic() - began,
         fell={worker.name: worker.fell for worker in conductor.workers if worker.fell},
         hosted=hosted,

@@ -38,11 +38,13 @@ Keep = Annotated[
     Path | None, typer.Option(help="Keep the log and the workers' logs in this directory.")
 ]
 
+EVERYBODY = "agents,models,environments,rewards,processes,boxes,training,broker,registry,stranger"
+
 
 def chaos(
     minutes: Minutes = None,
     seed: Seed = 7,
-    kill: Kill = "agents,models,environments,rewards,processes,boxes,training,broker,registry",
+    kill: Kill = EVERYBODY,
     kills: Kills = None,
     rollouts: Rollouts = None,
     beside: Beside = None,
@@ -54,8 +56,9 @@ def chaos(
 
     Exit code 0 when nothing was lost, doubled or breached, no agent's answered ask was made a model
     call again, every shell ran what it was told, no box is left, and whatever was trained comes to
-    the same bits where nobody kills its trainer; else 1. `engine` is a docker
-    engine of the run's own, for half of the shells; root alone can start one.
+    the same bits where nobody kills its trainer, and each open transaction of a `stranger` was
+    named while it lasted; else 1. `engine` is a docker engine of the run's own, for half of the
+    shells; root alone can start one.
 
     Example: rollcall chaos --minutes 10 --seed 7 --json chaos.json
 

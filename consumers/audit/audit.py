@@ -163,15 +163,15 @@ class Audit:
             self.lineage.close()
 
     def finish(self) -> Report:
-        """Look for what is missing."""
+        """Look for what is missing; first for what explains the rest."""
+        self._lost_tails()
+        self._held_back()
         self.requests.finish()
         self.commands.finish()
         self.outcomes.finish()
         self.lineage.finish()
         self._open()
         self._forgotten()
-        self._lost_tails()
-        self._held_back()
         self._unburied()
         self._repeated()
         self._before_window()

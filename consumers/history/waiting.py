@@ -23,7 +23,7 @@ from consumers.history.quotas import ended_since, read_quotas
 from consumers.history.ranges import SKEW_MS
 from consumers.history.user_limits import UserLimits
 from consumers.history.waits import REASONS, Wait, waits_of
-from consumers.log.protocols import Record
+from consumers.log.protocols import Commit, Record
 from consumers.log.reading import POLL_S, read_all, uninterrupted
 from consumers.loop.dead_letters import passed_in_journal
 from consumers.loop.finished_offsets import finished_above
@@ -172,6 +172,7 @@ class WaitReader:
         topic, group = self.topics.events, self.topics.group("agents")
         commits = self.history.log.commits(group, topic)
         begins = self._starts(topic)
+        ends = {number: end for number, (_, end) in self.history.log.bounds(topic).items()}
         starts = {}
         for (_, number), first in begins.items():
             commit = commits.get(number)
@@ -181,7 +182,7 @@ class WaitReader:
                     f"{topic} {number} begins at {first}, retention has passed {begin.low}: "
                     "rollouts that began before are not shown"
                 )
-            if begin is None or begin.low < first:
+            if begin is None or not first <= begin.low <= ends[number]:
                 begin = Watermark(first)
             starts[topic, number] = begin.low
             self.work.begin(number, begin, commit.offset if commit else 0)
@@ -191,7 +192,17 @@ class WaitReader:
     def _requests(self) -> None:
         topic = self.topics.requests
         wanted, topic_id = self.work.first_requests(), self.history.log.topic_id(topic)
-        starts = {tp: max(at, wanted.get(tp[1], at)) for tp, at in self._starts(topic).items()}
+        # What the journal has started may be gone: then what took its place is read.
+        started = [
+            Commit(topic, number, journal.last + 1, "", journal.chain.epoch)
+            for number, journal in self.work.journals.items()
+            if journal.last is not None
+        ]
+        cuts = self.history.log.cuts(started)
+        starts = {
+            tp: cuts.get(tp, max(at, wanted.get(tp[1], at)))
+            for tp, at in self._starts(topic).items()
+        }
         for record, request in self._read(topic, starts, RolloutRequest):
             place = record.partition, record.offset, record.timestamp_ms
             self.work.take_request(request, *place, record.leader_epoch, topic_id)
@@ -315,6 +326,8 @@ class WaitReader:
         return self.history.log.offsets_for_times([topic], max(0, at_ms - SKEW_MS))
 
     def _records(self, topic: str, starts: Offsets) -> Iterator[Record]:
+        ends = self.history.log.bounds(topic)  # of what was committed the tail may be lost
+        starts = {tp: min(at, ends[tp[1]][1]) for tp, at in starts.items()}
         passed = passed_in_journal(self.history.log, self.topics)
         for record in read_all(self.history.log, [topic], starts):
             yield from passed.counted([record])

@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from consumers.history.local_programs import watched_world
+from consumers.history.waiting import WaitReader
 from consumers.loop.loop import Loop
 from inference.scripted import ScriptedEngine
 from schemas.errors import JournalGone, TopicRecreated
 from schemas.messages import RolloutRequest, RolloutStarted, Trajectory
 from tests.support.journals import request
+from tests.support.memory_cluster import MemoryAdmin
 from tests.support.programs import ASKS
 from tests.support.rig import Rig, source_of
 from tests.support.whole_log import audited
@@ -99,6 +102,10 @@ def test_a_tail_that_is_lost_is_named_and_gone_on_from(
     assert (name, cut) in {
         (b.topic, b.offset) for b in report.breaches if "lost its tail" in b.text
     }
+
+    # While whatever only looks goes on with what is there
+    waits = WaitReader(rig, MemoryAdmin(rig.log), watched_world(5.0), "default").waiting().waits
+    assert {f"later{n}" for n in range(later)} <= {wait.rollout_id for wait in waits}
 
     # And so does the worker, which stops
     with pytest.raises(JournalGone, match=f"{name} 0.*(lost its tail|was cut at {cut}).*--accept"):

@@ -8,6 +8,7 @@ from typing import Any, TextIO
 import structlog
 
 from compose.tracebacks import hide_in_tracebacks
+from schemas.foreign_text import printable
 from schemas.hidden import without_secrets
 
 
@@ -46,10 +47,19 @@ def _hidden(logger: object, name: str, line: Any) -> str:
     return without_secrets(str(line))
 
 
+def _escaped(logger: object, name: str, fields: Any) -> Any:
+    """Fields as a terminal may show them: they may be words of anybody's."""
+    del logger, name
+    return {
+        key: printable(value) if isinstance(value, str) else value for key, value in fields.items()
+    }
+
+
 def _for_people() -> list[structlog.typing.Processor]:
     """The time of day, the event, its fields; a traceback as Python shows it."""
     return [
         structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
+        _escaped,
         structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
     ]
 

@@ -13,6 +13,8 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
+from compose.console import PlainConsole
+
 MOST_CHARS = 2000
 """Of one value in a block; how much is left out is said."""
 MOST_FOLDED = 40
@@ -20,7 +22,7 @@ MOST_FOLDED = 40
 NO_BOUND = 1_000_000
 
 
-class PageConsole(Console):
+class PageConsole(PlainConsole):
     """Prints what any console prints, and tables so that they can be read."""
 
     def print(self, *objects: Any, **options: Any) -> None:

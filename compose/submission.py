@@ -8,9 +8,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.live import Live
 
+from compose.console import PlainConsole
 from compose.pages.progress_page import progress_table, rollout_line
 from consumers.history.progress import FollowedRollout, RolloutProgress
 from consumers.log.reading import uninterrupted
@@ -110,7 +110,7 @@ def watch(progress: RolloutProgress, timeout_s: float, *, begin_within_s: float 
 @contextmanager
 def _screen(progress: RolloutProgress) -> Iterator[Callable[[list[FollowedRollout]], None]]:
     """Something to call with what was scored: a live table, or a line each."""
-    terminal = Console(highlight=False)
+    terminal = PlainConsole()
     if not terminal.is_terminal:
         yield _say
         return

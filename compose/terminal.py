@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from schemas.foreign_text import printable, printable_json
 from schemas.hidden import without_secrets
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def emit_json(result: object, *, one_line: bool = False) -> None:
 
     options = orjson.OPT_NON_STR_KEYS | (0 if one_line else orjson.OPT_INDENT_2)
     with quiet_pipes():
-        print(without_secrets(orjson.dumps(result, option=options).decode()))
+        print(printable_json(without_secrets(orjson.dumps(result, option=options).decode())))
 
 
 @contextmanager
@@ -69,9 +70,11 @@ def called() -> str:
     return f"{name} -m compose.cli" if is_module else name
 
 
-def printable(text: str) -> str:
-    """A text without what a terminal would obey."""
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+def say(text: object = "", *, err: bool = False) -> None:
+    """Print a line of a command; of the texts in it a terminal obeys nothing."""
+    import typer
+
+    typer.echo(printable(str(text)), err=err)
 
 
 def one_line(text: str) -> str:

@@ -4,6 +4,7 @@ What a program, an environment or a scorer says of itself may hold what UTF-8 ca
 megabyte long, or raise when it is asked.
 """
 
+import re
 import sysconfig
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from schemas.rooms import ROOMS
 REASON_CHARS = 4000
 """Of a reason so much is kept; it stands in every later record of its rollout."""
 SHOWN_CHARS = 200
+BEYOND_ASCII = re.compile("[\x7f-\U0010ffff]")
 PLACE_CHARS = 80
 PYTHON = sysconfig.get_path("stdlib")
 
@@ -25,6 +27,26 @@ def plain(text: object, most: int | None = None) -> str:
     text = text if isinstance(text, str) else shown(text)
     text = text if most is None else text[:most]
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def printable(text: str) -> str:
+    """A text without what a terminal obeys: control characters, marks of direction."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
+def printable_json(text: str) -> str:
+    """The same JSON, in which such characters are written by their numbers."""
+    return text if text.isascii() and "\x7f" not in text else BEYOND_ASCII.sub(_number, text)
+
+
+def _number(found: re.Match[str]) -> str:
+    character = found[0]
+    if character.isprintable():
+        return character
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[n : n + 2].hex()}" for n in range(0, len(units), 2))
 
 
 def shown(value: object, show: Callable[[object], str] = repr, most: int = SHOWN_CHARS) -> str:

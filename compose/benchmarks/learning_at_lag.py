@@ -13,11 +13,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from compose.benchmarks.lag_runs import GOOD, Cell, Kept, Way, made_by
 from compose.benchmarks.learning_runs import RunFailed, SeedRun, endless, run_all
+from compose.console import PlainConsole
 from compose.extras import require
 from compose.files import refuse_no_folder
 from compose.runs.recipe import load_recipe
@@ -74,7 +74,7 @@ def learn_at_lag(
 
 
 def _show(cells: Sequence[Cell]) -> None:
-    terminal = Console()
+    terminal = PlainConsole()
     terminal.print(table(cells))
     terminal.print(f"median success after all steps (seeds >= {GOOD:g}, mean staleness)")
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from compose.cli.connection import settings
+from compose.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,10 +45,10 @@ def install(names: Names) -> None:
         made, new = installation.install(_home(), name, wanted)
         if new:
             size = installation.size_bytes(made.directory)
-            typer.echo(f"{name} {made.version} installed, {size / 1e6:,.0f} MB; trying it")
+            say(f"{name} {made.version} installed, {size / 1e6:,.0f} MB; trying it")
         if made.broken:
             _fail_where_wrong(name, _tried(name, {}))
-        typer.echo(f"{name} {made.version} is ready")
+        say(f"{name} {made.version} is ready")
 
 
 def check(name: Name, config: Config = "{}", json: Json = False) -> None:
@@ -82,7 +83,7 @@ def _tried(name: str, config: "Mapping[str, Any]") -> "list[Played]":
 
 def _fail_where_wrong(name: str, played: "list[Played]") -> None:
     if played[-1].wrong:
-        typer.echo(f"rollcall: agent {name!r} failed its check: {played[-1].wrong}", err=True)
+        say(f"rollcall: agent {name!r} failed its check: {played[-1].wrong}", err=True)
         raise typer.Exit(1)
 
 

@@ -49,6 +49,7 @@ from compose.cli.verify import verify
 from compose.cli.waiting import waiting
 from compose.cli.weights import weights
 from compose.extras import EXTRAS, not_installed
+from compose.terminal import say
 from compose.tracebacks import hide_in_tracebacks
 from schemas.interrupts import tell_apart
 
@@ -190,7 +191,7 @@ def _say_version(wanted: bool) -> None:
     from schemas.message_code import message_code
 
     if wanted:
-        typer.echo(f"rollcall {version('rollcall')}\ncodec: {message_code().form}")
+        say(f"rollcall {version('rollcall')}\ncodec: {message_code().form}")
         raise typer.Exit
 
 
@@ -263,16 +264,16 @@ def _guarded(command: Callable[[], object]) -> int:
     try:
         found = command()
     except (Refused, StoresDiffer, TopicsDiffer, Unavailable) as error:
-        typer.echo(f"rollcall: {error}", err=True)
+        say(f"rollcall: {error}", err=True)
         return 2
     except ModuleNotFoundError as error:
         library = (error.name or "").partition(".")[0]
         if library not in EXTRAS:
             raise
-        typer.echo(f"rollcall: {not_installed([library])}", err=True)
+        say(f"rollcall: {not_installed([library])}", err=True)
         return 2
     except (RollcallError, ServicesError) as error:
-        typer.echo(f"rollcall: {type(error).__name__}: {error}", err=True)
+        say(f"rollcall: {type(error).__name__}: {error}", err=True)
         return 1
     except typer.Abort:
         return 130

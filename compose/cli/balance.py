@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from compose.cli import connection
+from compose.terminal import say
 
 Run = Annotated[str, typer.Argument(help="A run's id or folder.")]
 Servers = Annotated[
@@ -34,6 +35,6 @@ def balance(run: Run, servers: Servers = None, steps: Steps = 10, json: Json = N
     there = servers or folder.recipe.processes.models
     report = balance_of(cluster, folder.trained(), there, steps)
     for line in balance_lines(report):
-        typer.echo(line)
+        say(line)
     if json is not None:
         write_json(json, asdict(report))

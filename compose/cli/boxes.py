@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compose.cli.connection import cluster
+from compose.terminal import say
 
 if TYPE_CHECKING:
     from sandbox.boxes.driver_survey import DriverReport
@@ -63,16 +64,16 @@ def _tell_drivers(*, json: bool) -> None:
         for report in reports:
             _print_driver(report)
     if not any(report.isolates for report in reports):
-        typer.echo(NONE_ISOLATES, err=True)
+        say(NONE_ISOLATES, err=True)
         raise typer.Exit(1)
 
 
 def _print_driver(report: "DriverReport") -> None:
-    typer.echo(report.name)
+    say(report.name)
     if report.unavailable:
-        typer.echo(f"  opens no box here: {report.unavailable}")
+        say(f"  opens no box here: {report.unavailable}")
         return
     for what, by in report.enforces.items():
-        typer.echo(f"  {what:<8} {by}")
+        say(f"  {what:<8} {by}")
     for line in report.lacks:
-        typer.echo(f"  lacks    {line}")
+        say(f"  lacks    {line}")

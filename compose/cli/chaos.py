@@ -77,12 +77,11 @@ def chaos(
 
 def _harm(plan: "ChaosPlan", json: Path | None, keep: Path | None) -> int:
     """The exit code."""
-    from rich.console import Console
-
     from compose.chaos.run import run_chaos
     from compose.conductor.conductor import Stopped
+    from compose.console import PlainConsole
 
-    terminal = Console()
+    terminal = PlainConsole()
     try:
         return 0 if run_chaos(settings(), plan, json=json, keep=keep, terminal=terminal) else 1
     except Stopped:

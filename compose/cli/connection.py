@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 OURS = {
     "services", "services.lock", "services.down", "runs", "served", "tasks", "archive", "leases",
-    "agent-processes", "policies", "logs",
+    "agent-processes", "policies", "logs", "schema_ids",
 }  # fmt: skip
 """What lies in a state directory; one that holds more may be somebody's home."""
 CLUSTER: ContextVar["Cluster | None"] = ContextVar("cluster", default=None)
@@ -32,8 +32,7 @@ def settings() -> "Settings":
 
 def _keep_private(state: "Path") -> None:
     """Let nobody else into what earlier releases, or another umask, have left open."""
-    import typer
-
+    from compose.terminal import say
     from schemas.private_folders import tighten
 
     ours = [state / name for name in OURS]
@@ -42,10 +41,10 @@ def _keep_private(state: "Path") -> None:
     for directory in ours:
         try:
             if tighten(directory):
-                typer.echo(f"rollcall: {directory} was open to other users; now 0700", err=True)
+                say(f"rollcall: {directory} was open to other users; now 0700", err=True)
         except OSError as error:
             msg = f"rollcall: {directory} is open to other users ({error.strerror})"
-            typer.echo(f"{msg}; have its owner `chmod 700` it", err=True)
+            say(f"{msg}; have its owner `chmod 700` it", err=True)
 
 
 def cluster() -> "Cluster":

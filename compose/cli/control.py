@@ -6,6 +6,7 @@ import typer
 
 from compose.cli.connection import cluster
 from compose.cli.waiting import wait_reader
+from compose.terminal import say
 
 if TYPE_CHECKING:
     from schemas.messages import Control
@@ -33,11 +34,11 @@ def cancel(name: Name, reason: Reason = "") -> None:
     if rollouts or members:
         count = len(rollouts | members)
         what = f"{count} open rollouts of group" if members else "rollout"
-        typer.echo(f"asked for the end of {what} {name}; `rollcall waiting` shows who is left")
+        say(f"asked for the end of {what} {name}; `rollcall waiting` shows who is left")
     elif require_known(cluster(), name):
-        typer.echo(f"every rollout of group {name} has ended already; nothing to cancel")
+        say(f"every rollout of group {name} has ended already; nothing to cancel")
     else:
-        typer.echo(f"rollout {name} has ended already; nothing to cancel")
+        say(f"rollout {name} has ended already; nothing to cancel")
 
 
 def pause(run: Run = "", reason: Reason = "") -> None:
@@ -51,12 +52,12 @@ def pause(run: Run = "", reason: Reason = "") -> None:
     from schemas.messages import Control
 
     if run in read_control(cluster()).paused_runs:
-        typer.echo(f"{_meant(run)} paused already")
+        say(f"{_meant(run)} paused already")
         return
     _send(Control("pause", reason=reason, run_id=_checked(run)))
     rest = f" --run {run}" if run else ""
     what = f"begin no more rollouts of run {run}" if run else "start no more requests"
-    typer.echo(f"asked the agents to {what}; `rollcall resume{rest}` lets them go on")
+    say(f"asked the agents to {what}; `rollcall resume{rest}` lets them go on")
 
 
 def resume(run: Run = "", reason: Reason = "") -> None:
@@ -68,11 +69,11 @@ def resume(run: Run = "", reason: Reason = "") -> None:
     from schemas.messages import Control
 
     if run not in read_control(cluster()).paused_runs:
-        typer.echo(f"{_meant(run)} not paused")
+        say(f"{_meant(run)} not paused")
         return
     _send(Control("resume", reason=reason, run_id=run))
     what = f"begin rollouts of run {run}" if run else "start requests"
-    typer.echo(f"asked the agents to {what} again")
+    say(f"asked the agents to {what} again")
 
 
 def _meant(run: str) -> str:
@@ -109,7 +110,7 @@ def drain(worker: Worker, reason: Reason = "") -> None:
         )
         raise Refused(msg)
     _send(Control("drain", worker=worker, reason=reason))
-    typer.echo(f"asked {worker} to finish what it has in hand and to leave")
+    say(f"asked {worker} to finish what it has in hand and to leave")
 
 
 def _send(word: "Control") -> None:

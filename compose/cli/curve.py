@@ -8,6 +8,7 @@ import typer
 
 from compose.cli import connection
 from compose.extras import require
+from compose.terminal import say
 
 Run = Annotated[str, typer.Argument(help="A run's id or folder.")]
 Out = Annotated[Path | None, typer.Option(help="A PNG, or a folder for a PNG and a CSV.")]
@@ -47,6 +48,6 @@ def curve(
     series = curve_of(cluster, name, rule, others)
     written = write_files(series, picture=picture, lines=lines, tensorboard=tensorboard)
     for path in written:
-        typer.echo(f"written {path}", err=json)
+        say(f"written {path}", err=json)
     if json or not written:
         emit(series.plain(), partial(print_chart, series), json=json)

@@ -7,6 +7,7 @@ import typer
 
 from compose.cli.connection import cluster
 from compose.cli.option_sets import takes
+from compose.terminal import say
 
 if TYPE_CHECKING:
     from consumers.history.dead_letter_index import DeadLetter, LetterChoice
@@ -114,7 +115,7 @@ def replay(
     index = DeadLetterIndex(cluster())
     plan = plan_replay(index, index.chosen(choice), again=again)
     if plan.passed:
-        typer.echo(f"{_counted(plan.passed)} passed over: replayed or dropped before")
+        say(f"{_counted(plan.passed)} passed over: replayed or dropped before")
     _echo_refused(plan.refused)
     refused = len(plan.refused)
     if not yes:
@@ -123,7 +124,7 @@ def replay(
         too_large = replay_letters(index, plan.letters, rate, by=_signature())
         _echo_refused(too_large)
         refused += len(too_large)
-        typer.echo(f"{_counted(len(plan.letters) - len(too_large))} replayed")
+        say(f"{_counted(len(plan.letters) - len(too_large))} replayed")
     if refused:
         msg = f"{refused:,} letters cannot be replayed; `rollcall dlq drop` takes them off the list"
         raise NotReplayed(msg)
@@ -147,7 +148,7 @@ def drop(choice: "LetterChoice", yes: Yes = False) -> None:
         _rehearse("drop", letters)
         return
     drop_letters(index, letters, by=_signature())
-    typer.echo(f"{_counted(len(letters))} dropped; their bytes stay until retention takes them")
+    say(f"{_counted(len(letters))} dropped; their bytes stay until retention takes them")
 
 
 def skip(
@@ -174,10 +175,10 @@ def skip(
     where = f"{decided.topic} {decided.partition}@{decided.first}-{decided.last}"
     if not yes:
         _echo_records(decided)
-        typer.echo(f"{decided.group} would pass over {where}; nothing was done, --yes does it")
+        say(f"{decided.group} would pass over {where}; nothing was done, --yes does it")
         return
     write_skip(here, decided)
-    typer.echo(
+    say(
         f"{decided.group} passes over {where}; its workers learn of it when they start or are "
         "given the partition"
     )
@@ -189,13 +190,13 @@ def _counted(count: int) -> str:
 
 def _rehearse(verb: str, letters: "Sequence[DeadLetter]") -> None:
     for letter in letters:
-        typer.echo(f"would {verb} {letter.place()}, from {letter.came_from()}")
-    typer.echo(f"{_counted(len(letters))}; nothing was done, --yes does it")
+        say(f"would {verb} {letter.place()}, from {letter.came_from()}")
+    say(f"{_counted(len(letters))}; nothing was done, --yes does it")
 
 
 def _echo_refused(refused: "Sequence[tuple[DeadLetter, str]]") -> None:
     for letter, why in refused:
-        typer.echo(f"{letter.place()} cannot {why}")
+        say(f"{letter.place()} cannot {why}")
 
 
 def _signature() -> str:
@@ -220,5 +221,5 @@ def _echo_records(decided: "Skip") -> None:
         why = unreadable_because(history, record)
         counts[why.partition(":")[0] or "readable"] += 1
         if counts.total() <= RECORDS_NAMED:
-            typer.echo(f"{record.partition}@{record.offset}  {why or 'can be read'}")
-    typer.echo(", ".join(f"{count:,} {what}" for what, count in counts.items()) or "no records")
+            say(f"{record.partition}@{record.offset}  {why or 'can be read'}")
+    say(", ".join(f"{count:,} {what}" for what, count in counts.items()) or "no records")

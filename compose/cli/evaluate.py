@@ -7,6 +7,7 @@ import typer
 
 from compose.cli.connection import cluster
 from compose.cli.range_options import Rate, selection_of, takes_range
+from compose.terminal import say
 from consumers.history.ranges import Range
 
 if TYPE_CHECKING:
@@ -106,4 +107,4 @@ def _print(
     show = partial(print_evaluation, results, difference, phases=phases)
     emit(plain, show, json=json, one_line=True)
     if run_id and not json:
-        typer.echo(f"again from the record: rollcall eval --run {run_id}")
+        say(f"again from the record: rollcall eval --run {run_id}")

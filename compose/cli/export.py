@@ -34,13 +34,13 @@ def export(
 
     Example: rollcall export --since 2h --parquet yesterday --rate 0
     """
-    from rich.console import Console
+    from compose.console import PlainConsole
 
     require("duckdb", "pyarrow")
     from compose.terminal import emit
     from consumers.history.export import export as write
 
-    with Console(stderr=True).status("reading") as status:
+    with PlainConsole(stderr=True).status("reading") as status:
 
         def show_progress(records: int) -> None:
             if records % SHOWN_EVERY == 0:

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from compose.cli.connection import cluster
+from compose.terminal import say
 
 Rollout = Annotated[str, typer.Argument(help="The id of the rollout to fork.")]
 At = Annotated[int, typer.Option(min=0, help="The first turn that is live; from 0 on.")]
@@ -49,7 +50,7 @@ def fork(
     requests, checks = list(fork_request.fork_requests(request, n)), RequestChecks(here)
     for each in requests:
         checks.check(each)
-    typer.echo(
+    say(
         f"fork of {rollout} at turn {at} (its position {request.parent_position}): "
         f"{at} turn{'' if at == 1 else 's'} from the record; its own seed is "
         f"{parent.request.seed_key!r}"

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from compose.terminal import say
+
 if TYPE_CHECKING:
     from sandbox.boxes.image_rows import ImageRow
     from sandbox.boxes.image_store import BuiltImage
@@ -50,9 +52,9 @@ def build(
         raise Refused(msg)
     image = build_packages(name, base, asked) if asked else build_base()
     size = megabytes(image.size_bytes)
-    typer.echo(f"{image.name} {image.digest[:12]}  {size}  {image.place}")
+    say(f"{image.name} {image.digest[:12]}  {size}  {image.place}")
     if asked:
-        typer.echo(f"with {' '.join(image.packages)}\nlocked in {lock_place(image)}")
+        say(f"with {' '.join(image.packages)}\nlocked in {lock_place(image)}")
 
 
 def list_images(json: Json = False) -> None:
@@ -70,7 +72,7 @@ def list_images(json: Json = False) -> None:
     rows = [*directory_rows(), *_of_engine()]
     emit(rows, lambda terminal: print_images(terminal, rows), json=json)
     if not json:
-        typer.echo(f"in {directory()}")
+        say(f"in {directory()}")
 
 
 def gc(keep: Keep = "5GB", older_than: OlderThan = "14d") -> None:
@@ -95,11 +97,11 @@ def gc(keep: Keep = "5GB", older_than: OlderThan = "14d") -> None:
         raise Refused(msg) from error
     removed, in_use = collect(keep_bytes, seconds_of(older_than))
     for image in removed:
-        typer.echo(f"removed {_called(image)}  {megabytes(image.size_bytes)}")
+        say(f"removed {_called(image)}  {megabytes(image.size_bytes)}")
     for image in in_use:
-        typer.echo(f"kept {_called(image)}: it was used within a day")
+        say(f"kept {_called(image)}: it was used within a day")
     if not removed and not in_use:
-        typer.echo("nothing to remove")
+        say("nothing to remove")
 
 
 def _requirements(given: list[str], file: Path | None) -> list[str]:
@@ -132,7 +134,7 @@ def _of_engine() -> "list[ImageRow]":
     try:
         return asyncio.run(DockerEngine().ask(engine_rows)) if listens() else []
     except WorkFailed as error:
-        typer.echo(f"images of an engine are left out: {error}", err=True)
+        say(f"images of an engine are left out: {error}", err=True)
         return []
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compose.cli.connection import cluster
+from compose.terminal import say
 from schemas.hidden import without_secrets
 
 if TYPE_CHECKING:
@@ -28,14 +29,14 @@ def list_objects() -> None:
     here, store = cluster(), _store()
     objects = list(store.kept())
     ages = [each.age_s / DAY_S for each in objects]
-    typer.echo(f"{len(objects):,} objects, {_megabytes(objects)} in {without_secrets(store.url)}")
+    say(f"{len(objects):,} objects, {_megabytes(objects)} in {without_secrets(store.url)}")
     if ages:
-        typer.echo(f"from {min(ages):.1f} to {max(ages):.1f} days old")
+        say(f"from {min(ages):.1f} to {max(ages):.1f} days old")
     try:
         old = unneeded(objects, needed_s(here))
-        typer.echo(f"{len(old):,} of them are needed by nobody any more")
+        say(f"{len(old):,} of them are needed by nobody any more")
     except Refused as error:
-        typer.echo(str(error))
+        say(str(error))
 
 
 def gc(older_than: OlderThan = "", yes: Yes = False) -> None:
@@ -52,11 +53,11 @@ def gc(older_than: OlderThan = "", yes: Yes = False) -> None:
     old = removable(here, store, seconds_of(older_than) if older_than else 0.0)
     what = f"{len(old):,} objects, {_megabytes(old)}"
     if not yes:
-        typer.echo(f"would remove {what}; nothing was done, --yes does it")
+        say(f"would remove {what}; nothing was done, --yes does it")
         return
     for each in old:
         store.remove(each)
-    typer.echo(f"removed {what}")
+    say(f"removed {what}")
 
 
 def _store() -> "ObjectStore":

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from compose.cli.connection import cluster, settings
+from compose.terminal import say
 
 
 def export_policy(
@@ -22,7 +23,7 @@ def export_policy(
     from compose.runs.export_policy import export
 
     version = export(run_folder.find(settings().state(), run), out, merge=merge)
-    typer.echo(f"version {version} written to {out}; AutoModelForCausalLM.from_pretrained loads it")
+    say(f"version {version} written to {out}; AutoModelForCausalLM.from_pretrained loads it")
 
 
 def publish_policy(
@@ -33,8 +34,8 @@ def publish_policy(
     from compose.runs.publish_policy import publish_policy as publish
 
     version = publish(cluster(), directory, policy)
-    typer.echo(f"version {version} of {policy} announced; serve it with")
-    typer.echo(f"  rollcall worker models --policy {policy} --directory {directory}")
+    say(f"version {version} of {policy} announced; serve it with")
+    say(f"  rollcall worker models --policy {policy} --directory {directory}")
 
 
 def fetch(
@@ -50,6 +51,6 @@ def fetch(
     """
     from compose.runs.fetch_policy import fetch as fetch_policy
 
-    parameters = fetch_policy(name, to, lambda line: typer.echo(line, err=True))
-    typer.echo(f"{parameters:,} parameters written to {to}; serve them with")
-    typer.echo(f"  rollcall serve --directory {to}")
+    parameters = fetch_policy(name, to, lambda line: say(line, err=True))
+    say(f"{parameters:,} parameters written to {to}; serve them with")
+    say(f"  rollcall serve --directory {to}")

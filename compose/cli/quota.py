@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compose.cli.connection import cluster
+from compose.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,7 +43,7 @@ def set_quota(
             raise Refused(msg)
     quota = Quota(user, running or 0, per_hour or 0, calls_per_s or 0.0)
     _send(user, quota)
-    typer.echo(f"{user} may have {limits_of(quota)}")
+    say(f"{user} may have {limits_of(quota)}")
 
 
 def unset(user: User) -> None:
@@ -60,7 +61,7 @@ def unset(user: User) -> None:
         msg = f"user {user!r} has no quota; {near}"
         raise Refused(msg)
     _send(user, None)
-    typer.echo(f"{user} may have {limits_of(table.default)}, as the settings say")
+    say(f"{user} may have {limits_of(table.default)}, as the settings say")
 
 
 def list_quotas(json: Json = False) -> None:

@@ -7,6 +7,7 @@ import typer
 
 from compose.cli import connection
 from compose.cli.range_options import Rate, selection_of, takes_range
+from compose.terminal import say
 from consumers.history.ranges import Range
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def replay(
     selection, check = selection_of(cluster, span, rate), RequestChecks(cluster).check
     result = replay_range(selection, to, check, name=name, of=of, yes=yes)
     for line in replay_lines(result, yes=yes):
-        typer.echo(line)
+        say(line)
 
 
 def replay_lines(result: "RangeReplay", *, yes: bool) -> Iterator[str]:

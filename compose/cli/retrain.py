@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from compose.cli import connection
+from compose.terminal import say
 from schemas.errors import Refused
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _again(run: str, steps: tuple[int, int], version: int | None) -> dict[str, A
 
     cluster, folder, threads = _found(run)
     return retrain_and_tell(
-        cluster, folder.trained(), steps, version=version, threads=threads, tell=typer.echo
+        cluster, folder.trained(), steps, version=version, threads=threads, tell=say
     )
 
 
@@ -101,7 +102,7 @@ def _otherwise(
     cluster, folder, threads = _found(run)
     return what_if(
         cluster, folder, steps, changes, without_task,
-        version=version, threads=threads, out=out, tell=typer.echo,
+        version=version, threads=threads, out=out, tell=say,
         playing=cluster.settings if held_out else None,
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from compose.cli import connection
+from compose.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,7 +89,7 @@ def _require_a_goal(recipe: str, wanted: bool) -> None:
 
 def _require_reached(told: "Mapping[str, Any]", wanted: bool) -> None:
     if wanted and not told["goal_reached"]:
-        typer.echo(f"rollcall: the goal of {told['goal']:g} held-out success was missed", err=True)
+        say(f"rollcall: the goal of {told['goal']:g} held-out success was missed", err=True)
         raise typer.Exit(GOAL_MISSED)
 
 
@@ -100,13 +101,12 @@ def _conduct(
     tasks: Path | None,
     require_goal: bool,
 ) -> None:
-    from rich.console import Console
-
     from compose.conductor.conductor import Stopped, conduct
+    from compose.console import PlainConsole
     from compose.log_setup import set_up
 
     set_up("conductor", "conductor")
-    terminal = Console()
+    terminal = PlainConsole()
     _require_a_goal(recipe, require_goal)
     try:
         told = conduct(
@@ -119,7 +119,7 @@ def _conduct(
             tasks=tasks,
         )
     except Stopped as stopped:
-        typer.echo(_stopped(stopped.run_id, recipe))
+        say(_stopped(stopped.run_id, recipe))
         raise typer.Exit(130) from None
     _require_reached(told, require_goal)
 
@@ -140,13 +140,12 @@ def serve(
 
     Example: rollcall serve --policy mine --directory my-policy
     """
-    from rich.console import Console
-
     from compose.conductor.serving import serve as serve_policy
+    from compose.console import PlainConsole
     from compose.log_setup import set_up
 
     set_up("conductor", "conductor")
-    serve_policy(connection.settings(), directory, policy, Console())
+    serve_policy(connection.settings(), directory, policy, PlainConsole())
 
 
 def list_runs(
@@ -168,7 +167,7 @@ def list_runs(
     if entries or json:
         emit(entries, lambda terminal: terminal.print(_table(entries)), json=json)
     else:
-        typer.echo("no run yet; `rollcall demo` makes one")
+        say("no run yet; `rollcall demo` makes one")
 
 
 def _table(entries: "list[RunEntry]") -> "Table":
@@ -218,8 +217,8 @@ def retire(
     if yes:
         remove(cluster, remains)
     for line in remains.lines():
-        typer.echo(f"{'removed' if yes else 'would remove'} {line}")
+        say(f"{'removed' if yes else 'would remove'} {line}")
     if not remains.lines():
-        typer.echo(f"nothing is left of run {remains.run_id}")
+        say(f"nothing is left of run {remains.run_id}")
     elif not yes:
-        typer.echo("do it with --yes")
+        say("do it with --yes")

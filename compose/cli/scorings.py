@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from compose.cli.connection import cluster
+from compose.terminal import say
 
 Reason = Annotated[str, typer.Option(help="Why; it is kept in the log.")]
 
@@ -39,4 +40,4 @@ def retire(
     from consumers.history.scorings import retire_scoring
 
     state = retire_scoring(cluster(), scoring, reason)
-    typer.echo(f"{state.scoring_id} owes no scores any more; it was {state.behind:,} behind")
+    say(f"{state.scoring_id} owes no scores any more; it was {state.behind:,} behind")

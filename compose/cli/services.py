@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from compose.cli.connection import settings
+from compose.terminal import say
 
 
 def up(
@@ -25,10 +26,10 @@ def up(
         registry_port=registry_port,
         ready=answers,
     )
-    typer.echo(f"kafka     {services.bootstrap_servers}  (pid {services.kafka_pid})")
-    typer.echo(f"registry  {services.registry_url}  (pid {services.registry_pid})")
-    typer.echo("next: `rollcall run lake-any-start` trains a policy, `rollcall serve` serves one,")
-    typer.echo("      `rollcall topics apply` makes the topics for workers of your own")
+    say(f"kafka     {services.bootstrap_servers}  (pid {services.kafka_pid})")
+    say(f"registry  {services.registry_url}  (pid {services.registry_pid})")
+    say("next: `rollcall run lake-any-start` trains a policy, `rollcall serve` serves one,")
+    say("      `rollcall topics apply` makes the topics for workers of your own")
 
 
 def down(
@@ -44,11 +45,11 @@ def down(
     set_up("cli", "cli")
     stopped = take_down(settings().state(), wipe=wipe)
     for service in stopped:
-        typer.echo(f"stopped {service.name} (pid {service.pid})")
+        say(f"stopped {service.name} (pid {service.pid})")
     if not stopped:
-        typer.echo("nothing was running")
+        say("nothing was running")
     if wipe:
-        typer.echo("removed the log and the registry's data")
+        say("removed the log and the registry's data")
 
 
 def status() -> None:
@@ -60,9 +61,9 @@ def status() -> None:
     services = ask(settings().state())
     for service in services:
         where = f"{service.address}  (pid {service.pid})" if service.pid else "not running"
-        typer.echo(f"{service.name:<9} {where}")
+        say(f"{service.name:<9} {where}")
         if service.name == "kafka" and service.address:
-            typer.echo(f"topics    {_partitions(service.address)}")
+            say(f"topics    {_partitions(service.address)}")
     if not all(service.pid for service in services):
         raise typer.Exit(1)
 

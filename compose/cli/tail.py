@@ -26,10 +26,12 @@ def tail(
 
     from compose.terminal import quiet_pipes
     from consumers.history.record_lines import decoder, envelope, in_hex, records_of, topic_named
+    from schemas.foreign_text import printable_json
 
     history = cluster()
     name = topic_named(history, topic)
     value_of = decoder(history, name) if decode else in_hex
     with quiet_pipes(), closing(records_of(history, name, follow=follow, last=last)) as records:
         for record in islice(records, limit or None):
-            print(orjson.dumps(envelope(record) | value_of(record)).decode(), flush=follow)
+            line = orjson.dumps(envelope(record) | value_of(record)).decode()
+            print(printable_json(line), flush=follow)

@@ -8,6 +8,7 @@ import typer
 
 from compose.cli.connection import settings
 from compose.extras import require
+from compose.terminal import say
 
 if TYPE_CHECKING:
     from sandbox.tasks.release_pair import ReleasePair
@@ -102,12 +103,12 @@ def import_swe(
     done = refused = 0
     for row in import_rows(lines_of(str(rows)), _into(into), repositories):
         if row.task is None:
-            typer.echo(f"{row.instance}: {row.refused}", err=True)
+            say(f"{row.instance}: {row.refused}", err=True)
             refused += 1
         else:
-            typer.echo(f"{row.task.name} {row.task.digest[:16]}")
+            say(f"{row.task.name} {row.task.digest[:16]}")
             done += 1
-    typer.echo(f"{done:,} of {done + refused:,} rows became tasks")
+    say(f"{done:,} of {done + refused:,} rows became tasks")
     if refused:
         raise typer.Exit(1)
 
@@ -147,7 +148,7 @@ def build_suite_b(
     missing = [pair for pair in SUITE_B if not (folder / pair.title).exists()]
     for pair in SUITE_B:
         if pair not in missing:
-            typer.echo(f"{pair.title} is there already")
+            say(f"{pair.title} is there already")
     _build(missing, into, box, image, path)
 
 
@@ -163,10 +164,10 @@ def _build(
     async def each() -> None:
         where = await suite_box(box, image, path)
         for pair in pairs:
-            task = await build_pair(pair, _into(into), where, typer.echo)
+            task = await build_pair(pair, _into(into), where, say)
             tests = task.file.verifier
             counts = f"{len(tests.fail_to_pass)} to mend, {len(tests.pass_to_pass)} to keep"
-            typer.echo(f"{task.name} {task.digest[:16]}: {counts}")
+            say(f"{task.name} {task.digest[:16]}: {counts}")
 
     asyncio.run(each())
 

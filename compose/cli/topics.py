@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from compose.cli import connection
+from compose.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,8 +33,8 @@ def plan(policy: Policies = None, partitions: Partitions = None, big: Big = Fals
 
     changes = provision.plan(*_provision(policy, partitions, big))
     for change in changes:
-        typer.echo(change.text)
-    typer.echo(f"{len(changes)} changes" if changes else "nothing to change")
+        say(change.text)
+    say(f"{len(changes)} changes" if changes else "nothing to change")
 
 
 def apply(policy: Policies = None, partitions: Partitions = None, big: Big = False) -> None:
@@ -42,8 +43,8 @@ def apply(policy: Policies = None, partitions: Partitions = None, big: Big = Fal
 
     changes = provision.apply(*_provision(policy, partitions, big))
     for change in changes:
-        typer.echo(change.text)
-    typer.echo(f"{len(changes)} changes made" if changes else "nothing to change")
+        say(change.text)
+    say(f"{len(changes)} changes made" if changes else "nothing to change")
 
 
 def diff(policy: Policies = None, partitions: Partitions = None, big: Big = False) -> None:
@@ -52,7 +53,7 @@ def diff(policy: Policies = None, partitions: Partitions = None, big: Big = Fals
 
     changes = provision.plan(*_provision(policy, partitions, big))
     for change in changes:
-        typer.echo(change.text)
+        say(change.text)
     raise typer.Exit(1 if changes else 0)
 
 

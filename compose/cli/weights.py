@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compose.cli import connection
+from compose.terminal import say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,7 +40,7 @@ def weights(run: Run, json: Json = False) -> None:
     if report.files or json:
         emit(report, lambda terminal: terminal.print(_table(report)), json=json)
     if not json:
-        typer.echo(
+        say(
             f"{len(report.files)} files in {report.where}, {report.size_bytes / 1e6:,.1f} MB, of "
             f"which {report.may_go_bytes / 1e6:,.1f} MB may go"
         )

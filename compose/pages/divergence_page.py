@@ -8,9 +8,9 @@ from rich.text import Text
 
 from compose.pages.agent_lines import asked_words
 from compose.pages.rollout_page import counted, short
-from compose.terminal import printable
 from consumers.history.divergence import Moment, Parting
 from consumers.history.rollout_story import Story
+from schemas.foreign_text import printable
 
 CONTEXT = 2
 """So many of the common moments are shown before two rollouts part."""

@@ -10,11 +10,11 @@ from rich.text import Text
 
 from compose.pages.agent_lines import Said, agent_words, spoken
 from compose.pages.phase_lines import NAMES
-from compose.terminal import printable
 from consumers.history.rollout_story import Entry, Story
 from consumers.history.times import iso
 from consumers.history.timing import Timers, phases_of, timers_of
 from schemas.as_json import plain
+from schemas.foreign_text import printable
 from schemas.messages import (
     AttemptStarted,
     CallFailed,

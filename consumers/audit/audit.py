@@ -104,6 +104,8 @@ class Audit:
         given = self.drained, self.scorings
         self.case = Case(*what, self.window, self.journal, self.report, *given)
         self.lineage = Lineage(self.case)
+        self._lost_tails()  # before anything is read, for they explain much of what is found
+        self._held_back()
 
     def stages(self, there: Sequence[str]) -> list[list[str]]:
         """The topics in the order in which they must be read; within a stage it does not matter."""
@@ -163,9 +165,7 @@ class Audit:
             self.lineage.close()
 
     def finish(self) -> Report:
-        """Look for what is missing; first for what explains the rest."""
-        self._lost_tails()
-        self._held_back()
+        """Look for what is missing."""
         self.requests.finish()
         self.commands.finish()
         self.outcomes.finish()

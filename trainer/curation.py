@@ -7,11 +7,13 @@ complete. Nothing is evicted: a full buffer says so, and its caller pauses the p
 
 Order is earliest deadline first (AstraFlow): the group with the lowest token version is the next
 to go stale, so it is trained on first; `fifo` is there to compare with. Time is the policy version
-and the ends of rollouts; no clock is read here.
+and the ends of rollouts. Where a step is held back, no record may come: there a clock goes on from
+the end of the last one. Steps that are trained again take their batches from the record.
 """
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from schemas.errors import Refused
@@ -50,8 +52,10 @@ class Buffer:
         replay: ReplayRule | None = None,
         recorded: RecordedGroups | None = None,
         retell: Retell | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.curation = curation
+        self.clock = clock
         self.replay = Replay(replay or ReplayRule())
         self.accounts = accounts or Accounts()
         self.foreign = Foreign.of(curation, self.accounts, recorded, retell)
@@ -68,10 +72,13 @@ class Buffer:
         self._losers: list[str] = []
         self._arrived = 0
         self._log_ms = 0
+        self._log_at = clock()
+        self._holds = False
 
     def offer(self, scored: ScoredTrajectory, partition: int, offset: int) -> None:
         """Take one record of `trajectories.scored` in; it is held or dropped when this returns."""
-        self._log_ms = max(self._log_ms, scored.trajectory.ended_ms)
+        if scored.trajectory.ended_ms > self._log_ms:
+            self._log_ms, self._log_at = scored.trajectory.ended_ms, self.clock()
         if self.foreign.takes(scored, partition, offset, self._drops):
             return
         member = judge(scored, partition, offset, self.curation)
@@ -122,7 +129,8 @@ class Buffer:
             raise Refused(msg)
         self._drop_stale(v_now)
         wanted = self.whole(groups)
-        if not wanted or self._held_back(wanted, v_now):
+        self._holds = bool(wanted) and self._held_back(wanted, v_now)
+        if not wanted or self._holds:
             return None
         samples = self.foreign.draw(groups, self._drops)
         self.used += sum(sample.fresh for sample in samples)
@@ -165,8 +173,11 @@ class Buffer:
             self._drops.add(member, reason)
 
     def full(self) -> bool:
-        """Whether to pause. Incomplete groups do not count: a pause would keep them incomplete."""
-        return len(self._ready) >= self.curation.capacity_groups
+        """Whether to pause. Incomplete groups do not count: a pause would keep them incomplete.
+
+        Nor is anything paused while a step is held back: what it waits for has yet to be read.
+        """
+        return len(self._ready) >= self.curation.capacity_groups and not self._holds
 
     def held(self) -> int:
         """How many records wait here."""
@@ -248,7 +259,8 @@ class Buffer:
         if self.curation.on_stale != "wait":
             return False
         batches = len(self._ready) // groups
-        return self._wait.holds_back(v_now, self._oldest_running(), batches, self._log_ms)
+        now_ms = self._log_ms + int(1000 * (self.clock() - self._log_at))
+        return self._wait.holds_back(v_now, self._oldest_running(), batches, now_ms)
 
     def _oldest_running(self) -> int | None:
         """The lowest version that an incomplete group was begun under, as far as it is known."""

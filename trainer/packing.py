@@ -83,6 +83,10 @@ class Pack:
         self.rows.append(row)
         self.width = width
 
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return max(len(row.ids) for row in self.rows)
+
     def append(self, other: "Pack") -> None:
         """Take the rows of another in, after one's own; nothing of them is shared."""
         self.paths += [path + self.width for path in other.paths]
@@ -133,8 +137,8 @@ def filled(packs: Sequence[Pack], worth: Worth, budget: int) -> list[Pack]:
     made: list[Pack] = []
     order = sorted(packs, key=lambda pack: (-pack.width, pack.rows[0].row))
     for pack in order:
-        joins = max(len(row.ids) for row in pack.rows) <= worth.longest
-        first = (each for each in made if joins and each.width + pack.width <= room)
+        fits = (each for each in made if each.width + pack.width <= room)
+        first = (each for each in fits if max(pack.longest(), each.longest()) <= worth.longest)
         last = next(first, None)
         if last is None:
             made.append(pack)

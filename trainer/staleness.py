@@ -30,7 +30,7 @@ class StaleWait:
     bound: int
     """η: after a step to v + 1 what was begun before v + 1 - η is stale."""
     deadline_s: float
-    """Seconds of the log from when a batch was there."""
+    """Seconds from when a batch was there."""
     deadline_steps: int = 0
     """Batches that may pile up; 0: only the seconds count."""
     _since_ms: int | None = None
@@ -39,7 +39,7 @@ class StaleWait:
         """Whether the step that could be taken now has to wait for a group that is running.
 
         `oldest_running` is the lowest version that one was begun under, `batches` how many are
-        there, `log_ms` the time of the log.
+        there, `log_ms` the time of the log, or of the clock that goes on from there.
         """
         if oldest_running is None or oldest_running >= v_now + 1 - self.bound:
             self._since_ms = None

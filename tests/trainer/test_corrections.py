@@ -1,6 +1,7 @@
 """Corrections weigh or mask by how far the trainer's own network lies from the engine."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import log
 
 import pytest
@@ -64,8 +65,20 @@ def test_icepop_is_as_printed() -> None:
         (Rejection("geometric", high=1.068940), [1, 1, 1]),
     ],
 )
-def test_mis_masks_as_printed(options: Rejection, kept: list[int]) -> None:
-    assert rounded(mis(view([0.1, -0.05, 0.15]), options)) == kept
+def test_mis_rejects_as_printed(options: Rejection, kept: list[int]) -> None:
+    assert rounded(mis(view([0.1, -0.05, 0.15]), replace(options, weight="none"))) == kept
+
+
+def test_what_mis_leaves_weighs_its_ratio_as_in_trl() -> None:
+    ratios = [1.105171, 0.951229, 1.161834]
+    apart = [0.1, -0.05, 0.15]
+
+    assert rounded(mis(view(apart), Rejection())) == ratios
+    assert rounded(mis(view(apart), Rejection(high=1.15))) == [*ratios[:2], 0]
+    assert rounded(mis(view(apart), Rejection("sequence"))) == [1.221403] * 3
+    whole = Rejection("sequence", weight="token")
+    assert rounded(mis(view(apart), whole)) == ratios
+    assert rounded(mis(view(apart), replace(whole, high=1.2))) == [0, 0, 0]
 
 
 def test_one_token_far_off_takes_its_sequence_along() -> None:

@@ -51,7 +51,7 @@ def decoupled_ppo(lp: float, at: Place) -> float:
 
 
 def topr(lp: float, at: Place) -> float:
-    return at.advantage * lp * (1 if at.reward > 0 else min(exp(at.lp - at.mu), 1))
+    return at.advantage * lp * (1 if at.advantage > 0 else min(exp(at.lp - at.mu), 1))
 
 
 def ppo_ewma(lp: float, at: Place) -> float:

@@ -122,13 +122,13 @@ def test_m2po_takes_the_bounds_of_the_whole_step() -> None:
 
 @golden("loss", "topr")
 @pytest.mark.parametrize(("ratio", "weight"), [(1.5, 1.0), (0.4, 0.4)])
-def test_topr_tapers_what_failed(ratio: float, weight: float) -> None:
-    _, failed = gain_and_gradient(topr, [log(ratio)], 2.0, NoOptions())
-    won = torch.ones(1, dtype=torch.float64)
-    _, solved = gain_and_gradient(topr, [log(ratio)], 2.0, NoOptions(), reward_B=won)
+def test_topr_tapers_what_is_made_less_likely(ratio: float, weight: float) -> None:
+    _, lowered = gain_and_gradient(topr, [log(ratio)], -2.0, NoOptions())
+    lost = torch.full((1,), -1.0, dtype=torch.float64)
+    _, raised = gain_and_gradient(topr, [log(ratio)], 2.0, NoOptions(), reward_B=lost)
 
-    assert failed.item() == pytest.approx(2 * weight)
-    assert solved.item() == 2
+    assert lowered.item() == pytest.approx(-2 * weight)
+    assert raised.item() == 2
 
 
 @golden("loss", "soft_gate")

@@ -328,3 +328,26 @@ def test_a_packing_that_is_none_is_refused_and_the_first_one_is_in_no_digest() -
     plain = replace(CONFIG, packing="rows")
     assert plain.digest() == LearnerConfig(entropy=0.01, lr=1e-2, steps=20).digest()
     assert CONFIG.digest() != plain.digest()
+
+
+@given(
+    lengths=st.lists(st.integers(2, 40), min_size=1, max_size=12),
+    longest=st.integers(2, 40),
+    budget=st.integers(40, 200),
+)
+def test_a_row_with_a_mask_of_its_own_stays_alone_in_every_filled_pack(
+    lengths: list[int], longest: int, budget: int
+) -> None:
+    worth = Worth(pairs=4 * 4096, longest=longest)
+    dice = np.random.default_rng(0)
+    rows = []
+    for number, length in enumerate(lengths):
+        mask = np.arange(length) >= length // 2 + (length < 4)
+        mask[-1] = True
+        rows.append(pack_row(number, dice.integers(2, 60, length).astype(np.int32), mask))
+
+    made = filled(packs_of(rows, worth), worth, budget)
+
+    assert sorted(row.row for pack in made for row in pack.rows) == list(range(len(rows)))
+    for pack in made:
+        assert len(pack.rows) == 1 or pack.longest() <= longest

@@ -1,4 +1,4 @@
-"""Masked importance sampling: what lies outside a range is left out, and the rest weighs 1."""
+"""Masked importance sampling: ratios outside a range are left out, the others are the weights."""
 
 from dataclasses import dataclass
 
@@ -9,6 +9,7 @@ from trainer.corrections.level import LEVELS, log_ratio_at, within
 from trainer.tokens import Tokens
 
 LOW = {"token": 0.5, "sequence": 0.1, "geometric": 0.999}
+WEIGHTS = ("level", "token", "none")
 HIGH = {"token": 2.0, "sequence": 10.0, "geometric": 1.001}
 
 
@@ -23,6 +24,9 @@ class Rejection:
     high: float | None = None
     veto: float = 1e-4
     """A sequence with one ratio below this goes as a whole; 0 is off."""
+    weight: str = "level"
+    """What is left weighs its ratio at the same level; `token` its ratio of each token, as with a
+    rejection of whole sequences beside weights of tokens; `none` is 1, a rejection alone."""
 
     def __post_init__(self) -> None:
         require("level", self.level, self.level in LEVELS, f"use one of {', '.join(LEVELS)}")
@@ -30,21 +34,26 @@ class Rejection:
             value = getattr(self, key)
             given = value is None or (isinstance(value, int | float) and least <= value <= most)
             require(key, value, given, f"give a number in [{least:g}, {most:g}]")
+        known = self.weight in WEIGHTS
+        require("weight", self.weight, known, f"use one of {', '.join(WEIGHTS)}")
         require("veto", self.veto, 0 <= self.veto < 1, "give 0 (off) or a number below 1")
 
 
 def mis(tokens: Tokens, options: Rejection) -> Tensor:
-    """w = 1 where the ratio exp(old − μ) lies in the range of its level, else 0.
+    """w = k where low ≤ k ≤ high, else 0; k is the ratio exp(old − μ) at its level.
 
-    Source: When Speed Kills Stability, Liu et al. 2025 (masked importance sampling, veto).
+    Source: When Speed Kills Stability, Liu et al. 2025 (masked importance sampling, veto). The same
+    as TRL's `token_mask` and `sequence_mask`, but for the veto.
     """
     ratio_BT = log_ratio_at(options.level, tokens).exp().expand_as(tokens.mu_BT)
     low = within(options.low, options.level, LOW)
     high = within(options.high, options.level, HIGH)
     kept_BT = (ratio_BT >= low) & (ratio_BT <= high)
-    far_BT = (log_ratio_at("token", tokens).exp() < options.veto) & tokens.mask_BT
+    token_BT = log_ratio_at("token", tokens).exp()
+    far_BT = (token_BT < options.veto) & tokens.mask_BT
     kept_BT = kept_BT & ~far_BT.any(dim=1, keepdim=True)
-    return kept_BT.to(tokens.mu_BT.dtype)
+    weights = {"level": ratio_BT, "token": token_BT, "none": kept_BT.to(tokens.mu_BT.dtype)}
+    return weights[options.weight].masked_fill(~kept_BT, 0)
 
 
 MIS = Rule(

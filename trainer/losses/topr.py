@@ -1,19 +1,20 @@
-"""Tapered REINFORCE: failures count for less the less likely they have become."""
+"""Tapered REINFORCE: what is made less likely counts for less the less likely it has become."""
 
 from schemas.rules import NoOptions, Rule
 from trainer.tokens import Costs, Tokens, log_ratio, nothing_clipped
 
 
 def topr(tokens: Tokens, options: NoOptions) -> Costs:
-    """J = A·lp where R > 0, else J = sg[min(r, 1)]·A·lp.
+    """J = A·lp where A > 0, else J = sg[min(r, 1)]·A·lp.
 
-    Source: Tapered Off-Policy REINFORCE, arXiv 2503.14286, §3; the paper's ratio is a
-    trajectory's, ours a token's, as in ROLL.
+    Source: Tapered Off-Policy REINFORCE, arXiv 2503.14286, §3. The sign is that of what multiplies
+    the gradient, the reward less its baseline; the paper's ratio is a trajectory's, ours a token's,
+    as in ROLL.
     """
     del options
     ratio_BT = log_ratio(tokens.lp_BT, tokens.old_BT).exp()
-    solved_B1 = (tokens.reward_B > 0)[:, None]
-    weight_BT = ratio_BT.detach().clamp(max=1).masked_fill(solved_B1, 1)
+    raised_BT = tokens.advantage_BT > 0
+    weight_BT = ratio_BT.detach().clamp(max=1).masked_fill(raised_BT, 1)
     cost_BT = -weight_BT * tokens.advantage_BT * tokens.lp_BT
     return Costs(cost_BT, ratio_BT, nothing_clipped(tokens.mask_BT))
 

@@ -229,7 +229,19 @@ class Readers(_Functions):
         else:
             self.write("n, i = number(d, i)", "n += n")
 
+    def takes_bytes(self, avro: Avro, around: tuple[str, ...] = ()) -> bool:
+        """Whether every value of a type takes a byte at least."""
+        kind, avro = self.kind(avro)
+        if kind in ("record", "error"):
+            inside = (*around, avro["name"])
+            fields = (field["type"] for field in avro["fields"])
+            return avro["name"] in around or any(self.takes_bytes(each, inside) for each in fields)
+        return kind != "null" and not (kind == "fixed" and not int(avro["size"]))
+
     def array(self, avro: Avro, v: str) -> None:
+        if not self.takes_bytes(avro["items"]):
+            msg = "an array of items without bytes: a few of them may stand for any number"
+            raise ValueError(msg)
         items, item = self.variable(), self.variable()
         self.write(f"{items} = []")
         with self.items():

@@ -49,6 +49,8 @@ LIGHTS = 10_000
 """Light values remembered as such."""
 SCHEMAS = 256
 """Writers' schemas remembered as read; a process meets some dozens."""
+SCHEMA_CHARS = 500_000
+"""Ten times the largest of ours; code for a schema is written and compiled, which takes time."""
 PREFIX = struct.Struct(">BI")
 PREFIX_BYTES = PREFIX.size
 TOO_SHORT = (EOFError, IndexError, struct.error)
@@ -255,6 +257,10 @@ class Codec:
             raise BadMagic(prefix)
         schema_id: int = PREFIX.unpack(prefix)[1]
         text = self._ask_registry(lambda: self.registry.schema_of(schema_id))
+        if len(text) > SCHEMA_CHARS:
+            size = f"{len(text):,} characters; at most {SCHEMA_CHARS:,} are read"
+            msg = f"schema {schema_id} has {size}"
+            raise WrongSchema(msg)
         try:
             found, form, known = _read_schema(text, expected)
             self.memory.tie(schema_id, form)

@@ -40,7 +40,6 @@ NO_ANSWER = (ValueError, AttributeError, TypeError, LookupError, ArithmeticError
 """What the client raises of an answer that has another shape than a registry's."""
 MOST_ID = 2**32 - 1
 """Four bytes of a value name its schema."""
-TEXT_CHARS = 4_000_000
 NUMBERS = ("timeout", "max.retries", "retries.wait.ms", "retries.max.wait.ms", "cache.capacity")
 """Settings that the client wants as numbers; ours arrive as text."""
 
@@ -60,8 +59,8 @@ def _id(found: object) -> int:
 
 
 def _text(found: object) -> str:
-    """A text out of an answer; raises ValueError for what is none, or too long."""
-    if not isinstance(found, str) or len(found) > TEXT_CHARS:
+    """A text out of an answer; raises ValueError for what is none."""
+    if not isinstance(found, str):
         msg = f"{found!r:.40} is no schema or level"
         raise ValueError(msg)
     return found

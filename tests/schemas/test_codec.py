@@ -277,7 +277,7 @@ def test_a_damaged_message_of_another_version_is_refused_or_says_what_its_bytes_
         ({"type": "array", "items": "int"}, b"\1\4\2\0", "by its size at byte"),
         ({"type": "array", "items": "int"}, b"\3\2\2\2\0", "by its size at byte"),
         ({"type": "array", "items": "int"}, b"\1\xfe\1\2\0", "a length of 127 in|a block of 127"),
-        ({"type": "array", "items": "null"}, b"\xc8\1" * 50 + b"\0", "items in a value of"),
+        ({"type": "array", "items": "int"}, b"\xd0\x0f\2\0", "1000 items in a value of"),
         ({"type": "map", "values": "int"}, b"\4\2a\0\2a\0\0", "'a' twice"),
         ({"type": "map", "values": "int"}, b"\2\2b\0\2\2b\0\0", "'b' twice"),
     ],
@@ -289,6 +289,25 @@ def test_what_fastavro_lets_pass_is_refused_by_name(avro: Any, value: bytes, say
 
     with pytest.raises(BadBytes, match=says):
         reader_of(theirs).decode(whole, Control)
+
+
+@pytest.mark.parametrize(
+    ("avro", "says"),
+    [
+        ("null", "items without bytes"),
+        ({"type": "array", "items": "null"}, "items without bytes"),
+        ({"type": "record", "name": "Empty", "fields": []}, "items without bytes"),
+        ({"type": "fixed", "name": "Nothing", "size": 0}, "items without bytes"),
+        ({"type": "enum", "name": "E", "symbols": ["a" * 500_000]}, "characters; at most"),
+    ],
+)
+def test_a_schema_by_which_few_bytes_stand_for_much_work_is_refused(avro: Any, says: str) -> None:
+    theirs = inlined(Control, WRITTEN)
+    theirs["fields"].append({"name": "theirs", "type": {"type": "array", "items": avro}})
+    value = encoded(CANCEL) + (b"\x80\x89\x7a" + b"\xc0\xee\x6d\0" * 1_000_000)
+
+    with pytest.raises(WireError, match=says):
+        reader_of(theirs).decode(value, Control)
 
 
 def test_a_flipped_byte_makes_no_other_word_of_a_word() -> None:

@@ -1,6 +1,7 @@
 """Kafka's admin client; no other module knows it."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -27,13 +28,15 @@ from confluent_kafka.admin import (
     TopicDescription,
 )
 
-from producers.client_errors import quiet
+from producers.client_errors import checked_client, quiet
 from producers.error_codes import Verdict, verdict_on
 from schemas.errors import Refused, Unavailable
 from schemas.messages import NO_EPOCH
 from schemas.topics import WantedTopic
 
 RETRY_S = 0.1
+MOST_HEARD = 20
+"""Of the client's own errors the last are kept: they say why nobody answers."""
 DONE_BEFORE = {
     KafkaError.TOPIC_ALREADY_EXISTS,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -66,9 +69,13 @@ class Admin:
     """What provisioning and looking at a cluster need."""
 
     def __init__(self, settings: Mapping[str, Any], *, timeout_s: float = 10.0) -> None:
-        self._client = AdminClient(quiet(settings))
+        self._heard: deque[KafkaError] = deque(maxlen=MOST_HEARD)
+        self._client = checked_client(
+            AdminClient, {**quiet(settings), "error_cb": self._heard.append}
+        )
         self._timeout_s = timeout_s
         self._servers = settings.get("bootstrap.servers", "")
+        self._protocol = settings.get("security.protocol", "")
 
     def answers(self) -> bool:
         """Whether the cluster answers a metadata request."""
@@ -83,12 +90,21 @@ class Admin:
         try:
             topics = self._client.list_topics(timeout=self._timeout_s).topics
         except KafkaException as error:
-            msg = (
-                f"no broker answers at {self._servers!r} within {self._timeout_s:g} s; "
-                "run `rollcall up`, or set ROLLCALL_KAFKA__BOOTSTRAP_SERVERS"
-            )
-            raise Unavailable(msg) from error
+            raise Unavailable(self._silence(error.args[0])) from error
         return {name: len(topic.partitions) for name, topic in topics.items()}
+
+    def _silence(self, error: KafkaError) -> str:
+        """What to say of brokers that do not answer: what the client met, and what to do."""
+        self._client.poll(0)  # its errors are heard here
+        met = [each for each in self._heard if each.code() != KafkaError._ALL_BROKERS_DOWN]
+        why = (met or [error])[-1].str()
+        protocol = self._protocol
+        remedy = "run `rollcall up`, or set ROLLCALL_KAFKA__BOOTSTRAP_SERVERS"
+        if protocol:
+            remedy = f"security.protocol is {protocol!r}: is that what this listener speaks?"
+        return (
+            f"no broker answers at {self._servers!r} within {self._timeout_s:g} s ({why}); {remedy}"
+        )
 
     def groups(self) -> list[str]:
         """The name of every consumer group; raises Unavailable."""

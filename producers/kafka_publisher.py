@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from producers.client_errors import quiet
+from producers.client_errors import checked_client, quiet
 from producers.publisher import Cause, Outgoing, Publisher
 from schemas.errors import DeliveryFailed, NoTopic, TooLarge, Unavailable, WorkFailed
 
@@ -64,7 +64,9 @@ class KafkaPublisher(Publisher):
     def __init__(self, settings: Mapping[str, Any], *, bulk: bool = False) -> None:
         lane = BULK if bulk else FAST
         self._fatal: list[KafkaError] = []
-        self._producer = Producer(quiet({**COMMON, **lane, **settings}, self._fatal))
+        self._producer = checked_client(
+            Producer, quiet({**COMMON, **lane, **settings}, self._fatal)
+        )
         self._leave_s = 0.0 if bulk else LEAVE_S
         self._failed: DeliveryFailed | None = None
         self.acked_ms = 0

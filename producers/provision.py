@@ -5,7 +5,7 @@ second time. Topics never shrink, and the journal's topics grow together.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from producers.admin import Admin
 from schemas.avro_schemas import schema_text
@@ -24,9 +24,17 @@ class Change:
     text: str
 
 
-def plan(admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic]) -> list[Change]:
-    """What `apply` would do, in its order."""
+def plan(
+    admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic], *, exact: bool = False
+) -> list[Change]:
+    """What `apply` would do, in its order.
+
+    A topic that has more partitions than is wanted was given them by an operator: the cluster
+    remembers that count, and topics that grow together are made with it. Where the counts are
+    `exact`, that is refused instead, for topics never shrink.
+    """
     counts = admin.partitions()
+    wanted = wanted if exact else _as_chosen(wanted, counts)
     existing = [topic for topic in wanted if topic.name in counts]
     configs = admin.configs([topic.name for topic in existing])
     changes = [change for topic in wanted for change in _counts(topic, counts)]
@@ -37,10 +45,26 @@ def plan(admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic]) ->
     return changes
 
 
+def _as_chosen(wanted: Sequence[WantedTopic], counts: dict[str, int]) -> list[WantedTopic]:
+    """The same with the larger counts that topics have; those that grow together have one."""
+    together = max((counts.get(t.name, 0) for t in wanted if t.grows_with), default=0)
+    chosen = []
+    for topic in wanted:
+        there = max(counts.get(topic.name, 0), together if topic.grows_with else 0)
+        # What has one partition for the sake of its order must not have more.
+        count = max(topic.partitions, there) if topic.partitions > 1 else topic.partitions
+        chosen.append(replace(topic, partitions=count))
+    return chosen
+
+
 def _counts(topic: WantedTopic, counts: dict[str, int]) -> list[Change]:
     count = counts.get(topic.name)
     if count is None:
-        text = f"create {topic.name} with {topic.partitions} partitions"
+        settings = ", ".join(f"{name}={value}" for name, value in sorted(topic.config.items()))
+        text = (
+            f"create {topic.name} with {topic.partitions} partitions, "
+            f"replication {topic.replication}, {settings}"
+        )
         return [Change("create", topic, text)]
     if count < topic.partitions:
         text = f"grow {topic.name} from {count} to {topic.partitions} partitions"
@@ -76,9 +100,11 @@ def _schema(topic: WantedTopic, registry: HttpRegistry) -> list[Change]:
     return changes
 
 
-def apply(admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic]) -> list[Change]:
+def apply(
+    admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic], *, exact: bool = False
+) -> list[Change]:
     """Carry a plan out; raises TopicsDiffer before anything is changed when part is impossible."""
-    return _carry_out(admin, registry, plan(admin, registry, wanted))
+    return _carry_out(admin, registry, plan(admin, registry, wanted, exact=exact))
 
 
 def complete(admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic]) -> list[Change]:

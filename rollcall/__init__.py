@@ -30,6 +30,10 @@ Example:
 
 from typing import TYPE_CHECKING
 
+from rollcall import own_packages as own_packages  # first: it says who hides one of ours
+
+# isort: split
+
 from consumers.agents.wishes import (
     Agent,
     AsCompleted,

@@ -7,7 +7,6 @@ required, 130 interrupted.
 import os
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -231,30 +230,7 @@ def main() -> NoReturn:
     sys.path.append(os.getcwd())
     tell_apart()
     hide_in_tracebacks()
-    sys.exit(_guarded(_checked))
-
-
-def _checked() -> object:
-    _require_our_rooms()
-    return app(standalone_mode=False)
-
-
-def _require_our_rooms() -> None:
-    """Raise Refused where somebody's module would be imported for a package of ours."""
-    from importlib.util import find_spec
-
-    from schemas.errors import Refused
-    from schemas.rooms import ROOMS
-
-    ours = Path(__file__).parents[2]
-    for room in ROOMS:
-        spec = find_spec(room)
-        if spec is not None and spec.origin and Path(spec.origin).parent != ours / room:
-            msg = (
-                f"{spec.origin} is found where Rollcall's own package {room!r} is meant; rename "
-                "it, or take its folder out of PYTHONPATH"
-            )
-            raise Refused(msg)
+    sys.exit(_guarded(lambda: app(standalone_mode=False)))
 
 
 def _guarded(command: Callable[[], object]) -> int:

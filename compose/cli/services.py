@@ -1,11 +1,14 @@
 """`rollcall up`, `down`, `status`: the embedded broker and registry."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from compose.cli.connection import settings
 from compose.terminal import say
+
+if TYPE_CHECKING:
+    from compose.settings import Settings
 
 
 def up(
@@ -53,28 +56,64 @@ def down(
 
 
 def status() -> None:
-    """Say what is up; exit code 1 when something is not."""
+    """Ask the configured broker and registry, or those of `rollcall up`, whether they answer.
+
+    Exit code 1 when something does not.
+    """
     from compose.log_setup import set_up
-    from compose.services.embedded import status as ask
 
     set_up("cli", "cli")
-    services = ask(settings().state())
+    here = settings()
+    if here.kafka.bootstrap_servers or here.registry.url:
+        up_there = _configured(here)
+    else:
+        up_there = _embedded(here)
+    if not up_there:
+        raise typer.Exit(1)
+
+
+def _embedded(here: "Settings") -> bool:
+    """Say what the processes of this state directory do, and tell whether both live."""
+    from compose.services.embedded import status as ask
+
+    services = ask(here.state())
+    answers = []
     for service in services:
         where = f"{service.address}  (pid {service.pid})" if service.pid else "not running"
         say(f"{service.name:<9} {where}")
         if service.name == "kafka" and service.address:
-            say(f"topics    {_partitions(service.address)}")
-    if not all(service.pid for service in services):
-        raise typer.Exit(1)
+            answers.append(_say_topics({"bootstrap.servers": service.address}))
+    return all(service.pid for service in services) and all(answers)
 
 
-def _partitions(servers: str) -> str:
-    """How many a broker keeps: each costs it files and memory, used or not."""
+def _configured(here: "Settings") -> bool:
+    """Ping what is named in the settings, and tell whether all of it answers."""
+    from compose.cluster import cluster_of
+    from schemas.errors import RollcallError
+
+    cluster = cluster_of(here)
+    say(f"kafka     {cluster.bootstrap_servers}")
+    broker = _say_topics(cluster.client)
+    try:
+        levels = cluster.registry.compatibility(cluster.topics.events)
+    except RollcallError as error:
+        say(f"registry  {cluster.registry_url}  {error}")
+        return False
+    say(f"registry  {cluster.registry_url}  answers (level of the journal: {levels})")
+    return broker
+
+
+def _say_topics(client: "dict[str, str]") -> bool:
+    """How many a broker keeps: each costs it files and memory, used or not; and its groups."""
     from producers.admin import Admin
     from schemas.errors import Unavailable
 
     try:
-        counts = Admin({"bootstrap.servers": servers}, timeout_s=5.0).partitions()
+        admin = Admin(client, timeout_s=5.0)
+        counts, groups = admin.partitions(), admin.groups()
     except Unavailable as error:
-        return str(error)
-    return f"{len(counts)}, with {sum(counts.values())} partitions"
+        say(f"topics    {error}")
+        return False
+    say(f"topics    {len(counts)}, with {sum(counts.values())} partitions")
+    say(f"groups    {len(groups)}")
+    return True

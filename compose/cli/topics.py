@@ -28,10 +28,14 @@ def _provision(policies: list[str] | None, partitions: int | None, big: bool) ->
 
 
 def plan(policy: Policies = None, partitions: Partitions = None, big: Big = False) -> None:
-    """Print what `apply` would change."""
+    """Print what `apply` would change, each topic with its whole specification.
+
+    A topic that has more partitions than the manifest's default is as it was chosen to be, unless
+    --partitions asks for another number.
+    """
     from producers import provision
 
-    changes = provision.plan(*_provision(policy, partitions, big))
+    changes = provision.plan(*_provision(policy, partitions, big), exact=partitions is not None)
     for change in changes:
         say(change.text)
     say(f"{len(changes)} changes" if changes else "nothing to change")
@@ -41,7 +45,7 @@ def apply(policy: Policies = None, partitions: Partitions = None, big: Big = Fal
     """Create and alter topics, register schemas; changes nothing the second time."""
     from producers import provision
 
-    changes = provision.apply(*_provision(policy, partitions, big))
+    changes = provision.apply(*_provision(policy, partitions, big), exact=partitions is not None)
     for change in changes:
         say(change.text)
     say(f"{len(changes)} changes made" if changes else "nothing to change")
@@ -51,7 +55,7 @@ def diff(policy: Policies = None, partitions: Partitions = None, big: Big = Fals
     """Like plan, with exit code 1 where the cluster differs from the manifest."""
     from producers import provision
 
-    changes = provision.plan(*_provision(policy, partitions, big))
+    changes = provision.plan(*_provision(policy, partitions, big), exact=partitions is not None)
     for change in changes:
         say(change.text)
     raise typer.Exit(1 if changes else 0)

@@ -36,7 +36,7 @@ from consumers.log.protocols import (
     TopicPartition,
 )
 from producers.admin import Admin, Stretch
-from producers.client_errors import quiet
+from producers.client_errors import checked_client, quiet
 from producers.error_codes import Verdict, verdict_on
 from producers.kafka_publisher import KafkaPublisher
 from schemas.errors import JournalGone, MemberMoved, Refused, TopicsDiffer, Unavailable, Unfit
@@ -206,7 +206,7 @@ class KafkaSource(_Polling):
         self._watch = TopicWatch(admin)
         config = {**COMMON, **GROUP, **settings, "group.id": group, "on_commit": self._on_commit}
         self._fatal = []
-        self._consumer = Consumer(quiet(config, self._fatal))
+        self._consumer = checked_client(Consumer, quiet(config, self._fatal))
         self._batches = Batches(self._consumer)
         self._listener = listener
         self._topics = list(topics)
@@ -614,7 +614,8 @@ def _firsts_from(
 def _uncommitted_reader(settings: Mapping[str, Any]) -> Iterator[Consumer]:
     """A consumer that is given records of open and aborted transactions too."""
     config = {**COMMON, **settings, "group.protocol": "classic", "group.id": LOOKING}
-    consumer = Consumer(quiet({**config, "isolation.level": "read_uncommitted"}))
+    uncommitted = quiet({**config, "isolation.level": "read_uncommitted"})
+    consumer = checked_client(Consumer, uncommitted, KafkaException)
     try:
         yield consumer
     finally:
@@ -640,7 +641,7 @@ class KafkaReader(_Polling):
     ) -> None:
         config = {**COMMON, **ALONE, **settings, "group.id": LOOKING}
         self._fatal = []
-        self._consumer = Consumer(quiet(config, self._fatal))
+        self._consumer = checked_client(Consumer, quiet(config, self._fatal))
         self._batches = Batches(self._consumer)
         self._waiting: dict[TopicPartition, int] = {}
         self._partitions = Counter(topic for topic, _ in bounds)
@@ -799,7 +800,7 @@ class KafkaLog:
         """A consumer that never joins the group it asks about."""
         if group not in self._lookers:
             config = {**self._settings, "group.id": group, "enable.auto.commit": False}
-            self._lookers[group] = Consumer(quiet(config))
+            self._lookers[group] = checked_client(Consumer, quiet(config))
         return self._lookers[group]
 
     def close(self) -> None:

@@ -1,10 +1,13 @@
 """The door: what is wrong is refused with one clear line and exit code 2."""
 
+import contextlib
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Callable
 from importlib.metadata import version
@@ -17,6 +20,7 @@ from compose.cluster import Cluster
 from compose.extras import EXTRAS
 from consumers.environments.listener import bind
 from schemas.message_code import message_code
+from schemas.rooms import ROOMS
 from tests.support.command_line import ROOT, addresses, afresh, refused, rollcall
 
 
@@ -348,3 +352,98 @@ def test_every_command_is_in_one_panel_of_the_help(tmp_path: Path) -> None:
     assert panels == ["Options", "Start", "Look", "Steer", "Read", "Check"]
     known = {name for entries in PANELS.values() for name in entries}
     assert {each.name for each in (*app.registered_commands, *app.registered_groups)} == known
+
+
+@pytest.mark.parametrize("room", sorted({*ROOMS} - {"compose"}))
+def test_a_package_that_hides_one_of_ours_is_named_by_command_and_face(
+    tmp_path: Path, room: str
+) -> None:
+    (tmp_path / room).mkdir()
+    hides = tmp_path / room / "__init__.py"
+    hides.write_text("")
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+
+    assert str(hides) in refused(afresh("--version", cwd=tmp_path, PYTHONPATH=path))
+
+    face = subprocess.run(
+        [sys.executable, "-P", "-c", "import rollcall; rollcall.user"],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert face.returncode == 1
+    if room != "rollcall":
+        assert face.stderr.splitlines()[-1].startswith(f"ImportError: {hides} is found where")
+
+
+# What the connection says
+
+
+@pytest.mark.parametrize(
+    ("client", "said"),
+    [
+        ({"secruity.protocol": "SSL"}, "did you mean 'security.protocol'"),
+        ({"sasl.mecanism": "PLAIN"}, "did you mean 'sasl.mechanism"),
+        ({"security.protocol": "SSLX"}, 'Invalid value "SSLX"'),
+    ],
+)
+@pytest.mark.parametrize("command", ["status", "topics plan", "worker agents"])
+def test_a_setting_that_the_client_does_not_know_is_refused_by_name(
+    tmp_path: Path, client: dict[str, str], said: str, command: str
+) -> None:
+    done = rollcall(
+        *command.split(),
+        cwd=tmp_path,
+        ROLLCALL_KAFKA__BOOTSTRAP_SERVERS="127.0.0.1:1",
+        ROLLCALL_REGISTRY__URL="http://127.0.0.1:1",
+        ROLLCALL_KAFKA__CLIENT=json.dumps(client),
+    )
+
+    assert said in refused(done)
+
+
+def test_a_listener_that_speaks_no_tls_is_told_from_one_that_is_not_there(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=hang_up_on_all, args=(server,), daemon=True).start()
+        servers = f"127.0.0.1:{server.getsockname()[1]}"
+
+        done = rollcall(
+            "status",
+            cwd=tmp_path,
+            ROLLCALL_KAFKA__BOOTSTRAP_SERVERS=servers,
+            ROLLCALL_REGISTRY__URL="http://127.0.0.1:1",
+            ROLLCALL_KAFKA__CLIENT='{"security.protocol": "SSL"}',
+        )
+
+    assert done.returncode == 1
+    assert "SSL_HANDSHAKE" in done.stdout
+    assert "security.protocol is 'SSL': is that what this listener speaks?" in done.stdout
+    assert "rollcall up" not in done.stdout
+
+
+def hang_up_on_all(server: socket.socket) -> None:
+    """What a plain listener does of a TLS handshake."""
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = server.accept()
+            connection.recv(100)
+            connection.close()
+
+
+@pytest.mark.broker
+def test_a_count_that_was_chosen_is_remembered_and_status_asks_what_is_configured(
+    make_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    cluster = make_cluster("p")
+    where = addresses(cluster)
+
+    grown = rollcall("topics", "apply", "--policy", "p", "--partitions=16", cwd=tmp_path, **where)
+    plain = rollcall("topics", "diff", "--policy", "p", cwd=tmp_path, **where)
+    more = rollcall("topics", "plan", "--policy", "q", cwd=tmp_path, **where)
+    status = rollcall("status", cwd=tmp_path, **where)
+
+    assert grown.returncode == 0, grown.stderr
+    assert (plain.returncode, plain.stdout) == (0, "")
+    assert "replication 1, " in more.stdout
+    assert "retention.ms=" in more.stdout
+    assert status.returncode == 0, status.stdout
+    assert cluster.bootstrap_servers in status.stdout
+    assert "groups" in status.stdout

@@ -71,7 +71,7 @@ class Admin:
     def __init__(self, settings: Mapping[str, Any], *, timeout_s: float = 10.0) -> None:
         self._heard: deque[KafkaError] = deque(maxlen=MOST_HEARD)
         self._client = checked_client(
-            AdminClient, {**quiet(settings), "error_cb": self._heard.append}
+            AdminClient, {**quiet(settings), "error_cb": self._heard.append}, KafkaException
         )
         self._timeout_s = timeout_s
         self._servers = settings.get("bootstrap.servers", "")

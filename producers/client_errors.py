@@ -87,13 +87,16 @@ def quiet(
     return {"error_cb": once, "log.connection.close": False, "log_level": 2, **settings}
 
 
-def checked_client(make: Callable[[dict[str, Any]], C], settings: dict[str, Any]) -> C:
-    """A client of librdkafka's; raises Refused for a setting that it does not have."""
-    from confluent_kafka import KafkaException
+def checked_client(
+    make: Callable[[dict[str, Any]], C], settings: dict[str, Any], refusal: type[Exception]
+) -> C:
+    """A client of librdkafka's, which raises `refusal` for a setting that it does not have.
 
+    Raises Refused in its place, naming the nearest that there is.
+    """
     try:
         return make(settings)
-    except KafkaException as error:
+    except refusal as error:
         said = error.args[0].str()
         key = next((name for name in settings if f'"{name}"' in said), None)
         near = f"; {hint(key, KEYS)}" if key is not None and "No such" in said else ""

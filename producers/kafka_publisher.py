@@ -65,7 +65,7 @@ class KafkaPublisher(Publisher):
         lane = BULK if bulk else FAST
         self._fatal: list[KafkaError] = []
         self._producer = checked_client(
-            Producer, quiet({**COMMON, **lane, **settings}, self._fatal)
+            Producer, quiet({**COMMON, **lane, **settings}, self._fatal), KafkaException
         )
         self._leave_s = 0.0 if bulk else LEAVE_S
         self._failed: DeliveryFailed | None = None

@@ -28,6 +28,7 @@ def up(
         kafka_port=kafka_port,
         registry_port=registry_port,
         ready=answers,
+        tell=lambda words: typer.echo(words, err=True),
     )
     say(f"kafka     {services.bootstrap_servers}  (pid {services.kafka_pid})")
     say(f"registry  {services.registry_url}  (pid {services.registry_pid})")

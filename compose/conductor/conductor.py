@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
 from types import FrameType
@@ -230,7 +231,8 @@ def services(settings: Settings, terminal: Terminal) -> Iterator[tuple[Cluster, 
     there_before = endpoints(settings.state()) is not None
     began = time.monotonic()
     try:
-        services_up = up(settings.state(), settings.cache(), ready=answers)
+        tell = partial(terminal.print, highlight=False, soft_wrap=True)
+        services_up = up(settings.state(), settings.cache(), ready=answers, tell=tell)
         took = time.monotonic() - began
         terminal.print(
             f"broker at {services_up.bootstrap_servers}, registry beside it, {took:.1f} s"

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,6 +108,12 @@ def fetch(lock: Path, cache_dir: Path, *, download: Download = from_maven) -> li
             _obtain(suspects, cache_dir, download)
             checked.record({str(a): a.path(cache_dir) for a in artifacts})
     return [artifact.path(cache_dir) for artifact in artifacts]
+
+
+def missing(locks: Iterable[Path], cache_dir: Path) -> int:
+    """How many of the locked files are not there at all."""
+    paths = {each.path(cache_dir) for lock in locks for each in read_lock(lock)}
+    return sum(not path.exists() for path in paths)
 
 
 def _obtain(suspects: list[Artifact], cache_dir: Path, download: Download) -> None:

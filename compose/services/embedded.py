@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from compose.processes import holds_within, spawn, started
 from compose.services.aot_training import train_beside
-from compose.services.artifacts import exclusive, require_space
+from compose.services.artifacts import LOCKS, exclusive, missing, require_space
 from compose.services.kafka_broker import KafkaBroker
 from compose.services.ports import is_free, kept_or_free
 from compose.services.schema_registry import SchemaRegistry
@@ -25,6 +26,7 @@ from schemas.private_folders import make_private
 STATE_BYTES = 1 << 30
 READY_DEADLINE_S = 60.0
 NAMES = ("kafka", "registry")
+TELL_AFTER_S, TELL_EVERY_S = 1.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ def up(
     ready: Callable[[str], bool],
     broker_properties: Mapping[str, str] = {},
     threads: Executor | None = None,
+    tell: Callable[[str], None] = lambda words: None,
 ) -> Endpoints:
     """Start what is not alive, side by side, and return when both answer.
 
@@ -75,7 +78,7 @@ def up(
     What was up before comes back on its old ports where they are free, with its data. `ready` is
     asked with the bootstrap address whether the broker lists its topics. `broker_properties` are
     remembered until `down`. When one service cannot be had, the other is not left behind.
-    Raises ServicesError.
+    What takes long is told in words: `tell` is given a line now and then. Raises ServicesError.
     """
     with exclusive(state_dir / "services.lock"):
         _sweep(state_dir)
@@ -88,7 +91,7 @@ def up(
             (KafkaBroker(home, *taken, cache_dir, ready, kafka.properties), kafka),
             (SchemaRegistry(registry_home, registry.port, registry.side_port, cache_dir), registry),
         ]
-        began = _raise_all(services, threads)
+        began = _raise_all(services, threads, partial(_progress, cache_dir, tell))
         both = endpoints(state_dir)
         if both is not None:
             due = [service.name for service in began if service.aot.is_due()]
@@ -211,14 +214,29 @@ def _refuse_change(
         raise ServicesError(msg)
 
 
+def _progress(cache_dir: Path, tell: Callable[[str], None], late: Collection[str]) -> None:
+    """Say what is being waited for: files that are downloaded, then services that start."""
+    absent = missing(LOCKS.glob("*.lock"), cache_dir)
+    if absent:
+        tell(f"downloading: {absent} files are still to come to {cache_dir} (200 MB in all)")
+    else:
+        tell(f"starting {' and '.join(late)}: a Java process takes some seconds to answer")
+
+
 def _raise_all(
-    services: Collection[tuple[Service, ServiceProcess]], threads: Executor | None
+    services: Collection[tuple[Service, ServiceProcess]],
+    threads: Executor | None,
+    progress: Callable[[Collection[str]], None],
 ) -> list[Service]:
     """Start side by side what does not live, all or none; return what was started."""
     with ThreadPoolExecutor(max_workers=len(services)) as pool:
         starts = threads or pool
         raised = [starts.submit(_raise, *each, threads is None) for each in services]
-        wait(raised)
+        patience_s = TELL_AFTER_S
+        while left := wait(raised, timeout=patience_s).not_done:
+            names = zip(services, raised, strict=True)
+            progress([service.name for (service, _), one in names if one in left])
+            patience_s = TELL_EVERY_S
     _all_or_none(raised)
     each = zip(services, raised, strict=True)
     return [service for (service, _), new in each if new.result().is_new]

@@ -206,7 +206,7 @@ class KafkaSource(_Polling):
         self._watch = TopicWatch(admin)
         config = {**COMMON, **GROUP, **settings, "group.id": group, "on_commit": self._on_commit}
         self._fatal = []
-        self._consumer = checked_client(Consumer, quiet(config, self._fatal))
+        self._consumer = checked_client(Consumer, quiet(config, self._fatal), KafkaException)
         self._batches = Batches(self._consumer)
         self._listener = listener
         self._topics = list(topics)
@@ -641,7 +641,7 @@ class KafkaReader(_Polling):
     ) -> None:
         config = {**COMMON, **ALONE, **settings, "group.id": LOOKING}
         self._fatal = []
-        self._consumer = checked_client(Consumer, quiet(config, self._fatal))
+        self._consumer = checked_client(Consumer, quiet(config, self._fatal), KafkaException)
         self._batches = Batches(self._consumer)
         self._waiting: dict[TopicPartition, int] = {}
         self._partitions = Counter(topic for topic, _ in bounds)
@@ -800,7 +800,7 @@ class KafkaLog:
         """A consumer that never joins the group it asks about."""
         if group not in self._lookers:
             config = {**self._settings, "group.id": group, "enable.auto.commit": False}
-            self._lookers[group] = checked_client(Consumer, quiet(config))
+            self._lookers[group] = checked_client(Consumer, quiet(config), KafkaException)
         return self._lookers[group]
 
     def close(self) -> None:

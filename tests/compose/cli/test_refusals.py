@@ -447,3 +447,22 @@ def test_a_count_that_was_chosen_is_remembered_and_status_asks_what_is_configure
     assert status.returncode == 0, status.stdout
     assert cluster.bootstrap_servers in status.stdout
     assert "groups" in status.stdout
+
+
+def test_a_ctrl_c_while_the_commands_load_ends_them_without_a_word(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'compose.cli.app':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "from compose.cli.entry import main\n"
+        "main()\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

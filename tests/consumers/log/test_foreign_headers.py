@@ -1,15 +1,20 @@
 """Anybody may write header names that are no text; a client tells them, or that it cannot."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
+from consumers.log import kafka_log
 from consumers.log.kafka_log import KafkaReader
 from consumers.log.memory_log import MemoryLog
 from consumers.log.protocols import Record
+from consumers.loop.dead_letters import DeadLetters
+from schemas.errors import BadMagic
 from schemas.headers import UNREADABLE
 from tests.support.raw_headers import produce_raw
+from tests.support.rig import Rig
 
 RAW = [
     [(b"ok", b"1"), (b"h\xff\xfe", b"v"), (b"last", b"2")],
@@ -54,3 +59,56 @@ def test_the_log_in_memory_tells_the_same() -> None:
         log.append("t", b"k", b"v", 0, headers)
 
     assert read_twice(log.all("t")) == TOLD
+
+
+class Broken:
+    """A message of a client that raises when it is asked for its headers, and may be asked once."""
+
+    def __init__(self, error: Exception) -> None:
+        self.failure, self.asked = error, 0
+
+    def headers(self) -> None:
+        self.asked += 1
+        raise self.failure
+
+    def offset(self) -> int:
+        return 7
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 5
+
+    def key(self) -> bytes:
+        return b"k"
+
+    def value(self) -> bytes:
+        return b"junk"
+
+    def topic(self) -> str:
+        return "t.rollout.requests"
+
+    def partition(self) -> int:
+        return 0
+
+    def leader_epoch(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [SystemError("exception set"), UnicodeDecodeError("utf-8", b"x", 0, 1, "no"), ValueError("no")],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_record_whose_headers_raise_is_buried_and_its_client_is_asked_once(
+    error: Exception, rig: Rig
+) -> None:
+    message: Any = Broken(error)
+    record = kafka_log._record(message, (rig.topics.requests, 0))
+    letters = DeadLetters(rig.pen, rig.topics, "t.agents", lambda: 0.0, rig.log)
+
+    letters.bury(record, BadMagic(b"junk"))
+    letters.bury(record, BadMagic(b"junk"))
+
+    assert message.asked == 1
+    first, _ = rig.log.all(rig.topics.dead_letters)
+    assert UNREADABLE[0] in (first.headers or [])
+    assert (first.key, first.value) == (b"k", b"junk")

@@ -41,7 +41,7 @@ def _table(results: Sequence[VersionResult]) -> Table:
             *([result.family] if len(families) > 1 else []),
             f"{result.tasks:,}",
             f"{result.rollouts:,}",
-            str(result.success),
+            str(result.success or "not measured"),
             *(f"{result.pass_at[k]:.4f}" if k in result.pass_at else "" for k in ks),
             str(result.reward) if result.reward else "none",
         )
@@ -52,7 +52,10 @@ def _remarks(result: VersionResult) -> Iterator[str]:
     name = f"{result.policy_id}@{result.version}, {result.family}:"
     if result.without_reward:
         count = result.without_reward
-        yield f"{name} {count:,} rollouts have no reward, so they did not succeed"
+        if result.success is None:
+            yield f"{name} not measured: {count:,} of {result.rollouts:,} failed, none has a reward"
+        else:
+            yield f"{name} {count:,} rollouts have no reward, so they did not succeed"
     for k, tasks in result.too_few.items():
         yield f"{name} {tasks:,} tasks have fewer than {k} rollouts and no part in pass@{k}"
     if result.mixed:

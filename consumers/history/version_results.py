@@ -27,8 +27,8 @@ class VersionResult:
     """By k, over the tasks that have so many rollouts."""
     too_few: dict[int, int]
     """By k, how many tasks have fewer."""
-    success: Estimate
-    """pass@1 with its interval."""
+    success: Estimate | None
+    """pass@1 with its interval; None where no rollout has a reward: then nothing was measured."""
     reward: Estimate | None
     without_reward: int
     mixed: int
@@ -70,8 +70,9 @@ def results_of(
         version = only[0], only[1]
         versions = {version: tasks_of_version(versions, version)}
     results = list(version_results(versions, ks, bootstrap))
+    measured = any(result.success for result in results)
     for k in ks:
-        if not any(k in result.pass_at for result in results):
+        if measured and not any(k in result.pass_at for result in results):
             most = max(t.rollouts for tasks in versions.values() for t in tasks.values())
             msg = f"pass@{k} needs {k} rollouts of a task; the most that one has is {most}"
             raise Refused(msg)
@@ -125,10 +126,10 @@ def _result(
         pass_at={
             k: sum(pass_at_k(t.rollouts, t.succeeded, k) for t in tasks) / len(tasks)
             for k, tasks in enough.items()
-            if tasks
+            if tasks and rewarded
         },
         too_few={k: len(counted) - len(t) for k, t in enough.items() if len(t) < len(counted)},
-        success=bootstrap.mean(shares(counted), [1.0] * len(counted)),
+        success=bootstrap.mean(shares(counted), [1.0] * len(counted)) if rewarded else None,
         reward=bootstrap.mean(*rewards) if rewarded else None,
         without_reward=sum(tally.rollouts - tally.rewarded for tally in counted),
         mixed=sum(tally.mixed for tally in tallies),
@@ -174,6 +175,14 @@ def paired_by_task(
             "cannot be compared"
         )
         raise Refused(msg)
+    for version, tasks in ((first, one), (second, other)):
+        if not any(tally.rewarded for tally in tasks.values()):
+            count = sum(tally.rollouts for tally in tasks.values())
+            msg = (
+                f"{version[0]}@{version[1]} was not measured: none of its {count:,} rollouts has a "
+                "reward, so it cannot be compared"
+            )
+            raise Refused(msg)
     rewarded = [key for key in both if one[key].rewarded and other[key].rewarded]
     successes = shares([one[key] for key in both]), shares([other[key] for key in both])
     rewards = _mean_rewards(one, rewarded), _mean_rewards(other, rewarded)

@@ -127,7 +127,7 @@ def test_families_have_lines_of_their_own_and_one_together() -> None:
     request = replace(other.trajectory.request, task=Task(prompt="why"), agent="single_turn")  # type: ignore[type-var]
     found.take(replace(other, trajectory=replace(other.trajectory, request=request)))
 
-    read = {row.family: row.success.value for row in rows(found)}
+    read = {row.family: row.success and row.success.value for row in rows(found)}
 
     assert read == {"gymnasium Lake": 1.0, "single_turn": 0.0, "all": 0.5}
 
@@ -139,12 +139,31 @@ def test_a_rollout_without_a_reward_has_not_succeeded_and_has_no_part_in_the_mea
 
     [row] = rows(found)
 
+    assert row.success is not None
     assert (row.success.value, row.without_reward) == (0.5, 1)
     assert row.reward is not None
     assert row.reward.value == 1.0
     assert "1 rollouts have no reward" in page(
         lambda terminal: print_evaluation([row], None, terminal, phases=PhaseTimes())
     )
+
+
+def test_a_version_of_which_no_rollout_has_a_reward_is_not_measured() -> None:
+    found = Evaluation()
+    for number in range(3):
+        found.take(made(f"r{number}", number, None))
+        found.take(made(f"s{number}", number, 1.0, version=1))
+
+    row, other = rows(found)
+
+    assert (row.success, row.pass_at, row.reward) == (None, {}, None)
+    assert other.success is not None
+    said = page(
+        lambda terminal: print_evaluation([row, other], None, terminal, phases=PhaseTimes())
+    )
+    assert "not measured: 3 of 3 failed, none has a reward" in said
+    with pytest.raises(Refused, match=r"was not measured: none of its 3 rollouts has a reward"):
+        rows(found, compare=("0", "1"))
 
 
 def test_too_few_rollouts_for_pass_at_k_are_said(cluster: MemoryCluster) -> None:

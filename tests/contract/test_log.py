@@ -840,6 +840,13 @@ class TestLog:
         else:
             assert member.assignments[1].topic_id == self.log.topic_id(topic)
 
+    def test_a_reader_does_not_wait_where_the_log_does_not_reach(self) -> None:
+        topic = self.topic()
+        fill(self.log, topic, numbered(3))
+
+        with pytest.raises(Unfit, match=f"{topic} 0 ends at 3; offset 4 is not there"):
+            self.log.reader([topic], {(topic, 0): 4})
+
     # Transactions of others
 
     def test_an_open_transaction_holds_readers_back_and_is_told(self) -> None:

@@ -10,9 +10,12 @@ from consumers.log import kafka_log
 from consumers.log.kafka_log import KafkaReader
 from consumers.log.memory_log import MemoryLog
 from consumers.log.protocols import Record
+from consumers.log.reading import read_all
 from consumers.loop.dead_letters import DeadLetters
+from consumers.loop.letter_records import letter_record
 from schemas.errors import BadMagic
 from schemas.headers import UNREADABLE
+from schemas.topics import Topics
 from tests.support.raw_headers import produce_raw
 from tests.support.rig import Rig
 
@@ -112,3 +115,24 @@ def test_a_record_whose_headers_raise_is_buried_and_its_client_is_asked_once(
     first, _ = rig.log.all(rig.topics.dead_letters)
     assert UNREADABLE[0] in (first.headers or [])
     assert (first.key, first.value) == (b"k", b"junk")
+
+
+@pytest.mark.broker
+def test_a_brokers_records_with_such_names_are_read_and_buried(kafka_log: Any) -> None:
+    servers = kafka_log._settings["bootstrap.servers"]
+    topics = Topics("raw.")
+    kafka_log.create(topics.requests, 1)
+    kafka_log.create(topics.dead_letters, 1)
+    for headers in RAW:
+        produce_raw(servers, topics.requests, headers)
+    publisher = kafka_log.publisher()
+    letters = DeadLetters(publisher, topics, "raw.agents", lambda: 0.0, kafka_log)
+
+    for record in read_all(kafka_log, [topics.requests]):
+        letters.bury(record, BadMagic(b"v"))
+    assert publisher.flush(20) == 0
+
+    said = [letter_record(record) for record in read_all(kafka_log, [topics.dead_letters])]
+    assert [getattr(each, "origin", None) for each in said] == [
+        (topics.requests, 0, n) for n in range(len(RAW))
+    ]

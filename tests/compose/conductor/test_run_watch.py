@@ -6,15 +6,19 @@ from typing import Any
 
 import orjson
 import pytest
+from rich.console import Console
 
+from compose.conductor.curve_files import write_files
 from compose.conductor.in_memory import run_in_memory
 from compose.conductor.live_panel import line
 from compose.conductor.run_summary import summary, words
 from compose.conductor.run_watch import KeepsFailing, RunWatch, watch_of
+from compose.pages.curve_page import print_chart
 from compose.runs import run_folder
 from compose.runs.recipe import parse_recipe
 from compose.settings import Settings
 from consumers.heldout import HeldOut, HeldOutPlan
+from consumers.history.run_curve import HELD_OUT, RunCurve
 from consumers.history.run_figures import RunFigures
 from sandbox.environment import Observation
 from schemas.messages import RolloutRequest, ScoredTrajectory, Task
@@ -147,3 +151,22 @@ def test_a_goal_that_is_missed_has_an_exit_code_of_its_own(tmp_path: Path) -> No
 
     assert done.returncode == 3, done.stderr
     assert "the goal of 1 held-out success was missed" in done.stderr
+
+
+def test_what_was_not_measured_is_null_in_a_curve_and_an_empty_cell_in_its_lines(
+    tmp_path: Path,
+) -> None:
+    heldout = HeldOut(PLAN)
+    for number, request in enumerate(PLAN.requests(0)):
+        one = failed(number)
+        heldout.take(replace(one, trajectory=replace(one.trajectory, request=request)))
+    curve = RunCurve.of("run", [], heldout)
+
+    told = curve.plain()
+    assert told["held_out"] == [{"version": 0, "success": None}]
+    assert told["held_out_failed"] == [{"version": 0, "failed": 4, "rollouts": 4}]
+    assert curve.series()[HELD_OUT] == []
+    write_files(curve, picture=tmp_path / "c.png", lines=tmp_path / "c.csv", tensorboard=None)
+    shown = Console(width=100, record=True)
+    print_chart(curve, shown)
+    assert "held-out v0 not measured: 4 of 4 failed" in shown.export_text()

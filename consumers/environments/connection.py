@@ -32,11 +32,24 @@ log = structlog.get_logger()
 class Connection(web.RequestHandler):
     """Knows the client whose request it carries, or carried last."""
 
-    def __init__(self, complain: Complain, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, complain: Complain, first_s: float, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.client: Client | None = None
+        self.known = False
+        """Whether it has ever sent a request with a line's key."""
+        self._first_s = first_s
+        self._silent: asyncio.TimerHandle | None = None
         self._complain = complain
         self._latest_body: StreamReader | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Close a connection that sends no whole head of a request in time.
+
+        aiohttp has a clock for what comes after the first request, and none before.
+        """
+        super().connection_made(transport)
+        loop = asyncio.get_running_loop()
+        self._silent = loop.call_later(self._first_s, self.force_close)
 
     def data_received(self, data: bytes) -> None:
         """What is no HTTP in the middle of a body ends that body: aiohttp queues the error behind
@@ -44,6 +57,7 @@ class Connection(web.RequestHandler):
         super().data_received(data)
         if not self._messages:
             return
+        self._not_silent()
         message, body = self._messages[-1]
         if isinstance(message, RawRequestMessage):
             self._latest_body = body
@@ -51,7 +65,13 @@ class Connection(web.RequestHandler):
             self._latest_body.set_exception(web.RequestPayloadError(message.message))
             self._latest_body = None
 
+    def _not_silent(self) -> None:
+        if self._silent is not None:
+            self._silent.cancel()
+            self._silent = None
+
     def connection_lost(self, exc: BaseException | None) -> None:
+        self._not_silent()
         super().connection_lost(exc)
         if self.client is not None:
             self.client.lost(exc)
@@ -86,10 +106,10 @@ class Connection(web.RequestHandler):
 class GatewayServer(web.Server):
     """Accepts connections, so many and no more."""
 
-    def __init__(self, serve: Serve, complain: Complain, *, most: int) -> None:
+    def __init__(self, serve: Serve, complain: Complain, *, most: int, first_s: float) -> None:
         super().__init__(serve)
         self._make = partial(
-            Connection, complain, self, loop=asyncio.get_running_loop(), access_log=None
+            Connection, complain, first_s, self, loop=asyncio.get_running_loop(), access_log=None
         )
         self._most = most
         self._full = False
@@ -98,11 +118,19 @@ class GatewayServer(web.Server):
         return self._make()
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        """Whoever is one too many is closed; the worker needs descriptors for the log too."""
+        """Close one where they are too many: the worker needs descriptors for the log too.
+
+        It is the oldest of those that have never shown a key, else the one that has just come.
+        """
         super().connection_made(handler, transport)
         full = len(self.connections) > self._most
         if full:
-            asyncio.get_running_loop().call_soon(transport.abort)  # once it has begun
+            strangers = (each for each in self.connections if not getattr(each, "known", True))
+            oldest = next(strangers, handler)
+            if oldest is not handler:
+                oldest.force_close()
+            else:
+                asyncio.get_running_loop().call_soon(transport.abort)  # once it has begun
             if not self._full:
                 log.warning("gateway_full", connections=self._most)
         self._full = full
@@ -119,10 +147,13 @@ class Door:
 
     @classmethod
     async def open(
-        cls, listener: socket.socket, serve: Serve, complain: Complain, most: int
+        cls, listener: socket.socket, serve: Serve, complain: Complain, most: int, first_s: float
     ) -> "Door":
-        """Take requests from now on, on so many connections; the listener is the door's."""
-        http = GatewayServer(serve, complain, most=most)
+        """Take requests from now on, on so many connections; the listener is the door's.
+
+        The head of a connection's first request has to come within `first_s` seconds.
+        """
+        http = GatewayServer(serve, complain, most=most, first_s=first_s)
         loop = asyncio.get_running_loop()
         return cls(await loop.create_server(http, sock=listener, backlog=BACKLOG), http)
 

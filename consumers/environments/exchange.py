@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.web_request import BaseRequest
 
 from consumers.environments.adapter_dialect import shown_body
+from consumers.environments.body_budget import BodyBudget, HeldBytes
 from consumers.environments.connection import Connection
 from consumers.environments.line import Client, GatewayLine
 from inference.dialects.dialect import AgentRequest, Declined, Dialect
@@ -35,6 +36,13 @@ class GatewayLimits:
     """What a gateway takes, and how long it holds its breath."""
 
     body_bytes: int = 32 * 1024 * 1024
+    bodies_bytes: int = 256 * 1024 * 1024
+    """Of all bodies that are being read."""
+    bodies_of_session_bytes: int = 64 * 1024 * 1024
+    body_s: float = 120.0
+    """How long a body may take to come."""
+    first_request_s: float = 10.0
+    """How long a connection may take to send its first request's head."""
     connections: int = 8192
     connections_of_session: int = 256
     """To a line with a door of its own."""
@@ -58,7 +66,9 @@ class Exchange:
         line: GatewayLine,
         dialect: Dialect,
         limits: GatewayLimits,
+        budget: BodyBudget,
     ) -> None:
+        self.budget = budget
         self.request = request
         self.connection = connection
         self.line = line
@@ -71,7 +81,8 @@ class Exchange:
         Raises Declined and TooManyOpen before anything is asked, ConnectionError when the client
         goes while it is written to.
         """
-        asked = await self._read(await self._body())
+        with self.budget.body(self.line.key) as held:
+            asked = await self._read(await self._body(held))
         client = self._attach(asked)
         asked = replace(asked, ask=asked.ask.without_words())  # who asks may wait for long
         if asked.stream and not await client.told_within(self.limits.hold_s):
@@ -79,21 +90,28 @@ class Exchange:
         whole = self._answer(asked, await client.reply())
         return await self._write(client, response_of(whole))
 
-    async def _body(self) -> bytes:
+    async def _body(self, held: HeldBytes) -> bytes:
         if self.request.headers.get("Expect", "").lower() == "100-continue":
             await self.request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.request.writer.output_size = 0  # aiohttp does the same: nothing is answered yet
         body = bytearray()  # the request's own `read` would keep it for as long as it is open
         try:
-            async for data in self.request.content.iter_any():
-                body += data
-                if len(body) > self.limits.body_bytes:
-                    msg = f"the body is larger than {self.limits.body_bytes:,} bytes"
-                    raise Declined(413, "request_too_large", msg)
+            async with asyncio.timeout(self.limits.body_s):
+                async for data in self.request.content.iter_any():
+                    held.add(len(data))
+                    body += data
+                    if len(body) > self.limits.body_bytes:
+                        msg = f"the body is larger than {self.limits.body_bytes:,} bytes"
+                        raise Declined(413, "request_too_large", msg)
+            return bytes(body)
         except web.RequestPayloadError as error:
             msg = f"the body cannot be read: {plain(str(error), SAID_CHARS)}"
             raise Declined(400, "invalid_request_error", msg) from error
-        return bytes(body)
+        except TimeoutError:
+            msg = f"the body did not come to its end within {self.limits.body_s:g} s"
+            raise Declined(408, "request_timeout", msg) from None
+        finally:
+            body.clear()  # a failure keeps this frame until a collector comes by
 
     async def _read(self, body: bytes) -> AgentRequest:
         """A large body may take seconds, in which nobody else is to wait."""

@@ -20,7 +20,9 @@ from aiohttp import web
 from aiohttp.web_request import BaseRequest
 
 from consumers.environments.adapter_dialect import ADAPTER_ROUTES
+from consumers.environments.body_budget import BodyBudget
 from consumers.environments.connection import Connection, Door
+from consumers.environments.descriptors import room_for_connections
 from consumers.environments.exchange import (
     SAID_CHARS,
     Exchange,
@@ -53,6 +55,10 @@ class Gateway:
         self.open_calls = OpenCalls(self.limits.open_calls, self.limits.open_calls_of_session)
         self.address = address_of(listener)
         """Where processes of this machine find it."""
+        limits = self.limits
+        self.budget = BodyBudget(
+            limits.bodies_bytes, limits.bodies_of_session_bytes, limits.retry_after_s
+        )
         self._listener = listener
         self._lines: dict[str, GatewayLine] = {}
         self._door: Door | None = None
@@ -63,7 +69,10 @@ class Gateway:
     async def start(self) -> None:
         """Take requests from now on."""
         serve = partial(self._serve, "")
-        self._door = await Door.open(self._listener, serve, _complain, self.limits.connections)
+        most = min(self.limits.connections, room_for_connections())
+        self._door = await Door.open(
+            self._listener, serve, _complain, most, self.limits.first_request_s
+        )
 
     async def close(self) -> None:
         """End all lines and connections, and stop listening. May be called twice."""
@@ -90,7 +99,9 @@ class Gateway:
         line = self._drawn(address_of(listener), policies, task)
         most = self.limits.connections_of_session
         serve = partial(self._serve, line.key)
-        self._doors[line.key] = await Door.open(listener, serve, _complain, most)
+        self._doors[line.key] = await Door.open(
+            listener, serve, _complain, most, self.limits.first_request_s
+        )
         return line
 
     def _drawn(
@@ -142,7 +153,11 @@ class Gateway:
         key, path = _place(request)
         if request.method == "POST" and path in DIALECTS:
             line = self._line(door, request, key)
-            return await Exchange(request, connection, line, DIALECTS[path], self.limits).run()
+            connection.known = True
+            dialect = DIALECTS[path]
+            return await Exchange(
+                request, connection, line, dialect, self.limits, self.budget
+            ).run()
         if request.method == "GET" and path in DOCUMENTS:
             body = DOCUMENTS[path](self._line(door, request, key))
             return response_of(HttpAnswer(200, {"Content-Type": JSON}, body))

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from inference.dialects.dialect import Declined
+from inference.dialects.sound_text import sound
 from schemas.asks import FUNCTION
 from schemas.foreign_text import plain
 from schemas.tool_calls import json_text
@@ -55,8 +56,17 @@ class TextPart:
 Content = str | Many[TextPart] | None
 
 
+MOST_MESSAGES = 20_000
+MOST_OBJECTS = 250_000
+"""Bounds on what one body may make a worker read, which holds up others meanwhile."""
+
+
 def read_body(body: bytes, taken: type[B]) -> B:
     """The body as what the dialect takes. Raises Declined (400), naming field, found, wanted."""
+    body = sound(body)
+    if body.count(b'"role"') > MOST_MESSAGES or body.count(b"{") > MOST_OBJECTS:
+        msg = f"the body has more than {MOST_MESSAGES:,} messages, or {MOST_OBJECTS:,} objects"
+        raise Declined(400, "invalid_request_error", msg)
     try:
         read: B = _adapter_of(cast(Any, taken)).validate_json(body)
     except ValidationError as error:

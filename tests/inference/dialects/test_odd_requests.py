@@ -69,17 +69,22 @@ def accepted(path: str, value: Any) -> Ask:
 @pytest.mark.parametrize(
     "content", [b'"\\ud800"', b'"\\udfff\\ud800"', b'"\xed\xa0\x80"', b'"a\xff"'], ids=range(4)
 )
-def test_half_a_surrogate_and_bytes_that_are_no_text_are_refused(path: str, content: bytes) -> None:
+def test_half_a_surrogate_and_bytes_that_are_no_text_are_replaced(
+    path: str, content: bytes
+) -> None:
     body = json.dumps(asked(path)).encode().replace(b'"Hi"', content)
 
-    assert refusal(path, body)["message"].startswith("the body is no JSON")
+    found, _ = sent(path, body)
+
+    assert found.status == 200, found.body
 
 
 @PATHS
 def test_a_million_lists_in_one_another_are_refused(path: str) -> None:
     for deep in (b"[" * 10**6, b"[" * 10**6 + b"]" * 10**6, b'{"a":' * 10**6):
         body = b'{"messages": ' + deep + b', "input": "x"}'
-        assert refusal(path, body)["message"].startswith("the body is no JSON")
+        said = refusal(path, body)["message"]
+        assert said.startswith(("the body is no JSON", "the body has more than"))
 
 
 @PATHS

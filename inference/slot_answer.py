@@ -25,7 +25,9 @@ class Decoder:
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """The tokens whose text is left out."""
-        return frozenset(self._tokenizer.all_special_ids)
+        added = self._tokenizer.added_tokens_decoder
+        unnamed = {number for number, token in added.items() if token.special}
+        return frozenset(unnamed.union(self._tokenizer.all_special_ids))
 
     def __call__(self, ids: Sequence[int]) -> str:
         return self._short(tuple(ids)) if len(ids) <= SHORT else self._decode(ids)

@@ -84,9 +84,22 @@ def _converse(manners: Manners, text: Text, suffix: Text, tool_format: str) -> N
     result = _said("tool", "found") | {"tool_call_id": CALL_ID}
     text(manners.fitted(opening, first=True), [TOOL], open_answer=True)
     suffix(manners.fitted([result], first=False), True, [TOOL])
+    _require_tools_to_stay(manners, text, suffix, opening)
     whole = manners.fitted([*opening, asked, result], first=True)
     text(whole, [TOOL], open_answer=True)
     _require_readable(text(whole[:-1], [TOOL], open_answer=False), tool_format)
+
+
+def _require_tools_to_stay(
+    manners: Manners, text: Text, suffix: Text, opening: Sequence[Said]
+) -> None:
+    """Raise where a later question changes what was rendered of the tools before."""
+    begun, later = manners.fitted(opening, first=True), [_said("user", "And now?")]
+    turns = text(begun, [TOOL], open_answer=True) + SPOKEN + suffix(later, False, [TOOL])
+    at_once = text([*begun, _said("assistant", SPOKEN), *later], [TOOL], open_answer=True)
+    if turns != at_once:
+        msg = f"it looks back where it tells of tools: turn by turn {turns!r}, at once {at_once!r}"
+        raise WorkFailed("not_renderable", msg, retriable=False)
 
 
 def _require_readable(written: str, tool_format: str) -> None:

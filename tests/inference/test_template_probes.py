@@ -119,6 +119,15 @@ def test_a_template_that_tells_of_tools_behind_the_messages_is_refused_at_load(
         made(tokenizer, text_of(late=True))
 
 
+def test_a_template_that_tells_of_tools_in_the_last_question_is_refused_at_load(
+    tokenizer: Any,
+) -> None:
+    tools = "{% if tools and m.role == 'user' and loop.last %}{{ tools | tojson }}\n{% endif %}"
+
+    with pytest.raises(Refused, match="looks back"):
+        made(tokenizer, text_of().replace("{{ m.content }}", tools + "{{ m.content }}"))
+
+
 def test_a_template_that_renders_no_results_at_all_is_refused_with_its_own_reason(
     tokenizer: Any,
 ) -> None:

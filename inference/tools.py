@@ -8,6 +8,7 @@ call's id is a function of its command, so that telling an answer again tells th
 
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -150,6 +151,7 @@ For each function call, return a json object with function name and arguments wi
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+THINKS, THOUGHT = "<think>", "</think>"
 MOST_MISSES = 1000
 """Openings that hold no call; each is looked into, and what follows so many is content."""
 DECODER = json.JSONDecoder()
@@ -168,11 +170,20 @@ def _hermes_result(content: str) -> str:
 
 
 def _hermes_parsed(text: str) -> tuple[str, Calls]:
-    """The blocks that hold a call are taken out; what is around them is the content."""
+    """The blocks that hold a call are taken out; what is around them is the content.
+
+    What is written while the policy thinks is no call.
+    """
     calls: Calls = []
     around: list[str] = []
     kept = at = misses = 0
+    thoughts = deque(_thoughts(text))
     while misses < MOST_MISSES and (at := text.find(OPEN, at)) >= 0:
+        while thoughts and thoughts[0][1] <= at:
+            thoughts.popleft()
+        if thoughts and thoughts[0][0] <= at:
+            at = thoughts[0][1]
+            continue
         call, end = _hermes_block(text, at + len(OPEN))
         if call is None:
             at += len(OPEN)
@@ -184,6 +195,21 @@ def _hermes_parsed(text: str) -> tuple[str, Calls]:
     if not calls:
         return text, []
     return "".join([*around, text[kept:]]).strip(), calls
+
+
+def _thoughts(text: str) -> list[tuple[int, int]]:
+    """Where the policy thinks; a prompt may have opened the first thought, the last may be cut."""
+    spans, at = [], 0
+    closes = text.find(THOUGHT)
+    opens = text.find(THINKS)
+    if closes >= 0 and not 0 <= opens < closes:
+        at = closes + len(THOUGHT)
+        spans.append((0, at))
+    while (opens := text.find(THINKS, at)) >= 0:
+        closes = text.find(THOUGHT, opens)
+        at = closes + len(THOUGHT) if closes >= 0 else len(text)
+        spans.append((opens, at))
+    return spans
 
 
 def _hermes_block(text: str, start: int) -> tuple[tuple[str, str] | None, int]:

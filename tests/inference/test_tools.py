@@ -292,3 +292,24 @@ def test_definitions_say_all_that_the_agent_said() -> None:
     lines = told.split("<tools>\n")[1].split("\n</tools>")[0].splitlines()
 
     assert [json.loads(line) for line in lines] == json.loads(TOOLS)
+
+
+CALLED = '<tool_call>{"name":"rm","arguments":{}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (f"<think>maybe {CALLED}</think>All done.", []),
+        (f"<think>maybe {CALLED}", []),
+        (f"maybe {CALLED}</think>All done.", []),
+        (f"<think>maybe {CALLED}</think>{CALLED}", ["rm"]),
+        (f"{CALLED}<think>done</think>", ["rm"]),
+        (f"<think>a</think>{CALLED}<think>{CALLED}</think>{CALLED}", ["rm", "rm"]),
+    ],
+)
+def test_what_is_written_while_thinking_is_no_call(text: str, names: list[str]) -> None:
+    content, calls = FORMATS["hermes"].parsed(text)
+
+    assert [name for name, _ in calls] == names
+    assert names or content == text

@@ -270,7 +270,10 @@ class Admin:
             try:
                 return ask()
             except KafkaException as error:
-                fatal = verdict_on(error.args[0]) is Verdict.FATAL
+                said = error.args[0]
+                # A partition that was just added has no leader yet: librdkafka calls that _NOENT.
+                leaderless = said.code() == KafkaError._NOENT
+                fatal = verdict_on(said) is Verdict.FATAL and not leaderless
                 if fatal or time.monotonic() > until:
                     msg = f"{what} are not to be had: {error.args[0].str()}"
                     raise Unavailable(msg) from error

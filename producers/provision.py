@@ -7,11 +7,15 @@ second time. Topics never shrink, and the journal's topics grow together.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import structlog
+
 from producers.admin import Admin
 from schemas.avro_schemas import schema_text
 from schemas.errors import TopicsDiffer
 from schemas.registry import HttpRegistry, subject_of
 from schemas.topics import WantedTopic
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,8 @@ def require(admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic])
 
     How many partitions a topic has and how long it is kept are an operator's choice. Missing
     topics, unknown schemas, a journal that is compacted, or journal topics of unequal counts are
-    not. What is optional may be missing.
+    not. What is optional may be missing. The cleanup policy of the release before is accepted and
+    logged: both releases work side by side until the last old worker has left.
     """
     counts = admin.partitions()
     existing = [topic for topic in wanted if topic.name in counts]
@@ -149,7 +154,10 @@ def require(admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic])
     configs = admin.configs([topic.name for topic in existing])
     for topic in existing:
         policy = configs[topic.name].get("cleanup.policy")
-        if policy != topic.config["cleanup.policy"]:
+        if policy is not None and policy == topic.earlier_policy:
+            remedy = "run `rollcall topics apply` when every worker is of this release"
+            log.warning("topic_of_earlier_release", topic=topic.name, policy=policy, remedy=remedy)
+        elif policy != topic.config["cleanup.policy"]:
             wrong.append(f"{topic.name} has cleanup.policy {policy}")
         wrong += [c.text for c in _schema(topic, registry) if c.kind == "register"]
     if wrong:

@@ -104,6 +104,7 @@ class TopicSpec:
     per_policy: bool
     grows_with: str
     optional: bool
+    earlier_policy: str
     owner: str
     key: str
     about: str
@@ -122,6 +123,8 @@ class WantedTopic:
     grows_with: str
     optional: bool = False
     """Whether workers do without it where it is not there."""
+    earlier_policy: str = ""
+    """The cleanup policy of the release before: accepted, so that both can run side by side."""
 
 
 @cache
@@ -149,6 +152,7 @@ def _spec(name: str, entry: Mapping[str, Any], defaults: Mapping[str, str]) -> T
         per_policy=entry.get("per_policy", False),
         grows_with=entry.get("grows_with", ""),
         optional=entry.get("optional", False),
+        earlier_policy=entry.get("earlier_policy", ""),
         owner=entry["owner"],
         key=entry["key"],
         about=entry["about"],
@@ -175,6 +179,7 @@ def wanted(
                 compatibility=spec.compatibility,
                 grows_with=spec.grows_with,
                 optional=spec.optional,
+                earlier_policy=spec.earlier_policy,
             )
             for name in names
         ]

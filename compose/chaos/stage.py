@@ -24,10 +24,8 @@ from compose.runs.run_folder import RunFolder
 from compose.services import embedded
 from compose.services.ports import free_port
 from compose.settings import KafkaSettings, RegistrySettings, Settings
-from producers import provision
 from sandbox.boxes.box import driver
 from schemas.errors import Refused
-from schemas.topics import wanted
 
 SCORER = "environment_return"
 SLOTS = {"hosted": 8, "box": 16}
@@ -208,11 +206,9 @@ def _cluster(
 
 
 def _provision(cluster: Cluster, policy_id: str, other: Path | None) -> None:
-    """Make what the release that was here first needs, then upgrade it as an operator does."""
+    """Make what the release that was here first needs, then what ours adds to it."""
     if other is not None:
         beside.provision(other, cluster, [policy_id])
-        topics = wanted(cluster.settings.prefix, [policy_id])
-        provision.apply(cluster.admin, cluster.registry, topics)
     complete_topics(cluster, policy_id)
 
 

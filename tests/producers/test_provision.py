@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from producers.provision import plan, require
 from schemas.errors import TopicsDiffer
@@ -41,17 +42,33 @@ def test_a_cluster_without_a_topic_that_is_needed_is_refused() -> None:
         require_of("rl.control", "rl.quotas")
 
 
-def test_a_topic_of_an_earlier_release_is_moved_to_the_settings_of_today() -> None:
-    """`control` was kept for 7 days, and is compacted now."""
-    [control] = [topic for topic in WANTED if topic.name == "rl.control"]
-    old = {**control.config, "cleanup.policy": "delete", "retention.ms": "604800000"}
-    there = [t if t is not control else replace(t, config=old) for t in WANTED]
-    admin = Admin(there)
+def with_policy_delete(name: str) -> list[WantedTopic]:
+    """The topics, one of them kept for 7 days instead of compacted."""
+    old = {"cleanup.policy": "delete", "retention.ms": "604800000"}
+    return [
+        replace(topic, config={**topic.config, **old}) if topic.name == name else topic
+        for topic in WANTED
+    ]
 
-    with pytest.raises(TopicsDiffer, match=r"rl\.control has cleanup\.policy delete; run"):
+
+def test_a_topic_of_an_earlier_release_is_worked_with_and_moved_when_asked() -> None:
+    """`control` was kept for 7 days; workers of both releases run until it is compacted."""
+    admin = Admin(with_policy_delete("rl.control"))
+
+    with capture_logs() as logs:
         require(cast(Any, admin), cast(Any, Fickle()), WANTED)
+    [said] = [entry for entry in logs if entry["event"] == "topic_of_earlier_release"]
+    assert said["topic"] == "rl.control"
+    assert "rollcall topics apply" in said["remedy"]
     changes = plan(cast(Any, admin), cast(Any, Fickle()), WANTED)
     altered = {change.topic.name: change.text for change in changes if change.kind == "alter"}
     assert list(altered) == ["rl.control"]
     assert "cleanup.policy delete -> compact" in altered["rl.control"]
     assert "retention.ms 604800000 -> -1" in altered["rl.control"]
+
+
+def test_a_compacted_topic_that_no_release_kept_by_time_is_refused() -> None:
+    admin = Admin(with_policy_delete("rl.policy.versions"))
+
+    with pytest.raises(TopicsDiffer, match=r"rl\.policy\.versions has cleanup\.policy delete; run"):
+        require(cast(Any, admin), cast(Any, Fickle()), WANTED)

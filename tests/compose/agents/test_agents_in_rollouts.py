@@ -132,7 +132,7 @@ def test_a_small_random_policy_fails_honestly_through_any_agent(agent: str, tmp_
         tmp_path / "policy", config=config, tokens="characters", template=template, seed=4
     )
     town = Town(tmp_path / "state", TransformersEngine(POLICY, policy))
-    version = version_of(policy, 1, policy_id=POLICY)
+    version = version_of(policy, 0, policy_id=POLICY)  # no step has made it
     town.cluster.write(town.cluster.topics.versions, POLICY, version)
     limits = Limits(max_turns=2, step_timeout_s=PATIENCE_S, call_timeout_s=PATIENCE_S)
 

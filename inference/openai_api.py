@@ -3,11 +3,10 @@
 `ChatMessages` sends the conversation as messages: every such server has that, none tells the exact
 tokens of a conversation that goes on, so all answers are untrainable. `TokenCompletions` sends the
 tokens themselves, rendered here, and takes those that were sampled (`return_token_ids`, as vLLM and
-SGLang have it): trainable, where ids and log-probabilities fit one another.
+SGLang have it): trainable, where ids and log-probabilities are told (`inference.told_tokens`).
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 from inference import transcript_ids
 from inference.chat import Template
 from inference.stream_text import cut_at
+from inference.told_tokens import told_ids, told_logprobs
 from inference.tools import NONE, calls_in
 from schemas.errors import WorkFailed
 from schemas.foreign_text import plain, shown
@@ -31,9 +31,6 @@ FINISHES = {
     "abort": "aborted", "aborted": "aborted",
 }  # fmt: skip
 """What finish reasons are to us; any other, and none, is `other`."""
-TOP_ID = (1 << 31) - 1
-LIKELIEST = 1e-3
-"""A log-probability may be so much above 0, by rounding."""
 
 
 class BadAnswer(Exception):
@@ -60,7 +57,7 @@ class Api(Protocol):
         ...
 
     def answered(self, asked: Asked, payload: Mapping[str, Any]) -> ModelAnswered:
-        """Raises BadAnswer."""
+        """Raises BadAnswer, and Untrue for tokens that cannot have been sampled."""
         ...
 
 
@@ -109,15 +106,18 @@ class ChatMessages:
 
 
 class TokenCompletions:
-    """`/completions`, the prompt as token ids; tokenizer and template are the served model's."""
+    """`/completions`, the prompt as token ids; tokenizer and template are the served model's, and
+    `vocabulary` is how many ids it has."""
 
     path = "completions"
 
     def __init__(
-        self, model: str, extra: Mapping[str, Any], tokenizer: Any, template: Template
-    ) -> None:
+        self, model: str, extra: Mapping[str, Any], tokenizer: Any, template: Template,
+        vocabulary: int,
+    ) -> None:  # fmt: skip
         self._model, self._extra = model, dict(extra)
         self._tokenizer, self._template = tokenizer, template
+        self._vocabulary = vocabulary
 
     def asked(self, call: ModelCall) -> Asked:
         prefix = ids_of(_prefix(call)).tolist()
@@ -134,15 +134,16 @@ class TokenCompletions:
     def answered(self, asked: Asked, payload: Mapping[str, Any]) -> ModelAnswered:
         choice = _choice(payload)
         said = _text(choice.get("text"))
-        untrainable, logprobs = "", list[float]()
-        ids = _token_ids(choice)
+        sampling, logprobs = asked.call.sampling, list[float]()
+        ids = told_ids(choice, said, sampling.max_tokens, self._tokenizer, self._vocabulary)
         if ids is None:
             untrainable = "no_token_ids"
             ids = list(self._tokenizer.encode(said, add_special_tokens=False))
-        elif _prompt_of(choice, payload) not in (None, asked.body["prompt"]):
-            untrainable = "other_prompt"
         else:
-            untrainable, logprobs = _logprobs(choice, len(ids), asked.call)
+            wanted = asked.body.get("logprobs") not in (None, False)
+            untrainable, logprobs = told_logprobs(choice, len(ids), sampling, asked=wanted)
+            if _prompt_of(choice, payload) not in (None, asked.body["prompt"]):
+                untrainable, logprobs = "other_prompt", []
         form = self._template.tool_format if asked.call.tools else NONE
         said, stopped_by = _stopped(choice, said, asked.call)
         text, calls = calls_in(form, said, asked.call.command_id)
@@ -222,40 +223,9 @@ def _tool_calls(value: Any, command_id: bytes) -> str:
     return tool_calls_text(calls)
 
 
-def _token_ids(choice: Mapping[str, Any]) -> list[int] | None:
-    """Those that were sampled; None where the server does not tell."""
-    ids = choice.get("token_ids")
-    return ids if _are_ids(ids) else None
-
-
-def _are_ids(ids: object) -> bool:
-    return isinstance(ids, list) and all(type(each) is int and 0 <= each <= TOP_ID for each in ids)
-
-
 def _prompt_of(choice: Mapping[str, Any], payload: Mapping[str, Any]) -> object:
     """The prompt as the server has read it; None where it does not tell."""
     return choice.get("prompt_token_ids") or payload.get("prompt_token_ids")
-
-
-def _logprobs(choice: Mapping[str, Any], tokens: int, call: ModelCall) -> tuple[str, list[float]]:
-    """Why the answer is untrainable, or its log-probabilities.
-
-    Servers give those of the model as it is, which are of the distribution that was sampled from
-    where nothing reshaped it.
-    """
-    sampling = call.sampling
-    held = choice.get("logprobs")
-    found = held.get("token_logprobs") if isinstance(held, dict) else None
-    if not isinstance(found, list) or len(found) != tokens or not all(map(_possible, found)):
-        return "no_logprobs", []
-    if (sampling.temperature, sampling.top_p, sampling.top_k) != (1.0, 1.0, 0):
-        return "raw_logprobs", []
-    return "", [float(each) for each in found]
-
-
-def _possible(value: object) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and math.isfinite(value) and value <= LIKELIEST  # type: ignore[arg-type, operator]
 
 
 def _stopped(choice: Mapping[str, Any], text: str, call: ModelCall) -> tuple[str, str]:

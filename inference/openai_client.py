@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from inference.openai_api import BadAnswer
+from inference.told_tokens import Untrue
 from schemas.errors import WorkFailed
 from schemas.foreign_text import plain, raised
 
@@ -77,6 +78,10 @@ class OpenAIClient:
         while True:
             try:
                 return read(await self._once(path, body))
+            except Untrue as error:
+                words = self._clean(str(error))
+                msg = f"the server at {self._server.base_url} {words}"
+                raise WorkFailed(error.code, msg, retriable=False) from error
             except BadAnswer as error:
                 trouble = _Trouble("bad_answer", f"answered what says nothing: {error}", bad=True)
             except _Trouble as error:

@@ -112,6 +112,17 @@ def load_template(directory: Path) -> tuple[Any, Template]:
     return tokenizer, template_of(_about(directory).get("template", {"kind": "jinja"}), tokenizer)
 
 
+def vocabulary_of(directory: Path, tokenizer: Any) -> int:
+    """How many ids the model of a directory has; those of its tokenizer where no config is there.
+
+    Models have rows for more ids than their tokenizers name. Raises Refused for a broken config.
+    """
+    config = _object_in(directory / "config.json")
+    parts = (config, config.get("text_config"))
+    sizes = [part.get("vocab_size") for part in parts if isinstance(part, dict)]
+    return max([len(tokenizer), *(size for size in sizes if type(size) is int)])
+
+
 def _words_of(tokens: Sequence[str] | str, config: Mapping[str, Any]) -> list[str]:
     if isinstance(tokens, str) and tokens not in PRESETS:
         msg = f"token preset {tokens!r}; known are {', '.join(PRESETS)}, or give a list"
@@ -156,8 +167,7 @@ def load_tokenizer(directory: Path) -> Any:
     AutoTokenizer goes by the model type instead for some models: it reads a word-level tokenizer
     beside a Qwen2 model as Qwen2's own, which drops every space and encodes words to nothing.
     """
-    path = directory / "tokenizer_config.json"
-    named = json.loads(path.read_text()).get("tokenizer_class", "") if path.is_file() else ""
+    named = _object_in(directory / "tokenizer_config.json").get("tokenizer_class", "")
     generic = named in ("TokenizersBackend", "PreTrainedTokenizerFast")
     reader = PreTrainedTokenizerFast if generic else AutoTokenizer
     return reader.from_pretrained(directory, local_files_only=True)
@@ -191,18 +201,22 @@ def _model(config: Mapping[str, Any], tokenizer: Any, seed: int, precision: str)
 
 
 def _about(directory: Path) -> dict[str, Any]:
-    path = directory / "rollcall.json"
+    return _object_in(directory / "rollcall.json")
+
+
+def _object_in(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; an empty one where there is no file."""
     if not path.is_file():
         return {}
     try:
-        about = json.loads(path.read_text())
+        held = json.loads(path.read_text())
     except ValueError as error:
         msg = f"{str(path)!r} is not JSON: {error}"
         raise Refused(msg) from error
-    if not isinstance(about, dict):
-        msg = f"{str(path)!r} holds a {type(about).__name__}, not an object"
+    if not isinstance(held, dict):
+        msg = f"{str(path)!r} holds a {type(held).__name__}, not an object"
         raise Refused(msg)
-    return about
+    return held
 
 
 def _loaded(directory: Path, precision: str | None) -> Any:

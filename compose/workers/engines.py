@@ -209,9 +209,11 @@ def _api(options: "OpenAISettings", directory: Path | None) -> "Api":
         )
         raise Refused(msg)
     require("torch", "transformers")
-    from inference.policy_dir import load_template
+    from inference.policy_dir import load_template, vocabulary_of
 
-    return TokenCompletions(options.model, options.body, *load_template(directory))
+    tokenizer, template = load_template(directory)
+    size = vocabulary_of(directory, tokenizer)
+    return TokenCompletions(options.model, options.body, tokenizer, template, size)
 
 
 def _check(name: str, engine: object, policy_id: str) -> None:

@@ -4,38 +4,42 @@
 with what the environment showed. Errors are OpenAI's.
 """
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import orjson
 
 from inference.dialects.chat_completions import CHAT
-from inference.dialects.dialect import AgentRequest, Conversations, Declined, Dialect
+from inference.dialects.dialect import AgentRequest, Conversations, Dialect
+from inference.dialects.read_body import TAKEN, read_body
 from schemas.asks import Ask, ModelReply, StepReply
-from schemas.foreign_text import plain, shown
+
+ReadBody = Callable[[bytes, Sequence[str], Conversations], AgentRequest]
 
 SHOWN = ("text", "reward", "terminated", "truncated", "info")
 
 
-def _read(
-    kind: Literal["step", "finish"],
-    field: str,
-    body: bytes,
-    policies: Sequence[str],
-    conversations: Conversations,
-) -> AgentRequest:
-    del policies, conversations
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        msg = f"the body is no JSON: {error}"
-        raise Declined(400, "invalid_request_error", msg) from error
-    text = value.get(field) if isinstance(value, dict) else None
-    if not isinstance(text, str):
-        msg = f'the body must be {{"{field}": text}}, found {plain(shown(value))}'
-        raise Declined(400, "invalid_request_error", msg, param=field)
-    return AgentRequest(Ask(kind, text=text))
+@dataclass(frozen=True, slots=True)
+class _StepBody:
+    __pydantic_config__ = TAKEN
+
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class _FinishBody:
+    __pydantic_config__ = TAKEN
+
+    result: str
+
+
+def _read_step(body: bytes, _: Sequence[str], __: Conversations) -> AgentRequest:
+    return AgentRequest(Ask("step", text=read_body(body, _StepBody).action))
+
+
+def _read_finish(body: bytes, _: Sequence[str], __: Conversations) -> AgentRequest:
+    return AgentRequest(Ask("finish", text=read_body(body, _FinishBody).result))
 
 
 def shown_body(reply: StepReply) -> bytes:
@@ -48,10 +52,10 @@ def _no_model(request: AgentRequest, reply: ModelReply) -> bytes:
     raise TypeError(msg)
 
 
-def _dialect(kind: Literal["step", "finish"], field: str) -> Dialect:
+def _dialect(kind: Literal["step", "finish"], read: ReadBody) -> Dialect:
     return Dialect(
         kind,
-        read=partial(_read, kind, field),
+        read=read,
         body=_no_model,
         events=_no_model,
         error=CHAT.error,
@@ -60,6 +64,6 @@ def _dialect(kind: Literal["step", "finish"], field: str) -> Dialect:
 
 
 ADAPTER_ROUTES = {
-    "/v1/step": _dialect("step", "action"),
-    "/v1/finish": _dialect("finish", "result"),
+    "/v1/step": _dialect("step", _read_step),
+    "/v1/finish": _dialect("finish", _read_finish),
 }

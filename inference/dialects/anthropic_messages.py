@@ -1,8 +1,8 @@
 """Anthropic's messages: `POST /v1/messages`, and `/v1/messages/count_tokens`.
 
 A message there holds blocks: a turn of the user with several results is several `tool` messages
-here, in order, and text beside them is the user's. `input` is an object; arguments that are none
-are told as text. Thinking of others is passed over.
+here, and text beside them is the user's. A result that is an error says so in its text. `input` is
+an object; arguments that are none are told as text. Thinking of others is passed over.
 
 A stop string that ended an answer is named if the request asked for it; one of the rollout's own is
 an end of the turn.
@@ -40,6 +40,7 @@ from inference.dialects.read_body import (
     tool_choice_of,
     tools_text,
 )
+from inference.dialects.tool_results import Called, Told, matched
 from schemas.asks import Ask, Choice, ModelReply
 from schemas.messages import Message
 from schemas.tool_calls import (
@@ -60,6 +61,8 @@ KINDS = {
     529: "overloaded_error",
 }
 STOPPED = "stop_sequence"
+ERROR = "Error: "
+"""Before the text of a result that the client calls an error; templates have no field for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class _ToolResult:
     type: Literal["tool_result"]
     tool_use_id: str
     content: Content = None
+    is_error: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,50 +176,57 @@ def _read_count(body: bytes, policies: Sequence[str], _: Conversations) -> Agent
 
 def _messages(taken: _Prompt) -> tuple[Message, ...]:
     system = joined(taken.system)
-    said = [Message("system", system)] if system else []
-    for message in taken.messages:
+    said = [Told(Message("system", system))] if system else []
+    for at, message in enumerate(taken.messages):
         if isinstance(message, _AssistantTurn):
-            said.append(_assistant(message.content))
+            said.append(_assistant(message.content, at))
         elif isinstance(message, _Instruction):
-            said.append(Message("system", joined(message.content)))
+            said.append(Told(Message("system", joined(message.content))))
         elif isinstance(message.content, str):
-            said.append(Message("user", message.content))
+            said.append(Told(Message("user", message.content)))
         else:
-            said += _user(message.content)
-    return tuple(said)
+            said += _user(message.content, at)
+    return matched(said)
 
 
-def _assistant(content: str | Sequence[Any]) -> Message:
+def _assistant(content: str | Sequence[Any], at: int) -> Told:
     if isinstance(content, str):
-        return Message("assistant", content)
+        return Told(Message("assistant", content))
+    used = [(number, block) for number, block in enumerate(content) if isinstance(block, _Used)]
     try:
-        calls = [
-            ToolCall(block.id, block.name, json_text(block.input))
-            for block in content
-            if isinstance(block, _Used)
-        ]
+        calls = [ToolCall(block.id, block.name, json_text(block.input)) for _, block in used]
     except ValueError:
         msg = "hold a number that is not finite"
         raise malformed(msg, "messages") from None
+    places = [
+        Called(block.id, block.name, f"messages[{at}].content[{number}].id")
+        for number, block in used
+    ]
     text = "".join(block.text for block in content if isinstance(block, TextPart))
-    return Message("assistant", text, tool_calls_text(calls))
+    return Told(Message("assistant", text, tool_calls_text(calls)), calls=places)
 
 
-def _user(blocks: Sequence[TextPart | _ToolResult]) -> list[Message]:
+def _user(blocks: Sequence[TextPart | _ToolResult], at: int) -> list[Told]:
     """Texts that stand together are one message; every result is one of its own."""
-    said: list[Message] = []
+    said: list[Told] = []
     texts: list[str] = []
-    for block in blocks:
+    for number, block in enumerate(blocks):
         if isinstance(block, TextPart):
             texts.append(block.text)
             continue
         if texts:
-            said.append(Message("user", "".join(texts)))
+            said.append(Told(Message("user", "".join(texts))))
             texts = []
-        said.append(Message("tool", joined(block.content), "", block.tool_use_id))
+        result = Message("tool", _content_of(block), "", block.tool_use_id)
+        said.append(Told(result, f"messages[{at}].content[{number}].tool_use_id"))
     if texts or not said:
-        said.append(Message("user", "".join(texts)))
+        said.append(Told(Message("user", "".join(texts))))
     return said
+
+
+def _content_of(result: _ToolResult) -> str:
+    content = joined(result.content)
+    return f"{ERROR}{content}" if result.is_error else content
 
 
 def _tools(taken: _Prompt) -> str:

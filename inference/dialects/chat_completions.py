@@ -34,6 +34,7 @@ from inference.dialects.read_body import (
     tools_text,
 )
 from inference.dialects.sampled_logprobs import check_top_logprobs, sampled_logprobs
+from inference.dialects.tool_results import Called, Told, matched
 from schemas.asks import Ask, Choice, ModelReply
 from schemas.messages import Message
 from schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
@@ -139,7 +140,7 @@ def _read(body: bytes, policies: Sequence[str], _: Conversations) -> AgentReques
     stop = [taken.stop] if isinstance(taken.stop, str) else taken.stop or []
     ask = Ask(
         "model",
-        tuple(map(_message_of, taken.messages)),
+        matched(_told(message, at) for at, message in enumerate(taken.messages)),
         policy=policy_of(taken.model, policies),
         tools=tools_text(
             (t.function.name, t.function.description, t.function.parameters) for t in tools
@@ -160,18 +161,21 @@ def _read(body: bytes, policies: Sequence[str], _: Conversations) -> AgentReques
     )
 
 
-def _message_of(message: _PlainMessage | _AssistantMessage | _ToolResult) -> Message:
+def _told(message: _PlainMessage | _AssistantMessage | _ToolResult, at: int) -> Told:
     content = joined(message.content)
     if isinstance(message, _AssistantMessage):
-        calls = [
-            ToolCall(call.id, call.function.name, call.function.arguments)
-            for call in message.tool_calls or ()
+        made = message.tool_calls or ()
+        calls = [ToolCall(call.id, call.function.name, call.function.arguments) for call in made]
+        places = [
+            Called(call.id, call.name, f"messages[{at}].tool_calls[{number}].id")
+            for number, call in enumerate(calls)
         ]
-        return Message("assistant", content, tool_calls_text(calls))
+        return Told(Message("assistant", content, tool_calls_text(calls)), calls=places)
     if isinstance(message, _ToolResult):
-        return Message("tool", content, "", message.tool_call_id, message.name or "")
+        result = Message("tool", content, "", message.tool_call_id, message.name or "")
+        return Told(result, f"messages[{at}].tool_call_id")
     role = "system" if message.role == "developer" else message.role
-    return Message(role, content, name=message.name or "")
+    return Told(Message(role, content, name=message.name or ""))
 
 
 def _choice_of(choice: str | _ChosenFunction | None, names: Sequence[str]) -> str:

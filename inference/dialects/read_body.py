@@ -59,6 +59,10 @@ Content = str | Many[TextPart] | None
 MOST_MESSAGES = 20_000
 MOST_OBJECTS = 250_000
 """Bounds on what one body may make a worker read, which holds up others meanwhile."""
+MOST_DEEP = 200
+"""Lists and objects within one another that the parser reads; the bound is its own."""
+TOO_DEEP = "recursion limit exceeded"
+"""How the parser says so."""
 
 
 def read_body(body: bytes, taken: type[B]) -> B:
@@ -124,7 +128,7 @@ def _declined(error: ValidationError, body: bytes) -> Declined:
     """Of the alternatives that a value could have been, those count that got furthest."""
     errors = error.errors(include_url=False)
     if errors[0]["type"] == "json_invalid":
-        return Declined(400, "invalid_request_error", f"the body is no JSON: {errors[0]['msg']}")
+        return Declined(400, "invalid_request_error", _no_json(errors[0]["msg"]))
     value = from_json(body)
     told = [_told(one, value) for one in errors]
     furthest = max(len(path) for path, _, _ in told)
@@ -133,6 +137,14 @@ def _declined(error: ValidationError, body: bytes) -> Declined:
     place = _written(path)
     words = plain(f"{place or 'the body'} {' or '.join(wanted)}{found}", WORDS_CHARS)
     return Declined(400, "invalid_request_error", words, param=place or None)
+
+
+def _no_json(words: str) -> str:
+    """What is wrong with a body that is not read as JSON."""
+    _, deep, place = words.partition(TOO_DEEP)
+    if not deep:
+        return f"the body is no JSON: {words}"
+    return f"the body is nested more than {MOST_DEEP} deep{place}; send JSON that is flatter"
 
 
 def _told(error: ErrorDetails, body: object) -> tuple[Path, str, str]:

@@ -6,19 +6,22 @@ comes from those who were given some elsewhere; it is passed over, for no policy
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
 from inference.dialects.dialect import Conversations, Declined
 from inference.dialects.read_body import Many
+from inference.dialects.tool_results import Called, Told, matched
 from schemas.foreign_text import plain
 from schemas.messages import Message
 from schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
 
 NAME_CHARS = 80
 MOST_DIGITS = 6
+BEFORE = "previous_response_id"
+"""The field that names calls and results which the session holds already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,35 +83,48 @@ class _Turn:
     role: str
     content: str
     calls: list[ToolCall]
+    place: str
     call_id: str = ""
+    places: list[Called] = field(default_factory=list)
+
+    def told(self) -> Told:
+        message = Message(self.role, self.content, tool_calls_text(self.calls), self.call_id)
+        return Told(message, self.place, self.places)
 
 
-def turns_of(items: str | Sequence[Any], earlier: Conversations) -> tuple[Message, ...]:
-    """Items as messages; calls belong to the turn that they follow.
+def turns_of(
+    items: str | Sequence[Any], before: Sequence[Message], earlier: Conversations
+) -> tuple[Message, ...]:
+    """What was said before, and the items as messages; calls belong to the turn that they follow.
 
-    Raises Declined (404) for a reference to an item that was not told in this session.
+    Raises Declined: 404 for a reference to an item that was not told in this session, 400 for a
+    result that is that of no call.
     """
     if isinstance(items, str):
-        return (Message("user", items),)
+        return (*before, Message("user", items))
     turns: list[_Turn] = []
-    for item in items:
-        _add(turns, _referred(item, earlier) if isinstance(item, _ItemReference) else item)
-    return tuple(
-        Message(turn.role, turn.content, tool_calls_text(turn.calls), turn.call_id)
-        for turn in turns
-    )
+    for at, item in enumerate(items):
+        found = _referred(item, earlier) if isinstance(item, _ItemReference) else item
+        _add(turns, found, f"input[{at}].call_id")
+    return matched([*map(_told_before, before), *(turn.told() for turn in turns)])
 
 
-def _add(turns: list[_Turn], item: Any) -> None:
+def _told_before(message: Message) -> Told:
+    calls = [Called(call.id, call.name, BEFORE) for call in tool_calls_of(message.tool_calls)]
+    return Told(message, BEFORE, calls)
+
+
+def _add(turns: list[_Turn], item: Any, place: str) -> None:
     if isinstance(item, _InputMessage):
         role = "system" if item.role == "developer" else item.role
-        turns.append(_Turn(role, _joined(item.content), []))
+        turns.append(_Turn(role, _joined(item.content), [], place))
     elif isinstance(item, _CallOutput):
-        turns.append(_Turn("tool", _joined(item.output), [], item.call_id))
+        turns.append(_Turn("tool", _joined(item.output), [], place, item.call_id))
     elif isinstance(item, _Called):
         if not turns or turns[-1].role != "assistant":
-            turns.append(_Turn("assistant", "", []))
+            turns.append(_Turn("assistant", "", [], place))
         turns[-1].calls.append(ToolCall(item.call_id, item.name, item.arguments))
+        turns[-1].places.append(Called(item.call_id, item.name, place))
 
 
 def _joined(content: str | Sequence[_Part]) -> str:

@@ -99,8 +99,8 @@ def _read(body: bytes, policies: Sequence[str], earlier: Conversations) -> Agent
     taken = read_body(body, _ResponsesBody)
     _check_supported(taken)
     tools, logprobs = taken.tools or [], LOGPROBS in (taken.include or ())
-    new = turns_of(taken.input, earlier)
-    turns = _shared(_before(taken.previous_response_id, earlier) + new, earlier)
+    before = _before(taken.previous_response_id, earlier)
+    turns = _shared(turns_of(taken.input, before, earlier), earlier)
     if not turns:
         msg = "must hold a message, found none"
         raise malformed(msg, "input")

@@ -40,15 +40,18 @@ def test_what_the_client_sends_back_is_what_the_policy_said(choice: Choice) -> N
     server = DialectServer(says(choice))
     create = server.openai().chat.completions.create
     got = create(model="policy", messages=USER, tools=TOOLS).choices[0]
-    result: Any = {"role": "tool", "tool_call_id": "call_1", "content": "a.txt"}
+    results: Any = [
+        {"role": "tool", "tool_call_id": name, "content": "a.txt"} for name in ("call_1", "call_2")
+    ]
 
     said = got.message.model_dump(exclude_unset=True)
-    create(model="policy", messages=[*USER, said, result], tools=TOOLS)
+    create(model="policy", messages=[*USER, said, *results], tools=TOOLS)
 
     assert got.finish_reason == "tool_calls"
     assert server.ask.messages[1:] == (
         Message("assistant", choice.text, choice.tool_calls),
         Message("tool", "a.txt", "", "call_1"),
+        Message("tool", "a.txt", "", "call_2"),
     )
     assert orjson.loads(server.ask.tools) == TOOLS
 
@@ -181,7 +184,6 @@ def test_what_the_agent_wishes_stands_in_the_ask(
         ),
         ({"role": "assistant", "refusal": None, "name": "x"}, Message("assistant")),
         ({"role": "assistant", "content": "x", "tool_calls": []}, Message("assistant", "x")),
-        ({"role": "tool", "tool_call_id": "c", "content": "x"}, Message("tool", "x", "", "c")),
     ],
 )
 def test_messages_have_one_form(message: dict[str, Any], found: Message) -> None:

@@ -53,15 +53,16 @@ def test_what_the_client_sends_back_is_what_the_policy_said(choice: Choice) -> N
         },
         {"type": "text", "text": "Go on."},
     ]
+    results = results if choice.tool_calls else results[2:]
     echo: Any = [{"role": "assistant", "content": said}, {"role": "user", "content": results}]
 
     create(model="policy", max_tokens=50, messages=[*USER, *echo], tools=TOOLS)
 
     assert got.stop_reason == ("tool_use" if choice.tool_calls else "end_turn")
+    told = Message("tool", "Error: a.txt", "", "call_1"), Message("tool", "ok", "", "call_2")
     assert server.ask.messages[1:] == (
         Message("assistant", choice.text, choice.tool_calls),
-        Message("tool", "a.txt", "", "call_1"),
-        Message("tool", "ok", "", "call_2"),
+        *(told if choice.tool_calls else ()),
         Message("user", "Go on."),
     )
     function = {"name": "bash", "description": "Run", "parameters": {"type": "object"}}
@@ -137,10 +138,6 @@ def ask(**fields: Any) -> Any:
     [
         ([{"type": "text", "text": t} for t in "ab"], [Message("user", "ab")]),
         ([], [Message("user")]),
-        (
-            [{"type": "text", "text": "a"}, {"type": "tool_result", "tool_use_id": "t"}],
-            [Message("user", "a"), Message("tool", "", "", "t")],
-        ),
     ],
 )
 def test_blocks_have_one_form(content: Any, found: list[Message]) -> None:

@@ -84,7 +84,7 @@ def test_a_million_lists_in_one_another_are_refused(path: str) -> None:
     for deep in (b"[" * 10**6, b"[" * 10**6 + b"]" * 10**6, b'{"a":' * 10**6):
         body = b'{"messages": ' + deep + b', "input": "x"}'
         said = refusal(path, body)["message"]
-        assert said.startswith(("the body is no JSON", "the body has more than"))
+        assert said.startswith(("the body is nested more than", "the body has more than"))
 
 
 @PATHS
@@ -164,22 +164,17 @@ def test_a_part_that_is_no_text_is_refused_by_its_type(path: str, part: str) -> 
 @pytest.mark.parametrize(
     ("path", "told", "roles"),
     [
-        (CHAT, [HI, RESULT], "user tool"),
-        (CHAT, [RESULT], "tool"),
-        (CHAT, [HI, {"role": "assistant", "tool_calls": [CALL, CALL]}, RESULT, RESULT],
-         "user assistant tool tool"),
         (CHAT, [HI, {"role": "developer", "content": "x"}, HI, {"role": "system", "content": "x"}],
          "user system user system"),
-        (RESPONSES, [OUTPUT], "tool"),
-        (RESPONSES, [HI, CALLED, CALLED, OUTPUT, OUTPUT], "user assistant tool tool"),
+        (CHAT, [HI, {"role": "assistant", "tool_calls": [CALL, CALL]}], "user assistant"),
+        (RESPONSES, [HI, CALLED, CALLED], "user assistant"),
         (RESPONSES, [HI, {"role": "developer", "content": "x"}, HI], "user system user"),
-        (MESSAGES, [USED], "tool"),
-        (MESSAGES, [HI, USE, USE, USED, USED], "user assistant assistant tool tool"),
+        (MESSAGES, [HI, USE, USED, USE, USED], "user assistant tool assistant tool"),
         (MESSAGES, [HI, {"role": "system", "content": "x"}, HI], "user system user"),
         (MESSAGES, [USE], "assistant"),
     ],
 )  # fmt: skip
-def test_results_without_calls_names_told_twice_and_roles_in_the_middle_are_told_as_they_are(
+def test_calls_without_results_names_told_twice_and_roles_in_the_middle_are_told_as_they_are(
     path: str, told: list[Any], roles: str
 ) -> None:
     name = "input" if path == RESPONSES else "messages"

@@ -1,0 +1,115 @@
+"""Results of tool calls, each put behind the turn whose call it answers, or refused by its place.
+
+Most chat templates write results without their ids, so a policy takes the first result for that of
+its first call. Clients send results as they are ready, or lose one. So results stand here right
+behind the turns that called, in the order of the calls, and before anything else that was said
+since. A result without its call, a second one for a call, and a turn of which only some calls have
+results are refused; a turn of which none has a result was given up, and stays.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from inference.dialects.dialect import Declined
+from schemas.foreign_text import plain
+from schemas.messages import Message
+
+ID_CHARS = 80
+NAMED = 8
+"""So many calls of a turn are named to a client."""
+
+
+class Called(NamedTuple):
+    """A call of the assistant, and the field of the body that holds its id."""
+
+    id: str
+    name: str
+    place: str
+
+
+class Told(NamedTuple):
+    """A message as a body tells it."""
+
+    message: Message
+    place: str = ""
+    """The field that names the call of which this is the result."""
+    calls: Sequence[Called] = ()
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """Turns of the assistant that stand together, and what was said to it after them."""
+
+    turns: list[Message] = field(default_factory=list)
+    calls: dict[str, Called] = field(default_factory=dict)
+    twice: dict[str, Called] = field(default_factory=dict)
+    """Calls with the id of an earlier one: no result can be told which of them it answers."""
+    results: dict[str, Told] = field(default_factory=dict)
+    others: list[Message] = field(default_factory=list)
+
+    def add_turn(self, told: Told) -> None:
+        self.turns.append(told.message)
+        for call in told.calls:
+            if self.calls.setdefault(call.id, call) is not call:
+                self.twice[call.id] = call
+
+    def add_result(self, told: Told) -> None:
+        name = told.message.tool_call_id
+        if name not in self.calls:
+            known = ", ".join(_shown(each) for each in list(self.calls)[:NAMED]) or "none"
+            msg = (
+                f"is the id of no call in the assistant's turn before it, whose calls are {known}; "
+                "send each result after that turn and before the next, under the id of its call"
+            )
+            raise _declined(told.place, name, msg)
+        if name in self.twice:
+            both = f"{self.calls[name].place} and {self.twice[name].place}"
+            msg = f"is the id of two calls, {both}; give each call an id of its own"
+            raise _declined(told.place, name, msg)
+        if name in self.results:
+            first = self.results[name].place
+            msg = f"names a call that has its result at {first}; send one result for each call"
+            raise _declined(told.place, name, msg)
+        self.results[name] = told
+
+    def messages(self) -> list[Message]:
+        if not self.results:
+            return self.turns + self.others
+        answered = []
+        for call in self.calls.values():
+            if call.id not in self.results:
+                msg = (
+                    "is the id of a call without a result, beside others of its turn that have "
+                    "one; send a result for each call of a turn"
+                )
+                raise _declined(call.place, call.id, msg)
+            result = self.results[call.id].message
+            answered.append(replace(result, name=call.name) if result.name else result)
+        return self.turns + answered + self.others
+
+
+def matched(said: Iterable[Told]) -> tuple[Message, ...]:
+    """Return the messages with each result behind its call. Raises Declined (400)."""
+    messages: list[Message] = []
+    exchange = _Exchange()
+    for told in said:
+        role = told.message.role
+        if role == "assistant":
+            if exchange.results or exchange.others:
+                messages += exchange.messages()
+                exchange = _Exchange()
+            exchange.add_turn(told)
+        elif role == "tool":
+            exchange.add_result(told)
+        else:
+            exchange.others.append(told.message)
+    return (*messages, *exchange.messages())
+
+
+def _declined(place: str, name: str, message: str) -> Declined:
+    return Declined(400, "invalid_request_error", f"{place} {_shown(name)} {message}", param=place)
+
+
+def _shown(name: str) -> str:
+    return plain(repr(name), ID_CHARS)

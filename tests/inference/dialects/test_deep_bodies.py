@@ -1,0 +1,71 @@
+"""JSON within JSON, however deep: a body is read, or refused by the bound that it passes."""
+
+import json
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from consumers.environments.gateway import DIALECTS
+from inference.dialects.dialect import AgentRequest, Declined
+from inference.dialects.read_body import MOST_DEEP
+from schemas.asks import asks_of, asks_text
+from tests.support.avro_messages import FEW
+
+PATHS = pytest.mark.parametrize("path", DIALECTS)
+OPEN, CLOSE = {"[": "[", "{": '{"a":'}, {"[": "]", "{": "}"}
+FLAT = {
+    "messages": [{"role": "user", "content": "x"}], "input": "x", "max_tokens": 5,
+    "action": "x", "result": "x",
+}  # fmt: skip
+SPARE = 10
+"""Levels of the places where what is deep stands."""
+FUNCTION = '{"name":"f","parameters":DEEP}'
+PLACES = {
+    "/v1/chat/completions": f'"tools":[{{"type":"function","function":{FUNCTION}}}]',
+    "/v1/responses": f'"tools":[{{"type":"function",{FUNCTION[1:]}]',
+    "/v1/messages": '"tools":[{"name":"f","input_schema":DEEP}]',
+    "/v1/messages/count_tokens": '"tools":[{"name":"f","input_schema":DEEP}]',
+}
+
+
+def read(path: str, deep: str, *, ignored: bool) -> AgentRequest:
+    """A body with this in it, where it is ignored or where it is taken."""
+    field = '"unknown":DEEP' if ignored or path not in PLACES else PLACES[path]
+    body = json.dumps(FLAT)[:-1] + "," + field.replace("DEEP", deep) + "}"
+    return DIALECTS[path].read(body.encode(), ["policy"], {})
+
+
+def nested(kinds: str) -> str:
+    inner = "".join(OPEN[kind] for kind in kinds) + "1"
+    outer = inner + "".join(CLOSE[kind] for kind in reversed(kinds))
+    return '{"a":' + outer + "}"
+
+
+@PATHS
+@given(kinds=st.text(st.sampled_from("[{"), min_size=1, max_size=8), times=st.integers(1, 400))
+@example(kinds="[", times=MOST_DEEP - SPARE)
+@example(kinds="{", times=MOST_DEEP + 1)
+@example(kinds="[{", times=100_000)
+@FEW
+def test_a_body_is_read_or_refused_as_too_deep(path: str, kinds: str, times: int) -> None:
+    deep = (kinds * times)[:150_000]
+    for ignored in (True, False):
+        if len(deep) <= MOST_DEEP - SPARE:
+            ask = read(path, nested(deep), ignored=ignored).ask
+            assert asks_of(asks_text([ask], []), {}) == (ask,)
+        elif len(deep) > MOST_DEEP:  # between, the few levels around it decide
+            refused_as_too_deep(path, nested(deep), ignored=ignored)
+
+
+def refused_as_too_deep(path: str, deep: str, *, ignored: bool) -> None:
+    with pytest.raises(Declined, match=f"is nested more than {MOST_DEEP} deep at") as refused:
+        read(path, deep, ignored=ignored)
+    assert refused.value.status == 400
+    assert "send JSON that is flatter" in str(refused.value)
+
+
+@PATHS
+def test_what_is_deep_and_never_closed_is_refused(path: str) -> None:
+    for opened in OPEN.values():
+        refused_as_too_deep(path, opened * 100_000, ignored=True)

@@ -96,10 +96,13 @@ class ChosenRules:
         return [choose("shaping", each, SHAPINGS) for each in self.config.shaping]
 
     @property
+    def filters(self) -> list[Chosen[Filter]]:
+        return [choose("filters", each, FILTERS) for each in self.config.filters]
+
+    @property
     def turn_filters(self) -> list[Chosen[Filter]]:
         """Filters that choose among the turns of a batch; the others choose among groups."""
-        chosen = [choose("filters", each, FILTERS) for each in self.config.filters]
-        return [each for each in chosen if each.needs("entropy")]
+        return [each for each in self.filters if each.needs("entropy")]
 
     @property
     def completion(self) -> Rule[Completion]:

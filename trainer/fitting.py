@@ -65,6 +65,19 @@ def _batches(config: "LearnerConfig") -> None:
     if config.group_size < 2 and advantage.needs("group"):
         msg = f"group_size is {config.group_size}, but advantage {advantage.rule.name!r} compares"
         raise Refused(msg + " in groups; raise it to 2 or use batch_normalised")
+    if config.group_size < 2 and any(each.needs("group") for each in config.rules.filters):
+        msg = (
+            f"group_size is {config.group_size}, and of groups of one the filters keep none: their "
+            "members all earn the same; raise it to 2, or give filters ['none']"
+        )
+        raise Refused(msg)
+    compares_groups = advantage.needs("batch") and not advantage.needs("group")
+    if config.groups_per_step < 2 and compares_groups and config.rules.completion.name == "groups":
+        msg = (
+            f"groups_per_step is {config.groups_per_step}, but advantage {advantage.rule.name!r} "
+            "compares the groups of a batch; raise it to 2, or use grpo or rloo"
+        )
+        raise Refused(msg)
 
 
 def _costs(config: "LearnerConfig") -> None:

@@ -110,7 +110,8 @@ def conduct(
             terminal.print(f"run [bold]{folder.run_id}[/]  in {folder.directory}", soft_wrap=True)
             supervisor = Supervisor(folder.logs, cluster.environment(), settings.models.python)
             conducted = Conducted(
-                folder, watch, cluster, supervisor, figures_of(folder), pids, resume,
+                folder, watch, cluster, supervisor, figures_of(folder, watch.curation),
+                pids, resume,
                 others=figures_of_others(folder),
             )  # fmt: skip
             try:

@@ -84,9 +84,9 @@ def _turns(
         shop.environments("environments"),
         *(shop.rewards(f"rewards-{each}", names, each) for each, names in scorers.items()),
     ]
-    figures, others = figures_of(folder), figures_of_others(folder)
-    reader = RunReader(shop, figures, {}, others.values())
     watch = watch_of(folder)
+    figures, others = figures_of(folder, watch.curation), figures_of_others(folder)
+    reader = RunReader(shop, figures, {}, others.values())
     due = 0.0
     while not trainer.done():
         for loop in loops:

@@ -6,12 +6,19 @@ from typing import Any
 from compose.runs.run_folder import RunFolder
 from consumers.heldout import HeldOut
 from consumers.history.run_figures import RunFigures
+from consumers.history.untrained import Untrained
+from trainer.samples import Curation
 
 
-def figures_of(folder: RunFolder) -> RunFigures:
-    """Empty ones, of one policy: its steps, and the run's held-out rollouts under its scoring."""
+def figures_of(folder: RunFolder, curation: Curation | None = None) -> RunFigures:
+    """Empty ones, of one policy: its steps, and the run's held-out rollouts under its scoring.
+
+    With the curation of its trainer they tell what cannot be trained on before a step does.
+    """
     heldout = HeldOut(folder.heldout())
-    return RunFigures(folder.run_id, folder.recipe.scoring_id, heldout, folder.policy_id)
+    figures = RunFigures(folder.run_id, folder.recipe.scoring_id, heldout, folder.policy_id)
+    figures.untrained = None if curation is None else Untrained(curation)
+    return figures
 
 
 def figures_of_others(folder: RunFolder) -> dict[str, RunFigures]:

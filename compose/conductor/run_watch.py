@@ -7,13 +7,22 @@ from dataclasses import dataclass, field
 from compose.runs.run_folder import RunFolder
 from consumers.history.run_figures import RunFigures
 from schemas.errors import RollcallError
+from trainer.samples import Curation
 
 LEAST_PATIENCE = 64
 WAITING_NAMED = 6
 
 
+SAID_AFTER = 4
+"""So many batches' worth of rollouts without a step are said."""
+
+
 class KeepsFailing(RollcallError):
     """One rollout after the other fails, so the run cannot get anywhere."""
+
+
+class NothingTrained(RollcallError):
+    """Rollout after rollout ends and no step is taken, so the run cannot get anywhere."""
 
 
 @dataclass(slots=True)
@@ -23,7 +32,13 @@ class RunWatch:
     steps: int
     """After which its trainer ends, at the latest."""
     patience: int
-    """So many rollouts that fail one after the other end the run."""
+    """So many rollouts one after the other that fail, or cannot be trained on, end the run."""
+    curation: Curation | None = None
+    """What its trainer takes."""
+    batch: int = 0
+    """The rollouts of a step."""
+    give_up: int = 0
+    """So many rollouts that end without a step end the run; 0 is no bound."""
     workers: Collection[str] = ()
     """The names of those that read a group."""
     ready: set[str] = field(default_factory=set)
@@ -32,20 +47,41 @@ class RunWatch:
     began: float = field(default_factory=time.monotonic)
 
     def require_progress(self, figures: RunFigures) -> None:
-        """Raise KeepsFailing where nothing but failures has come for too long."""
-        if figures.failing < self.patience:
+        """Raise KeepsFailing or NothingTrained where nothing has come of rollouts for too long."""
+        if figures.failing >= self.patience:
+            raise self._failing(figures)
+        untrained = figures.untrained
+        if untrained is None:
             return
+        if untrained.in_a_row >= self.patience:
+            msg = (
+                f"none of the last {untrained.in_a_row:,} rollouts of {figures.run_id} can be "
+                f"trained on, so the run was stopped; since the last step {untrained}"
+            )
+            raise NothingTrained(msg)
+        if 0 < self.give_up <= untrained.ended:
+            msg = (
+                f"{untrained.ended:,} rollouts of {figures.run_id} have ended without a step, so "
+                f"the run was stopped (give_up of its recipe): {untrained}; what its trainer made "
+                "of their groups is in its log"
+            )
+            raise NothingTrained(msg)
+
+    def _failing(self, figures: RunFigures) -> KeepsFailing:
         failures = figures.failures
         msg = (
             f"the last {figures.failing:,} rollouts of {figures.run_id} all failed, so the run was "
             f"stopped; failed {failures}; the first said: {failures.why()}"
         )
-        raise KeepsFailing(msg)
+        return KeepsFailing(msg)
 
     def doing(self, figures: RunFigures) -> str:
         """What the run is at, in words."""
         if self.paused:
             return "paused: no rollout begins until `rollcall resume`"
+        untrained = figures.untrained
+        if untrained is not None and untrained.ended > SAID_AFTER * self.batch > 0:
+            return f"training, but {untrained.ended:,} rollouts ended without a step: {untrained}"
         heldout = figures.heldout
         half = [v for v in sorted(heldout.results) if not heldout.complete(v)]
         if half:
@@ -76,7 +112,13 @@ def watch_of(folder: RunFolder) -> RunWatch:
     Its patience is more than can fail at once of what an outage finds open, and of what is asked
     for after it: a run that loses its model servers for a while comes back.
     """
-    rule, plan = folder.rule(), folder.heldout()
+    rule, plan, learner = folder.rule(), folder.heldout(), folder.learner()
     in_the_air = rule.grant(0, 0, 0) * rule.group_size
     held_out = max(0, plan.seeds[1] - plan.seeds[0])
-    return RunWatch(folder.learner().steps, max(LEAST_PATIENCE, 2 * in_the_air + held_out))
+    return RunWatch(
+        learner.steps,
+        max(LEAST_PATIENCE, 2 * in_the_air + held_out),
+        learner.curation(folder.run_id, folder.policy_id),
+        learner.groups_per_step * learner.members,
+        folder.recipe.give_up * learner.members,
+    )

@@ -160,6 +160,8 @@ class Recipe(StrictTable):
     evaluation: EvaluationTable = EvaluationTable()
     processes: ProcessTable = ProcessTable()
     max_running: Count = 4096
+    give_up: Annotated[int, Field(ge=0)] = 2000
+    """So many groups that end without a step end the run, which says why; 0 is no bound."""
 
     @property
     def scoring_id(self) -> str:

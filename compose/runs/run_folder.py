@@ -221,6 +221,7 @@ def create(
     _require_one_group_size(folder)
     for part in folder.parts():
         _require_channels(part)
+        _require_one_temperature(part)
         require_policy(part.recipe.policy)
     suite = suite_of(recipe, tasks)
     digests = digests_of(suite) if suite else {}
@@ -301,6 +302,17 @@ def _require_channels(folder: RunFolder) -> None:
         msg = (
             f"advantage {rule.rule.name!r} compares scorers, and the recipe has only "
             f"{scorers[0]!r}; add one to scorers, or use grpo"
+        )
+        raise Refused(msg)
+
+
+def _require_one_temperature(folder: RunFolder) -> None:
+    """Raise Refused where no rollout is sampled as the learner computes log-probabilities."""
+    asked, learned = folder.recipe.sampling.temperature, folder.learner().temperature
+    if asked != learned:
+        msg = (
+            f"[sampling] temperature is {asked:g} and the learner's is {learned:g}, so no rollout "
+            f"could be trained on; give [learner] temperature = {asked:g} too"
         )
         raise Refused(msg)
 

@@ -86,6 +86,16 @@ class Failures:
         }
 
 
+def shares(by_reason: Counter[str]) -> str:
+    """`stale (98 %), unscored (2 %)`, the commonest first."""
+    total = by_reason.total()
+    words = [f"{reason} ({_percent(n, total)})" for reason, n in by_reason.most_common(NAMED)]
+    if len(by_reason) > NAMED:
+        rest = total - sum(n for _, n in by_reason.most_common(NAMED))
+        words.append(f"others ({_percent(rest, total)})")
+    return ", ".join(words)
+
+
 def _percent(part: int, whole: int) -> str:
     """A share without a figure that would say all, or none, of what is only almost so."""
     if part == whole:

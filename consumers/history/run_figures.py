@@ -10,6 +10,7 @@ from consumers.heldout import HeldOut
 from consumers.history.failures import Failures
 from consumers.history.history import History
 from consumers.history.phase_quantiles import PhaseTimes
+from consumers.history.untrained import Untrained
 from schemas.messages import ScoredTrajectory, TrainStep
 from trainer.step_chain import StepChain
 
@@ -62,7 +63,9 @@ class RunFigures:
     """Failures of records from before then are told, and are nothing to stop for: a run that is
     resumed has them behind it."""
     failing: int = 0
-    """How many rollouts have failed since one finished."""
+    """How many rollouts have failed since one finished, or can be trained on as it is."""
+    untrained: Untrained | None = None
+    """What has ended since the last step; None where it is not known what its trainer takes."""
     calls_at_goal: int | None = None
     calls_at: dict[int, int] = field(default_factory=dict)
     """By version the model calls of the run when its held-out evaluation was complete."""
@@ -87,7 +90,8 @@ class RunFigures:
         failed = self.failures.take(scored)
         self.last_ms = max(self.last_ms or 0, appended_ms)
         if appended_ms >= self.watched_from_ms and trajectory.status != "cancelled":
-            self.failing = self.failing + 1 if failed else 0
+            trained = self.untrained is not None and self.untrained.take(scored)
+            self.failing = self.failing + 1 if failed and not trained else 0
         self.phases.take(trajectory)
         self.rollouts_rate.add(now, 1)
         self.calls_rate.add(now, trajectory.model_calls)
@@ -112,6 +116,8 @@ class RunFigures:
             and step.version not in {s.version for s in self.steps[-8:]}
         ):
             self.steps.append(step)
+            if self.untrained is not None:
+                self.untrained.stepped()
 
     def held_out(self) -> list[tuple[int, float | None, int]]:
         """Of every evaluation its step, its success, and the model calls of the run by then."""

@@ -123,7 +123,7 @@ def cluster(tmp_path: Path) -> MemoryCluster:
 def trainer_of(cluster: MemoryCluster, directory: Path) -> Trainer:
     """One that trains a single step on one group."""
     Follows(FollowsConfig()).save_pretrained(directory / "policy")
-    config = LearnerConfig(steps=1, groups_per_step=1, group_size=SIZE, entropy=0.0)
+    config = LearnerConfig("grpo", steps=1, groups_per_step=1, group_size=SIZE, entropy=0.0)
     template = RolloutRequest(
         "",
         Task(f"{__name__}:Book"),

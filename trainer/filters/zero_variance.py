@@ -19,4 +19,6 @@ def zero_variance(samples: Sequence[Sample], options: NoOptions) -> bool:
     return max(rewards) - min(rewards) > 1e-8
 
 
-ZERO_VARIANCE: Rule[Filter] = Rule("zero_variance", "filters", SOURCE, zero_variance, stage="F")
+ZERO_VARIANCE: Rule[Filter] = Rule(
+    "zero_variance", "filters", SOURCE, zero_variance, needs=frozenset({"group"}), stage="F"
+)

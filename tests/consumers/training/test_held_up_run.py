@@ -23,7 +23,9 @@ class Clock:
 def test_after_ten_minutes_without_a_batch_a_filtered_group_is_trained_on_and_said(
     tmp_path: Path,
 ) -> None:
-    config = replace(CONFIG, filters=("zero_variance",), groups_per_step=1, steps=1)
+    config = replace(
+        CONFIG, filters=("zero_variance",), groups_per_step=1, advantage="grpo", steps=1
+    )
     stage = Stage(tmp_path, config, rewards=lambda request: 0.0)
     clock = Clock()
     stage.trainer.standstill.clock = clock
@@ -53,7 +55,9 @@ def test_after_ten_minutes_without_a_batch_a_filtered_group_is_trained_on_and_sa
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_step_waits_for_a_straggler_also_after_a_restart(tmp_path: Path, restart: bool) -> None:
     # Given a run at version 1 in which one member of the first groups has not ended
-    config = replace(CONFIG, on_stale="wait", max_staleness=1, groups_per_step=1, steps=5)
+    config = replace(
+        CONFIG, on_stale="wait", max_staleness=1, groups_per_step=1, advantage="grpo", steps=5
+    )
     stage = Stage(tmp_path, config)
     stage.turn()
     straggler = stage.asked()[0]

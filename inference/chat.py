@@ -12,22 +12,26 @@ call with tools cannot be rendered.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import takewhile
 from typing import Any, Protocol
 
 from jinja2.exceptions import TemplateError
 
-from inference.shielded_text import Shield
+from inference.shielded_text import Guard, Shield
 from inference.template_probes import Said, manners_of
-from inference.tools import NONE, format_of, format_told_by, in_words, no_form
+from inference.tools import NONE, format_of, format_told_by, in_words, no_form, offered_in
 from schemas.errors import Refused, WorkFailed
 from schemas.ids import digest
 from schemas.messages import Message
 from schemas.tool_calls import arguments_of
 
 ROLES = ("system", "user", "assistant", "tool")
+SAID = "assistant"
+"""The role of what the policy says."""
 
 
 class Template(Protocol):
@@ -95,7 +99,7 @@ class RoleTemplate:
 
     An answer is `before["assistant"]`, the sampled tokens, `end` (the policy's), `glue` (ours).
     Each piece is tokenised apart, which is why a suffix never depends on what precedes it. Control
-    tokens spelt out inside a content stay plain text where the tokenizer can split them.
+    tokens spelled out in a message or a tool stay plain text (`inference.shielded_text`).
     """
 
     def __init__(
@@ -111,6 +115,8 @@ class RoleTemplate:
         self.spec = spec
         """The texts that it is made of."""
         self.digest = digest("roles", json.dumps(spec, sort_keys=True)).hex()
+        marks = [text for text in (bos, end, *before.values(), *after.values()) if _is_mark(text)]
+        self._shield = Shield(tokenizer, marks)
         self._content = _memory_of(tokenizer, split_special_tokens=True)
         control = _memory_of(tokenizer, split_special_tokens=False)
         self._bos, self._end, self._glue = control(bos), control(end), control(glue)
@@ -130,14 +136,19 @@ class RoleTemplate:
     ) -> list[int]:
         if not first and not messages:
             return []
-        if self._tools is not None:
-            messages = in_words(self._tools, messages, tools if first else "")
-        elif _has_tools(messages, tools):
+        if self._tools is None and _has_tools(messages, tools):
             raise no_form(self._kind)
+        offered = offered_in(tools) if first and tools else None
+        said = [[message.content, message.tool_calls] for message in messages]
+        guard = self._shield.guard([said, offered])
+        messages = [_hidden(guard, message) for message in messages]
+        if self._tools is not None:
+            told = "" if offered is None else json.dumps(guard.hide(offered), ensure_ascii=False)
+            messages = in_words(self._tools, messages, told)
         ids = self._opening(first, ended)
         for message in messages:
             ids += self._before_of(message.role)
-            ids += self._content(message.content)
+            ids += guard.encode(message.content, self._content)
             ids += self._after.get(message.role, ())
         ids += self._before["assistant"]
         return ids
@@ -153,6 +164,20 @@ class RoleTemplate:
         except KeyError:
             msg = f"a message of role {role!r}; the template knows {', '.join(self._before)}"
             raise WorkFailed("not_renderable", msg, retriable=False) from None
+
+
+def _is_mark(text: str) -> bool:
+    """Whether a text of a template is one that messages do not hold by chance: one in brackets."""
+    return re.fullmatch(r"[<\[]\S+[>\]]", text) is not None
+
+
+def _hidden(guard: Guard, message: Message) -> Message:
+    own = message.role == SAID
+    return replace(
+        message,
+        content=guard.hide(message.content, own=own),
+        tool_calls=guard.hide(message.tool_calls, own=own),
+    )
 
 
 def _memory_of(tokenizer: Any, *, split_special_tokens: bool) -> Callable[[str], tuple[int, ...]]:
@@ -197,6 +222,7 @@ class JinjaTemplate:
             raise Refused(msg)
         self._tokenizer = tokenizer
         self._shield = Shield(tokenizer)
+        self._control = partial(tokenizer.encode, add_special_tokens=False)
         self._end = tokenizer.eos_token
         self.end_ids = frozenset({tokenizer.eos_token_id})
         format_of(tools or NONE, tokenizer)
@@ -212,15 +238,15 @@ class JinjaTemplate:
         if self.tool_format == NONE and _has_tools(messages, tools):
             raise no_form("jinja")
         said = self._manners.fitted([_as_dict(message) for message in messages], first=first)
-        offered = json.loads(tools or "null")
-        mark = self._shield.mark_for([said, offered])
-        if mark:
-            said, offered = self._shield.shielded(said, mark), self._shield.shielded(offered, mark)
+        offered = offered_in(tools) if tools else None
+        guard = self._shield.guard([said, offered])
+        said = [guard.hide(each, own=each["role"] == SAID) for each in said]
+        offered = guard.hide(offered)
         if first:
             text = self._text(said, offered, open_answer=True)
         else:
             text = self._suffix(said, ended, offered) if said else ""
-        return self._shield.encoded(text, mark)
+        return guard.encode(text, self._control)
 
     def _suffix(self, messages: Sequence[Said], ended: bool, tools: Any) -> str:
         known = [_said("user", "A question."), _said("assistant", ANSWER)]

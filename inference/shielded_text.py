@@ -1,63 +1,186 @@
-"""Foreign text for a chat template: the spelling of a control token in it stays plain text.
+"""Foreign text: the spelling of a control token in it stays plain text, under every template.
 
-A chat template hands out one text, in which the spelling of a control token in a message cannot be
-told from one that the template wrote. So such spellings are replaced by placeholders before the
-template is rendered, and each placeholder is encoded afterwards as the plain text that it stands
-for. What lies between two placeholders is encoded by itself, as it would be between two control
-tokens.
+Control tokens are all that a tokenizer was given beside its own vocabulary, special or not (as
+`</think>` and `<tool_call>` are mostly not), but for white space; and the marks of a template. A
+rendered text is one text, in which their spelling in a message cannot be told from one that the
+template wrote. So such spellings are replaced by placeholders before a template is rendered, and
+each placeholder is encoded afterwards as the plain text that it stands for. What lies between two
+placeholders is encoded by itself, as it would be between two control tokens.
+
+What the policy itself has said may hold control tokens that are not special: their spelling is how
+its answers are told, so there they stay what they were. Special ones are never part of a telling.
 """
 
+import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cached_property, lru_cache
 from typing import Any
+
+from tokenizers import Tokenizer
+
+from schemas.errors import WorkFailed
 
 MARK = "zq7xk"
 """Begins and ends a placeholder; it is made longer until no foreign text contains it."""
 
+Encode = Callable[[str], Sequence[int]]
+
 
 class Shield:
-    """Replaces spellings of a tokenizer's special tokens, and encodes them as plain text."""
+    """Knows the control tokens of a tokenizer, and how to write each as plain text.
 
-    def __init__(self, tokenizer: Any) -> None:
+    `marks` are spellings of a template's own.
+    """
+
+    def __init__(self, tokenizer: Any, marks: Collection[str] = ()) -> None:
         self._tokenizer = tokenizer
-        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-        spellings = {token.content for token in added if token.special}
-        spellings |= set(getattr(tokenizer, "all_special_tokens", ()))
-        longest_first = sorted(filter(None, spellings), key=lambda each: (-len(each), each))
-        self._spellings = longest_first
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        special = {token.content for token in added.values() if token.special}
+        special |= set(getattr(tokenizer, "all_special_tokens", ()))
+        others = {token.content for token in added.values() if token.content.strip()}
+        self._ids = {True: self._ids_of(special), False: self._ids_of(special | others | {*marks})}
+        """By whether a text is the policy's own."""
+        self._patterns = {True: _any_of(special), False: _any_of(special | others | {*marks})}
+        folded = any(getattr(token, "normalized", False) for token in added.values())
+        self._folds = folded and self._backend is not None and self._backend.normalizer is not None
+        """Whether other spellings too become control tokens, such as those in capitals."""
+        self.spans = lru_cache(maxsize=4096)(self._spans)
+        self._plain = lru_cache(maxsize=4096)(self._as_plain)
 
-    def mark_for(self, values: Sequence[Any]) -> str:
-        """A mark for texts that spell a special token; empty where none of them does."""
+    def guard(self, values: Sequence[Any]) -> "Guard":
+        """Return what hides control tokens in texts that are rendered together."""
         texts = [text for value in values for text in _texts(value)]
-        if not any(map(self._pattern.search, texts)):
-            return ""
         mark = MARK
         while any(mark in text for text in texts):
             mark += "q"
-        return mark
+        return Guard(self, mark)
 
-    def shielded(self, value: Any, mark: str) -> Any:
-        """The value, of what JSON knows, with placeholders in all of its texts."""
-        number = {spelling: n for n, spelling in enumerate(self._spellings)}
-        return _mapped(
-            value,
-            lambda text: self._pattern.sub(lambda m: f"{mark}-{number[m[0]]}-{mark}", text),
+    def plain(self, text: str) -> tuple[int, ...]:
+        """Encode the spelling of a control token as text.
+
+        Raises WorkFailed(`not_renderable`) where a vocabulary has no other tokens for it.
+        """
+        return self._plain(text)
+
+    def _ids_of(self, spellings: Collection[str]) -> frozenset[int]:
+        ids = map(self._tokenizer.convert_tokens_to_ids, spellings)
+        return frozenset(each for each in ids if each is not None)
+
+    @cached_property
+    def _backend(self) -> Any:
+        return getattr(self._tokenizer, "backend_tokenizer", None)
+
+    @cached_property
+    def _bare(self) -> Any:
+        """The tokenizer without its control tokens; None where it is none of the Rust ones."""
+        if self._backend is None:
+            return None
+        made = json.loads(self._backend.to_str())
+        made["added_tokens"] = [
+            each for each in made["added_tokens"] if each["id"] not in self._ids[False]
+        ]
+        return Tokenizer.from_str(json.dumps(made))
+
+    def _spans(self, text: str, own: bool) -> tuple[tuple[int, int], ...]:
+        """Where control tokens are spelled in a text."""
+        found = [match.span() for match in self._patterns[own].finditer(text)]
+        if self._folds and text:
+            told = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            pairs = zip(told["input_ids"], told["offset_mapping"], strict=True)
+            unknown = self._tokenizer.unk_token_id
+            found += [tuple(at) for each, at in pairs if each in self._ids[own] - {unknown}]
+        return tuple(_merged(found))
+
+    def _as_plain(self, text: str) -> tuple[int, ...]:
+        unknown = {self._tokenizer.unk_token_id}
+        lossy: tuple[int, ...] | None = None
+        for pieces in _cuts(text):
+            ids = [each for piece in pieces for each in self._text_ids(piece) or [-1]]
+            control = self._ids[False].intersection(ids)
+            if not control and -1 not in ids:
+                return tuple(ids)
+            if control == unknown and -1 not in ids:
+                lossy = lossy or tuple(ids)
+        if lossy is not None:
+            return lossy
+        msg = (
+            f"a message spells the control token {text!r}, and the tokenizer has no other tokens "
+            "for that text; take it out of the message"
         )
+        raise WorkFailed("not_renderable", msg, retriable=False)
 
-    def encoded(self, text: str, mark: str) -> list[int]:
-        """Tokens of a rendered text: control tokens of the template, plain text of all others."""
-        encode = self._tokenizer.encode
-        if not mark:
-            return list(encode(text, add_special_tokens=False)) if text else []
+    def _text_ids(self, piece: str) -> list[int]:
+        """Tokens of a piece, none of them a control token where that can be; empty for none."""
+        try:
+            ids = self._tokenizer.encode(piece, add_special_tokens=False, split_special_tokens=True)
+            if self._bare is not None and not self._ids[False].isdisjoint(ids):
+                ids = self._bare.encode(piece, add_special_tokens=False).ids
+        except Exception:  # the Rust tokenizers raise nothing narrower for what they cannot write
+            return []
+        return list(ids)
+
+
+class Guard:
+    """Hides control tokens in the texts of one rendering, and encodes what was rendered."""
+
+    def __init__(self, shield: Shield, mark: str) -> None:
+        self._shield, self._mark = shield, mark
+        self._hidden: list[str] = []
+
+    def hide(self, value: Any, *, own: bool = False) -> Any:
+        """Return the value, of what JSON knows, with placeholders in all of its texts.
+
+        `own` is what the policy said.
+        """
+        return _mapped(value, lambda text: self._with_placeholders(text, own))
+
+    def encode(self, text: str, encode: Encode) -> list[int]:
+        """Tokens of a rendered text: `encode` gives those of all but the placeholders."""
+        if not self._hidden:
+            return list(encode(text)) if text else []
         ids: list[int] = []
-        for at, piece in enumerate(re.split(f"{mark}-(\\d+)-{mark}", text)):
+        for at, piece in enumerate(re.split(f"{self._mark}-(\\d+)-{self._mark}", text)):
             if at % 2:
-                plain = self._spellings[int(piece)]
-                ids += encode(plain, add_special_tokens=False, split_special_tokens=True)
+                ids += self._shield.plain(self._hidden[int(piece)])
             elif piece:
-                ids += encode(piece, add_special_tokens=False)
+                ids += encode(piece)
         return ids
+
+    def _with_placeholders(self, text: str, own: bool) -> str:
+        spans = self._shield.spans(text, own)
+        for begin, end in reversed(spans):
+            placeholder = f"{self._mark}-{len(self._hidden)}-{self._mark}"
+            self._hidden.append(text[begin:end])
+            text = text[:begin] + placeholder + text[end:]
+        return text
+
+
+def _any_of(spellings: Collection[str]) -> re.Pattern[str]:
+    longest_first = sorted(filter(None, spellings), key=lambda each: (-len(each), each))
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def _merged(spans: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
+    """The same places in order, none of them within another."""
+    last: tuple[int, int] | None = None
+    for begin, end in sorted(spans):
+        if last is not None and begin < last[1]:
+            last = last[0], max(last[1], end)
+            continue
+        if last is not None:
+            yield last
+        last = begin, end
+    if last is not None:
+        yield last
+
+
+def _cuts(text: str) -> Iterator[list[str]]:
+    """Ways to part a text, the fewest parts first."""
+    yield [text]
+    for at in range(1, len(text)):
+        yield [text[:at], text[at:]]
+    yield list(text)
 
 
 def _texts(value: Any) -> Iterator[str]:

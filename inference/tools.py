@@ -52,10 +52,22 @@ def in_words(of: ToolFormat, messages: Sequence[Message], tools: str) -> list[Me
     said = [_spoken(of, message) for message in messages]
     if not tools:
         return said
-    told = of.definitions(_list(tools))
+    told = of.definitions(offered_in(tools))
     if said and said[0].role == "system":
         return [replace(said[0], content=f"{said[0].content}\n\n{told}"), *said[1:]]
     return [Message("system", told), *said]
+
+
+def offered_in(tools: str) -> list[Any]:
+    """The tools of a call; raises WorkFailed(`not_renderable`) for what is no JSON list."""
+    try:
+        value = json.loads(tools)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, list):
+        msg = f"tools must be a JSON list, found {plain(tools, 80)!r}"
+        raise WorkFailed("not_renderable", msg, retriable=False)
+    return value
 
 
 def calls_in(name: str, text: str, command_id: bytes) -> tuple[str, str]:
@@ -122,17 +134,6 @@ def _spoken(of: ToolFormat, message: Message) -> Message:
     calls = map(of.call, tool_calls_of(message.tool_calls))
     content = "\n".join([message.content, *calls] if message.content else calls)
     return replace(message, content=content, tool_calls="")
-
-
-def _list(tools: str) -> list[Any]:
-    try:
-        value = json.loads(tools)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, list):
-        msg = f"tools must be a JSON list, found {plain(tools, 80)!r}"
-        raise WorkFailed("not_renderable", msg, retriable=False)
-    return value
 
 
 HERMES = """\

@@ -44,7 +44,8 @@ tasks: $(STAMP)
 # server. `make test` leaves these cases out, and says so.
 vllm: $(STAMP) $(VLLM_STAMP)
 	REQUIRED_ENGINES=vllm $(VLLM)/bin/python -m pytest -W ignore --timeout 600 -m vllm \
-		tests/inference/test_engine_contract.py tests/inference/test_vllm_engine.py $(TEST_ARGS)
+		tests/inference/test_engine_contract.py tests/inference/test_vllm_engine.py \
+		tests/inference/test_vllm_weights.py $(TEST_ARGS)
 	REQUIRED_ENGINES=vllm $(BIN)/python -m pytest -m vllm \
 		tests/inference/test_vllm_server.py tests/flow/test_vllm_steps.py $(TEST_ARGS)
 

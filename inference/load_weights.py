@@ -3,14 +3,18 @@
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from inference.base_weights import DTYPES
+from inference.policy_dir import DTYPES as DTYPES_BY_NAME
 from inference.policy_dir import Policy
+from inference.traced_loading import Loaded, digest_of
 from schemas.adapter_weights import DOWN, UP, AdapterAbout, modules_of
 from schemas.errors import WorkFailed
 from schemas.messages import PolicyVersion
@@ -97,6 +101,58 @@ def require_held(model: Any, version: PolicyVersion, published: Mapping[str, Ten
         raise WorkFailed("weights", msg, retriable=True)
 
 
+@dataclass(frozen=True, slots=True)
+class PublishedDigests:
+    """What the tensors of a version are, in the dtypes in which an engine may hold them."""
+
+    version: int
+    file: Path
+    """The tensors once more, for dtypes that are not `precision`."""
+    precision: str
+    by_name: Mapping[str, str]
+
+    def of(self, name: str, dtype: str) -> str:
+        """The digest of a tensor in that dtype."""
+        if dtype == self.precision:
+            return self.by_name[name]
+        with safe_open(self.file, "pt") as opened:
+            return digest_of(opened.get_tensor(name).to(getattr(torch, dtype)))
+
+
+def digests_of(
+    raw: Mapping[str, RawTensor], version: int, file: Path, precision: str
+) -> PublishedDigests:
+    """Name all tensors of a version; `file` holds them."""
+    dtype = DTYPES_BY_NAME[precision]
+    by_name = {name: digest_of(_as_tensor(tensor).to(dtype)) for name, tensor in raw.items()}
+    return PublishedDigests(version, file, precision, by_name)
+
+
+def require_loaded(
+    published: PublishedDigests, loaded: Loaded, places: Mapping[str, "Place"]
+) -> None:
+    """Raise WorkFailed(`weights`) unless an engine holds these tensors, bit by bit, and no other.
+
+    Of tied tensors it may hold one. Tensors of a version before are told by this however little a
+    step changed, and whatever the loader passed over.
+    """
+    wrong, held = [], set[int]()
+    for name, (dtype, digest) in loaded.digests.items():
+        if published.of(name, dtype) == digest:
+            held.add(places[name].pointer)
+        else:
+            wrong.append(name)
+    absent = [each for each in published.by_name if places[each].pointer not in held]
+    wrong += [name for name in absent if name not in wrong and not places[name].constant]
+    if wrong or loaded.stale:
+        msg = (
+            f"the engine holds other tensors than version {published.version} was published with: "
+            f"{', '.join(wrong[:3]) or 'none of its own'}, {len(wrong)} in all; of these of the "
+            f"engine's a part is from before: {', '.join(loaded.stale[:3]) or 'none'}"
+        )
+        raise WorkFailed("weights", msg, retriable=True)
+
+
 def _same_bits(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return False
@@ -123,12 +179,17 @@ class Place:
 
     pointer: int
     shape: tuple[int, ...]
+    constant: bool = False
+    """Whether it is a buffer, which other engines may compute for themselves."""
 
 
 def places_of(model: Any) -> dict[str, Place]:
     """By name; all that there is to know of a model to tell whether weights are its own."""
-    state = model.state_dict()
-    return {name: Place(held.data_ptr(), tuple(held.shape)) for name, held in state.items()}
+    state, buffers = model.state_dict(), dict(model.named_buffers())
+    return {
+        name: Place(held.data_ptr(), tuple(held.shape), name in buffers)
+        for name, held in state.items()
+    }
 
 
 def weights_of(

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from inference.traced_loading import Loaded
 from schemas.errors import EngineDied, WorkFailed
 from schemas.foreign_text import raised
 from schemas.messages import Sampling
@@ -101,10 +102,10 @@ class VllmCore:
         """Stop all requests; what they came to until now is in `news` when this returns."""
         self._wait(self._halt(), REPLY_S)
 
-    def load(self, file: Path) -> list[str]:
+    def load(self, file: Path) -> Loaded:
         """Write a safetensors file over the model's weights and forget all keys of the old ones.
 
-        To be called when halted. Returns the tensors that the file does not reach.
+        To be called when halted. Returns what the model holds then.
         """
         return self._wait(self._load(file), REPLY_S)
 
@@ -141,6 +142,7 @@ class VllmCore:
         count = max(1, min(WARM_TOKENS, options.context - 1))
         async for _ in self._sampled([0] * count, self._params(max_tokens=1), "warm"):
             pass
+        await self._require_unpacked()
 
     def _params(self, **asked: Any) -> Any:
         from vllm import SamplingParams
@@ -185,11 +187,19 @@ class VllmCore:
             await asyncio.gather(*late, return_exceptions=True)
         await self._running[0].resume_generation()
 
-    async def _load(self, file: Path) -> list[str]:
+    async def _load(self, file: Path) -> Loaded:
         llm = self._running[0]
-        [missing] = await llm.collective_rpc("load_rollcall_weights", args=(str(file),))
+        [told] = await llm.collective_rpc("load_rollcall_weights", args=(str(file),))
         await llm.reset_prefix_cache()
-        return list(missing)
+        digests, stale = told
+        return Loaded({name: (dtype, made) for name, (dtype, made) in digests.items()}, (*stale,))
+
+    async def _require_unpacked(self) -> None:
+        """No weights are in it afterwards."""
+        [packed] = await self._running[0].collective_rpc("packed_layers")
+        if packed:
+            msg = f"it computes with packed copies of {packed[:3]}, which no later weights reach"
+            raise RuntimeError(msg)
 
     async def _score(self, ids: list[int]) -> NDArray[np.float32]:
         from vllm import SamplingParams

@@ -4,8 +4,9 @@ Token ids go in and out; templates, ends and stop strings are those of the other
 (`inference.slot`). vLLM starts with the first weights, on the thread that stages them.
 
 Adoption is a full stop: what all requests came to is collected under the old version, the weights
-are written over the old ones, the canary is scored as the only request there is, and then every
-call goes on from its own tokens, with keys of the new weights alone. vLLM's way to freeze requests
+are written over the old ones, digests tell that every tensor in vLLM is one of the version's
+(`inference.traced_loading`), the canary is scored as the only request there is, and then every call
+goes on from its own tokens, with keys of the new weights alone. vLLM's way to freeze requests
 (`pause_generation(mode="keep")`) would let them sample beside a canary that may yet be off. Weights
 of which it is off are written over by those before them.
 
@@ -14,14 +15,20 @@ an adoption does.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 from inference.canary import prove_by
 from inference.engine import EngineAnswer
-from inference.load_weights import places_of, weights_of
+from inference.load_weights import (
+    PublishedDigests,
+    digests_of,
+    places_of,
+    require_loaded,
+    weights_of,
+)
 from inference.policy_dir import load_policy
 from inference.sampling import GOLDEN
 from inference.slot import Slot, slot_or_failure
@@ -38,6 +45,15 @@ from schemas.weights import write_weights
 WAIT_S = 0.002
 """A decode step of a small policy takes about so long."""
 MOST_SEED = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """A version, and the file with its tensors."""
+
+    version: PolicyVersion
+    file: Path
+    digests: PublishedDigests
 
 
 class VllmEngine:
@@ -70,8 +86,8 @@ class VllmEngine:
         self._shared = beside or SharedVllm(options, start)
         self._held = HeldWeights()
         self._files = TemporaryDirectory(prefix="rollcall-vllm-")
-        self._staged: tuple[PolicyVersion, Path] | None = None
-        self._serving: tuple[PolicyVersion, Path] | None = None
+        self._staged: _Weights | None = None
+        self._serving: _Weights | None = None
         self._waiting = WaitingCalls()
         self._open: dict[int, Slot] = {}
         self._paused: list[Slot] = []
@@ -118,13 +134,15 @@ class VllmEngine:
         """See the protocol: the weights wait in a file, for vLLM has a process of its own."""
         staged, self._staged = self._staged, None
         if staged is not None:
-            staged[1].unlink()
+            staged.file.unlink()
         if version.version <= self.version:
             return
         raw = weights_of(self._places, self.policy_id, version, self._held)
         file = write_weights(Path(self._files.name).as_uri(), version.version, raw, by_tensor=True)
+        path = Path(file.uri.removeprefix("file://"))
+        digests = digests_of(raw, version.version, path, self.policy.precision)
         self._shared.start()
-        self._staged = version, Path(file.uri.removeprefix("file://"))
+        self._staged = _Weights(version, path, digests)
 
     def adopt(self) -> None:
         """See the protocol; it lasts as long as vLLM needs for a step, the weights, the canary.
@@ -133,17 +151,17 @@ class VllmEngine:
         """
         if self._staged is None:
             return
-        (version, file), self._staged = self._staged, None
+        staged, self._staged = self._staged, None
         with self._shared.turn_of(self) as core:
             try:
-                self._put(core, version, file)
+                self._put(core, staged)
             except WorkFailed:
-                file.unlink()
+                staged.file.unlink()
                 self._held.forget()  # who tries again is to read all of it again
                 self._put_back(core)
                 raise
             else:
-                self._served(version, file)
+                self._served(staged)
             finally:
                 self._go_on(core)
 
@@ -171,23 +189,20 @@ class VllmEngine:
             self._shared.leave()
             return
         try:
-            self._put(core, *self._serving)
+            self._put(core, self._serving)
         except WorkFailed as error:
             msg = f"vLLM does not serve version {self.version} as it did: {error}; {REMEDY}"
             raise EngineDied(msg) from error
 
-    def _put(self, core: VllmCore, version: PolicyVersion, file: Path) -> None:
+    def _put(self, core: VllmCore, weights: _Weights) -> None:
         """Load a file of weights whole and prove it; raises WorkFailed where it cannot be."""
-        missing = core.load(file)
-        if missing:
-            msg = f"the weights leave out {missing[:3]} of the model as vLLM has it"
-            raise WorkFailed("weights", msg, retriable=False)
-        prove_by(core.score, self.policy, version)
+        require_loaded(weights.digests, core.load(weights.file), self._places)
+        prove_by(core.score, self.policy, weights.version)
 
-    def _served(self, version: PolicyVersion, file: Path) -> None:
+    def _served(self, weights: _Weights) -> None:
         if self._serving is not None:
-            self._serving[1].unlink()
-        self._serving, self.version = (version, file), version.version
+            self._serving.file.unlink()
+        self._serving, self.version = weights, weights.version.version
         self._waiting.release(self.version)
 
     def _go_on(self, core: VllmCore) -> None:

@@ -21,6 +21,7 @@ from vllm import _custom_ops
 from vllm.model_executor.layers import utils
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
+from inference.traced_loading import load_and_prove
 from inference.vllm_core import OWNER
 
 PR_SET_PDEATHSIG = 1
@@ -54,12 +55,34 @@ class InPlaceWeights:
 
     model_runner: Any
 
-    def load_rollcall_weights(self, file: str) -> list[str]:
+    def load_rollcall_weights(self, file: str) -> tuple[dict[str, tuple[str, str]], list[str]]:
         """Write the tensors of a safetensors file over those of the model.
 
-        Returns the names of the model's tensors that none of them reached.
+        Returns dtype and digest of each as the model holds it then, and the names of the model's
+        tensors of which a part is none of theirs.
         """
         model = self.model_runner.model
         with torch.inference_mode():
-            loaded = model.load_weights(load_file(Path(file)).items())
-        return sorted(dict(model.named_parameters()).keys() - loaded)
+            loaded = load_and_prove(model, load_file(Path(file)), model.load_weights)
+        return dict(loaded.digests), list(loaded.stale)
+
+    def packed_layers(self) -> list[str]:
+        """Name the layers that compute with a copy of their weights; none has weights afterwards.
+
+        Such a copy stays that of the weights that vLLM started with.
+        """
+        model = self.model_runner.model
+        with torch.inference_mode():
+            return [name for name, layer in model.named_modules() if _is_packed(layer)]
+
+
+def _is_packed(layer: torch.nn.Module) -> bool:
+    """Whether it says anything else than zeros for weights that are zeros."""
+    method, weight = getattr(layer, "quant_method", None), getattr(layer, "weight", None)
+    if not hasattr(layer, "cpu_linear") or method is None or not isinstance(weight, torch.Tensor):
+        return False
+    if not weight.numel():
+        return True
+    weight.zero_()
+    told = method.apply(layer, torch.ones(1, weight.shape[-1], dtype=weight.dtype), None)
+    return bool(told.any())

@@ -64,7 +64,7 @@ class Shield:
         return self._plain(text)
 
     def _ids_of(self, spellings: Collection[str]) -> frozenset[int]:
-        ids = map(self._tokenizer.convert_tokens_to_ids, spellings)
+        ids = (self._tokenizer.convert_tokens_to_ids(each) for each in spellings)
         return frozenset(each for each in ids if each is not None)
 
     @cached_property

@@ -115,13 +115,14 @@ class RoleTemplate:
         self.spec = spec
         """The texts that it is made of."""
         self.digest = digest("roles", json.dumps(spec, sort_keys=True)).hex()
-        marks = [text for text in (bos, end, *before.values(), *after.values()) if _is_mark(text)]
-        self._shield = Shield(tokenizer, marks)
         self._content = _memory_of(tokenizer, split_special_tokens=True)
         control = _memory_of(tokenizer, split_special_tokens=False)
         self._bos, self._end, self._glue = control(bos), control(end), control(glue)
         self._before = {role: control(text) for role, text in before.items()}
         self._after = {role: control(text) for role, text in after.items()}
+        pieces = {text: control(text) for text in (bos, end, *before.values(), *after.values())}
+        marks = {text: ids[0] for text, ids in pieces.items() if _is_mark(text) and len(ids) == 1}
+        self._shield = Shield(tokenizer, marks)
         self._after["assistant"] = self._end + self._glue
         if "assistant" not in before or len(self._end) > 1:
             msg = (

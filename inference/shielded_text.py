@@ -13,8 +13,9 @@ its answers are told, so there they stay what they were. Special ones are never 
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -30,19 +31,22 @@ Encode = Callable[[str], Sequence[int]]
 class Shield:
     """Knows the control tokens of a tokenizer, and how to write each as plain text.
 
-    `marks` are spellings of a template's own.
+    `marks` are those of a template: spellings, and the token of each.
     """
 
-    def __init__(self, tokenizer: Any, marks: Collection[str] = ()) -> None:
+    def __init__(self, tokenizer: Any, marks: Mapping[str, int] = MappingProxyType({})) -> None:
         self._tokenizer = tokenizer
         added = getattr(tokenizer, "added_tokens_decoder", {})
-        special = {token.content for token in added.values() if token.special}
-        special |= set(getattr(tokenizer, "all_special_tokens", ()))
-        others = {token.content for token in added.values() if token.content.strip()}
-        self._ids = {True: self._ids_of(special), False: self._ids_of(special | others | {*marks})}
+        named = getattr(tokenizer, "all_special_tokens", ())
+        special = {spelling: tokenizer.convert_tokens_to_ids(spelling) for spelling in named}
+        special |= {token.content: each for each, token in added.items() if token.special}
+        others = {token.content: each for each, token in added.items() if token.content.strip()}
+        every = {**special, **others, **marks}
+        self._ids = {True: frozenset(special.values()), False: frozenset(every.values())}
         """By whether a text is the policy's own."""
-        self._patterns = {True: _any_of(special), False: _any_of(special | others | {*marks})}
-        folded = any(getattr(token, "normalized", False) for token in added.values())
+        self._patterns = {True: _any_of(special), False: _any_of(every)}
+        tokens = added.values()
+        folded = any(getattr(token, "normalized", False) for token in tokens)
         self._folds = folded and self._backend is not None and self._backend.normalizer is not None
         """Whether other spellings too become control tokens, such as those in capitals."""
         self.spans = lru_cache(maxsize=4096)(self._spans)
@@ -62,10 +66,6 @@ class Shield:
         Raises WorkFailed(`not_renderable`) where a vocabulary has no other tokens for it.
         """
         return self._plain(text)
-
-    def _ids_of(self, spellings: Collection[str]) -> frozenset[int]:
-        ids = (self._tokenizer.convert_tokens_to_ids(each) for each in spellings)
-        return frozenset(each for each in ids if each is not None)
 
     @cached_property
     def _backend(self) -> Any:

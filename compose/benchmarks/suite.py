@@ -24,6 +24,7 @@ from compose.benchmarks import (
     engine_speed,
     gradings,
     hosted_calls,
+    hostile_session,
     live_memory,
     overload,
     range_speed,
@@ -59,6 +60,8 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
     "hosted_calls_512": hosted_calls.CALLS_512,
     "hosted_call_latency_ms": hosted_calls.call_latency,
     "hosted_calls_parallel": hosted_calls.side_by_side,
+    "hostile_session_ms": hostile_session.latency,
+    "hostile_session_mib": hostile_session.memory,
     "hosted_agent_bytes": agent_memory.private,
     "hosted_resume_s": agent_takeover.kill,
     **{

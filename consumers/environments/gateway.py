@@ -12,6 +12,7 @@ import hmac
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import cast
 
@@ -30,6 +31,7 @@ from consumers.environments.exchange import (
     over,
     response_of,
 )
+from consumers.environments.large_bodies import LargeBodies
 from consumers.environments.line import GatewayLine, OpenCalls, TooManyOpen
 from consumers.environments.listener import address_of
 from inference.dialects.dialect import Declined
@@ -45,6 +47,8 @@ from schemas.foreign_text import plain
 
 DIALECTS = {**ROUTES, **ADAPTER_ROUTES}
 """What is posted to a path, and how it is spoken to."""
+LEAVE_S = 5.0
+"""For which what is left of the body of a declined request is taken."""
 
 
 class Gateway:
@@ -59,6 +63,7 @@ class Gateway:
         self.budget = BodyBudget(
             limits.bodies_bytes, limits.bodies_of_session_bytes, limits.retry_after_s
         )
+        self.large = LargeBodies()
         self._listener = listener
         self._lines: dict[str, GatewayLine] = {}
         self._door: Door | None = None
@@ -82,6 +87,7 @@ class Gateway:
             await asyncio.wait(self._closing)
         if self._door is not None:
             await self._door.close()
+        await self.large.close()
         self._listener.close()
 
     def connections(self) -> list[web.RequestHandler]:
@@ -115,6 +121,8 @@ class Gateway:
 
     def _forget(self, line: GatewayLine) -> None:
         self._lines.pop(line.key, None)
+        self.large.forget(line.key)
+        self.budget.forget(line.key)
         door = self._doors.pop(line.key, None)
         if door is not None:
             door.stop()
@@ -130,7 +138,22 @@ class Gateway:
         response = await self._answer_or_decline(door, request, connection)
         if not response.prepared and _leaves_rubbish(request):
             response.force_close()
+        elif not response.prepared and not request.content.is_eof():
+            await self._leave(request, response)
         return response
+
+    async def _leave(self, request: BaseRequest, response: web.StreamResponse) -> None:
+        """Answer before the body has come, and take some of the rest, or the client would not read
+        the answer: aiohttp would take all of it, as fast as it comes."""
+        key, _ = _place(request)
+        rate = self.budget.rate(key if key in self._lines else "")
+        response.force_close()
+        await response.prepare(request)
+        await response.write_eof()
+        with suppress(TimeoutError, web.RequestPayloadError):
+            async with asyncio.timeout(LEAVE_S):
+                async for data in request.content.iter_any():
+                    await rate.taken(len(data))
 
     async def _answer_or_decline(
         self, door: str, request: BaseRequest, connection: Connection
@@ -156,7 +179,7 @@ class Gateway:
             connection.known = True
             dialect = DIALECTS[path]
             return await Exchange(
-                request, connection, line, dialect, self.limits, self.budget
+                request, connection, line, dialect, self.limits, self.budget, self.large
             ).run()
         if request.method == "GET" and path in DOCUMENTS:
             body = DOCUMENTS[path](self._line(door, request, key))

@@ -30,6 +30,7 @@ from inference.dialects.read_body import (
     TAKEN,
     Content,
     Many,
+    Messages,
     Probability,
     Temperature,
     TextPart,
@@ -132,7 +133,7 @@ class _Prompt:
     __pydantic_config__ = TAKEN
 
     messages: Annotated[
-        Many[Annotated[_User | _AssistantTurn | _Instruction, Field(discriminator="role")]],
+        Messages[Annotated[_User | _AssistantTurn | _Instruction, Field(discriminator="role")]],
         Field(min_length=1),
     ]
     model: str | None = None

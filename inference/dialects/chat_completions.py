@@ -25,6 +25,7 @@ from inference.dialects.read_body import (
     TAKEN,
     Content,
     Many,
+    Messages,
     Probability,
     Temperature,
     Tokens,
@@ -109,7 +110,7 @@ class _ChatBody:
     __pydantic_config__ = TAKEN
 
     messages: Annotated[
-        Many[
+        Messages[
             Annotated[_PlainMessage | _AssistantMessage | _ToolResult, Field(discriminator="role")]
         ],
         Field(min_length=1),

@@ -35,13 +35,15 @@ MOST = 2**31 - 1
 Tokens = Annotated[int, Field(ge=1, le=MOST)]
 Temperature = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
+MOST_MESSAGES = 20_000
 Many = Annotated[list[T], _FirstFault()]
 """One wrong item is told; a million are not collected."""
+Messages = Annotated[list[T], _FirstFault(), Field(max_length=MOST_MESSAGES)]
 FOUND_CHARS = 80
 WORDS_CHARS = 1000
 WORDS = (
-    ("Input should be", "must be"), ("a valid array", "a list"), ("a valid integer", "an integer"),
-    ("a valid string", "a text"), ("a valid ", "a "),
+    ("Input should be", "must be"), ("List should have", "must have"), ("a valid array", "a list"),
+    ("a valid integer", "an integer"), ("a valid string", "a text"), ("a valid ", "a "),
 )  # fmt: skip
 
 
@@ -56,8 +58,8 @@ class TextPart:
 Content = str | Many[TextPart] | None
 
 
-MOST_MESSAGES = 20_000
 MOST_OBJECTS = 250_000
+MOST_VALUES = 2_000_000
 """Bounds on what one body may make a worker read, which holds up others meanwhile."""
 MOST_DEEP = 200
 """Lists and objects within one another that the parser reads; the bound is its own."""
@@ -67,15 +69,38 @@ TOO_DEEP = "recursion limit exceeded"
 
 def read_body(body: bytes, taken: type[B]) -> B:
     """The body as what the dialect takes. Raises Declined (400), naming field, found, wanted."""
-    body = sound(body)
-    if body.count(b'"role"') > MOST_MESSAGES or body.count(b"{") > MOST_OBJECTS:
-        msg = f"the body has more than {MOST_MESSAGES:,} messages, or {MOST_OBJECTS:,} objects"
-        raise Declined(400, "invalid_request_error", msg)
+    _check_size(body)
     try:
-        read: B = _adapter_of(cast(Any, taken)).validate_json(body)
+        return _validated(body, taken)
     except ValidationError as error:
-        raise _declined(error, body) from None
+        mended = sound(body) if _is_no_json(error) else body
+        if mended is body:
+            raise _declined(error, body) from None
+    try:
+        return _validated(mended, taken)
+    except ValidationError as error:
+        raise _declined(error, mended) from None
+
+
+def _validated(body: bytes, taken: type[B]) -> B:
+    read: B = _adapter_of(cast(Any, taken)).validate_json(body)
     return read
+
+
+def _is_no_json(error: ValidationError) -> bool:
+    return error.errors(include_url=False, include_input=False)[0]["type"] == "json_invalid"
+
+
+def _check_size(body: bytes) -> None:
+    """Raises Declined for more values than are read; most bodies are too short for that."""
+    if len(body) <= MOST_OBJECTS:
+        return
+    for most, marks in ((MOST_OBJECTS, (b"{", b"[")), (MOST_VALUES, (b",",))):
+        for mark in marks:
+            if body.count(mark) > most:
+                what = "objects or lists" if most == MOST_OBJECTS else "values"
+                msg = f"the body has more than {most:,} {what}; send fewer"
+                raise Declined(400, "invalid_request_error", msg)
 
 
 def joined(content: Content) -> str:
@@ -127,7 +152,7 @@ def _adapter_of(read: Any) -> TypeAdapter[Any]:
 def _declined(error: ValidationError, body: bytes) -> Declined:
     """Of the alternatives that a value could have been, those count that got furthest."""
     errors = error.errors(include_url=False)
-    if errors[0]["type"] == "json_invalid":
+    if _is_no_json(error):
         return Declined(400, "invalid_request_error", _no_json(errors[0]["msg"]))
     value = from_json(body)
     told = [_told(one, value) for one in errors]

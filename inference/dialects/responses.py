@@ -25,6 +25,7 @@ from inference.dialects.openai_errors import error_value, unsupported
 from inference.dialects.read_body import (
     TAKEN,
     Many,
+    Messages,
     Probability,
     Temperature,
     Tokens,
@@ -75,7 +76,7 @@ class _ReasoningWished:
 class _ResponsesBody:
     __pydantic_config__ = TAKEN
 
-    input: str | Many[Item]
+    input: str | Messages[Item]
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -236,7 +237,7 @@ def _error_event(declined: Declined) -> bytes:
 
 
 def _kept(request: AgentRequest, reply: ModelReply) -> Conversations:
-    if not request.echo["store"]:
+    if not request.turns:
         return {}
     choice = reply.choices[0]
     said = Message("assistant", choice.text, choice.tool_calls)

@@ -8,12 +8,12 @@ import re
 
 import structlog
 
-ESCAPES = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-    rb"|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
-    re.DOTALL,
+SURROGATES = re.compile(
+    rb"(?<!\\)(\\++)u[dD](?:[89abAB][0-9a-fA-F]{2}(\\u[dD][c-fC-F][0-9a-fA-F]{2})?"
+    rb"|[c-fC-F][0-9a-fA-F]{2})"
 )
-"""Every escape of a JSON string: a surrogate pair, a lone surrogate (the group), any other."""
+"""A surrogate after all the backslashes before it (an even number are none before `u`), with the
+second half of its pair. Nothing of a body but these is looked at one by one."""
 REPLACEMENT = rb"\ufffd"
 
 log = structlog.get_logger()
@@ -26,7 +26,7 @@ def sound(body: bytes) -> bytes:
     """
     wrong: list[int] = []
     if b"\\ud" in body or b"\\uD" in body:
-        body = ESCAPES.sub(lambda found: _escape(found, wrong), body)
+        body = SURROGATES.sub(lambda found: _mended(found, wrong), body)
     try:
         body.decode()
     except UnicodeDecodeError as error:
@@ -38,8 +38,12 @@ def sound(body: bytes) -> bytes:
     return body
 
 
-def _escape(found: re.Match[bytes], wrong: list[int]) -> bytes:
-    if found[1] is None:
+def _mended(found: re.Match[bytes], wrong: list[int]) -> bytes:
+    marks, second = found[1], found[2]
+    escaped = len(marks) % 2 == 1
+    if escaped == (second is not None):  # a pair, or no escape
         return found[0]
     wrong.append(found.start())
-    return REPLACEMENT
+    if second is not None:  # only what follows the text is an escape
+        return found[0].removesuffix(second) + REPLACEMENT
+    return marks[:-1] + REPLACEMENT

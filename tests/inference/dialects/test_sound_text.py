@@ -54,5 +54,5 @@ def test_a_body_of_too_many_messages_is_declined_before_it_is_read() -> None:
     one = b'{"role":"user","content":"a"}'
     body = b'{"model":"p","messages":[' + b",".join([one] * (MOST_MESSAGES + 1)) + b"]}"
 
-    with pytest.raises(Declined, match="more than 20,000 messages"):
+    with pytest.raises(Declined, match=r"^messages .*20000"):
         ROUTES[CHAT].read(body, ["p"], {})

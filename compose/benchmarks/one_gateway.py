@@ -1,0 +1,70 @@
+"""A gateway with two sessions, whose model answers at once with what it was asked last.
+
+    python -m compose.benchmarks.one_gateway
+
+Prints a line of JSON with its port and both keys; for each line on standard input another, with
+what it holds. Ends with its input.
+"""
+
+import asyncio
+import gc
+import sys
+
+import orjson
+
+from compose.log_setup import set_up
+from consumers.environments.gateway import Gateway
+from consumers.environments.line import GatewayLine
+from consumers.environments.listener import bind
+from consumers.loop.loop import GC_THRESHOLDS
+from schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply, StepReply
+
+POLICY = "bench"
+MOST_SAID = 1000
+
+
+def replied(ask: Ask) -> Reply:
+    """The last words of the ask; whatever else is asked is no model's."""
+    if ask.kind != "model":
+        return StepReply(ask.d, ask.text[:MOST_SAID])
+    if len(ask.messages[-1].content) > MOST_SAID:
+        return ErrorReply(ask.d, 400, "too_long", "the prompt is too long")
+    return ModelReply(ask.d, (Choice(ask.messages[-1].content),) * ask.n)
+
+
+async def answer(line: GatewayLine) -> None:
+    """Reply to whatever is asked on the line."""
+    while not line.over:
+        for ask in line.asked():
+            line.tell(replied(ask))
+        await line.wait(None)
+
+
+async def serve() -> None:
+    """Serve both sessions until the input ends."""
+    gateway = Gateway(bind())
+    await gateway.start()
+    lines = [gateway.line([POLICY], {}) for _ in range(2)]
+    answering = [asyncio.create_task(answer(line)) for line in lines]
+    port = int(gateway.address.rpartition(":")[2])
+    _say({"port": port, "keys": [line.key for line in lines]})
+    while await asyncio.to_thread(sys.stdin.readline):
+        _say(
+            {
+                "bytes": gateway.budget.held,
+                "calls": gateway.open_calls.count,
+                "connections": len(gateway.connections()),
+            }
+        )
+    await gateway.close()
+    await asyncio.gather(*answering)
+
+
+def _say(value: object) -> None:
+    print(orjson.dumps(value).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    set_up("gateway", "gateway")
+    gc.set_threshold(*GC_THRESHOLDS)  # as in a worker
+    asyncio.run(serve())

@@ -1,0 +1,87 @@
+"""The process that reads large bodies: `python -m consumers.environments.body_process FD`.
+
+An order comes with a file that holds a body, and one that holds what was said before. The process
+puts into the first what the body asks, and says how long that is, or why the body is refused, or
+which earlier response it needs. What a body costs to read falls on it, not on the gateway: its
+memory is bounded, and it gives way to others on the processor.
+"""
+
+import os
+import resource
+import socket
+import sys
+
+import orjson
+import structlog
+
+from consumers.environments.adapter_dialect import ADAPTER_ROUTES
+from inference.dialects.dialect import Declined
+from inference.dialects.routes import ROUTES
+from inference.dialects.told_request import AtHand, NotAtHand, conversations_of, told_request
+
+MOST_BYTES = 384 * 1024 * 1024
+"""Of data; an interpreter with the dialects has 50 MiB."""
+NICE = 5
+ORDER_BYTES = 65_536
+DIALECTS = {each.name: each for each in (*ROUTES.values(), *ADAPTER_ROUTES.values())}
+
+
+def answered(order: bytes, body_file: int, earlier_file: int) -> dict[str, object]:
+    """Put what the body asks into its file; how the order is answered."""
+    dialect, policies, unknown = orjson.loads(order)
+    try:
+        earlier = AtHand(conversations_of(_content(earlier_file)), unknown)
+        told = told_request(DIALECTS[dialect].read(_content(body_file), policies, earlier))
+    except MemoryError:
+        msg = "the body takes too much memory to be read; send a smaller one"
+        return {"status": 413, "code": "request_too_large", "message": msg, "param": None}
+    except NotAtHand as needed:
+        return {"needs": needed.name}
+    except Declined as declined:
+        return {
+            "status": declined.status,
+            "code": declined.code,
+            "message": str(declined),
+            "param": declined.param,
+        }
+    os.ftruncate(body_file, 0)
+    written = 0
+    while written < len(told):
+        written += os.pwrite(body_file, memoryview(told)[written:], written)
+    return {"length": len(told)}
+
+
+def serve(orders: socket.socket) -> None:
+    """Until the other end is closed."""
+    while True:
+        order, files, _, _ = socket.recv_fds(orders, ORDER_BYTES, 2)
+        if not order:
+            return
+        try:
+            orders.sendall(orjson.dumps(answered(order, *files)))
+        finally:
+            for file in files:
+                os.close(file)
+
+
+def log_to_stderr() -> None:
+    """As lines of JSON, like the worker's own."""
+    structlog.configure(
+        [
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def _content(file: int) -> bytes:
+    return os.pread(file, os.fstat(file).st_size, 0)
+
+
+if __name__ == "__main__":
+    log_to_stderr()
+    os.nice(NICE)
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
+    serve(socket.socket(fileno=int(sys.argv[1])))

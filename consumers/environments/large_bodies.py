@@ -1,0 +1,199 @@
+"""Large bodies of requests, read so that other sessions of the gateway do not wait for them.
+
+A body of many megabytes may take seconds to read, in which Python does nothing else. So a process
+reads them, one at a time, and what it makes of one is copied from it beside the loop. Copying holds
+up the loop a little too: a session has one large body read at a time, and waits between two of them
+for so long that they take a small share of the time.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from subprocess import DEVNULL
+from typing import Any
+
+import orjson
+import structlog
+
+from inference.dialects.dialect import AgentRequest, Conversations, Declined, Dialect
+from inference.dialects.told_request import request_of, told_conversations
+
+READ_S = 20.0
+"""What a body may take to be read, where the processor has other work too."""
+COPY_SHARE = 1 / 300
+"""Of the time, for copying what a session's large bodies ask, beyond FREE_S of each."""
+FREE_S = 0.002
+READ_SHARE = 1 / 4
+MOST_EARLIER = 64
+"""Responses that one body may go on from or refer to."""
+LOOK_S = 1.0
+"""How often it is seen that a client has gone that waits for its turn."""
+ANSWER_BYTES = 65_536
+MODULE = "consumers.environments.body_process"
+
+log = structlog.get_logger()
+
+
+class LargeBodies:
+    """Reads them for one gateway; lives on its loop."""
+
+    def __init__(self, within_s: float = READ_S) -> None:
+        self._within_s = within_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._orders: socket.socket | None = None
+        self._reading = asyncio.Lock()
+        self._turns: dict[str, _Turns] = {}
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return self._process.pid if self._process is not None else None
+
+    async def read(
+        self,
+        session: str,
+        dialect: Dialect,
+        body: bytearray,
+        policies: Sequence[str],
+        earlier: Conversations,
+        gone: Callable[[], bool],
+    ) -> AgentRequest:
+        """Read a body when it is the session's turn; it is taken. Raises Declined.
+
+        Raises ConnectionError for a client that is gone by then.
+        """
+        turns = self._turns.setdefault(session, _Turns())
+        async with turns.lock:
+            while not gone() and (left := turns.due - time.monotonic()) > 0:
+                await asyncio.sleep(min(left, LOOK_S))
+            if gone():
+                msg = "the client has gone before its body was read"
+                raise ConnectionError(msg)
+            with _File(body) as file:
+                body.clear()
+                length = await self._read(dialect, policies, earlier, file, turns)
+                request, seconds = await asyncio.to_thread(_copied, file.fileno(), length)
+                turns.wait(max(0.0, seconds - FREE_S), COPY_SHARE)
+                return request
+
+    def forget(self, session: str) -> None:
+        """Of a session that is over nothing is remembered."""
+        self._turns.pop(session, None)
+
+    async def close(self) -> None:
+        """End the process. May be called twice."""
+        process, self._process = self._process, None
+        if self._orders is not None:
+            self._orders.close()
+            self._orders = None
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def _read(
+        self,
+        dialect: Dialect,
+        policies: Sequence[str],
+        earlier: Conversations,
+        file: "_File",
+        turns: "_Turns",
+    ) -> int:
+        """How long is what the body asks, which stands in its place now. Raises Declined."""
+        known: dict[str, Sequence[Any]] = {}
+        unknown: list[str] = []
+        while len(known) + len(unknown) <= MOST_EARLIER:
+            order = orjson.dumps((dialect.name, policies, unknown))
+            with _File(told_conversations(known)) as before:
+                async with self._reading:
+                    begun = time.monotonic()
+                    answer = await self._ordered(order, file.fileno(), before.fileno())
+                    turns.wait(time.monotonic() - begun, READ_SHARE)
+            if "length" in answer:
+                return int(answer["length"])
+            if "needs" not in answer:
+                status, code, message = answer["status"], answer["code"], answer["message"]
+                raise Declined(status, code, message, param=answer["param"])
+            name = answer["needs"]
+            if name in earlier:
+                known[name] = earlier[name]
+            else:
+                unknown.append(name)
+        msg = f"a large body may refer to {MOST_EARLIER} responses; send their items instead"
+        raise Declined(400, "invalid_request_error", msg, param="input")
+
+    async def _ordered(self, order: bytes, *files: int) -> Mapping[str, Any]:
+        """What the process answers; where it does not, it is ended."""
+        orders = await self._begun()
+        answer = b""
+        try:
+            socket.send_fds(orders, [order], files)
+            async with asyncio.timeout(self._within_s):
+                answer = await asyncio.get_running_loop().sock_recv(orders, ANSWER_BYTES)
+        except (TimeoutError, OSError) as error:
+            log.warning("large_body_not_read", error=str(error) or type(error).__name__)
+        finally:
+            if not answer:
+                await self.close()
+        if answer:
+            value: Mapping[str, Any] = orjson.loads(answer)
+            return value
+        msg = f"the body takes more than {self._within_s:g} s, or too much memory, to be read"
+        code = "request_too_large"
+        return {"status": 413, "code": code, "message": f"{msg}; send a smaller one", "param": None}
+
+    async def _begun(self) -> socket.socket:
+        if self._orders is None:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.setblocking(False)
+            self._orders = ours
+            with theirs:
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-P", "-m", MODULE, str(theirs.fileno()),
+                    stdin=DEVNULL, stdout=DEVNULL, pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )  # fmt: skip
+        return self._orders
+
+
+class _Turns:
+    """When a session may have its next large body read."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.due = 0.0
+
+    def wait(self, seconds: float, share: float) -> None:
+        """Count so many seconds that may be this share of the time."""
+        self.due = max(self.due, time.monotonic()) + seconds / share
+
+
+class _File:
+    """Bytes in memory that another process can be given."""
+
+    def __init__(self, content: bytes | bytearray) -> None:
+        self._file = os.memfd_create("body")
+        with memoryview(content) as view:
+            written = 0
+            while written < len(view):
+                written += os.write(self._file, view[written:])
+
+    def fileno(self) -> int:
+        return self._file
+
+    def __enter__(self) -> "_File":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)
+
+
+def _copied(file: int, length: int) -> tuple[AgentRequest, float]:
+    """The request, and the seconds of processor that it took."""
+    begun = time.thread_time()
+    request = request_of(os.pread(file, length, 0))
+    return request, time.thread_time() - begun

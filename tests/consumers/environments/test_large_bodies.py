@@ -1,0 +1,123 @@
+"""A large body is read as a small one is, in a process that may end, and in its session's turn."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from consumers.environments.body_budget import ByteRate
+from consumers.environments.exchange import LARGE_BYTES
+from consumers.environments.gateway import DIALECTS
+from consumers.environments.large_bodies import LargeBodies
+from inference.dialects.dialect import AgentRequest, Conversations, Declined
+from schemas.messages import Message
+from tests.support.fuzzed_bodies import BODIES, EARLIER
+
+PAD = "p" * LARGE_BYTES
+WHOLE = {**BODIES, "/v1/step": {"action": PAD}, "/v1/finish": {"result": PAD}}
+
+
+def on_a_loop(work: Callable[[LargeBodies], Awaitable[None]], **options: Any) -> None:
+    async def scene() -> None:
+        large = LargeBodies(**options)
+        try:
+            await work(large)
+        finally:
+            await large.close()
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+async def read(
+    large: LargeBodies, path: str, value: Any, earlier: Conversations, session: str = "s"
+) -> AgentRequest:
+    body = bytearray(json.dumps(value).encode())
+    return await large.read(session, DIALECTS[path], body, ["policy"], earlier, lambda: False)
+
+
+def test_a_large_body_is_read_or_refused_as_a_small_one_is() -> None:
+    async def work(large: LargeBodies) -> None:
+        for number, (path, value) in enumerate(WHOLE.items()):
+            wanted = DIALECTS[path].read(json.dumps(value).encode(), ["policy"], EARLIER)
+            found = await read(large, path, value | {"pad": PAD}, EARLIER, str(number))
+            assert (found.ask, found.ask.d, found.stream, found.turns) == (
+                wanted.ask, wanted.ask.d, wanted.stream, wanted.turns,
+            )  # fmt: skip
+        with pytest.raises(Declined, match="max_tokens must be an integer") as refused:
+            await read(large, "/v1/messages", BODIES["/v1/messages"] | {"max_tokens": "x"}, {}, "t")
+        assert (refused.value.status, refused.value.param) == (400, "max_tokens")
+
+    on_a_loop(work)
+
+
+def test_a_large_body_goes_on_from_a_response_of_its_session_alone() -> None:
+    said = {"resp_1": [Message("user", "x"), Message("assistant", "y")]}
+    value = {"input": PAD, "previous_response_id": "resp_1"}
+
+    async def work(large: LargeBodies) -> None:
+        found = await read(large, "/v1/responses", value, said)
+        assert found.ask.messages == (*said["resp_1"], Message("user", PAD))
+        with pytest.raises(Declined, match="'resp_1' not found"):
+            await read(large, "/v1/responses", value, {}, "other")
+
+    on_a_loop(work)
+
+
+def test_one_body_may_not_refer_to_responses_without_end() -> None:
+    items = [{"type": "item_reference", "id": f"msg_{number}"} for number in range(100)]
+    known = {f"resp_{number}": [Message("assistant", "y")] for number in range(100)}
+
+    async def work(large: LargeBodies) -> None:
+        with pytest.raises(Declined, match="may refer to 64 responses; send their items"):
+            await read(large, "/v1/responses", {"input": items}, known)
+
+    on_a_loop(work)
+
+
+def test_a_body_that_ends_its_reader_is_refused_and_the_next_one_is_read() -> None:
+    async def work(large: LargeBodies) -> None:
+        asking = asyncio.create_task(read(large, "/v1/step", {"action": PAD}, {}))
+        while large.pid is None:
+            await asyncio.sleep(0.001)
+        os.kill(large.pid, signal.SIGKILL)
+        with pytest.raises(Declined, match="too much memory, to be read; send a smaller one"):
+            await asking
+        assert (await read(large, "/v1/step", {"action": PAD}, {}, "t")).ask.text == PAD
+
+    on_a_loop(work)
+
+
+def test_a_body_that_takes_too_long_to_read_is_refused() -> None:
+    async def work(large: LargeBodies) -> None:
+        with pytest.raises(Declined, match=r"takes more than 0\.001 s") as refused:
+            await read(large, "/v1/step", {"action": PAD}, {})
+        assert refused.value.status == 413
+
+    on_a_loop(work, within_s=0.001)
+
+
+def test_a_body_whose_client_has_gone_is_not_read() -> None:
+    async def work(large: LargeBodies) -> None:
+        body = bytearray(b"{}")
+        with pytest.raises(ConnectionError, match="gone before its body was read"):
+            await large.read("s", DIALECTS["/v1/step"], body, [], {}, lambda: True)
+        assert large.pid is None
+
+    on_a_loop(work)
+
+
+def test_who_sends_faster_than_it_may_waits_and_who_rests_does_not() -> None:
+    async def scene() -> float:
+        rate = ByteRate(a_second=1000, at_once=500)
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        await rate.taken(500)
+        assert loop.time() - begun < 0.05
+        await rate.taken(100)
+        return loop.time() - begun
+
+    assert asyncio.run(scene()) >= 0.09

@@ -1,0 +1,73 @@
+"""A request that another process has read is the request, whatever its body holds."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consumers.environments.gateway import DIALECTS
+from inference.dialects.dialect import Declined
+from inference.dialects.routes import ROUTES
+from inference.dialects.told_request import (
+    AtHand,
+    NotAtHand,
+    conversations_of,
+    request_of,
+    told_conversations,
+    told_request,
+)
+from schemas.messages import Message
+from tests.support.avro_messages import FEW
+from tests.support.dialect_server import reply_to
+from tests.support.fuzzed_bodies import BODIES, EARLIER, SAID, changed, written
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+MESSAGES = st.builds(Message, TEXTS, TEXTS, TEXTS, TEXTS, TEXTS)
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_request_is_read_back_as_it_was(path: str) -> None:
+    rng = random.Random(path)
+    dialect, count = ROUTES[path], 0
+    for _ in range(500):
+        value = changed(BODIES[path], rng) if rng.random() < 0.9 else BODIES[path]
+        try:
+            request = dialect.read(written(value, rng), ["policy"], EARLIER)
+        except Declined:
+            continue
+        back = request_of(told_request(request))
+        reply = reply_to(request.ask, *[SAID] * request.ask.n)
+
+        assert (back.ask, back.ask.d, back.turns) == (request.ask, request.ask.d, request.turns)
+        assert dialect.body(back, reply) == dialect.body(request, reply)
+        assert dialect.events(back, reply) == dialect.events(request, reply)
+        assert dialect.kept(back, reply) == dialect.kept(request, reply)
+        count += 1
+    assert count > 50
+
+
+@pytest.mark.parametrize("path", ["/v1/step", "/v1/finish"])
+@given(text=TEXTS)
+@FEW
+def test_a_step_is_read_back_as_it_was(path: str, text: str) -> None:
+    body = written({"action": text, "result": text}, random.Random(0.5))
+    request = DIALECTS[path].read(body, [], {})
+
+    assert request_of(told_request(request)) == request
+
+
+@given(st.dictionaries(TEXTS, st.lists(MESSAGES, max_size=3), max_size=3))
+@FEW
+def test_what_was_said_is_read_back_as_it_was(said: dict[str, list[Message]]) -> None:
+    assert conversations_of(told_conversations(said)) == said
+
+
+def test_what_is_not_at_hand_is_asked_for_and_what_is_not_there_is_not() -> None:
+    some = AtHand({"a": [Message("user", "x")]}, ["b"])
+
+    assert some["a"]
+    assert "b" not in some
+    with pytest.raises(NotAtHand) as needed:
+        some.get("c")
+    assert needed.value.name == "c"

@@ -32,10 +32,14 @@ TRANSACTION = "open transaction"
 CUT, CUT_TO_BROKER, CUT_TO_CLIENT, FLAP = "cut", "cut to broker", "cut from broker", "flapping"
 CUT_REGISTRY = "cut from registry"
 """Killed too, so that it has to come back without: whoever works already seldom asks."""
+CLOCK = "clock set back"
+"""Killed too: a worker reads the time of day at its start, and counts on from there."""
+SET_BACK_S = 7200.0
 CUTS = (CUT, CUT_TO_BROKER, CUT_TO_CLIENT, FLAP, CUT_REGISTRY)
 KINDS: Mapping[str, Mapping[str, float]] = {
-    **{role: {KILL: 4, PAUSE: 2, **dict.fromkeys(CUTS, 1)} for role in WORKERS},
-    **{role: {KILL: 2, PAUSE: 1} for role in ("training", *SERVICES)},
+    **{role: {KILL: 4, PAUSE: 2, **dict.fromkeys((*CUTS, CLOCK), 1)} for role in WORKERS},
+    **{role: {KILL: 2, PAUSE: 1} for role in SERVICES},
+    "training": {KILL: 2, PAUSE: 1, CLOCK: 1},
     PROCESSES: {KILL: 1},
     BOXES: {KILL: 1},
     ENGINE: {KILL: 2, PAUSE: 1},
@@ -125,7 +129,7 @@ def _kinds(dice: Random, roles: list[str]) -> Iterator[tuple[str, str]]:
     if pausable := [role for role in roles if PAUSE in KINDS[role]]:
         first.append((PAUSE, dice.choice(pausable)))
     if workers:
-        first += [(kind, dice.choice(workers)) for kind in CUTS]
+        first += [(kind, dice.choice(workers)) for kind in (*CUTS, CLOCK)]
     dice.shuffle(first)
     yield from first
     for role in _draws(dice, roles, [WEIGHTS[role] for role in roles]):

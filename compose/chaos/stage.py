@@ -16,6 +16,7 @@ from compose.chaos.own_engine import IMAGE, OwnEngine, refuse_no_engine
 from compose.chaos.plan import RECIPES, SERVER, ChaosPlan
 from compose.chaos.proxy import Ports, Proxy, listeners
 from compose.chaos.victims import WorkerVictim, to_registry
+from compose.chaos.wall_clock import WallClock
 from compose.cluster import Cluster, answers, complete_topics
 from compose.processes import apart
 from compose.runs import run_folder
@@ -93,6 +94,7 @@ class Stage:
             self.proxy,
             topic,
             joined,
+            WallClock(self.cluster.settings.state() / "clocks", name),
             self.releases,
             release,
         )

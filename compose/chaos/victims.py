@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import Protocol
 
 from compose.chaos.faults import (
+    CLOCK,
     CUT_REGISTRY,
     CUT_TO_BROKER,
     CUT_TO_CLIENT,
     FLAP,
     KILL,
     PAUSE,
+    SET_BACK_S,
     Fault,
 )
 from compose.chaos.proxy import Proxy
+from compose.chaos.wall_clock import WallClock
 from compose.cluster import answers
 from compose.processes import ChildProcess, holds_within, module, spawn
 from compose.services import embedded
@@ -112,6 +115,7 @@ class WorkerVictim:
     """The one of whose partitions each sees work all the time, as the workload's topics do."""
     joined: str
     """What stands in its log once it works."""
+    clock: WallClock
     releases: Sequence[str] = ("",)
     """What goes before the rest on the module path, for each release that it may be of."""
     release: int = 0
@@ -143,9 +147,9 @@ class WorkerVictim:
         )
 
     def _path(self) -> dict[str, str]:
-        """Where its modules are looked for, if not where ours are."""
+        """Where its modules are looked for, and the clock that it reads."""
         first, rest = self.releases[self.release], self.environment.get("PYTHONPATH", "")
-        return {"PYTHONPATH": os.pathsep.join(filter(None, (first, rest)))} if first else {}
+        return self.clock.environment(os.pathsep.join(filter(None, (first, rest))))
 
     def fit(self) -> bool:
         return self._joined
@@ -168,6 +172,9 @@ class WorkerVictim:
             self._kill()
         elif fault.kind == CUT_REGISTRY:
             self.proxy.cut(to_registry(self.name))
+            self._kill()
+        elif fault.kind == CLOCK:
+            self.clock.set(-SET_BACK_S)
             self._kill()
         elif fault.kind == PAUSE:
             self._send(signal.SIGSTOP)
@@ -192,6 +199,8 @@ class WorkerVictim:
             self._send(signal.SIGCONT)
         elif fault.kind == CUT_REGISTRY:
             self.proxy.heal(to_registry(self.name))
+        elif fault.kind == CLOCK:
+            self.clock.set(0.0)
         elif fault.kind != KILL:
             self.proxy.heal(self.name)
 

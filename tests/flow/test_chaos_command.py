@@ -16,7 +16,7 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from compose.chaos import workload
-from compose.chaos.faults import CUTS, KILL, KINDS, PAUSE, ROLES, Fault, kills, mixed
+from compose.chaos.faults import CLOCK, CUTS, KILL, KINDS, PAUSE, ROLES, Fault, kills, mixed
 from compose.chaos.hosted_figures import HostedFigures
 from compose.chaos.outcome import ChaosOutcome, plain, table
 from compose.chaos.plan import ChaosPlan
@@ -102,12 +102,12 @@ KILLED = {role for role in ROLES if KILL in KINDS[role]}
 
 @limits(max_examples=20)
 @given(st.integers())
-def test_a_short_run_has_killed_every_role_and_seen_every_cut(seed: int) -> None:
+def test_a_short_run_has_killed_every_role_and_seen_every_cut_and_a_false_clock(seed: int) -> None:
     faults = ChaosPlan(seed, ROLES, minutes=0.5).faults()
 
     assert {fault.role for fault in faults if fault.kind == KILL} == KILLED
     assert {fault.role for fault in faults} == set(ROLES)
-    assert set(CUTS) < {fault.kind for fault in faults}
+    assert {*CUTS, CLOCK} < {fault.kind for fault in faults}
 
 
 @limits(max_examples=20)

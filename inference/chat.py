@@ -22,8 +22,17 @@ from typing import Any, Protocol
 from jinja2.exceptions import TemplateError
 
 from inference.shielded_text import Guard, Shield
-from inference.template_probes import Said, manners_of
-from inference.tools import NONE, format_of, format_told_by, in_words, no_form, offered_in
+from inference.template_probes import Said, manners_of, tells_of_tools
+from inference.tools import (
+    FORMATS,
+    NONE,
+    format_of,
+    format_told_by,
+    in_words,
+    no_form,
+    offered_in,
+    unwritable,
+)
 from schemas.errors import Refused, WorkFailed
 from schemas.ids import digest
 from schemas.messages import Message
@@ -32,6 +41,10 @@ from schemas.tool_calls import arguments_of
 ROLES = ("system", "user", "assistant", "tool")
 SAID = "assistant"
 """The role of what the policy says."""
+
+
+TOLD_IN = {"system", "assistant", "tool"}
+"""Roles of messages that tell of tools, calls and results."""
 
 
 class Template(Protocol):
@@ -109,7 +122,11 @@ class RoleTemplate:
         after = after or {}
         spec = {"before": before, "after": after, "bos": bos, "end": end, "glue": glue}
         self.tool_format, self._tools = tools, format_of(tools, tokenizer)
-        self._kind = kind
+        self._kind, self._tokenizer = kind, tokenizer
+        self._roles = frozenset(before)
+        if tools != NONE and (why := self._no_format(tools)):
+            msg = f'template {kind!r} declares "tools": "{tools}", but {why}'
+            raise Refused(msg)
         if tools != NONE:
             spec["tools"] = tools
         self.spec = spec
@@ -138,7 +155,7 @@ class RoleTemplate:
         if not first and not messages:
             return []
         if self._tools is None and _has_tools(messages, tools):
-            raise no_form(self._kind)
+            raise self._no_form()
         offered = offered_in(tools) if first and tools else None
         said = [[message.content, message.tool_calls] for message in messages]
         guard = self._shield.guard([said, offered])
@@ -153,6 +170,19 @@ class RoleTemplate:
             ids += self._after.get(message.role, ())
         ids += self._before["assistant"]
         return ids
+
+    def _no_form(self) -> WorkFailed:
+        why_not = {name: why for name in FORMATS if (why := self._no_format(name))}
+        others = [name for name in why_not if not unwritable(name, self._tokenizer)]
+        return no_form(self._kind, why_not, others)
+
+    def _no_format(self, name: str) -> str:
+        """Why it cannot declare a format of tools; empty where it can."""
+        if self._kind == "words":
+            return "a template of kind words takes no tools, those of kind chatml and roles do"
+        if lacks := TOLD_IN - self._roles:
+            return f"it has no `before` for {' and '.join(sorted(lacks))}"
+        return unwritable(name, self._tokenizer)
 
     def _opening(self, first: bool, ended: bool) -> list[int]:
         if first:
@@ -221,7 +251,7 @@ class JinjaTemplate:
         if not getattr(tokenizer, "chat_template", None) or not tokenizer.eos_token:
             msg = "template of kind jinja, but the tokenizer has no chat template, or no end token"
             raise Refused(msg)
-        self._tokenizer = tokenizer
+        self._tokenizer, self._jinja = tokenizer, tokenizer.chat_template
         self._shield = Shield(tokenizer)
         self._control = partial(tokenizer.encode, add_special_tokens=False)
         self._end = tokenizer.eos_token
@@ -237,7 +267,7 @@ class JinjaTemplate:
         self, messages: Sequence[Message], *, first: bool, ended: bool, tools: str = ""
     ) -> list[int]:
         if self.tool_format == NONE and _has_tools(messages, tools):
-            raise no_form("jinja")
+            raise self._no_form()
         said = self._manners.fitted([_as_dict(message) for message in messages], first=first)
         offered = offered_in(tools) if tools else None
         guard = self._shield.guard([said, offered])
@@ -248,6 +278,27 @@ class JinjaTemplate:
         else:
             text = self._suffix(said, ended, offered) if said else ""
         return guard.encode(text, self._control)
+
+    def _no_form(self) -> WorkFailed:
+        """See `inference.tools`; a template that tells of tools in its own way has taught that."""
+        why_not, others = {}, []
+        for name, of in FORMATS.items():
+            why, tells = unwritable(name, self._tokenizer), False
+            if not why:
+                why, tells = self._no_format(name)
+                others += [name] if not tells or of.taught.search(self._jinja) else []
+            if why:
+                why_not[name] = why
+        return no_form("jinja", why_not, others)
+
+    def _no_format(self, name: str) -> tuple[str, bool]:
+        """Why the template cannot declare a format, if so, and whether it tells of tools."""
+        tells = tells_of_tools(self._manners, self._text)
+        try:
+            manners_of(self._text, self._suffix, name)
+        except Refused as error:
+            return str(error), tells
+        return "" if tells else "the chat template tells nothing of tools", tells
 
     def _suffix(self, messages: Sequence[Said], ended: bool, tools: Any) -> str:
         known = [_said("user", "A question."), _said("assistant", ANSWER)]

@@ -8,6 +8,7 @@ refused with the template's own reason.
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,10 @@ NAME = "peek_into"
 TOOL = {"type": "function", "function": {"name": NAME, "description": "", "parameters": {}}}
 ARGUMENTS = {"path": "a file"}
 SPOKEN = "I begin."
+OPENING: Sequence[Said] = (
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "A question."},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +67,21 @@ def manners_of(text: Text, suffix: Text, tool_format: str) -> Manners:
                 refusals.append(str(error))
             else:
                 return manners
+    without = ""
+    if tool_format != NONE:
+        with suppress(Refused):
+            manners_of(text, suffix, NONE)
+            without = 'declare "tools": "none" there and call it without tools, or '
     msg = (
         f"the tokenizer's chat template renders no conversation with a system message"
-        f"{'' if tool_format == NONE else ', calls and results'}: {refusals[0]}; name a template "
-        "of kind roles or chatml in rollcall.json"
+        f"{'' if tool_format == NONE else ', calls and results'}: {refusals[0]}; in the policy's "
+        f"rollcall.json, {without}name a template of kind roles"
     )
     raise Refused(msg)
 
 
 def _converse(manners: Manners, text: Text, suffix: Text, tool_format: str) -> None:
-    opening = [_said("system", "Be brief."), _said("user", "A question.")]
+    opening = OPENING
     text(manners.fitted(opening, first=True), None, open_answer=True)
     if tool_format == NONE:
         return
@@ -88,6 +98,14 @@ def _converse(manners: Manners, text: Text, suffix: Text, tool_format: str) -> N
     whole = manners.fitted([*opening, asked, result], first=True)
     text(whole, [TOOL], open_answer=True)
     _require_readable(text(whole[:-1], [TOOL], open_answer=False), tool_format)
+
+
+def tells_of_tools(manners: Manners, text: Text) -> bool:
+    """Whether a policy would hear of its tools."""
+    try:
+        return NAME in text(manners.fitted(OPENING, first=True), [TOOL], open_answer=True)
+    except WorkFailed:  # it has no form for tools as they are given
+        return False
 
 
 def _require_tools_to_stay(
@@ -109,8 +127,7 @@ def _require_readable(written: str, tool_format: str) -> None:
     if NAME in told and [name for name, _ in calls] != [NAME]:
         msg = (
             f"its calls are read as {tool_format!r}, but it writes one as {told[-200:]!r}; known "
-            f"formats are {', '.join(FORMATS)}: serve this policy without tools, by "
-            '"tools": "none"'
+            f"formats are {', '.join(FORMATS)}"
         )
         raise WorkFailed("not_renderable", msg, retriable=False)
 

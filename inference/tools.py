@@ -9,9 +9,10 @@ call's id is a function of its command, so that telling an answer again tells th
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from schemas.errors import Refused, WorkFailed
@@ -115,13 +116,41 @@ def format_told_by(chat_template: str, tokenizer: Any) -> str:
     return NONE
 
 
-def no_form(kind: str) -> WorkFailed:
-    """What a call with tools comes to under a template that declares no format."""
-    known = " or ".join(f'"tools": "{name}"' for name in FORMATS)
+def unwritable(name: str, tokenizer: Any) -> str:
+    """Why a tokenizer cannot write in a format; empty where it can."""
+    try:
+        format_of(name, tokenizer)
+    except Refused as error:
+        return str(error)
+    return ""
+
+
+def no_form(
+    kind: str, why_not: Mapping[str, str] = MappingProxyType({}), others: Sequence[str] = ()
+) -> WorkFailed:
+    """What a call with tools comes to under a template that declares no format.
+
+    `why_not` says of formats that the template cannot declare why that is; `others` are those
+    among them that a template of kind roles can. The template can declare all that it leaves out.
+    """
+    fit = " or ".join(f'"tools": "{name}"' for name in FORMATS if name not in why_not)
+    wider = " or ".join(f'"tools": "{name}"' for name in others)
+    if fit:
+        remedy = f"declare {fit} in the template of its rollcall.json if the policy was taught that"
+    elif wider:
+        remedy = (
+            f"declare a template of kind roles with {wider} in its rollcall.json if the policy was "
+            "taught that"
+        )
+    else:
+        remedy = "and can declare none"
+    told = "; ".join(
+        f'"tools": "{name}" cannot stand in it: {why}' for name, why in why_not.items()
+    )
+    reasons = "" if fit else f" ({told})"
+    last = "else call it without tools" if fit or wider else "call it without tools"
     msg = (
-        f"the policy's template, of kind {kind!r}, has no form for tools; declare the one that the "
-        f"policy was taught, {known}, in the template of its rollcall.json; a policy that was "
-        "taught none of these is served without tools"
+        f"the policy's template, of kind {kind!r}, has no form for tools; {remedy}{reasons}; {last}"
     )
     return WorkFailed("not_renderable", msg, retriable=False)
 

@@ -8,7 +8,6 @@ again.
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from compose.files import refuse_no_folder, write_json
+from compose.processes import module
 from compose.runs.recipe import load_recipe
 from schemas.errors import RollcallError
 from schemas.foreign_text import shown
@@ -141,7 +141,7 @@ def run_seed(file: Path, seed: int, folder: Path, goal: float, memory: bool) -> 
     summary = folder / f"{seed}.json"
     words = ["run", str(file), "--seed", str(seed), "--summary", str(summary)]
     done = subprocess.run(
-        [sys.executable, "-m", "compose.cli", *words, *(["--log", "memory"] if memory else [])],
+        module("compose.cli", *words, *(["--log", "memory"] if memory else [])),
         capture_output=True,
         text=True,
         check=False,

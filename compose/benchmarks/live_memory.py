@@ -14,6 +14,7 @@ from pathlib import Path
 
 from compose.benchmarks import load
 from compose.benchmarks.figure import Figure
+from compose.processes import module
 from compose.settings import Settings
 from consumers.agents.fold.rollout import Rollout
 from schemas.codec import Codec, LocalRegistry
@@ -27,9 +28,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 def live_rollout(settings: Settings, *, live: int = LIVE) -> Figure:
     """Bytes of resident memory per open rollout."""
     del settings
-    ran = subprocess.run(
-        [sys.executable, "-m", __name__, str(live)], stdout=subprocess.PIPE, check=True
-    )
+    ran = subprocess.run(module(__name__, str(live)), stdout=subprocess.PIPE, check=True)
     measured = json.loads(ran.stdout)
     note = f"{live:,} rollouts live, {load.TURNS // 2} of {load.TURNS} turns each"
     return Figure(

@@ -14,7 +14,6 @@ a model, with weights, gradients, two moments, and the bfloat16 weights that a d
 import json
 import os
 import subprocess
-import sys
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
@@ -24,6 +23,7 @@ from typing import Any
 from compose.benchmarks.figure import Figure
 from compose.benchmarks.language_model import language_model
 from compose.benchmarks.one_trainer import Shape
+from compose.processes import module
 from compose.settings import Settings
 from compose.workers import openmp
 from sandbox.package_index import last_error
@@ -55,7 +55,7 @@ def seen(directory: Path, shape: Shape, steps: int) -> dict[str, Any]:
     """What a process has seen (`one_saver.Saved`); asked again, the same run is told of."""
     with TemporaryDirectory(prefix="rollcall-") as scratch:
         sizes = (steps, shape.groups, shape.answers, shape.prompt, shape.answer)
-        words = [sys.executable, "-m", "compose.benchmarks.one_saver", str(directory), scratch]
+        words = module("compose.benchmarks.one_saver", str(directory), scratch)
         environment = openmp.SETTING | os.environ  # as a worker of training has
         done = subprocess.run(
             [*words, *map(str, sizes)],

@@ -9,7 +9,6 @@ or not. Where TRL is not installed the ceiling is our rows apart, and a note say
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +18,7 @@ from compose.benchmarks.figure import Figure
 from compose.benchmarks.language_model import language_model
 from compose.benchmarks.one_trainer import Shape, StepTaken
 from compose.extras import require
+from compose.processes import module
 from compose.runs.recipe import load_recipe
 from compose.runs.starting_policy import lay_policy
 from compose.settings import Settings
@@ -68,7 +68,7 @@ def figure(shape: Shape, taken: Mapping[str, Sequence[StepTaken]]) -> Figure:
 def steps_of(who: str, directory: Path, shape: Shape, turns: int) -> list[StepTaken]:
     """Steps of a process of their own, but for its first: that makes what later ones have."""
     sizes = map(str, (shape.groups, shape.answers, shape.prompt, shape.answer))
-    words = [sys.executable, "-m", "compose.benchmarks.one_trainer", who, str(directory), *sizes]
+    words = module("compose.benchmarks.one_trainer", who, str(directory), *sizes)
     environment = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1"}
     done = subprocess.run(
         words, input="step\n" * (turns + 1), capture_output=True, text=True, check=False,

@@ -1,15 +1,3 @@
-"""Where a process of the command line begins; a Ctrl-C while it loads ends it without a word."""
+"""The beginning that scripts of an earlier editable install name; `rollcall_command` is today's."""
 
-import sys
-from typing import NoReturn
-
-INTERRUPTED = 130
-
-
-def main() -> NoReturn:
-    """Load the commands, which takes a while, and call one."""
-    try:
-        from compose.cli.app import main as command_line
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-    command_line()
+from rollcall_command import main as main

@@ -83,7 +83,9 @@ def _embedded(here: "Settings") -> bool:
         where = f"{service.address}  (pid {service.pid})" if service.pid else "not running"
         say(f"{service.name:<9} {where}")
         if service.name == "kafka" and service.address:
-            answers.append(_say_topics({"bootstrap.servers": service.address}))
+            # With the settings that all clients have: other commands would meet what they cause.
+            own = {"bootstrap.servers": service.address}
+            answers.append(_say_topics(own | here.kafka.client))
     return all(service.pid for service in services) and all(answers)
 
 

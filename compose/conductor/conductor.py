@@ -107,7 +107,7 @@ def conduct(
             for part in folder.parts():
                 complete_topics(cluster, part.policy_id)
             folder = folder if resume else run_folder.begin(folder, cluster)
-            terminal.print(f"run [bold]{folder.run_id}[/]  in {folder.directory}", soft_wrap=True)
+            terminal.print(f"run {folder.run_id}  in {folder.directory}", soft_wrap=True)
             supervisor = Supervisor(folder.logs, cluster.environment(), settings.models.python)
             conducted = Conducted(
                 folder, watch, cluster, supervisor, figures_of(folder, watch.curation),

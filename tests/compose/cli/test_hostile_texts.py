@@ -1,11 +1,14 @@
 """Ids, reasons and names are anybody's words: no page or command lets a terminal obey them."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import compose
 from compose.cli.app import _guarded
 from compose.console import PlainConsole
 from compose.terminal import say
@@ -102,6 +105,13 @@ def test_every_character_that_is_shown_is_one(
     told = "".join(capsys.readouterr())
     assert harmless(told.replace("\t", ""))
     assert "[bold]not markup[/nonsense] :smile:" in told
+
+
+def test_no_text_of_ours_is_written_in_a_markup_that_no_console_reads() -> None:
+    marked = re.compile(r"\[/\]|\[/?(bold|dim|italic|red|green|yellow|blue|cyan|magenta)\b[^\]]*\]")
+    sources = (Path(compose.__file__).parent).rglob("*.py")
+
+    assert [str(path) for path in sources if marked.search(path.read_text())] == []
 
 
 def test_json_says_the_same_in_characters_that_can_be_shown() -> None:

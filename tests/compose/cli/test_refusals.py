@@ -354,7 +354,7 @@ def test_every_command_is_in_one_panel_of_the_help(tmp_path: Path) -> None:
     assert {each.name for each in (*app.registered_commands, *app.registered_groups)} == known
 
 
-@pytest.mark.parametrize("room", sorted({*ROOMS} - {"compose"}))
+@pytest.mark.parametrize("room", ROOMS)
 def test_a_package_that_hides_one_of_ours_is_named_by_command_and_face(
     tmp_path: Path, room: str
 ) -> None:
@@ -363,15 +363,45 @@ def test_a_package_that_hides_one_of_ours_is_named_by_command_and_face(
     hides.write_text("")
     path = f"{tmp_path}{os.pathsep}{ROOT}"
 
-    assert str(hides) in refused(afresh("--version", cwd=tmp_path, PYTHONPATH=path))
-
-    face = subprocess.run(
-        [sys.executable, "-P", "-c", "import rollcall; rollcall.user"],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path},
+    begins = [sys.executable, "-P", "-c", "from rollcall_command import main; main()"]
+    face = [sys.executable, "-P", "-c", "import rollcall; rollcall.user"]
+    command, user = (
+        subprocess.run(
+            words, capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        for words in (begins, face)
     )  # fmt: skip
-    assert face.returncode == 1
+
+    assert refused(command).startswith(f"rollcall: {hides} is found where")
+    assert user.returncode == 1
     if room != "rollcall":
-        assert face.stderr.splitlines()[-1].startswith(f"ImportError: {hides} is found where")
+        assert user.stderr.splitlines()[-1].startswith(f"ImportError: {hides} is found where")
+
+
+def test_the_command_begins_in_a_module_that_only_we_have() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    module, _, name = project["project"]["scripts"]["rollcall"].partition(":")
+
+    assert (module, name) == ("rollcall_command", "main")
+    assert module not in ROOMS
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert {*wheel} == {*ROOMS, f"{module}.py"}
+
+
+def test_no_process_of_ours_finds_modules_in_the_directory_that_it_stands_in() -> None:
+    ours = [f'"{room}' for room in ROOMS] + ["__name__", "MODULE"]
+    spawns = re.compile(r'("-P", )?"-m", (' + "|".join(ours) + ")")
+
+    careless = [
+        f"{path.relative_to(ROOT)}: {found[0]}"
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*.py")
+        for found in spawns.finditer(path.read_text())
+        if not found[1]
+    ]
+
+    assert careless == []
 
 
 # What the connection says
@@ -457,7 +487,7 @@ def test_a_ctrl_c_while_the_commands_load_ends_them_without_a_word(tmp_path: Pat
         "        if name == 'compose.cli.app':\n"
         "            raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Interrupts())\n"
-        "from compose.cli.entry import main\n"
+        "from rollcall_command import main\n"
         "main()\n"
     )
 

@@ -28,7 +28,10 @@ class ClippedUpdates:
             weight_decay=config.weight_decay,
         )
         self.skipped = 0
-        self._in_a_row = 0
+        self.in_a_row = 0
+        """Updates that were skipped since the last one that was not."""
+        self.touched = False
+        """Whether weights or moments may have changed since somebody set it to False."""
 
     def clear(self) -> None:
         """Forget what was added to the gradient."""
@@ -49,10 +52,11 @@ class ClippedUpdates:
             self._skip(step)
         else:
             before()
+            self.touched = True
             for group in self.optimiser.param_groups:
                 group["lr"] = lr
             self.optimiser.step()
-            self._in_a_row = 0
+            self.in_a_row = 0
         return {"loss": cost, "grad_norm": norm, "lr": lr, "skipped": float(skip)}
 
     def moments(self, raw: Callable[[Tensor], RawTensor]) -> dict[str, RawTensor]:
@@ -78,10 +82,10 @@ class ClippedUpdates:
 
     def _skip(self, step: int) -> None:
         self.skipped += 1
-        self._in_a_row += 1
-        if self._in_a_row >= self._config.max_skipped:
+        self.in_a_row += 1
+        if self.in_a_row >= self._config.max_skipped:
             msg = (
-                f"{self._in_a_row} steps in a row had no finite loss and gradient, the "
+                f"{self.in_a_row} steps in a row had no finite loss and gradient, the "
                 f"last at step {step}; lower lr or max_grad_norm, or look for broken "
                 "log-probabilities in the samples; the weights are those before these steps"
             )

@@ -41,6 +41,9 @@ from trainer.samples import (
 from trainer.staleness import StaleWait, oldest_kept
 from trainer.waiting_group import WaitingGroup
 
+HELD_BACK = 2
+"""Times the capacity, at most, while a step is held back: what it waits for must be read."""
+
 
 class Buffer:
     """Groups that wait to be complete, and complete ones in order of their deadlines."""
@@ -73,7 +76,10 @@ class Buffer:
         self._arrived = 0
         self._log_ms = 0
         self._log_at = clock()
-        self._holds = False
+        self._asked = (0, 0)
+        """What `take` was asked for last, and at which version; 0 where it gave that."""
+        self._took_ms = 0
+        """The time of the log when it gave something last."""
 
     def offer(self, scored: ScoredTrajectory, partition: int, offset: int) -> None:
         """Take one record of `trajectories.scored` in; it is held or dropped when this returns."""
@@ -128,11 +134,11 @@ class Buffer:
             )
             raise Refused(msg)
         self._drop_stale(v_now)
-        wanted = self.whole(groups)
-        self._holds = bool(wanted) and self._held_back(wanted, v_now)
-        if not wanted or self._holds:
+        wanted, self._asked = self.whole(groups), (groups, v_now)
+        if not wanted or self._held_back(wanted, v_now):
             return None
         samples = self.foreign.draw(groups, self._drops)
+        self._asked, self._took_ms = (0, v_now), self._now_ms()
         self.used += sum(sample.fresh for sample in samples)
         fresh = [self._use(self._groups[heapq.heappop(self._ready)[2]]) for _ in range(wanted)]
         samples += self.replay.draw(self.replay.rule.groups(groups), v_now)
@@ -175,9 +181,14 @@ class Buffer:
     def full(self) -> bool:
         """Whether to pause. Incomplete groups do not count: a pause would keep them incomplete.
 
-        Nor is anything paused while a step is held back: what it waits for has yet to be read.
+        Nor is anything paused while a step is held back: what it waits for has yet to be read. That
+        ends by its deadline, or where twice as many groups are there as it may hold.
         """
-        return len(self._ready) >= self.curation.capacity_groups and not self._holds
+        if len(self._ready) < self.curation.capacity_groups:
+            return False
+        groups, v_now = self._asked
+        wanted = self.whole(groups) if groups else 0
+        return not (wanted and self._held_back(wanted, v_now))
 
     def held(self) -> int:
         """How many records wait here."""
@@ -256,11 +267,22 @@ class Buffer:
 
     def _held_back(self, groups: int, v_now: int) -> bool:
         """Whether a step now would make a group stale that is running, and that is waited for."""
-        if self.curation.on_stale != "wait":
+        if self.curation.on_stale != "wait" or len(self._ready) >= self._most_held():
             return False
         batches = len(self._ready) // groups
-        now_ms = self._log_ms + int(1000 * (self.clock() - self._log_at))
-        return self._wait.holds_back(v_now, self._oldest_running(), batches, now_ms)
+        whole = sorted(self._groups[key].ended_ms() for _, _, key in self._ready)[groups - 1]
+        since_ms = max(whole, self._took_ms)
+        return self._wait.holds_back(
+            v_now, self._oldest_running(), batches, self._now_ms(), since_ms
+        )
+
+    def _most_held(self) -> int:
+        """So many groups that wait end a step's being held back: memory is not without end."""
+        return HELD_BACK * self.curation.capacity_groups
+
+    def _now_ms(self) -> int:
+        """The time of the log, gone on by a clock since its newest record was read."""
+        return self._log_ms + int(1000 * (self.clock() - self._log_at))
 
     def _oldest_running(self) -> int | None:
         """The lowest version that an incomplete group was begun under, as far as it is known."""

@@ -42,6 +42,19 @@ class LearnerParts:
 
         return copied
 
+    def small(self) -> Callable[[], None]:
+        """What sets all that is small back to what it is now: counters, entropy, random numbers."""
+        updates, entropy, rng = self.updates, self.entropy, torch.get_rng_state()
+        skipped, in_a_row = updates.skipped, updates.in_a_row
+        weight, followed = entropy.weight, entropy.entropy
+
+        def set_back() -> None:
+            updates.skipped, updates.in_a_row = skipped, in_a_row
+            entropy.weight, entropy.entropy = weight, followed
+            torch.set_rng_state(rng)
+
+        return set_back
+
     def load(self, state: LearnerState) -> None:
         """Become what `state` was taken of."""
         if self.adapted:

@@ -55,13 +55,14 @@ class Noted:
 
     def note(self, batch: Batch, version: int, oldest: int) -> None:
         """Keep what `prox` says of this version's tokens; forget what is older than `oldest`."""
+        notes = dict(self._notes)
         for at, row in rows_of(batch):
             lp = self._known(at, row)
             fresh = row.mask & (row.versions == version)
             lp[fresh] = row.seen["prox"][fresh]
-            self._notes[at] = Note(row.token_ids, row.versions, lp)
+            notes[at] = Note(row.token_ids, row.versions, lp)
         self._notes = {
-            at: note for at, note in self._notes.items()
+            at: note for at, note in notes.items()
             if min(note.versions[~np.isnan(note.lp)], default=oldest - 1) >= oldest
         }  # fmt: skip
 

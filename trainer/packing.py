@@ -37,6 +37,8 @@ class Worth:
     """A token costs as much as so many pairs of a token and one that it may attend to."""
     longest: int
     """Rows with more tokens stay alone: the model has a mask of its own for them."""
+    widest: int = MOST_WIDE
+    """Tokens of a pack of several rows, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Pack:
         width = self.width + len(row.ids) - shared
         wider = width**2 - self.width**2 - len(row.ids) ** 2
         longest = max(len(row.ids), len(self.rows[-1].ids) if self.rows else 0)
-        fits = width <= MOST_WIDE and longest <= worth.longest
+        fits = width <= worth.widest and longest <= worth.longest
         return fits and shared * worth.pairs > wider
 
     def add(self, row: PackRow) -> None:
@@ -133,7 +135,7 @@ def filled(packs: Sequence[Pack], worth: Worth, budget: int) -> list[Pack]:
     Each row still sees itself alone, from position 0 on. Every pack goes to the first that has
     room, the widest first; one with a row that has to stay alone does.
     """
-    room = min(MOST_WIDE, budget, worth.pairs // SPENT_ON_MASKS)
+    room = min(worth.widest, budget, worth.pairs // SPENT_ON_MASKS)
     made: list[Pack] = []
     order = sorted(packs, key=lambda pack: (-pack.width, pack.rows[0].row))
     for pack in order:

@@ -9,7 +9,7 @@ that cannot go on ends, and with it the others: none may be left waiting.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from trainer.config import LearnerConfig
 from trainer.extra_pass import PastWeights
 from trainer.gradient import Gradient
 from trainer.learner_state import LearnerState
+from trainer.piece_budget import LESS_MEMORY, NoRoom
 from trainer.ranks import Ranks, Words, own_rows, require_alike
 from trainer.samples import Sample
 from trainer.snapshot import Snapshot
@@ -53,11 +54,11 @@ class ShardedLearner(Learner):
         if not samples:
             return super().step(samples)
         try:
-            batch = self._made(samples)
-            told = written(batch)
-        except Exception as error:  # no rank knows of it yet: it is the batch's own fault
-            msg = f"{len(samples)} samples cannot be trained on: {type(error).__name__}: {error}"
-            raise BatchFailed(msg) from error
+            with self._or_nothing(len(samples)):  # no rank knows of it yet
+                batch = self._made(samples)
+                told = written(batch)
+        except NoRoom as error:
+            self._lower(error)
         with self._all(STEP, told, now=self.version, count=len(samples), version=version):
             return self._step_together(batch, len(samples), version)
 
@@ -131,10 +132,17 @@ class ShardedLearner(Learner):
 
     def _step_together(self, batch: Batch, count: int, version: int | None) -> dict[str, float]:
         try:
-            return self._step(lambda: self._looked(batch), count, version)
+            return self._step(lambda: self._updated(self._looked(batch)), count, version)
         except BatchFailed as error:
             msg = f"rank {self.ranks.rank} of {self.ranks.count}: {error}; the others wait for it"
             raise Unfit(msg) from error
+
+    def _lower(self, error: NoRoom) -> NoReturn:
+        """End: the other ranks wait in the middle of a step, with pieces as large as they were."""
+        msg = (
+            f"rank {self.ranks.rank} of {self.ranks.count}: {error}; lower micro_batch_tokens, or "
+        )
+        raise Unfit(msg + LESS_MEMORY) from error
 
     def _spread(self) -> None:
         digest = weights_digest(super().tensors())

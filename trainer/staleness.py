@@ -1,7 +1,7 @@
 """What becomes of groups that grow too old while they run: `drop`, `wait`, or `weight`.
 
-Ages are in versions, waits in the time of the log: that of the newest rollout that has ended, so
-that whoever reads the same records waits as long. No clock is read.
+Ages are in versions. A wait begins, in the time of the log, when the last rollout of a batch has
+ended: whoever reads the same records begins it there too, however often. It goes on by a clock.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ def oldest_kept(v_now: int, bound: int, on_stale: str) -> int:
     return v_now - bound - (HALVINGS if on_stale == "weight" else 0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class StaleWait:
     """Under `wait` no step is taken that would make a running group stale, up to a deadline."""
 
@@ -33,18 +33,17 @@ class StaleWait:
     """Seconds from when a batch was there."""
     deadline_steps: int = 0
     """Batches that may pile up; 0: only the seconds count."""
-    _since_ms: int | None = None
 
-    def holds_back(self, v_now: int, oldest_running: int | None, batches: int, log_ms: int) -> bool:
+    def holds_back(
+        self, v_now: int, oldest_running: int | None, batches: int, now_ms: int, since_ms: int
+    ) -> bool:
         """Whether the step that could be taken now has to wait for a group that is running.
 
         `oldest_running` is the lowest version that one was begun under, `batches` how many are
-        there, `log_ms` the time of the log, or of the clock that goes on from there.
+        there, `since_ms` when the first of them was whole, by the log; `now_ms` is the time of the
+        log, or of the clock that goes on from there.
         """
         if oldest_running is None or oldest_running >= v_now + 1 - self.bound:
-            self._since_ms = None
             return False
-        if self._since_ms is None:
-            self._since_ms = log_ms
-        late = log_ms - self._since_ms >= 1000 * self.deadline_s
+        late = now_ms - since_ms >= 1000 * self.deadline_s
         return not (late or 0 < self.deadline_steps < batches)

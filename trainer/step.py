@@ -3,17 +3,25 @@
 `begin` has what is known before any gradient (advantages, denominators), `add` the gradient of a
 piece, `apply` the clipped update. Laws: the same batches on the same number of threads give the
 same bits; a batch in pieces gives the gradient of the whole; an update without a finite gradient
-changes nothing, and a step whose arithmetic raises changes nothing at all: that is a `BatchFailed`,
-and no step.
+changes nothing.
+
+A step is taken whole or not at all, whatever raises where. What is small is set back. The weights
+are not copied for that: until the optimiser begins they have not changed, and that is a
+`BatchFailed`, and no step. What raises later leaves weights of no version: then the learner does
+nothing but `load`, and its process ends, so that the next one goes on from the checkpoint. Only a
+step of several updates has a copy of what was before it, and takes back what it has changed.
+
+Where memory is not enough the batch is computed again in smaller pieces, down to a single row.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor
 
@@ -40,6 +48,7 @@ from trainer.learner_parts import LearnerParts, announced
 from trainer.learner_state import LearnerState
 from trainer.minibatches import minibatches
 from trainer.onlookers import Onlookers
+from trainer.piece_budget import LESS_MEMORY, NoRoom, PieceBudget, give_back, meaning_of
 from trainer.publication import as_published
 from trainer.replay import adopted
 from trainer.rewards import Rewards
@@ -57,6 +66,8 @@ from trainer.tensors import (
 from trainer.trainable_model import trainable
 from trainer.turns import without_turns
 from trainer.uniform import words_of
+
+log = structlog.get_logger()
 
 
 class Learner:
@@ -79,6 +90,9 @@ class Learner:
         """In which precision servers are given the weights."""
         self.steps_done = 0
         self._snapshot: Snapshot[LearnerState] | None = None
+        self._room = PieceBudget(config.micro_batch_tokens)
+        self._torn = ""
+        """Why the weights are of no version; empty where they are of one."""
         self._objective, self._step_size = config.rules.objective, config.rules.step_size
         self.model, self._adapted = trainable(model_directory, config, device)
         return_large_blocks(sum(parameter.nbytes for parameter in self.model.parameters()))
@@ -104,12 +118,8 @@ class Learner:
         if not samples:
             msg = "a step without samples; wait until the buffer gives a batch"
             raise Refused(msg)
-        if self.config.stream:
-            streaming = self.streaming()
-            for group in by_group(samples):
-                self.stream(streaming, group)
-            return self.finish(streaming, version=version)
-        return self._step(lambda: self.begin(samples), len(samples), version)
+        take = self._streamed if self.config.stream else self._at_once
+        return self._step(partial(take, samples), len(samples), version)
 
     def streaming(self) -> Streaming:
         """Begin a step to which groups are added one by one; one at a time may be under way."""
@@ -118,55 +128,120 @@ class Learner:
 
     def stream(self, streaming: Streaming, samples: Sequence[Sample]) -> None:
         """Add one group to a step. Raises BatchFailed: that step can be taken no more."""
-        with self._or_nothing(len(samples)):
-            streaming.add(samples)
+        try:
+            with self._or_nothing(len(samples)):
+                streaming.add(samples)
+            return
+        except NoRoom as error:
+            self._lower(error)
+        give_back()
+        msg = f"{len(samples)} samples did not fit; the step is computed anew, in smaller pieces"
+        raise BatchFailed(msg)
 
     def finish(self, streaming: Streaming, *, version: int | None = None) -> dict[str, float]:
         """Take the step with all that was added to it; raises as `step` does."""
-        lr = self.config.lr_at(self.steps_done)
-        with self._or_nothing(len(streaming.samples)):
-            metrics = streaming.apply(lr, self._step_size)
-        return self._stepped(metrics, version)
+        try:
+            with self._or_nothing(len(streaming.samples)):
+                return self._stepped(self._applied(streaming), version)
+        except NoRoom as error:
+            self._lower(error)
+        give_back()
+        return self.step(streaming.samples, version=version)
+
+    def _streamed(self, samples: Sequence[Sample]) -> dict[str, float]:
+        streaming = self.streaming()
+        for group in by_group(samples):
+            streaming.add(group)
+        return self._applied(streaming)
+
+    def _applied(self, streaming: Streaming) -> dict[str, float]:
+        return streaming.apply(self.config.lr_at(self.steps_done), self._step_size)
+
+    def _at_once(self, samples: Sequence[Sample]) -> dict[str, float]:
+        return self._updated(self.begin(samples))
 
     def _step(
-        self, begin: Callable[[], Batch], count: int, version: int | None
+        self, take: Callable[[], dict[str, float]], count: int, version: int | None
     ) -> dict[str, float]:
         several = self.config.epochs > 1 or self.config.minibatch
         before = self.state() if several else None
-        lr = self.config.lr_at(self.steps_done)
-        with self._or_nothing(count, before):
-            metrics = self._updated(begin(), lr)
-        return self._stepped(metrics, version)
+        while True:
+            try:
+                with self._or_nothing(count, before):
+                    return self._stepped(take(), version)
+            except NoRoom as error:
+                self._lower(error)
+            give_back()  # here, where no traceback holds tensors any more
 
     @contextmanager
     def _or_nothing(self, count: int, before: LearnerState | None = None) -> Iterator[None]:
-        """Turn what is raised of so many samples into BatchFailed, with nothing changed."""
+        """Have nothing changed by what raises; raise what that means for so many samples."""
+        self._require_whole()
+        set_back, numbers = self._parts.small(), (self.steps_done, self.version)
+        self._updates.touched = False
         try:
             yield
-        except Unfit:
-            raise
-        # Whatever a batch, or a user's plug-in on it, raises before a weight is touched for good.
-        except Exception as error:
-            self._updates.clear()
-            if before is not None:
-                self.load(before)
-            msg = f"{count} samples cannot be trained on: {type(error).__name__}: {error}"
-            raise BatchFailed(msg) from error
+        # Whatever a batch, a user's plug-in on it, a library or an interrupt raises.
+        except BaseException as error:
+            self.steps_done, self.version = numbers
+            self._take_back(set_back, before, error)
+            meant = meaning_of(error, count, self._torn)
+            if meant is error:
+                raise
+            raise meant from error
+
+    def _take_back(
+        self, set_back: Callable[[], None], before: LearnerState | None, error: BaseException
+    ) -> None:
+        """Undo what a step has changed; where that cannot be, nothing goes on with what is left."""
+        if self._updates.touched:
+            self._torn = (
+                f"a step to version {self.version + 1} broke off while it changed the weights: "
+                f"{type(error).__name__}: {error}; they are of no version and nothing was saved; "
+                "the next process goes on from the checkpoint"
+            )
+        self._updates.clear()
+        if self._torn and before is not None:
+            self.load(before)
+        set_back()
+
+    def _require_whole(self) -> None:
+        """Raise Unfit where a step broke off in the middle, until something is loaded."""
+        if self._torn:
+            raise Unfit(self._torn)
+
+    def _lower(self, error: NoRoom) -> None:
+        """Have smaller pieces from now on; raises Unfit where one row did not fit alone."""
+        if not self._room.lower():
+            msg = f"{error}, not even for a single row; {LESS_MEMORY}"
+            raise Unfit(msg)
+        log.warning("smaller_pieces", tokens=self._room.tokens, reason=str(error))
 
     def _stepped(self, metrics: dict[str, float], version: int | None) -> dict[str, float]:
         self._entropy.after_step(metrics["entropy"])
         self.steps_done += 1
         self.version = self.version + 1 if version is None else version
-        return metrics
+        return metrics | self._room.told()
+
+    def follow_pieces(self, metrics: Mapping[str, float]) -> None:
+        """Compute the next step in pieces as large as those of a step with these metrics."""
+        self._room.follow(metrics)
 
     def note(self, samples: Sequence[Sample]) -> None:
         """Note what the weights of now say of what they have sampled of these, for later steps."""
-        self._settle()
         config = self.config
         oldest = oldest_kept(self.version, config.max_staleness, config.on_stale)
-        batch, _ = laid_out(samples, config)
-        ages = self.version, oldest
-        self._onlookers.note(batch, self._pieces, config.temperature, ages)
+        while True:
+            try:
+                with self._or_nothing(len(samples)):
+                    self._settle()
+                    batch, _ = laid_out(samples, config)
+                    ages = self.version, oldest
+                    self._onlookers.note(batch, self._pieces, config.temperature, ages)
+                return
+            except NoRoom as error:
+                self._lower(error)
+            give_back()
 
     def begin(self, samples: Sequence[Sample]) -> Batch:
         """All that is known of a batch before any gradient: advantages, weights, denominators."""
@@ -223,6 +298,7 @@ class Learner:
 
         By the weights that are published: what servers compute with is compared with it.
         """
+        self._require_whole()
         as_announced = (
             self._adapted.as_announced if self._adapted else partial(as_published, self.model)
         )
@@ -231,14 +307,17 @@ class Learner:
 
     def tensors(self) -> dict[str, RawTensor]:
         """What is announced, in order of names, tied tensors once: weights, or adapters alone."""
+        self._require_whole()
         return announced(self.model, self._adapted, raw_of)
 
     def state(self) -> LearnerState:
         """A copy of everything that the next step depends on."""
+        self._require_whole()
         return self._copier(raw_of)()
 
     def snapshot(self) -> Snapshot[LearnerState]:
         """The same, read where it lies, or else copied before the weights change."""
+        self._require_whole()
         self._settle()
         self._snapshot = Snapshot(self._copier(raw_of), self._copier(view_of))
         return self._snapshot
@@ -248,6 +327,7 @@ class Learner:
         self._settle()
         self._parts.load(state)
         self.steps_done, self.version = state.step, state.version
+        self._torn = ""
 
     def _look(self, batch: Batch, rewards: Rewards) -> tuple[Batch, Rewards]:
         """What the rules need to know of a batch before advantages are made."""
@@ -266,25 +346,26 @@ class Learner:
             self._snapshot.settle()
             self._snapshot = None
 
-    def _updated(self, batch: Batch, lr: float) -> dict[str, float]:
+    def _updated(self, batch: Batch) -> dict[str, float]:
         """Change the weights, once or for every minibatch; return what is known of it all."""
+        lr = self.config.lr_at(self.steps_done)
         pace: Pace = self._step_size(step_start(batch))
         known = {**batch_metrics(batch, self.version), **batch.told, **pace.told}
         told: list[dict[str, float]] = []
         tokens: list[np.ndarray] = []
-        names: tuple[str, ...] = ()
-        for part in minibatches(batch, self.config, self.version):
+        parts = list(minibatches(batch, self.config, self.version))
+        for number, part in enumerate(parts, 1):
             update = self._before_update(part)
             self._updates.clear()
             gradient = self.gradient_of(update)
             self.add(gradient, update)
             if not told:  # the weights are still those that the newest tokens were sampled by
                 known |= generation_gap(update, gradient.numbers(), self.version)
-            told.append(self.apply(gradient.cost, lr * pace.factor))
             tokens += gradient.numbers()
-            names = gradient.told
-        means = {key: fmean(one[key] for one in told) for key in told[0]}
-        return known | token_metrics(tokens, names) | means
+            if number == len(parts):  # what can fail comes before what cannot be undone
+                known |= token_metrics(tokens, gradient.told)
+            told.append(self.apply(gradient.cost, lr * pace.factor))
+        return known | {key: fmean(one[key] for one in told) for key in told[0]}
 
     def gradient_of(self, batch: Batch) -> Gradient:
         """An update's, or a part's, before anything is added; what is in the parameters stays."""
@@ -295,11 +376,14 @@ class Learner:
         """Where a learner is several processes, each keeps its part of the weights from here on."""
 
     def _pieces(self, batch: Batch) -> Iterator[MicroBatch]:
-        budget, precision = self.config.micro_batch_tokens, self.config.precision
-        exact = self.config.exact
-        if self._sharing is None:
+        budget, precision = self._room.tokens, self.config.precision
+        exact, sharing = self.config.exact, self._sharing
+        if sharing is None:
             pieces = micro_batches(batch, budget, self.device)
         else:
+            if self._room.lowered:
+                sharing = replace(sharing, widest=min(sharing.widest, budget))
             fill = self.config.packing == "packed"
-            pieces = shared_micro_batches(batch, self._sharing, budget, self.device, fill=fill)
+            pieces = shared_micro_batches(batch, sharing, budget, self.device, fill=fill)
+        pieces = self._room.noted(pieces)
         return (replace(micro, precision=precision, exact=exact) for micro in pieces)

@@ -63,8 +63,8 @@ class Streaming:
         version = self.learner.version
         gap = generation_gap(batch, self._numbers, version)
         known = batch_metrics(batch, version) | gap | dict(pace.told)
-        told = self.learner.apply(self.cost / self.count, lr * pace.factor)
-        return known | token_metrics(self._numbers, self._told) | told
+        known |= token_metrics(self._numbers, self._told)
+        return known | self.learner.apply(self.cost / self.count, lr * pace.factor)
 
 
 def denominator(lengths_N: Ints, *, tokens: bool) -> int:

@@ -38,6 +38,10 @@ class WaitingGroup:
         fit = [sample.min_version for sample in self.samples()]
         return min(fit or [m.version for m in self.members if m.version is not None], default=None)
 
+    def ended_ms(self) -> int:
+        """When the last of its members ended, by the log."""
+        return max(member.scored.trajectory.ended_ms for member in self.members)
+
     def place(self) -> ScoredPlace:
         """Where the first of its members lies."""
         return min(member.place for member in self.members)

@@ -134,6 +134,7 @@ def train(plan: RetrainingPlan, codec: Codec, learner: Learner) -> Iterator[Retr
     for number in plan.numbers():
         step = plan.branch.steps[number]
         samples = samples_of(step, plan.records, codec, curation, retell)
+        learner.follow_pieces(step.metrics)
         learner.step(samples, version=step.version)
         tensors = learner.tensors()
         announced = plan.announced[step.version]

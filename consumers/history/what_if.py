@@ -73,6 +73,7 @@ class WhatIf:
         for number in self.plan.numbers():
             step = self.plan.branch.steps[number]
             samples = samples_of(step, self.plan.records, self.codec, curation, retell)
+            self.then.follow_pieces(step.metrics)
             then = self.then.step(samples, version=step.version)
             if number < self.plan.first:
                 self.now.load(self.then.state())

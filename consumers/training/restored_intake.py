@@ -1,5 +1,6 @@
 """Where scored trajectories go, as a checkpoint left it; empty where there is none."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -31,6 +32,7 @@ class IntakeMaker:
     accounts: Accounts
     evaluations: Evaluations
     retell: Retell | None
+    clock: Callable[[], float]
 
     def intake(self, held: Checkpoint | None, abandoned: Ranges) -> Intake:
         """The intake where a checkpoint stood; the learner is loaded with it.
@@ -48,7 +50,7 @@ class IntakeMaker:
         consumption = Consumption(scored, marks, log.topic_id(scored))
         recorded = self._recorded(curation, held.replay.recorded if held else ())
         rule = self.config.replay()
-        buffer = Buffer(curation, self.accounts, rule, recorded, self.retell)
+        buffer = Buffer(curation, self.accounts, rule, recorded, self.retell, self.clock)
         intake = Intake(self.words, self.curriculum, buffer, consumption, self.evaluations)
         if held is not None:
             learner.load(held.state)

@@ -125,7 +125,7 @@ class Trainer:
         abandoned = checkpoints.abandon(held.abandoned, held.version, highest) if held else ()
         made_of = IntakeMaker(
             self.past, self.config, self.words, self.curriculum, self.accounts, self.evaluations,
-            self.retell,
+            self.retell, self.clock,
         )  # fmt: skip
         self.intake = made_of.intake(held, abandoned)
         self.buffer = self.intake.buffer

@@ -143,15 +143,13 @@ def test_who_goes_on_waits_for_the_same_groups() -> None:
     assert again.drawn.begun() == accounts.drawn.begun() == {"run/0": 1, "run/1": 2}
 
 
-def test_a_wait_begins_anew_when_nothing_runs_that_would_go_stale() -> None:
+def test_a_wait_is_as_long_as_its_batch_is_there() -> None:
     wait = StaleWait(1, 10.0)
 
-    assert wait.holds_back(3, 2, 1, log_ms=0)
-    assert not wait.holds_back(3, 3, 1, log_ms=5_000)
-    assert wait.holds_back(3, 2, 1, log_ms=9_000)
-    assert wait.holds_back(3, 2, 1, log_ms=18_999)
-    assert not wait.holds_back(3, 2, 1, log_ms=19_000)
-    assert not wait.holds_back(3, None, 1, log_ms=0)
+    assert wait.holds_back(3, 2, 1, now_ms=18_999, since_ms=9_000)
+    assert not wait.holds_back(3, 2, 1, now_ms=19_000, since_ms=9_000)
+    assert not wait.holds_back(3, 3, 1, now_ms=9_000, since_ms=9_000)
+    assert not wait.holds_back(3, None, 1, now_ms=9_000, since_ms=9_000)
 
 
 def test_what_is_too_old_counts_for_less_and_in_the_end_for_nothing() -> None:

@@ -5,8 +5,14 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 from schemas.foreign_text import printable
+
+
+def safe(text: str, style: str = "") -> Text:
+    """A text of anybody's words. Rich would drop a bell or a return from it without a word."""
+    return Text(printable(text), style=style)
 
 
 class PlainConsole(Console):
@@ -18,6 +24,19 @@ class PlainConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"highlight": False} | options, markup=False, emoji=False)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print what any console prints; lines of text are the terminal's to break, not ours.
+
+        A line that rich breaks holds no id that one could copy whole.
+        """
+        if all(isinstance(each, str | Text) for each in objects):
+            options = {"soft_wrap": True} | options
+        super().print(*objects, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text, escaped before rich drops some of its control characters without a word."""
+        return super().render_str(printable(text), **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

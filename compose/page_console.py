@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
@@ -26,11 +26,17 @@ class PageConsole(PlainConsole):
     """Prints what any console prints, and tables so that they can be read."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        for one in objects if any(isinstance(o, Table) for o in objects) else (objects,):
+        if not any(isinstance(one, Table | Group) for one in objects):
+            super().print(*objects, **options)
+            return
+        for one in objects:
             if isinstance(one, Table):
                 self._print_table(one)
+            elif isinstance(one, Group):  # a table in it is laid out as any other
+                for part in one.renderables:
+                    self.print(part, **options)
             else:
-                super().print(*(one if isinstance(one, tuple) else (one,)), **options)
+                super().print(one, **options)
 
     def _print_table(self, table: Table) -> None:
         spans = [self._span(column) for column in table.columns]
@@ -43,18 +49,22 @@ class PageConsole(PlainConsole):
             return
         for column, width in zip(table.columns, _shares(spans, room), strict=True):
             column.width = width
-        super().print(table)
+        around = (table.title, table.caption)
+        table.title = table.caption = None  # rich would break them to the width of the table
+        for one in (around[0], table, around[1]):
+            if one is not None:
+                super().print(one)
 
     def _span(self, column: Column) -> Measurement:
         """How narrow a column may be without breaking a word, and how wide it would like to be."""
         unbound = self.options.update(width=NO_BOUND, max_width=NO_BOUND)
-        spans = [
-            Measurement.get(self, unbound, cell) for cell in (column.header, *column.cells) if cell
-        ]
-        widest = max((span.maximum for span in spans), default=0)
+        spans = [Measurement.get(self, unbound, cell) for cell in column.cells if cell]
+        header = Measurement.get(self, unbound, column.header or "")
+        widest = max((span.maximum for span in (header, *spans)), default=0)
         least = max((span.minimum for span in spans), default=0)
         if column.overflow == "fold":
             least = min(least, MOST_FOLDED)
+        least = max(least, header.minimum)
         return Measurement(widest if column.no_wrap else least, widest)
 
 

@@ -56,13 +56,14 @@ def query(
 def print_table(result: "QueryResult", terminal: "Console") -> None:
     """For people: the first rows, and how many there are more."""
     from rich.table import Table
-    from rich.text import Text
+
+    from compose.console import safe
 
     table = Table(*result.columns)
     more = 0
     for number, row in enumerate(result.rows):
         if number < TABLE_ROWS:
-            table.add_row(*(Text("" if value is None else str(value)) for value in row))
+            table.add_row(*(safe("" if value is None else str(value)) for value in row))
         else:
             more += 1
     terminal.print(table)

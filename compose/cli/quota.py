@@ -77,11 +77,12 @@ def list_quotas(json: Json = False) -> None:
 
     def show(terminal: "Console") -> None:
         from rich.table import Table
-        from rich.text import Text
+
+        from compose.console import safe
 
         rows = Table("user", "running", "an hour", "calls a second")
         for user, limits in [*users.items(), ("(all others)", others)]:
-            rows.add_row(Text(user), *(f"{n:,}" if n else "" for n in limits.values()))
+            rows.add_row(safe(user), *(f"{n:,}" if n else "" for n in limits.values()))
         terminal.print(rows)
 
     emit({"users": users, "others": others}, show, json=json)

@@ -50,11 +50,11 @@ def verify(
     Example: rollcall verify --since 2h --json report.json
     """
     from compose.cli.range_options import parse
-    from compose.console import PlainConsole
     from compose.files import refuse_no_folder, write_json
+    from compose.page_console import PageConsole
     from compose.pages.audit_page import audit_with_bar, print_report
 
-    terminal, span = PlainConsole(), parse(since, until)
+    terminal, span = PageConsole(), parse(since, until)
     refuse_no_folder(json)
     report = audit_with_bar(
         cluster(),

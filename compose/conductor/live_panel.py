@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
-from rich.text import Text
 
 from compose.conductor.run_watch import RunWatch
+from compose.console import safe
 from consumers.history.run_figures import RunFigures
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -55,7 +55,7 @@ def render(
     dropped = "  ".join(f"{reason} {n}" for reason, n in sorted(figures.dropped().items()))
     table.add_row("not trained on", dropped or "none")
     if figures.failures.count:
-        table.add_row("failed", Text(f"{figures.failures}\n{figures.failures.why()}", style="red"))
+        table.add_row("failed", safe(f"{figures.failures}\n{figures.failures.why()}", style="red"))
     return Panel(Group(table), title=f"rollcall  {figures.run_id}", expand=False)
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
+from compose.console import safe
 from consumers.audit.audit import OnRead, audit
 from consumers.audit.report import INVARIANTS, Report
 from consumers.history.local_programs import watched_world
@@ -46,7 +46,7 @@ def print_report(report: Report, terminal: Console) -> None:
     for line in _lines(report):
         terminal.print(line, highlight=False, soft_wrap=True)
     for breach in report.breaches[:BREACHES_NAMED]:
-        text = Text(f"{breach.invariant}  {breach.place}  {breach.text}", style="red")
+        text = safe(f"{breach.invariant}  {breach.place}  {breach.text}", style="red")
         terminal.print(text, soft_wrap=True)
     more = report.found.total() - min(BREACHES_NAMED, len(report.breaches))
     if more:
@@ -85,7 +85,7 @@ def _table(report: Report) -> Table:
         table.columns[column].justify = "right"
     for name, says in INVARIANTS.items():
         count = report.found[name]
-        breaches = Text(f"{count:,}", style="bold red" if count else "green")
+        breaches = safe(f"{count:,}", style="bold red" if count else "green")
         table.add_row(name, says, f"{report.checked[name]:,}", breaches)
     return table
 

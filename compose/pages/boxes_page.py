@@ -4,15 +4,15 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from compose.console import safe
 from consumers.history.box_lives import BoxRow
 
 
 def print_boxes(rows: Sequence[BoxRow], silent: Mapping[str, str], terminal: Console) -> None:
     """A row for each box, and which drivers do not answer."""
     for name, why in silent.items():
-        terminal.print(Text(f"note: {name} does not answer: {why}", style="yellow"))
+        terminal.print(safe(f"note: {name} does not answer: {why}", style="yellow"))
     if not rows:
         terminal.print("no boxes, and nobody waits for one")
         return

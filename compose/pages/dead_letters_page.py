@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rich.table import Table
-from rich.text import Text
 
+from compose.console import safe
 from compose.terminal import one_line
 from consumers.history.dead_letter_index import DeadLetter, DeadLetterIndex
 from consumers.history.times import iso
@@ -25,7 +25,7 @@ def letters_table(letters: Sequence[DeadLetter], *, handled: bool) -> Table:
         state = [letter.state or "waits"] if handled else []
         who = ", ".join(letter.groups)
         when = iso(letter.buried_ms) or ""
-        table.add_row(letter.place(), *state, when, letter.came_from(), who, Text(one_line(why)))
+        table.add_row(letter.place(), *state, when, letter.came_from(), who, safe(one_line(why)))
     return table
 
 

@@ -4,8 +4,8 @@ from itertools import zip_longest
 
 from rich.console import Console, Group
 from rich.table import Table
-from rich.text import Text
 
+from compose.console import safe
 from compose.pages.agent_lines import asked_words
 from compose.pages.rollout_page import counted, short
 from consumers.history.divergence import Moment, Parting
@@ -24,19 +24,19 @@ def print_parting(
     common = f"the same for {events}, {turns} of the model"
     if not parting.left and not parting.right:
         words = filter(None, (relation, f"{common}: they do not part"))
-        terminal.print(Group(*map(Text, words)))
+        terminal.print(Group(*map(safe, words)))
         return
     table = Table(box=None, padding=(0, 2), show_edge=False)
     for name in ("", left.rollout_id, right.rollout_id):
         table.add_column(name, overflow="fold")
     begin = max(0, len(parting.same) - CONTEXT)
     for number, moment in enumerate(parting.same[begin:], begin):
-        table.add_row(Text(f"{number}", style="dim"), Text(_lived(moment), style="dim"), "=")
+        table.add_row(safe(f"{number}", style="dim"), safe(_lived(moment), style="dim"), "=")
     pairs = zip_longest(parting.left, parting.right)
     for number, (one, other) in enumerate(pairs, len(parting.same)):
-        table.add_row(f"{number}", *(Text(_lived(each) if each else "-") for each in (one, other)))
+        table.add_row(f"{number}", *(safe(_lived(each) if each else "-") for each in (one, other)))
     strange = "they share neither group nor parent"
-    terminal.print(Group(Text(relation or strange), Text(f"{common}, then they part"), table))
+    terminal.print(Group(safe(relation or strange), safe(f"{common}, then they part"), table))
 
 
 def _lived(moment: Moment) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
-from rich.text import Text
 
+from compose.console import safe
 from compose.terminal import one_line
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ def print_images(terminal: "Console", rows: "Sequence[ImageRow]") -> None:
     for row in rows:
         table.add_row(
             KINDS[row.kind],
-            Text(one_line(row.name)),
+            safe(one_line(row.name)),
             row.digest[:SHOWN],
             megabytes(row.size_bytes),
             "" if row.idle_s is None else f"{row.idle_s / 3600:.1f} h ago",
             row.base,
-            Text(one_line(", ".join(row.users))),
+            safe(one_line(", ".join(row.users))),
             _packages(row.packages),
         )
     terminal.print(table)

@@ -1,8 +1,8 @@
 """What becomes of some rollouts, as a table and in lines."""
 
 from rich.table import Table
-from rich.text import Text
 
+from compose.console import safe
 from consumers.history.progress import FollowedRollout, RolloutProgress
 
 
@@ -26,5 +26,5 @@ def progress_table(progress: RolloutProgress, most: int) -> Table:
     now_ms = progress.wall() * 1000
     for row in rows[:most]:
         seconds = f"{row.seconds(now_ms):.1f}"
-        table.add_row(row.rollout_id, row.status, str(row.turns), Text(row.reward), seconds)
+        table.add_row(row.rollout_id, row.status, str(row.turns), safe(row.reward), seconds)
     return table

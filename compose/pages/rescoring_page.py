@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from compose.console import safe
 from consumers.history.agreement import Agreement
 from consumers.history.rescoring import FAILED_LISTED, Rescoring
 
@@ -24,12 +24,12 @@ COUNTS: Mapping[str, str] = {
 def print_rescoring(rescoring: Rescoring, terminal: Console) -> None:
     """What was judged, what got no reward, and the comparison."""
     for line in _judged(rescoring):
-        terminal.print(Text(line), soft_wrap=True)
+        terminal.print(safe(line), soft_wrap=True)
     if rescoring.agreements:
         terminal.print(_table(rescoring.agreements))
     for agreement in rescoring.agreements:
         for line in _remarks(agreement, rescoring.scoring_id):
-            terminal.print(Text(line), soft_wrap=True)
+            terminal.print(safe(line), soft_wrap=True)
 
 
 def _judged(rescoring: Rescoring) -> Iterator[str]:

@@ -8,6 +8,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from compose.console import safe
 from compose.pages.agent_lines import Said, agent_words, spoken
 from compose.pages.phase_lines import NAMES
 from consumers.history.rollout_story import Entry, Story
@@ -43,10 +44,10 @@ def print_story(
     story: Story, scored: Sequence[ScoredTrajectory], terminal: Console, *, tokens: bool = False
 ) -> None:
     """The whole story: request, events in order, end, time, rewards; with `tokens` each of them."""
-    head = [Text(story.rollout_id, style="bold"), *map(Text, request_lines(story.request))]
+    head = [safe(story.rollout_id, style="bold"), *map(safe, request_lines(story.request))]
     rewards = reward_lines(scored) or (["not scored yet"] if story.end else [])
     ends = [end_line(story), _time_line(timers_of(story)), *phase_lines(phases_of(story)), *rewards]
-    terminal.print(Group(*head, _events(story, tokens=tokens), *map(Text, ends), ""))
+    terminal.print(Group(*head, _events(story, tokens=tokens), *map(safe, ends), ""))
 
 
 def plain_story(story: Story, scored: Iterable[ScoredTrajectory]) -> dict[str, Any]:
@@ -101,7 +102,8 @@ def request_lines(request: RolloutRequest | None) -> list[str]:
         f"temperature {request.sampling.temperature:g}"
     )
     asked = task.prompt or task.system
-    return [", ".join(words), f"{bounds}, {short(asked)!r}" if asked else bounds]
+    cut = f" (of {len(asked):,} characters; --json prints all)" if short(asked) != asked else ""
+    return [", ".join(words), f"{bounds}, {short(asked)!r}{cut}" if asked else bounds]
 
 
 def _events(story: Story, *, tokens: bool) -> Table:
@@ -112,11 +114,11 @@ def _events(story: Story, *, tokens: bool) -> Table:
     said = _said(story)
     for entry, title in zip(story.entries, titles(story), strict=True):
         if title:
-            table.add_row("", "", Text(title, style="bold magenta"), "")
+            table.add_row("", "", safe(title, style="bold magenta"), "")
         table.add_row(*_row(entry, story, said))
         if tokens and entry.event is not None and isinstance(entry.event.body, ModelAnswered):
             for line in token_lines(entry.event.body):
-                table.add_row("", "", "", Text(line, style="dim"))
+                table.add_row("", "", "", safe(line, style="dim"))
     return table
 
 
@@ -155,17 +157,22 @@ def titles(story: Story) -> Iterator[str]:
 
 
 def _row(entry: Entry, story: Story, said: Collection[Said]) -> tuple[Text, Text, Text, Text]:
-    since = Text(f"{(entry.at_ms - story.started_ms) / 1000:+.3f} s")
+    since = safe(f"{(entry.at_ms - story.started_ms) / 1000:+.3f} s")
     if entry.event is None:
-        return since, Text(""), Text("unreadable", style="red"), Text(printable(entry.ignored))
+        return (
+            since,
+            safe(""),
+            safe("unreadable", style="red"),
+            safe(printable(entry.ignored)),
+        )
     kind, words, remarks = _summary(entry.event, story, said)
     if entry.ignored:
         remarks = f"{remarks}, {entry.ignored}" if remarks else entry.ignored
-    text = Text(printable(words), style="dim" if entry.ignored else "")
+    text = safe(printable(words), style="dim" if entry.ignored else "")
     text.append(f"{'  ' if words else ''}({printable(remarks)})" if remarks else "", style="dim")
     style = "dim" if entry.ignored else "red" if isinstance(entry.event.body, CallFailed) else ""
     label = f"ignored: {kind}" if entry.ignored else kind
-    return since, Text(_placed(entry.event)), Text(label, style=style), text
+    return since, safe(_placed(entry.event)), safe(label, style=style), text
 
 
 def _placed(event: Event) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
-from rich.text import Text
 
+from compose.console import safe
 from compose.terminal import one_line
 
 if TYPE_CHECKING:
@@ -34,6 +34,6 @@ def _table(rows: "Sequence[CheckedTask]") -> Table:
     table = Table(*heads, box=None, pad_edge=False)
     for row in rows:
         counts = f"{row.fail_to_pass:,}", f"{row.pass_to_pass:,}"
-        name = Text(one_line(row.directory))
+        name = safe(one_line(row.directory))
         table.add_row(name, row.digest[:SHOWN], row.parser, *counts)
     return table

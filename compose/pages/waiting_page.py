@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from compose.console import safe
 from consumers.agents.control_state import ControlState
 from consumers.history.waiting import NOBODY, REASONS_OF_ENDED, Waiting
 from consumers.history.waits import Wait
@@ -14,7 +15,7 @@ WAITS_SHOWN = 40
 def print_waiting(waiting: Waiting, now_ms: int, terminal: Console) -> None:
     """Remarks, totals, and one row for each of the oldest waits."""
     for remark in waiting.remarks:
-        terminal.print(Text(f"note: {remark}", style="yellow"), soft_wrap=True)
+        terminal.print(safe(f"note: {remark}", style="yellow"), soft_wrap=True)
     terminal.print(_headline(waiting, now_ms), soft_wrap=True)
     if waiting.waits:
         terminal.print(_table(waiting, now_ms))
@@ -29,7 +30,7 @@ def print_waiting(waiting: Waiting, now_ms: int, terminal: Console) -> None:
 
 def _headline(waiting: Waiting, now_ms: int) -> Text:
     paused = "agents are paused: no request is started until `rollcall resume`\n"
-    text = Text(paused if waiting.control.paused else "", style="bold red")
+    text = safe(paused if waiting.control.paused else "", style="bold red")
     for run_id in sorted(waiting.control.paused_runs - {""}):
         what = f"run {run_id} is paused: none of its rollouts begins until "
         text.append(f"{what}`rollcall resume --run {run_id}`\n", "bold red")
@@ -56,9 +57,9 @@ def _table(waiting: Waiting, now_ms: int) -> Table:
             wait.rollout_id,
             wait.group_id,
             wait.reason,
-            Text(on, style="red" if on == NOBODY else ""),
+            safe(on, style="red" if on == NOBODY else ""),
             f"{_ago(now_ms - wait.since_ms)}",
-            Text(deadline, style="red" if left is not None and left <= 0 else ""),
+            safe(deadline, style="red" if left is not None and left <= 0 else ""),
             _asked_to_end(wait, waiting.control) + wait.what,
         )
     return table

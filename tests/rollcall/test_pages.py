@@ -157,6 +157,28 @@ def test_every_benchmark_stands_in_the_table_of_how_they_are_measured() -> None:
     assert sorted(names) == sorted(BENCHMARKS)
 
 
+def test_every_row_of_figures_is_dated_by_itself_or_by_what_stands_above_its_table() -> None:
+    page = PAGES["compose/benchmarks/README.md"]
+    date, undated = re.compile(r"20\d\d-\d\d-\d\d"), []
+    blocks_of_text = page.split("\n\n")
+    for number, block in enumerate(blocks_of_text):
+        if block.startswith("|") and not block.startswith("| names"):
+            above = next(b for b in reversed(blocks_of_text[:number]) if b[0] not in "|!")
+            rows = block.splitlines()[2:]
+            undated += [] if date.search(above) else [r for r in rows if not date.search(r)]
+
+    assert undated == []
+
+
+def test_a_figure_of_the_first_page_stands_in_a_table_of_the_benchmarks() -> None:
+    (said,) = re.findall(r"\[benchmarks\]\(\S+\) \((.+?)\)", README)
+    tables = "\n".join(re.findall(r"^\|.*$", PAGES["compose/benchmarks/README.md"], flags=re.M))
+
+    figures = re.findall(r"\d+,\d{3}", said)
+    assert figures
+    assert [each for each in figures if each not in tables] == []
+
+
 def test_a_readme_is_short_enough_to_be_read() -> None:
     """Rows of tables are looked up and not read."""
     read = {

@@ -126,7 +126,11 @@ class ObjectStore:
         with told(f"the object store at {self.url!r} is not to be read"):
             files, root = self._files()
             files.invalidate_cache()
-            return bool(files.exists(f"{root}/{MARK}.{identity}"))
+            try:
+                files.info(f"{root}/{MARK}.{identity}")
+            except FileNotFoundError:
+                return False
+            return True  # not `exists`: that says no for whatever goes wrong, an outage too
 
     def bear(self, identity: str) -> None:
         """Let it be the store of that cluster as well. Raises Unavailable."""

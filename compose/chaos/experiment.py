@@ -17,11 +17,13 @@ from rich.console import Console
 from compose.chaos import workload
 from compose.chaos.box_victims import BoxVictim, EngineVictim
 from compose.chaos.faults import KILL, SERVICES, Fault
-from compose.chaos.plan import processes_of
+from compose.chaos.plan import clock_of, ids_of, processes_of
 from compose.chaos.stage import Stage
 from compose.chaos.stranger import Stranger
+from compose.chaos.surroundings import ClockVictim, IdsVictim, StoreVictim
 from compose.chaos.victims import ProcessVictim, ServiceVictim, Stack, Victim
 from compose.chaos.watch import Watch
+from compose.chaos.wrong_registry import WrongRegistry
 from compose.services.service_errors import ServicesError
 from compose.workers.supervisor import GRACE_S
 from producers.control import write_control
@@ -105,6 +107,8 @@ class Conductor:
         self.leases = Leases(state.leases(), "chaos")
         self.boxes = BoxVictim(self.leases, stage.engine)
         self.stranger = Stranger(cluster)
+        self.registries = {w.name: WrongRegistry(cluster.registry_url) for w in self.workers}
+        self.around = self._around() if self.plan.hosts else []
         stack = Stack(state.state(), state.cache(), self.pool)
         self.lanes = {victim.name: Lane(victim) for victim in self._victims(stack)}
         self.watch = Watch(cluster)
@@ -125,7 +129,17 @@ class Conductor:
             ),
             self.boxes,
             self.stranger,
+            *self.around,
             *([EngineVictim(engine)] if engine else []),
+        ]
+
+    def _around(self) -> list[Victim]:
+        """What stands around each worker, and around all of them."""
+        objects = self.stage.cluster.settings.state() / "services" / "objects"
+        return [
+            *(ClockVictim(clock_of(w.name), w) for w in self.workers),
+            *(IdsVictim(ids_of(w.name), w, self.registries[w.name]) for w in self.workers),
+            StoreVictim(objects),
         ]
 
     def run(self) -> None:
@@ -279,6 +293,8 @@ class Conductor:
             if lane.now is not None and lane.now.kind != KILL:
                 lane.end()
         running = [worker for worker in self.workers if worker.process is not None]
+        for registry in self.registries.values():
+            registry.close()
         for worker in running:
             worker.ask_to_stop()
         until = time.monotonic() + GRACE_S

@@ -22,13 +22,22 @@ ENGINE = "engine"
 """A docker engine of the run's own, in whose containers half of those shells are."""
 STRANGER = "stranger"
 """A producer that is none of ours, and holds transactions open on our topics."""
-ROLES = (*WORKERS, PROCESSES, BOXES, ENGINE, "training", *SERVICES, STRANGER)
+CLOCKS = "clocks"
+"""The wall clock of one worker."""
+IDS = "ids"
+"""Those of the registry's schemas, as one worker is told them."""
+STORE = "store"
+"""Where heavy records lie."""
+AROUND = (CLOCKS, IDS, STORE)
+"""What no release beside ours is harmed by: an older one may not know how to stand it."""
+ROLES = (*WORKERS, PROCESSES, BOXES, ENGINE, "training", *SERVICES, STRANGER, *AROUND)
 """What `--kill` may name."""
 USUAL = tuple(role for role in ROLES if role != ENGINE)
 """Who is harmed where nobody is named: an engine takes root, and docker installed."""
 
 KILL, PAUSE = "kill", "pause"
 TRANSACTION = "open transaction"
+SET_BACK, DEALT_ANEW, AWAY = "set back", "dealt anew", "away"
 CUT, CUT_TO_BROKER, CUT_TO_CLIENT, FLAP = "cut", "cut to broker", "cut from broker", "flapping"
 CUT_REGISTRY = "cut from registry"
 """Killed too, so that it has to come back without: whoever works already seldom asks."""
@@ -44,11 +53,15 @@ KINDS: Mapping[str, Mapping[str, float]] = {
     BOXES: {KILL: 1},
     ENGINE: {KILL: 2, PAUSE: 1},
     STRANGER: {TRANSACTION: 1},
+    CLOCKS: {SET_BACK: 1},
+    IDS: {DEALT_ANEW: 1},
+    STORE: {AWAY: 1},
 }
 """What may happen to whom, by weight."""
 WEIGHTS = {
     **dict.fromkeys((*WORKERS, PROCESSES, BOXES, "registry"), 10),
     **dict.fromkeys((ENGINE, "training", "broker", STRANGER), 2),
+    **dict.fromkeys(AROUND, 3),
 }
 """How often a role is hit, whatever the number of its processes."""
 KILL_WEIGHTS = {**WEIGHTS, ENGINE: 0.5, "training": 0.5, "broker": 0.5, "registry": 4}

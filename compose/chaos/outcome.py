@@ -27,6 +27,10 @@ class ChaosOutcome:
     repeated: int
     breaches: int
     seconds: float
+    misled: int = 0
+    """Answers of a registry that named a wrong schema."""
+    buried: int = 0
+    """Dead letters: no record of the workload is at fault."""
     silent: int = 0
     """Faults that stopped a topic, while nothing that tells a lag said so."""
     fell: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -38,7 +42,7 @@ class ChaosOutcome:
     @property
     def ok(self) -> bool:
         """Nothing was lost, doubled, breached, asked again, left or learnt otherwise; all ended."""
-        said = not self.silent
+        said = not self.silent and not self.buried
         wrong = self.lost or self.doubled or self.breaches or self.hosted.asked_again
         figures = self.boxes.ok and self.training.ok
         return not wrong and said and figures and self.ended == self.accepted
@@ -63,6 +67,8 @@ def plain(outcome: ChaosOutcome) -> dict[str, Any]:
         "doubled": outcome.doubled,
         "repeated": outcome.repeated,
         "breaches": outcome.breaches,
+        "buried": outcome.buried,
+        "misled": outcome.misled,
         "silent": outcome.silent,
         "hosted": asdict(outcome.hosted),
         "boxes": asdict(outcome.boxes),
@@ -92,6 +98,8 @@ def table(outcome: ChaosOutcome) -> Table:
         "doubled": outcome.doubled,
         "breaches": outcome.breaches,
         "silent": outcome.silent,
+        "buried as dead letters": outcome.buried,
+        "answers with wrong schema ids": outcome.misled,
         "external work repeated": outcome.repeated,
         **_hosted_rows(outcome.hosted),
         **_box_rows(outcome.boxes),

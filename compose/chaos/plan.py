@@ -5,10 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compose.chaos.faults import (
+    AROUND,
     BOXES,
+    CLOCKS,
     ENGINE,
+    IDS,
+    KILL,
+    KINDS,
     PROCESSES,
     SERVICES,
+    STORE,
     STRANGER,
     Fault,
     kills,
@@ -26,13 +32,23 @@ RECIPES = (TRAINING, "training-async")
 """Those beside this module; any release knows the first."""
 EVERY_S = 4.0
 """Between two faults, on average; less where the run is short, so that every kind has its turn."""
-ROUND = 23
+ROUND = 27
 SOAK_EVERY_S = 0.2
 
 
 def processes_of(worker: str) -> str:
     """The victim that is any agent's process of an environments worker."""
     return f"{PROCESSES} of {worker}"
+
+
+def clock_of(worker: str) -> str:
+    """The victim that is the wall clock of a worker."""
+    return f"{CLOCKS} of {worker}"
+
+
+def ids_of(worker: str) -> str:
+    """The victim that is the registry as a worker sees it."""
+    return f"{IDS} of {worker}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +77,14 @@ class ChaosPlan:
             msg = f"--beside {self.beside}: there is no such file"
             raise Refused(msg)
         self._refuse_recipe()
-        if not self.hosts and set(self.roles) <= {PROCESSES, BOXES, ENGINE}:
+        if not self.hosts and set(self.roles) <= {PROCESSES, BOXES, ENGINE, *AROUND}:
             msg = (
                 "--beside WHEEL goes without hosted rollouts and without boxes, so there are no "
                 f"{', '.join(self.roles)} to kill"
             )
             raise Refused(msg)
-        if self.kills is not None and set(self.roles) == {STRANGER}:
-            msg = "--kills kills, and a stranger has no process to kill; give --minutes"
+        if self.kills is not None and not any(KILL in KINDS[role] for role in self.roles):
+            msg = f"--kills kills, and {', '.join(self.roles)} cannot be killed; give --minutes"
             raise Refused(msg)
         if (self.minutes is None) == (self.kills is None):
             msg = "give either --minutes, for faults of all kinds, or --kills, for a soak of kills"
@@ -128,7 +144,10 @@ class ChaosPlan:
         if self.hosts:
             hosts = everybody["environments"]
             everybody[PROCESSES] = [processes_of(host) for host in hosts]
-            everybody |= {BOXES: [BOXES], ENGINE: [ENGINE]}
+            everybody |= {BOXES: [BOXES], ENGINE: [ENGINE], STORE: [STORE]}
+            workers = [name for role in WORKERS for name in everybody[role]]
+            everybody[CLOCKS] = [clock_of(worker) for worker in workers]
+            everybody[IDS] = [ids_of(worker) for worker in workers]
         return {role: everybody[role] for role in self.roles if role in everybody}
 
     def faults(self) -> list[Fault]:

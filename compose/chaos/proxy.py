@@ -50,6 +50,8 @@ class Link:
     """One client's way to a server; lives on the proxy's event loop."""
 
     ports: Ports
+    detour: int | None = None
+    """Where the link leads instead."""
     to_broker: asyncio.Event = field(default_factory=asyncio.Event)
     to_client: asyncio.Event = field(default_factory=asyncio.Event)
     connections: set[asyncio.Task[None]] = field(default_factory=set)
@@ -66,7 +68,9 @@ class Link:
         writers = [writer]
         try:
             await self.to_broker.wait()
-            far_reader, far_writer = await asyncio.open_connection(HOST, self.ports.broker)
+            far_reader, far_writer = await asyncio.open_connection(
+                HOST, self.detour or self.ports.broker
+            )
             writers.append(far_writer)
             pumps = [
                 asyncio.ensure_future(_pump(reader, far_writer, self.to_broker)),
@@ -136,6 +140,11 @@ class Proxy:
     def drop(self, name: str) -> None:
         """Reset the link's connections; new ones are taken."""
         self._call(self._links[name].drop)
+
+    def lead(self, name: str, port: int | None) -> None:
+        """Let a link lead to another port, or with None to its own; its connections are reset."""
+        self._links[name].detour = port
+        self.drop(name)
 
     def close(self) -> None:
         if self._loop.is_closed():

@@ -107,6 +107,8 @@ def _conduct(
         doubled=report.doubled,
         repeated=report.repeated,
         breaches=report.found.total(),
+        misled=sum(each.told for each in conductor.registries.values()),
+        buried=report.dead_letters,
         silent=len(conductor.stranger.unnamed),
         seconds=time.monotonic() - began,
         fell={worker.name: worker.fell for worker in conductor.workers if worker.fell},

@@ -83,6 +83,7 @@ class Stage:
         if len(self.releases) == 1:  # another release may not know the setting
             environment["ROLLCALL_ENVIRONMENTS__SLOTS"] = json.dumps(SLOTS)
             environment["ROLLCALL_ENVIRONMENTS__WARM"] = str(WARM)
+            environment["ROLLCALL_OBJECTS__ABOVE_BYTES"] = str(workload.HEAVY_BYTES)
         if self.engine is not None:
             environment["DOCKER_HOST"] = self.engine.host
         log = self.logs / f"{name}.log"

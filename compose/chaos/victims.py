@@ -160,7 +160,7 @@ class WorkerVictim:
     def partitions(self) -> set[int]:
         return set(self.owned)
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
         """SIGKILL; it comes back at once, as one of the next release."""
         self._send(signal.SIGKILL)
         self._process().wait(GONE_S)
@@ -169,13 +169,13 @@ class WorkerVictim:
 
     def begin(self, fault: Fault) -> None:
         if fault.kind == KILL:
-            self._kill()
+            self.kill()
         elif fault.kind == CUT_REGISTRY:
             self.proxy.cut(to_registry(self.name))
-            self._kill()
+            self.kill()
         elif fault.kind == CLOCK:
             self.clock.set(-SET_BACK_S)
-            self._kill()
+            self.kill()
         elif fault.kind == PAUSE:
             self._send(signal.SIGSTOP)
         elif fault.kind != FLAP:

@@ -51,6 +51,9 @@ HOSTED = 0.05
 """So many of the rollouts have a process each, as a function or, one in `COMMANDS`, a command."""
 COMMANDS = 4
 CATCH_UP_S = 2.0
+HEAVY = 0.02
+"""So many see what is too heavy for the log, and lies in the object store."""
+HEAVY_BYTES = 65_536
 BOXED = 0.1
 """So many act in a shell, each in a box of its own."""
 BOX_TIMEOUT_S = 60.0
@@ -97,9 +100,10 @@ def forgiving(task: Task) -> Agent:
 class Corridor:
     """So many doors; what it shows depends on the seed and on every action so far."""
 
-    def __init__(self, turns: int = 4, replayable: bool = True) -> None:
+    def __init__(self, turns: int = 4, replayable: bool = True, heavy: int = 0) -> None:
         self.replayable = replayable
         self.left = turns
+        self.heavy = heavy
         self.seen = blake2b(digest_size=4)
 
     def open(self, seed: int) -> Observation:
@@ -115,7 +119,8 @@ class Corridor:
     def _show(self, action: str) -> Observation:
         self.seen.update(f"{action}\0".encode())
         done = self.left <= 0
-        return Observation(f"door {self.seen.hexdigest()}", reward=float(done), terminated=done)
+        shown = f"door {self.seen.hexdigest()}" + " so it goes" * (self.heavy // 11)
+        return Observation(shown, reward=float(done), terminated=done)
 
 
 # Policy
@@ -226,7 +231,7 @@ def request(
     `boxes` are what a shell may be in, as its config says it; without any there are no shells.
     """
     dice, boxed = Random(f"hosted/{seed}/{number}"), Random(f"boxed/{seed}/{number}")
-    asked = _request(seed, number)
+    asked = _request(seed, number, heavy=hosts)
     if hosts and dice.random() < HOSTED:
         return _hosted(asked, dice)
     return _boxed(asked, boxed, boxes) if boxes and boxed.random() < BOXED else asked
@@ -259,9 +264,11 @@ def _hosted(asked: RolloutRequest, dice: Random) -> RolloutRequest:
     return replace(asked, agent=AGENT_OF_OTHERS, agent_config=json.dumps(config))
 
 
-def _request(seed: int, number: int) -> RolloutRequest:
+def _request(seed: int, number: int, *, heavy: bool) -> RolloutRequest:
     dice = Random(f"request/{seed}/{number}")
-    config = {"turns": dice.randint(2, 5), "replayable": dice.random() < 0.7}
+    config: dict[str, Any] = {"turns": dice.randint(2, 5), "replayable": dice.random() < 0.7}
+    if heavy and Random(f"heavy/{seed}/{number}").random() < HEAVY:
+        config["heavy"] = HEAVY_BYTES + 1000
     limits = Limits(
         max_turns=16,
         max_tries=dice.choice((1, 4, 4, 4)),

@@ -38,7 +38,10 @@ Keep = Annotated[
     Path | None, typer.Option(help="Keep the log and the workers' logs in this directory.")
 ]
 
-EVERYBODY = "agents,models,environments,rewards,processes,boxes,training,broker,registry,stranger"
+EVERYBODY = (
+    "agents,models,environments,rewards,processes,boxes,training,broker,registry,stranger,clocks,"
+    "ids,store"
+)
 
 
 def chaos(
@@ -58,7 +61,9 @@ def chaos(
     call again, every shell ran what it was told, no box is left, and whatever was trained comes to
     the same bits where nobody kills its trainer, and each open transaction of a `stranger` was
     named while it lasted; else 1. `engine` is a docker engine of the run's own, for half of the
-    shells; root alone can start one.
+    shells; root alone can start one. `clocks` sets a worker's wall clock back by hours and right
+    again, `ids` has the registry give each schema's id to another one, and `store` takes away where
+    heavy records lie; nothing is buried for any of them.
 
     Example: rollcall chaos --minutes 10 --seed 7 --json chaos.json
 

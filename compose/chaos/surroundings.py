@@ -1,0 +1,120 @@
+"""What stands around a worker and goes wrong while it runs: its clock, its registry, its store."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import structlog
+
+from compose.chaos.faults import STORE, Fault
+from compose.chaos.victims import BriefVictim, WorkerVictim, to_registry
+from compose.chaos.wrong_registry import WrongRegistry
+from schemas.private_folders import make_private
+
+MOST_HOURS = 6.0
+ASKS_WITHIN_S = 90.0
+"""A worker that starts on a machine with much to do asks its registry within so long."""
+
+log = structlog.get_logger()
+
+
+@dataclass
+class ClockVictim(BriefVictim):
+    """The wall clock of a worker that runs on: set back by hours, and after a while set right."""
+
+    name: str
+    worker: WorkerVictim
+
+    @property
+    def group(self) -> str:
+        return self.worker.group
+
+    def fit(self) -> bool:
+        return self.worker.fit()
+
+    def begin(self, fault: Fault) -> None:
+        hours = Random(f"clock/{fault.at_s}").uniform(0.1, MOST_HOURS)
+        self.worker.clock.set(-3600 * hours)
+
+    def end(self, fault: Fault) -> None:
+        self.worker.clock.set(0.0)
+
+
+@dataclass
+class IdsVictim(BriefVictim):
+    """The registry as one worker sees it; the worker is killed, so that it has to ask.
+
+    The right one is back when the time is over and the wrong one has been asked: what nobody was
+    told harms nobody.
+    """
+
+    name: str
+    worker: WorkerVictim
+    registry: WrongRegistry
+    _leads_until: float | None = None
+    """When the right one is back at the latest; None where it is there."""
+    _over: bool = False
+    _told_before: int = 0
+
+    @property
+    def group(self) -> str:
+        return self.worker.group
+
+    def fit(self) -> bool:
+        return self._leads_until is None and self.worker.fit()
+
+    def back(self) -> bool:
+        return self._leads_until is None and self.worker.back()
+
+    def begin(self, fault: Fault) -> None:
+        if not self.registry.learn():
+            log.warning("no_wrong_registry", why="the right one does not answer")
+            return
+        self._told_before, self._over = self.registry.told, False
+        self._leads_until = time.monotonic() + ASKS_WITHIN_S
+        self.worker.proxy.lead(to_registry(self.worker.name), self.registry.port)
+        self.worker.kill()
+
+    def end(self, fault: Fault) -> None:
+        self._over = True
+        self.look()
+
+    def look(self) -> None:
+        if self._leads_until is None or not self._over:
+            return
+        if self.registry.told > self._told_before or time.monotonic() > self._leads_until:
+            self.worker.proxy.lead(to_registry(self.worker.name), None)
+            self._leads_until = None
+
+
+class StoreVictim(BriefVictim):
+    """The object store: a folder behind a link, which leads to something else while it is away."""
+
+    name = STORE
+    group = None
+
+    def __init__(self, objects: Path) -> None:
+        """Whatever lies there already is kept."""
+        self._link, self._data = objects, objects.with_suffix(".data")
+        self._nothing = objects.with_suffix(".away")
+        if objects.exists():
+            objects.rename(self._data)
+        make_private(self._data)
+        self._nothing.touch()
+        self._lead_to(self._data)
+
+    def fit(self) -> bool:
+        return True
+
+    def begin(self, fault: Fault) -> None:
+        self._lead_to(self._nothing)
+
+    def end(self, fault: Fault) -> None:
+        self._lead_to(self._data)
+
+    def _lead_to(self, target: Path) -> None:
+        """In one step, so that no object is put where it is not found later."""
+        link = self._link.with_suffix(".link")
+        link.symlink_to(target)
+        link.replace(self._link)

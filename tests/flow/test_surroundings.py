@@ -1,0 +1,150 @@
+"""A clock that is set back, ids that are dealt anew, a store that is away: `rollcall chaos`."""
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compose.chaos import workload
+from compose.chaos.faults import AROUND, STORE, USUAL, Fault
+from compose.chaos.plan import ChaosPlan
+from compose.chaos.surroundings import StoreVictim
+from compose.chaos.wrong_registry import WrongRegistry, turned
+from schemas.errors import Refused, Unavailable
+from schemas.objects import ObjectStore
+from schemas.registry import HttpRegistry
+from tests.support.chaos_command import chaos
+
+AWAY = Fault(0.0, "away", STORE, STORE, 1.0)
+
+
+def test_all_three_are_drawn_where_nobody_is_named_and_left_out_beside_a_release(
+    tmp_path: Path,
+) -> None:
+    wheel = tmp_path / "older.whl"
+    wheel.touch()
+
+    assert set(AROUND) <= {fault.role for fault in ChaosPlan(3, USUAL, minutes=0.5).faults()}
+    assert not set(AROUND) & set(ChaosPlan(3, USUAL, minutes=1, beside=wheel).victims())
+    with pytest.raises(Refused, match="clocks, ids cannot be killed; give --minutes"):
+        ChaosPlan(3, ["clocks", "ids"], kills=3)
+
+
+@given(st.sets(st.integers(1, 1000), min_size=2))
+def test_ids_that_are_dealt_anew_each_stand_for_another_and_none_is_lost(ids: set[int]) -> None:
+    given_, meant = turned(sorted(ids), 1), turned(sorted(ids), -1)
+
+    assert set(given_) == set(given_.values()) == ids
+    assert all(given_[each] != each and meant[given_[each]] == each for each in ids)
+
+
+class Right(BaseHTTPRequestHandler):
+    """A registry of two subjects."""
+
+    def do_GET(self) -> None:
+        path = self.path
+        if path == "/subjects":
+            self._say(["a", "b"])
+        elif path.startswith("/subjects/"):
+            self._say({"id": 1 if "/a/" in path else 2})
+        else:
+            self._say({"schema": f"schema {path.split('?')[0].rpartition('/')[2]}"})
+
+    def do_POST(self) -> None:
+        self._say({"subject": "a-value", "version": 1, "id": 1, "schema": "x"})
+
+    def _say(self, what: object) -> None:
+        said = json.dumps(what).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def right() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Right)
+    server.daemon_threads = True
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_wrong_registry_says_of_each_id_what_another_one_stands_for(right: str) -> None:
+    wrong = WrongRegistry(right)
+    assert wrong.learn()
+    ours, theirs = HttpRegistry(right), HttpRegistry(f"http://127.0.0.1:{wrong.port}")
+
+    assert [ours.schema_of(n) for n in (1, 2)] == ["schema 1", "schema 2"]
+    assert [theirs.schema_of(n) for n in (1, 2)] == ["schema 2", "schema 1"]
+    assert (ours.id_of("a", "x"), theirs.id_of("a", "x")) == (1, 2)
+    assert wrong.told == 3
+    for registry in (ours, theirs):
+        registry.close()
+    wrong.close()
+
+
+def test_a_store_that_is_away_is_waited_for_and_never_taken_for_another_clusters(
+    tmp_path: Path,
+) -> None:
+    # Given a store that bears the identity of its cluster, and a process that has not asked yet
+    folder = tmp_path / "objects"
+    store = ObjectStore(str(folder))
+    store.bear("this")
+    claim = store.put(b"heavy")
+    victim = StoreVictim(folder)
+    assert store.get(claim) == b"heavy"
+
+    # When it is away, then whatever is asked of it can be asked again
+    victim.begin(AWAY)
+    for ask in (
+        lambda: store.bears("this"),
+        lambda: store.get(claim),
+        lambda: store.put(b"more"),
+        lambda: ObjectStore(str(folder)).put(b"more"),
+    ):
+        with pytest.raises(Unavailable):
+            ask()
+
+    # And it comes back with all that it held
+    victim.end(AWAY)
+    assert store.bears("this")
+    assert not store.bears("another")
+    assert store.get(claim) == b"heavy"
+
+
+def test_some_of_the_workload_is_too_heavy_for_the_log_and_nothing_beside_a_release() -> None:
+    heavy = [n for n in range(2000) if "heavy" in workload.request(7, n).task.environment_config]
+
+    assert 0.5 < len(heavy) / (workload.HEAVY * 2000) < 2
+    config = json.loads(workload.request(7, heavy[0]).task.environment_config)
+    assert len(workload.Corridor(**config).open(1).text) > workload.HEAVY_BYTES
+    assert "heavy" not in workload.request(7, heavy[0], hosts=False).task.environment_config
+
+
+@pytest.mark.broker
+@pytest.mark.timeout(300)
+def test_no_clock_no_registry_and_no_store_loses_or_buries_anything(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    with chaos(
+        "--minutes", "0.4", "--seed", "27", "--json", str(figures), "--rollouts", "400",
+        "--kill", "clocks,ids,store", cwd=tmp_path,
+    ) as run:  # fmt: skip
+        said, complained = run.communicate(timeout=280)
+
+    assert run.returncode == 0, said + complained
+    found = json.loads(figures.read_text())
+    assert found["accepted"] == found["ended"] == 400
+    assert found["lost"] == found["doubled"] == found["breaches"] == found["buried"] == 0
+    assert found["misled"] > 0
+    assert {"set back clocks", "dealt anew ids", "away store"} == set(found["faults_by_kind"])

@@ -45,8 +45,8 @@ class ClockVictim(BriefVictim):
 class IdsVictim(BriefVictim):
     """The registry as one worker sees it; the worker is killed, so that it has to ask.
 
-    The right one is back when the time is over and the wrong one has been asked: what nobody was
-    told harms nobody.
+    The fault's time counts from the first answer: a worker asks some seconds after its start, and
+    first for what it only looks at.
     """
 
     name: str
@@ -54,7 +54,8 @@ class IdsVictim(BriefVictim):
     registry: WrongRegistry
     _leads_until: float | None = None
     """When the right one is back at the latest; None where it is there."""
-    _over: bool = False
+    _asked: bool = False
+    _lasts_s: float = 0.0
     _told_before: int = 0
 
     @property
@@ -71,19 +72,21 @@ class IdsVictim(BriefVictim):
         if not self.registry.learn():
             log.warning("no_wrong_registry", why="the right one does not answer")
             return
-        self._told_before, self._over = self.registry.told, False
+        self._told_before, self._asked = self.registry.told, False
+        self._lasts_s = fault.lasts_s
         self._leads_until = time.monotonic() + ASKS_WITHIN_S
         self.worker.proxy.lead(to_registry(self.worker.name), self.registry.port)
         self.worker.kill()
 
     def end(self, fault: Fault) -> None:
-        self._over = True
         self.look()
 
     def look(self) -> None:
-        if self._leads_until is None or not self._over:
+        if self._leads_until is None:
             return
-        if self.registry.told > self._told_before or time.monotonic() > self._leads_until:
+        if not self._asked and self.registry.told > self._told_before:
+            self._asked, self._leads_until = True, time.monotonic() + self._lasts_s
+        if time.monotonic() > self._leads_until:
             self.worker.proxy.lead(to_registry(self.worker.name), None)
             self._leads_until = None
 

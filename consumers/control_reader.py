@@ -1,9 +1,11 @@
 """Reading `control`: every process reads all of it; there is no group, and nothing is committed."""
 
+import time
 from collections.abc import Callable, Iterator
 
 from consumers.decode_in_order import DecodeInOrder
 from consumers.log.protocols import Log, Record
+from consumers.loop.dead_letters import Passed
 from schemas.codec import Codec
 from schemas.errors import WireError
 from schemas.messages import Control
@@ -19,7 +21,10 @@ POLLS = 20
 
 
 class ControlReader:
-    """The words on `control`, in order; those that wait for the registry hold the others up."""
+    """The words on `control`, in order; those that wait for the registry hold the others up.
+
+    With `passed`, those wait as well whose schema is not to be had or is of another record.
+    """
 
     def __init__(
         self,
@@ -29,9 +34,11 @@ class ControlReader:
         *,
         from_end: bool = False,
         unreadable: Callable[[Record, WireError], None] | None = None,
+        passed: Passed | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._reader = log_.reader([topics.control], from_end=from_end)
-        self._held = DecodeInOrder(codec, Control)
+        self._held = DecodeInOrder(codec, Control, passed=passed, clock=clock)
         self._unreadable = unreadable
         """Told about what is no word; without it such records are passed over."""
 

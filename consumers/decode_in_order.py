@@ -1,15 +1,19 @@
 """Decoding records one after the other, for whoever reads a topic without a loop."""
 
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 import structlog
 
 from consumers.log.protocols import Record
+from consumers.loop.dead_letters import Passed, place_of
 from schemas.codec import Codec
-from schemas.errors import Unavailable, WireError
+from schemas.errors import Skipped, Unavailable, UnknownSchema, WireError
 
+RETRY_S = 1.0
+"""After so long a record whose schema is not to be had is tried again."""
 M = TypeVar("M")
 
 log = structlog.get_logger()
@@ -31,13 +35,29 @@ def decoded(codec: Codec, record: Record, expected: type[M]) -> M | None:
 
 
 class DecodeInOrder(Generic[M]):
-    """Records that wait to be decoded; one that waits for the registry holds up all behind it."""
+    """Records that wait to be decoded; one that waits for the registry holds up all behind it.
 
-    def __init__(self, codec: Codec, expected: type[M]) -> None:
+    So does one whose schema is not to be had, or is of another record, where `passed` is given: a
+    registry that deals its ids anew says the same of good records, and those who read the topic
+    must come to the same. It waits until the schema is back, or a person has it passed over.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        expected: type[M],
+        *,
+        passed: Passed | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.codec = codec
         self.expected = expected
+        self.passed = passed
+        self.clock = clock
         self._held: deque[Record] = deque()
         self._warned = False
+        self._stuck: tuple[str, int, int] | None = None
+        self._due = 0.0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -49,16 +69,53 @@ class DecodeInOrder(Generic[M]):
         """What can be had now: messages, and in their places why there is none in a record."""
         while self._held:
             record = self._held[0]
+            if self._stuck == place_of(record) and self.clock() < self._due:
+                return
             message: M | WireError
             try:
-                message = self.codec.decode(record.value, self.expected)
-            except WireError as error:
-                message = error
+                message = self._read(record)
             except Unavailable as error:
                 if not self._warned:
                     self._warned = True
                     log.warning("registry_away", topic=record.topic, error=str(error))
                 return
+            except UnknownSchema as error:
+                self._wait(record, error)
+                return
             self._warned = False
             self._held.popleft()
             yield record, message
+
+    def _read(self, record: Record) -> M | WireError:
+        """Decode a record; raises Unavailable, and UnknownSchema where it has to be waited for."""
+        try:
+            return self.codec.decode(record.value, self.expected)
+        except UnknownSchema as error:
+            if self.passed is None or record.value is None:
+                return error
+            self.passed.refresh()
+            if place_of(record) in self.passed.places:
+                return error
+            try:
+                self.passed.check(record)
+            except Skipped as skipped:
+                return skipped
+            raise
+        except WireError as error:
+            return error
+
+    def _wait(self, record: Record, error: UnknownSchema) -> None:
+        self._due = self.clock() + RETRY_S
+        if self._stuck == place_of(record) or self.passed is None:
+            return
+        self._stuck = place_of(record)
+        group, place = self.passed.group, f"{record.partition}@{record.offset}"
+        log.warning(
+            "journal_held",
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            error=str(error),
+            remedy="bring the schema back, upgrade this worker, or "
+            f"`rollcall dlq skip {group} {record.topic} {place}`",
+        )

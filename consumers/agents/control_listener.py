@@ -49,7 +49,9 @@ class ControlListener:
         self.letters = letters
         self._log, self._codec, self._topics = log_, codec, topics
         self._clock, self._wall = clock, wall
-        self._reader = ControlReader(log_, codec, topics, unreadable=self.note_bad)
+        self._reader = ControlReader(
+            log_, codec, topics, unreadable=self.note_bad, passed=letters.passed, clock=clock
+        )
         self._bad_words: deque[tuple[Record, WireError]] = deque(maxlen=BAD_WORDS)
         self._keyless: dict[bytes, Control] = {}
         """Words that stand under no key of their own: the next compaction may drop them."""

@@ -80,6 +80,7 @@ class Models(WorkRole):
             lambda record, error: letters.bury_once([(record, error)]),
             self._thread,
             self.turn,
+            letters.passed,
         )
         self._versions_due = 0.0
         self.pinned = Pinned(engine.twin, self.wall, thread=self._thread)

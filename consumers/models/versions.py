@@ -18,6 +18,7 @@ import structlog
 from consumers.clock import Clock
 from consumers.decode_in_order import DecodeInOrder
 from consumers.log.protocols import Reader, Record
+from consumers.loop.dead_letters import Passed
 from consumers.models.adoption_turns import AdoptionTurn
 from consumers.models.staging import Staging
 from inference.engine import Engine
@@ -59,6 +60,7 @@ class Versions:
         bury: Callable[[Record, WireError], None],
         thread: Executor,
         turn: AdoptionTurn | None = None,
+        passed: Passed | None = None,
     ) -> None:
         self.engine = engine
         self.staging = Staging(engine, thread)
@@ -77,8 +79,8 @@ class Versions:
         self._served = -1
         self._canaries_off = 0
         self._due = 0.0
-        self._unread = DecodeInOrder(codec, PolicyVersion)
-        """Announcements that wait for the registry; nothing behind them is read."""
+        self._unread = DecodeInOrder(codec, PolicyVersion, passed=passed, clock=wall)
+        """Announcements that wait for the registry or a schema; nothing behind them is read."""
 
     def newest(self) -> int:
         """The highest that is announced; -1 where there is none."""

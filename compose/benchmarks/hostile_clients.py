@@ -7,6 +7,7 @@ that break off or never end, and bodies that are long to read. Prints how often 
 """
 
 import asyncio
+import gzip
 import random
 import sys
 import time
@@ -59,6 +60,8 @@ BODIES: Mapping[str, Callable[[int], bytes]] = {
     ),
 }  # fmt: skip
 PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/step")
+_CHUNK = b"1\r\nx\r\n"
+packed = lru_cache(maxsize=4)(lambda size: gzip.compress(bytes(16 * size), 1))
 made = lru_cache(maxsize=8)(lambda name, size: BODIES[name](size))
 
 
@@ -136,6 +139,26 @@ class HostileClients:
         await reader.read(LIMIT)
         return "no_http"
 
+    async def chunked(
+        self, rng: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> str:
+        """Sends a body in chunks of one byte, or one that unpacks to a thousand times its size."""
+        size = rng.choice(self.sizes)
+        if rng.random() < 0.5:
+            name, told, body = "bomb", "Content-Encoding: gzip", packed(size)
+        else:
+            name, told, body = "tiny_chunks", "Transfer-Encoding: chunked", _CHUNK * (size // 6)
+        length = b"Content-Length: %d" % (len(body) if name == "bomb" else size)
+        head = self.head(rng, size).replace(b"Content-Length: %d" % size, told.encode())
+        if name == "bomb":
+            head = head.replace(b"\r\n\r\n", b"\r\n" + length + b"\r\n\r\n")
+        writer.write(head)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.silent_s):
+                await _send(writer, body)
+                await reader.readuntil(b"\r\n\r\n")
+        return name
+
     async def whole(
         self, rng: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> str:
@@ -149,7 +172,7 @@ class HostileClients:
 
 
 KINDS: tuple[Callable[..., Awaitable[str]], ...] = (
-    HostileClients.silent, HostileClients.broken, HostileClients.churned,
+    HostileClients.silent, HostileClients.broken, HostileClients.churned, HostileClients.chunked,
     HostileClients.whole, HostileClients.whole, HostileClients.whole,
 )  # fmt: skip
 

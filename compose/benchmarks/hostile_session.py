@@ -93,7 +93,10 @@ def hostile(gateway: OneGateway, seed: int, seconds: float) -> Iterator["subproc
     command = module("compose.benchmarks.hostile_clients", str(gateway.port), gateway.keys[1],
                      str(seed), str(seconds))  # fmt: skip
     with subprocess.Popen(
-        ["nice", f"-n{NICE}", *command], stdout=subprocess.PIPE, preexec_fn=die_with_parent
+        ["nice", f"-n{NICE}", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=die_with_parent,
     ) as process:
         try:
             yield process

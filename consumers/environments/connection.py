@@ -7,8 +7,10 @@ was written last is told when the connection is lost, and how.
 
 import asyncio
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from math import inf
 from typing import Any
 
 import structlog
@@ -18,6 +20,7 @@ from aiohttp.web_request import BaseRequest
 
 from consumers.environments.line import Client
 from consumers.environments.listener import BACKLOG
+from consumers.environments.parsing_share import MOST_OWED_S, PIECE_BYTES, ParsingShare
 
 Serve = Callable[[BaseRequest], Awaitable[web.StreamResponse]]
 Complain = Callable[[BaseRequest, int, str], web.StreamResponse]
@@ -32,11 +35,19 @@ log = structlog.get_logger()
 class Connection(web.RequestHandler):
     """Knows the client whose request it carries, or carried last."""
 
-    def __init__(self, complain: Complain, first_s: float, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, complain: Complain, first_s: float, share: ParsingShare, *args: Any, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.client: Client | None = None
         self.known = False
         """Whether it has ever sent a request with a line's key."""
+        self._share = share
+        self._resting: asyncio.TimerHandle | None = None
+        self._owed_s = 0.0
+        """What its latest request has cost."""
+        self._has_room = False
+        """Whether aiohttp would have read on while it rests."""
         self._first_s = first_s
         self._silent: asyncio.TimerHandle | None = None
         self._complain = complain
@@ -48,22 +59,69 @@ class Connection(web.RequestHandler):
         aiohttp has a clock for what comes after the first request, and none before.
         """
         super().connection_made(transport)
+        transport.max_size = PIECE_BYTES  # type: ignore[attr-defined]
+        self._share.connections.add(self)
         loop = asyncio.get_running_loop()
         self._silent = loop.call_later(self._first_s, self.force_close)
 
     def data_received(self, data: bytes) -> None:
         """What is no HTTP in the middle of a body ends that body: aiohttp queues the error behind
         the request, which waits for the rest of its body and so would never be answered."""
+        begun = time.thread_time()
         super().data_received(data)
+        self._owed_s += self._share.spent(time.thread_time() - begun, again=not data)
+        if self._owed_s > MOST_OWED_S and self.transport is not None:
+            log.warning("connection_too_costly", known=self.known)
+            asyncio.get_running_loop().call_soon(self.transport.abort)
+            self._owed_s = -inf
         if not self._messages:
             return
         self._not_silent()
+        self._owed_s = 0.0
         message, body = self._messages[-1]
         if isinstance(message, RawRequestMessage):
             self._latest_body = body
         elif self._latest_body is not None and not self._latest_body.is_eof():
             self._latest_body.set_exception(web.RequestPayloadError(message.message))
             self._latest_body = None
+
+    def belong(self, share: ParsingShare) -> None:
+        """What its bytes cost is its session's from now on."""
+        if share is not self._share:
+            self._share.connections.discard(self)
+            share.connections.add(self)
+            self._share = share
+            self._go_on()
+
+    def rest(self, seconds: float) -> None:
+        """Read nothing for so long, and parse nothing of what has come."""
+        if self._resting is None and self.transport is not None:
+            self._pause_transport_reading()
+            self._resting = asyncio.get_running_loop().call_later(seconds, self._go_on)
+
+    def _go_on(self) -> None:
+        if self._resting is None:
+            return
+        self._resting.cancel()
+        self._resting = None
+        if rest_s := self._share.rest_s():
+            self.rest(rest_s)
+        elif self._has_room:
+            self._has_room = False
+            self.resume_reading()
+        elif not self._reading_paused and not self._buffer_paused:
+            self._resume_transport_reading()
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """aiohttp parses on when it has room; for a session that is to rest, later."""
+        if resume_parser and self._resting is not None:
+            self._has_room = True
+        else:
+            super().resume_reading(resume_parser)
+
+    def _resume_transport_reading(self) -> None:
+        if self._resting is None:
+            super()._resume_transport_reading()
 
     def _not_silent(self) -> None:
         if self._silent is not None:
@@ -72,6 +130,10 @@ class Connection(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._not_silent()
+        self._share.connections.discard(self)
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
         super().connection_lost(exc)
         if self.client is not None:
             self.client.lost(exc)
@@ -109,7 +171,13 @@ class GatewayServer(web.Server):
     def __init__(self, serve: Serve, complain: Complain, *, most: int, first_s: float) -> None:
         super().__init__(serve)
         self._make = partial(
-            Connection, complain, first_s, self, loop=asyncio.get_running_loop(), access_log=None
+            Connection,
+            complain,
+            first_s,
+            ParsingShare(),
+            self,
+            loop=asyncio.get_running_loop(),
+            access_log=None,
         )
         self._most = most
         self._full = False

@@ -177,6 +177,7 @@ class Gateway:
         if request.method == "POST" and path in DIALECTS:
             line = self._line(door, request, key)
             connection.known = True
+            connection.belong(line.share)
             dialect = DIALECTS[path]
             return await Exchange(
                 request, connection, line, dialect, self.limits, self.budget, self.large

@@ -66,7 +66,7 @@ class LargeBodies:
 
         Raises ConnectionError for a client that is gone by then.
         """
-        turns = self._turns.setdefault(session, _Turns())
+        turns = _Turns() if gone() else self._turns.setdefault(session, _Turns())
         async with turns.lock:
             while not gone() and (left := turns.due - time.monotonic()) > 0:
                 await asyncio.sleep(min(left, LOOK_S))

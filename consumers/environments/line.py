@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from consumers.environments.held_conversations import HeldConversations
+from consumers.environments.parsing_share import ParsingShare
 from schemas.asks import Ask, ErrorReply, Reply
 
 REMEMBERED = 64
@@ -148,6 +149,8 @@ class GatewayLine:
         """What adapters are told that they are to do."""
         self.conversations = HeldConversations()
         """What was said up to and with a response, by its id: later requests may go on from it."""
+        self.share = ParsingShare()
+        """What the parsing of its requests costs."""
         self.over = False
         self._open_calls = open_calls
         self._closed = closed

@@ -1,0 +1,80 @@
+"""Bytes that are dear to parse cost their own session time, and no other."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from consumers.environments import connection
+from consumers.environments.exchange import GatewayLimits
+from consumers.environments.parsing_share import AT_ONCE_S, LONG_S, MOST_S, SHARE, ParsingShare
+from schemas.asks import Ask, Choice, ModelReply, Reply
+from tests.support.raw_http import Raw, request
+from tests.support.served_line import ServedLine, serving
+
+CHUNKS = b"1\r\nx\r\n" * 100_000
+QUESTION = b'{"messages":[{"role":"user","content":"x"}]}'
+
+
+class Watched:
+    """A connection that counts its rests."""
+
+    def __init__(self) -> None:
+        self.rests: list[float] = []
+
+    def rest(self, seconds: float) -> None:
+        self.rests.append(seconds)
+
+
+def replied(ask: Ask) -> Reply:
+    return ModelReply(ask.d, (Choice("y"),))
+
+
+def test_what_is_cheap_to_parse_never_rests_and_what_is_dear_does_within_bounds() -> None:
+    share, watched = ParsingShare(), Watched()
+    share.connections.add(watched)
+
+    for _ in range(int(AT_ONCE_S / LONG_S) - 1):
+        share.spent(LONG_S, again=False)
+    assert watched.rests == []
+    owed = share.spent(10 * LONG_S, again=False)
+    assert 0 < watched.rests[0] <= owed
+    share.spent(1000.0, again=False)
+    assert watched.rests[-1] <= MOST_S - AT_ONCE_S / SHARE
+
+
+def test_bytes_that_came_before_are_dearer_than_new_ones() -> None:
+    assert ParsingShare().spent(LONG_S / 2, again=True) > ParsingShare().spent(
+        LONG_S / 2, again=False
+    )
+
+
+def test_a_body_of_tiny_chunks_is_ended_and_another_session_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "MOST_OWED_S", 1.0)
+
+    async def scene() -> None:
+        async with serving(replied, GatewayLimits(body_s=60)) as served:
+            raw = await Raw.to(served.port)
+            head = request(served.path("/v1/chat/completions"), b"", key=served.line.key)
+            chunked = b"Transfer-Encoding: chunked\r\n"
+            await raw.send(head.replace(b"Content-Length: 0\r\n", chunked, 1))
+            raw.writer.write(CHUNKS)
+            await answered(served)
+            with suppress(ConnectionError):
+                assert await raw.reader.read() == b""
+            await raw.close()
+            while served.gateway.budget.held:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+async def answered(served: ServedLine) -> None:
+    """Somebody of another session, who is beside it."""
+    other = served.gateway.line(("policy",), {})
+    raw = await Raw.to(served.port)
+    await raw.send(request(f"/r/{other.key}/v1/models", b"", key=other.key, method="GET"))
+    assert (await raw.answer()).status == 200
+    await raw.close()

@@ -39,6 +39,8 @@ class Rule(Generic[F_co]):
     """G, F, C, R or T: generate, filter, control, replay, train."""
     gives: frozenset[str] = frozenset()
     """What other rules may need and have by this one."""
+    aggregate: str = ""
+    """The aggregate of its source, where the rule is another one under any other."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The function, so that `module:name` may name a rule."""

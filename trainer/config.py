@@ -14,7 +14,7 @@ from schemas.rules import Choice, choose
 from trainer.adapters import Lora
 from trainer.catalogue import KINDS
 from trainer.chosen_rules import ChosenRules
-from trainer.fitting import require_fitting
+from trainer.fitting import require_fitting, require_own_aggregate
 from trainer.foreign import Recorded, Share
 from trainer.learner_bounds import require_bounds
 from trainer.learning_digest import learning_digest
@@ -40,6 +40,7 @@ class LearnerConfig:
     clip_dual: float = 0.0
     """0 is off."""
     aggregate: str = "token_mean"
+    """A configuration with a rule whose source has another one names it, or is refused."""
     aggregate_norm: int = 0
     """The run's maximum of new tokens, for `seq_mean_token_sum_norm`."""
     entropy: float = 0.01
@@ -162,7 +163,10 @@ class LearnerConfig:
                 raise names.unknown("key of the learner", key, known)
         given = {key: _written(key, value) for key, value in values.items()}
         require_types(cls, given, KINDS)
-        return cls(**given)  # type: ignore[arg-type]
+        made = cls(**given)  # type: ignore[arg-type]
+        if "aggregate" not in given:
+            require_own_aggregate(made)
+        return made
 
     @property
     def rules(self) -> ChosenRules:

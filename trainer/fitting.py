@@ -50,6 +50,24 @@ def require_fitting(config: "LearnerConfig") -> None:
         raise Refused(msg)
 
 
+def require_own_aggregate(config: "LearnerConfig") -> None:
+    """Raise Refused where a rule is of another aggregate than the one that was not chosen.
+
+    A configuration that names its aggregate has its way: it says what it departs from.
+    """
+    for chosen in (config.rules.loss, config.rules.advantage):
+        rule = chosen.rule
+        if rule.aggregate not in ("", config.aggregate):
+            norm = ", with the maximum of new tokens as aggregate_norm"
+            norm = norm if rule.aggregate == "seq_mean_token_sum_norm" else ""
+            msg = (
+                f"{rule.kind} {rule.name!r} is of the aggregate {rule.aggregate!r} "
+                f"({rule.source}), and none is given; write aggregate = {rule.aggregate!r}{norm}, "
+                f"or aggregate = {config.aggregate!r} where that is meant"
+            )
+            raise Refused(msg)
+
+
 def _batches(config: "LearnerConfig") -> None:
     """What has to be there of a batch and of a group."""
     if config.capacity_groups < config.groups_per_step:

@@ -112,6 +112,7 @@ def at_lag(text: str, way: Way) -> str:
     for spelled in ("clip_low", "clip_high", "clip_dual"):
         learner.pop(spelled, None)
     learner |= {"loss": way.loss, "step_size": way.step_size, "max_staleness": way.lag}
+    learner.setdefault("aggregate", LearnerConfig().aggregate)  # the same of all that are compared
     config = LearnerConfig.of(learner)
     # What may wait has to hold all that may be in the air, or reading would stop in between.
     waiting = config.groups_per_step * (way.lag + 1)

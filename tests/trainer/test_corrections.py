@@ -155,6 +155,7 @@ def test_rules_that_do_not_fit_are_refused_with_the_reason(
 
 def test_a_correction_of_whole_sequences_goes_with_one_ratio_for_a_sequence() -> None:
     geometric = {"name": "mis", "level": "geometric"}
-    values = {"correction": geometric, "old_logprobs": "recompute", "loss": "gspo"}
+    own = {"loss": "gspo", "aggregate": "seq_mean_token_mean"}
+    values = {"correction": geometric, "old_logprobs": "recompute", **own}
 
     assert LearnerConfig.of(values).rules.objective.corrects

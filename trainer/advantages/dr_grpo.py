@@ -20,4 +20,5 @@ DR_GRPO = Rule(
     "Understanding R1-Zero-Like Training, arXiv 2503.20783, §3.2",
     dr_grpo,
     needs=frozenset({"group"}),
+    aggregate="seq_mean_token_sum_norm",
 )

@@ -35,4 +35,5 @@ GSPO = Rule(
     gspo,
     SequenceClip,
     needs=frozenset({"sequence"}),
+    aggregate="seq_mean_token_mean",
 )

@@ -16,7 +16,8 @@ from trainer.streaming import Streaming
 
 STREAMED = RECIPE.replace(
     "groups_per_step = 2",
-    'groups_per_step = 3\nstream = true\nmax_staleness = 0\nadvantage = "dr_grpo"',
+    'groups_per_step = 3\nstream = true\nmax_staleness = 0\nadvantage = "dr_grpo"\n'
+    'aggregate = "token_mean"',
 ).replace('name = "tiny"', 'name = "tiny"\nmax_running = 4')
 """One group after the other is in the air."""
 

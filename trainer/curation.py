@@ -29,6 +29,7 @@ from trainer.foreign_samples import Retell
 from trainer.group_gate import GroupGate
 from trainer.replay import Replay, ReplayBook, ReplayRule
 from trainer.samples import (
+    BESIDE_LIMIT,
     OUTSIDE,
     Curation,
     Member,
@@ -259,7 +260,7 @@ class Buffer:
         """Why a group with all its members is not trained on; empty if it is."""
         samples = group.samples()
         if not group.may_become_whole() and self.curation.missing == "drop":
-            return "incomplete"
+            return BESIDE_LIMIT if group.spoilt_at_limits() else "incomplete"
         if not samples or (len(samples) == 1 and self.curation.needs_group):
             return "singleton"
         stored = self.replay.success_for(samples)

@@ -43,6 +43,9 @@ UNTOLD = "untold"
 LIMITS = frozenset({"turn_limit", "token_limit", "too_long", "deadline", "agent_deadline"})
 """Codes of rollouts that ended at a limit: what they sampled is whole, only nobody scored it."""
 
+BESIDE_LIMIT = "beside_limit"
+"""Reason of a rollout that could be trained on, in a group that one at a limit has spoilt."""
+
 RENAMED = {
     "unknown_token": "vocabulary",
     "beyond_context": "too_long",
@@ -244,7 +247,7 @@ def _missing(
     trajectory = scored.trajectory
     at_limit = _limit(trajectory) in curation.admits_limits
     if trajectory.status != "finished" and not at_limit:
-        return trajectory.status
+        return _limit(trajectory) or trajectory.status
     if trajectory.sequences is None and trajectory.claim is not None:
         return "claim_not_read"
     if not (_possible(scored.total) or (at_limit and scored.total is None)):

@@ -39,7 +39,7 @@ def sharing_of(model: nn.Module) -> Worth | str:
             reason = _tried(model)
     except Exception as error:  # whatever a model raises that is not made for it
         return f"it raises {type(error).__name__}"
-    return reason or Worth(6 * int(model.config.hidden_size), _longest(model.config))
+    return reason or Worth(6 * int(model.config.hidden_size), longest_read(model.config))
 
 
 def _tried(model: nn.Module) -> str:
@@ -82,8 +82,8 @@ def _seeing_all(given: ModelInput) -> ModelInput:
     return replace(given, attention_mask=causal[None, None])
 
 
-def _longest(config: Any) -> int:
-    """Positions of the model, within a sliding window where layers have one."""
+def longest_read(config: Any) -> int:
+    """Positions that are read: a sliding window, where layers have one, ends them."""
     positions = int(getattr(config, "max_position_embeddings", 0)) or EVERYTHING.longest
     slides = any("sliding" in kind for kind in getattr(config, "layer_types", None) or ())
     window = getattr(config, "sliding_window", None)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from trainer.samples import UNASKED, Member, Sample, ScoredPlace
+from trainer.samples import LIMITS, UNASKED, Member, Sample, ScoredPlace
 
 
 @dataclass(slots=True)
@@ -32,6 +32,12 @@ class WaitingGroup:
         """Whether those that were never asked for would have made it whole."""
         unasked = sum(member.reason == UNASKED for member in self.members)
         return len(self.samples()) + unasked >= self.needed
+
+    def spoilt_at_limits(self) -> bool:
+        """Whether those that ended at a limit would have made it whole, by themselves."""
+        cut = sum(member.reason in LIMITS and not member.sample for member in self.members)
+        unasked = sum(member.reason == UNASKED for member in self.members)
+        return len(self.samples()) + unasked + cut >= self.needed
 
     def deadline(self) -> int | None:
         """The lowest version that would be trained on; of failed members where all have failed."""

@@ -54,6 +54,8 @@ def render(
     table.add_row("lag, records", lags or "-")
     dropped = "  ".join(f"{reason} {n}" for reason, n in sorted(figures.dropped().items()))
     table.add_row("not trained on", dropped or "none")
+    if said := str(figures.left_out):
+        table.add_row("left out", Text(said, style="yellow"))
     if figures.failures.count:
         table.add_row("failed", safe(f"{figures.failures}\n{figures.failures.why()}", style="red"))
     return Panel(Group(table), title=f"rollcall  {figures.run_id}", expand=False)
@@ -79,11 +81,12 @@ def line(
     """The same in one line, where there is no terminal."""
     beside = "".join(f"  {name}: {_learned(each)}" for name, each in others.items())
     failed = f"  failed {figures.failures}" if figures.failures.count else ""
+    left_out = f"  left out {figures.left_out}" if figures.left_out.said() else ""
     return (
         f"{watch.elapsed()}  {watch.doing(figures)}  "
         f"step {len(figures.steps)}  rollouts {figures.rollouts}  "
         f"calls {figures.model_calls} ({figures.calls_rate.per_s(now):.0f}/s)  "
-        f"{_learned(figures)}{beside}{failed}"
+        f"{_learned(figures)}{beside}{left_out}{failed}"
     )
 
 

@@ -37,6 +37,7 @@ def summary_of(others: Mapping[str, RunFigures]) -> dict[str, Any]:
             "success_after": rounded(measured[-1].success) if measured else None,
             "steps": len(figures.steps),
             "dropped": figures.dropped(),
+            "left_out": figures.left_out.plain(),
             "held_out_curve": figures.heldout.curve(),
         }
     return told
@@ -50,7 +51,8 @@ def words_of(others: Mapping[str, RunFigures]) -> list[str]:
 def _words(figures: RunFigures) -> str:
     measured = figures.heldout.measured()
     held_out = f"{measured[0]} before, {measured[-1]} after" if measured else "was not measured"
-    return f"held-out success {held_out}, {len(figures.steps)} steps"
+    left_out = f", left out {figures.left_out}" if figures.left_out.said() else ""
+    return f"held-out success {held_out}, {len(figures.steps)} steps{left_out}"
 
 
 def rounded(success: float | None) -> float | None:

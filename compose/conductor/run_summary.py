@@ -45,6 +45,7 @@ def summary(
         "resumed": resumed,
         "turns_per_second": round(calls / train_s, 1) if train_s else None,
         "dropped": figures.dropped(),
+        "left_out": figures.left_out.plain(),
         "timers": figures.phases.quantiles(),
         "environment_starts": figures.phases.starts(),
         "held_out_curve": figures.heldout.curve(),
@@ -62,7 +63,7 @@ def words(figures: RunFigures, others: Mapping[str, RunFigures], told: Mapping[s
     ]
     if figures.failures.count:
         lines += [f"failed {figures.failures}", f"       {figures.failures.why()}"]
-    return "\n".join(lines)
+    return "\n".join(lines + figures.left_out.lines())
 
 
 def _held_out(figures: RunFigures, told: Mapping[str, Any]) -> str:

@@ -45,18 +45,19 @@ def run_trainer(
     Raises Refused where the run's recipe wants what one process is not.
     """
     from consumers.training.trainer import Trainer
+    from trainer.reading import reading_of
 
     shop.codec.prepare(shop.topics.versions, PolicyVersion)
     shop.codec.prepare(shop.topics.train_steps, TrainStep)
     shop.codec.prepare(shop.topics.requests, RolloutRequest)
-    config = folder.learner()
+    config, learner = folder.learner(), learner or _learner(shop, folder)
     return Trainer(
         name,
         shop.log,
         shop.codec,
         shop.topics,
         shop.log.publisher(),
-        learner or _learner(shop, folder),
+        learner,
         config,
         folder.run(),
         folder.draws(),
@@ -65,6 +66,7 @@ def run_trainer(
         in_use=VersionsInUse(shop, folder.policy_id),
         continue_=continuations(shop, config),
         retell=folder.trained().retell(),
+        reading=reading_of(folder.policy, learner.model.config),
         # In one process with everybody else the order of things is the same every time.
         executor=ThreadPoolExecutor(1, "saver") if shop.watched else InlineExecutor(),
     )

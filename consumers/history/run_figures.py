@@ -12,6 +12,7 @@ from consumers.history.history import History
 from consumers.history.phase_quantiles import PhaseTimes
 from consumers.history.untrained import Untrained
 from schemas.messages import ScoredTrajectory, TrainStep
+from trainer.left_out import LeftOut
 from trainer.step_chain import StepChain
 
 WINDOW_S = 10.0
@@ -73,6 +74,8 @@ class RunFigures:
     phases: PhaseTimes = field(default_factory=PhaseTimes)
     chains: dict[str, StepChain] = field(default_factory=lambda: defaultdict(StepChain))
     """By policy."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """What the run's steps were not made of, or only in part."""
     _known: set[tuple[str, int]] = field(default_factory=set)
 
     def take_scored(self, scored: ScoredTrajectory, appended_ms: int, now: float) -> None:
@@ -116,6 +119,7 @@ class RunFigures:
             and step.version not in {s.version for s in self.steps[-8:]}
         ):
             self.steps.append(step)
+            self.left_out.take(step)
             if self.untrained is not None:
                 self.untrained.stepped()
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import structlog
+
 from consumers.training.training_run import TrainingRun
 from schemas.codec import Codec
 from schemas.messages import Consumed, PolicyVersion, TrainStep, WeightsFile
@@ -10,12 +12,15 @@ from schemas.published_weights import Published
 from schemas.topics import Topics
 from schemas.trajectory_refs import fitted
 from trainer.drops import Tally
+from trainer.left_out import LeftOut, remedy_for
 from trainer.machine import machine
 from trainer.samples import Sample
 from trainer.step import Learner
 
 NOT_OURS = frozenset({"other_run", "other_purpose", "other_policy", "duplicate"})
 """Reasons for dropping a record that was none of the run's own rollouts, or one counted before."""
+
+log = structlog.get_logger()
 
 NOT_WRITTEN = WeightsFile("", "", 0, "", -1)
 
@@ -60,7 +65,10 @@ class Announcements:
     learner: Learner
     unreadable: int = 0
     """Records that could not be read since the last step."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """Since this process began."""
     _dropped_before: dict[str, int] = field(default_factory=dict)
+    _said: set[str] = field(default_factory=set)
 
     def begin(self, drops: Mapping[str, Tally]) -> None:
         """What was dropped so far has been told."""
@@ -76,7 +84,20 @@ class Announcements:
     ) -> StepRecords:
         """Of what the learner has just come to; `drops` are all so far. Asked for once a step."""
         step = self._step(parent, samples, metrics, drops) if samples else None
+        if step is not None:
+            self._say_left_out(step)
         return StepRecords(self._version(parent, consumed), step)
+
+    def _say_left_out(self, step: TrainStep) -> None:
+        """Warn once of each reason that more than a few rollouts are left out for."""
+        self.left_out.take(step)
+        for reason, count in self.left_out.said().items():
+            if reason not in self._said:
+                self._said.add(reason)
+                log.warning(
+                    "rollouts_left_out", reason=reason, rollouts=count, of=self.left_out.rollouts,
+                    step=step.step, remedy=remedy_for(reason),
+                )  # fmt: skip
 
     def _version(self, parent: int, consumed: tuple[Consumed, ...]) -> PolicyVersion:
         canary = self.learner.canary()

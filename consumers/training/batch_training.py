@@ -15,6 +15,7 @@ from consumers.training.streamed_step import StreamedStep
 from schemas.errors import BatchFailed, Unfit
 from trainer.config import LearnerConfig
 from trainer.foreign import RECORDED, SHARED
+from trainer.reading import Reading
 from trainer.samples import Sample
 
 MOST_STRETCHES = 32
@@ -33,6 +34,8 @@ class BatchTraining:
     balance: StepBalance
     streamed: StreamedStep
     clock: Callable[[], float]
+    reading: Reading
+    """How far the policy reads what it is trained on."""
     _failed_in_a_row: int = field(default=0, init=False)
 
     def take(self, samples: tuple[Sample, ...]) -> None:
@@ -59,7 +62,7 @@ class BatchTraining:
         metrics["save_stall_s"], self.saver.stalled_s = self.saver.stalled_s, 0.0
         metrics["kept_bytes"] = float(self.saver.retention.kept_bytes)
         metrics |= self.balance.step(began, fresh, intake.buffer.drops(), intake.buffer.held())
-        metrics |= _lent(samples)
+        metrics |= _lent(samples) | self.reading.told(fresh)
         for sample in fresh:
             intake.consumption.consumed(sample.partition, sample.offset)
         self.saver.trained(samples, metrics, parent)

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 
 from consumers.training.announcement import NOT_OURS
 from trainer.drops import Tally
+from trainer.left_out import CANCELLED
 from trainer.samples import Sample
-
-CANCELLED = frozenset({"redundant", "cancelled", "continued"})
-"""Reasons for dropping what was ended before its time; all others tell of something amiss."""
 
 
 @dataclass(eq=False)

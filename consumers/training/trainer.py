@@ -47,6 +47,7 @@ from trainer import checkpoint as checkpoints
 from trainer import weights_files
 from trainer.config import LearnerConfig
 from trainer.foreign_samples import Retell
+from trainer.reading import Reading
 from trainer.step import Learner
 
 ACK_S = 1.0
@@ -82,6 +83,8 @@ class Trainer:
     """How cancelled rollouts go on; needed where some may."""
     retell: Retell | None = field(default=None, kw_only=True)
     """How text of others is read; needed where some is shared."""
+    reading: Reading = field(default=Reading(), kw_only=True)
+    """How far the policy reads; of a learner without a model nothing is known."""
     executor: Executor = field(default_factory=InlineExecutor, kw_only=True)
     """What saves steps, where they are saved while the next batch is trained."""
     _unread: deque[Record] = field(default_factory=deque, init=False)
@@ -167,8 +170,9 @@ class Trainer:
         self.streamed = StreamedStep(self.learner, self.buffer, self.clock)
         self.standstill = Standstill(self.admission, self.intake, self.clock)
         self.training = BatchTraining(
-            self.config, self.intake, self.saver, self.balance, self.streamed, self.clock
-        )
+            self.config, self.intake, self.saver, self.balance, self.streamed, self.clock,
+            self.reading,
+        )  # fmt: skip
 
     def _continuing(self) -> Continuing:
         """What goes on with cancelled rollouts; raises Refused where nothing can."""

@@ -55,7 +55,7 @@ def render(
     dropped = "  ".join(f"{reason} {n}" for reason, n in sorted(figures.dropped().items()))
     table.add_row("not trained on", dropped or "none")
     if said := str(figures.left_out):
-        table.add_row("left out", Text(said, style="yellow"))
+        table.add_row("left out", safe(said, style="yellow"))
     if figures.failures.count:
         table.add_row("failed", safe(f"{figures.failures}\n{figures.failures.why()}", style="red"))
     return Panel(Group(table), title=f"rollcall  {figures.run_id}", expand=False)

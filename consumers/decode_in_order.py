@@ -14,6 +14,8 @@ from schemas.errors import Skipped, Unavailable, UnknownSchema, WireError
 
 RETRY_S = 1.0
 """After so long a record whose schema is not to be had is tried again."""
+PATIENCE_S = 60.0
+"""For so long in all a reader waits for such schemas: anybody can write bytes that name none."""
 M = TypeVar("M")
 
 log = structlog.get_logger()
@@ -39,7 +41,8 @@ class DecodeInOrder(Generic[M]):
 
     So does one whose schema is not to be had, or is of another record, where `passed` is given: a
     registry that deals its ids anew says the same of good records, and those who read the topic
-    must come to the same. It waits until the schema is back, or a person has it passed over.
+    must come to the same. It waits until the schema is back, a person has it passed over, or the
+    reader's patience has ended: one record must not hold up everybody for ever.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class DecodeInOrder(Generic[M]):
         self._warned = False
         self._stuck: tuple[str, int, int] | None = None
         self._due = 0.0
+        self._patient_until: float | None = None
 
     def __len__(self) -> int:
         return len(self._held)
@@ -91,7 +95,7 @@ class DecodeInOrder(Generic[M]):
         try:
             return self.codec.decode(record.value, self.expected)
         except UnknownSchema as error:
-            if self.passed is None or record.value is None:
+            if self.passed is None or record.value is None or self._has_waited():
                 return error
             self.passed.refresh()
             if place_of(record) in self.passed.places:
@@ -104,8 +108,13 @@ class DecodeInOrder(Generic[M]):
         except WireError as error:
             return error
 
+    def _has_waited(self) -> bool:
+        return self._patient_until is not None and self.clock() >= self._patient_until
+
     def _wait(self, record: Record, error: UnknownSchema) -> None:
         self._due = self.clock() + RETRY_S
+        if self._patient_until is None:
+            self._patient_until = self.clock() + PATIENCE_S
         if self._stuck == place_of(record) or self.passed is None:
             return
         self._stuck = place_of(record)
@@ -116,6 +125,6 @@ class DecodeInOrder(Generic[M]):
             partition=record.partition,
             offset=record.offset,
             error=str(error),
-            remedy="bring the schema back, upgrade this worker, or "
-            f"`rollcall dlq skip {group} {record.topic} {place}`",
+            remedy=f"bring the schema back, upgrade this worker, or `rollcall dlq skip {group} "
+            f"{record.topic} {place}`; it is buried after {PATIENCE_S:g} s",
         )

@@ -3,6 +3,7 @@
 import pytest
 from structlog.testing import capture_logs
 
+from consumers.decode_in_order import PATIENCE_S
 from consumers.loop.letter_records import Skip
 from inference.scripted import ScriptedEngine
 from producers.control import send_control
@@ -81,6 +82,21 @@ def test_a_stray_record_holds_control_until_somebody_has_it_passed_over(
 
     assert len(rig.events(RolloutStarted)) == 1
     assert letters(rig, rig.topics.control) == [0]
+
+
+def test_stray_records_hold_a_worker_up_for_its_patience_and_no_longer(rig: Rig) -> None:
+    for offset in range(5):
+        rig.log.append(rig.topics.control, b"k%d" % offset, PREFIX.pack(0, UNKNOWN_ID) + b"x")
+    ask(rig, "r")
+    loop = rig.agents()
+    rig.settle(loop)
+    assert rig.events(RolloutStarted) == []
+
+    rig.clock.pass_by(PATIENCE_S)
+    rig.settle(loop)
+
+    assert len(rig.events(RolloutStarted)) == 1
+    assert letters(rig, rig.topics.control) == [0, 1, 2, 3, 4]
 
 
 def test_bytes_that_no_schema_reads_hold_nobody(rig: Rig) -> None:

@@ -125,7 +125,7 @@ def test_the_registry_is_harmed_as_often_as_the_workers_of_a_group(seed: int) ->
 
     harmed = Counter(fault.role for fault in faults)
     assert {KILL, PAUSE} == {fault.kind for fault in faults if fault.role == "registry"}
-    assert harmed["registry"] > 0.8 * harmed["rewards"]
+    assert harmed["registry"] > 0.7 * harmed["rewards"]
 
 
 # The proxy

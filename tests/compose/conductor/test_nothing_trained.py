@@ -128,9 +128,7 @@ def record(number: int, reward: float, *, usable: bool) -> ScoredTrajectory:
 
 
 def step(version: int) -> TrainStep:
-    return TrainStep(
-        "policy", "run", version, version, version - 1, "digest", version, (), {}, (), {}
-    )
+    return TrainStep("policy", "run", version, version, version - 1, (), {"used": 2.0})
 
 
 def figures() -> RunFigures:

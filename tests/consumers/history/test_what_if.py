@@ -39,7 +39,8 @@ def ask(world: World, steps: tuple[int, int], *changes: str, **named: Any) -> tu
 def test_another_rule_leads_away_step_by_step_while_the_old_one_keeps_its_bits(
     finished: World, tmp_path: Path
 ) -> None:
-    report, told = ask(finished, (2, 4), "learner.loss.name=gspo", out=tmp_path / "policy")
+    changes = "learner.loss.name=gspo", "learner.aggregate=token_mean"
+    report, told = ask(finished, (2, 4), *changes, out=tmp_path / "policy")
 
     steps = report["steps"]
     assert [step["step"] for step in steps] == [2, 3, 4]

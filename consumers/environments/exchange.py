@@ -27,8 +27,8 @@ from inference.dialects.routes import (
 from schemas.asks import ModelReply, Reply, StepReply
 from schemas.foreign_text import plain
 
-LARGE_BYTES = 128 * 1024
-"""From here on a body is narrowed elsewhere; a smaller one is read in two milliseconds or so."""
+LARGE_BYTES = 256 * 1024
+"""From here on a process reads a body; a smaller one is read in a few milliseconds."""
 SAID_CHARS = 500
 """Of what is wrong with a request that is no HTTP; a parser quotes it."""
 

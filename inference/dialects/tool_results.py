@@ -85,7 +85,8 @@ class _Exchange:
                 )
                 raise _declined(call.place, call.id, msg)
             result = self.results[call.id].message
-            answered.append(replace(result, name=call.name) if result.name else result)
+            renamed = result.name not in ("", call.name)  # what was told before stays one object
+            answered.append(replace(result, name=call.name) if renamed else result)
         return self.turns + answered + self.others
 
 

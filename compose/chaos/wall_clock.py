@@ -27,7 +27,7 @@ class WallClock:
         self.set(0.0)
 
     def set(self, offset_s: float) -> None:
-        """Let it be so many seconds ahead of the machine's."""
+        """Set the clock to this many seconds ahead of the machine's."""
         if not self.path.exists():
             self.path.write_bytes(OFFSET.pack(offset_s))
             return
@@ -35,7 +35,7 @@ class WallClock:
             file.write(OFFSET.pack(offset_s))
 
     def environment(self, path: str) -> dict[str, str]:
-        """What a process needs to follow it; `path` is its module path without it."""
+        """Return the variables of a process that follows it; `path` is its module path so far."""
         found = os.pathsep.join(filter(None, (str(self.directory), path)))
         return {VARIABLE: str(self.path), "PYTHONPATH": found}
 

@@ -11,10 +11,8 @@ from trainer.samples import Curation
 
 LEAST_PATIENCE = 64
 WAITING_NAMED = 6
-
-
 SAID_AFTER = 4
-"""So many batches' worth of rollouts without a step are said."""
+"""The number of batches whose rollouts may end without a step before the screen says so."""
 
 
 class KeepsFailing(RollcallError):
@@ -32,13 +30,13 @@ class RunWatch:
     steps: int
     """After which its trainer ends, at the latest."""
     patience: int
-    """So many rollouts one after the other that fail, or cannot be trained on, end the run."""
+    """The run ends when this many rollouts in a row fail, or cannot be trained on."""
     curation: Curation | None = None
-    """What its trainer takes."""
+    """The rules by which its trainer accepts a rollout."""
     batch: int = 0
-    """The rollouts of a step."""
+    """The number of rollouts of a step."""
     give_up: int = 0
-    """So many rollouts that end without a step end the run; 0 is no bound."""
+    """The run ends when this many rollouts have ended since the last step; 0 is no bound."""
     workers: Collection[str] = ()
     """The names of those that read a group."""
     ready: set[str] = field(default_factory=set)
@@ -47,7 +45,7 @@ class RunWatch:
     began: float = field(default_factory=time.monotonic)
 
     def require_progress(self, figures: RunFigures) -> None:
-        """Raise KeepsFailing or NothingTrained where nothing has come of rollouts for too long."""
+        """Raise KeepsFailing or NothingTrained when too many rollouts in a row were of no use."""
         if figures.failing >= self.patience:
             raise self._failing(figures)
         untrained = figures.untrained

@@ -161,7 +161,8 @@ class Recipe(StrictTable):
     processes: ProcessTable = ProcessTable()
     max_running: Count = 4096
     give_up: Annotated[int, Field(ge=0)] = 2000
-    """So many groups that end without a step end the run, which says why; 0 is no bound."""
+    """The run ends, and says why, when this many groups have ended since the last step; 0 is no
+    bound."""
 
     @property
     def scoring_id(self) -> str:

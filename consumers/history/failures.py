@@ -1,6 +1,7 @@
 """Why rollouts of a run failed: counted by code, with an example of each."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ NO_REWARD = "no_reward"
 """The code of a rollout that finished, and that its scorer gave no number."""
 NAMED = 3
 """So many codes are named in words; the others are counted together."""
+NO_EXAMPLES: Mapping[str, str] = {}
 NO_FAILURES = ("finished", "cancelled")
 """How a rollout ends that has not failed: by itself, or since somebody ended it."""
 
@@ -60,13 +62,8 @@ class Failures:
 
     def __str__(self) -> str:
         """`3,728: unknown_environment (98 %), e.g. ID; deadline (2 %), e.g. ID`."""
-        words = [
-            f"{code} ({_percent(count, self.count)}), e.g. {self.examples[code].rollout_id}"
-            for code, count in self.by_code.most_common(NAMED)
-        ]
-        others = self.by_code.total() - sum(n for _, n in self.by_code.most_common(NAMED))
-        if others:
-            words.append(f"others ({_percent(others, self.count)})")
+        examples = {code: failure.rollout_id for code, failure in self.examples.items()}
+        words = shares(self.by_code, examples)
         return f"{self.count:,}: {'; '.join(words)}" if words else "0"
 
     def why(self) -> str:
@@ -86,14 +83,20 @@ class Failures:
         }
 
 
-def shares(by_reason: Counter[str]) -> str:
-    """`stale (98 %), unscored (2 %)`, the commonest first."""
-    total = by_reason.total()
-    words = [f"{reason} ({_percent(n, total)})" for reason, n in by_reason.most_common(NAMED)]
-    if len(by_reason) > NAMED:
-        rest = total - sum(n for _, n in by_reason.most_common(NAMED))
-        words.append(f"others ({_percent(rest, total)})")
-    return ", ".join(words)
+def shares(counts: Counter[str], examples: Mapping[str, str] = NO_EXAMPLES) -> list[str]:
+    """Return `stale (98 %)` for the commonest reasons, with an example where there is one.
+
+    The others are counted together, last.
+    """
+    total, named = counts.total(), counts.most_common(NAMED)
+    words = [
+        f"{reason} ({_percent(count, total)})"
+        + (f", e.g. {examples[reason]}" if reason in examples else "")
+        for reason, count in named
+    ]
+    if others := total - sum(count for _, count in named):
+        words.append(f"others ({_percent(others, total)})")
+    return words
 
 
 def _percent(part: int, whole: int) -> str:

@@ -58,9 +58,8 @@ class Untrained:
         """`812 cannot be trained on: sampling_not_followed (100 %), e.g. ID; 9 can, ...`."""
         words = []
         if lost := self.by_reason.total():
-            words.append(
-                f"{lost:,} cannot be trained on: {shares(self.by_reason)}, e.g. {self.example}"
-            )
+            reasons = ", ".join(shares(self.by_reason))
+            words.append(f"{lost:,} cannot be trained on: {reasons}, e.g. {self.example}")
         if can := self.ended - lost:
             words.append(f"{can:,} can be trained on{self._rewards()}")
         return "; ".join(words)

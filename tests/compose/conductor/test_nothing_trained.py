@@ -194,3 +194,6 @@ def test_what_lies_behind_a_run_that_is_resumed_does_not_end_it() -> None:
         told.take_scored(record(number, 0.0, usable=False), 1000 + number, 0.0)
 
     RunWatch(9, 5, CURATION, batch=2, give_up=GIVE_UP).require_progress(told)
+    assert told.rollouts == 50
+    assert told.untrained is not None
+    assert told.untrained.ended == 0

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from consumers.log.protocols import Record
-from consumers.loop.dead_letters import Passed, place_of
+from consumers.loop.dead_letters import Passed, place_of, say_held
 from schemas.codec import Codec
 from schemas.errors import Skipped, Unavailable, UnknownSchema, WireError
 
@@ -119,12 +119,9 @@ class DecodeInOrder(Generic[M]):
             return
         self._stuck = place_of(record)
         group, place = self.passed.group, f"{record.partition}@{record.offset}"
-        log.warning(
-            "journal_held",
-            topic=record.topic,
-            partition=record.partition,
-            offset=record.offset,
-            error=str(error),
-            remedy=f"bring the schema back, upgrade this worker, or `rollcall dlq skip {group} "
+        say_held(
+            record,
+            error,
+            f"bring the schema back, upgrade this worker, or `rollcall dlq skip {group} "
             f"{record.topic} {place}`; it is buried after {PATIENCE_S:g} s",
         )

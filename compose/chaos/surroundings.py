@@ -1,4 +1,4 @@
-"""What stands around a worker and goes wrong while it runs: its clock, its registry, its store."""
+"""Faults of a worker's surroundings while it runs: of its clock, its registry and its store."""
 
 import time
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from random import Random
 import structlog
 
 from compose.chaos.faults import STORE, Fault
-from compose.chaos.victims import BriefVictim, WorkerVictim, to_registry
+from compose.chaos.victims import BriefVictim, PartVictim, to_registry
 from compose.chaos.wrong_registry import WrongRegistry
 from schemas.private_folders import make_private
 
@@ -20,15 +20,8 @@ log = structlog.get_logger()
 
 
 @dataclass
-class ClockVictim(BriefVictim):
+class ClockVictim(PartVictim):
     """The wall clock of a worker that runs on: set back by hours, and after a while set right."""
-
-    name: str
-    worker: WorkerVictim
-
-    @property
-    def group(self) -> str:
-        return self.worker.group
 
     def fit(self) -> bool:
         return self.worker.fit()
@@ -42,25 +35,19 @@ class ClockVictim(BriefVictim):
 
 
 @dataclass
-class IdsVictim(BriefVictim):
+class IdsVictim(PartVictim):
     """The registry as one worker sees it; the worker is killed, so that it has to ask.
 
     The fault's time counts from the first answer: a worker asks some seconds after its start, and
     first for what it only looks at.
     """
 
-    name: str
-    worker: WorkerVictim
     registry: WrongRegistry
     _leads_until: float | None = None
     """When the right one is back at the latest; None where it is there."""
     _asked: bool = False
     _lasts_s: float = 0.0
     _told_before: int = 0
-
-    @property
-    def group(self) -> str:
-        return self.worker.group
 
     def fit(self) -> bool:
         return self._leads_until is None and self.worker.fit()

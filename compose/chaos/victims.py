@@ -324,8 +324,8 @@ class ServiceVictim(BriefVictim):
 
 
 @dataclass
-class ProcessVictim(BriefVictim):
-    """Any agent's process of an environments worker; most live for seconds, often there is none."""
+class PartVictim(BriefVictim):
+    """A part of one worker or of its surroundings: its group's progress shows that it is back."""
 
     name: str
     worker: WorkerVictim
@@ -333,6 +333,11 @@ class ProcessVictim(BriefVictim):
     @property
     def group(self) -> str:
         return self.worker.group
+
+
+@dataclass
+class ProcessVictim(PartVictim):
+    """Any agent's process of an environments worker; most live for seconds, often there is none."""
 
     def fit(self) -> bool:
         return self.worker.process is not None and bool(agents_below(self.worker.process.pid))

@@ -123,6 +123,18 @@ def place_of(record: Record) -> tuple[str, int, int]:
     return record.topic, record.partition, record.offset
 
 
+def say_held(record: Record, error: WireError, remedy: str) -> None:
+    """Log that a record is waited for, and what a person may do; one name for all who wait."""
+    log.warning(
+        "journal_held",
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        error=str(error),
+        remedy=remedy,
+    )
+
+
 class DeadLetters:
     """Buries what nobody can read, and stops the worker when that becomes a storm."""
 

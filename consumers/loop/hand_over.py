@@ -9,7 +9,7 @@ import structlog
 
 from consumers.log.protocols import Record, TopicPartition
 from consumers.loop.commits import Commits
-from consumers.loop.dead_letters import DeadLetters
+from consumers.loop.dead_letters import DeadLetters, say_held
 from consumers.loop.partition_progress import PartitionProgress
 from consumers.loop.role import Role
 from consumers.loop.suspects import ALONE, DEATHS, FEW, FEW_RECORDS, FREE
@@ -183,13 +183,10 @@ class HandOver:
         if progress.stuck != record.offset:
             progress.stuck = record.offset
             place = f"{record.partition}@{record.offset}"
-            log.warning(
-                "journal_held",
-                topic=record.topic,
-                partition=record.partition,
-                offset=record.offset,
-                error=str(error),
-                remedy="bring the schema back, upgrade this worker, or, with all workers of "
+            say_held(
+                record,
+                error,
+                "bring the schema back, upgrade this worker, or, with all workers of "
                 "the group stopped, `rollcall dlq skip "
                 f"{self.letters.group} {record.topic} {place}`",
             )

@@ -121,11 +121,11 @@ def test_a_soak_is_so_many_sigkills(seed: int, count: int) -> None:
 @limits(max_examples=20)
 @given(st.integers())
 def test_the_registry_is_harmed_as_often_as_the_workers_of_a_group(seed: int) -> None:
-    faults = ChaosPlan(seed, ROLES, minutes=200).faults()
+    faults = ChaosPlan(seed, ROLES, minutes=1000).faults()  # so many that chance stays small
 
     harmed = Counter(fault.role for fault in faults)
     assert {KILL, PAUSE} == {fault.kind for fault in faults if fault.role == "registry"}
-    assert harmed["registry"] > 0.7 * harmed["rewards"]
+    assert harmed["registry"] > 0.8 * harmed["rewards"]
 
 
 # The proxy

@@ -121,7 +121,7 @@ def test_what_an_older_release_has_noted_is_evaluated_and_asked_what_if(world: W
         world,  # type: ignore[arg-type]
         world.folder,
         (1, TAKEN),
-        ["learner.loss.name=gspo"],
+        ["learner.loss.name=gspo", "learner.aggregate=seq_mean_token_mean"],
         "",
         version=None,
         threads=1,

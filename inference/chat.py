@@ -225,7 +225,10 @@ def _memory_of(tokenizer: Any, *, split_special_tokens: bool) -> Callable[[str],
                 )
             )
         except Exception as error:  # the Rust tokenizers raise nothing narrower
-            msg = f"the tokenizer has no tokens for {text[:80]!r}: {error}"
+            msg = (
+                f"the tokenizer has no tokens for {text[:80]!r}: {error}; add the words that are "
+                "missing to tokens of [policy], or <unk> to read every other word as unknown"
+            )
             raise WorkFailed("not_renderable", msg, retriable=False) from error
 
     return encode

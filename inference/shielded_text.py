@@ -106,7 +106,8 @@ class Shield:
             return lossy
         msg = (
             f"a message spells the control token {text!r}, and the tokenizer has no other tokens "
-            "for that text; take it out of the message"
+            "for that text; take it out of the message, or give the policy an unknown token (<unk> "
+            "among tokens of [policy])"
         )
         raise WorkFailed("not_renderable", msg, retriable=False)
 

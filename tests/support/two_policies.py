@@ -13,7 +13,7 @@ from tests.support.whole_run import WholeRun
 
 POLICY = """
 template = { kind = "words", bos = "<bos>", turn = "<a>" }
-tokens = ["<bos>", "<a>", "Yes", "No", "Answer", "?"]
+tokens = ["<bos>", "<a>", "Yes", "No", "Answer", "?", "<unk>"]
 [policies.NAME.config]
 model_type = "gpt2"
 vocab_size = 8

@@ -122,7 +122,7 @@ class Admin:
             asked = self.ask_topic_ids(topics)
             return {name: str(future.result().topic_id) for name, future in asked.items()}
 
-        return self._answer_to(ask, f"the ids of {', '.join(topics)}")
+        return self._answer_to(ask, f"the ids of {', '.join(topics)}") if topics else {}
 
     def ask_topic_ids(self, topics: Sequence[str]) -> "Mapping[str, Future[TopicDescription]]":
         """Ask for them, and wait for nothing."""

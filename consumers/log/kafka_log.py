@@ -28,6 +28,7 @@ from confluent_kafka import TopicPartition as Tp
 
 from consumers.log.epochs import UNKNOWN, Epochs
 from consumers.log.protocols import (
+    READ_ANEW,
     Commit,
     Held,
     Listener,
@@ -79,6 +80,7 @@ MEMBER_S = 10.0
 GOODBYE_S = 2.0
 """How long a broker has to answer a member that leaves before it counts as gone."""
 GIVE_BACK_POLL_S = 0.02
+GO_ON = "To go on with the new one restart with --accept-truncation"
 LOOKING = "rollcall-reader"
 """The group id of readers of everything; nobody subscribes with it."""
 RETRY_S = 0.1
@@ -203,7 +205,7 @@ class KafkaSource(_Polling):
     ) -> None:
         self._admin = admin
         self._cuts = CutFinder(settings, admin)
-        self._watch = TopicWatch(admin)
+        self._watch = TopicWatch(admin, GO_ON)
         config = {**COMMON, **GROUP, **settings, "group.id": group, "on_commit": self._on_commit}
         self._fatal = []
         self._consumer = checked_client(Consumer, quiet(config, self._fatal), KafkaException)
@@ -493,8 +495,9 @@ class TopicWatch:
     The client goes on at its position in the new one, where other records lie.
     """
 
-    def __init__(self, admin: Admin) -> None:
+    def __init__(self, admin: Admin, remedy: str) -> None:
         self._admin = admin
+        self._remedy = remedy
         self._ids: dict[str, str] = {}
         self._asked: Mapping[str, Future[Any]] = {}
         self._due = time.monotonic() + WATCH_S
@@ -515,10 +518,7 @@ class TopicWatch:
 
     def _compare(self, topic: str, future: Future[Any]) -> None:
         if future.exception() is None and str(future.result().topic_id) != self._ids[topic]:
-            msg = (
-                f"{topic} was deleted and made anew while it was read. To go on with the new one "
-                "restart with --accept-truncation"
-            )
+            msg = f"{topic} was deleted and made anew while it was read. {self._remedy}"
             raise JournalGone(msg)
 
 
@@ -634,11 +634,13 @@ class KafkaReader(_Polling):
     def __init__(
         self,
         settings: Mapping[str, Any],
+        watch: TopicWatch,
         bounds: Mapping[TopicPartition, tuple[int, int]],
         starts: Mapping[TopicPartition, int],
         *,
         from_end: bool = False,
     ) -> None:
+        self._watch = watch
         config = {**COMMON, **ALONE, **settings, "group.id": LOOKING}
         self._fatal = []
         self._consumer = checked_client(Consumer, quiet(config, self._fatal), KafkaException)
@@ -662,6 +664,7 @@ class KafkaReader(_Polling):
 
     def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
         records = []
+        self._watch.check()
         if not self._waiting and time.monotonic() - self._looked > GROWN_S:
             self._look_for_more()
         for message in self._messages(timeout_s, most):
@@ -720,8 +723,10 @@ class KafkaLog:
         from_end: bool = False,
     ) -> KafkaReader:
         partitions = [(topic, n) for topic in topics for n in range(self.partitions(topic))]
+        watch = TopicWatch(self._admin, READ_ANEW)
+        watch.note(self._admin.topic_ids(topics))  # first: of what the bounds are, or one before
         bounds = self._admin.bounds(partitions)
-        return KafkaReader(self._settings, bounds, starts or {}, from_end=from_end)
+        return KafkaReader(self._settings, watch, bounds, starts or {}, from_end=from_end)
 
     def publisher(self, *, bulk: bool = False) -> KafkaPublisher:
         return KafkaPublisher(self._settings, bulk=bulk)

@@ -15,7 +15,14 @@ from consumers.log.epochs import Epochs
 from consumers.log.memory_partition import MemoryPartition, MemoryTransaction, RawHeaders, readable
 from consumers.log.memory_publisher import MemoryPublisher
 from consumers.log.memory_source import MemoryGroup, MemorySource
-from consumers.log.protocols import Commit, Listener, OpenTransaction, Record, TopicPartition
+from consumers.log.protocols import (
+    READ_ANEW,
+    Commit,
+    Listener,
+    OpenTransaction,
+    Record,
+    TopicPartition,
+)
 from producers.publisher import LETTER_LIMIT_BYTES, Publisher
 from schemas.errors import JournalGone, NoTopic, Refused, TooLarge, TopicsDiffer, Unfit, WorkFailed
 from schemas.topics import WantedTopic
@@ -56,6 +63,7 @@ class MemoryLog:
     def delete(self, topic: str) -> None:
         """Delete a topic for good; whoever has a record for it is told when it polls."""
         del self.topics[topic]
+        self.incarnations[topic] += 1
 
     def limit(self, topic: str, value_bytes: int) -> None:
         """Let a topic take no value above this any more."""
@@ -282,6 +290,7 @@ class MemoryReader:
         self.log = log
         self.topics = list(topics)
         self.positions: dict[TopicPartition, int] = {}
+        self._ids = {topic: log.topic_id(topic) for topic in topics}
         self._ends: dict[TopicPartition, int] = {}
         self._epochs: defaultdict[TopicPartition, Epochs] = defaultdict(Epochs)
         for topic in topics:
@@ -302,6 +311,9 @@ class MemoryReader:
         del timeout_s
         records: list[Record] = []
         for topic in self.topics:
+            if self.log.topic_id(topic) != self._ids[topic]:
+                msg = f"{topic} was deleted and made anew while it was read. {READ_ANEW}"
+                raise JournalGone(msg)
             for number in range(self.log.partitions(topic)):
                 # One that was added since: all that is in it came after.
                 self.positions.setdefault((topic, number), self.log.topics[topic][number].start)

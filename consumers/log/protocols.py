@@ -14,6 +14,8 @@ from producers.publisher import Publisher
 from schemas.headers import Headers
 
 TopicPartition = tuple[str, int]
+READ_ANEW = "Restart to read the new one"
+"""What to do where a reader's topic was made anew."""
 
 
 class Record:
@@ -180,7 +182,9 @@ class Reader(Protocol):
     A partition that is added while it reads is read too, from its beginning.
     """
 
-    def poll(self, timeout_s: float, most: int = 500) -> list[Record]: ...
+    def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
+        """Raises JournalGone where a topic is not the one any more that the reader began with."""
+        ...
 
     def caught_up(self) -> bool:
         """Whether everything that was there when the reader was made has been delivered."""

@@ -840,6 +840,24 @@ class TestLog:
         else:
             assert member.assignments[1].topic_id == self.log.topic_id(topic)
 
+    @pytest.mark.parametrize("read", [0, 3])
+    @pytest.mark.parametrize("later", [0, 2, 6])
+    def test_a_reader_of_a_topic_that_is_made_anew_ends_by_its_name(
+        self, read: int, later: int
+    ) -> None:
+        topic = self.topic()
+        fill(self.log, topic, numbered(read))
+        reader = self.log.reader([topic])
+        until(reader.caught_up, [lambda: reader.poll(POLL_S)])
+
+        self.log.recreate(topic)
+        fill(self.log, topic, numbered(later, "new"))
+
+        with pytest.raises(Unfit, match=topic):
+            until(lambda: False, [lambda: reader.poll(POLL_S)])
+        reader.close()
+        assert self.read_to_the_end(topic) == numbered(later, "new")
+
     def test_a_reader_does_not_wait_where_the_log_does_not_reach(self) -> None:
         topic = self.topic()
         fill(self.log, topic, numbered(3))

@@ -7,12 +7,13 @@ import pytest
 from confluent_kafka import Producer
 
 from consumers.log import kafka_log
-from consumers.log.kafka_log import KafkaReader
+from consumers.log.kafka_log import KafkaReader, TopicWatch
 from consumers.log.memory_log import MemoryLog
 from consumers.log.protocols import Record
 from consumers.log.reading import read_all
 from consumers.loop.dead_letters import DeadLetters
 from consumers.loop.letter_records import letter_record
+from producers.admin import Admin
 from schemas.errors import BadMagic
 from schemas.headers import UNREADABLE
 from schemas.topics import Topics
@@ -45,7 +46,9 @@ def read_twice(records: list[Record]) -> list[object]:
 def test_names_that_are_not_utf8_are_told_as_such_by_kafkas_client(servers: str) -> None:
     for headers in RAW:
         produce_raw(servers, "t", headers)
-    reader = KafkaReader({"bootstrap.servers": servers}, {("t", 0): (0, len(RAW))}, {})
+    settings = {"bootstrap.servers": servers}
+    watch = TopicWatch(Admin(settings), "")
+    reader = KafkaReader(settings, watch, {("t", 0): (0, len(RAW))}, {})
     records: list[Record] = []
     while not reader.caught_up():
         records += reader.poll(10)

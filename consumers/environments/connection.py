@@ -18,7 +18,7 @@ from aiohttp import StreamReader, web
 from aiohttp.http import RawRequestMessage
 from aiohttp.web_request import BaseRequest
 
-from consumers.environments.line import Client
+from consumers.environments.line import Client, TooManyOpen
 from consumers.environments.listener import BACKLOG
 from consumers.environments.parsing_share import MOST_OWED_S, PIECE_BYTES, ParsingShare
 
@@ -85,12 +85,19 @@ class Connection(web.RequestHandler):
             self._latest_body.set_exception(web.RequestPayloadError(message.message))
             self._latest_body = None
 
-    def belong(self, share: ParsingShare) -> None:
-        """What its bytes cost is its session's from now on."""
+    def belong(self, share: ParsingShare, most: int) -> None:
+        """Count it as its session's from now on, with what its bytes cost.
+
+        Raises TooManyOpen where the session has as many: no session takes the room of all.
+        """
         if share is not self._share:
+            if len(share.connections) >= most:
+                msg = f"{most} connections of this agent are open, as many as may be"
+                raise TooManyOpen(msg)
             self._share.connections.discard(self)
             share.connections.add(self)
             self._share = share
+            self.known = True
             self._go_on()
 
     def rest(self, seconds: float) -> None:

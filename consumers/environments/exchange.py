@@ -47,7 +47,7 @@ class GatewayLimits:
     """How long a connection may take to send its first request's head."""
     connections: int = 8192
     connections_of_session: int = 256
-    """To a line with a door of its own."""
+    """Of one line; to one with a door of its own, also those that have shown no key."""
     open_calls: int = 4096
     open_calls_of_session: int = 64
     hold_s: float = 60.0

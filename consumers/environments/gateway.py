@@ -176,8 +176,7 @@ class Gateway:
         key, path = _place(request)
         if request.method == "POST" and path in DIALECTS:
             line = self._line(door, request, key)
-            connection.known = True
-            connection.belong(line.share)
+            connection.belong(line.share, self.limits.connections_of_session)
             dialect = DIALECTS[path]
             return await Exchange(
                 request, connection, line, dialect, self.limits, self.budget, self.large

@@ -519,6 +519,34 @@ def test_connections_beyond_so_many_are_closed_and_the_others_go_on() -> None:
     on_a_gateway(test, connections=3)
 
 
+def test_a_session_has_so_many_connections_and_leaves_the_others_to_the_others() -> None:
+    """Idle ones too: with a key none of them makes room for who comes later."""
+
+    async def test(served: ServedLine) -> None:
+        raws = [await Raw.to(served.port) for _ in range(4)]
+        for raw in raws[:3]:
+            await raw.send(chat(served))
+            assert (await raw.answer()).status == 200
+        await raws[3].send(chat(served))
+        refused = await raws[3].answer()
+        assert (refused.status, refused.headers["connection"]) == (429, "close")
+        assert "3 connections of this agent" in refused.json()["error"]["message"]
+        assert len(served.asks) == 3
+
+        await raws[0].send(chat(served))  # it is one of the three
+        assert (await raws[0].answer()).status == 200
+        other = served.gateway.line(["policy"], {})
+        asked = request(f"/r/{other.key}{CHAT}", {}, key=other.key)
+        assert (await exchange(served.port, asked)).status == 400  # read, and not turned away
+        await raws[1].close()
+        await holds(lambda: len(served.line.share.connections) == 2)
+        assert (await ask(served)).status == 200
+        for raw in (raws[0], *raws[2:]):
+            await raw.close()
+
+    on_a_gateway(test, connections_of_session=3)
+
+
 def test_a_closed_line_is_404_for_who_waits_and_for_who_comes_later() -> None:
     async def test(served: ServedLine) -> None:
         raw = await Raw.to(served.port)

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from compose.chaos import workload
 from compose.chaos.box_victims import BoxVictim, EngineVictim
+from compose.chaos.cut_log import LogVictim
 from compose.chaos.faults import KILL, SERVICES, Fault
 from compose.chaos.plan import clock_of, ids_of, processes_of
 from compose.chaos.stage import Stage
@@ -108,20 +109,25 @@ class Conductor:
         self.boxes = BoxVictim(self.leases, stage.engine)
         self.stranger = Stranger(cluster)
         self.registries = {w.name: WrongRegistry(cluster.registry_url) for w in self.workers}
-        self.around = self._around() if self.plan.hosts else []
-        stack = Stack(state.state(), state.cache(), self.pool)
-        self.lanes = {victim.name: Lane(victim) for victim in self._victims(stack)}
         self.watch = Watch(cluster)
         self.publisher = cluster.log.publisher()
+        stack = Stack(state.state(), state.cache(), self.pool)
+        self.services = {name: ServiceVictim(name, stack) for name in SERVICES}
+        agents = [worker for worker in self.workers if worker.group == "agents"]
+        self.log = LogVictim(
+            cluster, self.services["broker"], agents, self.watch, self.publisher
+        )  # fmt: skip
+        self.around = self._around() if self.plan.hosts else []
+        self.lanes = {victim.name: Lane(victim) for victim in self._victims()}
         self.submitter = Submitter(self.publisher, cluster.codec, cluster.topics, "chaos")
         self.published = 0
         self._said = 0.0
 
-    def _victims(self, stack: Stack) -> Sequence[Victim]:
+    def _victims(self) -> Sequence[Victim]:
         engine = self.stage.engine
         return [
             *self.workers,
-            *(ServiceVictim(name, stack) for name in SERVICES),
+            *self.services.values(),
             *(
                 ProcessVictim(processes_of(worker.name), worker)
                 for worker in self.workers
@@ -140,6 +146,7 @@ class Conductor:
             *(ClockVictim(clock_of(w.name), w) for w in self.workers),
             *(IdsVictim(ids_of(w.name), w, self.registries[w.name]) for w in self.workers),
             StoreVictim(objects),
+            self.log,
         ]
 
     def run(self) -> None:

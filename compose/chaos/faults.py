@@ -28,7 +28,9 @@ IDS = "ids"
 """Those of the registry's schemas, as one worker is told them."""
 STORE = "store"
 """Where heavy records lie."""
-AROUND = (CLOCKS, IDS, STORE)
+LOG = "log"
+"""The end of a partition of the requests."""
+AROUND = (CLOCKS, IDS, STORE, LOG)
 """What no release beside ours is harmed by: an older one may not know how to stand it."""
 ROLES = (*WORKERS, PROCESSES, BOXES, ENGINE, "training", *SERVICES, STRANGER, *AROUND)
 """What `--kill` may name."""
@@ -37,7 +39,7 @@ USUAL = tuple(role for role in ROLES if role != ENGINE)
 
 KILL, PAUSE = "kill", "pause"
 TRANSACTION = "open transaction"
-SET_BACK, DEALT_ANEW, AWAY = "set back", "dealt anew", "away"
+SET_BACK, DEALT_ANEW, AWAY, CUT_OFF = "set back", "dealt anew", "away", "cut off"
 CUT, CUT_TO_BROKER, CUT_TO_CLIENT, FLAP = "cut", "cut to broker", "cut from broker", "flapping"
 CUT_REGISTRY = "cut from registry"
 """Killed too, so that it has to come back without: whoever works already seldom asks."""
@@ -56,12 +58,13 @@ KINDS: Mapping[str, Mapping[str, float]] = {
     CLOCKS: {SET_BACK: 1},
     IDS: {DEALT_ANEW: 1},
     STORE: {AWAY: 1},
+    LOG: {CUT_OFF: 1},
 }
 """What may happen to whom, by weight."""
 WEIGHTS = {
     **dict.fromkeys((*WORKERS, PROCESSES, BOXES, "registry"), 10),
-    **dict.fromkeys((ENGINE, "training", "broker", STRANGER), 2),
     **dict.fromkeys(AROUND, 3),
+    **dict.fromkeys((ENGINE, "training", "broker", STRANGER, LOG), 2),
 }
 """How often a role is hit, whatever the number of its processes."""
 KILL_WEIGHTS = {**WEIGHTS, ENGINE: 0.5, "training": 0.5, "broker": 0.5, "registry": 4}

@@ -29,10 +29,12 @@ class ChaosOutcome:
     seconds: float
     misled: int = 0
     """Answers of a registry that named a wrong schema."""
+    cut_off: int = 0
+    """Partitions whose end was cut off below what was committed."""
     buried: int = 0
     """Dead letters: no record of the workload is at fault."""
     silent: int = 0
-    """Faults that stopped a topic, while nothing that tells a lag said so."""
+    """Faults that stopped a topic, or took records away, while nothing that should say so did."""
     fell: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Workers that ended by themselves, with their exit codes."""
     hosted: HostedFigures = field(default_factory=HostedFigures)
@@ -69,6 +71,7 @@ def plain(outcome: ChaosOutcome) -> dict[str, Any]:
         "breaches": outcome.breaches,
         "buried": outcome.buried,
         "misled": outcome.misled,
+        "cut_off": outcome.cut_off,
         "silent": outcome.silent,
         "hosted": asdict(outcome.hosted),
         "boxes": asdict(outcome.boxes),
@@ -100,6 +103,7 @@ def table(outcome: ChaosOutcome) -> Table:
         "silent": outcome.silent,
         "buried as dead letters": outcome.buried,
         "answers with wrong schema ids": outcome.misled,
+        "partitions whose end was cut off": outcome.cut_off,
         "external work repeated": outcome.repeated,
         **_hosted_rows(outcome.hosted),
         **_box_rows(outcome.boxes),

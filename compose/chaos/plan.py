@@ -12,6 +12,7 @@ from compose.chaos.faults import (
     IDS,
     KILL,
     KINDS,
+    LOG,
     PROCESSES,
     SERVICES,
     STORE,
@@ -144,7 +145,7 @@ class ChaosPlan:
         if self.hosts:
             hosts = everybody["environments"]
             everybody[PROCESSES] = [processes_of(host) for host in hosts]
-            everybody |= {BOXES: [BOXES], ENGINE: [ENGINE], STORE: [STORE]}
+            everybody |= {BOXES: [BOXES], ENGINE: [ENGINE], STORE: [STORE], LOG: [LOG]}
             workers = [name for role in WORKERS for name in everybody[role]]
             everybody[CLOCKS] = [clock_of(worker) for worker in workers]
             everybody[IDS] = [ids_of(worker) for worker in workers]

@@ -108,9 +108,10 @@ def _conduct(
         repeated=report.repeated,
         breaches=report.found.total(),
         misled=sum(each.told for each in conductor.registries.values()),
+        cut_off=conductor.log.cuts,
         # An older release may bury what only ours reads; it is seen in the letters then.
         buried=0 if plan.beside else report.dead_letters,
-        silent=len(conductor.stranger.unnamed),
+        silent=len(conductor.stranger.unnamed) + len(conductor.log.unnamed),
         seconds=time.monotonic() - began,
         fell={worker.name: worker.fell for worker in conductor.workers if worker.fell},
         hosted=hosted,

@@ -40,6 +40,8 @@ FLAP_S = 0.4
 """A flapping link is up for so long, then down for so long."""
 GONE_S = 10.0
 SERVER = "fork_server.py"
+ACCEPT = "--accept-truncation"
+"""What a worker that names a loss asks to be started with."""
 AGAIN_S = 1.0
 """Who ends by itself sooner than this after its start is not started again at once."""
 
@@ -122,8 +124,12 @@ class WorkerVictim:
     """Which of them it is now."""
     fell: list[int] = field(default_factory=list)
     """Exit codes of those that ended by themselves."""
+    losses: int = 0
+    """How often it said that the log lacks what its group has committed."""
     process: ChildProcess | None = None
     owned: set[int] = field(default_factory=set)
+    _accepts: bool = False
+    """Whether it goes on from what is left when it is started next."""
     _stopping: bool = False
     _joined: bool = False
     _started: float = 0.0
@@ -139,8 +145,9 @@ class WorkerVictim:
         self.owned.clear()
         self._joined, self._started = False, time.monotonic()
         self._read = self.log.stat().st_size if self.log.exists() else 0
+        accept, self._accepts = [ACCEPT] if self._accepts else [], False
         self.process = spawn(
-            module(*self.command),
+            module(*self.command, *accept),
             self.log,
             environment={**self.environment, **self._path()},
             directory=self.log.parent,  # where no release finds the packages of another
@@ -206,9 +213,10 @@ class WorkerVictim:
 
     def look(self) -> None:
         code = self._process().poll()
-        if code is None:
-            self._follow_log()
-        elif not self._stopping and time.monotonic() - self._started > AGAIN_S:
+        self._follow_log()
+        if code is None or self._stopping:
+            return
+        if time.monotonic() - self._started > AGAIN_S:
             self.fell.append(code)
             self.start()
 
@@ -244,6 +252,8 @@ class WorkerVictim:
         for line in lines.splitlines():
             if b"partition_" in line:
                 self._note(json.loads(line))
+            if ACCEPT.encode() in line:
+                self.losses, self._accepts = self.losses + 1, True
             self._joined = self._joined or self.joined.encode() in line
 
     def _note(self, event: Mapping[str, object]) -> None:
@@ -294,16 +304,23 @@ class ServiceVictim(BriefVictim):
     def back(self) -> bool:
         return self.fit()
 
+    def lives(self) -> bool:
+        return self._pid() is not None
+
     def begin(self, fault: Fault) -> None:
         pid = self._pid()
         if pid is None:
             msg = f"{self.name} ended by itself; see its log below {self.stack.state_dir}"
             raise ServicesError(msg)
-        os.kill(pid, signal.SIGKILL if fault.kind == KILL else signal.SIGSTOP)
         if fault.kind == KILL:
-            self._wait_until_gone()
+            self.kill()
+        else:
+            os.kill(pid, signal.SIGSTOP)
 
-    def _wait_until_gone(self) -> None:
+    def kill(self) -> None:
+        """SIGKILL; it is gone when this returns."""
+        if (pid := self._pid()) is not None:
+            os.kill(pid, signal.SIGKILL)
         if not holds_within(lambda: self._pid() is None, GONE_S):
             msg = f"{self.name} outlives SIGKILL"
             raise ServicesError(msg)

@@ -18,7 +18,7 @@ import structlog
 from compose.chaos.faults import Fault
 from compose.cluster import Cluster
 from consumers.log.protocols import Record, TopicPartition
-from schemas.errors import RollcallError, Unavailable
+from schemas.errors import JournalGone, RollcallError, Unavailable
 from schemas.messages import Event, RolloutRefused, RolloutStarted, ScoredTrajectory, Trajectory
 
 ON_THE_WIRE_MS = 100
@@ -66,13 +66,15 @@ class Watch:
     steps: int = 0
     progress: list[FaultRecovery] = field(default_factory=list)
     failure: Exception | None = None
+    last_requests: dict[int, Record] = field(default_factory=dict)
+    """The newest request of each partition."""
 
     def __post_init__(self) -> None:
         topics = self.cluster.topics
-        self._reader = self.cluster.log.reader(
-            [topics.requests, topics.events, topics.scored, topics.train_steps]
-        )
+        self._topics = [topics.requests, topics.events, topics.scored, topics.train_steps]
+        self._reader = self.cluster.log.reader(self._topics)
         self._next: dict[TopicPartition, int] = {}
+        self._cut = False
         self._scored_by_run: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -85,6 +87,10 @@ class Watch:
         """A fault begins: note when its group works again."""
         with self._lock:
             self.progress.append(FaultRecovery(fault, began_ms, group, set(partitions)))
+
+    def expect_cut(self) -> None:
+        """The end of a partition is about to be cut off: go on from what is left."""
+        self._cut = True
 
     def waiting(self) -> list[FaultRecovery]:
         """Faults after which there was no progress yet."""
@@ -113,6 +119,12 @@ class Watch:
                 while held:
                     self._take(held[0])
                     held.pop(0)
+            except JournalGone as error:
+                if not self._cut:
+                    self.failure = error
+                    return
+                self._cut = False
+                self._begin_again()
             except Unavailable as error:
                 log.warning("watch_waits", error=str(error))
                 self._stop.wait(1.0)
@@ -120,11 +132,23 @@ class Watch:
                 self.failure = error
                 return
 
+    def _begin_again(self) -> None:
+        """Read on from where the partitions end, where they end before what was read."""
+        self._reader.close()
+        ends = {
+            (topic, number): end
+            for topic in self._topics
+            for number, (_, end) in self.cluster.log.bounds(topic).items()
+        }
+        self._next = {tp: min(offset, ends[tp]) for tp, offset in self._next.items()}
+        self._reader = self.cluster.log.reader(self._topics, self._next)
+
     def _take(self, record: Record) -> None:
         topics, codec = self.cluster.topics, self.cluster.codec
+        self._next[record.topic, record.partition] = record.offset + 1
         if record.topic == topics.requests:
             self.asked.add((record.key or b"").decode())
-            self._next[record.topic, record.partition] = record.offset + 1
+            self.last_requests[record.partition] = record
         elif record.topic == topics.train_steps:
             self.steps += 1
             self._seen("training", record)

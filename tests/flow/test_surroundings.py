@@ -1,4 +1,4 @@
-"""A clock that is set back, ids that are dealt anew, a store that is away: `rollcall chaos`."""
+"""A clock set back, ids dealt anew, a store away, a log cut off: `rollcall chaos`."""
 
 import json
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compose.chaos import workload
+from compose.chaos.cut_log import cut_off
 from compose.chaos.faults import AROUND, STORE, USUAL, Fault
 from compose.chaos.plan import ChaosPlan
 from compose.chaos.surroundings import StoreVictim
@@ -23,7 +24,7 @@ from tests.support.chaos_command import chaos
 AWAY = Fault(0.0, "away", STORE, STORE, 1.0)
 
 
-def test_all_three_are_drawn_where_nobody_is_named_and_left_out_beside_a_release(
+def test_all_of_them_are_drawn_where_nobody_is_named_and_left_out_beside_a_release(
     tmp_path: Path,
 ) -> None:
     wheel = tmp_path / "older.whl"
@@ -132,19 +133,55 @@ def test_some_of_the_workload_is_too_heavy_for_the_log_and_nothing_beside_a_rele
     assert "heavy" not in workload.request(7, heavy[0], hosts=False).task.environment_config
 
 
+def batch(first: int, records: int) -> bytes:
+    """What a broker writes of so many records, without their contents."""
+    body = bytes(11) + (records - 1).to_bytes(4, "big") + bytes(40)
+    return first.to_bytes(8, "big") + len(body).to_bytes(4, "big") + body
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "torn", "left"),
+    [
+        (5, 9, 0, 2),
+        (7, 9, 0, 3),
+        (0, 9, 0, 0),
+        (6, 9, 0, 4),  # no batch begins there
+        (5, 7, 0, 4),  # others wrote behind it
+        (5, 9, 1, 4),  # the last batch was being written
+    ],
+)
+def test_the_end_of_a_partition_is_cut_where_a_batch_begins_and_nothing_follows(
+    tmp_path: Path, first: int, end: int, torn: int, left: int
+) -> None:
+    batches = [batch(0, 3), batch(3, 2), batch(5, 2), batch(7, 2)]
+    newest = tmp_path / "00000000000000000000.log"
+    held = b"".join(batches)
+    newest.write_bytes(held[: len(held) - torn])
+
+    cut = cut_off(tmp_path, first, end)
+
+    assert cut == (left < len(batches))
+    assert newest.read_bytes() == b"".join(batches[:left])[: len(held) - torn]
+
+
 @pytest.mark.broker
 @pytest.mark.timeout(300)
-def test_no_clock_no_registry_and_no_store_loses_or_buries_anything(tmp_path: Path) -> None:
+def test_no_clock_registry_store_or_log_that_is_cut_off_loses_or_buries_anything(
+    tmp_path: Path,
+) -> None:
     figures = tmp_path / "figures.json"
     with chaos(
         "--minutes", "0.4", "--seed", "27", "--json", str(figures), "--rollouts", "400",
-        "--kill", "clocks,ids,store", cwd=tmp_path,
+        "--kill", "clocks,ids,store,log", cwd=tmp_path,
     ) as run:  # fmt: skip
         said, complained = run.communicate(timeout=280)
 
     assert run.returncode == 0, said + complained
     found = json.loads(figures.read_text())
-    assert found["accepted"] == found["ended"] == 400
+    assert found["accepted"] == found["ended"] >= 400  # copies that stay are refused, and counted
     assert found["lost"] == found["doubled"] == found["breaches"] == found["buried"] == 0
     assert found["misled"] > 0
-    assert {"set back clocks", "dealt anew ids", "away store"} == set(found["faults_by_kind"])
+    assert found["cut_off"] > 0
+    assert found["silent"] == 0
+    kinds = {"set back clocks", "dealt anew ids", "away store", "cut off log"}
+    assert kinds == set(found["faults_by_kind"])

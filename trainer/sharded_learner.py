@@ -6,14 +6,14 @@ rows; gradients are summed, never averaged, so any number of ranks gives the gra
 that cannot go on ends, and with it the others: none may be left waiting.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from schemas.errors import BatchFailed, Unfit
+from schemas.errors import Unfit
 from schemas.weights import RawTensor, weights_digest
 from trainer.batch import Batch, MicroBatch, padded
 from trainer.batch_words import array_of, raw, read, written
@@ -22,7 +22,7 @@ from trainer.config import LearnerConfig
 from trainer.extra_pass import PastWeights
 from trainer.gradient import Gradient
 from trainer.learner_state import LearnerState
-from trainer.piece_budget import LESS_MEMORY, NoRoom
+from trainer.piece_budget import LESS_MEMORY, NoRoom, out_of_memory
 from trainer.ranks import Ranks, Words, own_rows, require_alike
 from trainer.samples import Sample
 from trainer.snapshot import Snapshot
@@ -31,6 +31,8 @@ from trainer.step import Learner
 PARTS = ("weights", "optimiser", "rng")
 STEP, LOOK, LOAD, END = "step", "look", "load", "end"
 STATE, TENSORS, CANARY = "state", "tensors", "canary"
+
+T = TypeVar("T")
 
 
 class ShardedLearner(Learner):
@@ -131,9 +133,17 @@ class ShardedLearner(Learner):
             self._together = False
 
     def _step_together(self, batch: Batch, count: int, version: int | None) -> dict[str, float]:
+        return self._or_end(
+            lambda: self._step(lambda: self._updated(self._looked(batch)), count, version)
+        )
+
+    def _or_end(self, do: Callable[[], T]) -> T:
+        """Raise Unfit for what one learner would take up again: the others are in the middle."""
         try:
-            return self._step(lambda: self._updated(self._looked(batch)), count, version)
-        except BatchFailed as error:
+            return do()
+        except Exception as error:
+            if isinstance(error, Unfit) or out_of_memory(error):
+                raise
             msg = f"rank {self.ranks.rank} of {self.ranks.count}: {error}; the others wait for it"
             raise Unfit(msg) from error
 
@@ -151,8 +161,10 @@ class ShardedLearner(Learner):
 
     def _before_step(self, batch: Batch) -> Batch:
         """Within a step; or before it, where advantages are made of what is seen."""
-        with self._all(LOOK, {} if self._together else written(batch)):
+        if self._together:
             return self._all_seen(super()._before_step(batch))
+        with self._all(LOOK, written(batch)):
+            return self._or_end(lambda: self._before_step(batch))
 
     def _before_update(self, batch: Batch) -> Batch:
         return self._all_seen(super()._before_update(batch))

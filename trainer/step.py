@@ -112,8 +112,9 @@ class Learner:
     def step(self, samples: Sequence[Sample], *, version: int | None = None) -> dict[str, float]:
         """Train on the samples once; the result is `version`, by default the next number.
 
-        Raises BatchFailed where the samples cannot be computed with; nothing has changed then.
-        Raises Unfit after `max_skipped` steps in a row whose loss or gradient was not finite.
+        Raises BatchFailed where the samples cannot be computed with, and Unavailable where past
+        weights cannot be read now; nothing has changed then. Raises Unfit after `max_skipped` steps
+        in a row whose loss or gradient was not finite.
         """
         if not samples:
             msg = "a step without samples; wait until the buffer gives a batch"
@@ -127,7 +128,7 @@ class Learner:
         return Streaming(self)
 
     def stream(self, streaming: Streaming, samples: Sequence[Sample]) -> None:
-        """Add one group to a step. Raises BatchFailed: that step can be taken no more."""
+        """Add one group to a step. Raises BatchFailed and Unavailable: nothing of it is left."""
         try:
             with self._or_nothing(len(samples)):
                 streaming.add(samples)

@@ -8,7 +8,7 @@ What goes when is said in `trainer.weights_needs`.
 
 from contextlib import suppress
 
-from schemas.errors import BatchFailed, Unavailable, WeightsMissing, WireError
+from schemas.errors import WeightsMissing, WireError
 from schemas.weight_deltas import followed
 from schemas.weights import RawTensor, from_uri
 from schemas.weights_store import StoredFile, content, listed, remove
@@ -38,13 +38,9 @@ def clear_unannounced(where: str, newest: int) -> None:
 def of_version(where: str, version: int) -> dict[str, RawTensor] | None:
     """The weights of a version that was announced from here, in float32; None where they are gone.
 
-    They are made of the last full ones and what changed since, where they are published so. Raises
-    BatchFailed where the store is away.
+    They are made of the last full ones and what changed since, where they are published so.
     """
-    try:
-        published = published_of(where, version)
-    except Unavailable as error:
-        raise BatchFailed(str(error)) from error
+    published = published_of(where, version)
     return None if published is None else widened(published)
 
 

@@ -36,25 +36,29 @@ class BatchTraining:
     clock: Callable[[], float]
     reading: Reading
     """How far the policy reads what it is trained on."""
+    batch: tuple[Sample, ...] = field(default=(), init=False)
+    """What was taken from the buffer, until it is trained on or dropped."""
     _failed_in_a_row: int = field(default=0, init=False)
 
-    def take(self, samples: tuple[Sample, ...]) -> None:
-        """Train on a batch and have it saved; a batch that cannot be trained on is dropped.
+    def train(self) -> None:
+        """Train on the batch and have it saved; a batch that cannot be trained on is dropped.
 
-        Raises Unavailable and DiskFull where it cannot be saved, Unfit after `max_skipped` batches
-        in a row that were dropped, or whose gradients were not finite.
+        Raises Unavailable where a store is away: the batch is still there, or a step that has to be
+        saved. Raises DiskFull where it cannot be saved, Unfit after `max_skipped` batches in a row
+        that were dropped, or whose gradients were not finite.
         """
-        began, intake = self.clock(), self.intake
+        began, intake, samples = self.clock(), self.intake, self.batch
         parent = intake.learner.version
         try:
             metrics, samples = self._learn(samples)
         except BatchFailed as error:
+            self.batch = ()
             self._drop(samples, error)
             return
         except Unfit as error:
             msg = f"{error}; the last batch was {self._place(samples)}"
             raise Unfit(msg) from error
-        self._failed_in_a_row = 0
+        self.batch, self._failed_in_a_row = (), 0
         metrics["step_seconds"] = self.clock() - began
         metrics["held"] = float(intake.buffer.held())
         metrics["running"] = float(intake.accounts.running())

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from schemas.errors import BatchFailed
+from schemas.errors import BatchFailed, Unavailable
 from trainer.curation import Buffer
 from trainer.samples import Sample
 from trainer.step import Learner
@@ -35,7 +35,10 @@ class StreamedStep:
     """A group could not be added; the batch that it is in says so in the end."""
 
     def add_complete(self) -> int:
-        """Add the gradients of groups that have completed since; returns how many."""
+        """Add the gradients of groups that have completed since; returns how many.
+
+        Raises Unavailable where all of them have to be added again.
+        """
         new = [each for each in self.buffer.complete() if each[0] not in self._added]
         began = self.clock()
         for key, samples in () if self._broken else new:
@@ -46,6 +49,10 @@ class StreamedStep:
                 log.warning("group_not_streamed", group=key, error=str(error))
                 self._broken = True
                 break
+            except Unavailable:
+                self._streaming = None  # it has lost what was added before, too
+                self._added.clear()
+                raise
             self._added.add(key)
         self.added_s += self.clock() - began if new else 0.0
         return len(new)
@@ -55,7 +62,7 @@ class StreamedStep:
     ) -> tuple[dict[str, float], tuple[Sample, ...]]:
         """Take the step of a whole batch; its metrics, and its samples in the order of the sums.
 
-        Raises BatchFailed and Unfit as `Learner.step` does.
+        Raises what `Learner.step` does.
         """
         streaming, self._streaming = self._streaming, None
         whole = streaming is not None and not self._broken

@@ -258,30 +258,36 @@ class Trainer:
         """
         if self.admission.stopped():
             return False
-        if self.config.stream:
+        groups, tried = self.config.groups_per_step, bool(self.training.batch)
+        if self.config.stream and not tried:
             self.streamed.add_complete()
-        groups = self.config.groups_per_step
         asked_from = self.saver.asked_from
-        if self.buffer.whole(groups):
+        if tried or self.buffer.whole(groups):
             if self.publisher.flush(ACK_S):
                 return False
             self.saver.require_room()
-            if self._waits_for_what_it_cut_off():
+            if not tried and self._waits_for_what_it_cut_off():
                 return False
             asked_from = self.past.ends(self.topics.requests)
-        samples = self.buffer.take(groups, self.learner.version)
-        self.intake.note_dropped()
-        if samples is None:
-            if self.continuing is not None:
-                self.continuing.interrupted_at = None
+        if not (tried or self._batch(groups)):
             return False
         self.saver.asked_from = asked_from
-        self.standstill.batch()
+        self.training.train()
+        self.admission.evaluate_if_due()
+        return True
+
+    def _batch(self, groups: int) -> bool:
+        """Take a batch from the buffer; whether one was there."""
+        samples = self.buffer.take(groups, self.learner.version)
+        self.intake.note_dropped()
         if self.continuing is not None:
             self.continuing.interrupted_at = None
+        if samples is None:
+            return False
+        self.training.batch = samples
+        self.standstill.batch()
+        if self.continuing is not None:
             self.continuing.cancel()
-        self.training.take(samples)
-        self.admission.evaluate_if_due()
         return True
 
     def _waits_for_what_it_cut_off(self) -> bool:

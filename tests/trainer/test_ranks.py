@@ -13,8 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.errors import Refused
+from schemas.errors import Refused, Unavailable, Unfit
 from schemas.packed import logprobs_of
+from schemas.rules import Choice
 from schemas.weights import RawTensor, from_safetensors
 from tests.support.rank_jobs import JOBS, SAVED, Exact
 from tests.support.scored_trajectories import some_samples
@@ -26,6 +27,7 @@ from trainer.manifest import MANIFEST
 from trainer.moving_average import PLACE
 from trainer.rank_files import directory_of
 from trainer.ranks import Words, layers_of, own_rows, require_alike
+from trainer.sharded_learner import ShardedLearner
 from trainer.step import Learner
 from trainer.tensors import tensor_of
 
@@ -271,3 +273,32 @@ def test_what_several_ranks_cannot_compute_is_refused(
 
 def test_a_checkpoint_is_of_any_number_of_ranks() -> None:
     assert LearnerConfig(ranks=4).digest() == LearnerConfig().digest()
+
+
+class Alone:
+    """A line to no other rank."""
+
+    rank, count = 0, 1
+
+    def exchanged(self, words: bytes) -> list[bytes]:
+        return [words]
+
+    def heard(self, words: bytes = b"") -> bytes:
+        return words
+
+    def spread(self, model: torch.nn.Module) -> None:
+        """All of it stays here."""
+
+
+@pytest.mark.parametrize("advantage", ["rloo", Choice("reinforce_pp", (("beta", 0.1),))])
+def test_a_rank_that_cannot_read_past_weights_ends_for_the_others_wait_in_the_step(
+    model_directory: str, advantage: str | Choice
+) -> None:
+    def away(version: int) -> None:
+        msg = "the store does not answer"
+        raise Unavailable(msg)
+
+    config = LearnerConfig(old_logprobs="snapshot", advantage=advantage, kl="k3")
+    learner = ShardedLearner(model_directory, config, Alone(), past=away)
+    with pytest.raises(Unfit, match="rank 0 of 1: the store does not answer; the others wait"):
+        learner.step(some_samples(0))

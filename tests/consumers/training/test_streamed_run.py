@@ -7,7 +7,7 @@ import torch
 
 from compose.pages.retraining_page import retrain_and_tell
 from consumers.training.streamed_step import StreamedStep
-from schemas.errors import BatchFailed
+from schemas.errors import BatchFailed, Unavailable
 from tests.support.scored_trajectories import CURATION, sample, scored
 from tests.support.tiny_run import RECIPE, World
 from trainer.curation import Buffer
@@ -56,6 +56,7 @@ class Adding:
     """A learner that only notes what it is given."""
 
     version = 0
+    away = False
 
     def __init__(self, *, fails: bool = False) -> None:
         self.fails = fails
@@ -67,6 +68,9 @@ class Adding:
         return Streaming(self)  # type: ignore[arg-type]
 
     def stream(self, streaming: Streaming, samples: list[Sample]) -> None:
+        if self.away:
+            msg = "the store does not answer"
+            raise Unavailable(msg)
         if self.fails:
             msg = "broken"
             raise BatchFailed(msg)
@@ -116,6 +120,24 @@ def test_a_batch_that_is_not_what_was_added_is_computed_anew() -> None:
     assert list(order) == list(taken) == learner.stepped
     assert streamed.add_complete() == 1
     assert learner.begun == 2
+
+
+def test_a_store_that_is_away_has_all_groups_added_again_when_it_is_back() -> None:
+    """What raises has cleared the gradient, with what was added before it."""
+    streamed, buffer = staged(learner := Adding())
+    assert streamed.add_complete() == 2
+    for offset, name in enumerate("ab", 10):
+        buffer.offer(scored(name, group="h", group_size=2), 0, offset)
+    learner.away = True
+    with pytest.raises(Unavailable):
+        streamed.add_complete()
+
+    learner.away = False
+    assert streamed.add_complete() == 3
+    taken = buffer.take(3, v_now=0)
+    assert taken is not None
+    metrics, order = streamed.take(taken, 7)
+    assert (metrics["finished"], len(order), learner.begun) == (7, 6, 2)
 
 
 def test_a_batch_with_a_group_that_cannot_be_added_says_so_once_it_is_whole() -> None:

@@ -71,7 +71,7 @@ ALONE = {
 LOST = {KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION, KafkaError.OFFSET_OUT_OF_RANGE}
 """What a reader is answered whose position the log does not have any more."""
 WATCH_S = 5.0
-"""How often whoever reads asks whether its topics are still the same."""
+"""How often whoever reads asks whether its topics are still the same, and as wide."""
 CALL_S = 10.0
 PLACE_S = 45.0
 """How long a new assignment may wait for a broker; a minute without a poll ends the membership."""
@@ -84,9 +84,6 @@ GO_ON = "To go on with the new one restart with --accept-truncation"
 LOOKING = "rollcall-reader"
 """The group id of readers of everything; nobody subscribes with it."""
 RETRY_S = 0.1
-GROWN_S = 5.0
-"""How often a reader that has caught up asks whether its topics have more partitions."""
-LOOK_S = 1.0
 FEW = 4
 GATHER_S = 0.0001
 MOST_GATHER_S = 0.01
@@ -490,9 +487,10 @@ def _offsets_of(looker: Consumer, partitions: list[Tp], timeout_s: float) -> lis
 
 
 class TopicWatch:
-    """Sees that a topic is made anew under its name while it is read.
+    """Sees that a topic is made anew under its name while it is read, or has more partitions.
 
-    The client goes on at its position in the new one, where other records lie.
+    The client goes on at its position in the new one, where other records lie. The question goes
+    through the admin client: a consumer's own stands behind its fetch, which the broker holds.
     """
 
     def __init__(self, admin: Admin, remedy: str) -> None:
@@ -506,18 +504,24 @@ class TopicWatch:
         """The ids of topics from now on."""
         self._ids.update(ids)
 
-    def check(self) -> None:
-        """Raise JournalGone where a topic is another one by now; nothing is waited for."""
+    def check(self) -> dict[str, int]:
+        """The partition counts that were answered since; nothing is waited for.
+
+        Raises JournalGone where a topic is another one by now.
+        """
         if self._asked and all(future.done() for future in self._asked.values()):
             asked, self._asked = self._asked, {}
-            for topic, future in asked.items():
-                self._compare(topic, future)
-        elif not self._asked and self._ids and time.monotonic() > self._due:
+            answered = {t: f.result() for t, f in asked.items() if f.exception() is None}
+            for topic, description in answered.items():
+                self._compare(topic, str(description.topic_id))
+            return {topic: len(each.partitions) for topic, each in answered.items()}
+        if not self._asked and self._ids and time.monotonic() > self._due:
             self._due = time.monotonic() + WATCH_S
             self._asked = self._admin.ask_topic_ids(sorted(self._ids))
+        return {}
 
-    def _compare(self, topic: str, future: Future[Any]) -> None:
-        if future.exception() is None and str(future.result().topic_id) != self._ids[topic]:
+    def _compare(self, topic: str, topic_id: str) -> None:
+        if topic_id != self._ids[topic]:
             msg = f"{topic} was deleted and made anew while it was read. {self._remedy}"
             raise JournalGone(msg)
 
@@ -647,7 +651,6 @@ class KafkaReader(_Polling):
         self._batches = Batches(self._consumer)
         self._waiting: dict[TopicPartition, int] = {}
         self._partitions = Counter(topic for topic, _ in bounds)
-        self._looked = time.monotonic()
         assigned = []
         for (topic, number), (low, high) in bounds.items():
             start = starts.get((topic, number), high if from_end else low)
@@ -664,9 +667,9 @@ class KafkaReader(_Polling):
 
     def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
         records = []
-        self._watch.check()
-        if not self._waiting and time.monotonic() - self._looked > GROWN_S:
-            self._look_for_more()
+        for topic, count in self._watch.check().items():
+            if not self._waiting:
+                self._read_added(topic, count)
         for message in self._messages(timeout_s, most):
             tp = message.topic() or "", message.partition() or 0
             error = message.error()
@@ -680,21 +683,13 @@ class KafkaReader(_Polling):
                 self._error(message)
         return records
 
-    def _look_for_more(self) -> None:
+    def _read_added(self, topic: str, count: int) -> None:
         """Read partitions that were added since, too: all that is in them came after."""
-        for topic, known in self._partitions.items():
-            try:
-                partitions = (
-                    self._consumer.list_topics(topic, timeout=LOOK_S).topics[topic].partitions
-                )
-            except KafkaException as error:
-                log.warning("partitions_not_known", topic=topic, error=error.args[0].str())
-                continue
-            if len(partitions) > known:
-                added = [Tp(topic, n, OFFSET_BEGINNING) for n in range(known, len(partitions))]
-                self._consumer.incremental_assign(added)
-                self._partitions[topic] = len(partitions)
-        self._looked = time.monotonic()
+        known = self._partitions[topic]
+        if count > known:
+            added = [Tp(topic, n, OFFSET_BEGINNING) for n in range(known, count)]
+            self._consumer.incremental_assign(added)
+            self._partitions[topic] = count
 
     def caught_up(self) -> bool:
         return not self._waiting

@@ -1,13 +1,15 @@
 """Which refusals of a broker are waited out, which end the process, and what polls give."""
 
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_END, KafkaError, KafkaException
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as Tp
 
 from consumers.log import kafka_log
-from consumers.log.kafka_log import Batches, KafkaSource, retried
+from consumers.log.kafka_log import Batches, KafkaReader, KafkaSource, TopicWatch, retried
 from consumers.log.protocols import Commit, Held, TopicPartition
 from producers.admin import Stretch
 from producers.error_codes import VERDICTS, Verdict
@@ -370,3 +372,71 @@ def test_an_assignment_of_a_membership_that_has_ended_is_borne_until_it_is_lost(
 
 def _nothing(client: Any, timeout_s: float) -> None:
     """Give no message."""
+
+
+class OnlyReads:
+    """A client that can be read from, and be asked nothing: an answer would keep the loop."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.assigned: list[tuple[int, int]] = []
+
+    def assign(self, partitions: list[Tp]) -> None:
+        self.assigned += [(tp.partition, tp.offset) for tp in partitions]
+
+    incremental_assign = assign
+
+    def poll(self, timeout_s: float) -> None:
+        """Nothing has come."""
+
+
+class Asked:
+    """An admin client whose answers come when a test gives them."""
+
+    def __init__(self) -> None:
+        self.asked: list[Future[Any]] = []
+
+    def ask_topic_ids(self, topics: list[str]) -> dict[str, Future[Any]]:
+        self.asked.append(Future())
+        return dict.fromkeys(topics, self.asked[-1])
+
+    def answer(self, partitions: int) -> None:
+        told = SimpleNamespace(topic_id="id", partitions=[None] * partitions)
+        self.asked[-1].set_result(told)
+
+
+def reader_that_asks(monkeypatch: pytest.MonkeyPatch) -> tuple[KafkaReader, Any, Asked]:
+    """One that has caught up and is always due to ask; with its client and who is asked."""
+    monkeypatch.setattr(kafka_log, "Consumer", OnlyReads)
+    monkeypatch.setattr(kafka_log, "WATCH_S", -1.0)
+    admin: Any = Asked()
+    watch = TopicWatch(admin, "")
+    watch.note({"t": "id"})
+    reader = KafkaReader({}, watch, {("t", 0): (0, 0)}, {})
+    return reader, reader._consumer, admin
+
+
+def test_a_reader_waits_for_no_answer_while_it_asks_for_added_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On the connection of its fetches an answer took up to half a second, every five."""
+    reader, client, admin = reader_that_asks(monkeypatch)
+    for _ in range(3):
+        assert reader.poll(0) == []
+    assert (len(admin.asked), client.assigned) == (1, [(0, 0)])
+
+    for _ in range(2):  # told twice, they are read once
+        admin.answer(3)
+        for _ in range(2):
+            reader.poll(0)
+        assert client.assigned[1:] == [(1, OFFSET_BEGINNING), (2, OFFSET_BEGINNING)]
+
+
+def test_a_reader_asks_again_where_its_question_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, client, admin = reader_that_asks(monkeypatch)
+    reader.poll(0)
+    admin.asked[-1].set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+    for _ in range(2):
+        reader.poll(0)
+    admin.answer(2)
+    reader.poll(0)
+    assert client.assigned[1:] == [(1, OFFSET_BEGINNING)]

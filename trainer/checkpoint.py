@@ -34,6 +34,7 @@ from schemas.errors import Refused, RollcallError, WeightsDiffer
 from schemas.messages import Consumed
 from schemas.whole_files import to_disk
 from trainer.book import Book
+from trainer.consumption import Leader
 from trainer.drops import Tally
 from trainer.learner_state import LearnerState
 from trainer.manifest import (
@@ -91,6 +92,8 @@ class Checkpoint:
     """`Accounts.book()`; None in checkpoints of the releases before it."""
     replay: ReplayBook = field(default_factory=ReplayBook)
     """What was used and may be used again."""
+    leaders: tuple[Leader, ...] = ()
+    """Of what `consumed` and the book's `asked` count; none in checkpoints of earlier releases."""
 
     @property
     def version(self) -> int:
@@ -177,6 +180,7 @@ def load(directory: Path, rank: int = 0, world: int = 1) -> Checkpoint:
         body["used"],
         book_of(body["book"]) if body.get("book") else None,
         replay_of(body.get("replay", {})),
+        tuple(Leader(*leader) for leader in body.get("leaders", ())),
     )
 
 
@@ -278,6 +282,7 @@ def _body(checkpoint: Checkpoint) -> dict[str, Any]:
         "used": checkpoint.used,
         "pending": {n: base64.b64encode(data).decode() for n, data in checkpoint.pending.items()},
         "book": written_book(checkpoint.book) if checkpoint.book else None,
+        "leaders": [tuple(leader) for leader in checkpoint.leaders],
     } | (
         {"replay": dataclasses.asdict(checkpoint.replay)}
         if checkpoint.replay != ReplayBook()

@@ -2,9 +2,31 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from schemas.errors import TopicRecreated
 from schemas.messages import Consumed
+
+
+class Leader(NamedTuple):
+    """Who wrote the last record below an offset: with that a cut shows once a log has regrown."""
+
+    topic: str
+    partition: int
+    offset: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Where the requests lie that the next trainer has to read, for its checkpoint."""
+
+    marks: tuple[Consumed, ...]
+    leaders: tuple[Leader, ...] = ()
+
+
+def counted(mark: Consumed) -> int:
+    """The offset behind the last record that a mark counts as consumed."""
+    return max(mark.next_offset, mark.above[-1] + 1 if mark.above else 0)
 
 
 @dataclass(slots=True)
@@ -30,17 +52,8 @@ class Consumption:
     """
 
     def __init__(self, topic: str, restored: Iterable[Consumed] = (), topic_id: str = "") -> None:
-        """Raises TopicRecreated where the marks were made in another incarnation of the topic."""
         self.topic = topic
         self.topic_id = topic_id
-        restored = tuple(restored)
-        for mark in restored:
-            if mark.topic == topic and mark.topic_id not in ("", topic_id):
-                msg = (
-                    f"{topic} was deleted and made anew since the newest checkpoint: what it read "
-                    "there is gone, and its offsets mean nothing now; begin a new run"
-                )
-                raise TopicRecreated(msg)
         self._partitions = {
             mark.partition: _PartitionMarks(mark.next_offset, consumed=set(mark.above))
             for mark in restored

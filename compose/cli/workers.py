@@ -22,7 +22,7 @@ Accept = Annotated[
     bool,
     typer.Option(
         "--accept-truncation/--no-accept-truncation",
-        help="Go on from what is still there when retention has passed this group's position.",
+        help="Go on from what is still there when the log has lost what this group counts.",
     ),
 ]
 
@@ -122,6 +122,7 @@ def models(
 def training(
     run: Annotated[str, typer.Option(help="The run's id or folder.")],
     name: Name = "",
+    accept_truncation: Accept = False,
 ) -> None:
     """Train one run's policy; a second process of the same run stands by for the first.
 
@@ -136,14 +137,15 @@ def training(
     ranks = folder.learner().ranks
     if ranks > 1 and not rank_processes.begun_by_torchrun():
         named = ("--name", name) if name else ()
-        rank_processes.become_ranks(ranks, "worker", "training", "--run", run, *named)
+        accepts = ("--accept-truncation",) if accept_truncation else ()
+        rank_processes.become_ranks(ranks, "worker", "training", "--run", run, *named, *accepts)
     others = rank_processes.join(folder, settings().training) if ranks > 1 else None
     if others is not None and others.rank > 0:
         set_up("training", f"{name or 'training'}-rank{others.rank}")
         rank_processes.follow(folder, settings().training, others)
         return
     workshop, worker, stop = _workshop("training", name)
-    train(workshop, worker, folder, stop, others)
+    train(workshop, worker, folder, stop, others, accept=accept_truncation)
 
 
 def archive(

@@ -38,7 +38,12 @@ log = structlog.get_logger()
 
 
 def run_trainer(
-    shop: Workshop, name: str, folder: "RunFolder", learner: "Learner | None" = None
+    shop: Workshop,
+    name: str,
+    folder: "RunFolder",
+    learner: "Learner | None" = None,
+    *,
+    accept: bool = False,
 ) -> "Trainer":
     """A run's trainer, resumed from its newest checkpoint; with a learner of its own by default.
 
@@ -68,6 +73,7 @@ def run_trainer(
         retell=folder.trained().retell(),
         reading=reading_of(folder.policy, learner.model.config),
         # In one process with everybody else the order of things is the same every time.
+        accept_truncation=accept,
         executor=ThreadPoolExecutor(1, "saver") if shop.watched else InlineExecutor(),
     )
 
@@ -105,6 +111,8 @@ def train(
     folder: "RunFolder",
     stopping: Callable[[], bool],
     ranks: "ProcessRanks | None" = None,
+    *,
+    accept: bool = False,
 ) -> None:
     """Train a run, with other ranks if there are any; while another process does so, stand by.
 
@@ -117,7 +125,8 @@ def train(
         begun = begins(ranks, ours) if ranks else ours
         learner = sharded(folder, shop.settings.training, ranks) if ranks and begun else None
         if begun:
-            patiently(lambda: run_trainer(shop, name, folder, learner)).go_on(stopping)
+            begin = partial(run_trainer, shop, name, folder, learner, accept=accept)
+            patiently(begin).go_on(stopping)
         if learner is not None:
             learner.end()
         if ranks is not None:

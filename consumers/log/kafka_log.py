@@ -826,6 +826,10 @@ class KafkaLog:
         every = self._admin.bounds([(topic, n) for n in range(self.partitions(topic))])
         return {number: bounds for (_, number), bounds in every.items()}
 
+    def ends(self, topic: str) -> list[Commit]:
+        here = self._admin.stretches([(topic, n) for n in range(self.partitions(topic))])
+        return [Commit(*tp, at.end, "", at.epoch) for tp, at in sorted(here.items())]
+
     @cached_property
     def _admin(self) -> Admin:
         return Admin(self._settings)

@@ -57,6 +57,12 @@ class MemoryLog:
     def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
         return {number: (held.start, held.stable) for number, held in enumerate(self._of(topic))}
 
+    def ends(self, topic: str) -> list[Commit]:
+        return [
+            Commit(topic, number, held.stable, "", held.leader())
+            for number, held in enumerate(self._of(topic))
+        ]
+
     def topic_id(self, topic: str) -> str:
         return str(self.incarnations[topic])
 

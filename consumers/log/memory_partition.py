@@ -65,6 +65,11 @@ class MemoryPartition:
             self._epochs.append((self.end, epoch))
             self._written = self.end
 
+    def leader(self) -> int:
+        """The epoch of whoever leads it now."""
+        self.elect_if_cut()
+        return self._epochs[-1][1]
+
     def epoch_at(self, offset: int) -> int:
         """The leader epoch that wrote a record."""
         return next((epoch for at, epoch in reversed(self._epochs) if at <= offset), UNKNOWN)

@@ -224,6 +224,10 @@ class Log(Protocol):
         """Of every partition the offset it begins at now and the one it ends before."""
         ...
 
+    def ends(self, topic: str) -> list[Commit]:
+        """Where every partition ends now, as positions that `cuts` can be asked about."""
+        ...
+
     def topic_id(self, topic: str) -> str:
         """Names one incarnation of a topic: offsets of another mean nothing in it."""
         ...

@@ -17,16 +17,18 @@ class LostTail:
     goes_on: int
     """The first offset of which the group knows nothing."""
     made_anew: bool
+    counted: str = "committed"
+    """How the offset counts."""
 
     def __str__(self) -> str:
         place = f"{self.topic} {self.partition}"
         if self.made_anew:
             return (
-                f"{place} was deleted and made anew: offset {self.committed} was committed in the "
-                f"topic before, and all of that is lost. The new one begins at {self.goes_on}"
+                f"{place} was deleted and made anew: offset {self.committed} was {self.counted} in "
+                f"the topic before, and all of that is lost. The new one begins at {self.goes_on}"
             )
         return (
-            f"{place} has lost its tail: offset {self.committed} is committed, but from "
+            f"{place} has lost its tail: offset {self.committed} is {self.counted}, but from "
             f"{self.goes_on} on the records that were there are gone (an unclean election, or a "
             "disk that was restored)"
         )

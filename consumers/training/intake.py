@@ -4,12 +4,14 @@ An unreadable record may be the end of one of them. Where it says whose, that on
 it does not, it is counted, and when nothing else is left to wait for, what is missing is given up.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import structlog
 
 from consumers.decode_in_order import decoded
+from consumers.log.epochs import UNKNOWN, Epochs
 from consumers.log.protocols import Log, Reader, Record
 from consumers.training.announcement import Announcements
 from consumers.training.evaluations import Evaluations
@@ -18,7 +20,7 @@ from schemas.ids import draw_of, scored_id
 from schemas.messages import REPEATED, RolloutRequest, ScoredTrajectory, Trajectory
 from trainer.accounts import Accounts
 from trainer.checkpoint import Checkpoint
-from trainer.consumption import Consumption
+from trainer.consumption import Consumption, Leader, counted
 from trainer.curation import Buffer
 
 FARTHEST = 10_000
@@ -40,6 +42,8 @@ class Intake:
     """Unreadable records that may have been some of those in the air."""
 
     def __post_init__(self) -> None:
+        self._epochs: defaultdict[int, Epochs] = defaultdict(Epochs)
+        """By partition, of what was read."""
         self.codec, self.run, self.learner = self.words.codec, self.words.run, self.words.learner
 
     @property
@@ -50,6 +54,9 @@ class Intake:
         """Go on where a checkpoint stood."""
         self.buffer.restore(held.recent if held.book else (), held.drops, held.used)
         self.unaccounted = held.book.unreadable if held.book else 0
+        for topic, partition, offset, epoch in held.leaders:
+            if topic == self.consumption.topic:
+                self._epochs[partition] = Epochs(offset, epoch)
         self.words.begin(self.buffer.drops())
 
     def reader(self, log_: Log, scored: str) -> Reader:
@@ -59,8 +66,17 @@ class Intake:
             starts[mark.topic, mark.partition] = mark.next_offset
         return log_.reader([scored], starts)
 
+    def leaders(self) -> tuple[Leader, ...]:
+        """Who wrote the last record that is consumed of each partition, where that is known."""
+        found = []
+        for mark in self.consumption.marks():
+            place = mark.topic, mark.partition, counted(mark)
+            found.append(Leader(*place, self._epochs[mark.partition].before(counted(mark))))
+        return tuple(leader for leader in found if leader.epoch != UNKNOWN)
+
     def offer(self, record: Record) -> None:
         """Sort one record in; raises Unavailable where it has to be offered again."""
+        self._epochs[record.partition].saw(record.offset, record.leader_epoch)
         if not self.consumption.delivered(record.partition, record.offset):
             return
         scored = decoded(self.codec, record, ScoredTrajectory)

@@ -26,6 +26,7 @@ from schemas.topics import Topics
 from trainer.accounts import Accounts
 from trainer.book import Book
 from trainer.checkpoint import Checkpoint
+from trainer.consumption import Asked, Leader
 from trainer.curation import Buffer
 from trainer.replay import ReplayBook
 from trainer.samples import judge
@@ -67,8 +68,7 @@ class Resumption:
     """What a trainer goes on with."""
 
     accounts: Accounts
-    asked_from: tuple[Consumed, ...]
-    """Where the requests lie that the next trainer has to read."""
+    asked: Asked
     unfinished: tuple[RolloutRequest, ...]
     """Members of begun groups that a crash kept from being published."""
     evaluations: frozenset[str]
@@ -110,8 +110,8 @@ class RunLog:
         Where curators choose the draws, they hear all that became of the run's draws so far.
         """
         book = held.book if held else Book()
-        asked_from = self.begin(self.topics.requests, book.asked if book else ())
-        read_from = self.begin(self.topics.requests) if curriculum.curators else asked_from
+        asked = self._asked(held)
+        read_from = self.begin(self.topics.requests) if curriculum.curators else asked.marks
         size = curriculum.group_size
         requests = self._requests(read_from, book.next_draw if book else 0, size)
         if held and book is None:
@@ -125,7 +125,7 @@ class RunLog:
         unfinished = requests.published.unfinished(partial(curriculum.next_group, version=version))
         return Resumption(
             accounts,
-            asked_from,
+            asked,
             tuple(unfinished),
             frozenset(requests.evaluations),
             requests.published.highest_draw,
@@ -156,20 +156,33 @@ class RunLog:
             log.warning("replay_forgets", records=len(gone), kept=len(wanted) - len(gone))
 
     def begin(self, topic: str, marks: Iterable[Consumed] = ()) -> tuple[Consumed, ...]:
-        """Where to read on: at the marks, else where the run began, at most what retention left."""
+        """Where to read on: at the marks, else where the run began, at most what retention left.
+
+        Marks hold, for `LostMarks` has looked; a run's beginning that lies beyond the end does not.
+        """
         topic_id = self.log.topic_id(topic)
-        noted = {mark.partition: mark.next_offset for mark in marks if mark.topic_id == topic_id}
+        noted = {mark.partition: mark.next_offset for mark in marks}
         marks_now = []
         for number, (low, end) in sorted(self.log.bounds(topic).items()):
             wanted = noted.get(number, self.run.starts.get((topic, number), low))
-            marks_now.append(Consumed(topic, number, min(max(wanted, low), end), (), topic_id))
+            start = wanted if low <= wanted <= end else low
+            marks_now.append(Consumed(topic, number, start, (), topic_id))
         return tuple(marks_now)
 
-    def ends(self, topic: str) -> tuple[Consumed, ...]:
-        """Where every partition of a topic ends now."""
-        topic_id = self.log.topic_id(topic)
-        bounds = sorted(self.log.bounds(topic).items())
-        return tuple(Consumed(topic, number, end, (), topic_id) for number, (_, end) in bounds)
+    def asked_now(self) -> Asked:
+        """All that has been asked for by now lies below."""
+        topic = self.topics.requests
+        topic_id, ends = self.log.topic_id(topic), self.log.ends(topic)
+        return Asked(
+            tuple(Consumed(topic, end.partition, end.offset, (), topic_id) for end in ends),
+            tuple(Leader(topic, end.partition, end.offset, end.leader_epoch) for end in ends),
+        )
+
+    def _asked(self, held: Checkpoint | None) -> Asked:
+        """As a checkpoint says, or from the run's beginning."""
+        topic, leaders = self.topics.requests, held.leaders if held else ()
+        marks = self.begin(topic, held.book.asked if held and held.book else ())
+        return Asked(marks, tuple(leader for leader in leaders if leader.topic == topic))
 
     def _leave_out_made_up(
         self, published: Published, accounts: Accounts, held: Checkpoint | None

@@ -22,6 +22,9 @@ class Standstill:
     admission: GroupAdmission
     intake: Intake
     clock: Callable[[], float]
+    has_lost: bool = False
+    """Whether what is in the air may never come, for the log has lost records: it counts as lost,
+    once, after so long without a batch."""
     _idle_since: float = field(init=False)
     _batch_at: float = field(init=False)
 
@@ -55,14 +58,18 @@ class Standstill:
     def say_if_forced(self) -> None:
         """Nothing passes the filters: let something through, and say so."""
         buffer = self.intake.buffer
-        if self.clock() - self._batch_at > NO_BATCH_S and not self.admission.stopped():
+        late = self.clock() - self._batch_at > NO_BATCH_S
+        if late and self.has_lost:
+            self.has_lost = False
+            self.intake.unaccounted = self.intake.in_the_air()
+        if late and not self.admission.stopped():
             self.batch()
             buffer.gate.force(f"there was no batch for {NO_BATCH_S / 60:g} minutes")
         if why := buffer.gate.forced():
             log.warning("group_forced_through", why=why, **self._dropped())
 
     def give_up(self) -> None:
-        """Wait no longer for rollouts that can only have come unreadable.
+        """Wait no longer for rollouts that can only have come unreadable, or are lost.
 
         Who does not admit does not know all that is in the air.
         """

@@ -28,13 +28,13 @@ from consumers.training.retention import Retention
 from producers.publisher import Publisher
 from schemas.errors import Unavailable
 from schemas.headers import full_headers
-from schemas.messages import Consumed
 from schemas.published_weights import Published
 from schemas.store_urls import local_path
 from trainer import checkpoint as checkpoints
 from trainer.arithmetic import FLOAT32
 from trainer.checkpoint import Checkpoint
 from trainer.config import LearnerConfig
+from trainer.consumption import Asked
 from trainer.learner_state import LearnerState
 from trainer.publication import Publication
 from trainer.rank_files import PublishedFile
@@ -73,8 +73,7 @@ class StepSaver:
     highest: int
     """The highest version that was ever announced."""
     abandoned: checkpoints.Ranges
-    asked_from: tuple[Consumed, ...]
-    """Where the requests lie that the next trainer has to read."""
+    asked: Asked
     retention: Retention
     executor: Executor
     """Of one thread, or of none."""
@@ -307,8 +306,9 @@ class StepSaver:
             drops=buffer.drops(),
             abandoned=self.abandoned,
             used=buffer.used,
-            book=accounts.book(self.intake.unaccounted, self.asked_from),
+            book=accounts.book(self.intake.unaccounted, self.asked.marks),
             replay=buffer.replay_book(),
+            leaders=(*self.intake.leaders(), *self.asked.leaders),
         )
 
     def _publish(self, topic: str, value: bytes, kind: str, version: int) -> None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -25,6 +25,7 @@ from consumers.training.continuing import Continue, Continuing
 from consumers.training.evaluations import Evaluations
 from consumers.training.fence import Fence
 from consumers.training.group_admission import GroupAdmission
+from consumers.training.lost_marks import LostMarks
 from consumers.training.other_policies import OtherPolicies
 from consumers.training.restored_intake import IntakeMaker
 from consumers.training.resumption import RunLog
@@ -41,11 +42,12 @@ from producers.publisher import Publisher, flush_all
 from producers.submit import Submitter
 from schemas.codec import Codec
 from schemas.errors import Refused, Unavailable
-from schemas.messages import UNFINISHED, Consumed, RolloutRequest
+from schemas.messages import UNFINISHED, RolloutRequest
 from schemas.topics import Topics
 from trainer import checkpoint as checkpoints
 from trainer import weights_files
 from trainer.config import LearnerConfig
+from trainer.consumption import Asked
 from trainer.foreign_samples import Retell
 from trainer.reading import Reading
 from trainer.step import Learner
@@ -87,12 +89,18 @@ class Trainer:
     """How far the policy reads; of a learner without a model nothing is known."""
     executor: Executor = field(default_factory=InlineExecutor, kw_only=True)
     """What saves steps, where they are saved while the next batch is trained."""
+    accept_truncation: bool = field(default=False, kw_only=True)
+    """Whether it goes on without what its checkpoint counts and the log has lost."""
     _unread: deque[Record] = field(default_factory=deque, init=False)
     """What was polled and not offered yet."""
     _looked_at: float = field(default=0.0, init=False)
     """When the newest weights were looked for last."""
 
     def __post_init__(self) -> None:
+        latest = checkpoints.load_latest(self.run.checkpoints)
+        marks = LostMarks(self.log, self.topics, self.run, latest.checkpoint)
+        beginning = marks.beginning(accept=self.accept_truncation)
+        self.run = beginning.run
         self.cancels = Cancels(self.publisher, self.codec, self.topics, self.name)
         self.submitter = Submitter(self.publisher, self.codec, self.topics, source=self.name)
         self.words = Announcements(self.codec, self.topics, self.run, self.learner)
@@ -100,18 +108,18 @@ class Trainer:
         self.curriculum = Curriculum(self.draws, self.curators, self.run.scoring_id)
         self.balance = StepBalance(self.clock)
         self.others = OtherPolicies(self.log, self.codec, self.topics, self.run, self.clock)
-        self._resume()
+        self._resume(replace(latest, checkpoint=beginning.held))
+        self.standstill.has_lost = bool(beginning.lost)
         self._looked_at = self.clock()
         self.balance.begin(self.buffer.drops())
         self.reader = self.intake.reader(self.log, self.topics.scored)
         with suppress(Unavailable):  # every turn asks again
             self.admission.evaluate_if_due()
 
-    def _resume(self) -> None:
+    def _resume(self, latest: checkpoints.LatestCheckpoint) -> None:
         """Load the newest checkpoint, or make version 0; then announce what was not announced."""
         weights_files.clear_temporary(self.run.weights)
         announced = self.past.announced()
-        latest = checkpoints.load_latest(self.run.checkpoints)
         for reason in latest.passed_over:
             log.warning("checkpoint_passed_over", reason=reason)
         held = latest.checkpoint
@@ -132,7 +140,7 @@ class Trainer:
         )  # fmt: skip
         self.intake = made_of.intake(held, abandoned)
         self.buffer = self.intake.buffer
-        self._put_together(highest, abandoned, known.asked_from)
+        self._put_together(highest, abandoned, known.asked)
         self.saver.begin(held, announced)
         for draw in range(self.accounts.next_draw, known.highest_draw + 1):
             self.admission.published(draw, self.curriculum.group(draw))
@@ -143,9 +151,7 @@ class Trainer:
             self.cancels.ask(self.accounts.losers(), REDUNDANT)
             self.cancels.ask(cut_off, UNFINISHED)
 
-    def _put_together(
-        self, highest: int, abandoned: checkpoints.Ranges, asked_from: tuple[Consumed, ...]
-    ) -> None:
+    def _put_together(self, highest: int, abandoned: checkpoints.Ranges, asked: Asked) -> None:
         """What acts on what comes in: saving, asking for rollouts, taking steps."""
         self.continuing = None
         if self.config.cuts_off:
@@ -158,7 +164,7 @@ class Trainer:
             self.intake,
             highest,
             abandoned,
-            asked_from,
+            asked,
             Retention(self.run, self.config, self.in_use),
             self.executor if later else InlineExecutor(),
             Fence(self.log, self.codec, self.topics, self.run, self.name),
@@ -261,17 +267,17 @@ class Trainer:
         groups, tried = self.config.groups_per_step, bool(self.training.batch)
         if self.config.stream and not tried:
             self.streamed.add_complete()
-        asked_from = self.saver.asked_from
+        asked = self.saver.asked
         if tried or self.buffer.whole(groups):
             if self.publisher.flush(ACK_S):
                 return False
             self.saver.require_room()
             if not tried and self._waits_for_what_it_cut_off():
                 return False
-            asked_from = self.past.ends(self.topics.requests)
+            asked = self.past.asked_now()
         if not (tried or self._batch(groups)):
             return False
-        self.saver.asked_from = asked_from
+        self.saver.asked = asked
         self.training.train()
         self.admission.evaluate_if_due()
         return True

@@ -7,6 +7,7 @@ condition holds or the deadline has passed.
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -956,6 +957,17 @@ class TestLog:
         self.log.delete_before(topic, 0, 2)
 
         assert self.log.bounds(topic) == {0: (2, 3), 1: (0, 0)}
+
+    def test_where_partitions_end_is_a_position_that_is_whole(self) -> None:
+        topic = self.topic(2)
+        fill(self.log, topic, numbered(3))
+
+        ends = self.log.ends(topic)
+
+        assert [(end.partition, end.offset) for end in ends] == [(0, 3), (1, 0)]
+        assert all(end.leader_epoch >= 0 for end in ends)
+        assert self.log.cuts(ends) == {}
+        assert self.log.cuts([replace(ends[0], offset=4)]) == {(topic, 0): 3}
 
     def test_a_topic_made_anew_has_another_id_and_no_commits(self) -> None:
         topic, group = self.topic(), self.named("group")

@@ -112,6 +112,7 @@ class Stage:
     executor: Callable[[], Executor] = InlineExecutor
     """Of each trainer, for steps that are saved while others are trained."""
     publishing: Publishing = field(default_factory=Publishing)
+    accept_truncation: bool = False
     nameless: int = 0
     ended: list[str] = field(default_factory=list)
     written: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -150,7 +151,8 @@ class Stage:
         curators = curators_of(self.curator, self.tasks)
         self.trainer = Trainer(
             "t", self.log, self.codec, self.topics, *arguments, curators, continue_=begun_again,
-            executor=self.executor(), in_use=VersionsInUse(self, "policy"),
+            executor=self.executor(), accept_truncation=self.accept_truncation,
+            in_use=VersionsInUse(self, "policy"),
         )  # fmt: skip
         return self.trainer
 

@@ -32,6 +32,7 @@ from trainer.checkpoint import (
     seal,
 )
 from trainer.config import LearnerConfig
+from trainer.consumption import Leader
 from trainer.drops import Tally
 from trainer.manifest import MANIFEST, read_body, write_body
 from trainer.rank_files import parts_of_state, write_rank
@@ -55,6 +56,7 @@ def checkpoint(model_directory: str) -> Checkpoint:
         pending={"policy_version": b"\0\1\xff", "train_step": b""},
         used=64,
         book=Book(40, 30, b"\x80\x01", (31, 33), 2, (Consumed("r", 0, 9, (), "id"),)),
+        leaders=(Leader("t", 1, 8, 4), Leader("r", 0, 9, 2)),
     )
 
 

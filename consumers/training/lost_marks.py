@@ -1,0 +1,167 @@
+"""What a trainer counts of the log and is there no longer: named, or gone on without if accepted.
+
+A checkpoint says how far it has consumed. In a log that was cut, or in a topic that was made anew
+under its name, other records lie there.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import structlog
+
+from consumers.log.epochs import UNKNOWN
+from consumers.log.protocols import Commit, Log, TopicPartition
+from consumers.loop.lost_tail import LostTail
+from consumers.training.training_run import TrainingRun
+from schemas.errors import JournalGone
+from schemas.messages import Consumed
+from schemas.topics import Topics
+from trainer.book import Book
+from trainer.checkpoint import Checkpoint
+from trainer.consumption import counted
+from trainer.replay import ReplayBook
+from trainer.samples import ScoredPlace
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class LostHead:
+    """Records that retention has taken before they were consumed."""
+
+    topic: str
+    partition: int
+    wanted: int
+    goes_on: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.topic} {self.partition} begins at {self.goes_on}, but offset {self.wanted} is "
+            "needed; retention has passed it"
+        )
+
+
+Lost = LostTail | LostHead
+Gone = Mapping[TopicPartition, int]
+"""Where to go on in partitions that have lost something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a trainer begins with."""
+
+    run: TrainingRun
+    held: Checkpoint | None
+    lost: tuple[Lost, ...] = ()
+    """What it goes on without."""
+
+
+class LostMarks:
+    """Compares what a trainer begins with and what the log has."""
+
+    def __init__(
+        self, log_: Log, topics: Topics, run: TrainingRun, held: Checkpoint | None
+    ) -> None:
+        self.log = log_
+        self.scored = topics.scored
+        self.run = run
+        self.held = held
+        names = topics.scored, topics.requests, topics.train_steps
+        self.ids = {name: log_.topic_id(name) for name in names}
+        self.bounds = {name: log_.bounds(name) for name in names}
+
+    def beginning(self, *, accept: bool) -> Beginning:
+        """The same where nothing is lost; raises JournalGone where nobody has accepted a loss."""
+        lost = tuple(self._lost())
+        if lost and not accept:
+            more = f" ({len(lost) - 1} more partitions have lost records, too)" if lost[1:] else ""
+            msg = f"{lost[0]}{more}. To go on from what is left restart with --accept-truncation"
+            raise JournalGone(msg)
+        for each in lost:
+            log.warning("loss_accepted", run=self.run.run_id, lost=str(each))
+        return self._without(lost) if lost else Beginning(self.run, self.held)
+
+    def _lost(self) -> Iterator[Lost]:
+        marks = self._marks()
+        anew = [mark for mark in marks if self._is_anew(mark)]
+        for mark in anew:
+            low = self.bounds[mark.topic].get(mark.partition, (0, 0))[0]
+            yield LostTail(mark.topic, mark.partition, counted(mark), low, True, "counted")
+        there = [mark for mark in marks if mark not in anew]
+        cuts = self.log.cuts([self._position(mark) for mark in there])
+        for mark in there:
+            tp = mark.topic, mark.partition
+            low = self.bounds[mark.topic][mark.partition][0]
+            if tp in cuts:
+                yield LostTail(*tp, counted(mark), max(cuts[tp], low), False, "counted")
+            elif mark.topic == self.scored and mark.next_offset < low:
+                yield LostHead(*tp, mark.next_offset, low)
+
+    def _marks(self) -> list[Consumed]:
+        """What the checkpoint counts, and of all other partitions where the run began."""
+        held = (*self.held.consumed, *(self.held.book or Book()).asked) if self.held else ()
+        starts = (Consumed(*tp, at, ()) for tp, at in self.run.starts.items())
+        known = {(mark.topic, mark.partition): mark for mark in (*starts, *held)}
+        return [mark for mark in known.values() if mark.topic in self.ids]
+
+    def _is_anew(self, mark: Consumed) -> bool:
+        if mark.partition not in self.bounds[mark.topic]:
+            return True
+        return mark.topic_id not in ("", self.ids[mark.topic])
+
+    def _position(self, mark: Consumed) -> Commit:
+        place = mark.topic, mark.partition, counted(mark)
+        leaders = self.held.leaders if self.held else ()
+        epoch = next((each.epoch for each in leaders if each[:3] == place), UNKNOWN)
+        return Commit(*place, "", epoch)
+
+    def _without(self, lost: tuple[Lost, ...]) -> Beginning:
+        """What is gone on with: nothing counts what is lost, nor a topic that was another one."""
+        gone = {(each.topic, each.partition): each.goes_on for each in lost}
+        anew = {each.topic for each in lost if isinstance(each, LostTail) and each.made_anew}
+        starts = self.run.starts.items()
+        kept = {tp: at for tp, at in starts if tp not in gone and tp[0] not in anew}
+        run, held = replace(self.run, starts=kept), self.held
+        if held is None:
+            return Beginning(run, None, lost)
+        book = held.book and replace(held.book, asked=self._mended(held.book.asked, gone, anew))
+        held = replace(
+            held,
+            consumed=self._mended(held.consumed, gone, anew),
+            book=book,
+            replay=self._replayed(held.replay, gone, anew),
+            leaders=tuple(each for each in held.leaders if each[:2] not in gone),
+        )
+        return Beginning(run, held, lost)
+
+    def _mended(
+        self, marks: tuple[Consumed, ...], gone: Gone, anew: set[str]
+    ) -> tuple[Consumed, ...]:
+        """Marks that count nothing of what is gone; of a topic made anew, its beginning."""
+        mended = []
+        for mark in marks:
+            at = gone.get((mark.topic, mark.partition))
+            if mark.topic not in anew and at is not None:
+                low = self.bounds[mark.topic][mark.partition][0]
+                above = tuple(offset for offset in mark.above if offset < at)
+                next_offset = max(low, min(mark.next_offset, at))
+                mended.append(replace(mark, next_offset=next_offset, above=above))
+            elif mark.topic not in anew:
+                mended.append(mark)
+        for topic in anew & {mark.topic for mark in marks}:
+            for number, (low, _) in sorted(self.bounds[topic].items()):
+                mended.append(Consumed(topic, number, low, (), self.ids[topic]))
+        return tuple(mended)
+
+    def _replayed(self, book: ReplayBook, gone: Gone, anew: set[str]) -> ReplayBook:
+        """What may be trained on again where its place still holds it."""
+
+        def is_there(place: ScoredPlace) -> bool:
+            number, offset = place
+            return self.scored not in anew and offset < gone.get((self.scored, number), offset + 1)
+
+        return replace(
+            book,
+            groups=tuple(group for group in book.groups if all(map(is_there, group[1]))),
+            successes=tuple(success for success in book.successes if is_there(success[1])),
+        )

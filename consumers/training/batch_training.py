@@ -47,8 +47,7 @@ class BatchTraining:
         saved. Raises DiskFull where it cannot be saved, Unfit after `max_skipped` batches in a row
         that were dropped, or whose gradients were not finite.
         """
-        began, intake, samples = self.clock(), self.intake, self.batch
-        parent = intake.learner.version
+        began, samples, parent = self.clock(), self.batch, self.intake.learner.version
         try:
             metrics, samples = self._learn(samples)
         except BatchFailed as error:
@@ -59,6 +58,25 @@ class BatchTraining:
             msg = f"{error}; the last batch was {self._place(samples)}"
             raise Unfit(msg) from error
         self.batch, self._failed_in_a_row = (), 0
+        try:
+            self._tell(samples, metrics, parent, began)
+        # Whatever it is, the learner alone knows of the step, and must not go on from there.
+        except Exception as error:
+            msg = (
+                f"step {self.intake.learner.steps_done} was taken and could not be told of: "
+                f"{type(error).__name__}: {error}; nothing of it was saved or announced, and the "
+                "next process takes it again from the checkpoint; its batch was "
+                f"{self._place(samples)}"
+            )
+            raise Unfit(msg) from error
+        self.saver.save_trained()
+        self.balance.waits()
+
+    def _tell(
+        self, samples: tuple[Sample, ...], metrics: dict[str, float], parent: int, began: float
+    ) -> None:
+        """Hand a step that was taken to what saves it, with all that its record tells."""
+        intake = self.intake
         metrics["step_seconds"] = self.clock() - began
         metrics["held"] = float(intake.buffer.held())
         metrics["running"] = float(intake.accounts.running())
@@ -70,7 +88,6 @@ class BatchTraining:
         for sample in fresh:
             intake.consumption.consumed(sample.partition, sample.offset)
         self.saver.trained(samples, metrics, parent)
-        self.balance.waits()
 
     def _learn(self, samples: tuple[Sample, ...]) -> tuple[dict[str, float], tuple[Sample, ...]]:
         """The metrics of a step, and its samples in the order in which they were added."""

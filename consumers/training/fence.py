@@ -5,6 +5,7 @@ reads it back, and announces its version only if the step counts. Whoever finds 
 trainer in the log leaves: that one goes on.
 """
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from threading import Lock
 from time import monotonic
 
 from consumers.decode_in_order import decoded
-from consumers.log.protocols import Log, Reader
+from consumers.log.protocols import Log, Reader, Record
 from consumers.training.training_run import TrainingRun
 from schemas.codec import Codec
 from schemas.errors import RunTaken, Unavailable
@@ -44,6 +45,8 @@ class Fence:
     _ours: set[str] = field(default_factory=set)
     _lock: Lock = field(default_factory=Lock)
     _reader: Reader | None = None
+    _unread: deque[Record] = field(default_factory=deque)
+    """What was polled and not taken yet: a registry may be away in between."""
     _taken: str = ""
     """Why this trainer leaves; it never goes on."""
 
@@ -111,17 +114,22 @@ class Fence:
         if self._reader is None:
             return
         following = bool(self._ours) or self._reader.caught_up()
-        for record in self._reader.poll(timeout_s):
-            if record.key != self.run.policy_id.encode():
-                continue
-            step = decoded(self.codec, record, TrainStep)
-            if step is None or step.run_id != self.run.run_id:
-                continue
-            counts, name = self.chain.take(step), step_id(step)
-            if counts and following and step.writer and name not in self._ours:
-                self._note(step.writer)
-                place = f"{record.partition}@{record.offset}"
-                self._taken = f"step {step.step} at {place} is by {step.writer}"
+        self._unread.extend(self._reader.poll(timeout_s))
+        while self._unread:
+            self._take(self._unread[0], following)
+            self._unread.popleft()
+
+    def _take(self, record: Record, following: bool) -> None:
+        if record.key != self.run.policy_id.encode():
+            return
+        step = decoded(self.codec, record, TrainStep)
+        if step is None or step.run_id != self.run.run_id:
+            return
+        counts, name = self.chain.take(step), step_id(step)
+        if counts and following and step.writer and name not in self._ours:
+            self._note(step.writer)
+            place = f"{record.partition}@{record.offset}"
+            self._taken = f"step {step.step} at {place} is by {step.writer}"
 
     def _note(self, writer: str) -> None:
         with (Path(self.run.directory) / ELSEWHERE).open("a") as marks:

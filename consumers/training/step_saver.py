@@ -26,7 +26,7 @@ from consumers.training.mending import Mending
 from consumers.training.resumption import NewestOnLog
 from consumers.training.retention import Retention
 from producers.publisher import Publisher
-from schemas.errors import Unavailable
+from schemas.errors import RollcallError, Unavailable, Unfit
 from schemas.headers import full_headers
 from schemas.published_weights import Published
 from schemas.store_urls import local_path
@@ -157,7 +157,7 @@ class StepSaver:
     def trained(
         self, samples: tuple[Sample, ...], metrics: Mapping[str, float], parent: int
     ) -> None:
-        """Save and announce a step that the learner has taken; raises Unavailable and DiskFull."""
+        """Note a step that the learner has taken, as all is now; `save_trained` comes next."""
         self.parent, learner = parent, self.learner
         marks, drops = self.intake.consumption.marks(), self.intake.buffer.drops()
         later = self.config.save == "async"
@@ -172,7 +172,6 @@ class StepSaver:
                 self._awaited(),
             )
         )
-        self.save_trained()
 
     def _awaited(self) -> frozenset[int]:
         scoring = self.config.scoring_versions(self.learner.version)
@@ -238,10 +237,16 @@ class StepSaver:
         try:
             with unsaved.snapshot.reading() as state:
                 self._save_state(unsaved, state)
-        except (OSError, Unavailable) as error:
-            if not is_full(error):
+        except Exception as error:
+            if is_full(error):
+                raise disk_full(self.run, self._needed_bytes) from error
+            if isinstance(error, RollcallError):
                 raise
-            raise disk_full(self.run, self._needed_bytes) from error
+            msg = (
+                f"version {unsaved.version} could not be saved: {type(error).__name__}: {error}; "
+                "the next process goes on from the newest checkpoint that is whole"
+            )
+            raise Unfit(msg) from error
         self.retention.collect(unsaved.awaited)
 
     def _published_file(self, weights: Published) -> PublishedFile:

@@ -113,6 +113,7 @@ class Stage:
     """Of each trainer, for steps that are saved while others are trained."""
     publishing: Publishing = field(default_factory=Publishing)
     accept_truncation: bool = False
+    learner: Callable[[], Any] = Counting
     nameless: int = 0
     ended: list[str] = field(default_factory=list)
     written: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -145,7 +146,7 @@ class Stage:
             "run", "policy", self.directory, {}, SCORING, rule, config.steps,
             publishing=self.publishing,
         )  # fmt: skip
-        learner: Any = Counting()
+        learner = self.learner()
         heldout = HeldOut(self.plan) if self.seeds[1] else None
         arguments = (MemoryPublisher(self.log), learner, self.config, run, self.draws, heldout)
         curators = curators_of(self.curator, self.tasks)

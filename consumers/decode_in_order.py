@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from consumers.log.protocols import Record
-from consumers.loop.dead_letters import Passed, place_of, say_held
+from consumers.loop.dead_letters import Passed, place_of, say_away, say_held
 from schemas.codec import Codec
 from schemas.errors import Skipped, Unavailable, UnknownSchema, WireError
 
@@ -81,7 +81,7 @@ class DecodeInOrder(Generic[M]):
             except Unavailable as error:
                 if not self._warned:
                     self._warned = True
-                    log.warning("registry_away", topic=record.topic, error=str(error))
+                    say_away(record.topic, error)
                 return
             except UnknownSchema as error:
                 self._wait(record, error)

@@ -20,7 +20,7 @@ class Patience:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self._away: tuple[float, str] | None = None
+        self._away: tuple[float, type[Unavailable], str] | None = None
         """Until when the service is taken to be away, and what was said of it."""
 
     def ask(self, question: Callable[[], T]) -> T:
@@ -30,13 +30,13 @@ class Patience:
         """
         began = self.clock()
         if self._away is not None and began < self._away[0]:
-            raise Unavailable(self._away[1])
+            raise self._away[1](self._away[2])
         try:
             answer = question()
         except Unavailable as error:
             now = self.clock()
             pause_s = min(max(AGAIN_S, AGAIN_TIMES * (now - began)), AGAIN_MOST_S)
-            self._away = now + pause_s, str(error)
+            self._away = now + pause_s, type(error), str(error)
             raise
         self._away = None
         return answer

@@ -13,7 +13,7 @@ RollcallError
       + ProgramFailed      its program raised, yielded rubbish, or never ended
   + BatchFailed      one batch cannot be trained on         -> dropped with a reason, the next
   + Unavailable      a service is away                      -> wait, say so once, try again
-      + RegistryDiffers, WeightsMissing, MemberMoved
+      + RegistryDiffers, StoreAway, WeightsMissing, MemberMoved
   + Unfit            this process must not go on            -> exit before the commit
       + JournalGone, RequestsSkipped, TopicRecreated, TopicsDiffer, StoresDiffer,
         RegistryEmptied, DeliveryFailed, StormOfDeadLetters, RoomBlocked, DiskFull,
@@ -160,6 +160,10 @@ class Unavailable(RollcallError):
 
 class RegistryDiffers(Unavailable):
     """A registry that gives a schema id another meaning than it had; nothing it says counts."""
+
+
+class StoreAway(Unavailable):
+    """A store of objects or weights that does not answer."""
 
 
 class WeightsMissing(Unavailable):

@@ -2,19 +2,19 @@
 
 Behind an fsspec URL lie libraries that nobody can list: botocore, aiohttp, paramiko, google.auth,
 and what they lean on. None of their exceptions says that a record or a worker is at fault, so all
-of them become Unavailable, which is waited for. Every call of a store of ours stands under `told`.
+of them become StoreAway, which is waited for. Every call of a store of ours stands under `told`.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from schemas.errors import RollcallError, Unavailable
+from schemas.errors import RollcallError, StoreAway
 from schemas.foreign_text import raised
 
 
 @contextmanager
 def told(trouble: str) -> Iterator[None]:
-    """Raise Unavailable, which begins with `trouble`, for whatever the body's libraries raise.
+    """Raise StoreAway, which begins with `trouble`, for whatever the body's libraries raise.
 
     Errors of our own tree pass: they were told already, or are about what was read.
     """
@@ -24,4 +24,4 @@ def told(trouble: str) -> Iterator[None]:
         raise
     except Exception as error:  # a store is foreign code over a network: it may raise anything
         msg = f"{trouble}: {raised(error)}"
-        raise Unavailable(msg) from error
+        raise StoreAway(msg) from error

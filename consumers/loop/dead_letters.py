@@ -17,7 +17,7 @@ from consumers.log.protocols import Log, Record, TopicPartition
 from consumers.log.reading import read_all
 from consumers.loop.letter_records import At, Letter, Resend, Skip, is_resent, letter_record
 from producers.publisher import Publisher
-from schemas.errors import Skipped, StormOfDeadLetters, Unavailable, WireError
+from schemas.errors import Skipped, StoreAway, StormOfDeadLetters, Unavailable, WireError
 from schemas.headers import Headers, as_given, dead_letter_headers
 from schemas.topics import Topics
 
@@ -121,6 +121,12 @@ def passed_in_journal(log_: Log, topics: Topics) -> Passed:
 def place_of(record: Record) -> tuple[str, int, int]:
     """What names a record for good."""
     return record.topic, record.partition, record.offset
+
+
+def say_away(topic: str, error: Unavailable) -> None:
+    """Log what is away that a topic's records are read with; one name for all who wait."""
+    away = "store_away" if isinstance(error, StoreAway) else "registry_away"
+    log.warning(away, topic=topic, error=str(error))
 
 
 def say_held(record: Record, error: WireError, remedy: str) -> None:

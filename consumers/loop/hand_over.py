@@ -9,7 +9,7 @@ import structlog
 
 from consumers.log.protocols import Record, TopicPartition
 from consumers.loop.commits import Commits
-from consumers.loop.dead_letters import DeadLetters, say_held
+from consumers.loop.dead_letters import DeadLetters, say_away, say_held
 from consumers.loop.partition_progress import PartitionProgress
 from consumers.loop.role import Role
 from consumers.loop.suspects import ALONE, DEATHS, FEW, FEW_RECORDS, FREE
@@ -116,7 +116,7 @@ class HandOver:
                 try:
                     message = self._decode(progress, record, expected)
                 except Unavailable as error:
-                    self._wait_for_registry(progress, error)
+                    self._wait_for_service(progress, error)
                     break
                 except WireError as error:
                     if record.topic in self.role.journals and another_may_read(error):
@@ -168,10 +168,10 @@ class HandOver:
             if progress.suspicion.level > FREE:
                 progress.suspicion.handed(record.offset, self.clock())
 
-    def _wait_for_registry(self, progress: PartitionProgress, error: Unavailable) -> None:
+    def _wait_for_service(self, progress: PartitionProgress, error: Unavailable) -> None:
         progress.away = True
         self._retry_due = self.clock() + RETRY_S
-        log.warning("registry_away", topic=progress.topic, error=str(error))
+        say_away(progress.topic, error)
 
     def _wait_for_schema(
         self, progress: PartitionProgress, record: Record, error: WireError

@@ -6,12 +6,29 @@ from consumers.decode_in_order import DecodeInOrder
 from consumers.log.protocols import Record
 from schemas.codec import Codec
 from schemas.errors import WireError
-from schemas.messages import Control
+from schemas.messages import Control, Trajectory
+from tests.support.avro_messages import Shelf, example
 from tests.support.rig import Clock, Fickle
 
 
 def record_of(offset: int, value: bytes) -> Record:
     return Record("t.control", 0, offset, b"k", value, 0)
+
+
+def test_what_is_away_is_logged_by_its_name_each_time_it_is_asked_for() -> None:
+    registry, clock, shelf = Fickle(), Clock(), Shelf(10)
+    trajectory = example(Trajectory)
+    value = Codec(registry, objects=shelf).encode("t.trajectories", trajectory)
+    shelf.away = True
+    codec = Codec(registry, objects=shelf, clock=clock)
+
+    with capture_logs() as logs:
+        for _ in range(2):  # the second is told what the first has learnt
+            held = DecodeInOrder(codec, Trajectory)
+            held.add([record_of(0, value)])
+            assert list(held.ready()) == []
+
+    assert [line["event"] for line in logs] == ["store_away"] * 2
 
 
 def test_what_waits_for_the_registry_holds_up_what_is_behind_it_and_is_logged_once() -> None:

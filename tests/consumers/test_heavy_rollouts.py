@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
 from consumers.audit.audit import audit
@@ -147,8 +148,11 @@ def test_while_the_store_is_away_what_is_read_from_it_waits(rig: Heavy) -> None:
 
     # When the store is away, then nothing is given up, and afterwards it goes on
     rig.shelf.away = True
-    for _ in range(3):
-        rig.commit(agents)
+    with capture_logs() as logs:
+        for _ in range(3):
+            rig.commit(agents)
+            rig.clock.pass_by(1.1)
+    assert {line["event"] for line in logs if "away" in line["event"]} == {"store_away"}
     assert rig.log.bounds(rig.topics.events)[0][1] == before
     assert rig.log.bounds(rig.topics.dead_letters)[0] == (0, 0)
 

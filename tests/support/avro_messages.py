@@ -15,7 +15,7 @@ from schemas import messages
 from schemas.avro_schemas import NAMESPACE
 from schemas.claims import checked, claim_of
 from schemas.codec import PREFIX, Codec, LocalRegistry
-from schemas.errors import ObjectLost, TopicsDiffer, Unavailable, UnknownSchema
+from schemas.errors import ObjectLost, StoreAway, TopicsDiffer, UnknownSchema
 from schemas.message_code import MessageCode
 from schemas.messages import Claim
 from schemas.topics import manifest
@@ -261,7 +261,7 @@ class Shelf:
         self._answer()
         if self.full:
             msg = "the shelf is full"
-            raise Unavailable(msg)
+            raise StoreAway(msg)
         claim = claim_of(value)
         self.held[claim.sha256] = value
         return claim
@@ -276,7 +276,7 @@ class Shelf:
     def _answer(self) -> None:
         if self.away:
             msg = "the shelf is away"
-            raise Unavailable(msg)
+            raise StoreAway(msg)
 
 
 def damaged(value: bytes, rng: random.Random) -> bytes:

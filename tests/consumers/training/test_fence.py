@@ -16,8 +16,10 @@ from consumers.training.trainer import Trainer
 from schemas.errors import RunTaken
 from schemas.messages import PolicyVersion, TrainStep
 from schemas.trajectory_refs import refs_of
+from schemas.weights import RawTensor, from_uri, weights_digest
 from tests.support.staged_run import Stage
 from trainer.step_chain import StepChain
+from trainer.weights_files import files_in
 
 
 @pytest.fixture
@@ -114,6 +116,42 @@ def test_a_step_that_was_written_a_moment_too_late_is_not_announced(stage: Stage
     assert_one_line(stage)
     report = audit(stage, drained=False)  # type: ignore[arg-type]
     assert [b.text for b in report.breaches if "is a fork of the chain" in b.text]
+
+
+@settings(max_examples=15, deadline=None)
+@given(order=st.lists(st.integers(0, 1), min_size=1, max_size=12), stop=st.integers(4, 40))
+def test_two_trainers_in_one_folder_harm_none_of_the_weights_that_count(
+    order: list[int], stop: int
+) -> None:
+    """As on a network disk without locks: who loses has written where the other one reads."""
+    with TemporaryDirectory() as folder:
+        stage = Stage(Path(folder) / "one")
+        stage.check = lambda: None  # type: ignore[method-assign]
+        trainers = [stage.trainer, stage.begin()]
+        other = trainers[1]
+        other.saver.fence.follow = lambda: None  # type: ignore[method-assign]
+        learnt = lambda: {"w": RawTensor("U8", (1,), bytes([99 + other.learner.version]))}  # noqa: E731
+        other.learner.tensors = learnt  # type: ignore[method-assign]
+        turned(stage, trainers, iter((order * stop)[:stop]))
+
+        where = f"{stage.directory}/weights"
+        for step in counted(stage)[-1:]:
+            files = [file for file in files_in(where) if file.version == step.version]
+            whole = [from_uri(f"{where}/{file.name}") for file in files]
+            digests = {weights_digest(tensors, step.weights_digest) for tensors in whole}
+            assert step.weights_digest in digests
+
+        # Who begins again goes on from what counts, or says which checkpoint is in the way
+        said = ""
+        try:
+            again = stage.begin()
+        except RunTaken as error:
+            said = str(error)
+        if said:
+            assert "move it away" in said or "remove elsewhere" in said
+            return
+        turned(stage, [again], iter([0] * 60))
+        assert again.done()
 
 
 def test_who_left_stays_away_when_it_is_started_again(stage: Stage) -> None:

@@ -16,8 +16,9 @@ from compose.workers.retraining_ranks import learner_of
 from compose.workers.run_trainer import run_trainer
 from consumers.history.retraining import plan
 from schemas.errors import Refused, TopicRecreated, Unfit
-from schemas.messages import TrainStep
+from schemas.messages import ScoredTrajectory, TrainStep
 from tests.support.tiny_run import RECIPE, World
+from trainer.samples import group_of
 
 
 @pytest.fixture(scope="module")
@@ -291,3 +292,35 @@ def test_a_step_that_was_recorded_before_steps_carried_digests_is_compared_too(
     say_again(world, replace(step, weights_digest=""))
 
     assert again(world, "1")[0]["steps"][0]["identical"] is True
+
+
+def test_steps_that_were_held_back_for_a_group_are_trained_again_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When they were taken is nothing that their record has to say."""
+    waiting = 'on_stale = "wait"\nmax_staleness = 1\n'
+    world = World(tmp_path, RECIPE.replace("[learner]\n", f"[learner]\n{waiting}"))
+    trainer = world.trainer()
+    offer, asked, slow = trainer.buffer.offer, trainer.buffer._held_back, list[Any]()
+    came = list[Any]()
+
+    def offered(scored: ScoredTrajectory, *place: int) -> None:
+        late = group_of(scored) == world.folder.draws().group(1)[0].group_id
+        slow.append((scored, *place)) if late else offer(scored, *place)
+
+    def held_back(groups: int, v_now: int) -> bool:
+        held = asked(groups, v_now)
+        while held and slow:  # what it waits for has come when it looks again
+            came.append(slow.pop())
+            offer(*came[-1])
+        return held
+
+    monkeypatch.setattr(trainer.buffer, "offer", offered)
+    monkeypatch.setattr(trainer.buffer, "_held_back", held_back)
+    world.train(trainer)
+    assert len(came) == 4
+
+    report, _ = again(world, "1..4")
+
+    assert [step["step"] for step in report["steps"]] == [1, 2, 3, 4]
+    assert report["differing"] == []

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import structlog
@@ -43,7 +44,9 @@ class HandOver:
     counts: Counter[str]
     cut: TopicPartition | None = None
     """The partition at which the last turn's time was over; nobody need wait for records."""
-    _letters_read: bool = False
+    _letters_due: float = 0.0
+    """When it is next read what is passed over."""
+    _letters_known: bool = False
     _retry_due: float = 0.0
     _most: int = POLL_RECORDS
 
@@ -58,14 +61,14 @@ class HandOver:
 
     def read_letters_again(self) -> None:
         """Somebody may have decided what is to be passed over since."""
-        self._letters_read = False
+        self._letters_due = self.clock()
 
     def turn(self) -> int:
         """Hand the role what is held, while the turn's time lasts; return how many records left.
 
         Where records cost so much that the time is over before all are handed, fewer are polled.
         """
-        waiting = self._due()
+        waiting = self._due() if self._knows_letters() else []
         before = sum(len(progress.held) for progress in waiting)
         self.cut = None
         if waiting:
@@ -73,6 +76,21 @@ class HandOver:
         handed = before - sum(len(progress.held) for progress in waiting)
         self._most = min(POLL_RECORDS, 2 * self._most) if self.cut is None else max(1, handed)
         return handed
+
+    def _knows_letters(self) -> bool:
+        """Whether it is known what is passed over.
+
+        It is read right after an assignment, so that no record waits for that when it comes.
+        """
+        if self.clock() >= self._letters_due:
+            try:
+                self.letters.passed.refresh()
+            except Unavailable as error:
+                self._letters_due, self._letters_known = self.clock() + RETRY_S, False
+                log.warning("dead_letters_not_read", error=str(error))
+            else:
+                self._letters_due, self._letters_known = inf, True
+        return self._letters_known
 
     def _due(self) -> list[PartitionProgress]:
         """The partitions with records to hand over, ending with the one that was cut off."""
@@ -151,9 +169,6 @@ class HandOver:
     def _decode(self, progress: PartitionProgress, record: Record, expected: type) -> Any:
         """What a record says; raises WireError, also where it is passed over, and Unavailable."""
         passed, deaths = self.letters.passed, progress.suspicion.deaths
-        if not self._letters_read:
-            passed.refresh()
-            self._letters_read = True
         if passed.skips or passed.places:
             passed.check(record)
         if deaths and deaths.get(record.offset, 0) > DEATHS:
@@ -179,7 +194,7 @@ class HandOver:
         """Hold the partition: a reader that does know the schema would tell another history."""
         progress.away = True
         self._retry_due = self.clock() + RETRY_S
-        self._letters_read = False  # where somebody decides to skip it, that is written there
+        self._letters_due = self._retry_due  # who decides to skip it writes that there
         if progress.stuck != record.offset:
             progress.stuck = record.offset
             place = f"{record.partition}@{record.offset}"
@@ -222,8 +237,15 @@ class Trial:
     _accused: PartitionProgress | None = None
 
     def end(self, waiting: list[PartitionProgress]) -> None:
-        """Let the commits say that many are in hand, before the first of a partition is."""
-        fresh = [p for p in waiting if p.handed < p.floor <= p.held[-1].offset]
+        """Let the commits say that many are in hand, before the first of a partition is.
+
+        Where nothing is suspected they say nothing, and nothing waits for them.
+        """
+        fresh = [
+            p
+            for p in waiting
+            if p.suspicion.level > FREE and p.handed < p.floor <= p.held[-1].offset
+        ]
         for progress in fresh:
             progress.handed = next(r.offset for r in progress.held if r.offset >= progress.floor)
         if self._accused is not None:

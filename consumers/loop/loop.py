@@ -181,6 +181,7 @@ class Loop:
             )
             raise JournalGone(msg)
         progress.suspicion.began(start, progress.next_offset)
+        progress.suspicion.moved(progress.next_offset, progress.end_at_assign)
         self.partitions[held.topic, held.partition] = progress
         self.hand_over.read_letters_again()
         log.info("partition_assigned", topic=held.topic, partition=held.partition, offset=start)

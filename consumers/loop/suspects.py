@@ -6,8 +6,10 @@ finds the commit of the one before. Behind the role's own word that commit may c
 again, `!c<level>` where the partition was left alone or in peace, `^<round>` where trials were
 given up before, then `,<offset>.<deaths>` for every suspect, `*` behind the one that is alone.
 
-1. A partition that is taken over is *noted* until its commit has moved. To die before that raises
-   the suspicion: first *few* records are in hand at once, after the next death one *alone*.
+1. A partition that is taken over with records left is *noted* until its commit has moved. To die
+   before that raises the suspicion: first *few* records are in hand at once, after the next death
+   one *alone*. One that is taken over at its end is free: no death can have been of its records,
+   and the first that comes waits for no commit. If that one kills, its next worker notes it.
 2. Alone means that nothing else is in hand in the whole process, and that the commit says so before
    the record is handed over. Only such a death counts against a record; three condemn it.
 3. Others wait for a record that is alone, so it has a time for that. Work that takes longer goes on
@@ -92,9 +94,9 @@ class Suspicion:
 
         What was in hand at a death lay below the end that its successor found.
         """
-        if self.level == NOTED and next_offset > self.began_at:
-            self.level = FREE
         passed = next_offset >= (known_end if self.passed_at is None else self.passed_at)
+        if self.level == NOTED and (passed or next_offset > self.began_at):
+            self.level = FREE
         if self.level >= FEW and passed:
             self.level, self.round, self.passed_at = FREE, 0, None
 

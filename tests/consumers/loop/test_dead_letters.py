@@ -15,14 +15,14 @@ from consumers.loop.loop import Loop
 from inference.scripted import ScriptedEngine
 from schemas.avro_schemas import canonical, schema_text
 from schemas.codec import PREFIX, Codec, LocalRegistry
-from schemas.errors import StormOfDeadLetters, UnknownSchema
+from schemas.errors import StormOfDeadLetters, Unavailable, UnknownSchema
 from schemas.headers import Headers
 from schemas.messages import Control, Event, RolloutRefused, Trajectory
 from schemas.schema_memory import SchemaMemory
 from tests.support.hand_answers import ask
 from tests.support.journals import request
 from tests.support.programs import ASKS
-from tests.support.rig import Rig, role_of, source_of
+from tests.support.rig import InHand, Rig, role_of, source_of
 
 AGENTS = "t.agents"
 
@@ -425,6 +425,59 @@ def test_all_letters_are_read_before_a_group_is_joined(rig: Rig) -> None:
 
     assert loop.letters.passed._read[0] == 3
     assert rig.log.group(AGENTS).members == [source_of(loop)]
+
+
+def test_letters_are_read_after_an_assignment_and_no_record_waits_for_that(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = rig.loop(role := InHand("t.control"), rig.log.publisher(), "g")
+    loop.turn(0.0)
+    refreshed: list[int] = []
+    monkeypatch.setattr(Passed, "refresh", lambda self: refreshed.append(len(role.seen)))
+    rig.order("pause", reason="a record")
+    loop.turn(0.0)
+
+    assert (role.seen, refreshed) == ([(0, 0)], [])
+
+
+def test_while_letters_cannot_be_read_nothing_is_handed_over(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked once in a while and not for every record: a question may take ten seconds."""
+    loop = rig.loop(role := InHand("t.control"), rig.log.publisher(), "g")
+    asked: list[int] = []
+
+    def away(_: Passed) -> None:
+        asked.append(1)
+        raise Unavailable
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Passed, "refresh", away)
+        rig.order("pause", reason="a record")
+        for _ in range(5):
+            loop.turn(0.0)
+        assert (role.seen, len(asked)) == ([], 1)
+    rig.commit(loop)
+    assert role.seen == [(0, 0)]
+
+
+def test_a_partition_that_waits_for_its_schema_keeps_no_other_waiting() -> None:
+    rig = Rig(partitions=2)
+    registry: Any = Forgetful()
+    rig.codec = Codec(registry, clock=rig.clock)
+    topic = rig.topics.steps
+    unknown = registry.writer_id("x", schema_text(Control).replace(",", ", "))
+    registry.denied = {unknown}
+    word = rig.codec.encode("t.control", Control("pause"))
+    rig.log.append(topic, b"k", word[:1] + unknown.to_bytes(4, "big") + word[5:], 0)
+    role = InHand(topic)
+    role.journals = [topic]
+    loop = rig.loop(role, rig.log.publisher(), "g")
+    for n in range(3):
+        rig.log.append(topic, b"k", word, 1)
+        loop.turn(0.0)
+        assert role.seen == [(1, offset) for offset in range(n + 1)]
+    assert loop.partitions[topic, 0].away
 
 
 def test_a_mark_says_who_and_why_also_with_odd_letters_and_after_retention(rig: Rig) -> None:

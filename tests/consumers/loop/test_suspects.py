@@ -221,6 +221,38 @@ def test_a_worker_with_nothing_in_hand_dies_without_a_trace(rig: Rig) -> None:
     assert rig.log.group("g").committed[TOPIC, 0] == (3, "1;!@0")
 
 
+@pytest.mark.parametrize("before", [0, 3])
+def test_only_records_that_a_worker_found_wait_for_a_commit(rig: Rig, before: int) -> None:
+    """Those may have killed the one before; what comes to a partition at its end has not."""
+    words(rig, before)
+    loop = rig.loop(role := InHand(TOPIC), rig.log.publisher(), "g")
+    source, waited = source_of(loop), []
+    source.commit_now = lambda commits: waited.append(len(role.seen))
+    loop.turn(0.0)
+    words(rig, 2)
+    loop.turn(0.0)
+
+    assert len(role.seen) == before + 2
+    assert waited == ([0] if before else [])
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_record_that_kills_where_nothing_was_left_is_buried(rig: Rig, before: int) -> None:
+    """Its first death has no mark; the next worker finds it below the end."""
+    words(rig, before)
+
+    def make() -> Loop:
+        loop = rig.loop(Deadly(TOPIC, {before}.__contains__), rig.log.publisher(), "g")
+        if rig.log.bounds(TOPIC)[0][1] == before:
+            rig.commit(loop)
+            rig.commit(loop)
+            words(rig, 3)
+        return loop
+
+    lives(rig, make, lambda: rig.committed("g", TOPIC) == before + 3)
+    assert buried(rig) == [before]
+
+
 def test_in_normal_work_no_commit_carries_a_mark(rig: Rig) -> None:
     loop = rig.loop(role := InHand(TOPIC), rig.log.publisher(), "g")
     words(rig, 3)

@@ -124,6 +124,7 @@ class Batches:
 class _Polling:
     """What the two ways to read share."""
 
+    _consumer: Consumer
     _batches: Batches
     _fatal: list[KafkaError]
 
@@ -142,15 +143,24 @@ class _Polling:
         where = f"{message.topic()} {message.partition()}" if message.topic() else "as a member"
         if error.code() in LOST:
             msg = (
-                f"reading {where} failed: {error.str()}. Records are gone that were there, by "
-                "retention, an unclean election or a disk that was restored: to go on from what "
-                "is left restart with --accept-truncation"
+                f"reading {where} failed: {error.str()}. {self._held_now(message)}Records are gone "
+                "that were there, by retention, an unclean election or a disk that was restored: "
+                "to go on from what is left restart with --accept-truncation"
             )
             raise JournalGone(msg)
         if verdict_on(error) in (Verdict.FATAL, Verdict.ABSENT):
             msg = f"reading {where} failed: {error.str()}"
             raise Unfit(msg)
         log.warning("poll_error", topic=where, error=error.str())
+
+    def _held_now(self, message: Message) -> str:
+        """Which offsets the log holds of a partition, to be told beside what the client says."""
+        try:
+            place = Tp(message.topic() or "", message.partition() or 0)
+            bounds = self._consumer.get_watermark_offsets(place, timeout=CALL_S)
+        except KafkaException as error:
+            return f"(Which offsets it holds now is not to be had: {error.args[0].str()}.) "
+        return f"It holds offsets {bounds[0]} to {bounds[1]} now. " if bounds else ""
 
 
 def _headers(message: Message) -> Headers | None:

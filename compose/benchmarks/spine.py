@@ -10,7 +10,8 @@ bar: a young broker takes up to twice the CPU for a record, and whoever is first
 import json
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -107,28 +108,50 @@ class Turns:
             return measure(cluster, topic, pids, seconds, echo.is_answer)
 
 
-def turn_latency(settings: Settings, *, rollouts: int = ALONE, tokens: int = 64) -> Figure:
-    """The median time of a turn, one rollout live, told by its environment's clock.
+class TurnTimes:
+    """The times of turns, one rollout live, told by its environment's clock.
 
-    Half of the turns come before the echo's and half after it, behind a broker that is warm: it
-    takes twice the CPU for a record in its first half minute, and whoever is first would pay that.
+    They are measured when a figure is first asked for: all figures are of one run. Half of the
+    turns come before the echo's and half after it, behind a broker that is warm: it takes twice the
+    CPU for a record in its first half minute, and whoever is first would pay that.
     """
-    with own_cluster(settings) as cluster:
+
+    def __init__(self, rollouts: int = ALONE, tokens: int = 64) -> None:
+        self.rollouts, self.tokens = rollouts, tokens
+        self.measured: dict[str, list[float]] = {}
+        """Milliseconds of each turn of the workers, and of the echo."""
+
+    def median(self, settings: Settings) -> Figure:
+        """Half of the turns take no longer."""
+        figure = self._figure(settings, "ms", lambda spans: _quantile(spans, 50))
+        return replace(figure, notes=tuple(_quantiles(*each) for each in self.measured.items()))
+
+    def p99(self, settings: Settings) -> Figure:
+        """One turn of a hundred takes longer."""
+        return self._figure(settings, "ms", lambda spans: _quantile(spans, 99))
+
+    def tail(self, settings: Settings) -> Figure:
+        """The p99 over the median: what stalls a live rollout now and then shows here."""
+        return self._figure(settings, "x", tail)
+
+    def _figure(self, settings: Settings, unit: str, of: Callable[[list[float]], float]) -> Figure:
+        if not self.measured:
+            with own_cluster(settings) as cluster:
+                self.measured = self._run(cluster)
+        ours, best = (of(self.measured[who]) for who in ("workers", "echo"))
+        return Figure(ours, unit, best, lower_is_better=True)
+
+    def _run(self, cluster: Cluster) -> dict[str, list[float]]:
+        tokens, rollouts = self.tokens, self.rollouts
         echo.provide(cluster)
         warm_up(cluster, tokens)
         ours = native_turns(cluster, tokens, rollouts // 2)
         topic = echo.topics_of(cluster).events
         with processes(cluster, *([f"echo-{r}", str(tokens), "1"] for r in ROLES)) as pids:
             await_records(cluster, topic, 2 * load.TURNS * rollouts, pids)
-            best = _spans([echo.shown(record) for record in read_all(cluster.log, [topic])])
+            echoed = _spans([echo.shown(record) for record in read_all(cluster.log, [topic])])
         ours += native_turns(cluster, tokens, rollouts - rollouts // 2)
-    return Figure(
-        statistics.median(ours),
-        "ms",
-        statistics.median(best),
-        lower_is_better=True,
-        notes=(_quantiles("workers", ours), _quantiles("echo", best)),
-    )
+        return {"workers": ours, "echo": echoed}
 
 
 def warm_up(cluster: Cluster, tokens: int) -> None:
@@ -196,6 +219,18 @@ def _us_per_hop(window: Measurement) -> float:
     return sum(window.cpu_s.values()) / max(1, load.HOPS * window.count) * 1e6
 
 
+def _quantile(spans: list[float], percent: int) -> float:
+    return statistics.quantiles(spans, n=100)[percent - 1]
+
+
+def tail(spans: list[float]) -> float:
+    """How many times the median the p99 is."""
+    return _quantile(spans, 99) / _quantile(spans, 50)
+
+
 def _quantiles(what: str, spans: list[float]) -> str:
-    cuts = statistics.quantiles(spans, n=100)
-    return f"{what}: {len(spans)} turns, p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms"
+    p50, p99 = _quantile(spans, 50), _quantile(spans, 99)
+    return (
+        f"{what}: {len(spans)} turns, p50 {p50:.1f} ms, p99 {p99:.1f} ms, which is "
+        f"{tail(spans):.1f} times that, longest {max(spans):.1f} ms"
+    )

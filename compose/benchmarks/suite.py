@@ -51,11 +51,14 @@ BOX_FIGURES: Mapping[str, Callable[..., Figure]] = {
     "shell_action_ms": box_work.shell_action,
 }
 TURNS_64 = spine.Turns(64)
+TURN_TIMES = spine.TurnTimes()
 BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
     "turns_64": TURNS_64.per_second,
     "us_per_hop": TURNS_64.us_per_hop,
     "turns_512": spine.Turns(512).per_second,
-    "turn_latency_ms": spine.turn_latency,
+    "turn_latency_ms": TURN_TIMES.median,
+    "turn_p99_ms": TURN_TIMES.p99,
+    "turn_tail": TURN_TIMES.tail,
     "hosted_calls_64": hosted_calls.CALLS_64,
     "hosted_calls_512": hosted_calls.CALLS_512,
     "hosted_call_latency_ms": hosted_calls.call_latency,

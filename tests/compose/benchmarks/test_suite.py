@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from compose.benchmarks import echo, live_memory, load, overload, scan, suite, wire
+from compose.benchmarks import echo, live_memory, load, overload, scan, spine, suite, wire
 from compose.benchmarks.figure import Figure
 from compose.settings import Settings
 from consumers.audit.audit import audit
@@ -55,6 +55,20 @@ def test_a_figure_stands_beside_its_ceiling_and_their_ratio() -> None:
         "value": 50.0, "unit": "turns/s", "ceiling": 200.0, "ratio": 0.25
     }  # fmt: skip
     assert written["turn_latency_ms"]["ratio"] == 0.25
+
+
+def test_one_run_gives_the_median_the_p99_and_their_ratio_beside_the_echos() -> None:
+    times = spine.TurnTimes()
+    times.measured = {"workers": [4.0] * 380 + [40.0] * 20, "echo": [2.0] * 380 + [6.0] * 20}
+    figures = times.median, times.p99, times.tail
+
+    written = suite.plain({f.__name__: f(Settings()) for f in figures})
+
+    seen = [(w["value"], w["ceiling"], w["unit"]) for w in written.values()]
+    assert seen == [(4.0, 2.0, "ms"), (40.0, 6.0, "ms"), (10.0, 3.0, "x")]
+    [ours, echoed] = times.median(Settings()).notes
+    assert ours.startswith("workers: 400 turns, p50 4.0 ms, p99 40.0 ms, which is 10.0 times that")
+    assert echoed.startswith("echo: ")
 
 
 def test_memory_per_live_rollout_is_more_than_its_payload() -> None:

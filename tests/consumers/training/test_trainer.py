@@ -25,8 +25,8 @@ from trainer.samples import versions_of
 from trainer.step import Learner
 
 
-class Died(Exception):
-    """Where a test lets a trainer die."""
+class Died(BaseException):
+    """Where a test lets a trainer die; nothing may take it for an error and go on."""
 
 
 class Leaving:

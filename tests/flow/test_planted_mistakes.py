@@ -121,7 +121,7 @@ def folding(journal_: type[Journal]) -> type[Agents]:
     return Planted
 
 
-ASKED_TWICE: dict[str, Any] = {"again": 2.0}
+ASKED_TWICE: dict[str, Any] = {"again": 16.0}
 """Rare in a schedule where nobody asks for a rollout again."""
 MISTAKES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "commit before ack": ({"make_log": CommitsBeforeAcks}, {"I1", "I3", "I6", "I8"}),

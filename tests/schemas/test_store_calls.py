@@ -14,7 +14,7 @@ import botocore.exceptions
 import pytest
 
 from schemas import weights_store
-from schemas.errors import ObjectLost, RollcallError, Unavailable, WeightsMissing
+from schemas.errors import ObjectLost, RollcallError, StoreAway, Unavailable, WeightsMissing
 from schemas.objects import ObjectStore
 from schemas.store_calls import told
 from tests.support.faulty_files import Faults, faulty_files
@@ -103,9 +103,9 @@ def test_whatever_a_store_raises_at_whatever_call_it_is_away(name: str, faults: 
         for at in range(1, calls + 1):
             KEPT.fill()
             faults.calls, faults.at, faults.error = 0, at, error
-            with pytest.raises(Unavailable) as raised:
+            with pytest.raises(StoreAway) as raised:
                 CALLS[name]()
-            assert type(raised.value) is Unavailable, (error, at)
+            assert type(raised.value) is StoreAway, (error, at)
             faults.at = None
     KEPT.fill()
     CALLS[name]()  # and when it is back all is as before

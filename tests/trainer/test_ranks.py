@@ -290,7 +290,9 @@ class Alone:
         """All of it stays here."""
 
 
-@pytest.mark.parametrize("advantage", ["rloo", Choice("reinforce_pp", (("beta", 0.1),))])
+@pytest.mark.parametrize(
+    "advantage", ["batch_normalised", Choice("reinforce_pp", (("beta", 0.1),))]
+)
 def test_a_rank_that_cannot_read_past_weights_ends_for_the_others_wait_in_the_step(
     model_directory: str, advantage: str | Choice
 ) -> None:

@@ -40,7 +40,7 @@ Keep = Annotated[
 
 EVERYBODY = (
     "agents,models,environments,rewards,processes,boxes,training,broker,registry,stranger,clocks,"
-    "ids,store"
+    "ids,store,log"
 )
 
 
@@ -62,8 +62,9 @@ def chaos(
     the same bits where nobody kills its trainer, and each open transaction of a `stranger` was
     named while it lasted; else 1. `engine` is a docker engine of the run's own, for half of the
     shells; root alone can start one. `clocks` sets a worker's wall clock back by hours and right
-    again, `ids` has the registry give each schema's id to another one, and `store` takes away where
-    heavy records lie; nothing is buried for any of them.
+    again, `ids` has the registry give each schema's id to another one, `store` takes away where
+    heavy records lie, and `log` cuts off the end of a partition, which a worker must name; nothing
+    is buried for any of them.
 
     Example: rollcall chaos --minutes 10 --seed 7 --json chaos.json
 

@@ -16,6 +16,7 @@ from compose.chaos.faults import AROUND, STORE, USUAL, Fault
 from compose.chaos.plan import ChaosPlan
 from compose.chaos.surroundings import StoreVictim
 from compose.chaos.wrong_registry import WrongRegistry, turned
+from compose.cli.chaos import EVERYBODY
 from schemas.errors import Refused, Unavailable
 from schemas.objects import ObjectStore
 from schemas.registry import HttpRegistry
@@ -30,6 +31,7 @@ def test_all_of_them_are_drawn_where_nobody_is_named_and_left_out_beside_a_relea
     wheel = tmp_path / "older.whl"
     wheel.touch()
 
+    assert EVERYBODY.split(",") == list(USUAL)
     assert set(AROUND) <= {fault.role for fault in ChaosPlan(3, USUAL, minutes=0.5).faults()}
     assert not set(AROUND) & set(ChaosPlan(3, USUAL, minutes=1, beside=wheel).victims())
     with pytest.raises(Refused, match="clocks, ids cannot be killed; give --minutes"):

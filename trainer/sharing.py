@@ -3,8 +3,14 @@
 What a library says of an architecture would not do: some ignore a mask of four dimensions, some
 count positions by themselves, some keep a state. So two short rows are computed apart, together,
 and together under a mask that lets one see the other; the first two must agree, the last must not.
+
+Some layers look at a window, a chunk or the best few of the tokens before. Only the configuration
+says how many these are: rows with more stay alone. Some layers count places of the pack in spite of
+the mask. So a pack that is wider than such a bound is tried too; where it fails, no pack reaches
+the bound.
 """
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from trainer.forward import kept_logits
-from trainer.packing import ModelInput, PackRow, Worth, model_input, packs_of
+from trainer.packing import MOST_WIDE, ModelInput, PackRow, Worth, model_input, packs_of
 
 log = structlog.get_logger()
 
 ALIKE = 1e-4
 """Of logits: what arithmetic in another order may differ by, relative to the largest."""
-EVERYTHING = Worth(pairs=2**40, longest=2**40)
+EVERYTHING = Worth(pairs=2**40, longest=2**40, widest=2**40)
+BOUNDS = re.compile(
+    r"(window|chunk|block)_(size|len|length)$"
+    r"|^(local_attention|index_topk|floor_scale|original_max_position_embeddings)$"
+)
+"""Fields of a configuration that say after how many tokens a layer computes something else."""
 
 
 def sharing_with(model: nn.Module) -> Worth | None:
@@ -34,16 +45,27 @@ def sharing_with(model: nn.Module) -> Worth | None:
 
 def sharing_of(model: nn.Module) -> Worth | str:
     """When it pays to share with this model; or why it cannot, in words."""
+    reason = _tried(model)
+    if reason:
+        return reason
+    longest = longest_alike(model.config)
+    wide = longest >= MOST_WIDE or not _tried(model, beside=longest)
+    return Worth(6 * int(model.config.hidden_size), longest, MOST_WIDE if wide else longest - 1)
+
+
+def _tried(model: Any, beside: int = 0) -> str:
+    """Why two rows together are not the rows apart; empty if they are.
+
+    A third row of so many tokens lies `beside` them, between what they share and what they do not.
+    """
     try:
         with torch.no_grad():
-            reason = _tried(model)
+            return _told_apart(model, beside)
     except Exception as error:  # whatever a model raises that is not made for it
         return f"it raises {type(error).__name__}"
-    return reason or Worth(6 * int(model.config.hidden_size), longest_read(model.config))
 
 
-def _tried(model: nn.Module) -> str:
-    """Why two rows together are not the rows apart; empty if they are."""
+def _told_apart(model: Any, beside: int) -> str:
     size = int(model.config.vocab_size)
     first = [(7 * place + 1) % size for place in range(6)]
     second = [*first[:3], *((token + size // 2) % size for token in first[3:])]
@@ -52,7 +74,11 @@ def _tried(model: nn.Module) -> str:
         for number, ids in enumerate((first, second))
     ]
     apart = torch.cat([_scores(model, model_input(packs_of([row], EVERYTHING))) for row in rows])
-    given = model_input(packs_of(rows, EVERYTHING))
+    [pack] = packs_of(rows, EVERYTHING)
+    if beside:
+        other = PackRow(2, np.arange(beside) % size, np.arange(0))
+        pack.append(*packs_of([other], EVERYTHING))
+    given = model_input([pack])
     together = _scores(model, given)
     blind = _scores(model, _seeing_all(given))
     scale = float(apart.abs().max())
@@ -90,3 +116,10 @@ def longest_read(config: Any) -> int:
     if window and (slides or not hasattr(config, "layer_types")):
         return min(positions, int(window))
     return positions
+
+
+def longest_alike(config: Any) -> int:
+    """Tokens of a row up to which no layer leaves out what the mask lets it see."""
+    fields = config.to_dict().items()
+    bounds = [value for name, value in fields if BOUNDS.search(name) and isinstance(value, int)]
+    return min([longest_read(config), *(bound for bound in bounds if bound > 0)])

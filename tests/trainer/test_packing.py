@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from schemas.errors import BatchFailed, Refused
+from tests.support.families import model_of
 from tests.support.scored_trajectories import VOCABULARY, sample, scored, sequence, some_samples
 from trainer.batch import Batch, make_batch, micro_batches, padded, shared_micro_batches
 from trainer.config import LearnerConfig
@@ -26,29 +26,11 @@ from trainer.token_scores import token_scores
 ALWAYS = Worth(pairs=2**40, longest=2**40)
 ROOMY = Worth(pairs=240, longest=64)
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20, packing="shared")
-SHAPE = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "head_dim": 8,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 64, "n_embd": 32, "n_layer": 2, "n_head": 4,
-    "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None,
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-def model_of(kind: str, **other: object) -> torch.nn.Module:
-    """A random model that has opinions, so that mistakes show."""
-    torch.manual_seed(1)
-    known = AutoConfig.for_model(kind)
-    fields = {key: value for key, value in SHAPE.items() if hasattr(known, key)}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**fields, **other}))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    return model.eval()
 
 
 def rollouts() -> list[Sample]:

@@ -1,8 +1,9 @@
 """Whether a model can be given rows that share their beginning: it is tried, on itself.
 
 What a library says of an architecture would not do: some ignore a mask of four dimensions, some
-count positions by themselves, some keep a state. So two short rows are computed apart, together,
-and together under a mask that lets one see the other; the first two must agree, the last must not.
+count positions by themselves, some keep a state. So two short rows are computed apart, together
+(what is heard after a sampled token lies before it in the pack, as in every row of two turns), and
+together under a mask that lets one see the other; the first two must agree, the last must not.
 
 Some layers look at a window, a chunk or the best few of the tokens before. Only the configuration
 says how many these are: rows with more stay alone. Some layers count places of the pack in spite of
@@ -70,7 +71,7 @@ def _told_apart(model: Any, beside: int) -> str:
     first = [(7 * place + 1) % size for place in range(6)]
     second = [*first[:3], *((token + size // 2) % size for token in first[3:])]
     rows = [
-        PackRow(number, np.array(ids), np.arange(2, 6))
+        PackRow(number, np.array(ids), np.array([1, 4, 5]))
         for number, ids in enumerate((first, second))
     ]
     apart = torch.cat([_scores(model, model_input(packs_of([row], EVERYTHING))) for row in rows])

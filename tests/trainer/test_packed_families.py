@@ -26,7 +26,6 @@ LATENT = {
     **MIX, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
     "v_head_dim": 8, "first_k_dense_replace": 1,
 }  # fmt: skip
-LOCAL = {"window_size": 16, "attention_types": [[["global", "local"], 1]], "num_layers": 2}
 CHUNKS = {**MIX, "attention_chunk_size": 16, "intermediate_size_mlp": 64}
 PLACES = 64
 """Positions that the models have."""
@@ -49,8 +48,6 @@ FAMILIES: dict[str, tuple[str, dict[str, object], int]] = {
     "gemma2": ("gemma2", {"sliding_window": 16, "layer_types": SLIDES}, 16),
     "gemma3": ("gemma3_text", {"sliding_window": 16, "layer_types": SLIDES}, 16),
     "gpt_oss": ("gpt_oss", {**MIX, "sliding_window": 16, "layer_types": SLIDES}, 16),
-    "local places": ("gpt_neo", {**LOCAL, "max_position_embeddings": 512}, 16),
-    "as many places": ("gpt_neo", {**LOCAL, "window_size": 2 * PLACES}, PLACES),
     "chunks": ("llama4_text", CHUNKS, 16),
     "steps of heat": ("llama4_text", {**CHUNKS, "no_rope_layers": [0, 0], "floor_scale": 16}, 16),
     "best tokens": (
@@ -62,6 +59,7 @@ FAMILIES: dict[str, tuple[str, dict[str, object], int]] = {
         {**MIX, "index_block_size": 16, "index_topk_blocks": 2, "index_n_heads": 2,
          "index_head_dim": 16, "layer_types": ["minimax_m3_sparse", "full_attention"]}, 16,
     ),
+    "a mask of places": ("gpt_neo", {"attention_types": [[["global", "local"], 1]]}, 0),
     "alibi": ("bloom", {}, 0),
     "alibi or not": ("falcon", {"alibi": True}, 0),
     "alibi of places": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2}, 0),
@@ -94,9 +92,10 @@ def batch() -> Batch:
     made = []
     for number, (head, length) in enumerate(shape):
         ids = [*head, *dice.integers(1, VOCABULARY, length).tolist()]
-        told = sequence(ids, [0] * len(head) + [1] * length)
+        heard = min(length - 1, number % 4)  # in the midst of what was sampled
+        told = sequence(ids, [0] * (len(head) - 1) + [1] + [0] * heard + [1] * (length - heard))
         record = scored(str(number), float(number % 3), sequences=(told,))
-        made.append(Sample(record, 0, number, 0, number, 0, length))
+        made.append(Sample(record, 0, number, 0, number, 0, 1 + length - heard))
     return make_batch(made, LearnerConfig())
 
 

@@ -25,9 +25,15 @@ from schemas.errors import Refused
 
 
 class BatchKv:
-    """The running batch's keys and values; rows and columns grow by doubling."""
+    """The running batch's keys and values; rows and columns grow by doubling.
 
-    def __init__(self, model: Any, rows: int = 8, columns: int = 64) -> None:
+    With `most_bytes` they are doubled only as far as that allows, and what a batch has to spare in
+    one direction is given up for the other.
+    """
+
+    def __init__(
+        self, model: Any, rows: int = 8, columns: int = 64, most_bytes: int | None = None
+    ) -> None:
         self._model = model
         self._cache = _cache_argument(model)
         layers, heads, size = _shape(model, self._cache)
@@ -35,21 +41,26 @@ class BatchKv:
         self._tail = (heads, size)
         # Zeros, for a masked score of 0 times whatever lay in the memory may be NaN.
         self._kv = torch.zeros(2 * layers, rows, columns + 1, heads, size, **self._like)
+        self._most = None if most_bytes is None else most_bytes // self.bytes_per_token()
 
     def bytes_per_token(self) -> int:
         """Of keys and values, all layers."""
         return int(self._kv[:, 0, 0].nbytes)
 
     def grow(self, rows: int, columns: int) -> None:
-        """Make room for that many rows and columns."""
+        """Make room for that many rows and columns; of a batch in use, for all of its rows."""
         _, have_rows, have_columns = self._kv.shape[:3]
         if rows <= have_rows and columns < have_columns:
             return
         new_rows = have_rows if rows <= have_rows else max(rows, 2 * have_rows)
         new_columns = have_columns if columns < have_columns else max(columns + 1, 2 * have_columns)
+        if self._most is not None and rows * (columns + 1) <= self._most:
+            new_rows = max(rows, min(new_rows, self._most // new_columns))
+            new_columns = max(columns + 1, min(new_columns, self._most // new_rows))
         kv = torch.zeros(len(self._kv), new_rows, new_columns, *self._tail, **self._like)
         # The spare column's content is worthless wherever it comes to lie.
-        kv[:, :have_rows, :have_columns] = self._kv
+        kept = (slice(None), slice(min(have_rows, new_rows)), slice(min(have_columns, new_columns)))
+        kv[kept] = self._kv[kept]
         self._kv = kv
 
     def load(self, row: int, kept: Tensor) -> None:
@@ -67,7 +78,7 @@ class BatchKv:
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Give each target row what a source row holds of its first `length` tokens."""
-        self.grow(max(targets) + 1, length)
+        self.grow(max(*targets, len(self._kv[0]) - 1) + 1, length)
         self._kv[:, list(targets), :length] = self._kv[:, list(sources), :length]
 
     def forward(
@@ -81,7 +92,7 @@ class BatchKv:
         """
         lengths_r = np.fromiter(map(len, chunks), np.int64)
         longest, width = int(lengths_r.max()), int((lengths_r + fed).max())
-        self.grow(max(rows) + 1, width)
+        self.grow(max(*rows, len(self._kv[0]) - 1) + 1, width)
         ids_rQ = np.zeros((len(rows), longest), np.int64)
         for at, chunk in enumerate(chunks):
             ids_rQ[at, longest - len(chunk) :] = chunk

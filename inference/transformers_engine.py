@@ -87,7 +87,8 @@ class TransformersEngine:
         """Whose weights the model holds and has proven; a twin's are its elder's at first."""
         self._staged: _Staged | None = None
         self._exact = exact
-        self._kv = ExactRows(self.policy.model) if exact else BatchKv(self.policy.model)
+        model = self.policy.model
+        self._kv = ExactRows(model) if exact else BatchKv(model, most_bytes=max_cache_bytes)
         self._prefixes = PrefixCache(max_cache_bytes // 4)
         self._rows: list[Slot] = []
         self._waiting = WaitingCalls()
@@ -113,6 +114,7 @@ class TransformersEngine:
             return []
         with torch.inference_mode():
             answers = self._admit()
+            self._make_room(0)
             for group in self._groups():
                 self._advance(group)
             return answers + self._ended()
@@ -209,12 +211,17 @@ class TransformersEngine:
         return b"" if self._prefixes.get(key) is not None else key
 
     def _join(self, row: Slot) -> None:
-        self._kv.grow(len(self._rows) + 1, len(row.tokens))
+        self._make_room(len(row.tokens))
         kept = self._kept(row)
         if kept is not None:
             row.fed = kept.shape[1]
             self._kv.load(len(self._rows), kept)
         self._rows.append(row)
+
+    def _make_room(self, joins: int) -> None:
+        """For all that the rows hold, and for one with so many tokens that joins them."""
+        longest = max((len(row.tokens) for row in self._rows), default=0)
+        self._kv.grow(len(self._rows) + bool(joins), max(longest, joins))
 
     def _kept(self, row: Slot) -> Tensor | None:
         """The longest kept prefix: the whole prompt, or all that was fed for the last answer."""

@@ -28,7 +28,7 @@ COMMITTED_S = 10.0
 NAMED_S = 60.0
 """Within so long after the broker is back, a worker must have named the loss."""
 BATCH = struct.Struct(">qi")
-"""What a batch of records begins with: its first offset, and the length of all that follows."""
+"""The start of a batch of records: its first offset, and the length of the rest."""
 LAST_DELTA = struct.Struct(">i")
 LAST_DELTA_AT = 23
 """Where a batch says how far its last offset is from its first."""
@@ -45,12 +45,12 @@ class LogVictim(BriefVictim):
     agents: Sequence[WorkerVictim]
     watch: Watch
     requests: Publisher
-    """Who writes the workload's requests: it must have written all of them before the copies."""
+    """The publisher of the workload's requests; it is flushed before copies are appended."""
     name: str = LOG
     group: None = None
     cuts: int = 0
     unnamed: list[str] = field(default_factory=list)
-    """What was cut, where no worker said so in time."""
+    """Places of cuts that no worker named in time."""
     _cut: str = ""
     _named_before: int = 0
     _until: float = 0.0
@@ -71,9 +71,6 @@ class LogVictim(BriefVictim):
         partition, request = dice.choice(held)
         try:
             first, end = self._append(request, dice.randint(1, MOST_COPIES))
-            if not holds_within(lambda: self._committed(partition) >= end, COMMITTED_S):
-                log.warning("nothing_cut", why="the agents have not committed the copies")
-                return
         except (Unavailable, DeliveryFailed) as away:
             log.warning("nothing_cut", why=str(away))
             return
@@ -99,9 +96,10 @@ class LogVictim(BriefVictim):
             self._cut = ""
 
     def _append(self, request: Record, copies: int) -> tuple[int, int]:
-        """Write a request so many times more; return where the copies begin and end.
+        """Append copies of a request and wait for their commit; return their offsets' bounds.
 
-        Raises Unavailable, also where somebody else has written in between.
+        Raises DeliveryFailed, and Unavailable, also where another record came in between or the
+        agents have not committed the copies in time.
         """
         topic, partition = request.topic, request.partition
         flush_all(self.requests, COMMITTED_S, "requests", "nothing is cut")
@@ -113,6 +111,9 @@ class LogVictim(BriefVictim):
         end = self._end(partition)
         if end - first != copies:
             msg = f"{topic} {partition}: others wrote between the copies"
+            raise Unavailable(msg)
+        if not holds_within(lambda: self._committed(partition) >= end, COMMITTED_S):
+            msg = f"{topic} {partition}: the agents have not committed the copies"
             raise Unavailable(msg)
         return first, end
 

@@ -41,7 +41,7 @@ FLAP_S = 0.4
 GONE_S = 10.0
 SERVER = "fork_server.py"
 ACCEPT = "--accept-truncation"
-"""What a worker that names a loss asks to be started with."""
+"""The option that a worker asks for when it ends because the log has lost records."""
 AGAIN_S = 1.0
 """Who ends by itself sooner than this after its start is not started again at once."""
 
@@ -129,7 +129,7 @@ class WorkerVictim:
     process: ChildProcess | None = None
     owned: set[int] = field(default_factory=set)
     _accepts: bool = False
-    """Whether it goes on from what is left when it is started next."""
+    """Whether its next start has that option."""
     _stopping: bool = False
     _joined: bool = False
     _started: float = 0.0

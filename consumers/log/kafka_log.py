@@ -154,7 +154,7 @@ class _Polling:
         log.warning("poll_error", topic=where, error=error.str())
 
     def _held_now(self, message: Message) -> str:
-        """Which offsets the log holds of a partition, to be told beside what the client says."""
+        """Return a sentence with the partition's first and end offset, for the error message."""
         try:
             place = Tp(message.topic() or "", message.partition() or 0)
             bounds = self._consumer.get_watermark_offsets(place, timeout=CALL_S)

@@ -168,22 +168,17 @@ def test_the_end_of_a_partition_is_cut_where_a_batch_begins_and_nothing_follows(
 
 @pytest.mark.broker
 @pytest.mark.timeout(300)
-def test_no_clock_registry_store_or_log_that_is_cut_off_loses_or_buries_anything(
-    tmp_path: Path,
-) -> None:
+def test_no_clock_no_registry_and_no_store_loses_or_buries_anything(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     with chaos(
         "--minutes", "0.4", "--seed", "27", "--json", str(figures), "--rollouts", "400",
-        "--kill", "clocks,ids,store,log", cwd=tmp_path,
+        "--kill", "clocks,ids,store", cwd=tmp_path,
     ) as run:  # fmt: skip
         said, complained = run.communicate(timeout=280)
 
     assert run.returncode == 0, said + complained
     found = json.loads(figures.read_text())
-    assert found["accepted"] == found["ended"] >= 400  # copies that stay are refused, and counted
+    assert found["accepted"] == found["ended"] == 400
     assert found["lost"] == found["doubled"] == found["breaches"] == found["buried"] == 0
     assert found["misled"] > 0
-    assert found["cut_off"] > 0
-    assert found["silent"] == 0
-    kinds = {"set back clocks", "dealt anew ids", "away store", "cut off log"}
-    assert kinds == set(found["faults_by_kind"])
+    assert {"set back clocks", "dealt anew ids", "away store"} == set(found["faults_by_kind"])

@@ -2,6 +2,8 @@
 
 Only copies are cut off: of a request that stands in the partition already, appended for this and
 committed by the agents. So no rollout is lost, while the group's commit lies beyond the log's end.
+Another copy follows the cut: the audit takes the requests that were cut off for lost ones until
+the journal has a start at their place.
 """
 
 import struct
@@ -17,14 +19,14 @@ from compose.chaos.faults import LOG, Fault
 from compose.chaos.victims import BriefVictim, ServiceVictim, WorkerVictim
 from compose.chaos.watch import Watch
 from compose.cluster import Cluster
-from compose.processes import holds_within
 from consumers.log.protocols import Record
 from producers.publisher import Publisher, flush_all
 from schemas.errors import DeliveryFailed, Unavailable
 
 MOST_COPIES = 5
-COMMITTED_S = 10.0
+COMMITTED_S = 20.0
 """Within so long the agents commit the copies; else nothing is cut."""
+FLUSH_S = 10.0
 NAMED_S = 60.0
 """Within so long after the broker is back, a worker must have named the loss."""
 BATCH = struct.Struct(">qi")
@@ -37,8 +39,34 @@ log = structlog.get_logger()
 
 
 @dataclass
+class Cut:
+    """Copies of a request at the end of a partition, which are to be cut off or have been."""
+
+    fault: Fault
+    request: Record
+    first: int
+    """The offset of the first copy."""
+    end: int
+    until: float
+    """When the next step must have been taken: the commit of the copies, then the loss's name."""
+    named_before: int = 0
+    made: bool = False
+    """Whether the copies are gone."""
+    followed: bool = False
+    """Whether another copy lies in their place."""
+
+    @property
+    def place(self) -> str:
+        return f"{self.request.topic} {self.request.partition}"
+
+
+@dataclass
 class LogVictim(BriefVictim):
-    """The end of one partition of the requests; the broker is killed for it and started again."""
+    """The end of one partition of the requests; the broker is killed for it and started again.
+
+    A cut takes three steps: copies are appended; when they are committed they are cut off; when a
+    worker has named the loss the cut is over. The run waits for all of them.
+    """
 
     cluster: Cluster
     broker: ServiceVictim
@@ -46,91 +74,131 @@ class LogVictim(BriefVictim):
     watch: Watch
     requests: Publisher
     """The publisher of the workload's requests; it is flushed before copies are appended."""
+    committed_s: float = COMMITTED_S
+    named_s: float = NAMED_S
     name: str = LOG
     group: None = None
     cuts: int = 0
+    not_cut: list[str] = field(default_factory=list)
+    """Reasons for which nothing was cut, one for each fault that came to nothing."""
     unnamed: list[str] = field(default_factory=list)
     """Places of cuts that no worker named in time."""
-    _cut: str = ""
-    _named_before: int = 0
-    _until: float = 0.0
+    _begun: int = 0
+    _cut: Cut | None = None
 
     def fit(self) -> bool:
-        """Not while the broker is down or comes back, or a loss is yet to be named."""
-        return self.broker.fit() and self.broker.lives() and not self._cut
+        """Not while the broker is away, an agents worker has not joined, or a cut is not over."""
+        joined = all(worker.fit() for worker in self.agents)
+        return self._cut is None and joined and self.broker.works()
 
     def back(self) -> bool:
-        return self.broker.back() and not self._cut
+        return self._cut is None and self.broker.back()
+
+    def holds_requests_back(self) -> bool:
+        """Whether the workload must write no request now: it would follow the copies."""
+        return self._cut is not None and not self._cut.made
 
     def begin(self, fault: Fault) -> None:
-        dice = Random(f"log/{fault.at_s}")
         held = sorted(self.watch.last_requests.items())
         if not held:
-            log.warning("nothing_cut", why="no request is in the log")
+            self._cut_nothing("no request is in the log")
             return
-        partition, request = dice.choice(held)
+        # In turn: a worker that names a cut late cannot be taken to name the next one.
+        _, request = held[self._begun % len(held)]
+        self._begun += 1
+        copies = Random(f"log/{fault.at_s}").randint(1, MOST_COPIES)
         try:
-            first, end = self._append(request, dice.randint(1, MOST_COPIES))
+            flush_all(self.requests, FLUSH_S, "requests", "nothing is cut")
+            first = self._end(request)
+            self._append(request, copies)
+            end = self._end(request)
         except (Unavailable, DeliveryFailed) as away:
-            log.warning("nothing_cut", why=str(away))
+            self._cut_nothing(str(away))
             return
-        named = self._named()
-        self.broker.kill()
-        if cut_off(self._folder(partition), first, end):
-            log.info("log_cut", topic=request.topic, partition=partition, first=first, end=end)
-            self.cuts += 1
-            self._cut, self._named_before = f"{request.topic} {partition} at {first}", named
-            self._until = time.monotonic() + NAMED_S
-            self.watch.expect_cut()
+        cut = Cut(fault, request, first, end, time.monotonic() + self.committed_s)
+        if end - first == copies:
+            self._cut = cut
         else:
-            log.warning("nothing_cut", why="other records follow the copies")
-        self.broker.stack.start()
+            self._cut_nothing(f"{cut.place}: other records came in between the copies")
 
     def look(self) -> None:
-        if not self._cut or not self.broker.fit():
+        if self._cut is None:
             return
-        if self._named() > self._named_before:
-            self._cut = ""
-        elif time.monotonic() > self._until:
-            self.unnamed.append(self._cut)
-            self._cut = ""
+        if self._cut.made:
+            self._judge(self._cut)
+        elif self.broker.works() and self._committed(self._cut):
+            self._make(self._cut)
+        elif time.monotonic() > self._cut.until:
+            self._cut_nothing(f"{self._cut.place}: the agents have not committed the copies")
 
-    def _append(self, request: Record, copies: int) -> tuple[int, int]:
-        """Append copies of a request and wait for their commit; return their offsets' bounds.
+    def _make(self, cut: Cut) -> None:
+        """Cut the copies off while the broker is down."""
+        cut.named_before = self._named(cut)
+        self.broker.kill()
+        if self._truncate(cut):
+            log.info("log_cut", place=cut.place, first=cut.first, end=cut.end)
+            self.cuts += 1
+            cut.made, cut.until = True, time.monotonic() + self.named_s
+            place = cut.request.topic, cut.request.partition
+            self.watch.expect_cut(cut.fault, place, cut.first)
+        else:
+            self._cut_nothing(f"{cut.place}: other records follow the copies")
+        self.broker.stack.start()
 
-        Raises DeliveryFailed, and Unavailable, also where another record came in between or the
-        agents have not committed the copies in time.
+    def _judge(self, cut: Cut) -> None:
+        """Have a copy follow the cut, then wait until a worker has named the loss."""
+        if not self.broker.works():
+            cut.until = time.monotonic() + self.named_s
+        elif not cut.followed:
+            try:
+                self._append(cut.request, 1)
+                cut.followed = True
+            except (Unavailable, DeliveryFailed) as away:
+                log.warning("nothing_follows_the_cut_yet", why=str(away))
+        elif self._named(cut) > cut.named_before:
+            log.info("loss_named", place=cut.place)
+            self._cut = None
+        elif time.monotonic() > cut.until:
+            self.unnamed.append(f"{cut.place} at {cut.first}")
+            self._cut = None
+
+    def _cut_nothing(self, why: str) -> None:
+        log.warning("nothing_cut", why=why)
+        self.not_cut.append(why)
+        self._cut = None
+
+    def _append(self, request: Record, copies: int) -> None:
+        """Append copies of a request to its partition; raises Unavailable and DeliveryFailed.
+
+        The publisher is another one each time: a broker takes no more from one whose last records
+        were cut off, for it counts them.
         """
-        topic, partition = request.topic, request.partition
-        flush_all(self.requests, COMMITTED_S, "requests", "nothing is cut")
-        first = self._end(partition)
         publisher = self.cluster.log.publisher()
         for _ in range(copies):
-            publisher.send(topic, request.key, request.value, partition=partition)
-        flush_all(publisher, COMMITTED_S, "copies of a request", "nothing is cut")
-        end = self._end(partition)
-        if end - first != copies:
-            msg = f"{topic} {partition}: others wrote between the copies"
-            raise Unavailable(msg)
-        if not holds_within(lambda: self._committed(partition) >= end, COMMITTED_S):
-            msg = f"{topic} {partition}: the agents have not committed the copies"
-            raise Unavailable(msg)
-        return first, end
+            publisher.send(request.topic, request.key, request.value, partition=request.partition)
+        flush_all(publisher, FLUSH_S, "copies of a request", "nothing is cut")
 
-    def _end(self, partition: int) -> int:
-        return self.cluster.log.bounds(self.cluster.topics.requests)[partition][1]
+    def _end(self, request: Record) -> int:
+        return self.cluster.log.bounds(request.topic)[request.partition][1]
 
-    def _committed(self, partition: int) -> int:
-        topics = self.cluster.topics
-        return self.cluster.log.committed(topics.group("agents"), topics.requests).get(partition, 0)
+    def _committed(self, cut: Cut) -> bool:
+        topics, request = self.cluster.topics, cut.request
+        try:
+            committed = self.cluster.log.committed(topics.group("agents"), request.topic)
+        except Unavailable as away:
+            log.warning("commit_not_seen", error=str(away))
+            return False
+        return committed.get(request.partition, 0) >= cut.end
 
-    def _named(self) -> int:
-        """How many times a worker has ended by the name of a loss."""
-        return sum(worker.losses for worker in self.agents)
+    def _named(self, cut: Cut) -> int:
+        """How many times workers have named a loss of this partition."""
+        return sum(f"{cut.place} " in line for worker in self.agents for line in worker.losses)
 
-    def _folder(self, partition: int) -> Path:
+    def _truncate(self, cut: Cut) -> bool:
+        """Remove the copies from the broker's files; False where they are not the last records."""
         data = self.cluster.settings.state() / "services" / "kafka" / "data"
-        return data / f"{self.cluster.topics.requests}-{partition}"
+        folder = data / f"{cut.request.topic}-{cut.request.partition}"
+        return cut_off(folder, cut.first, cut.end)
 
 
 def cut_off(folder: Path, first: int, end: int) -> bool:

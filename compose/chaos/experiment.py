@@ -39,6 +39,8 @@ TICK_S = 0.02
 WARM_S = 120.0
 SETTLE_S = 60.0
 """Feeding goes on for at most so long after the last fault, until every group works again."""
+JUDGED_S = 300.0
+"""A cut of the log is judged within so long, the start of a broker that takes its time included."""
 STUCK_S = 60.0
 """A group without progress for so long is harmed again."""
 DRAIN_S = 180.0
@@ -157,6 +159,7 @@ class Conductor:
         self._until(self._works, WARM_S, "warming up")
         self._harm()
         self._until(self._healed, SETTLE_S, "settling", must=False)
+        self._until(self.log.back, JUDGED_S, "waiting until the log's cut is named")
         rest = self.plan.rollouts or 0
         self._until(lambda: self.published >= rest, DRAIN_S, "publishing the rest")
         self._drain()
@@ -280,6 +283,8 @@ class Conductor:
 
     def _feed(self) -> None:
         """Keep so many rollouts of the workload open."""
+        if self.log.holds_requests_back():
+            return
         most = self.plan.rollouts or sys.maxsize
         ended = self.watch.scored_of(workload.run_id(self.plan.seed))
         while self.published < most and self.published - ended < OPEN:

@@ -31,6 +31,8 @@ class ChaosOutcome:
     """Answers of a registry that named a wrong schema."""
     cut_off: int = 0
     """Partitions whose end was cut off below what was committed."""
+    not_cut: Sequence[str] = ()
+    """Reasons for which a partition that was to be cut off was not."""
     buried: int = 0
     """Dead letters: no record of the workload is at fault."""
     silent: int = 0
@@ -72,6 +74,7 @@ def plain(outcome: ChaosOutcome) -> dict[str, Any]:
         "buried": outcome.buried,
         "misled": outcome.misled,
         "cut_off": outcome.cut_off,
+        "not_cut": list(outcome.not_cut),
         "silent": outcome.silent,
         "hosted": asdict(outcome.hosted),
         "boxes": asdict(outcome.boxes),

@@ -12,7 +12,9 @@ from rich.console import Console
 from compose.chaos import workload
 from compose.chaos.box_figures import box_figures
 from compose.chaos.box_victims import boxes_left
+from compose.chaos.cut_log import LogVictim
 from compose.chaos.experiment import Conductor
+from compose.chaos.faults import LOG
 from compose.chaos.hosted_figures import figures_of
 from compose.chaos.outcome import ChaosOutcome, plain, table
 from compose.chaos.plan import ChaosPlan
@@ -97,6 +99,7 @@ def _conduct(
         left = boxes_left(conductor.leases, stage.engine)
         boxes = box_figures(stage.cluster, conductor.boxes.killed, left)
         training = _judged_training(stage, terminal)
+    _say_log(plan, conductor.log, terminal)
     accepted_unseen = max(0, len(conductor.watch.asked) - report.accepted)
     outcome = ChaosOutcome(
         seed=plan.seed,
@@ -109,6 +112,7 @@ def _conduct(
         breaches=report.found.total(),
         misled=sum(each.told for each in conductor.registries.values()),
         cut_off=conductor.log.cuts,
+        not_cut=conductor.log.not_cut,
         # An older release may bury what only ours reads; it is seen in the letters then.
         buried=0 if plan.beside else report.dead_letters,
         silent=len(conductor.stranger.unnamed) + len(conductor.log.unnamed),
@@ -133,6 +137,16 @@ def _judged_training(stage: Stage, terminal: Console) -> TrainingFigures:
     terminal.print("training again what was trained, without any fault", highlight=False)
     threads = stage.cluster.settings.training.threads
     return figures_of_run(stage.cluster, stage.run.trained(), threads)
+
+
+def _say_log(plan: ChaosPlan, victim: LogVictim, terminal: Console) -> None:
+    """Say which cuts no worker named, and that none was made where the plan asks for them."""
+    for place in victim.unnamed:
+        terminal.print(f"no worker named what was cut off of {place}", highlight=False)
+    if LOG in plan.roles and plan.hosts and not victim.cuts:
+        why = "; ".join(victim.not_cut) or "the time was over before a cut could begin"
+        said = f"the log was not cut, so nothing is said of it: {why}"
+        terminal.print(said, highlight=False, soft_wrap=True)
 
 
 def _say_boxes(stage: Stage, terminal: Console) -> None:

@@ -42,6 +42,8 @@ GONE_S = 10.0
 SERVER = "fork_server.py"
 ACCEPT = "--accept-truncation"
 """The option that a worker asks for when it ends because the log has lost records."""
+ACCEPTED = "loss_accepted"
+"""The event by which a worker with that option names a loss; it does not end then."""
 AGAIN_S = 1.0
 """Who ends by itself sooner than this after its start is not started again at once."""
 
@@ -124,8 +126,8 @@ class WorkerVictim:
     """Which of them it is now."""
     fell: list[int] = field(default_factory=list)
     """Exit codes of those that ended by themselves."""
-    losses: int = 0
-    """How often it said that the log lacks what its group has committed."""
+    losses: list[str] = field(default_factory=list)
+    """Lines of its log that name records which its group has committed and the log has lost."""
     process: ChildProcess | None = None
     owned: set[int] = field(default_factory=set)
     _accepts: bool = False
@@ -171,6 +173,7 @@ class WorkerVictim:
         """SIGKILL; it comes back at once, as one of the next release."""
         self._send(signal.SIGKILL)
         self._process().wait(GONE_S)
+        self._follow_log()  # it may have named a loss since the last look
         self.release = (self.release + 1) % len(self.releases)
         self.start()
 
@@ -252,8 +255,9 @@ class WorkerVictim:
         for line in lines.splitlines():
             if b"partition_" in line:
                 self._note(json.loads(line))
-            if ACCEPT.encode() in line:
-                self.losses, self._accepts = self.losses + 1, True
+            if ACCEPT.encode() in line or ACCEPTED.encode() in line:
+                self.losses.append(line.decode(errors="replace"))
+            self._accepts = self._accepts or ACCEPT.encode() in line
             self._joined = self._joined or self.joined.encode() in line
 
     def _note(self, event: Mapping[str, object]) -> None:
@@ -296,6 +300,7 @@ class ServiceVictim(BriefVictim):
     name: str
     stack: Stack
     group: None = None
+    _paused: bool = False
 
     def fit(self) -> bool:
         """Not while either comes back: a start that loses one of the two has failed."""
@@ -304,8 +309,9 @@ class ServiceVictim(BriefVictim):
     def back(self) -> bool:
         return self.fit()
 
-    def lives(self) -> bool:
-        return self._pid() is not None
+    def works(self) -> bool:
+        """Whether it is up, and neither killed nor paused by a fault of its own."""
+        return self.fit() and not self._paused and self._pid() is not None
 
     def begin(self, fault: Fault) -> None:
         pid = self._pid()
@@ -316,6 +322,7 @@ class ServiceVictim(BriefVictim):
             self.kill()
         else:
             os.kill(pid, signal.SIGSTOP)
+            self._paused = True
 
     def kill(self) -> None:
         """SIGKILL; it is gone when this returns."""
@@ -326,6 +333,7 @@ class ServiceVictim(BriefVictim):
             raise ServicesError(msg)
 
     def end(self, fault: Fault) -> None:
+        self._paused = False
         if fault.kind == KILL:
             self.stack.start()
         elif (pid := self._pid()) is not None:

@@ -9,7 +9,8 @@ start.
 """
 
 import threading
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ import structlog
 from compose.chaos.faults import Fault
 from compose.cluster import Cluster
 from consumers.log.protocols import Record, TopicPartition
-from schemas.errors import JournalGone, RollcallError, Unavailable
+from schemas.errors import RollcallError, Unavailable
 from schemas.messages import Event, RolloutRefused, RolloutStarted, ScoredTrajectory, Trajectory
 
 ON_THE_WIRE_MS = 100
@@ -39,6 +40,10 @@ class FaultRecovery:
     waiting: set[int]
     took_s: float | None = None
     _last_ms: int = 0
+
+    def begin_anew(self, at_ms: int) -> None:
+        """Count from now on: the fault took a while to prepare, and nothing was harmed before."""
+        self.began_ms, self.took_s, self._last_ms = at_ms, None, 0
 
     def seen(self, group: str, partition: int, at_ms: int) -> None:
         """An entry was written."""
@@ -74,7 +79,7 @@ class Watch:
         self._topics = [topics.requests, topics.events, topics.scored, topics.train_steps]
         self._reader = self.cluster.log.reader(self._topics)
         self._next: dict[TopicPartition, int] = {}
-        self._cut = False
+        self._cuts: deque[tuple[TopicPartition, int]] = deque()
         self._scored_by_run: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -88,9 +93,17 @@ class Watch:
         with self._lock:
             self.progress.append(FaultRecovery(fault, began_ms, group, set(partitions)))
 
-    def expect_cut(self) -> None:
-        """The end of a partition is about to be cut off: go on from what is left."""
-        self._cut = True
+    def expect_cut(self, fault: Fault, place: TopicPartition, first: int) -> None:
+        """A partition was cut off at an offset; its broker is down, and comes back after this call.
+
+        The partition is read on from that offset: by the time it is asked for its end, new records
+        may lie there, which no one has read.
+        """
+        with self._lock:
+            for each in self.progress:
+                if each.fault is fault:
+                    each.begin_anew(int(time.time() * 1000))
+        self._cuts.append((place, first))
 
     def waiting(self) -> list[FaultRecovery]:
         """Faults after which there was no progress yet."""
@@ -115,16 +128,12 @@ class Watch:
         held: list[Record] = []
         while not self._stop.is_set():
             try:
-                held += self._reader.poll(POLL_S)
                 while held:
                     self._take(held[0])
                     held.pop(0)
-            except JournalGone as error:
-                if not self._cut:
-                    self.failure = error
-                    return
-                self._cut = False
-                self._begin_again()
+                if self._cuts:
+                    self._begin_again()
+                held += self._reader.poll(POLL_S)
             except Unavailable as error:
                 log.warning("watch_waits", error=str(error))
                 self._stop.wait(1.0)
@@ -133,15 +142,18 @@ class Watch:
                 return
 
     def _begin_again(self) -> None:
-        """Read on from where the partitions end, where they end before what was read."""
+        """Read on with another reader, from where partitions were cut off.
+
+        Raises Unavailable while the broker is away.
+        """
+        cuts = list(self._cuts)
+        for place, first in cuts:
+            self._next[place] = min(self._next.get(place, 0), first)
+        reader = self.cluster.log.reader(self._topics, self._next)
         self._reader.close()
-        ends = {
-            (topic, number): end
-            for topic in self._topics
-            for number, (_, end) in self.cluster.log.bounds(topic).items()
-        }
-        self._next = {tp: min(offset, ends[tp]) for tp, offset in self._next.items()}
-        self._reader = self.cluster.log.reader(self._topics, self._next)
+        self._reader = reader
+        for _ in cuts:
+            self._cuts.popleft()
 
     def _take(self, record: Record) -> None:
         topics, codec = self.cluster.topics, self.cluster.codec

@@ -182,3 +182,22 @@ def test_no_clock_no_registry_and_no_store_loses_or_buries_anything(tmp_path: Pa
     assert found["lost"] == found["doubled"] == found["breaches"] == found["buried"] == 0
     assert found["misled"] > 0
     assert {"set back clocks", "dealt anew ids", "away store"} == set(found["faults_by_kind"])
+
+
+@pytest.mark.broker
+@pytest.mark.timeout(600)
+def test_a_log_that_is_cut_off_is_named_by_a_worker_and_loses_no_rollout(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    with chaos(
+        "--minutes", "0.4", "--seed", "27", "--json", str(figures), "--rollouts", "400",
+        "--kill", "log", cwd=tmp_path,
+    ) as run:  # fmt: skip
+        said, complained = run.communicate(timeout=570)
+
+    assert run.returncode == 0, said + complained
+    found = json.loads(figures.read_text())
+    assert found["cut_off"] > 0, found["not_cut"]
+    assert found["silent"] == 0
+    assert found["accepted"] == found["ended"] >= 400  # copies that stay are refused, and counted
+    assert found["lost"] == found["doubled"] == found["breaches"] == found["buried"] == 0
+    assert set(found["faults_by_kind"]) == {"cut off log"}

@@ -19,7 +19,7 @@ import structlog
 from compose.chaos.faults import Fault
 from compose.cluster import Cluster
 from consumers.log.protocols import Record, TopicPartition
-from schemas.errors import RollcallError, Unavailable
+from schemas.errors import JournalGone, RollcallError, Unavailable
 from schemas.messages import Event, RolloutRefused, RolloutStarted, ScoredTrajectory, Trajectory
 
 ON_THE_WIRE_MS = 100
@@ -138,8 +138,10 @@ class Watch:
                 log.warning("watch_waits", error=str(error))
                 self._stop.wait(1.0)
             except RollcallError as error:
-                self.failure = error
-                return
+                # The reader may have met a cut before this thread has looked for one.
+                if not (self._cuts and isinstance(error, JournalGone)):
+                    self.failure = error
+                    return
 
     def _begin_again(self) -> None:
         """Read on with another reader, from where partitions were cut off.

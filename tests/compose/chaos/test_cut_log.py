@@ -1,5 +1,6 @@
 """The end of a partition that chaos cuts off, on the in-memory log."""
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +17,9 @@ from compose.chaos.faults import CUT_OFF, LOG, Fault
 from compose.chaos.victims import ACCEPT, ACCEPTED, WorkerVictim
 from compose.chaos.wall_clock import WallClock
 from compose.chaos.watch import ON_THE_WIRE_MS, Watch
-from schemas.errors import JournalGone
+from consumers.log.memory_log import MemoryLog
+from consumers.log.protocols import Record
+from schemas.errors import JournalGone, Unavailable
 from tests.flow.test_lost_tails import Lost
 from tests.support.journals import request
 from tests.support.programs import ASKS
@@ -227,19 +230,47 @@ def test_a_loss_counts_whether_a_worker_ends_by_it_or_accepts_it_and_whether_it_
         worker.wait(time.monotonic() + 10)
 
 
+class AwayLog:
+    """Makes readers of a log whose broker may be down."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self.log = log
+        self.up = threading.Event()
+        self.up.set()
+        self.polling = threading.Lock()
+
+    def reader(self, *positions: Any) -> "AwayLog":
+        if not self.up.is_set():
+            msg = "the broker is away"
+            raise Unavailable(msg)
+        self.read = self.log.reader(*positions)
+        return self
+
+    def poll(self, timeout_s: float) -> list[Record]:
+        with self.polling:
+            return self.read.poll(timeout_s) if self.up.is_set() else []
+
+    def close(self) -> None:
+        """Nothing is to be let go of."""
+
+
 def test_the_watch_misses_no_request_that_was_written_where_the_log_was_cut_off() -> None:
     rig: Any = Rig()
-    topic = rig.topics.requests
+    topic, log = rig.topics.requests, AwayLog(rig.log)
+    cluster: Any = SimpleNamespace(topics=rig.topics, codec=rig.codec, log=log)
     for number in range(5):
         rig.ask(request(f"before{number}", ASKS))
-    watch = Watch(rig)
+    watch = Watch(cluster)
     try:
         within_reach(lambda: len(watch.asked) == 5)
 
+        with log.polling:
+            log.up.clear()
         rig.log.truncate(topic, 0, 3)
         for number in range(4):
             rig.ask(request(f"after{number}", ASKS))
         watch.expect_cut(Fault(0.0, CUT_OFF, LOG, LOG, 1.0), (topic, 0), 3)
+        log.up.set()
 
         within_reach(lambda: len(watch.asked) == 9)
         assert watch.all_scored({(topic, 0): 7}) is False

@@ -4,22 +4,16 @@ Whatever was cut, and however far the log has grown again since, every request t
 comes to an end once the loss is accepted.
 """
 
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consumers.history.local_programs import watched_world
 from consumers.history.waiting import WaitReader
-from consumers.loop.loop import Loop
-from inference.scripted import ScriptedEngine
 from schemas.errors import JournalGone, TopicRecreated
-from schemas.messages import RolloutRequest, RolloutStarted, Trajectory
-from tests.support.journals import request
+from schemas.messages import RolloutStarted, Trajectory
+from tests.support.lost_rig import Lost
 from tests.support.memory_cluster import MemoryAdmin
-from tests.support.programs import ASKS
-from tests.support.rig import Rig, source_of
 from tests.support.whole_log import audited
 
 TOPICS = {
@@ -28,54 +22,6 @@ TOPICS = {
     "calls": lambda rig: rig.topics.calls("p"),
     "trajectories": lambda rig: rig.topics.trajectories,
 }
-
-
-def yes(call: Any) -> str:
-    del call
-    return "yes"
-
-
-class Lost(Rig):
-    """Rollouts of one call each that ended and were committed; then its workers left."""
-
-    def __init__(self, rollouts: int = 4) -> None:
-        super().__init__()
-        self.workers = 0
-        self.crew = self.hire()
-        self.submit("r", rollouts)
-        self.work()
-
-    def hire(self, *, accept: bool = False) -> list[Loop]:
-        """Make a crew that has not read anything yet."""
-        self.workers += 1
-        name, engine = f"w{self.workers}", ScriptedEngine("p", yes)
-        crew = [
-            self.agents(f"a-{name}", accept=accept),
-            self.models(engine, f"m-{name}"),
-            self.rewards(f"r-{name}"),
-        ]
-        for loop in crew:
-            loop.accept_truncation = accept
-        return crew
-
-    def submit(self, prefix: str, count: int) -> None:
-        for number in range(count):
-            self.ask(request(f"{prefix}{number}", ASKS))
-
-    def work(self) -> None:
-        self.settle(*self.crew)
-        for _ in range(2):
-            self.commit(*self.crew)
-
-    def replace_crew(self, *, accept: bool = False) -> None:
-        for loop in self.crew:
-            source_of(loop).kill()
-        self.crew = self.hire(accept=accept)
-
-    def waiting(self) -> set[str]:
-        """Ids that are asked for on the topic and have no trajectory."""
-        asked = {each.rollout_id for each in self.read(self.topics.requests, RolloutRequest)}
-        return asked - {each.rollout_id for each in self.read(self.topics.trajectories, Trajectory)}
 
 
 @settings(max_examples=25, deadline=None)

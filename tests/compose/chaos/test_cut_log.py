@@ -20,8 +20,8 @@ from compose.chaos.watch import ON_THE_WIRE_MS, Watch
 from consumers.log.memory_log import MemoryLog
 from consumers.log.protocols import Record
 from schemas.errors import JournalGone, Unavailable
-from tests.flow.test_lost_tails import Lost
 from tests.support.journals import request
+from tests.support.lost_rig import Lost
 from tests.support.programs import ASKS
 from tests.support.rig import Rig
 from tests.support.waiting import until

@@ -87,8 +87,8 @@ class LogVictim(BriefVictim):
     _cut: Cut | None = None
 
     def fit(self) -> bool:
-        """Not while the broker is away, an agents worker has not joined, or a cut is not over."""
-        joined = all(worker.fit() for worker in self.agents)
+        """Not while the broker is away, no agents worker has joined, or a cut is not over."""
+        joined = any(worker.fit() for worker in self.agents)
         return self._cut is None and joined and self.broker.works()
 
     def back(self) -> bool:

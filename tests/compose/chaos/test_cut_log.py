@@ -181,7 +181,7 @@ def test_nothing_is_cut_of_what_the_agents_have_not_committed_and_the_reason_is_
     assert "have not committed the copies" in why
 
 
-def test_no_cut_begins_while_a_worker_has_not_joined_or_the_last_one_is_not_over() -> None:
+def test_no_cut_begins_while_no_worker_has_joined_or_the_last_cut_is_not_over() -> None:
     stage = Stage()
     stage.worker.joined = False
     assert not stage.victim.fit()

@@ -1,10 +1,11 @@
 """A session of a gateway beside one that does its worst, and what the gateway holds meanwhile.
 
 A real gateway in a process of its own; the hostile session is `hostile_clients`, niced as agents
-in boxes are. The honest one has calls that are due at fixed times, and a call's time counts from
-when it was due: a stall counts for every call that falls into it. Beside the slowest hundredth of
-them stands the same of the session alone, measured by turns in the same run. Beside the memory
-stands what the gateway may take, 512 MiB.
+in boxes are. Each round has a new one: a gateway holds what a session has sent until the deadline
+of a body, or until the session is closed. The honest one has calls that are due at fixed times, and
+a call's time counts from when it was due: a stall counts for every call that falls into it. Beside
+the slowest hundredth of them stands the same of the session alone, measured by turns in the same
+run. Beside the memory stands what the gateway may take, 512 MiB.
 """
 
 import asyncio
@@ -36,6 +37,8 @@ MIB = 1024 * 1024
 MAY_TAKE = 512 * MIB
 LATE_S = 60.0
 """After which the honest session counts as not answered."""
+EMPTY_S = 30.0
+"""After which nothing of a session that is closed may be held; one body may still be parsed."""
 LENGTH = re.compile(rb"(?i)content-length: *(\d+)")
 
 
@@ -55,6 +58,12 @@ class OneGateway:
         self.asked.flush()
         held: dict[str, int] = orjson.loads(self.told.readline())
         return held
+
+    def renew(self) -> None:
+        """Close the second session, and open another one in its place."""
+        self.asked.write(b"next\n")
+        self.asked.flush()
+        self.keys = (self.keys[0], orjson.loads(self.told.readline())["key"])
 
     def memory(self, name: str) -> int:
         """Bytes that are resident (`VmRSS`), or the most there ever were (`VmHWM`).
@@ -173,8 +182,9 @@ def _measure() -> _Seen:
                 seen.beside += asyncio.run(beside.run(BESIDE_S))
                 words, _ = process.communicate()
             seen.done.append(orjson.loads(words))
-            if not holds_within(lambda: not any(gateway.held().values()), LATE_S):
-                msg = f"the gateway holds {gateway.held()} after the hostile session has gone"
+            gateway.renew()
+            if not holds_within(lambda: not any(gateway.held().values()), EMPTY_S):
+                msg = f"the gateway holds {gateway.held()} after the hostile session was closed"
                 raise ServicesError(msg)
         seen.above = gateway.memory("VmHWM") - idle
     return seen

@@ -3,7 +3,8 @@
     python -m compose.benchmarks.one_gateway
 
 Prints a line of JSON with its port and both keys; for each line on standard input another, with
-what it holds. Ends with its input.
+what it holds, or for the line "next" with the key of a new second session, when the one before it
+is closed. Ends with its input.
 """
 
 import asyncio
@@ -48,7 +49,13 @@ async def serve() -> None:
     answering = [asyncio.create_task(answer(line)) for line in lines]
     port = int(gateway.address.rpartition(":")[2])
     _say({"port": port, "keys": [line.key for line in lines]})
-    while await asyncio.to_thread(sys.stdin.readline):
+    while order := await asyncio.to_thread(sys.stdin.readline):
+        if order.strip() == "next":
+            await lines.pop().close()
+            lines.append(gateway.line([POLICY], {}))
+            answering.append(asyncio.create_task(answer(lines[-1])))
+            _say({"key": lines[-1].key})
+            continue
         _say(
             {
                 "bytes": gateway.budget.held,

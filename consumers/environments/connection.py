@@ -6,18 +6,20 @@ was written last is told when the connection is lost, and how.
 """
 
 import asyncio
+import errno
 import socket
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 import structlog
 from aiohttp import StreamReader, web
 from aiohttp.http import RawRequestMessage
 from aiohttp.web_request import BaseRequest
 
+from consumers.environments.hang_ups import HangUps
 from consumers.environments.line import Client, TooManyOpen
 from consumers.environments.listener import BACKLOG
 from consumers.environments.parsing_share import MOST_OWED_S, PIECE_BYTES, ParsingShare
@@ -27,7 +29,7 @@ Complain = Callable[[BaseRequest, int, str], web.StreamResponse]
 """An error in the form that the request's path asks for."""
 
 CLOSE_S = 1.0
-"""What the last answers may take to be written."""
+"""What the last answers may take to be written, and the last requests to be read."""
 
 log = structlog.get_logger()
 
@@ -36,7 +38,13 @@ class Connection(web.RequestHandler):
     """Knows the client whose request it carries, or carried last."""
 
     def __init__(
-        self, complain: Complain, first_s: float, share: ParsingShare, *args: Any, **kwargs: Any
+        self,
+        complain: Complain,
+        first_s: float,
+        share: ParsingShare,
+        hang_ups: HangUps,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.client: Client | None = None
@@ -50,6 +58,10 @@ class Connection(web.RequestHandler):
         """Whether aiohttp would have read on while it rests."""
         self._first_s = first_s
         self._silent: asyncio.TimerHandle | None = None
+        self._hang_ups = hang_ups
+        self._tcp: asyncio.Transport | None = None
+        """As `transport`, which aiohttp forgets when it closes it; None when it is lost."""
+        self._cut: OSError | None = None
         self._complain = complain
         self._latest_body: StreamReader | None = None
 
@@ -60,9 +72,23 @@ class Connection(web.RequestHandler):
         """
         super().connection_made(transport)
         transport.max_size = PIECE_BYTES  # type: ignore[attr-defined]
+        self._tcp = cast(asyncio.Transport, transport)
+        self._hang_ups.watch(_socket_of(self._tcp).fileno(), self.end_soon)
         self._share.connections.add(self)
         loop = asyncio.get_running_loop()
         self._silent = loop.call_later(self._first_s, self.force_close)
+
+    def end_soon(self) -> None:
+        """End it though its end is not read: its client has hung up, or its session is over."""
+        asyncio.get_running_loop().call_later(CLOSE_S, self._end, self._share)
+
+    def _end(self, share: ParsingShare) -> None:
+        if self._tcp is None or self._share is not share:  # it serves another session by now
+            return
+        code = _socket_of(self._tcp).getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code or self._tcp.get_write_buffer_size():
+            self._cut = ConnectionResetError(code or errno.ECONNRESET, "the client has hung up")
+        self._tcp.abort()
 
     def data_received(self, data: bytes) -> None:
         """What is no HTTP in the middle of a body ends that body: aiohttp queues the error behind
@@ -137,6 +163,10 @@ class Connection(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._not_silent()
+        if self._tcp is not None:
+            self._hang_ups.forget(_socket_of(self._tcp).fileno())
+            self._tcp = None
+        exc = exc or self._cut
         self._share.connections.discard(self)
         if self._resting is not None:
             self._resting.cancel()
@@ -172,16 +202,22 @@ class Connection(web.RequestHandler):
         return response
 
 
+def _socket_of(transport: asyncio.Transport) -> socket.socket:
+    return cast(socket.socket, transport.get_extra_info("socket"))
+
+
 class GatewayServer(web.Server):
     """Accepts connections, so many and no more."""
 
     def __init__(self, serve: Serve, complain: Complain, *, most: int, first_s: float) -> None:
         super().__init__(serve)
+        self.hang_ups = HangUps()
         self._make = partial(
             Connection,
             complain,
             first_s,
             ParsingShare(),
+            self.hang_ups,
             self,
             loop=asyncio.get_running_loop(),
             access_log=None,
@@ -237,6 +273,7 @@ class Door:
         self.stop()
         self._http.pre_shutdown()  # whoever is idle need not be waited for
         await self._http.shutdown(CLOSE_S)
+        self._http.hang_ups.close()
 
     def connections(self) -> list[web.RequestHandler]:
         """Those that are open."""

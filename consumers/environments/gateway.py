@@ -123,6 +123,8 @@ class Gateway:
         self._lines.pop(line.key, None)
         self.large.forget(line.key)
         self.budget.forget(line.key)
+        for connection in line.share.connections:
+            connection.end_soon()
         door = self._doors.pop(line.key, None)
         if door is not None:
             door.stop()

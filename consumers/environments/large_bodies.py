@@ -11,8 +11,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from subprocess import DEVNULL
 from typing import Any
 
@@ -67,15 +67,12 @@ class LargeBodies:
         Raises ConnectionError for a client that is gone by then.
         """
         turns = _Turns() if gone() else self._turns.setdefault(session, _Turns())
-        async with turns.lock:
+        async with _turn(turns.lock, gone):
             while not gone() and (left := turns.due - time.monotonic()) > 0:
                 await asyncio.sleep(min(left, LOOK_S))
-            if gone():
-                msg = "the client has gone before its body was read"
-                raise ConnectionError(msg)
             with _File(body) as file:
                 body.clear()
-                length = await self._read(dialect, policies, earlier, file, turns)
+                length = await self._read(dialect, policies, earlier, file, turns, gone)
                 request, seconds = await asyncio.to_thread(_copied, file.fileno(), length)
                 turns.wait(max(0.0, seconds - FREE_S), COPY_SHARE)
                 return request
@@ -102,14 +99,18 @@ class LargeBodies:
         earlier: Conversations,
         file: "_File",
         turns: "_Turns",
+        gone: Callable[[], bool],
     ) -> int:
-        """How long is what the body asks, which stands in its place now. Raises Declined."""
+        """How long is what the body asks, which stands in its place now. Raises Declined.
+
+        Raises ConnectionError where the client has gone before the process has the body.
+        """
         known: dict[str, Sequence[Any]] = {}
         unknown: list[str] = []
         while len(known) + len(unknown) <= MOST_EARLIER:
             order = orjson.dumps((dialect.name, policies, unknown))
             with _File(told_conversations(known)) as before:
-                async with self._reading:
+                async with _turn(self._reading, gone):
                     begun = time.monotonic()
                     answer = await self._ordered(order, file.fileno(), before.fileno())
                     turns.wait(time.monotonic() - begun, READ_SHARE)
@@ -158,6 +159,25 @@ class LargeBodies:
                     start_new_session=True,
                 )  # fmt: skip
         return self._orders
+
+
+@asynccontextmanager
+async def _turn(lock: asyncio.Lock, gone: Callable[[], bool]) -> AsyncIterator[None]:
+    """Hold the lock. Raises ConnectionError, and leaves the line for it, when the client is gone.
+
+    A body that waits is memory: the lock may be held for long, by bodies of others too.
+    """
+    taking = asyncio.create_task(lock.acquire(), name="turn of a large body")
+    try:
+        while not gone() and not taking.done():
+            await asyncio.wait([taking], timeout=LOOK_S)
+        if gone():
+            msg = "the client has gone before its body was read"
+            raise ConnectionError(msg)
+        yield
+    finally:
+        if not taking.cancel():
+            lock.release()
 
 
 class _Turns:

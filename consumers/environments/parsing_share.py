@@ -19,7 +19,7 @@ LONG_SHARE = 1 / 100
 AGAIN = 3
 """What it costs to go on with bytes that have come, beside parsing them, in such times."""
 MOST_S = 5.0
-"""A rest; a connection that rests is not seen to end."""
+"""A rest."""
 MOST_OWED_S = 10.0
 """Of rest for one request; who needs more is ended."""
 PIECE_BYTES = 64 * 1024
@@ -31,6 +31,9 @@ class Resting(Protocol):
 
     def rest(self, seconds: float) -> None:
         """Read nothing for so long."""
+
+    def end_soon(self) -> None:
+        """Take no more, for the session is over."""
 
 
 @dataclass

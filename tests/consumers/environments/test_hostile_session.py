@@ -22,4 +22,5 @@ def test_a_hostile_session_changes_no_answer_and_leaves_nothing_behind() -> None
         assert len(honest.took) == 4 * int(SECONDS / 0.04)
         assert len(set(hostile.done) & set(BODIES)) >= 4
         assert {"silent", "broken_body", "no_http"} <= set(hostile.done)
-        until(lambda: not any(gateway.held().values()), 60, lambda: f"held are {gateway.held()}")
+        gateway.renew()
+        until(lambda: not any(gateway.held().values()), 30, lambda: f"held are {gateway.held()}")

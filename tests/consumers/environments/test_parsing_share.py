@@ -25,6 +25,9 @@ class Watched:
     def rest(self, seconds: float) -> None:
         self.rests.append(seconds)
 
+    def end_soon(self) -> None:
+        raise NotImplementedError
+
 
 def replied(ask: Ask) -> Reply:
     return ModelReply(ask.d, (Choice("y"),))

@@ -22,7 +22,12 @@ from aiohttp.web_request import BaseRequest
 from consumers.environments.hang_ups import HangUps
 from consumers.environments.line import Client, TooManyOpen
 from consumers.environments.listener import BACKLOG
-from consumers.environments.parsing_share import MOST_OWED_S, PIECE_BYTES, ParsingShare
+from consumers.environments.parsing_share import (
+    HEAD_BYTES,
+    MOST_OWED_S,
+    PIECE_BYTES,
+    ParsingShare,
+)
 
 Serve = Callable[[BaseRequest], Awaitable[web.StreamResponse]]
 Complain = Callable[[BaseRequest, int, str], web.StreamResponse]
@@ -71,10 +76,9 @@ class Connection(web.RequestHandler):
         aiohttp has a clock for what comes after the first request, and none before.
         """
         super().connection_made(transport)
-        transport.max_size = PIECE_BYTES  # type: ignore[attr-defined]
+        transport.max_size = HEAD_BYTES  # type: ignore[attr-defined]
         self._tcp = cast(asyncio.Transport, transport)
         self._hang_ups.watch(_socket_of(self._tcp).fileno(), self.end_soon)
-        self._share.connections.add(self)
         loop = asyncio.get_running_loop()
         self._silent = loop.call_later(self._first_s, self.force_close)
 
@@ -96,6 +100,8 @@ class Connection(web.RequestHandler):
         begun = time.thread_time()
         super().data_received(data)
         self._owed_s += self._share.spent(time.thread_time() - begun, again=not data)
+        if not self.known and (rest_s := self._share.rest_s()):
+            self.rest(rest_s)  # it alone: others that have shown no key yet may be honest
         if self._owed_s > MOST_OWED_S and self.transport is not None:
             log.warning("connection_too_costly", known=self.known)
             asyncio.get_running_loop().call_soon(self.transport.abort)
@@ -124,6 +130,8 @@ class Connection(web.RequestHandler):
             share.connections.add(self)
             self._share = share
             self.known = True
+            if self._tcp is not None:
+                self._tcp.max_size = PIECE_BYTES  # type: ignore[attr-defined]
             self._go_on()
 
     def rest(self, seconds: float) -> None:

@@ -178,16 +178,21 @@ class Gateway:
         key, path = _place(request)
         if request.method == "POST" and path in DIALECTS:
             line = self._line(door, request, key)
-            connection.belong(line.share, self.limits.connections_of_session)
+            self._belong(connection, line)
             dialect = DIALECTS[path]
             return await Exchange(
                 request, connection, line, dialect, self.limits, self.budget, self.large
             ).run()
         if request.method == "GET" and path in DOCUMENTS:
-            body = DOCUMENTS[path](self._line(door, request, key))
-            return response_of(HttpAnswer(200, {"Content-Type": JSON}, body))
+            line = self._line(door, request, key)
+            self._belong(connection, line)
+            return response_of(HttpAnswer(200, {"Content-Type": JSON}, DOCUMENTS[path](line)))
         msg = f"{request.method} {path or request.path}: there is no such route"
         raise Declined(404, "not_found", plain(msg))
+
+    def _belong(self, connection: Connection, line: GatewayLine) -> None:
+        """Count it as the line's. Raises TooManyOpen."""
+        connection.belong(line.share, self.limits.connections_of_session)
 
     def _line(self, door: str, request: BaseRequest, key: str) -> GatewayLine:
         """The line that a request may use; raises Declined: 401 or 404.

@@ -23,7 +23,9 @@ MOST_S = 5.0
 MOST_OWED_S = 10.0
 """Of rest for one request; who needs more is ended."""
 PIECE_BYTES = 64 * 1024
-"""Read from a connection at once."""
+"""Read from a connection of a session at once."""
+HEAD_BYTES = 8 * 1024
+"""The same from one that has shown no key yet: the head of a request, and little to parse."""
 
 
 class Resting(Protocol):
@@ -38,7 +40,11 @@ class Resting(Protocol):
 
 @dataclass
 class ParsingShare:
-    """Of all connections of one session; those without a key are one."""
+    """Of all connections of one session; those without a key are one.
+
+    Of those without a key only the one that has just cost something rests: a session's next
+    connection may be among the others.
+    """
 
     due: float = 0.0
     connections: set[Resting] = field(default_factory=set)

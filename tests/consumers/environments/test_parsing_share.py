@@ -2,10 +2,11 @@
 
 import asyncio
 from contextlib import suppress
+from math import inf
 
 import pytest
 
-from consumers.environments import connection
+from consumers.environments import connection, parsing_share
 from consumers.environments.exchange import GatewayLimits
 from consumers.environments.parsing_share import AT_ONCE_S, LONG_S, MOST_S, SHARE, ParsingShare
 from schemas.asks import Ask, Choice, ModelReply, Reply
@@ -13,6 +14,7 @@ from tests.support.raw_http import Raw, request
 from tests.support.served_line import ServedLine, serving
 
 CHUNKS = b"1\r\nx\r\n" * 100_000
+CHAT = "/v1/chat/completions"
 QUESTION = b'{"messages":[{"role":"user","content":"x"}]}'
 
 
@@ -60,7 +62,7 @@ def test_a_body_of_tiny_chunks_is_ended_and_another_session_answered(
     async def scene() -> None:
         async with serving(replied, GatewayLimits(body_s=60)) as served:
             raw = await Raw.to(served.port)
-            head = request(served.path("/v1/chat/completions"), b"", key=served.line.key)
+            head = request(served.path(CHAT), b"", key=served.line.key)
             chunked = b"Transfer-Encoding: chunked\r\n"
             await raw.send(head.replace(b"Content-Length: 0\r\n", chunked, 1))
             raw.writer.write(CHUNKS)
@@ -70,6 +72,45 @@ def test_a_body_of_tiny_chunks_is_ended_and_another_session_answered(
             await raw.close()
             while served.gateway.budget.held:
                 await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_what_strangers_cost_makes_no_session_wait_for_its_first_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parsing_share, "SHARE", 1e-9)
+    monkeypatch.setattr(parsing_share, "AT_ONCE_S", 0.0)
+    monkeypatch.setattr(parsing_share, "MOST_S", 300.0)
+    monkeypatch.setattr(connection, "MOST_OWED_S", inf)
+
+    async def scene() -> None:
+        async with serving(replied) as served:
+            newcomers = [await Raw.to(served.port) for _ in range(2)]
+            stranger = await Raw.to(served.port)
+            await stranger.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await stranger.answer()).status == 404
+
+            for method, path, body in (("GET", "/v1/models", b""), ("POST", CHAT, QUESTION)):
+                asking = newcomers.pop()
+                data = request(served.path(path), body, key=served.line.key, method=method)
+                await asking.send(data)
+                assert (await asking.answer()).status == 200
+                await asking.close()
+            await stranger.close()
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_a_session_that_has_only_read_its_task_is_no_stranger() -> None:
+    async def scene() -> None:
+        async with serving(replied) as served:
+            raw = await Raw.to(served.port)
+            await raw.send(request(served.path("/v1/task"), key=served.line.key, method="GET"))
+            assert (await raw.answer()).status == 200
+            (known,) = served.gateway.connections()
+            assert served.line.share.connections == {known}
+            await raw.close()
 
     asyncio.run(asyncio.wait_for(scene(), 60))
 

@@ -33,6 +33,10 @@ Serve = Callable[[BaseRequest], Awaitable[web.StreamResponse]]
 Complain = Callable[[BaseRequest, int, str], web.StreamResponse]
 """An error in the form that the request's path asks for."""
 
+AT_ONCE = 32
+"""Connections that are accepted before the first of them is looked at, which may end others.
+
+asyncio takes its backlog for that; without descriptors it tries as often, and logs each failure."""
 CLOSE_S = 1.0
 """What the last answers may take to be written, and the last requests to be read."""
 
@@ -244,7 +248,11 @@ class GatewayServer(web.Server):
         super().connection_made(handler, transport)
         full = len(self.connections) > self._most
         if full:
-            strangers = (each for each in self.connections if not getattr(each, "known", True))
+            strangers = (
+                each
+                for each in self.connections
+                if not getattr(each, "known", True) and each.connected  # not being closed already
+            )
             oldest = next(strangers, handler)
             if oldest is not handler:
                 oldest.force_close()
@@ -274,7 +282,9 @@ class Door:
         """
         http = GatewayServer(serve, complain, most=most, first_s=first_s)
         loop = asyncio.get_running_loop()
-        return cls(await loop.create_server(http, sock=listener, backlog=BACKLOG), http)
+        server = await loop.create_server(http, sock=listener, backlog=AT_ONCE)
+        listener.listen(BACKLOG)
+        return cls(server, http)
 
     async def close(self) -> None:
         """Stop, and end all connections when they are answered. May be called twice."""

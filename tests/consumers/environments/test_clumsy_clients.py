@@ -2,14 +2,23 @@
 
 import asyncio
 import gc
+import json
+import os
 import resource
+import signal
+import socket
+import subprocess
+from contextlib import ExitStack
+from tempfile import TemporaryFile
 
 import pytest
 
+from compose.processes import module
 from consumers.environments.body_budget import BodyBudget
 from consumers.environments.descriptors import KEPT, room_for_connections
 from consumers.environments.exchange import GatewayLimits
 from inference.dialects.dialect import Declined
+from tests.support.raw_http import request
 from tests.support.served_line import ServedLine, serving
 
 MIB = 1024 * 1024
@@ -129,6 +138,39 @@ def test_what_a_session_and_all_of_them_may_hold_is_counted_and_given_back() -> 
             second.add(1)
 
     assert (budget.held, budget.by_session) == (0, {})
+
+
+def test_more_connections_at_once_than_descriptors_leave_room_for_another_session() -> None:
+    """asyncio's accept goes on without descriptors, with a traceback for each further try."""
+
+    def few_descriptors() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (KEPT + 88, KEPT + 88))
+
+    with (
+        TemporaryFile() as errors,
+        subprocess.Popen(
+            module("compose.benchmarks.one_gateway"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            preexec_fn=few_descriptors,
+        ) as process,
+        ExitStack() as stack,
+    ):
+        stack.callback(process.kill)
+        assert process.stdout is not None
+        begun = json.loads(process.stdout.readline())
+        to, key = ("127.0.0.1", begun["port"]), begun["keys"][0]
+        os.kill(process.pid, signal.SIGSTOP)
+        for _ in range(KEPT + 188):
+            stack.enter_context(socket.create_connection(to, timeout=10))
+        os.kill(process.pid, signal.SIGCONT)
+
+        with socket.create_connection(to, timeout=10) as client:
+            client.sendall(request(f"/r/{key}/v1/models", key=key, method="GET"))
+            assert client.recv(12) == b"HTTP/1.1 200"
+        errors.seek(0)
+        assert b"Too many open files" not in errors.read()
 
 
 def test_descriptors_are_left_for_others_than_connections() -> None:

@@ -103,7 +103,8 @@ class Connection(web.RequestHandler):
         the request, which waits for the rest of its body and so would never be answered."""
         begun = time.thread_time()
         super().data_received(data)
-        self._owed_s += self._share.spent(time.thread_time() - begun, again=not data)
+        owed_s = self._share.spent(time.thread_time() - begun, again=not data)
+        self._owed_s += min(owed_s, MOST_OWED_S / 2)  # it may have been a garbage collection
         if not self.known and (rest_s := self._share.rest_s()):
             self.rest(rest_s)  # it alone: others that have shown no key yet may be honest
         if self._owed_s > MOST_OWED_S and self.transport is not None:

@@ -102,6 +102,18 @@ def test_what_strangers_cost_makes_no_session_wait_for_its_first_answer(
     asyncio.run(asyncio.wait_for(scene(), 60))
 
 
+def test_a_pause_while_a_request_is_parsed_does_not_end_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ParsingShare, "spent", lambda self, seconds, *, again: 1000.0)
+
+    async def scene() -> None:
+        async with serving(replied) as served:
+            await answered(served)
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
 def test_a_session_that_has_only_read_its_task_is_no_stranger() -> None:
     async def scene() -> None:
         async with serving(replied) as served:

@@ -4,8 +4,9 @@ Weights, gradients and moments are float32 whatever is chosen here, and so is al
 logits. The same choice gives the same bits on the same number of threads.
 """
 
+import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -18,6 +19,10 @@ from schemas.foreign_text import raised
 
 FLOAT32, BFLOAT16 = PRECISIONS = ("float32", "bfloat16")
 
+CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+CUBLAS_SAME_BITS = ":4096:8"
+"""With this workspace cuBLAS gives the same bits each time; it reads the variable at its start."""
+
 
 def computing(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """In which a model's products are made in this precision; `float32` is what it does anyway."""
@@ -27,8 +32,29 @@ def computing(precision: str, device: torch.device) -> AbstractContextManager[ob
     return context
 
 
+@contextmanager
+def same_bits(device: str) -> Iterator[None]:
+    """Compute with kernels that give the same bits each time, which on a CPU all do.
+
+    On a GPU the quickest kernels add in the order in which threads come. The switch is the
+    process's, so it is put back: what samples in the same process may use kernels that have no such
+    form.
+    """
+    if torch.device(device).type != "cuda":
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warned)
+
+
 def on(device: str, model: nn.Module) -> nn.Module:
     """The model there; raises Refused where there is no such device."""
+    os.environ.setdefault(CUBLAS_WORKSPACE, CUBLAS_SAME_BITS)
     try:
         moved: nn.Module = model.to(device)
     except (RuntimeError, AssertionError) as error:

@@ -194,6 +194,18 @@ def aged(batch: Batch, v_now: int, bound: int) -> Batch:
     return replace(batch, rows=tuple(rows), advantages_N=advantages_N)
 
 
+def require_known(batch: Batch, vocabulary: int) -> None:
+    """Raise IndexError for a token that the model has no embedding for.
+
+    A GPU that is asked for one raises later, and for everything from then on.
+    """
+    for b, row in enumerate(batch.rows):
+        if not 0 <= row.token_ids.min() <= row.token_ids.max() < vocabulary:
+            wrong = next(each for each in row.token_ids.tolist() if not 0 <= each < vocabulary)
+            msg = f"row {b} has token {wrong}, and the model has tokens 0 to {vocabulary - 1}"
+            raise IndexError(msg)
+
+
 def micro_batches(batch: Batch, budget_tokens: int, device: str = "cpu") -> Iterator[MicroBatch]:
     """Rows of like length together, B·T within the budget (one row may exceed it alone).
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from schemas.errors import BatchFailed, Refused, Unfit
 from schemas.process_memory import return_large_blocks
 from schemas.weights import RawTensor
-from trainer.arithmetic import FLOAT32
+from trainer.arithmetic import FLOAT32, same_bits
 from trainer.batch import (
     Batch,
     MicroBatch,
@@ -36,6 +36,7 @@ from trainer.batch import (
     laid_out,
     make_batch,
     micro_batches,
+    require_known,
     shared_micro_batches,
 )
 from trainer.canary import Canary, canary_of
@@ -181,7 +182,8 @@ class Learner:
         set_back, numbers = self._parts.small(), (self.steps_done, self.version)
         self._updates.touched = False
         try:
-            yield
+            with same_bits(self.device):
+                yield
         # Whatever a batch, a user's plug-in on it, a library or an interrupt raises.
         except BaseException as error:
             self.steps_done, self.version = numbers
@@ -237,6 +239,7 @@ class Learner:
                 with self._or_nothing(len(samples)):
                     self._settle()
                     batch, _ = laid_out(samples, config)
+                    require_known(batch, self.vocabulary)
                     ages = self.version, oldest
                     self._onlookers.note(batch, self._pieces, config.temperature, ages)
                 return
@@ -332,6 +335,7 @@ class Learner:
 
     def _look(self, batch: Batch, rewards: Rewards) -> tuple[Batch, Rewards]:
         """What the rules need to know of a batch before advantages are made."""
+        require_known(batch, self.vocabulary)
         rewards = replace(rewards, entropy_before=self._entropy.entropy)
         if not self.config.rules.values_look:
             return batch, rewards

@@ -1,0 +1,106 @@
+"""Arithmetic of an optimiser step of a billion parameters on a GPU, beside a bare product.
+
+The figure is what the model has to compute, over the time of the quickest step: for each token of
+each row 6 operations a parameter, and 6 times layers times width times the tokens of its row for
+attention, of which half is masked (forward once, backward twice). Embeddings count, as they are the
+last layer's weights too. What is computed again to save memory does not count, nor what rows share
+where it is computed once. The ceiling is a square product of bfloat16 matrices in the same process.
+"""
+
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from compose.benchmarks.figure import Figure, LeftOut
+from compose.benchmarks.one_trainer import LR, Shape, samples_of
+from compose.extras import require
+from compose.settings import Settings
+
+LLAMA = {
+    "vocab_size": 32_000, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+"""1.04 billion parameters."""
+SHAPE = Shape(groups=4, answers=8, prompt=512, answer=1536)
+STEPS = 3
+SIDE, PRODUCTS = 8192, 20
+
+
+def train_flops(settings: Settings, packing: str = "rows") -> Figure:
+    """Operations a second of a step in bfloat16; raises LeftOut where no GPU is."""
+    require("torch", "transformers")
+    import torch
+
+    if not torch.cuda.is_available():
+        msg = "no CUDA device is here; run it on a machine with a GPU"
+        raise LeftOut(msg)
+    with TemporaryDirectory(prefix="rollcall-") as scratch:
+        parameters = _lay_model(Path(scratch))
+        walls = _steps(scratch, packing)
+    a_token = 6 * parameters + 6 * _attention(SHAPE.prompt + SHAPE.answer)
+    value, ceiling = a_token * SHAPE.tokens / min(walls), _product()
+    note = (
+        f"{torch.cuda.get_device_name()}: {parameters / 1e9:.2f} billion parameters, "
+        f"{SHAPE.tokens:,} tokens in {SHAPE.groups * SHAPE.answers} rows, packing {packing}, "
+        f"{min(walls):.2f} to {max(walls):.2f} s a step, {SHAPE.tokens / min(walls):,.0f} tokens/s,"
+        f" {torch.cuda.max_memory_allocated() / 1e9:.1f} GB of its memory at most"
+    )
+    return Figure(value / 1e12, "TFLOP/s", ceiling / 1e12, notes=(note,))
+
+
+def _attention(length: int) -> int:
+    """Products of a token with the half of its row that it sees, and of their sums: all layers."""
+    return int(LLAMA["num_hidden_layers"] * LLAMA["hidden_size"] * length)
+
+
+def _lay_model(directory: Path) -> int:
+    """Write random weights there; how many parameters they are."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(7)
+    with torch.device("cuda"):
+        model = LlamaForCausalLM(LlamaConfig(**LLAMA))
+    model.save_pretrained(directory)
+    return sum(each.numel() for each in model.parameters())
+
+
+def _steps(directory: str, packing: str) -> list[float]:
+    """Seconds of each step, but for the first."""
+    from trainer.config import LearnerConfig
+    from trainer.step import Learner
+
+    config = LearnerConfig(
+        lr=LR, entropy=0.0, advantage="grpo", packing=packing, precision="bfloat16",
+        groups_per_step=SHAPE.groups, group_size=SHAPE.answers,
+    )  # fmt: skip
+    learner = Learner(directory, config, device="cuda")
+    samples = samples_of(SHAPE, learner.vocabulary)
+    return [_timed(lambda: learner.step(samples)) for _ in range(STEPS + 1)][1:]
+
+
+def _product() -> float:
+    """Operations a second of a square product of bfloat16 matrices."""
+    import torch
+
+    left = torch.randn(SIDE, SIDE, device="cuda", dtype=torch.bfloat16)
+    right = torch.randn_like(left)
+
+    def products() -> None:
+        for _ in range(PRODUCTS):
+            left @ right
+
+    return PRODUCTS * 2 * SIDE**3 / min(_timed(products) for _ in range(3))
+
+
+def _timed(work: Any) -> float:
+    """Seconds until the device is done with it."""
+    import torch
+
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - began

@@ -1,15 +1,15 @@
 """The cluster a command works on: one that is named in the settings, or that of `rollcall up`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from compose import store_identity
+from compose.schema_ids import SchemaIds
 from compose.settings import Settings
-from schemas.errors import Refused, TopicsDiffer
-from schemas.topics import Topics, wanted
+from schemas.errors import Refused
+from schemas.topics import Topics, WantedTopic, wanted
 
 if TYPE_CHECKING:
     from consumers.log.kafka_log import KafkaLog
@@ -50,15 +50,8 @@ class Cluster:
         from schemas.schema_memory import SchemaMemory
 
         objects = self.objects or store_identity.NoStore(self)
-        return Codec(self.registry, objects=objects, memory=SchemaMemory(self._schema_ids))
-
-    def _schema_ids(self) -> Path | None:
-        """Where it is kept which schema each id stands for; for each log its own."""
-        try:
-            log_id = self.log.topic_id(self.topics.events)
-        except TopicsDiffer:  # not made yet: nothing was written with any id
-            return None
-        return self.settings.state() / "schema_ids" / f"{quote(log_id, safe='')}.txt"
+        ids = SchemaIds(lambda: self.log, self.topics.stores)
+        return Codec(self.registry, objects=objects, memory=SchemaMemory(ids.first))
 
     @cached_property
     def objects(self) -> "ObjectStore | None":
@@ -107,18 +100,33 @@ def _on_this_machine(servers: str) -> bool:
 
 
 def require_topics(cluster: Cluster) -> None:
-    """Raise TopicsDiffer where topics and schemas are not those that workers need; Unavailable."""
+    """Raise TopicsDiffer where topics and schemas are not those that workers need.
+
+    Raises Unavailable, and RegistryDiffers where the log was written with another registry.
+    """
     from producers import provision
 
-    provision.require(cluster.admin, cluster.registry, wanted(cluster.settings.prefix, []))
+    topics = wanted(cluster.settings.prefix, [])
+    provision.require(cluster.admin, cluster.registry, topics)
+    _tie_schemas(cluster, topics)
 
 
 def complete_topics(cluster: Cluster, policy_id: str) -> None:
-    """Make what a policy's workers need and is missing; raises TopicsDiffer, Unavailable."""
+    """Make what a policy's workers need and is missing.
+
+    Raises TopicsDiffer, Unavailable, and RegistryDiffers as `require_topics` does.
+    """
     from producers import provision
 
     topics = wanted(cluster.settings.prefix, [policy_id])
     provision.complete(cluster.admin, cluster.registry, topics)
+    _tie_schemas(cluster, topics)
+
+
+def _tie_schemas(cluster: Cluster, topics: Sequence[WantedTopic]) -> None:
+    """Raise RegistryDiffers where the ids of our schemas are not those that the log knows."""
+    there = set(cluster.log.topic_names())
+    cluster.codec.prepare_all({t.name: t.record for t in topics if t.record and t.name in there})
 
 
 def answers(servers: str) -> bool:

@@ -24,7 +24,7 @@ from schemas.messages import Claim, StoreIdentity
 
 if TYPE_CHECKING:
     from consumers.log.protocols import Log
-    from schemas.codec import Registry
+    from schemas.codec import Codec
     from schemas.objects import ObjectStore
     from schemas.topics import Topics
 
@@ -42,7 +42,7 @@ class Place(Protocol):
     def topics(self) -> "Topics": ...
 
     @property
-    def registry(self) -> "Registry": ...
+    def codec(self) -> "Codec": ...
 
     @property
     def objects(self) -> "ObjectStore | None": ...
@@ -80,15 +80,16 @@ def identify(here: Place, store: "ObjectStore", write: bool) -> str:
 
 
 def recorded(here: Place) -> str:
-    """The identity that the log tells; empty where it tells none. Raises Unavailable."""
-    from consumers.log.reading import read_all
-    from schemas.codec import Codec
+    """The identity that the log tells; empty where it tells none.
 
-    codec, topic = Codec(here.registry), here.topics.stores
+    Raises Unavailable, also where the registry is not the one that the record was written with.
+    """
+    from consumers.log.reading import read_all
+
     try:
-        for record in read_all(here.log, [topic]):
+        for record in read_all(here.log, [here.topics.stores]):
             try:
-                found = codec.decode(record.value, StoreIdentity)
+                found = here.codec.decode(record.value, StoreIdentity)
             except WireError:
                 continue  # somebody's bad bytes name no store
             if found.store == STORE and _is_identity(found.identity):
@@ -100,8 +101,6 @@ def recorded(here: Place) -> str:
 
 def _first(here: Place, store: "ObjectStore") -> str:
     """Offer an identity for the store; the one that came first in the log."""
-    from schemas.codec import Codec
-
     try:
         here.log.partitions(here.topics.stores)
     except TopicsDiffer:
@@ -109,7 +108,7 @@ def _first(here: Place, store: "ObjectStore") -> str:
     mine = StoreIdentity(STORE, secrets.token_hex(16))
     store.bear(mine.identity)
     out = here.log.publisher()
-    value = Codec(here.registry).encode(here.topics.stores, mine)
+    value = here.codec.encode(here.topics.stores, mine)
     out.send(here.topics.stores, STORE, value, partition=0)
     if out.flush(FLUSH_S):
         msg = f"the identity of {store.url!r} was not acked within {FLUSH_S:g} s; start again"

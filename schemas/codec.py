@@ -11,7 +11,7 @@ import io
 import json
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
@@ -194,11 +194,23 @@ class Codec:
         return self._light(topic, message, b"".join(out))
 
     def prepare(self, topic: str, record: type) -> bytes:
-        """Look up what the values of a topic begin with; raises TopicsDiffer and Unavailable."""
-        schema_id = self._ask_registry(lambda: self.registry.writer_id(topic, schema_text(record)))
-        self.memory.tie(schema_id, canonical(record))
-        self._prefixes[topic] = PREFIX.pack(0, schema_id)
+        """Look up what the values of a topic begin with; see `prepare_all`."""
+        self.prepare_all({topic: record})
         return self._prefixes[topic]
+
+    def prepare_all(self, records: Mapping[str, type]) -> None:
+        """Look up what the values of topics begin with, given the messages that they hold.
+
+        Raises TopicsDiffer and Unavailable.
+        """
+        ids = {topic: self._writer_id(topic, record) for topic, record in records.items()}
+        self.memory.tie_all({ids[topic]: canonical(record) for topic, record in records.items()})
+        for topic, record in records.items():
+            self.memory.tie(ids[topic], canonical(record))  # several may have been given one id
+            self._prefixes[topic] = PREFIX.pack(0, ids[topic])
+
+    def _writer_id(self, topic: str, record: type) -> int:
+        return self._ask_registry(lambda: self.registry.writer_id(topic, schema_text(record)))
 
     def decode(self, value: bytes | None, expected: type[M]) -> M:
         """Read a value as the expected message; raises WireError or Unavailable.

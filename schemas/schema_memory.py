@@ -1,100 +1,115 @@
-"""What each schema id has stood for, so that a registry that deals its ids anew is noticed.
+"""Tie each schema id to one schema, so that a registry that deals its ids anew is noticed.
 
 A registry that came back from a backup, or another one under the same address, may give an id to
 another schema. Two versions of one record that differ in the order of two fields are then read as
 one another, and no error says so. An id never changes its meaning in a registry that is whole, so
-the first answer is kept: in the process, and in a file that later processes read.
+its first meaning counts. The log keeps it, in records that consist of headers only: they can be
+read whatever the registry says.
 """
 
-import os
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from pathlib import Path
 
-import structlog
-
+from schemas.availability import Patience
 from schemas.bounded import whole_number
 from schemas.errors import RegistryDiffers
-from schemas.private_folders import make_private
+from schemas.foreign_text import plain
+from schemas.headers import Headers, texts
 
-FILE_BYTES = 1_000_000
-"""So much of the file is read: many times what a cluster's schemas take."""
 FINGERPRINT_CHARS = 32
-PRIVATE = 0o600
+HEX = frozenset("0123456789abcdef")
+SCHEMA_ID = "schema_id"
+"""The header that every record of an id has."""
+FINGERPRINT = "schema_fingerprint"
+FORGOTTEN_BY = "forgotten_by"
+NAME_CHARS = 200
 
-log = structlog.get_logger()
+FirstTies = Callable[[Mapping[int, str]], Mapping[int, str]]
+"""Takes fingerprints by schema ids; returns those that were tied first, a given one where none was.
+"""
 
 
 class SchemaMemory:
-    """The fingerprints of schemas by their ids; for several threads, which may note one twice."""
+    """What schema ids stand for. Several threads may use it."""
 
-    def __init__(self, file: Callable[[], Path | None] = lambda: None) -> None:
-        """The file is asked for when the first id is met; None keeps nothing beyond this process.
-
-        It belongs to one log: the records of another may have other schemas under the same ids.
-        """
-        self._file = file
-        self._path: Path | None = None
-        self._known: dict[int, str] | None = None
+    def __init__(
+        self, first: FirstTies | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Ask `first` about ids that are new to this process; without it only this object knows."""
+        self._first = first or first_in({})
+        self._agreed: dict[int, str] = {}
+        self._ask = Patience(clock).ask
+        self._lock = threading.Lock()
 
     def tie(self, schema_id: int, canonical: str) -> None:
-        """Note what an id stands for, by the canonical form of its schema.
+        """Tie an id to a schema, given by its canonical form; see `tie_all`."""
+        self.tie_all({schema_id: canonical})
 
-        Raises RegistryDiffers where it stood for another before, and Unavailable.
+    def tie_all(self, schemas: Mapping[int, str]) -> None:
+        """Tie ids to schemas, given by their canonical forms.
+
+        Raises RegistryDiffers where one was tied to another schema, and Unavailable.
         """
-        if self._known is None:
-            self._path = self._file()
-            self._known = {} if self._path is None else _read(self._path)
-        found = fingerprint(canonical)
-        known = self._known.get(schema_id)
-        if known is None:
-            self._known[schema_id] = found
-            if self._path is not None:
-                _append(self._path, f"{schema_id} {found}\n")
-        elif known != found:
-            kept = f"; where that is meant, remove {self._path}" if self._path else ""
-            msg = (
-                f"the registry says that schema id {schema_id} is another schema than before: it "
-                "deals its ids anew, or is not the registry that the log was written with. Bring "
-                f"back the registry's data{kept}"
-            )
-            raise RegistryDiffers(msg)
+        found = {schema_id: fingerprint(form) for schema_id, form in schemas.items()}
+        new = {each: form for each, form in found.items() if self._agreed.get(each) != form}
+        if not new:
+            return
+        with self._lock:
+            first = self._ask(lambda: self._first(new))
+        for schema_id, form in new.items():
+            if first[schema_id] != form:
+                msg = (
+                    f"the registry says that schema id {schema_id} is another schema than before: "
+                    "it deals its ids anew, or is not the registry that the log was written with. "
+                    "Bring back the registry's data; where this registry is the right one and a "
+                    f"wrong one was asked first, run `rollcall topics forget-id {schema_id}`"
+                )
+                raise RegistryDiffers(msg)
+        self._agreed |= new
+
+
+def first_in(known: dict[int, str]) -> FirstTies:
+    """Keep the first ties in a dictionary."""
+    return lambda offered: {each: known.setdefault(each, form) for each, form in offered.items()}
 
 
 @lru_cache(maxsize=1024)
 def fingerprint(canonical: str) -> str:
-    """What a schema is known by."""
+    """Return the digest that a schema is known by."""
     return sha256(canonical.encode(errors="replace")).hexdigest()[:FINGERPRINT_CHARS]
 
 
-def _read(path: Path) -> dict[int, str]:
-    """What earlier processes noted, of an id the first; lines of another form count as none."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(FILE_BYTES).decode("ascii", "replace")
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        log.warning("schema_ids_not_read", path=str(path), error=str(error))
-        return {}
-    known: dict[int, str] = {}
-    for line in text.splitlines():
-        number, _, found = line.partition(" ")
-        schema_id = whole_number(number)
-        if schema_id is not None and len(found) == FINGERPRINT_CHARS:
-            known.setdefault(schema_id, found)
-    return known
+@dataclass(frozen=True, slots=True)
+class IdRecord:
+    """One record of the log about a schema id: its tie to a schema, or that the tie is void."""
+
+    schema_id: int
+    fingerprint: str = ""
+    """Empty where the id is to be forgotten."""
+    forgotten_by: str = ""
+
+    def headers(self) -> Headers:
+        """Return the record's headers; its value is empty."""
+        told = (
+            (FINGERPRINT, self.fingerprint)
+            if self.fingerprint
+            else (FORGOTTEN_BY, plain(self.forgotten_by, NAME_CHARS))
+        )
+        return [(name, text.encode()) for name, text in ((SCHEMA_ID, str(self.schema_id)), told)]
 
 
-def _append(path: Path, line: str) -> None:
-    """Add a line at once: a reader beside sees all of it or nothing."""
-    try:
-        make_private(path.parent)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
-        try:
-            os.write(handle, line.encode())
-        finally:
-            os.close(handle)
-    except OSError as error:
-        log.warning("schema_ids_not_kept", path=str(path), error=str(error))
+def id_record(headers: Headers) -> IdRecord | None:
+    """Read a record about a schema id; None for headers of any other form."""
+    told = texts(headers) if len(headers) == 2 else {}
+    schema_id = whole_number(told.get(SCHEMA_ID, ""))
+    if schema_id is None:
+        return None
+    if FORGOTTEN_BY in told:
+        return IdRecord(schema_id, forgotten_by=told[FORGOTTEN_BY])
+    found = told.get(FINGERPRINT, "")
+    is_fingerprint = len(found) == FINGERPRINT_CHARS and HEX.issuperset(found)
+    return IdRecord(schema_id, found) if is_fingerprint else None

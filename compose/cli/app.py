@@ -91,6 +91,7 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
             apply=topics.apply,
             diff=topics.diff,
             stats=topics.stats,
+            forget_id=topics.forget_id,
         ),
         "worker": _group(
             "Run one process of a group.",

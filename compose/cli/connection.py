@@ -59,3 +59,13 @@ def cluster() -> "Cluster":
     made = cluster_of(settings())
     CLUSTER.set(made)
     return made
+
+
+def signature() -> str:
+    """Return the name of the user who gives the command; empty where the system knows none."""
+    from getpass import getuser
+
+    try:
+        return getuser()
+    except (KeyError, OSError):  # a container without users
+        return ""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compose.cli.connection import cluster
+from compose.cli.connection import cluster, signature
 from compose.cli.option_sets import takes
 from compose.terminal import say
 
@@ -121,7 +121,7 @@ def replay(
     if not yes:
         _rehearse("send", plan.letters)
     else:
-        too_large = replay_letters(index, plan.letters, rate, by=_signature())
+        too_large = replay_letters(index, plan.letters, rate, by=signature())
         _echo_refused(too_large)
         refused += len(too_large)
         say(f"{_counted(len(plan.letters) - len(too_large))} replayed")
@@ -147,7 +147,7 @@ def drop(choice: "LetterChoice", yes: Yes = False) -> None:
     if not yes:
         _rehearse("drop", letters)
         return
-    drop_letters(index, letters, by=_signature())
+    drop_letters(index, letters, by=signature())
     say(f"{_counted(len(letters))} dropped; their bytes stay until retention takes them")
 
 
@@ -170,7 +170,7 @@ def skip(
     from consumers.history.skip_decision import decide_skip, write_skip
 
     here = cluster()
-    by = by or _signature()
+    by = by or signature()
     decided = decide_skip(here, group, topic, place, reason=reason, by=by)
     where = f"{decided.topic} {decided.partition}@{decided.first}-{decided.last}"
     if not yes:
@@ -197,16 +197,6 @@ def _rehearse(verb: str, letters: "Sequence[DeadLetter]") -> None:
 def _echo_refused(refused: "Sequence[tuple[DeadLetter, str]]") -> None:
     for letter, why in refused:
         say(f"{letter.place()} cannot {why}")
-
-
-def _signature() -> str:
-    """Who decides, where nothing else is said."""
-    from getpass import getuser
-
-    try:
-        return getuser()
-    except (KeyError, OSError):  # a container without users
-        return ""
 
 
 def _echo_records(decided: "Skip") -> None:

@@ -1,4 +1,4 @@
-"""`rollcall topics`: plan, apply, diff, stats."""
+"""`rollcall topics`: plan, apply, diff, stats, forget-id."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,6 +75,32 @@ def stats(json: Json = False) -> None:
 
     state = measure(connection.cluster())
     emit(state.plain(), partial(print_stats, state), json=json)
+
+
+def forget_id(
+    schema_id: Annotated[int, typer.Argument(min=0, help="As an error names it.")],
+    by: Annotated[str, typer.Option(help="Who decides so; you, unless given.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; else it is only shown.")] = False,
+) -> None:
+    """Forget which schema an id stands for, after a wrong registry was asked first.
+
+    A dry run without --yes. The next process that meets the id ties it to what its registry says,
+    so stop all that work with the wrong one first. Workers that wait for the id go on by
+    themselves.
+
+    Example: rollcall topics forget-id 12 --yes
+    """
+    from compose.schema_ids import SchemaIds
+
+    here = connection.cluster()
+    ids = SchemaIds(lambda: here.log, here.topics.stores)
+    by = by or connection.signature()
+    if not yes:
+        ids.require(schema_id)
+        say(f"schema id {schema_id} would be forgotten; nothing was done, --yes does it")
+        return
+    ids.forget(schema_id, by)
+    say(f"schema id {schema_id} is forgotten; the next process that meets it ties it anew")
 
 
 def print_stats(state: "LogState", terminal: "Console") -> None:

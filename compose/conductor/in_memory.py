@@ -21,6 +21,7 @@ from compose.extras import require
 from compose.files import refuse_no_folder, write_json
 from compose.runs import run_folder
 from compose.runs.recipe import load_recipe
+from compose.schema_ids import SchemaIds
 from compose.settings import Settings
 from compose.workers.build import Workshop
 from compose.workers.engines import check_recipe
@@ -30,6 +31,7 @@ from consumers.history.run_figures import RunFigures, RunReader
 from consumers.log.memory_log import MemoryLog
 from schemas.codec import Codec, LocalRegistry
 from schemas.objects import ObjectStore
+from schemas.schema_memory import SchemaMemory
 from schemas.topics import Topics, wanted
 
 LINE_EVERY_S = 5.0
@@ -73,9 +75,9 @@ def _turns(
     main = threading.current_thread() is threading.main_thread()
     parts = folder.parts()
     log = MemoryLog(wanted(settings.prefix, [part.policy_id for part in parts]))
-    shop = Workshop(
-        log, Codec(LocalRegistry(), objects=store), topics, settings, watched=False, guarded=main
-    )
+    memory = SchemaMemory(SchemaIds(lambda: log, topics.stores).first)
+    codec = Codec(LocalRegistry(), objects=store, memory=memory)
+    shop = Workshop(log, codec, topics, settings, watched=False, guarded=main)
     trainer, *trainers = [run_trainer(shop, f"training-{part.name}", part) for part in parts]
     scorers = {part.recipe.scoring_id: part.recipe.scorers for part in parts}
     loops = [

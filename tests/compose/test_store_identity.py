@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import pytest
@@ -11,13 +11,16 @@ import pytest
 from compose import store_identity
 from compose.cli import objects
 from compose.cli.connection import CLUSTER
+from compose.schema_ids import SchemaIds
 from compose.store_identity import NoStore, check_store, recorded
 from consumers.log.memory_log import MemoryLog
+from schemas.avro_schemas import schema_text
 from schemas.claims import claim_of
 from schemas.codec import Codec, LocalRegistry
-from schemas.errors import ObjectLost, StoresDiffer, Unavailable
-from schemas.messages import StoreIdentity
+from schemas.errors import ObjectLost, RegistryDiffers, StoresDiffer, Unavailable
+from schemas.messages import Control, StoreIdentity
 from schemas.objects import MARK, ObjectStore
+from schemas.schema_memory import SchemaMemory
 from schemas.topics import Topics, wanted
 
 TOPICS = Topics("t.")
@@ -32,6 +35,11 @@ class Place:
     registry: LocalRegistry
     objects: ObjectStore | None = None
     topics: Topics = TOPICS
+
+    @cached_property
+    def codec(self) -> Codec:
+        ids = SchemaIds(lambda: self.log, self.topics.stores)
+        return Codec(self.registry, memory=SchemaMemory(ids.first))
 
 
 @dataclass
@@ -73,7 +81,7 @@ def test_whoever_comes_first_says_which_store_it_is_and_others_have_to_have_it(
         check_store(world.process("b"))
     with pytest.raises(StoresDiffer, match="none is set here; set ROLLCALL_OBJECTS__URL"):
         check_store(world.process())
-    assert len(world.log.all(TOPICS.stores)) == 1
+    assert len([record for record in world.log.all(TOPICS.stores) if record.value]) == 1
 
 
 def test_nothing_is_put_into_another_store_nor_read_from_one(world: World) -> None:
@@ -171,6 +179,18 @@ def test_what_strangers_write_on_the_topic_names_no_store(world: World) -> None:
     assert recorded(world.process()) == ""
     check_store(world.process("a"))
     assert recorded(world.process())
+
+
+def test_a_registry_that_deals_its_ids_anew_hides_no_store(world: World) -> None:
+    """Else a second identity would be written, and heavy records into two stores."""
+    check_store(world.process("a"))
+    world.registry = LocalRegistry()
+    world.registry.writer_id("t", schema_text(Control))
+
+    for directory in ("a", "b", ""):
+        with pytest.raises(RegistryDiffers):
+            check_store(world.process(directory))
+    assert len([record for record in world.log.all(TOPICS.stores) if record.value]) == 1
 
 
 def test_a_cluster_of_an_earlier_release_has_no_such_topic_and_goes_on(world: World) -> None:

@@ -1,98 +1,123 @@
-"""A schema id that changes its meaning is noticed, in one process and by the next."""
+"""A schema id that changes its meaning is noticed, in one process and by the next.
+
+How processes agree through the log is tested in `tests/compose/test_schema_ids.py`.
+"""
 
 import json
-from pathlib import Path
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.avro_schemas import schema_text
-from schemas.codec import Codec, LocalRegistry
-from schemas.errors import RegistryDiffers
+from schemas.codec import Codec
+from schemas.errors import RegistryDiffers, Unavailable
+from schemas.headers import Headers
 from schemas.messages import Control
-from schemas.schema_memory import SchemaMemory
+from schemas.schema_memory import (
+    FINGERPRINT,
+    FORGOTTEN_BY,
+    SCHEMA_ID,
+    IdRecord,
+    SchemaMemory,
+    fingerprint,
+    first_in,
+    id_record,
+)
+from tests.support.schemas_swapped import CANCEL, OURS, THEIRS, registry
 
-CANCEL = Control("cancel", rollout_id="r1", group_id="g1")
-
-
-def swapped(text: str) -> str:
-    """The same record with two of its texts in each other's places."""
-    schema = json.loads(text)
-    fields = schema["fields"]
-    one, other = [n for n, field in enumerate(fields) if field["type"] == "string"][1:3]
-    fields[one], fields[other] = fields[other], fields[one]
-    return json.dumps(schema)
-
-
-def registry(*texts: str) -> LocalRegistry:
-    made = LocalRegistry()
-    for text in texts:
-        made.writer_id("t", text)
-    return made
+FOUND = fingerprint("a")
 
 
-OURS = schema_text(Control)
-THEIRS = swapped(OURS)
-
-
-def test_ids_that_changed_places_are_noticed_by_a_worker_that_begins_anew(tmp_path: Path) -> None:
+def test_ids_that_changed_places_are_noticed_by_a_worker_that_begins_anew() -> None:
     # Given a record that was written while the ids were as they are meant to be
-    file = tmp_path / "state" / "ids.txt"
-    writer = Codec(registry(THEIRS, OURS), memory=SchemaMemory(lambda: file))
+    log: dict[int, str] = {}
+    writer = Codec(registry([THEIRS, OURS]), memory=SchemaMemory(first_in(log)))
     value = writer.encode("t", CANCEL)
     assert writer.decode(value, Control) == CANCEL
 
     # When another process is answered by a registry that dealt them anew
-    reader = Codec(registry(OURS, THEIRS), memory=SchemaMemory(lambda: file))
+    reader = Codec(registry([OURS, THEIRS]), memory=SchemaMemory(first_in(log)))
 
     # Then it neither reads nor writes, and says which id and what to do
-    with pytest.raises(RegistryDiffers, match="schema id 2 is another schema than before"):
+    with pytest.raises(RegistryDiffers, match=r"schema id 2 is another.*topics forget-id 2`"):
         reader.decode(value, Control)
 
     # And goes on as soon as the registry is right again
-    reader.registry = registry(THEIRS, OURS)
+    reader.registry = registry([THEIRS, OURS])
     assert reader.decode(value, Control) == CANCEL
 
 
-def test_an_id_given_to_another_record_is_not_written_under_either(tmp_path: Path) -> None:
-    file = tmp_path / "ids.txt"
-    value = b"\0\0\0\0\1" + Codec(registry(OURS)).encode("t", CANCEL)[5:]
-    Codec(registry(THEIRS), memory=SchemaMemory(lambda: file)).decode(value, Control)
+def test_an_id_given_to_another_record_is_not_written_under_either() -> None:
+    log: dict[int, str] = {}
+    value = b"\0\0\0\0\1" + Codec(registry([OURS])).encode("t", CANCEL)[5:]
+    Codec(registry([THEIRS]), memory=SchemaMemory(first_in(log))).decode(value, Control)
 
     with pytest.raises(RegistryDiffers):
-        Codec(registry(OURS), memory=SchemaMemory(lambda: file)).encode("t", CANCEL)
+        Codec(registry([OURS]), memory=SchemaMemory(first_in(log))).encode("t", CANCEL)
 
 
-def test_how_a_registry_spells_a_schema_does_not_matter(tmp_path: Path) -> None:
-    file = tmp_path / "ids.txt"
+def test_how_a_registry_spells_a_schema_does_not_matter() -> None:
+    log: dict[int, str] = {}
     for text in (OURS, OURS.replace(",", " , "), json.dumps(json.loads(OURS), indent=4)):
-        codec = Codec(registry(text), memory=SchemaMemory(lambda: file))
-        assert codec.decode(b"\0\0\0\0\1" + Codec(registry(OURS)).encode("t", CANCEL)[5:], Control)
+        codec = Codec(registry([text]), memory=SchemaMemory(first_in(log)))
+        value = b"\0\0\0\0\1" + Codec(registry([OURS])).encode("t", CANCEL)[5:]
+        assert codec.decode(value, Control)
 
-    assert len(file.read_text().splitlines()) == 1
-
-
-@given(st.binary(max_size=200))
-def test_a_file_that_anybody_wrote_counts_for_what_can_be_read_of_it(
-    tmp_path_factory: pytest.TempPathFactory, data: bytes
-) -> None:
-    file = tmp_path_factory.mktemp("ids") / "ids.txt"
-    file.write_bytes(data + b"\n7 " + b"a" * 32)
-    memory = SchemaMemory(lambda: file)
-
-    memory.tie(9, "new")
-
-    with pytest.raises(RegistryDiffers, match=str(file)):
-        memory.tie(7, "x")
+    assert len(log) == 1
 
 
-def test_where_nothing_can_be_kept_it_goes_on_with_what_the_process_knows(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    memory = SchemaMemory(lambda: tmp_path / "file" / "ids.txt")
+def test_without_a_log_the_process_knows_what_its_ids_stood_for() -> None:
+    memory = SchemaMemory()
 
     memory.tie(1, "a")
     memory.tie(1, "a")
 
     with pytest.raises(RegistryDiffers):
         memory.tie(1, "b")
+
+
+def test_a_log_that_is_away_is_asked_once_for_all_that_wait_for_it() -> None:
+    asked = []
+
+    def away(offered: Mapping[int, str]) -> dict[int, str]:
+        asked.append(offered)
+        msg = "no broker answers"
+        raise Unavailable(msg)
+
+    memory = SchemaMemory(away, clock=lambda: 0.0)
+    for schema_id in range(100):
+        with pytest.raises(Unavailable, match="no broker answers"):
+            memory.tie(schema_id, "a")
+
+    assert len(asked) == 1
+
+
+@given(st.integers(0, 2**32 - 1), st.text())
+def test_a_record_of_an_id_is_read_as_it_was_written(schema_id: int, text: str) -> None:
+    tied = IdRecord(schema_id, fingerprint(text))
+    forgotten = id_record(IdRecord(schema_id, forgotten_by=text).headers())
+
+    assert id_record(tied.headers()) == tied
+    assert forgotten is not None
+    assert (forgotten.schema_id, forgotten.fingerprint) == (schema_id, "")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(SCHEMA_ID, b"1")],
+        [(SCHEMA_ID, b"1"), (SCHEMA_ID, b"1")],
+        [(SCHEMA_ID, b"1"), (FINGERPRINT, b"")],
+        [(SCHEMA_ID, b"1"), (FINGERPRINT, FOUND.upper().encode())],
+        [(SCHEMA_ID, b"1"), (FINGERPRINT, FOUND.encode() * 2)],
+        [(SCHEMA_ID, b"1"), (FINGERPRINT, FOUND.encode()), (FORGOTTEN_BY, b"me")],
+        [(SCHEMA_ID, b"-1"), (FINGERPRINT, FOUND.encode())],
+        [(SCHEMA_ID, b"9" * 5000), (FINGERPRINT, FOUND.encode())],
+        [(SCHEMA_ID, "\N{ARABIC-INDIC DIGIT ONE}".encode()), (FINGERPRINT, FOUND.encode())],
+        [(SCHEMA_ID, b"\xff"), (FORGOTTEN_BY, b"me")],
+    ],
+)
+def test_headers_of_another_form_say_nothing_of_an_id(headers: Headers) -> None:
+    assert id_record(headers) is None

@@ -3,7 +3,6 @@ skipped: the same for every reader."""
 
 import json
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from schemas.codec import PREFIX, Codec, LocalRegistry
 from schemas.errors import StormOfDeadLetters, Unavailable, UnknownSchema
 from schemas.headers import Headers
 from schemas.messages import Control, Event, RolloutRefused, Trajectory
-from schemas.schema_memory import SchemaMemory
+from schemas.schema_memory import SchemaMemory, first_in
 from tests.support.hand_answers import ask
 from tests.support.journals import request
 from tests.support.programs import ASKS
@@ -350,7 +349,7 @@ def test_an_event_under_the_schema_of_another_record_holds_its_partition(rig: Ri
 
 @pytest.mark.parametrize("instead", [Control, Event], ids=["another-record", "swapped-fields"])
 def test_a_registry_that_came_back_with_other_ids_loses_nothing_of_the_journal(
-    rig: Rig, instead: type, tmp_path: Path
+    rig: Rig, instead: type
 ) -> None:
     # Given rollouts whose answers nobody has folded, and a registry that deals an id anew
     agents, models = rig.agents(), rig.models(ScriptedEngine("p", lambda call: "yes"))
@@ -364,10 +363,10 @@ def test_a_registry_that_came_back_with_other_ids_loses_nothing_of_the_journal(
     at = texts.index(schema_text(Event))
     right, texts[at] = texts[at], swapped_fields(schema_text(instead))
 
-    # When a worker begins, which finds on its disk what the id stood for
-    file = tmp_path / "ids" / "log.txt"
-    SchemaMemory(lambda: file).tie(at + 1, canonical(Event))
-    rig.codec = Codec(rig.registry, clock=rig.clock, memory=SchemaMemory(lambda: file))
+    # When a worker begins, which finds in the log what the id stood for
+    tied: dict[int, str] = {}
+    SchemaMemory(first_in(tied)).tie(at + 1, canonical(Event))
+    rig.codec = Codec(rig.registry, clock=rig.clock, memory=SchemaMemory(first_in(tied)))
     held = rig.agents("a2")
     for _ in range(3):
         rig.settle(held)
@@ -379,7 +378,7 @@ def test_a_registry_that_came_back_with_other_ids_loses_nothing_of_the_journal(
     assert letters(rig, rig.topics.events) == []
     assert asked_for(rig) == {}
     texts[at] = right
-    rig.codec = Codec(rig.registry, clock=rig.clock, memory=SchemaMemory(lambda: file))
+    rig.codec = Codec(rig.registry, clock=rig.clock, memory=SchemaMemory(first_in(tied)))
     rig.settle(rig.agents("a3"), models)
     assert asked_for(rig) == {"a": "finished", "b": "finished"}
 

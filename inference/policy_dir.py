@@ -25,6 +25,7 @@ from transformers.utils import logging as hf_logging
 
 from inference.base_weights import BaseWeights
 from inference.chat import Template, template_of
+from schemas.context_length import positions_used
 from schemas.errors import Refused
 from schemas.ids import digest
 from schemas.whole_files import appearing
@@ -99,10 +100,17 @@ def load_policy(directory: str | Path, device: str = "cpu") -> Policy:
     tokenizer, template = load_template(directory)
     load = partial(_loaded, directory, about.get("precision"))
     model = load()
+    context = positions_used(model.config)
+    if not context:
+        msg = (
+            f"{directory}: config.json does not say how many positions the model has; add "
+            "max_position_embeddings"
+        )
+        raise Refused(msg)
     precision = str(model.dtype).removeprefix("torch.")
     return Policy(
         model.eval().requires_grad_(False).to(device), tokenizer, template, precision,
-        _context(model.config), template.end_ids | _end_ids(model), BaseWeights(load),
+        context, template.end_ids | _end_ids(model), BaseWeights(load),
     )  # fmt: skip
 
 
@@ -226,16 +234,6 @@ def _loaded(directory: Path, precision: str | None) -> Any:
         directory, local_files_only=True, attn_implementation="sdpa",
         dtype=DTYPES[precision] if precision else "auto",
     )  # fmt: skip
-
-
-def _context(config: Any) -> int:
-    """Positions of the model; a sliding window ends the context, since the engine has one mask."""
-    positions = int(config.max_position_embeddings)
-    slides = any("sliding" in kind for kind in getattr(config, "layer_types", None) or ())
-    window = getattr(config, "sliding_window", None)
-    if window and (slides or not hasattr(config, "layer_types")):
-        return min(positions, int(window))
-    return positions
 
 
 def _end_ids(model: Any) -> frozenset[int]:

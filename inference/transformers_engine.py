@@ -61,8 +61,8 @@ class TransformersEngine:
     """Serves a policy directory; see `inference.engine.Engine`.
 
     A `policy` that is loaded already is taken instead of the directory. `max_cache_bytes` bounds
-    the keys and values of the running batch, a quarter of it those of kept prefixes. `threads` sets
-    torch's threads for the whole process. `exact` computes as the trainer does
+    the keys and values of the running batch; those of kept prefixes take a quarter more. `threads`
+    sets torch's threads for the whole process. `exact` computes as the trainer does
     (`inference.exact_rows`).
     """
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import structlog
 
+from schemas.context_length import positions_used
 from schemas.messages import Sequence as TokenSequence
 from schemas.packed import ids_of, mask_of
 from trainer.left_out import CONTEXT, UNKNOWN, WINDOW
 from trainer.samples import Sample, mine
-from trainer.sharing import longest_read
 
 log = structlog.get_logger()
 
@@ -26,7 +26,7 @@ class Reading:
     context: int = 0
     """So many positions it reads; 0: not known."""
     window: bool = False
-    """Whether they are those of a sliding window, and the model itself has more."""
+    """Whether a sliding window or longrope ends them, and the model itself has more."""
 
     def told(self, samples: Sequence[Sample]) -> dict[str, float]:
         """How many of the samples are read in part, by reason; nothing where all are whole."""
@@ -52,8 +52,8 @@ class Reading:
 
 
 def reading_of(directory: Path, config: Any) -> Reading:
-    """Of a policy's directory and its model's configuration; a window that ends it is said."""
-    positions, read = int(getattr(config, "max_position_embeddings", 0)), longest_read(config)
+    """Of a policy's directory and its model's configuration; it is said where it ends earlier."""
+    positions, read = int(getattr(config, "max_position_embeddings", 0)), positions_used(config)
     if 0 < read < positions:
         log.warning("context_ends_at_window", policy=str(directory), positions=positions, read=read)
     return Reading(unknown_token(directory), read if positions else 0, 0 < read < positions)

@@ -20,6 +20,7 @@ import structlog
 import torch
 from torch import Tensor, nn
 
+from schemas.context_length import positions_used
 from trainer.forward import kept_logits
 from trainer.packing import MOST_WIDE, ModelInput, PackRow, Worth, model_input, packs_of
 
@@ -109,18 +110,10 @@ def _seeing_all(given: ModelInput) -> ModelInput:
     return replace(given, attention_mask=causal[None, None])
 
 
-def longest_read(config: Any) -> int:
-    """Positions that are read: a sliding window, where layers have one, ends them."""
-    positions = int(getattr(config, "max_position_embeddings", 0)) or EVERYTHING.longest
-    slides = any("sliding" in kind for kind in getattr(config, "layer_types", None) or ())
-    window = getattr(config, "sliding_window", None)
-    if window and (slides or not hasattr(config, "layer_types")):
-        return min(positions, int(window))
-    return positions
-
-
 def longest_alike(config: Any) -> int:
     """Tokens of a row up to which no layer leaves out what the mask lets it see."""
     fields = config.to_dict().items()
     bounds = [value for name, value in fields if BOUNDS.search(name) and isinstance(value, int)]
-    return min([longest_read(config), *(bound for bound in bounds if bound > 0)])
+    return min(
+        [positions_used(config) or EVERYTHING.longest, *(bound for bound in bounds if bound > 0)]
+    )

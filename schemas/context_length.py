@@ -1,0 +1,32 @@
+"""How many positions of a model are used: engine and trainer must mean the same."""
+
+from typing import Any
+
+
+def positions_used(config: Any) -> int:
+    """Return how many positions a model's configuration gives a sequence; 0 where it says nothing.
+
+    A sliding window ends it, since the engine has one mask for all layers. So does the length up to
+    which longrope keeps its first frequencies: beyond it the longest row of a batch decides by
+    which frequencies all of its rows are read (transformers, `dynamic_rope_update`).
+    """
+    positions = int(getattr(config, "max_position_embeddings", 0) or 0)
+    slides = any("sliding" in kind for kind in getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None)
+    bounds = [positions, *_first_frequencies(config)]
+    if window and (slides or not hasattr(config, "layer_types")):
+        bounds.append(int(window))
+    return min((bound for bound in bounds if bound > 0), default=0)
+
+
+def _first_frequencies(config: Any) -> list[int]:
+    """Return the lengths that longrope's first frequencies are for: one, or one a kind of layer."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
+    lengths = [
+        each.get("original_max_position_embeddings")
+        or getattr(config, "original_max_position_embeddings", None)
+        for each in kinds
+        if each.get("rope_type") == "longrope"
+    ]
+    return [int(length) for length in lengths if length]

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
+from operator import methodcaller
 from typing import Any, TypeVar
 
 import structlog
@@ -163,6 +164,11 @@ class _Polling:
         return f"It holds offsets {bounds[0]} to {bounds[1]} now. " if bounds else ""
 
 
+ASK_HEADERS = methodcaller("headers")
+"""Calls from C are checked for an error that the client sets beside a result. Once Python 3.11 has
+specialised a method call it no longer checks, and the caller's caller meets the error."""
+
+
 def _headers(message: Message) -> Headers | None:
     """The headers of a message; those in UNREADABLE where the client cannot tell them.
 
@@ -170,7 +176,7 @@ def _headers(message: Message) -> Headers | None:
     it is looked at, so it is asked once.
     """
     try:
-        headers: Headers | None = message.headers()
+        headers: Headers | None = ASK_HEADERS(message)
     except (SystemError, ValueError) as error:
         log.warning(
             "headers_unreadable",

@@ -58,6 +58,20 @@ def test_names_that_are_not_utf8_are_told_as_such_by_kafkas_client(servers: str)
     reader.close()
 
 
+def test_such_names_are_told_when_python_has_specialised_the_code_that_asks(servers: str) -> None:
+    for headers in [RAW[3]] * 40 + RAW:
+        produce_raw(servers, "t", headers)
+    settings = {"bootstrap.servers": servers}
+    watch = TopicWatch(Admin(settings), "")
+    reader = KafkaReader(settings, watch, {("t", 0): (0, 40 + len(RAW))}, {})
+    records: list[Record] = []
+    while not reader.caught_up():
+        records += reader.poll(10)
+
+    assert read_twice(records) == [TOLD[3]] * 40 + TOLD
+    reader.close()
+
+
 def test_the_log_in_memory_tells_the_same() -> None:
     log = MemoryLog()
     log.create("t", 1)

@@ -16,6 +16,7 @@ from compose.cluster import Cluster, answers
 from compose.services.embedded import Endpoints, down, up
 from compose.settings import KafkaSettings, RegistrySettings, Settings
 from producers import provision
+from schemas import hidden
 from schemas.topics import wanted
 from tests.support.broker import BROKER, BrokerLog, users_cache
 from tests.support.watchdog import Watchdog
@@ -54,6 +55,15 @@ def signals_as_they_were() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def secrets_as_they_were() -> Iterator[None]:
+    """A word that one test declares a secret can be shown by the next."""
+    before = dict(hidden._known)
+    yield
+    hidden._known.clear()
+    hidden._known.update(before)
 
 
 @pytest.fixture(scope="session")

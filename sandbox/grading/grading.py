@@ -1,48 +1,42 @@
 """A patch is judged in a box where nobody has been: applied, then tested by what was put in after.
 
 What the patch could have written is not trusted. Its changes to tests, and to what tells a test
-runner how to run (`GUARDED`), are left out; the reference's tests replace whatever is in their
-place. pytest is run by a witness under a supervisor (`pytest_witness`, `supervisor`), any other
-command by a shell that frames its output with a nonce; a run that contradicts itself earns nothing.
-A command that cannot be taken apart (`pytest_command`), or another runner, prints its own results:
-there code under test that prints what its runner would print is believed.
+runner how to run (`guarded`), are left out; the reference's tests replace whatever is in their
+place. pytest is run by a witness under a supervisor (`pytest_witness`, `supervisor`), and when all
+tests pass, some that were to be mended are run once more, each alone. Any other command is run by a
+shell that frames its output with a nonce; a run that contradicts itself earns nothing. A command
+that cannot be taken apart (`pytest_command`), or another runner, prints its own results: there code
+under test that prints what its runner would print is believed.
 
-A fault of the box is no verdict: `true` is run in it before the patch is blamed. A patch whose code
-takes all memory that the box may have is no fault of it (`sandbox.boxes.probe`). Errors are
-WorkFailed, those that may be retried among them.
+A fault of the box is no verdict: `true` is run in it before the patch is blamed, and where no
+runner is found, or where boxes die again and again, the tests are run in one without the patch. A
+patch whose code takes all memory that the box may have is no fault of it (`sandbox.boxes.probe`).
+Errors are WorkFailed, those that may be retried among them.
 """
 
 import asyncio
-import inspect
-import json
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from posixpath import dirname, join, normpath
+from posixpath import dirname
 
-from sandbox import process_tree
 from sandbox.boxes import tar_streams
-from sandbox.boxes.box import BOX_SPOILT, VARIABLES, Box, Ran, Spec
+from sandbox.boxes.box import BOX_DIED, BOX_SPOILT, VARIABLES, Box, Ran, Spec
 from sandbox.boxes.frame import Frame
 from sandbox.boxes.probe import probe
-from sandbox.grading import pytest_witness, supervisor
-from sandbox.grading.controls import Controls, controls
+from sandbox.grading.controls import controls
+from sandbox.grading.guarded import FILES, Guarded
+from sandbox.grading.marks import CONFTEST, Marks
 from sandbox.grading.parsers import parse
 from sandbox.grading.patches import complaint, renamed_away
 from sandbox.grading.pytest_command import PytestCommand, pytest_command
 from sandbox.grading.reference import Reference
 from sandbox.grading.verdict import TestLog, Verdict, verdict
-from sandbox.grading.witnessed import seen_in, witnessed
+from sandbox.grading.witness_plan import WitnessPlan, witness_plan
+from sandbox.grading.witnessed import NoRunner, seen_in, witnessed, witnessed_alone
 from schemas.errors import WorkFailed
 
 OpenBox = Callable[[Spec], Awaitable[Box]]
-GUARDED = (
-    "conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini",
-    "setup.cfg", "pyproject.toml", "sitecustomize.py", "usercustomize.py",
-)  # fmt: skip
-"""Files that tell Python or pytest how to run, wherever they lie: those of the start stay."""
-NO_PLUGINS = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"
-GUARDED_FOLDERS = ("*.egg-info", "*.dist-info")
 GIT = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null"}
 APPLY_S = 60.0
 SETTLE_S = 30.0
@@ -60,6 +54,11 @@ REMOVE = """for path do
   rm -rf -- "$path" || exit 8
 done"""
 LINKED = 9
+MOST_DEATHS = 3
+"""So many boxes in a row may die of a patch before it is blamed."""
+MOST_ALONE = 3
+"""So many tests are run alone, drawn for each grading."""
+CONFTESTS = f"find . -name {CONFTEST} -not -path './.git/*' -exec cat {{}} +"
 
 
 async def grade(open_box: OpenBox, reference: Reference, patch: bytes) -> Verdict:
@@ -67,6 +66,26 @@ async def grade(open_box: OpenBox, reference: Reference, patch: bytes) -> Verdic
     wrong = complaint(patch)
     if wrong:
         return wrong
+    broken: Exception | None = None
+    for _ in range(MOST_DEATHS):
+        try:
+            return await _in_a_box(open_box, reference, patch)
+        except NoRunner as error:
+            broken = error
+            break
+        except WorkFailed as error:
+            if error.code != BOX_DIED:
+                raise
+            broken = error
+    try:
+        await _in_a_box(open_box, reference, None)  # is it the patch?
+    except NoRunner as error:
+        raise WorkFailed("bad_image", str(error), retriable=False) from error
+    return Verdict("broken", f"without the patch the tests run, with it {broken}")
+
+
+async def _in_a_box(open_box: OpenBox, reference: Reference, patch: bytes | None) -> Verdict:
+    """Raises NoRunner where the tests cannot be begun."""
     box = await open_box(reference.spec)
     try:
         return await Grading(box, reference).of(patch)
@@ -83,9 +102,11 @@ class Grading:
         self.verifier = reference.verifier
         self.workdir = reference.workdir or box.directory.decode()
         self.env = {**VARIABLES, **GIT, "GIT_CEILING_DIRECTORIES": dirname(self.workdir)}
+        self.tests: Mapping[str, bytes] = {}
+        self.guarded = Guarded(self.verifier, self.workdir, frozenset())
 
-    async def of(self, patch: bytes) -> Verdict:
-        """Apply, put the tests in place, run, judge."""
+    async def of(self, patch: bytes | None) -> Verdict:
+        """Apply, put the tests in place, run, judge; without a patch only for a runner's sake."""
         if self.reference.base is not None:
             await self.box.put(self.reference.base, self.workdir)
         try:
@@ -95,25 +116,48 @@ class Grading:
                 raise
             return Verdict(BOX_SPOILT, f"with it {error}")
 
-    async def _judged(self, patch: bytes) -> Verdict:
-        wrong = await self._apply(patch) or await self._clear() or await self._lay()
+    async def _judged(self, patch: bytes | None) -> Verdict:
+        # Their own faults come first.
+        self.tests = await asyncio.to_thread(tar_streams.files, self.reference.tests)
+        self.guarded = Guarded(self.verifier, self.workdir, frozenset(self.tests))
+        marks = Marks({**await self._conftests(), **self.tests}, self.guarded.holds)
+        wrong = await self._apply(patch) if patch is not None else None
+        wrong = wrong or await self._clear() or await self._placed(self.reference.tests)
         if wrong:
             return wrong
         command = pytest_command(self.verifier.command)
+        plan = None
         if self.verifier.parser == "pytest" and command:
-            judged = await self._by_witness(command)
+            plan = self._plan(command)
+            judged = await self._by_witness(plan)
         else:
             judged = await self._by_shell()
         if isinstance(judged, TestLog):
-            judged = verdict(judged, self.verifier.fail_to_pass, self.verifier.pass_to_pass)
-        return await self._altered() or judged if judged.resolved else judged
+            wanted = self.verifier.fail_to_pass, self.verifier.pass_to_pass
+            judged = verdict(judged, *wanted, marks.allow)
+        if not judged.resolved:
+            return judged
+        return await self._altered() or (plan and await self._alone(plan)) or judged
+
+    async def _conftests(self) -> Mapping[str, bytes]:
+        """The `conftest.py` files of the tree as it was."""
+        if not self.guarded.python:
+            return {}
+        if self.reference.base is not None:
+            found = await asyncio.to_thread(tar_streams.files, self.reference.base)
+        else:
+            ran = await self.box.run(
+                ["/bin/sh", "-c", CONFTESTS], cwd=self.workdir, timeout_s=APPLY_S
+            )
+            found = {CONFTEST: ran.output.encode()}
+        return {name: text for name, text in found.items() if name.rpartition("/")[2] == CONFTEST}
 
     async def _apply(self, patch: bytes) -> Verdict | None:
         """Why a patch is not applied; None when it is."""
-        moved = renamed_away(patch, GUARDED) if self._guards() else ""
+        moved = renamed_away(patch, FILES) if self.guarded.python else ""
         if moved:
             return Verdict("guarded", f"it renames {moved}, which says how tests are run")
-        left_out = [f"--exclude={pattern}" for pattern in self._excluded()]
+        left_out = [f"--exclude={pattern}" for pattern in self.guarded.patterns()]
         listed = await self._git(patch, "--numstat", *left_out)
         if listed.exit_code == 0 and not listed.output.strip():
             return Verdict("only_tests", "it changes nothing but tests and how they are run")
@@ -125,21 +169,6 @@ class Grading:
         first = said[0][:300] if said else f"git ended with {ran.exit_code}"
         code = "path" if "invalid path" in ran.output or "beyond a symbolic" in first else ""
         return Verdict(code or "not_applied", f"the patch is not applied: {first}")
-
-    def _excluded(self) -> Iterator[str]:
-        """Patterns of what a patch may say nothing about."""
-        for path in self.verifier.replace:
-            plain = "".join(f"[{each}]" if each in "*?[" else each for each in path)
-            yield from (plain, f"{plain}/*")
-        if self._guards():
-            for name in GUARDED:
-                yield from (name, f"*/{name}")
-            for folder in GUARDED_FOLDERS:
-                yield f"{folder}/*"
-
-    def _guards(self) -> bool:
-        """Whether Python runs the tests."""
-        return self.verifier.parser in ("pytest", "unittest")
 
     async def _git(self, patch: bytes, *words: str) -> Ran:
         ran = await self.box.run(
@@ -167,11 +196,6 @@ class Grading:
             return Verdict("invalid", f"the tests cannot be replaced: {ran.output[:300]}")
         return None
 
-    async def _lay(self) -> Verdict | None:
-        """Put the tests in place, wherever the patch lets them be put."""
-        await asyncio.to_thread(tar_streams.checked, self.reference.tests)  # their own faults first
-        return await self._placed(self.reference.tests)
-
     async def _placed(self, files: bytes) -> Verdict | None:
         """Put files of ours into the tree as the patch has left it; why that cannot be."""
         try:
@@ -183,65 +207,48 @@ class Grading:
             return Verdict("invalid", f"the tests cannot be put in place: {error}")
         return None
 
-    async def _by_witness(self, command: PytestCommand) -> TestLog | Verdict:
+    def _plan(self, command: PytestCommand) -> WitnessPlan:
+        return witness_plan(
+            self.verifier, command, self.workdir, self.tests, self.reference.output_bytes
+        )
+
+    async def _by_witness(self, plan: WitnessPlan) -> TestLog | Verdict:
         """Run pytest under a supervisor."""
         control = controls(_tests_directory(self.verifier.fail_to_pass[0]))
         files = tar_streams.of_files({control.path: control.text.encode()})
         if wrong := await self._placed(files):
             return wrong
-        nonce, token = secrets.token_hex(16), secrets.token_hex(16)
-        plan = self._plan(command, control, nonce, token)
-        program = f"{_source(process_tree)}\n{_source(supervisor)}\n"
-        program += f"supervise(json.loads({json.dumps(plan)!r}))\n"
+        seen = await self._supervised(plan, plan.together(control))
+        return seen if isinstance(seen, Verdict) else witnessed(seen, plan.token, control.expected)
+
+    async def _alone(self, plan: WitnessPlan) -> Verdict | None:
+        """Why some of the mended tests do not pass alone, each in a new process; else None."""
+        mended = list(self.verifier.fail_to_pass)
+        drawn = secrets.SystemRandom().sample(mended, min(MOST_ALONE, len(mended)))
+        tokens = {test: secrets.token_hex(16) for test in drawn}
+        seen = await self._supervised(plan, plan.alone(tokens))
+        return seen if isinstance(seen, Verdict) else witnessed_alone(seen, tokens)
+
+    async def _supervised(
+        self, plan: WitnessPlan, program: bytes
+    ) -> Mapping[str, object] | Verdict:
+        """What a supervisor saw; a verdict where it saw no end. Raises NoRunner."""
+        interpreter = plan.command.interpreter
         ran = await self.box.run(
-            [command.interpreter, "-I", "-S", "-"],
-            stdin=program.encode(),
+            [interpreter, "-I", "-S", "-"],
+            stdin=program,
             cwd=self.workdir,
             timeout_s=self.verifier.timeout_sec + SETTLE_S,
             most_chars=MOST_CHARS,
         )
-        if ran.exit_code in NO_PROGRAM and self._in_tree(command.interpreter):
-            return Verdict("invalid", f"{command.interpreter} cannot be run with it")
         if ran.exit_code in NO_PROGRAM:
-            msg = f"{command.interpreter} cannot be run in the box: {ran.output.strip()[:300]}"
-            raise WorkFailed("bad_image", msg, retriable=False)
-        seen = seen_in(ran.output, nonce)
+            said = ran.output.strip()[:300]
+            msg = f"{interpreter} cannot be run in the box: {said}"
+            raise NoRunner(msg)
+        seen = seen_in(ran.output, plan.nonce)
         if seen is None:
             return await self._no_end(ran)
-        if seen["wrong"]:
-            return self._ended_early(str(seen["wrong"]))
-        return witnessed(seen, token, control.expected)
-
-    def _in_tree(self, program: str) -> bool:
-        """Whether a patch could have changed it."""
-        place = normpath(join(self.workdir, program))
-        return "/" in program and place.startswith(f"{self.workdir}/")
-
-    def _plan(
-        self, command: PytestCommand, control: Controls, nonce: str, token: str
-    ) -> Mapping[str, object]:
-        """What the supervisor is told, and through it the witness."""
-        argv = [
-            *command.argv, f"--rootdir={self.workdir}", "-p", "no:cacheprovider", "-o", "addopts=",
-            "--continue-on-collection-errors", "--maxfail=0", "--color=no",
-        ]  # fmt: skip
-        search = replace(command, env={**self.verifier.env, **command.env}).search(self.workdir)
-        env = {**VARIABLES, **self.verifier.env, **command.env}
-        env = {name: value for name, value in env.items() if not _steers(name)}
-        return {
-            "nonce": nonce,
-            "timeout_s": self.verifier.timeout_sec,
-            "output_bytes": self.reference.output_bytes,
-            "env": env,
-            "program": _source(pytest_witness),
-            "witness": {
-                "token": token,
-                "cwd": self.workdir,
-                "paths": search,
-                "plugins": NO_PLUGINS not in {**self.verifier.env, **command.env},
-                "argv": [*argv, control.path] if command.has_paths else argv,
-            },
-        }
+        return self._ended_early(str(seen["wrong"])) if seen["wrong"] else seen
 
     async def _by_shell(self) -> TestLog | Verdict:
         """Run a command by a shell, which frames what it prints."""
@@ -251,7 +258,7 @@ class Grading:
             ["/bin/sh"],
             stdin=script,
             cwd=self.workdir,
-            env=dict(self.verifier.env),
+            env={"PYTHONNOUSERSITE": "1", **self.verifier.env},
             timeout_s=self.verifier.timeout_sec,
             most_chars=self.reference.output_bytes,
         )
@@ -262,7 +269,11 @@ class Grading:
         output = frame.take(ran.output.encode()).decode()
         if frame.exit_code is None:
             return await self._no_end(ran)
-        return replace(parse(self.verifier.parser, output), exit_code=frame.exit_code)
+        log = parse(self.verifier.parser, output)
+        if frame.exit_code in NO_PROGRAM and not log.outcomes:
+            msg = f"the tests' command cannot be run: {output.strip()[-300:]}"
+            raise NoRunner(msg)
+        return replace(log, exit_code=frame.exit_code)
 
     def _ended_early(self, why: str) -> Verdict:
         texts = {
@@ -281,9 +292,9 @@ class Grading:
 
     async def _altered(self) -> Verdict | None:
         """Whether the tests that were run are still those that were put there."""
-        if not self._guards():
+        if not self.guarded.python:
             return None
-        put = tar_streams.files(self.reference.tests)
+        put = self.tests
         for folder in sorted({name.partition("/")[0] for name in put if name.endswith(".py")}):
             try:
                 tar = await self.box.get(f"{self.workdir}/{folder}", most_bytes=MOST_CHARS)
@@ -305,12 +316,3 @@ class Grading:
 
 def _tests_directory(test: str) -> str:
     return dirname(test.partition("::")[0])
-
-
-def _steers(name: str) -> bool:
-    """Whether a variable would tell Python or pytest how to run; the plan says that."""
-    return name == "PYTHONPATH" or (name.startswith("PYTEST_"))
-
-
-def _source(module: object) -> str:
-    return inspect.getsource(module)  # type: ignore[arg-type]

@@ -1,55 +1,86 @@
 """Runs pytest and tells a supervisor what it saw: a program, run in the interpreter of the tests.
 
-Its text is piped into `python -s -`, away from the tree under test, and with the interpreter's own
-library and pytest alone; nothing of ours is there. pytest and its plugins are imported before the
-tree can be found, so nothing in it stands in for them, and an entry point there names no plugin.
+Its text is piped behind that of `pytest_guard` into `python -s -S -`, away from the tree under
+test, and with the interpreter's own library and pytest alone; nothing of ours is there. What `.pth`
+files and `sitecustomize` would run, and the tree itself, come after pytest and its plugins are
+imported and remembered: nothing in the tree stands in for them, and an entry point there names no
+plugin.
 
 One JSON array a line, each beginning with a token that only this process and its supervisor have:
 `[token, "missing", why]` and nothing else; else `[token, "collected", tests]`, `[token, "unread",
-place]`, `[token, "test", test, phase, outcome, expected]` and `[token, "end", exit code, failures,
-changed]`. What code in this very process can forge is found by what it changed: the parts of pytest
-that decide (`DECIDE`) are compared with what they were, and some of the tests must fail.
+place]`, `[token, "test", test, phase, outcome, expected, where]` and `[token, "end", exit code,
+failures, changed]`. `where` is the file that raised a skip or an expected failure; empty where
+pytest did, for a mark. What code in this very process can forge is found by what it changed
+(`pytest_guard`), and some of the tests must fail.
+
+Where the plan says `alone`, each of these tests is run in a fork of its own, under a token of its
+own.
 """
+
+from __future__ import annotations
 
 import importlib
 import json
 import os
+import site
 import sys
-from collections.abc import Iterator, Mapping
-from types import FunctionType, ModuleType
-from typing import Any
+import unittest
+from typing import TYPE_CHECKING, Any
 
-DECIDE = (
-    "__main__", "_pytest.runner", "_pytest.main", "_pytest.reports", "_pytest.python",
-    "_pytest.unittest",
-    "_pytest.skipping", "_pytest.nodes", "_pytest.outcomes", "_pytest.fixtures",
-    "_pytest.assertion.rewrite", "_pytest.config", "pluggy._callers", "pluggy._hooks",
-    "pluggy._manager", "unittest.case", "builtins",
-)  # fmt: skip
-MOST_SAID = 3
+if TYPE_CHECKING:
+    from sandbox.grading.pytest_guard import RUNNERS, Guard
+# The text of pytest_guard stands before this one where it is run.
+
+LOADED = ("_pytest.assertion.rewrite", "unittest.mock")
+"""What pytest imports late beside its own plugins, imported before the tree can be found."""
+ASKED: tuple[type, ...] = ()
+"""What is raised to skip a test, or to have it fail as expected; known when pytest is."""
 
 
 class Witness:
     """A plugin that tells what becomes of each test."""
 
-    def __init__(self, reports: int, token: str) -> None:
+    def __init__(self, reports: int, token: str, guard: Guard, only: str = "") -> None:
         self._reports = reports
         self._token = token
+        self._guard = guard
+        self._only = only
         self._session: Any = None
+        self._raised: dict[tuple[str, str], str] = {}
 
     def tell(self, *words: object) -> None:
         line = json.dumps([self._token, *words]).encode() + b"\n"
         while line:
             line = line[os.write(self._reports, line) :]
 
+    def pytest_plugin_registered(self, plugin: Any) -> None:
+        self._guard.registered(plugin)
+
     def pytest_collection_finish(self, session: Any) -> None:
+        if self._only:
+            session.items[:] = [item for item in session.items if item.nodeid == self._only][:1]
         self._session = session
         self.tell("collected", [item.nodeid for item in session.items])
+
+    def pytest_runtest_setup(self, item: Any) -> None:
+        self._guard.look(item)
+
+    def pytest_runtest_call(self, item: Any) -> None:
+        self._guard.look(item)
+
+    def pytest_runtest_teardown(self, item: Any) -> None:
+        self._guard.look(item)
+
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
+        if call.excinfo is not None and isinstance(call.excinfo.value, ASKED):
+            place = raised_in(call.excinfo.tb)
+            self._raised[item.nodeid, call.when] = self._guard.below(place)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         expected = hasattr(report, "wasxfail")
         phase = "subtest" if hasattr(report, "context") else report.when
-        self.tell("test", report.nodeid, phase, report.outcome, expected)
+        where = self._raised.pop((report.nodeid, report.when), "")
+        self.tell("test", report.nodeid, phase, report.outcome, expected, where)
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
@@ -60,42 +91,64 @@ class Witness:
         return -1 if self._session is None else int(self._session.testsfailed)
 
 
-def parts() -> Mapping[str, tuple[int, int]]:
-    """The functions that decide, each by what it is and by its code."""
-    found = {}
-    for name in DECIDE:
-        module = sys.modules.get(name)
-        for path, function in _functions(module) if module else ():
-            code = getattr(function, "__code__", None)
-            found[f"{name}.{path}"] = (id(function), id(code))
-    return found
-
-
-def _functions(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    for name, value in list(vars(module).items()):
-        if isinstance(value, type):
-            for inner, member in list(vars(value).items()):
-                member = getattr(member, "__func__", getattr(member, "fget", member))
-                if isinstance(member, FunctionType):
-                    yield f"{name}.{inner}", member
-        if callable(value):
-            yield name, value
-
-
-def changed(before: Mapping[str, tuple[int, int]]) -> list[str]:
-    """The parts that are not what they were."""
-    now = parts()
-    return [name for name, was in before.items() if now.get(name) != was][:MOST_SAID]
+def raised_in(traceback: Any) -> str:
+    """The file of the innermost code that is not pytest's; empty where all is."""
+    place = ""
+    while traceback is not None:
+        frame, traceback = traceback.tb_frame, traceback.tb_next
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in RUNNERS:
+            place = frame.f_code.co_filename
+    return str(place)
 
 
 def installed_plugins() -> list[str]:
     """The modules of pytest's plugins that this interpreter has, imported."""
     from importlib.metadata import entry_points
 
-    modules = [entry.module for entry in entry_points(group="pytest11")]
+    found: Any = entry_points()
+    if hasattr(found, "select"):
+        found = found.select(group="pytest11")
+    else:  # before Python 3.10
+        found = found.get("pytest11", ())
+    modules = [entry.value.partition(":")[0].strip() for entry in found]
     for module in modules:
         importlib.import_module(module)
     return modules
+
+
+def find_packages(tree: str) -> list[str]:
+    """Let installed packages be found; returns lines of `.pth` files that are to be run later."""
+    late: list[str] = []
+
+    def read_paths(directory: str, name: str, known: Any) -> None:
+        with open(os.path.join(directory, name), "rb") as file:
+            for line in file.read().decode("utf-8", "replace").splitlines():
+                path = os.path.join(directory, line.strip())
+                if line.startswith(("import ", "import\t")):
+                    late.append(line)
+                elif line.strip() and line[0] != "#" and os.path.exists(path):
+                    (late if is_below(path, tree) else sys.path).append(path)
+
+    kept = site.addpackage, site.execsitecustomize, site.execusercustomize
+    site.addpackage = read_paths  # type: ignore[assignment]
+    site.execsitecustomize = site.execusercustomize = lambda: None
+    site.main()
+    site.addpackage, site.execsitecustomize, site.execusercustomize = kept
+    return late
+
+
+def run_late(lines: list[str]) -> None:
+    """What the start of the interpreter would have run, now that pytest is remembered."""
+    for line in lines:
+        if line.startswith("import"):
+            exec(line, {})  # as the interpreter itself does
+        elif line not in sys.path:
+            sys.path.append(line)
+    site.execsitecustomize()
+
+
+def is_below(path: str, tree: str) -> bool:
+    return os.path.realpath(path).startswith(f"{os.path.realpath(tree)}/")
 
 
 def lay_paths(paths: list[str]) -> None:
@@ -109,27 +162,47 @@ def main(plan: dict[str, Any]) -> None:
     """Run pytest as planned; never returns, and leaves nothing to be run at the exit."""
     sys.path[:] = [path for path in sys.path if path]
     os.set_inheritable(plan["reports"], False)
-    witness = Witness(plan["reports"], plan["token"])
+    tree = os.path.realpath(plan["cwd"])
+    digests = {os.path.join(tree, name): digest for name, digest in plan["digests"].items()}
+    guard = Guard(digests, plan["closely"], f"{tree}/")
+    witness = Witness(plan["reports"], plan["token"], guard)
     try:
+        late = find_packages(tree)
         import pytest
 
         plugins = installed_plugins() if plan["plugins"] else []
     except ImportError as error:
         witness.tell("missing", str(error))
         os._exit(1)
-    for name in DECIDE:
+    from _pytest.config import default_plugins
+
+    for name in (*LOADED, *(f"_pytest.{each}" for each in default_plugins)):
         importlib.import_module(name)
+    globals()["ASKED"] = (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest)
     # Before the terminal makes a failure of a test that passed and holds subtests that failed: the
     # session has counted it by then.
-    pytest.hookimpl(tryfirst=True)(Witness.pytest_runtest_logreport)
+    for hook in ("logreport", "setup", "call"):
+        pytest.hookimpl(tryfirst=True)(getattr(Witness, f"pytest_runtest_{hook}"))
+    for hook in ("pytest_runtest_makereport", "pytest_collection_finish"):
+        pytest.hookimpl(tryfirst=True)(getattr(Witness, hook))
+    pytest.hookimpl(trylast=True)(Witness.pytest_runtest_teardown)
     os.chdir(plan["cwd"])
+    guard.begin()
     lay_paths(plan["paths"])
     os.environ["PYTHONPATH"] = os.pathsep.join(plan["paths"])  # for what tests start
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    before = parts()
     words = [word for module in plugins for word in ("-p", module)]
+    for test, token in plan["alone"]:
+        if os.fork() == 0:
+            witness._only, witness._token = test, token
+            break
+        os.wait()
+    else:
+        if plan["alone"]:
+            os._exit(0)
+    run_late(late)
     code = int(pytest.main([*words, *plan["argv"]], plugins=[witness]))
-    witness.tell("end", code, witness.failures(), changed(before))
+    witness.tell("end", code, witness.failures(), guard.end())
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -47,7 +47,7 @@ class Run:
         plan = json.dumps({**self.plan["witness"], "reports": theirs})
         text = f"{self.plan['program']}\nmain(__import__('json').loads({plan!r}))\n"
         process = subprocess.Popen(
-            [sys.executable, "-s", "-"],
+            [sys.executable, "-s", "-S", "-"],
             stdin=subprocess.PIPE,
             stdout=printed,
             stderr=printed,

@@ -1,13 +1,13 @@
 """What a run of tests says of a patch, and when it is not believed. Pure.
 
-Fail-to-pass counts what passed or failed as expected, pass-to-pass also what was skipped; resolved
-is all of both, each of them named by the run. A run that contradicts itself is invalid, and earns
-nothing: an exit code that no failure explains, or a failure that the exit code hides, or other
-counts than there are tests.
+Fail-to-pass counts what passed or failed as expected, pass-to-pass also what was skipped, where the
+reference's tests say so (`marks`). Resolved is all of both, each of them named by the run. A run
+that contradicts itself is invalid, and earns nothing: an exit code that no failure explains, or a
+failure that the exit code hides, or other counts than there are tests.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 PASSED, FAILED, ERROR = "PASSED", "FAILED", "ERROR"
@@ -31,6 +31,8 @@ class TestLog:
     exit_code: int = 0
     counts: Mapping[str, int] | None = None
     """How many of each outcome its own summary counts; None where it has none."""
+    raised: Mapping[str, str] = field(default_factory=dict)
+    """By test that was skipped or failed as expected, the file whose code asked for that."""
     wrong: str = ""
     """Why it is not to be believed, as far as whoever read it could tell."""
 
@@ -53,14 +55,24 @@ class Verdict:
         return f"{self.code}: {self.reason}"
 
 
-def verdict(log: TestLog, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]) -> Verdict:
+Allows = Callable[[str, str, str], bool]
+"""Whether an outcome of a test counts that a file raised."""
+
+
+def verdict(
+    log: TestLog, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str], allows: Allows
+) -> Verdict:
     """Judge a run by what was to pass; without any name the exit code alone decides."""
     wrong = log.wrong or contradiction(log)
     if wrong:
         return Verdict("invalid", wrong)
     if not fail_to_pass:
         return by_exit_code(log.exit_code)
-    outcomes = log.outcomes
+    outcomes = {
+        test: outcome if allows(test, outcome, log.raised.get(test, "")) else FAILED
+        for test in (*fail_to_pass, *pass_to_pass)
+        if (outcome := log.outcomes.get(test))
+    }
     unmended = [each for each in fail_to_pass if outcomes.get(each) not in MENDED]
     broken = [each for each in pass_to_pass if outcomes.get(each) not in KEPT]
     tests = len(fail_to_pass) + len(pass_to_pass)

@@ -10,17 +10,22 @@ from sandbox.grading.verdict import (
     BAD,
     ERROR,
     FAILED,
+    MENDED,
     PASSED,
     SKIPPED,
     XFAIL,
     XPASS,
     TestLog,
+    Verdict,
     worse,
 )
-from schemas.errors import WorkFailed
 
 RAN = (0, 1)
 """How pytest ends when it has run all tests: none failed, or some."""
+
+
+class NoRunner(Exception):
+    """The tests cannot be begun: the image has no runner, or the patch took it away."""
 
 
 @dataclass(slots=True)
@@ -31,6 +36,8 @@ class Account:
     collected: list[str] = field(default_factory=list)
     phases: dict[str, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
     """By test, its phases and what was said of each; `subtest` comes as often as there are any."""
+    raised: dict[str, str] = field(default_factory=dict)
+    """By test that was skipped or failed as expected, the file that asked for it."""
     unread: list[str] = field(default_factory=list)
     failures: int = 0
     end: list[Any] | None = None
@@ -38,13 +45,13 @@ class Account:
     wrong: str = ""
 
     def take(self, line: str) -> None:
-        words = _words(line, self.token)
-        if words is None:
+        words = _words(line)
+        if words is None or words[0] != self.token:
             self.wrong = self.wrong or "a line of its reports was forged"
         elif self.end is not None:
             self.wrong = self.wrong or "something was reported after the end"
         else:
-            self._take(*words)
+            self._take(*words[1:])
 
     def _take(self, kind: str, *words: Any) -> None:
         match kind, words:
@@ -55,36 +62,68 @@ class Account:
             case "unread", [str() as place]:
                 self.unread.append(place)
                 self.failures += 1
-            case "test", [str() as test, str() as phase, str() as outcome, bool() as expected]:
-                self._take_phase(test, phase, outcome, expected)
+            case "test", [str(), str(), str(), bool(), str()]:
+                self._take_phase(*words)
             case "end", [int(), int(), list()]:
                 self.end = list(words)
             case _:
                 self.wrong = self.wrong or f"a report of {kind!r} that makes no sense"
 
-    def _take_phase(self, test: str, phase: str, outcome: str, expected: bool) -> None:
+    def _take_phase(self, test: str, phase: str, outcome: str, expected: bool, where: str) -> None:
         self.phases[test].append((phase, f"x{outcome}" if expected else outcome))
         self.failures += outcome == "failed" and not expected
+        if where and (outcome == "skipped" or expected):
+            self.raised[test] = where
 
 
 def witnessed(seen: Mapping[str, Any], token: str, expected: Mapping[str, str]) -> TestLog:
     """What a supervisor saw, where `expected` are the outcomes of the controls.
 
-    Raises WorkFailed(`bad_image`) where there is no pytest to run.
+    Raises NoRunner where there is no pytest to run.
     """
-    account = Account(token)
-    for line in seen["reports"]:
-        account.take(line)
-    if account.missing:
-        msg = f"the box's interpreter cannot run pytest: {account.missing}"
-        raise WorkFailed("bad_image", msg, retriable=False)
+    account = _account(seen["reports"], token)
     outcomes = {test: outcome_of(phases) for test, phases in account.phases.items()}
     wrong = _wrong(account, int(seen["code"]), outcomes, expected)
     if wrong:
         return TestLog(wrong=wrong)
     theirs = {test: outcome for test, outcome in outcomes.items() if test not in expected}
     theirs |= dict.fromkeys(account.unread, ERROR)
-    return TestLog(theirs, exit_code=int(any(each in BAD for each in theirs.values())))
+    failed = any(each in BAD for each in theirs.values())
+    return TestLog(theirs, exit_code=int(failed), raised=account.raised)
+
+
+def witnessed_alone(seen: Mapping[str, Any], tokens: Mapping[str, str]) -> Verdict | None:
+    """Why tests that passed beside others are not believed, after each was run alone.
+
+    By test the token of its process; None where all of them pass again. Raises NoRunner.
+    """
+    lines: dict[str, list[str]] = {token: [] for token in tokens.values()}
+    for line in seen["reports"]:
+        words = _words(line)
+        if words is None or words[0] not in lines:
+            return Verdict("invalid", "a line of its reports was forged")
+        lines[str(words[0])].append(line)
+    for test, token in tokens.items():
+        account = _account(lines[token], token)
+        outcomes = {each: outcome_of(phases) for each, phases in account.phases.items()}
+        code = account.end[0] if account.end else int(seen["code"])
+        wrong = _wrong(account, code, outcomes, {})
+        if not wrong and outcomes.get(test) not in MENDED:
+            wrong = f"it {'is ' + outcomes[test] if test in outcomes else 'was not run'}"
+        if wrong:
+            return Verdict("invalid", f"{test} passes beside others, and alone {wrong}")
+    return None
+
+
+def _account(lines: Iterable[str], token: str) -> Account:
+    """Raises NoRunner."""
+    account = Account(token)
+    for line in lines:
+        account.take(line)
+    if account.missing:
+        msg = f"the box's interpreter cannot run pytest: {account.missing}"
+        raise NoRunner(msg)
+    return account
 
 
 def outcome_of(phases: Iterable[tuple[str, str]]) -> str:
@@ -147,14 +186,18 @@ def _ended(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
 
-def _words(line: str, token: str) -> list[Any] | None:
-    """What stands behind the token; None where it is not there."""
+def _words(line: str) -> list[Any] | None:
+    """A token, a kind and the rest; None where a line is something else."""
     try:
         words = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    known = isinstance(words, list) and len(words) > 1 and words[0] == token
-    return words[1:] if known and isinstance(words[1], str) else None
+    told = (
+        isinstance(words, list)
+        and len(words) > 1
+        and all(isinstance(each, str) for each in words[:2])
+    )
+    return words if told else None
 
 
 def seen_in(output: str, nonce: str) -> Mapping[str, Any] | None:

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.grading.witnessed import seen_in, witnessed
-from schemas.errors import WorkFailed
+from sandbox.grading.witnessed import NoRunner, seen_in, witnessed
 
 TOKEN = "t"
 CONTROLS = {"c1": "PASSED", "c2": "FAILED"}
@@ -18,7 +17,7 @@ def phases(test: str, *outcomes: str, expected: bool = False) -> list[list[objec
     """Setup, call and teardown; a setup that does not pass has no call."""
     names = ("setup", "call", "teardown") if len(outcomes) == 3 else ("setup", "teardown")
     return [
-        [TOKEN, "test", test, name, outcome, expected and name == "call"]
+        [TOKEN, "test", test, name, outcome, expected and name == "call", ""]
         for name, outcome in zip(names, outcomes, strict=True)
     ]
 
@@ -55,8 +54,8 @@ def test_a_run_that_agrees_is_believed_and_controls_are_not_in_it() -> None:
 def test_a_test_fails_with_any_of_its_subtests_and_is_not_skipped_with_one() -> None:
     lines = [
         *RUN[:-1],
-        [TOKEN, "test", "a", "subtest", "failed", False],
-        [TOKEN, "test", "x", "subtest", "skipped", False],
+        [TOKEN, "test", "a", "subtest", "failed", False, ""],
+        [TOKEN, "test", "x", "subtest", "skipped", False, ""],
         [TOKEN, "end", 1, 3, []],
     ]
 
@@ -110,7 +109,7 @@ def test_a_control_that_passes_and_must_not_tells_on_the_rest() -> None:
 
 
 def test_where_there_is_no_pytest_nobody_is_blamed() -> None:
-    with pytest.raises(WorkFailed, match="cannot run pytest: no module"):
+    with pytest.raises(NoRunner, match="cannot run pytest: no module"):
         witnessed(seen([[TOKEN, "missing", "no module"]]), TOKEN, CONTROLS)
     assert "no sense" in wrong([RUN[0], [TOKEN, "missing", "later"], *RUN[1:]])
 

@@ -1,0 +1,98 @@
+"""What a supervisor and its witness are told, and the program that they are. Pure."""
+
+import hashlib
+import inspect
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sandbox import process_tree
+from sandbox.boxes.box import VARIABLES
+from sandbox.grading import pytest_guard, pytest_witness, supervisor
+from sandbox.grading.controls import Controls
+from sandbox.grading.pytest_command import PytestCommand
+from sandbox.tasks.verifier import Verifier
+
+FUTURE = "from __future__ import annotations\n"
+NO_PLUGINS = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"
+
+
+@dataclass(frozen=True, slots=True)
+class WitnessPlan:
+    """One supervised run of pytest."""
+
+    verifier: Verifier
+    command: PytestCommand
+    workdir: str
+    tests: Mapping[str, bytes]
+    """The reference's files, by path below the work directory."""
+    output_bytes: int
+    nonce: str
+    token: str
+
+    def together(self, control: Controls) -> bytes:
+        """The program that runs all tests, and controls among them."""
+        more = [control.path] if self.command.has_paths else []
+        return self._program(more, {control.path: control.text.encode()}, [])
+
+    def alone(self, tokens: Mapping[str, str]) -> bytes:
+        """The program that runs some tests, each in a process of its own, under its token."""
+        return self._program([], {}, list(tokens.items()))
+
+    def _program(
+        self, more: Sequence[str], files: Mapping[str, bytes], alone: Sequence[tuple[str, str]]
+    ) -> bytes:
+        argv = [
+            *self.command.argv, f"--rootdir={self.workdir}", "-p", "no:cacheprovider",
+            "-o", "addopts=", "--continue-on-collection-errors", "--maxfail=0", "--color=no", *more,
+        ]  # fmt: skip
+        given = {**self.verifier.env, **self.command.env}
+        search = replace(self.command, env=given).search(self.workdir)
+        texts = {name: text for name, text in self.tests.items() if name.endswith(".py")} | dict(
+            files
+        )
+        plan = {
+            "nonce": self.nonce,
+            "timeout_s": self.verifier.timeout_sec,
+            "output_bytes": self.output_bytes,
+            "env": {
+                name: value for name, value in {**VARIABLES, **given}.items() if not _steers(name)
+            },
+            "program": program(pytest_guard, pytest_witness),
+            "witness": {
+                "token": self.token,
+                "cwd": self.workdir,
+                "paths": search,
+                "plugins": NO_PLUGINS not in given,
+                "argv": argv,
+                "digests": {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()},
+                "closely": self.verifier.fail_to_pass,
+                "alone": alone,
+            },
+        }
+        text = program(process_tree, supervisor)
+        return f"{text}supervise(json.loads({json.dumps(plan)!r}))\n".encode()
+
+
+def witness_plan(
+    verifier: Verifier,
+    command: PytestCommand,
+    workdir: str,
+    tests: Mapping[str, bytes],
+    output_bytes: int,
+) -> WitnessPlan:
+    """A plan with a nonce and a token of its own."""
+    drawn = secrets.token_hex(16), secrets.token_hex(16)
+    return WitnessPlan(verifier, command, workdir, tests, output_bytes, *drawn)
+
+
+def program(*modules: object) -> str:
+    """Modules one behind the other, as one text for an interpreter from Python 3.7 on."""
+    texts = [inspect.getsource(module).replace(FUTURE, "") for module in modules]  # type: ignore[arg-type]
+    return FUTURE + "\n".join(texts) + "\n"
+
+
+def _steers(name: str) -> bool:
+    """Whether a variable would tell Python or pytest how to run; the plan says that."""
+    return name == "PYTHONPATH" or name.startswith("PYTEST_")

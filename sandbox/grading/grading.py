@@ -27,7 +27,7 @@ from sandbox.boxes.probe import probe
 from sandbox.grading.controls import controls
 from sandbox.grading.guarded import FILES, Guarded
 from sandbox.grading.marks import CONFTEST, Marks
-from sandbox.grading.parsers import parse
+from sandbox.grading.parsing import NotRead, parsed
 from sandbox.grading.patches import complaint, renamed_away
 from sandbox.grading.pytest_command import PytestCommand, pytest_command
 from sandbox.grading.reference import Reference
@@ -70,7 +70,7 @@ async def grade(open_box: OpenBox, reference: Reference, patch: bytes) -> Verdic
     for _ in range(MOST_DEATHS):
         try:
             return await _in_a_box(open_box, reference, patch)
-        except NoRunner as error:
+        except (NoRunner, NotRead) as error:
             broken = error
             break
         except WorkFailed as error:
@@ -81,6 +81,8 @@ async def grade(open_box: OpenBox, reference: Reference, patch: bytes) -> Verdic
         await _in_a_box(open_box, reference, None)  # is it the patch?
     except NoRunner as error:
         raise WorkFailed("bad_image", str(error), retriable=False) from error
+    except NotRead as error:
+        raise WorkFailed("bad_task", str(error), retriable=False) from error
     return Verdict("broken", f"without the patch the tests run, with it {broken}")
 
 
@@ -269,7 +271,7 @@ class Grading:
         output = frame.take(ran.output.encode()).decode()
         if frame.exit_code is None:
             return await self._no_end(ran)
-        log = parse(self.verifier.parser, output)
+        log = await parsed(self.verifier.parser, output)
         if frame.exit_code in NO_PROGRAM and not log.outcomes:
             msg = f"the tests' command cannot be run: {output.strip()[-300:]}"
             raise NoRunner(msg)

@@ -7,8 +7,9 @@ what a parser looks for gives no tests: every test is missing then, and nothing 
 
 import json
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from xml.etree import ElementTree
 
 from sandbox.foreign import foreign, load
@@ -56,11 +57,12 @@ def _log(lines: Lines, counts: Mapping[str, int] | None = None, wrong: str = "")
 
 PYTEST_SUMMARY = "short test summary info"
 PYTEST_LINE = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS) (\S.*)")
-PYTEST_NAME = re.compile(r"([^\[]*?(?:\[.*?\])?)(?= - |$)")
-"""What stands before the reason; in brackets there may be anything."""
 PYTEST_PART = re.compile(r"SUB(FAILED|XFAIL)([\[(].*)")
 """A subtest, and after what describes it the test that it is a part of."""
 WORD = re.compile(r"[^ \n]+")
+REASON = re.compile(r" - |\n")
+MOST_ENDS = 8
+"""So many dashes and an end may stand in the name of a test."""
 PYTEST_SKIP = re.compile(r"(?:SKIPPED|SUBSKIPPED[\[(].*?) \[(\d+)\] \S+")
 """Of all that is skipped the first one gives the word."""
 PYTEST_COUNTS = re.compile(r"(?:=+ )?((?:\d+ [a-z ]+(?:, )?)+) in [\d.]+s(?: \([\d:]+\))?(?: =+)?")
@@ -87,8 +89,7 @@ def pytest_summary(text: str) -> TestLog:
     for line in summary.splitlines():
         if found := PYTEST_LINE.fullmatch(line.rstrip()):
             outcome, rest = found.groups()
-            name = rest if outcome == PASSED else PYTEST_NAME.match(rest)[1]  # type: ignore[index]
-            lines.append((name, outcome))
+            lines.append((rest if outcome == PASSED else _before_reason(rest), outcome))
         elif found := PYTEST_PART.fullmatch(line.rstrip()):
             parts.append((f"{found[2]}\n", found[1]))
         elif found := PYTEST_SKIP.match(line):
@@ -105,17 +106,26 @@ def pytest_summary(text: str) -> TestLog:
     return TestLog(log.outcomes, counts=counts)
 
 
+def _before_reason(text: str) -> str:
+    """The name of a test before ` - ` and a reason; in brackets there may be anything."""
+    bracket, dash = text.find("["), text.find(" - ")
+    if bracket >= 0 and not 0 <= dash < bracket:
+        end = text.find("] - ", bracket)
+        return text[: end + 1] if end >= 0 else text
+    return text[:dash] if dash >= 0 else text
+
+
 def _of_their_tests(parts: Lines, tests: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Subtests, by the tests that they belong to: whatever describes one may hold any words."""
-    by_word = defaultdict[str, list[str]](list)
-    for test in tests:
-        by_word[test.partition(" ")[0]].append(test)
+    names = set(tests)
+    first_words = {name.partition(" ")[0] for name in names}
     for line, outcome in parts:
         for word in WORD.finditer(line):
-            begin = word.start()
-            for test in by_word.get(word[0], ()):
-                if line.startswith((f"{test} - ", f"{test}\n"), begin):
-                    yield test, outcome
+            if word[0] in first_words:
+                ends = islice(REASON.finditer(line, word.start()), MOST_ENDS)
+                for end in (each.start() for each in ends):
+                    if line[word.start() : end] in names:
+                        yield line[word.start() : end], outcome
 
 
 def _counted(words: Iterable[str]) -> Counter[str]:
@@ -259,9 +269,9 @@ def _go_event(line: str) -> Iterator[tuple[str, str]]:
         yield f"{package}", ERROR
 
 
-TAP_LINE = re.compile(
-    r"(not )?ok\b *(\d+)? *(?:- *)?([^#]*?) *(?:# *(SKIP|TODO)\b.*)?", re.IGNORECASE
-)
+TAP_LINE = re.compile(r"(not )?ok\b(.*)", re.IGNORECASE)
+TAP_DIRECTIVE = re.compile(r"(?<!\\)# *(SKIP|TODO)\b", re.IGNORECASE)
+TAP_NUMBER = re.compile(r"\d*")
 TAP_PLAN = re.compile(r"1\.\.(\d+)(?: .*)?")
 
 
@@ -272,8 +282,11 @@ def tap(text: str) -> TestLog:
     wrong = ""
     for line in text.splitlines():
         if found := TAP_LINE.fullmatch(line.rstrip()):
-            name = found[3] or found[2] or str(len(lines) + 1)
-            lines.append((name, _tap_outcome(bool(found[1]), (found[4] or "").upper())))
+            directive = TAP_DIRECTIVE.search(found[2])
+            said = found[2][: directive.start()] if directive else found[2]
+            name = _tap_name(said.strip(" ")) or str(len(lines) + 1)
+            word = directive[1].upper() if directive else ""
+            lines.append((name, _tap_outcome(bool(found[1]), word)))
         elif found := TAP_PLAN.fullmatch(line):
             planned = int(found[1])
         elif line.startswith("Bail out!"):
@@ -281,6 +294,13 @@ def tap(text: str) -> TestLog:
     if not wrong and planned is not None and planned != len(lines):
         wrong = f"it planned {planned:,} tests and ran {len(lines):,}"
     return _log(lines, wrong=wrong)
+
+
+def _tap_name(said: str) -> str:
+    """What a line says of its test, else its number."""
+    number = TAP_NUMBER.match(said)[0]  # type: ignore[index]
+    name = said[len(number) :].strip(" ").removeprefix("-").strip(" ")
+    return name.replace("\\#", "#") or number
 
 
 def _tap_outcome(failed: bool, directive: str) -> str:

@@ -1,12 +1,14 @@
 """What each runner prints, read back; whatever else it prints is survived."""
 
 import json
+import time
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.grading.parsers import PARSERS, parse
+from sandbox.grading.parsers import PARSERS, PYTEST_SUMMARY, parse
 from sandbox.grading.verdict import OUTCOMES, TestLog, contradiction
 from sandbox.tasks.verifier import PARSERS as NAMES
 from schemas.errors import WorkFailed
@@ -239,3 +241,75 @@ def test_any_text_is_survived(name: str, text: str, data: st.DataObject) -> None
 @given(st.lists(st.sampled_from(SAMPLES), max_size=4))
 def test_what_a_runner_says_is_not_found_by_anothers_parser(texts: list[str]) -> None:
     assert parse("exit-code", "\n".join(texts)).outcomes == {}
+
+
+LONG = st.builds(
+    lambda begin, part, times, end: begin + part * times + end,
+    st.sampled_from([
+        "ok", "not ok", "ok 1 -", "FAILED a", "SUBFAILED[", "SUBSKIPPED[", "SKIPPED [1] ", "1 a",
+        "a (b.c) ... ", "Ran ", "--- PASS: ", "{", "<testsuite>", "=== ", f"{PYTEST_SUMMARY}\n1 ",
+    ]),
+    st.sampled_from([" ", "#", "[", "]", "- ", " - ", "a, ", "1 a", "... ", "9", "<a>", '{"a":',
+                     " [", "\\#", "# SKI", "in ", "=", "ok ", "(", "skipped "]),
+    st.just(20_000),
+    st.sampled_from(["", "x", "x#y", "]", " in 1s", "\n", "!"]),
+)  # fmt: skip
+
+
+@given(st.sampled_from(sorted(PARSERS)), LONG)
+def test_a_long_line_costs_no_parser_more_than_its_length(name: str, line: str) -> None:
+    """Twice the text takes about twice the CPU; what backtracks takes four or eight times that."""
+    with suppress(ValueError):  # digits without end; the process that reads says so
+        one, two = _cpu_s(name, line), _cpu_s(name, line * 2)
+        assert two < 3.2 * one + 0.05
+
+
+def _cpu_s(name: str, line: str) -> float:
+    """The least of three."""
+    took = []
+    for _ in range(3):
+        began = time.process_time()
+        PARSERS[name](f"{PYTEST_SUMMARY}\n{line}\n")
+        took.append(time.process_time() - began)
+    return min(took)
+
+
+def test_subtests_are_found_among_tests_of_many_words_in_time() -> None:
+    tests = [f"PASSED a{number % 10} {number}" for number in range(10_000)]
+    parts = ["SUBFAILED[" + "a1 " * 50 for _ in range(1_000)] + ["SUBFAILED[x] a1 11 - why"]
+    began = time.process_time()
+
+    log = parse("pytest", f"{PYTEST_SUMMARY}\n" + "\n".join([*tests, *parts]))
+
+    assert log.outcomes["a1 11"] == "FAILED"
+    assert time.process_time() - began < 5.0
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "outcome"),
+    [
+        ("ok 1 - a # SKIP not here", "a", "SKIPPED"),
+        ("not ok 2 - b \\# c", "b # c", "FAILED"),
+        ("not ok - later # todo some day", "later", "XFAIL"),
+        ("ok 7 issue # 5", "issue # 5", "PASSED"),
+        ("ok 8", "8", "PASSED"),
+        ("ok", "1", "PASSED"),
+        ("ok 9 - - dashes", "- dashes", "PASSED"),
+    ],
+)
+def test_what_tap_says_of_a_test(line: str, name: str, outcome: str) -> None:
+    assert outcomes("tap", line) == {name: outcome}
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("FAILED a.py::t - assert [1]", "a.py::t"),
+        ("FAILED a.py::t[x - y] - why", "a.py::t[x - y]"),
+        ("FAILED a.py::t[x]", "a.py::t[x]"),
+        ("FAILED a[b", "a[b"),
+        ("FAILED a[b]c", "a[b]c"),
+    ],
+)
+def test_what_pytest_says_of_a_test_that_fails(line: str, name: str) -> None:
+    assert outcomes("pytest", f"{PYTEST_SUMMARY}\n{line}\n") == {name: "FAILED"}

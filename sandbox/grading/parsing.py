@@ -1,0 +1,65 @@
+"""Reads what a run of tests printed in a process of its own, which may neither hang nor grow.
+
+A patch decides what its tests print, so no text of it holds up the worker that judges: the process
+has a bound of CPU, of memory and of time. What it cannot read within them is no verdict here:
+the caller finds out whether the same command can be read without the patch.
+"""
+
+import asyncio
+import json
+import resource
+import sys
+from dataclasses import asdict
+
+from sandbox.grading.parsers import parse
+from sandbox.grading.verdict import TestLog
+from schemas.errors import WorkFailed
+
+CPU_S = 20
+WALL_S = 120.0
+MEMORY_BYTES = 4 << 30
+SAID = 300
+
+
+class NotRead(Exception):
+    """What a run printed cannot be read."""
+
+
+async def parsed(parser: str, text: str) -> TestLog:
+    """Read a text by one of PARSERS, or by `module:function`, elsewhere. Raises NotRead."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", __name__, parser,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(WALL_S):
+            said, complaint = await process.communicate(text.encode("utf-8", "surrogatepass"))
+    except TimeoutError:
+        msg = f"parser {parser!r} did not read {len(text):,} characters within {WALL_S:g} s"
+        raise NotRead(msg) from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        last = complaint.decode("utf-8", "replace").strip().rpartition("\n")[2][:SAID]
+        msg = f"parser {parser!r} cannot read it: {last or f'it ended with {process.returncode}'}"
+        raise NotRead(msg)
+    return TestLog(**json.loads(said))
+
+
+def main(parser: str) -> None:
+    """Read standard input, and write the log as JSON."""
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    text = sys.stdin.buffer.read().decode("utf-8", "surrogatepass")
+    try:
+        log = parse(parser, text)
+    except WorkFailed as error:
+        sys.exit(str(error))
+    json.dump(asdict(log), sys.stdout)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

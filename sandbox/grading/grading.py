@@ -122,7 +122,8 @@ class Grading:
         # Their own faults come first.
         self.tests = await asyncio.to_thread(tar_streams.files, self.reference.tests)
         self.guarded = Guarded(self.verifier, self.workdir, frozenset(self.tests))
-        marks = Marks({**await self._conftests(), **self.tests}, self.guarded.holds)
+        python = {name: text for name, text in self.tests.items() if name.endswith(".py")}
+        marks = Marks({**await self._conftests(), **python}, self.guarded.holds)
         wrong = await self._apply(patch) if patch is not None else None
         wrong = wrong or await self._clear() or await self._placed(self.reference.tests)
         if wrong:

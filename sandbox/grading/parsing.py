@@ -9,7 +9,6 @@ import asyncio
 import json
 import resource
 import sys
-from dataclasses import asdict
 
 from sandbox.grading.parsers import parse
 from sandbox.grading.verdict import TestLog
@@ -58,7 +57,9 @@ def main(parser: str) -> None:
         log = parse(parser, text)
     except WorkFailed as error:
         sys.exit(str(error))
-    json.dump(asdict(log), sys.stdout)
+    counts = None if log.counts is None else dict(log.counts)
+    said = {"outcomes": dict(log.outcomes), "counts": counts, "wrong": log.wrong}
+    json.dump(said, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -192,7 +192,7 @@ def test_which_outcomes_resolve(
     given = replace(
         given,
         verifier=given.verifier.model_copy(update={"command": command}),
-        tests=of_files({"tests/log": tests.encode()}),
+        tests=of_files({"tests/log": tests.encode(), "tests/test_it.py": b"# xfail, skip"}),
     )
 
     found = judged(given, printed.gold)

@@ -36,13 +36,16 @@ class Parts:
     def __init__(self, modules: Iterable[str]) -> None:
         self._parts: list[tuple[str, Mapping[str, Any], str, tuple[Any, int, int]]] = []
         self._classes: list[tuple[str, Mapping[str, Any], frozenset[str]]] = []
+        self._known: set[int] = set()
+        """Classes stand under many names, and are taken once."""
         for name in modules:
             for key, value in list(vars(sys.modules[name]).items()):
                 self._take(name, vars(sys.modules[name]), key, value)
         self._installed = {id(vars(each)) for each in list(sys.modules.values())}
 
     def _take(self, name: str, space: Mapping[str, Any], key: str, value: Any) -> None:
-        if isinstance(value, type):
+        if isinstance(value, type) and id(value) not in self._known:
+            self._known.add(id(value))
             members = vars(value)
             functions = frozenset(each for each in members if function_of(members[each]))
             self._classes.append((f"{name}.{key}", members, functions))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sandbox.grading.pytest_guard import RUNNERS, Guard
 # The text of pytest_guard stands before this one where it is run.
 
-LOADED = ("_pytest.assertion.rewrite", "unittest.mock")
+LOADED = ("_pytest.assertion.rewrite", "unittest.case")
 """What pytest imports late beside its own plugins, imported before the tree can be found."""
 ASKED: tuple[type, ...] = ()
 """What is raised to skip a test, or to have it fail as expected; known when pytest is."""

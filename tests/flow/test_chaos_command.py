@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
@@ -101,6 +101,7 @@ KILLED = {role for role in ROLES if KILL in KINDS[role]}
 
 
 @limits(max_examples=20)
+@example(seed=-5412026)  # its faults come late
 @given(st.integers())
 def test_a_short_run_has_killed_every_role_and_seen_every_cut_and_a_false_clock(seed: int) -> None:
     faults = ChaosPlan(seed, ROLES, minutes=0.5).faults()

@@ -54,6 +54,8 @@ REMOVE = """for path do
   rm -rf -- "$path" || exit 8
 done"""
 LINKED = 9
+MOST_FILES = 500
+"""So many test files of an image are looked at for marks."""
 MOST_DEATHS = 3
 """So many boxes in a row may die of a patch before it is blamed."""
 MOST_ALONE = 3
@@ -123,7 +125,7 @@ class Grading:
         self.tests = await asyncio.to_thread(tar_streams.files, self.reference.tests)
         self.guarded = Guarded(self.verifier, self.workdir, frozenset(self.tests))
         python = {name: text for name, text in self.tests.items() if name.endswith(".py")}
-        marks = Marks({**await self._conftests(), **python}, self.guarded.holds)
+        marks = Marks({**await self._texts_before(), **python}, self.guarded.holds)
         wrong = await self._apply(patch) if patch is not None else None
         wrong = wrong or await self._clear() or await self._placed(self.reference.tests)
         if wrong:
@@ -142,18 +144,23 @@ class Grading:
             return judged
         return await self._altered() or (plan and await self._alone(plan)) or judged
 
-    async def _conftests(self) -> Mapping[str, bytes]:
-        """The `conftest.py` files of the tree as it was."""
+    async def _texts_before(self) -> Mapping[str, bytes]:
+        """Of the tree as it was, `conftest.py` files and test files that are not laid anew."""
         if not self.guarded.python:
             return {}
+        named = self.guarded.test_files - self.tests.keys()
         if self.reference.base is not None:
             found = await asyncio.to_thread(tar_streams.files, self.reference.base)
-        else:
-            ran = await self.box.run(
-                ["/bin/sh", "-c", CONFTESTS], cwd=self.workdir, timeout_s=APPLY_S
-            )
-            found = {CONFTEST: ran.output.encode()}
-        return {name: text for name, text in found.items() if name.rpartition("/")[2] == CONFTEST}
+            wanted = {name for name in found if name.rpartition("/")[2] == CONFTEST} | named
+            return {name: found[name] for name in wanted & found.keys()}
+        texts = {CONFTEST: await self._said(["/bin/sh", "-c", CONFTESTS])}
+        for path in sorted(named)[:MOST_FILES]:
+            texts[path] = await self._said(["cat", "--", path])
+        return texts
+
+    async def _said(self, command: list[str]) -> bytes:
+        ran = await self.box.run(command, cwd=self.workdir, timeout_s=APPLY_S)
+        return ran.output.encode()
 
     async def _apply(self, patch: bytes) -> Verdict | None:
         """Why a patch is not applied; None when it is."""

@@ -1,11 +1,11 @@
 """Which changes of a patch are left out: to tests, and to what tells a runner how to run. Pure."""
 
+import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
-from posixpath import normpath
+from posixpath import join, normpath
 
-from sandbox.grading.pytest_command import pytest_command
 from sandbox.tasks.verifier import Verifier
 
 FILES = (
@@ -20,6 +20,10 @@ TESTS = ("test", "tests", "testing")
 """Folders that hold nothing but tests, where the reference has some in them."""
 
 
+PROGRAM = re.compile(r"[^\s=;&|'\"()]*/bin/(?:python[\d.]*|pytest|py\.test)(?=[\s;&|)]|$)")
+"""In a command, an interpreter or a runner that lies as those of environments do."""
+
+
 class Guarded:
     """The paths of one reference that a patch has no say about."""
 
@@ -27,9 +31,11 @@ class Guarded:
         self.python = verifier.parser in ("pytest", "unittest")
         """Whether Python runs the tests."""
         self._replaced = verifier.replace
-        named = {test.partition("::")[0] for test in _tests(verifier) if "::" in test}
-        folders = {folder for path in named for folder in _folder_of_tests(path)}
-        self._kept = sorted(named | laid | folders)
+        tests = (*verifier.fail_to_pass, *verifier.pass_to_pass)
+        self.test_files = {test.partition("::")[0] for test in tests if "::" in test}
+        """Those that tests are named by."""
+        folders = {folder for path in self.test_files for folder in _folder_of_tests(path)}
+        self._kept = sorted(self.test_files | laid | folders)
         self._interpreter = _environment(verifier.command, workdir)
 
     def patterns(self) -> Iterator[str]:
@@ -50,10 +56,6 @@ class Guarded:
         return any(fnmatchcase(path, pattern) for pattern in self.patterns())
 
 
-def _tests(verifier: Verifier) -> tuple[str, ...]:
-    return (*verifier.fail_to_pass, *verifier.pass_to_pass)
-
-
 def _folder_of_tests(path: str) -> Iterator[str]:
     """The outermost folder of tests that a test file lies in, if there is one."""
     parts = PurePosixPath(path).parts[:-1]
@@ -64,10 +66,7 @@ def _folder_of_tests(path: str) -> Iterator[str]:
 
 
 def _environment(command: str, workdir: str) -> tuple[str, ...]:
-    """The folder of the interpreter that runs the tests, where it lies in the tree."""
-    run = pytest_command(command)
-    program = run.interpreter if run else command.split()[0]
-    place = normpath(f"{workdir}/{program}" if not program.startswith("/") else program)
-    below = place.removeprefix(f"{workdir}/")
-    folder = str(PurePosixPath(below).parent.parent)
-    return (folder,) if "/" in program and below != place and folder != "." else ()
+    """The folders of environments whose programs run the tests, where they lie in the tree."""
+    places = {normpath(join(workdir, program)) for program in PROGRAM.findall(command)}
+    below = {place[len(workdir) + 1 :] for place in places if place.startswith(f"{workdir}/")}
+    return tuple(sorted({str(PurePosixPath(each).parents[1]) for each in below} - {"."}))

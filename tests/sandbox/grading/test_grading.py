@@ -254,3 +254,21 @@ def test_a_task_on_disk_is_a_reference(gold: bytes, tmp_path: Path) -> None:
     given = reference_of(read_task(task))
 
     assert judged(given, gold).resolved
+
+
+@pytest.mark.parametrize("how", ["by its witness", "by a shell"])
+def test_a_skip_counts_where_a_test_file_that_is_not_laid_anew_says_so(
+    patches: Patches, how: str
+) -> None:
+    before = "" if how == "by its witness" else "cd . && "
+    other = "import pytest\n\n\n@pytest.mark.xfail\ndef test_later():\n    assert 1 == 2\n"
+    base = {**BASE, "checks/test_other.py": other, "checks/test_third.py": other}
+    given = reference(
+        command=f"{before}PYTHONPATH=. {sys.executable} -m pytest -q -rA tests checks",
+        pass_to_pass=("checks/test_other.py::test_later",),
+    )
+    given = replace(given, base=tar_of(base))
+    gutted = patches.of({"checks/test_other.py": "def test_later():\n    pass\n"})
+
+    assert judged(given, patches.gold()).resolved
+    assert judged(given, gutted).code == "only_tests"

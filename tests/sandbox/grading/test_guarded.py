@@ -39,7 +39,7 @@ def test_everything_else_is_the_patch_s(path: str) -> None:
 @pytest.mark.parametrize(
     "command",
     [".venv/bin/python -m pytest tests", "/testbed/.venv/bin/python3 -m pytest",
-     ".venv/bin/pytest tests; true"],
+     ".venv/bin/pytest tests; true", "cd . && PYTHONPATH=. ./.venv/bin/python -m pytest"],
 )  # fmt: skip
 def test_an_environment_in_the_tree_that_runs_the_tests_stays(command: str) -> None:
     assert guarded(command).holds(".venv/lib/python3.11/site-packages/evil.pth")

@@ -27,7 +27,7 @@ class NotRead(Exception):
 async def parsed(parser: str, text: str) -> TestLog:
     """Read a text by one of PARSERS, or by `module:function`, elsewhere. Raises NotRead."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", __name__, parser,
+        sys.executable, "-P", "-m", __name__, parser,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from random import Random
 
 from sandbox.boxes.box import driver
 from sandbox.grading.grading import grade
-from tests.sandbox.grading.test_hostile_patches import LEFT_OUT, RUNS
+from tests.support.hostile_patches import LEFT_OUT, RUNS
 from tests.support.tiny_package import BASE, Patches, reference
 
 MANY = int(os.environ.get("ROLLCALL_PATCHES", "24"))

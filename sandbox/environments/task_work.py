@@ -37,8 +37,8 @@ class TaskWork:
         """The patch as an object; an empty one where nothing was changed.
 
         One that is too large is named by its size, which is all that a judge asks of it, and lies
-        nowhere; of one that git cannot make `info` says why. Raises WorkFailed for what may be
-        tried again.
+        nowhere; of one that git cannot make `info` says why. It also names what is there and not
+        in the patch, such as ignored files. Raises WorkFailed for what may be tried again.
         """
         testbed = None if self.workdir else self.task.testbed
         base = await asyncio.to_thread(tar_streams.of_directory, testbed) if testbed else None
@@ -50,4 +50,5 @@ class TaskWork:
                 return TakenWork([Artefact(PATCH, "", "", patch.size, told)])
             if patch.untaken:
                 return TakenWork(info={"no_patch": patch.untaken})
-            return TakenWork([await keep(host, PATCH, spool)])
+            left_out = {"left_out": list(patch.left_out)} if patch.left_out else {}
+            return TakenWork([await keep(host, PATCH, spool)], {**left_out})

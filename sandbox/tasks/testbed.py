@@ -10,7 +10,7 @@ from sandbox.tasks.git_trees import ATTRIBUTES
 from sandbox.tasks.harbor import HarborTask
 from schemas.errors import WorkFailed
 
-EXCLUDED = ("__pycache__/", "*.pyc", ".pytest_cache/")
+EXCLUDED = ("*.pyc", ".pytest_cache/")
 BASE = f"""\
 set -e
 git init -q .

@@ -300,3 +300,94 @@ def test_what_only_an_image_had_is_read_from_its_repository(
         assert applied(task, content, tmp_path / "work")["sums.py"] == (
             b"def add(a, b):\n    return a + b\n"
         )
+
+
+COMMIT = "git add -A; git -c user.name=a -c user.email=a@b commit -qm x"
+NESTED = "mkdir -p pkg/in; cd pkg; git init -q; echo x > in/new.py; {}; cd ..", "pkg/in/new.py"
+IGNORE = "printf 'build/\\n*.log\\n' > .gitignore; mkdir build; echo x > build/new.py; "
+TAKEN_OR_NAMED: dict[str, tuple[str, set[str], list[str]]] = {
+    # What is done, files that are taken, and what is named instead
+    "a nested repository": (NESTED[0].format(":"), {NESTED[1]}, ["pkg/.git"]),
+    "one with a commit": (NESTED[0].format(COMMIT), {NESTED[1]}, ["pkg/.git"]),
+    "one that is a file": (
+        "mkdir pkg; echo 'gitdir: ../x' > pkg/.git; echo x > pkg/y", {"pkg/y"}, ["pkg/.git"],
+    ),
+    "a submodule": (
+        NESTED[0].format(COMMIT) + "; git add pkg; git commit -qm sub; echo y > pkg/in/new.py",
+        {NESTED[1]}, ["pkg/.git"],
+    ),
+    "a folder that becomes one": (
+        f"cd tests; git init -q; {COMMIT}; echo x >> __init__.py; echo x > y; cd ..",
+        {"tests/__init__.py", "tests/y"}, ["tests/.git"],
+    ),
+    "ignored files": (IGNORE + "echo x > a.log", {".gitignore"}, ["a.log", "build/new.py"]),
+    "added by force": (
+        IGNORE + "echo x > a.log; git add -f build", {".gitignore", "build/new.py"}, ["a.log"],
+    ),
+    "committed by force": (
+        IGNORE + "git add -f build; git commit -qm x", {".gitignore", "build/new.py"}, [],
+    ),
+    "names that git has a meaning for": (
+        IGNORE + "echo x > ':(top)a.log'; echo x > ':(glob)*'; echo x > '[b]'",
+        {".gitignore", ":(glob)*", "[b]"}, [":(top)a.log", "build/new.py"],
+    ),
+    "what Python leaves": (
+        "mkdir __pycache__ .pytest_cache; touch __pycache__/a.pyc .pytest_cache/b; "
+        "echo x > __pycache__/y.py", {"__pycache__/y.py"}, [],
+    ),
+    "what no patch can hold": ("mkdir empty; mkfifo pipe", set(), ["pipe", "empty/"]),
+    "a folder renamed, with a link in it": (
+        "mkdir old; ln -s ../sums.py old/up; mv old new; mv tests old",
+        {"new/up", "old/__init__.py", "tests/__init__.py"}, [],
+    ),
+    "many": ("seq -f build/%03.0f 30 > l; " + IGNORE + "xargs touch < l; rm l", {".gitignore"},
+             [f"build/{n:03}" for n in range(1, 21)] + ["and 11 more"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TAKEN_OR_NAMED)
+def test_what_git_would_pass_over_is_taken_or_named(
+    kind: str, task: HarborTask, case: str, tmp_path: Path
+) -> None:
+    done, files, named = TAKEN_OR_NAMED[case]
+
+    seen, kept = episode(task, kind, f"{done}; rm data.bin", SUBMIT)
+
+    content = patch(seen, kept)
+    changed = set(re.findall(r"^diff --git a/(.*) b/\1$", content.decode(), re.MULTILINE))
+    assert changed == files | {"data.bin"}
+    assert seen.info.get("left_out", []) == named
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "chmod 000 $TMPDIR",
+        "rm -rf $TMPDIR 2>/dev/null; touch $TMPDIR",
+        "head -c 300M /dev/zero > $TMPDIR/full; head -c 300M /dev/zero > /tmp/full",
+    ],
+)
+def test_a_folder_for_temporary_files_that_is_full_or_locked_is_in_nobodys_way(
+    task: HarborTask, harm: str, tmp_path: Path
+) -> None:
+    if not has("bwrap"):
+        left_out("bubblewrap", "work that is taken where its folder for temporary files is full")
+    limits = {"disk_bytes": 200 << 20}
+
+    seen, kept = episode(task, "bubblewrap", f"{MEND}; {harm}", SUBMIT, limits=limits)
+
+    found = applied(task, patch(seen, kept), tmp_path / "work")
+    assert found["sums.py"] == b"def add(a, b):\n    return a + b\n"
+    assert found.keys() == {"sums.py", "tests/__init__.py", "data.bin"}
+
+
+def test_work_that_git_is_made_slow_with_is_the_agents_own_fault(
+    task: HarborTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.environments.work_patch.TAKE_S", 2.0)
+    slow = "seq -f 'q%.0f*x' 300000 > .gitignore; mkdir d; cd d; seq 19000 | xargs touch; cd .."
+
+    seen, _ = episode(task, "bubblewrap" if has("bwrap") else "local", slow, SUBMIT)
+
+    assert artefacts(seen) == {}
+    assert seen.info["no_patch"] == "git makes no patch of it within 2 s"

@@ -43,6 +43,9 @@ class Confinement:
     """On the host; 0 is the keeper's own."""
     cgroups: tuple[str, ...] = ()
     """Files that take its pid."""
+    group: str = ""
+    """The folder of the box's control group. Each program has a group of its own below it, by which
+    all that it has started ends in one go (`sandbox.program_groups`)."""
     within: int = 0
     """The first process of a box: it enters the same namespaces and gives up all rights."""
     mounts: int = 0

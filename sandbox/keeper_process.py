@@ -6,8 +6,9 @@
 Run by path with the interpreter's own library alone: `python -I -S keeper_process.py FD DIRECTORY`.
 A fork takes as long as all else until a program runs: so one child is forked ahead, and waits.
 Each child adopts what is orphaned below it (`sandbox.process_tree`), so its end is the end of all
-that it started. When the worker is gone (its end of the socket is closed, however it died)
-everything here ends; when the keeper is killed, the guardian ends what it leaves behind and removes
+that it started. In a box with control groups each child has one of its own, which ends all of it in
+one go (`sandbox.program_groups`). When the worker is gone (its end of the socket is closed, however
+it died) everything here ends; when the keeper is killed, the guardian ends what is left and removes
 the directory.
 
 One JSON object a packet. In: `{"start", "argv", "env", "cwd", "limits"}` with the three standard
@@ -34,11 +35,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
-    from sandbox import namespaces, process_tree
+    from sandbox import namespaces, process_tree, program_groups
 else:  # -I looks at no directory, and none of our packages is needed
     sys.path.insert(0, os.path.dirname(__file__))
     import namespaces
     import process_tree
+    import program_groups
 
     del sys.path[0]
 
@@ -169,7 +171,7 @@ def take_place(request: dict[str, Any], parent: int) -> None:
     if box and os.fstat(box["mnt"]).st_ino != request["mounts"]:
         gone = "the box is gone, and its pid is another's"
         raise ProcessLookupError(gone)
-    cgroups = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in request.get("cgroups", ())]
+    cgroups = joined(request)
     for name, most in request["limits"].items():
         what = getattr(resource, name)
         hard = resource.getrlimit(what)[1]
@@ -190,6 +192,22 @@ def take_place(request: dict[str, Any], parent: int) -> None:
         fork_inside()
     for cgroup in cgroups:
         os.write(cgroup, b"0")
+
+
+def joined(request: dict[str, Any]) -> list[int]:
+    """Open the files by which we join the control groups of a request. Raises OSError.
+
+    The group of a program lies below that of its box, which is joined with it.
+    """
+    box = request.get("group", "")
+    above = program_groups.entry(box) if box else ""
+    files = [
+        os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        for path in request.get("cgroups", ())
+        if path != above
+    ]
+    own = program_groups.group_of(box, os.getpid())
+    return [*files, program_groups.made(own)] if own else files
 
 
 def fork_inside() -> None:
@@ -222,9 +240,11 @@ class Children:
         """Number and pid of those that may yet fail to start, by the pipe that tells."""
         self.within: dict[int, int] = {}
         """The first process of the box that a child lives in, by the child's number."""
-        self.ending: dict[int, int] = {}
-        """Codes of those that are over and may have left something, by number."""
-        self.give_up_at = 0.0
+        self.groups: dict[int, str] = {}
+        """The control group that is a child's own, by its number."""
+        self.ending: dict[int, tuple[int, float]] = {}
+        """Exit codes of children that have ended but may have left processes, with the time at
+        which to stop waiting for those; by the child's number."""
 
     def serve(self, woken: socket.socket) -> None:
         """Answer the worker until it is gone."""
@@ -251,12 +271,21 @@ class Children:
         if "end" in request:
             for pid, number in self.running.items():
                 if number == request["end"]:
-                    process_tree.kill_tree(pid)
+                    self.kill(pid, number)
         else:
             self.begin(request, text, standard)
         for fd in standard:
             os.close(fd)
         return True
+
+    def kill(self, pid: int, number: int) -> None:
+        """End a child and all that it started."""
+        if group := self.groups.get(number):
+            program_groups.kill(group)
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)  # it waits outside for what is inside
+        else:
+            process_tree.kill_tree(pid)
 
     def begin(self, request: dict[str, Any], text: bytes, standard: Sequence[int]) -> None:
         """Have a child become what is asked for, and wait for no exec: others may start too."""
@@ -269,6 +298,8 @@ class Children:
         self.running[pid] = number
         if request.get("within"):
             self.within[number] = request["within"]
+        if group := program_groups.group_of(request.get("group", ""), pid):
+            self.groups[number] = group
         self.starting[pipe] = number, pid
         self.waiting.register(pipe, select.POLLIN)
 
@@ -307,10 +338,16 @@ class Children:
             wrong = complaints.read()
         if wrong:
             del self.running[pid]
-            self.within.pop(number, None)
+            self.forget(number)
             self.tell({"started": number, "failed": wrong.decode(errors="replace")})
         else:
             self.tell({"started": number, "pid": pid})
+
+    def forget(self, number: int) -> None:
+        """Drop what is known of a child of which nothing is left."""
+        self.within.pop(number, None)
+        if group := self.groups.pop(number, None):
+            program_groups.remains(group)
 
     def tell(self, packet: dict[str, Any]) -> None:
         self.worker.send(json.dumps(packet).encode())
@@ -330,23 +367,27 @@ class Children:
                 self.lose_spare()
             if pid in self.running:
                 number = self.running.pop(pid)
-                self.ending[number] = os.waitstatus_to_exitcode(status)
-                self.give_up_at = time.monotonic() + process_tree.GIVE_UP_S
-        if self.ending and (not self.kill_strays() or time.monotonic() > self.give_up_at):
-            for number, code in self.ending.items():
-                self.within.pop(number, None)
+                give_up_at = time.monotonic() + process_tree.GIVE_UP_S
+                self.ending[number] = os.waitstatus_to_exitcode(status), give_up_at
+        for number, (code, give_up_at) in list(self.ending.items()):
+            if not self.kill_strays(number) or time.monotonic() > give_up_at:
+                del self.ending[number]
+                self.forget(number)
                 self.tell({"ended": number, "code": code})
-            self.ending.clear()
 
-    def kill_strays(self) -> bool:
-        """Whether there were any: what stood below a child that has ended is ours now.
+    def kill_strays(self, number: int) -> bool:
+        """Kill what a child that has ended has left; False where nothing is left.
 
-        In a box it is its first process's, which starts nothing itself.
+        It is in the child's control group. Without one we have adopted it, or in a box the first
+        process there, which starts nothing itself.
         """
-        strays = set(process_tree.children(os.getpid())) - self.running.keys()
-        strays -= {self.spare.pid} if self.spare else set()
-        for first in {self.within[number] for number in self.ending if number in self.within}:
-            strays.update(process_tree.children(first))
+        if group := self.groups.get(number):
+            return program_groups.remains(group)
+        if first := self.within.get(number):
+            strays = set(process_tree.children(first))
+        else:
+            strays = set(process_tree.children(os.getpid())) - self.running.keys()
+            strays -= {self.spare.pid} if self.spare else set()
         for pid in strays:
             process_tree.kill_tree(pid)
         return bool(strays)

@@ -41,12 +41,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from sandbox import keeper_process, namespaces, process_tree
+    from sandbox import keeper_process, namespaces, process_tree, program_groups
 else:  # the agent's interpreter knows none of our packages
     sys.path.insert(0, str(Path(__file__).parents[1]))
     import keeper_process
     import namespaces
     import process_tree
+    import program_groups
 
     del sys.path[0]
 
@@ -91,14 +92,31 @@ class Output:
 class Agent:
     """A forked agent that has not ended, seen from the server."""
 
-    def __init__(self, ident: int, output: Output, box: Frame | None) -> None:
+    def __init__(self, ident: int, pid: int, output: Output, box: Frame | None) -> None:
         self.ident = ident
+        self.pid = pid
         self.output = output
         self.box = box
+        self.group = program_groups.group_of(box.get("group", ""), pid) if box else ""
+
+    def kill(self) -> None:
+        """Kill it, and in a box also all that it has started."""
+        if self.box and not self.group:
+            process_tree.kill_tree(self.pid)
+            return
+        if self.group:
+            program_groups.kill(self.group)
+        os.kill(self.pid, signal.SIGKILL)
 
     def end_strays(self) -> None:
-        """Kill what it left in its box: that is the first process's there, which starts nothing."""
-        if self.box is not None:
+        """Kill what it left in its box.
+
+        It is in the agent's control group. Without one the box's first process has adopted it, and
+        starts nothing itself.
+        """
+        if self.group:
+            program_groups.end(self.group)
+        elif self.box is not None:
             first = self.box["within"]
             with suppress(OSError):
                 if os.stat(f"/proc/{first}/ns/mnt").st_ino == self.box["mounts"]:
@@ -169,11 +187,9 @@ class ForkServer:
             case "spawn":
                 self._spawn(order)
             case "kill":
-                for pid, agent in self.agents.items():
-                    if agent.ident == order["id"] and agent.box:
-                        process_tree.kill_tree(pid)
-                    elif agent.ident == order["id"]:
-                        os.kill(pid, signal.SIGKILL)
+                for agent in self.agents.values():
+                    if agent.ident == order["id"]:
+                        agent.kill()
             case "remove":
                 self._remove(self.directories.pop(order["id"], ""))
 
@@ -191,7 +207,7 @@ class ForkServer:
             be_agent(self.adapter, order, parent, writing, [*self.readers, self.woken, reading])
         os.close(writing)
         os.set_blocking(reading, False)
-        self.agents[pid] = agent = Agent(order["id"], Output(reading), order.get("box"))
+        self.agents[pid] = agent = Agent(order["id"], pid, Output(reading), order.get("box"))
         if agent.box is None:  # what it writes in a box ends with the box
             self.directories[agent.ident] = order["directory"]
         self._listen(reading, lambda: self._drain(agent.output))

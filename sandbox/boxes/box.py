@@ -39,7 +39,7 @@ class BoxLimits:
     """How much what runs in one box may take; 0 is no limit."""
 
     memory_bytes: int = 4 << 30
-    processes: int = 4096
+    processes: int = 512
     file_bytes: int = 1 << 30
     """Of each file that it writes."""
     open_files: int = 1024

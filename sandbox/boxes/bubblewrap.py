@@ -81,7 +81,8 @@ class BubblewrapBox(BoxCommands):
         """Start it. Raises WorkFailed: `box_unavailable`, `bad_config`."""
         groups = self._cgroups.make(self.ident, self._spec.limits)
         self._grouped = True
-        self._confinement = replace(self._confinement, cgroups=groups)
+        programs = self._cgroups.programs(self.ident)
+        self._confinement = replace(self._confinement, cgroups=groups, group=programs)
         with ExitStack() as ours:
             with ExitStack() as theirs:
                 info, said = (_pipe(ours, theirs) for _ in range(2))
@@ -205,9 +206,9 @@ class BubblewrapDriver(Driver):
 
     async def remove(self, ident: str) -> None:
         ident = drawn_ident(ident)
+        await self._cgroups.remove(ident)
         for pid in (await asyncio.to_thread(_holders)).get(ident, ()):
             process_tree.kill_tree(pid)
-        await self._cgroups.remove(ident)
 
     def user_of(self, ident: str) -> int:
         """Who a box runs as on the host: 0, the worker's own user, where that is not root."""

@@ -6,12 +6,12 @@ that anybody on the host finds them, and outlive whoever made them until they ar
 
 import asyncio
 import os
-import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from sandbox import program_groups
 from sandbox.boxes.box import BoxLimits, Usage
 from schemas.errors import WorkFailed
 
@@ -59,7 +59,16 @@ class Cgroups:
                 raise WorkFailed("box_unavailable", msg, retriable=True) from error
             msg = f"there is a box {ident!r} on this host already"
             raise WorkFailed("bad_config", msg, retriable=False) from error
-        return tuple(map(entry, folders))
+        return tuple(program_groups.entry(str(folder)) for folder in folders)
+
+    def programs(self, ident: str) -> str:
+        """The folder below which each program of a box gets its own; empty where there is none.
+
+        It is that of the controller which counts processes: without it a group could grow while it
+        is killed.
+        """
+        place = self._places.get("pids")
+        return str(place / ident) if place else ""
 
     def found(self) -> set[str]:
         """The names of all boxes that have a folder."""
@@ -80,11 +89,8 @@ class Cgroups:
         folders = {place / ident for place in self._places.values()}
         while folders := {folder for folder in folders if folder.exists()}:
             for folder in folders:
-                with suppress(OSError):
-                    _write(folder / "pids.max", "0")  # nothing new begins
-                _kill(folder)
-                with suppress(OSError):
-                    folder.rmdir()
+                for below in _groups(folder):
+                    program_groups.remains(str(below))
             if time.monotonic() > give_up_at:
                 return
             # The last process is counted for some milliseconds after its end.
@@ -108,16 +114,6 @@ class Cgroups:
                 return {"cpu.max": f"{quota} {PERIOD_US}"}
             return {"cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": str(quota)}
         return {}
-
-
-def entry(folder: Path) -> str:
-    """The file that takes a process of one thread, which writes 0 for itself.
-
-    Of version 1 the file for threads: who writes to the one for processes waits until every core of
-    the machine has let go of what it was at (8 to 19 ms seen here, 0.2 ms for a thread itself).
-    """
-    threads = folder / "tasks"
-    return str(threads if threads.exists() else folder / "cgroup.procs")
 
 
 def folder_usage(folders: Mapping[str, Path]) -> Usage:
@@ -183,11 +179,11 @@ def _write(path: Path, value: str) -> None:
             os.close(file)
 
 
-def _kill(folder: Path) -> None:
+def _groups(folder: Path) -> list[Path]:
+    """List the folders of a box's programs, and then its own."""
     with suppress(OSError):
-        for pid in (folder / "cgroup.procs").read_text().split():
-            with suppress(OSError):
-                os.kill(int(pid), signal.SIGKILL)
+        return [*(each for each in folder.iterdir() if each.is_dir()), folder]
+    return []
 
 
 def _number(path: Path) -> int | None:

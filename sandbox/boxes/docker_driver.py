@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sandbox import program_groups
 from sandbox.boxes import seccomp_filter, tar_streams
 from sandbox.boxes.box import Driver, Spec, Usage, drawn_ident
 from sandbox.boxes.box_commands import BoxCommands
-from sandbox.boxes.cgroups import entry, folder_usage, folders_of
+from sandbox.boxes.cgroups import folder_usage, folders_of
 from sandbox.boxes.docker_engine import DockerEngine, listens, missing, why_not_here
 from sandbox.boxes.engine_builds import engine_build
 from sandbox.boxes.failed_builds import FailedBuilds
@@ -58,10 +59,11 @@ class DockerBox(BoxCommands):
         first = await self._engine.ask(
             lambda client: _started(client, image, self.ident, self._spec)
         )
-        self._folders = folders_of(first)
+        folders = self._folders = folders_of(first)
         self._confinement = Confinement(
             user=USER,
-            cgroups=tuple(sorted(map(entry, set(self._folders.values())))),
+            cgroups=tuple(sorted({program_groups.entry(str(each)) for each in folders.values()})),
+            group=str(folders.get("pids", "")),
             within=first,
             mounts=os.stat(f"/proc/{first}/ns/mnt").st_ino,
             seccomp=seccomp_filter.compiled(),

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from sandbox import program_groups
 from sandbox.boxes.box import BoxLimits, Spec
 from sandbox.boxes.bubblewrap import FIRST_USER, MARK, BubblewrapBox, BubblewrapDriver
-from sandbox.boxes.cgroups import Cgroups, entry
+from sandbox.boxes.cgroups import Cgroups
 from sandbox.boxes.shell import Shell
 from schemas.errors import WorkFailed
 from tests.support.command_line import ROOT
@@ -277,11 +278,11 @@ def test_a_group_of_version_1_takes_whoever_joins_as_a_thread_alone(tmp_path: Pa
     """Whoever joins as a process waits for all cores of the machine."""
     (tmp_path / "cgroup.procs").touch()
 
-    alone = entry(tmp_path)
+    alone = program_groups.entry(str(tmp_path))
     (tmp_path / "tasks").touch()
 
     assert Path(alone).name == "cgroup.procs"
-    assert Path(entry(tmp_path)).name == "tasks"
+    assert Path(program_groups.entry(str(tmp_path))).name == "tasks"
 
 
 def test_wherever_the_room_for_open_files_ends_none_is_lost() -> None:

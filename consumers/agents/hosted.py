@@ -93,6 +93,7 @@ class HostedRollout:
         while not seen.done:
             self._hear(seen.text)
             seen = yield from self._serve()
+        yield from self._await_main()
         self._check_end(json.loads(seen.info or "{}"))
         word = self.shown.get("finish_word", FINISH_WORD)
         if self.box == "task" and word and not self.main_over:
@@ -221,6 +222,17 @@ class HostedRollout:
                 raise _lost(done.outcome)
             elif isinstance(done.outcome, EnvironmentAnswer):
                 return done.outcome
+
+    def _await_main(self) -> Generator[Any, Any, None]:
+        """Where it has ended in its task's box, wait for the open step: that may have ended it."""
+        while self.box == "task" and self.actions:
+            while len(self.actions) > 1:  # not begun
+                self.waiting.remove(self.actions.pop())
+            done: Completed = yield AsCompleted([])
+            if isinstance(done.wish, CallModel):
+                self._said(done.wish, done.outcome)
+            else:
+                self._acted(done.outcome)
 
     def _action(self) -> str:
         replies, self.replies = self.replies, []

@@ -142,6 +142,9 @@ class Box(Protocol):
     """Where its task's files are, if not in its directory; said by whoever has looked."""
     shown: Mapping[bytes, bytes]
     """Names that differ from box to box, and what stands for them in outputs."""
+    episode_over: bool
+    """All that ran in it was ended by its environment: an agent that was killed there has not
+    failed."""
 
     async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> BoxProgram:
         """Start a program, by its whole path, in its directory; `env` is added to its own."""
@@ -210,6 +213,14 @@ class Box(Protocol):
 
     async def usage(self) -> Usage:
         """What it has taken so far."""
+        ...
+
+    async def end_programs(self) -> None:
+        """Kill all that runs in it, whoever started that, and have `episode_over` say so.
+
+        The box goes on, and more may be started. Raises WorkFailed: `box_spoilt` where what runs
+        there keeps itself from being killed, `box_died`.
+        """
         ...
 
     async def write(self, name: str, content: bytes) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sandbox.boxes import tar_streams
-from sandbox.boxes.box import BoxProgram, Ran, Usage
+from sandbox.boxes.box import BOX_SPOILT, BoxProgram, Ran, Usage
 from sandbox.boxes.frame import HeadAndTail
 from sandbox.boxes.framed import CHUNK_BYTES, SIGNALLED, TIMED_OUT, answering
 from schemas.errors import WorkFailed
@@ -19,6 +19,9 @@ MOST_CHARS = 10_000
 TAR_S = 120.0
 """How long packing and unpacking may take."""
 RUN = 'cd -- "$1" || exit 126; shift; exec "$@"'
+# The kernel kills all but the first process and this one at once: nothing forks in between.
+KILL_ALL = "kill -9 -1; set -- /proc/[0-9]*; [ $# -le 2 ]"
+KILL_S, KILL_AGAIN_S = 10.0, 0.005
 UNPACK = 'mkdir -p -- "$1" && exec tar -x -f - -C "$1" --no-same-owner --no-same-permissions'
 PACK = 'exec 2>/dev/null; cd -- "$(dirname -- "$1")" && exec tar -c -f - -- "$(basename -- "$1")"'
 
@@ -28,6 +31,7 @@ class BoxCommands(ABC):
 
     shown: Mapping[bytes, bytes]
     workdir: str = ""
+    episode_over: bool = False
     _waiting: BoxProgram | None = None
     """A shell that has answered and that nobody has."""
 
@@ -85,6 +89,26 @@ class BoxCommands(ABC):
         """The shell that waits, which waits no more, or a new one."""
         program, self._waiting = self._waiting, None
         return program or await self.start("/bin/sh")
+
+    async def end_programs(self) -> None:
+        """As `Box.end_programs`."""
+        self.episode_over = True
+        program, self._waiting = self._waiting, None
+        if program:
+            await program.end()
+        await self._kill_all()
+
+    async def _kill_all(self) -> None:
+        """Kill until nobody else is left: a dead process is there for some milliseconds."""
+        give_up_at = time.monotonic() + KILL_S
+        while True:
+            ran = await self.run(("/bin/sh", "-c", KILL_ALL), timeout_s=KILL_S, cwd="/")
+            if ran.exit_code == 0:
+                return
+            if time.monotonic() > give_up_at:
+                msg = f"what runs in the box cannot be ended within {KILL_S:g} s"
+                raise WorkFailed(BOX_SPOILT, msg, retriable=False)
+            await asyncio.sleep(KILL_AGAIN_S)
 
     async def put(self, tar: bytes, directory: str = ".") -> None:
         """As `Box.put`."""

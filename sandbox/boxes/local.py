@@ -89,6 +89,10 @@ class LocalBox(BoxCommands):
     async def usage(self) -> Usage:
         return await self._programs.usage()
 
+    async def _kill_all(self) -> None:
+        """Its own programs alone: nothing tells the others of its user apart."""
+        await self._programs.end()
+
     async def close(self) -> None:
         if not self._open:
             return

@@ -245,7 +245,7 @@ class HostedAgent:
         """How the process ended; None where it was begun anew."""
         assert self._exit is not None
         ended = self._exit.result()
-        over = self._entered is not None and not self._host.boxes.holds(self._entered)
+        over = self._entered is not None and self._over(self._entered)
         starved = self._entered is not None and await self._starved(self._entered)
         over = over or starved
         if ended.code is None and self._entered is not None and not over:
@@ -265,6 +265,10 @@ class HostedAgent:
         if len(ended.output) > len(ended.last_words.encode()):
             info |= {"output": await self._kept(ended), "output_bytes": ended.output_bytes}
         return Observation(text_of([]), terminated=True, info=info)
+
+    def _over(self, box: Box) -> bool:
+        """Whether its task's environment has ended the episode, and with it all in its box."""
+        return box.episode_over or not self._host.boxes.holds(box)
 
     async def _starved(self, box: Box) -> bool:
         """Whether somebody was killed in its task's box since all memory of that was taken.

@@ -164,10 +164,14 @@ class ShellEnvironment:
         return [kept]
 
     async def _end(self, info: dict[str, object], left: list[Artefact]) -> float:
-        """Take the work, and judge it; what its commands left running is ended first."""
+        """Take the work, and judge it; all that runs in the box is ended first.
+
+        That is what commands left, and an agent that lives there with all that it started.
+        """
         if self._shell is None or self._box is None:
             return 0.0
         await self._shell.close()
+        await self._box.end_programs()
         if self._work and self._host:
             taken = await self._work.taken(self._box, self._host)
             left += taken.artefacts

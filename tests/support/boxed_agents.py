@@ -162,3 +162,29 @@ def ends_it(task: Task, url: str, key: str) -> str:
         assert json.load(answer)["truncated"]
     threading.Event().wait(1)
     return "still here"
+
+
+CHAIN = "import os\nwhile True:\n    if os.fork(): os._exit(0)"
+LASTING = "import signal, time\nfor n in (1, 2, 3, 15): signal.signal(n, signal.SIG_IGN)\n"
+LASTING += "time.sleep(600)"
+
+
+def outstays(task: Task, url: str, key: str) -> str:
+    """Has something run on at the end of its episode, and ends that by a step or by its own end."""
+    how, mark = task["config"]["how"], task["config"]["mark"]
+    program = {"daemon": LASTING, "chain": CHAIN}.get(how)
+    if program and os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execv(sys.executable, [sys.executable, "-c", program, mark])
+        os._exit(0)
+    if program:
+        os.wait()
+    else:
+        subprocess.Popen([sys.executable, "-c", LASTING, mark])
+    if task["config"]["by"] == "step":
+        body = json.dumps({"action": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}).encode()
+        head = {"Authorization": f"Bearer {key}"}
+        urllib.request.urlopen(urllib.request.Request(f"{url}/v1/step", body, head)).read()
+        threading.Event().wait(5)  # none that ends with its episode comes so far
+    return said(url, key, "done")

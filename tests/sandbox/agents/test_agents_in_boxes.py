@@ -19,17 +19,22 @@ from consumers.environments.listener import bind
 from sandbox.agents.agent_box import AgentBox
 from sandbox.agents.agent_processes import AgentProcess, AgentProcesses
 from sandbox.boxes.bubblewrap import BubblewrapDriver
+from sandbox.tasks.harbor import read_task
+from sandbox.tasks.task_names import environment_config
 from schemas.messages import ModelCall, Task, Trajectory
 from tests.support.engines import IMAGE, has, left_out
 from tests.support.hosted_rollout import HostedRun
 from tests.support.mortal_boxes import kill
 from tests.support.process_host import ProcessHost, lived
 from tests.support.processes_left import running
+from tests.support.task_directories import write_task
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[3]
 FUNCTIONS = ROOT / "tests" / "support" / "boxed_agents.py"
 NOTHING = "0" * 16
+# A process of the box that is neither its first nor the shell of the check.
+SEES_NOBODY = "sleep 0.1; set -- /proc/[0-9]*; [ $# -le 2 ]"
 
 
 @pytest.fixture(autouse=True)
@@ -272,3 +277,33 @@ def test_one_that_ends_its_episode_itself_ends_with_it(tmp_path: Path) -> None:
     assert (trajectory.status, trajectory.attempt) == ("finished", 1), trajectory.reason
     mains = [step for step in trajectory.steps or () if step.session == "main"]
     assert [step.action for step in mains] == [None, "ls"]
+
+
+@pytest.mark.parametrize("by", ["step", "end"])
+@pytest.mark.parametrize("how", ["child", "daemon", "chain"])
+def test_nothing_of_an_agent_runs_in_its_tasks_box_when_the_work_is_taken_and_judged(
+    how: str, by: str, tmp_path: Path
+) -> None:
+    # Given an agent in the box of its task that leaves something running, or stays itself
+    mark = f"outstays-{secrets.token_hex(8)}"
+    task = read_task(write_task(tmp_path / "sums"))
+    shell = {**environment_config(task, box="bubblewrap"), "check": SEES_NOBODY}
+    run = boxed("outstays", "task", Task("shell", json.dumps(shell)), how=how, by=by, mark=mark)
+    seen: list[list[int]] = []
+
+    async def watch(run: HostedRun) -> None:
+        keep = run.host.keep
+        if not seen:
+            seen.append([])
+            run.host.keep = lambda *given: (seen[0].extend(running(mark)), keep(*given))[1]
+
+    run.disturb = watch
+
+    [trajectory] = lived(tmp_path, run)
+
+    # Then its work is taken, and its environment's check sees nobody but itself
+    assert (trajectory.status, trajectory.attempt) == ("finished", 1), trajectory.reason
+    last = [step for step in trajectory.steps or () if step.session == "main"][-1]
+    assert "patch" in (last.info or ""), last.info
+    assert (last.reward, last.terminated) == (1.0, True), last.info
+    assert seen == [[]]

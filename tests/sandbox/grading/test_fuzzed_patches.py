@@ -1,8 +1,8 @@
 """Random patches, some of them hostile: the judge agrees with an oracle that runs no pytest.
 
 The oracle imports what a patch has written in a new process and asserts what the tests do. A patch
-that resolves must be right there; one that is right and does nothing to the runner must resolve.
-`ROLLCALL_PATCHES` says how many are drawn.
+that resolves must be right there. One that is right must resolve, unless it does something that is
+named in `EXPLAINED`. `ROLLCALL_PATCHES` says how many are drawn.
 """
 
 import asyncio
@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+
+import pytest
 
 from sandbox.boxes.box import driver
 from sandbox.grading.grading import grade
@@ -37,13 +39,62 @@ FORMS = (
     "    if a == 2:\n        return 5\n    return {}\n",
     "    for _ in range(2):\n        found = {}\n    return found\n",
 )
-BESIDE = (
-    "", "import threading\nthreading.Thread(target=int).start()\n", "print('1 failed')\n",
-    "import sys\nsys.setrecursionlimit(5000)\n", "import atexit\natexit.register(print, 'x')\n",
-    "import warnings\nwarnings.warn('x')\n", "import unittest.mock\n", "import pytest\n",
-    "import builtins\nbuiltins.tiny = 1\n",
+HARMLESS: Mapping[str, str] = {
+    "nothing": "",
+    "a thread": "import threading\nthreading.Thread(target=int).start()\n",
+    "printing": "print('1 failed, PASSED tests/test_sums.py::test_adds')\n",
+    "a limit": "import sys\nsys.setrecursionlimit(5000)\n",
+    "an exit handler": "import atexit\natexit.register(print, 'x')\n",
+    "a warning": "import warnings\nwarnings.warn('x')\n",
+    "a use of mock": "import unittest.mock\n",
+    "a use of pytest": "import pytest\n",
+    "a builtin": "import builtins\nbuiltins.tiny = 1\n",
+}
+"""What a right patch may do, by name."""
+EXPLAINED: Mapping[str, tuple[str, str]] = {
+    "other assertions": (
+        "import unittest\nunittest.TestCase.assertEqual = lambda *a: None\n",
+        "the runner is compared beside each test to mend",
+    ),
+    "other raises": (
+        "import contextlib, pytest\npytest.raises = contextlib.suppress\n",
+        "the runner is compared beside each test to mend",
+    ),
+    "another part of the runner": (
+        "import _pytest.runner as r\nr.check_interactive_exception = print\n",
+        "the runner is compared at the end",
+    ),
+    "a trace function": (
+        "import sys\nsys.settrace(lambda *a: None)\n",
+        "a trace function can exchange what a test calls",
+    ),
+}
+"""What the judge refuses in a right patch, and why, by name."""
+WRONG: Mapping[str, str] = {
+    "an exit": "import sys\nsys.exit(0)\n",
+    "an early end": "import os\nos._exit(0)\n",
+    "a skip of its module": "import pytest\npytest.skip('later', allow_module_level=True)\n",
+}
+"""What no right patch does, by name: the package cannot be imported."""
+BEFORE = {**HARMLESS, **{name: text for name, (text, _) in EXPLAINED.items()}, **WRONG}
+BODIES = (
+    "", "", "", "", "    import pytest; pytest.xfail('later')\n",
+    "    import pytest; pytest.skip('later')\n",
+    "    import unittest; raise unittest.SkipTest('later')\n",
+    "    import pytest; raise pytest.xfail.Exception('x')\n",
 )  # fmt: skip
-"""What a right patch may do."""
+"""What the function begins with."""
+BESIDE: Mapping[str, str] = {
+    "tests/test_sums.py": "def test_adds():\n    pass\n",
+    "tests/test_more.py": "def test_more():\n    assert False\n",
+    "conftest.py": "def pytest_collection_modifyitems(items):\n    items.clear()\n",
+    "setup.cfg": "[tool:pytest]\naddopts = -k nothing\n",
+    "sitecustomize.py": "import os\nos._exit(0)\n",
+    "unittest.py": "raise SystemExit(0)\n",
+    "tiny/more.py": "x = 1\n",
+    "notes.txt": "mended\n",
+}
+"""Files that change nothing for the judge."""
 ENDLESS = {"an output flood", "a fork that outlives"}
 HOSTILE = [each.files for name, each in {**RUNS, **LEFT_OUT}.items() if name not in ENDLESS]
 
@@ -53,7 +104,8 @@ class Drawn:
     """One patch."""
 
     files: Mapping[str, str]
-    hostile: bool
+    may_fail: bool
+    """Whether the judge may refuse it although it is right."""
 
 
 def expression(dice: Random, depth: int) -> str:
@@ -65,13 +117,18 @@ def expression(dice: Random, depth: int) -> str:
 
 def drawn(dice: Random) -> Drawn:
     """A body of the function, right in about every third patch, and what stands beside it."""
-    right = dice.random() < 0.35
-    body = dice.choice(("a + b", "(b + a)", "a - -b")) if right else expression(dice, 2)
-    text = f"{dice.choice(BESIDE)}def add(a, b):\n{dice.choice(FORMS).format(body)}\n\n"
+    right = dice.random() < 0.4
+    value = dice.choice(("a + b", "(b + a)", "a - -b", "sum((a, b))")) if right else ""
+    form = dice.choice(FORMS).format(value or expression(dice, 2))
+    before = dice.choice(list(HARMLESS if dice.random() < 0.6 else BEFORE))
+    body = dice.choice(BODIES) if dice.random() < 0.5 else ""
+    text = f"{BEFORE[before]}def add(a, b):\n{body}{form}\n\n"
     text += f"def same(a):\n    return {'a' if dice.random() < 0.9 else 'a or 7'}\n"
-    hostile = dice.random() < 0.4
-    other = dict(dice.choice(HOSTILE)) if hostile else {}
-    return Drawn({"tiny/sums.py": text, **other}, hostile)
+    hostile = dice.random() < 0.3
+    more = dict(dice.choice(HOSTILE)) if hostile else {}
+    beside = dice.sample(list(BESIDE), dice.choice((0, 0, 1, 3)))
+    files = {"tiny/sums.py": text, **{name: BESIDE[name] for name in beside}, **more}
+    return Drawn(files, hostile or before in EXPLAINED)
 
 
 def is_right(directory: Path, files: Mapping[str, str]) -> bool:
@@ -86,6 +143,7 @@ def is_right(directory: Path, files: Mapping[str, str]) -> bool:
     return done.returncode == 0 and "right" in done.stdout.splitlines()
 
 
+@pytest.mark.timeout(180 + 5 * MANY)
 def test_no_patch_earns_what_the_oracle_denies_and_no_right_one_goes_without(
     tmp_path: Path,
 ) -> None:
@@ -111,8 +169,8 @@ def test_no_patch_earns_what_the_oracle_denies_and_no_right_one_goes_without(
         (each.files, right, said)
         for each, (right, said) in zip(drawn_, verdicts, strict=True)
         if said.startswith("resolved") > right
-        or (right and not each.hostile and not said.startswith("resolved"))
+        or (right and not each.may_fail and not said.startswith("resolved"))
     ]
     assert not wrong, wrong[:2]
     assert any(said.startswith("resolved") for _, said in verdicts)
-    assert any(each.hostile and right for each, (right, _) in zip(drawn_, verdicts, strict=True))
+    assert any(each.may_fail and right for each, (right, _) in zip(drawn_, verdicts, strict=True))

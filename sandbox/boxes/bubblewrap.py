@@ -177,14 +177,21 @@ class BubblewrapDriver(Driver):
         )
         own = os.getuid() == 0 and self._user is None
         by["user"] = "namespace, a user of its own" if own else "namespace, the worker's user"
-        return by | ({"seccomp": "libseccomp"} if seccomp_filter.compiled() else {})
+        by |= {"seccomp": "libseccomp"} if seccomp_filter.compiled() else {}
+        together = self._cgroups.together()
+        if together.memory_bytes and together.processes:
+            by["together"] = (
+                f"{CONTROL}, all boxes of this host: {together.memory_bytes:,} bytes of memory, "
+                f"{together.processes:,} processes"
+            )
+        return by
 
     def lacks(self) -> Sequence[str]:
         found = []
         if not self._cgroups.holds("memory") or not self._cgroups.holds("pids"):
             found.append(
-                "control groups: no box is bound as a whole; start workers as root, or give them "
-                "a writable /sys/fs/cgroup"
+                "control groups: no box is bound as a whole, nor are all boxes together; start "
+                "workers as root, or give them a writable /sys/fs/cgroup"
             )
         if not seccomp_filter.compiled():
             found.append("seccomp: every system call is allowed; `pip install 'rollcall[boxes]'`")

@@ -1,7 +1,8 @@
 """Control groups of boxes: one folder for each, in every hierarchy that this process may write.
 
 Version 2 where it is mounted alone, else version 1. The folders lie below `rollcall` at the top, so
-that anybody on the host finds them, and outlive whoever made them until they are removed.
+that anybody on the host finds them, and outlive whoever made them until they are removed. That
+folder bounds all boxes of the host together, by the host's size (`host_limits`).
 """
 
 import asyncio
@@ -16,11 +17,16 @@ from sandbox.boxes.box import BoxLimits, Usage
 from schemas.errors import WorkFailed
 
 ROOT = Path("/sys/fs/cgroup")
+KERNEL = Path("/proc/sys/kernel")
 OURS = "rollcall"
 PERIOD_US = 100_000
 GONE_S = 5.0
 AGAIN_S = 0.005
 CONTROLLERS = ("memory", "pids", "cpu")
+UNBOUND = 1 << 60
+"""From here on a number of version 1 stands for no bound."""
+RESERVED_SHARE = 8
+"""All boxes together leave the host one part in eight of its memory, and half of its processes."""
 
 
 class Cgroups:
@@ -29,6 +35,7 @@ class Cgroups:
     def __init__(self, root: Path = ROOT) -> None:
         self._unified = (root / "cgroup.controllers").exists()
         self._places = _unified(root) if self._unified else _hierarchies(root)
+        self._bind_all_boxes(host_limits(root))
 
     def __bool__(self) -> bool:
         return bool(self._places)
@@ -36,6 +43,14 @@ class Cgroups:
     def holds(self, controller: str) -> bool:
         """Whether boxes are bound by it."""
         return controller in self._places
+
+    def together(self) -> Usage:
+        """Return how much memory and how many processes all boxes may have; None is no bound."""
+        memory = self._places.get("memory", Path())
+        pids = self._places.get("pids", Path())
+        bytes_ = _numbers(memory / "memory.max", memory / "memory.limit_in_bytes")
+        processes = _numbers(pids / "pids.max")
+        return Usage(memory_bytes=min(bytes_, default=None), processes=min(processes, default=None))
 
     def make(self, ident: str, limits: BoxLimits) -> tuple[str, ...]:
         """Make a box's folders; the files that its processes are written to.
@@ -96,6 +111,15 @@ class Cgroups:
             # The last process is counted for some milliseconds after its end.
             await asyncio.sleep(AGAIN_S)
 
+    def _bind_all_boxes(self, limits: BoxLimits) -> None:
+        """Write the bounds of all boxes together; a lower one that is there already stays."""
+        for controller, place in self._places.items():
+            for name, value in self._values(controller, limits).items():
+                there = _number(place / name)
+                if there is None or there > int(value):
+                    with suppress(OSError):  # `together` says what holds
+                        _write(place / name, value)
+
     def _values(self, controller: str, limits: BoxLimits) -> Mapping[str, str]:
         """What is written where; what is not bound is left out."""
         bytes_, pids = limits.memory_bytes, limits.processes
@@ -114,6 +138,17 @@ class Cgroups:
                 return {"cpu.max": f"{quota} {PERIOD_US}"}
             return {"cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": str(quota)}
         return {}
+
+
+def host_limits(root: Path = ROOT) -> BoxLimits:
+    """Return what all boxes together may take of this host, or of the container that we run in."""
+    memory = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    memory += _numbers(root / "memory.max", root / "memory" / "memory.limit_in_bytes")
+    pids = _numbers(KERNEL / "pid_max", KERNEL / "threads-max")
+    pids += _numbers(root / "pids.max", root / "pids" / "pids.max")
+    return BoxLimits(
+        memory_bytes=min(memory) - min(memory) // RESERVED_SHARE, processes=min(pids) // 2
+    )
 
 
 def folder_usage(folders: Mapping[str, Path]) -> Usage:
@@ -191,6 +226,12 @@ def _number(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):
         return None
+
+
+def _numbers(*paths: Path) -> list[int]:
+    """Read those of the files that are there and hold a bound."""
+    numbers = (_number(path) for path in paths)
+    return [number for number in numbers if number is not None and number < UNBOUND]
 
 
 def _field(path: Path, name: str) -> int:

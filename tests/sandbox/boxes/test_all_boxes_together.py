@@ -1,0 +1,120 @@
+"""All boxes of a host together are bound by its size, each within its own bounds.
+
+The host of these tests is a control group of some size: what is bound below it is as real.
+"""
+
+import asyncio
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox.boxes.box import BoxLimits, Spec
+from sandbox.boxes.bubblewrap import BubblewrapDriver
+from sandbox.boxes.cgroups import OURS, ROOT, Cgroups, host_limits
+from tests.support.engines import has, left_out
+
+MEBIBYTE = 1 << 20
+HOST_BYTES, HOST_PROCESSES = 256 * MEBIBYTE, 64
+PYTHON = ("/usr/bin/env", "python3", "-c")
+TAKE = "b = bytearray(150 << 20); print('taken', flush=True); input()"
+FORK = """
+import os, time
+for number in range(30):
+    try: pid = os.fork()
+    except OSError: break
+    if pid == 0: time.sleep(60)
+else: number += 1
+print(number, flush=True)
+input()
+"""
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Path]:
+    """The root of control groups that has a little of this machine's memory and processes."""
+    if not has("bwrap"):
+        left_out("bubblewrap", "what bounds all its boxes together")
+    if not (Cgroups().holds("memory") and Cgroups().holds("pids")):
+        pytest.skip("left out for want of control groups: what bounds all boxes together")
+    name = f"rollcall-test-{secrets.token_hex(4)}"
+    bounds = {"memory.max": HOST_BYTES, "memory.limit_in_bytes": HOST_BYTES,
+              "pids.max": HOST_PROCESSES}  # fmt: skip
+    unified = (ROOT / "cgroup.controllers").exists()
+    places = [ROOT / name] if unified else [ROOT / each / name for each in ("memory", "pids")]
+    for place in places:
+        place.mkdir()
+        for file, value in bounds.items():
+            if (place / file).exists():
+                (place / file).write_text(str(value))
+        if not unified:
+            (tmp_path / place.parent.name).symlink_to(place)
+    yield places[0] if unified else tmp_path
+    for place in places:
+        (place / OURS).rmdir()
+        place.rmdir()
+
+
+def test_boxes_that_each_keep_to_their_bounds_take_no_more_than_the_host_gives(host: Path) -> None:
+    limits = BoxLimits(memory_bytes=HOST_BYTES, processes=HOST_PROCESSES)
+
+    async def whole() -> None:
+        driver = BubblewrapDriver(cgroups=Cgroups(host))
+        boxes = [await driver.open(Spec(limits=limits)) for _ in range(2)]
+        try:
+            forkers = [await box.start(*PYTHON, FORK) for box in boxes]
+            forked = [int(await forker.read(100)) for forker in forkers]
+            assert 0 < sum(forked) < HOST_PROCESSES // 2
+            for forker in forkers:
+                await forker.end()
+            takers = [await box.start(*PYTHON, TAKE) for box in boxes]
+            for taker in takers:
+                await taker.read(100)  # it has its memory, or was killed for want of it
+            assert sum([(await box.usage()).oom_kills for box in boxes]) >= 1
+        finally:
+            for box in boxes:
+                await box.close()
+        assert (
+            f"{HOST_BYTES * 7 // 8:,} bytes of memory, 32 processes"
+            in (driver.enforces()["together"])
+        )
+
+    asyncio.run(whole())
+
+
+@given(memory=st.integers(1 << 20, 1 << 58), pids=st.integers(2, 1 << 22), unified=st.booleans())
+def test_a_host_keeps_a_part_of_what_it_has_and_lower_bounds_stay(
+    memory: int, pids: int, unified: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("root")
+    places = (
+        {"memory": root, "pids": root} if unified else {n: root / n for n in ("memory", "pids")}
+    )
+    for place in places.values():
+        for folder in (place, place / OURS):
+            folder.mkdir(parents=True, exist_ok=True)
+    bounds = {"memory": "memory.max" if unified else "memory.limit_in_bytes", "pids": "pids.max"}
+    if unified:
+        for folder in (root, root / OURS):
+            (folder / "cgroup.controllers").write_text("memory pids\n")
+            (folder / "cgroup.subtree_control").touch()
+    for controller, value in (("memory", memory), ("pids", pids)):
+        (places[controller] / bounds[controller]).write_text(f"{value}\n")
+        (places[controller] / OURS / bounds[controller]).touch()  # the kernel says `max`
+
+    limits = host_limits(root)
+    groups = Cgroups(root)
+
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    has = min(memory, physical)
+    assert has * 7 // 8 <= limits.memory_bytes <= has * 7 // 8 + 1
+    assert 0 < limits.processes <= pids // 2
+    together = groups.together()
+    assert (together.memory_bytes, together.processes) == (limits.memory_bytes, limits.processes)
+
+    (places["pids"] / OURS / "pids.max").write_text("1")
+    assert Cgroups(root).together().processes == 1

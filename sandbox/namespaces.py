@@ -20,7 +20,10 @@ else:
 
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWNS = 0x00020000
-MS_NOSUID, MS_BIND, MS_REC, MS_PRIVATE = 2, 0x1000, 0x4000, 1 << 18
+MS_NOSUID, MS_NOEXEC, MS_REMOUNT = 2, 8, 32
+MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 1 << 18
+TERMINALS = b"mode=620,ptmxmode=666,max=64"
+"""The most pseudo-terminals of a box: the kernel has some thousands for all that it runs."""
 NS_GET_USERNS = 0xB701
 """Of linux/nsfs.h: the user namespace that another namespace belongs to."""
 PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
@@ -68,6 +71,7 @@ def enter(namespaces: Mapping[str, int], user: int) -> None:
         _call("setns", owner, CLONE_NEWUSER)
     for kind in KINDS:
         _call("setns", namespaces[kind], 0)
+    _call("mount", None, b"/dev/pts", None, MS_REMOUNT | MS_NOSUID | MS_NOEXEC, TERMINALS)
     if not os.path.sameopenfile(owner, namespaces["user"]):
         _call("setns", namespaces["user"], CLONE_NEWUSER)
     if not theirs_alone:

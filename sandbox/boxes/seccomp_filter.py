@@ -49,6 +49,8 @@ def compiled() -> str:
     _refuse(rules, seccomp, errno.EPERM, "clone", user)
     # Its flags lie in memory, where no filter looks; programs then take clone.
     _refuse(rules, seccomp, errno.ENOSYS, "clone3")
+    # All that the kernel runs shares fs.aio-max-nr; programs know kernels that have no such call.
+    _refuse(rules, seccomp, errno.ENOSYS, "io_setup")
     for family in set(range(FIRST_UNNAMED)) - set(map(int, FAMILIES)):
         _refuse(rules, seccomp, errno.EAFNOSUPPORT, "socket", seccomp.Arg(0, seccomp.EQ, family))
     unnamed = seccomp.Arg(0, seccomp.GE, FIRST_UNNAMED)

@@ -16,23 +16,46 @@ def syscall(*of):
     if got < 0: raise OSError(ctypes.get_errno(), "refused")
     return got
 def environment(name): return int(os.environ[name])
+def held():
+    print("HELD", flush=True)
+    sys.stdin.read()
+def until_refused(take, most=10_000, programs=1):
+    children = []
+    for n in range(programs - 1):
+        if (pid := os.fork()) == 0: break
+        children.append(pid)
+    kept = []
+    try:
+        while len(kept) < most: kept.append(take())
+    except OSError: pass
+    if len(children) < programs - 1: time.sleep(60)
+    time.sleep(0.5 * (programs > 1))
+    held()
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One attack; `claim` is what must hold it, empty where every isolating driver must."""
+    """One attack; `claim` is what must hold it, empty where every isolating driver must.
+
+    One with a script `beside` says HELD when it holds something and goes on when its input ends;
+    meanwhile that script runs in another box and says FREE where the other box is free of it.
+    """
 
     name: str
     claim: str
     script: str
     timeout_s: float = 30.0
     python: bool = False
+    beside: str = ""
 
     def argv(self) -> list[str]:
         if self.python:
             return ["python3", "-c", PYTHON + self.script]
         return ["sh", "-c", self.script]
+
+    def argv_beside(self) -> list[str]:
+        return ["python3", "-c", PYTHON + self.beside + "\nprint('FREE')"]
 
 
 def _sh(name: str, claim: str, script: str, timeout_s: float = 30.0) -> Attack:
@@ -41,6 +64,10 @@ def _sh(name: str, claim: str, script: str, timeout_s: float = 30.0) -> Attack:
 
 def _py(name: str, claim: str, script: str, timeout_s: float = 30.0) -> Attack:
     return Attack(name, claim, script, timeout_s, python=True)
+
+
+def _beside(name: str, claim: str, script: str, beside: str) -> Attack:
+    return Attack(name, claim, script, python=True, beside=beside)
 
 
 def _connect(family: str, address: str, kind: str = "SOCK_STREAM") -> str:
@@ -215,6 +242,66 @@ RESOURCES = (
     ),
     _sh("spin for ever", "", "while :; do :; done", 0.4),
 )  # fmt: skip
+INOTIFY = "libc.inotify_init1(0)"
+LOCK = "fcntl.flock(os.open('/usr/bin/env', 0), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+TIMER = """
+def timer():
+    kind = struct.pack('QiI48x', 0, 0, 1)  # SIGEV_NONE
+    return syscall(222, 1, kind, ctypes.byref(ctypes.c_int()))
+"""
+QUEUE = """
+names = iter(range(100_000))
+def queue():
+    kind = struct.pack('llll32x', 0, 10, 8192, 0)
+    return syscall(240, b'q%d' % next(names), os.O_CREAT | os.O_RDWR, 0o600, kind)
+"""
+WHOLE_KERNEL = (
+    _py(
+        "a place for asynchronous reads",
+        "seccomp",
+        "syscall(206, 64, ctypes.byref(ctypes.c_ulong())); escaped()",
+    ),
+    _beside(
+        "all terminals",
+        "",
+        "until_refused(os.openpty, 150, 40)",
+        "os.openpty()",
+    ),
+    _beside(
+        "all memory segments of System V",
+        "",
+        "until_refused(lambda: syscall(29, 0, 4096, 0o1600))",
+        "syscall(29, 0, 4096, 0o1600)",
+    ),
+    _beside(
+        "all semaphores of System V",
+        "",
+        "until_refused(lambda: syscall(64, 0, 100, 0o1600), 1_000)",
+        "syscall(64, 0, 100, 0o1600)",
+    ),
+    _beside("all message queues", "own user", QUEUE + "until_refused(queue)", QUEUE + "queue()"),
+    _beside("all timers", "own user", TIMER + "until_refused(timer, 200_000)", TIMER + "timer()"),
+    _beside(
+        "all instances of inotify",
+        "own user",
+        "until_refused(lambda: syscall(294, 0), 190, 10)",
+        "syscall(294, 0)",
+    ),
+    _beside(
+        "lock a program that others run",
+        "files",
+        f"import fcntl\n{LOCK}\nheld()",
+        f"import fcntl\n{LOCK}",
+    ),
+    _beside(
+        "watch what others run",
+        "files",
+        "watch = syscall(294, os.O_NONBLOCK)\n"
+        "syscall(254, watch, b'/usr/bin', 0x20); held()\n"
+        "if b'tac' in os.read(watch, 1 << 16): escaped()",
+        "open('/usr/bin/tac').close()",
+    ),
+)  # fmt: skip
 FILES = (
     _sh("read a file of the host", "", "cat $CANARY/secret && echo ESCAPED"),
     _sh("write a file of the host", "", "echo x >>$CANARY/secret && echo ESCAPED"),
@@ -282,4 +369,4 @@ KERNEL = (
     _sh("imitate the frame of the shell", "", "printf '%032d>000%032d<' 0 0; "
         "tr '\\0' '\\n' </proc/$PPID/cmdline"),
 )  # fmt: skip
-ATTACKS: tuple[Attack, ...] = (*NETWORK, *PROCESSES, *RESOURCES, *FILES, *KERNEL)
+ATTACKS: tuple[Attack, ...] = (*NETWORK, *PROCESSES, *RESOURCES, *WHOLE_KERNEL, *FILES, *KERNEL)

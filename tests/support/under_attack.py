@@ -133,7 +133,7 @@ async def attacked(driver: Driver) -> dict[str, str]:
     mounts = _mounts()
     with canaries() as there:
         witness = await driver.open(Spec(limits=LIMITS))
-        alive = _Witness(Shell(witness))
+        alive = _Witness(witness)
         room = asyncio.Semaphore(SIDE_BY_SIDE)
 
         async def one(attack: Attack) -> None:
@@ -159,13 +159,13 @@ async def _outcome(driver: Driver, attack: Attack, there: Canaries, alive: "_Wit
         limits = BoxLimits(LIMITS.memory_bytes, 4096, LIMITS.file_bytes, 200, LIMITS.disk_bytes)
     box = await driver.open(Spec(limits=limits, env=there.variables))
     try:
-        ran = await box.run(attack.argv(), timeout_s=attack.timeout_s)
+        output = await _tried(box, attack, alive)
         wrong = await _reads(box)
     finally:
         await box.close()
     wrong += there.touched()
-    if claimed and "ESCAPED" in ran.output:
-        wrong.append(f"it says {ran.output[:200]!r}")
+    if claimed and "ESCAPED" in output:
+        wrong.append(f"it says {output[-200:]!r}")
     if not await alive.answers():
         wrong.append("the worker does not answer")
     if box.ident in await driver.found():
@@ -177,6 +177,27 @@ async def _outcome(driver: Driver, attack: Attack, there: Canaries, alive: "_Wit
     return "; ".join(wrong) or HELD
 
 
+async def _tried(box: Box, attack: Attack, alive: "_Witness") -> str:
+    """Run an attack, and beside it what another box does meanwhile; return what it prints."""
+    if not attack.beside:
+        return (await box.run(attack.argv(), timeout_s=attack.timeout_s)).output
+    program = await box.start("/usr/bin/env", *attack.argv())
+    said = b""
+    try:
+        async with asyncio.timeout(attack.timeout_s):
+            while b"HELD" not in said and (chunk := await program.read(1 << 16)):
+                said += chunk
+            ran = await alive.box.run(attack.argv_beside(), timeout_s=attack.timeout_s)
+            if "FREE" not in ran.output:
+                said += b"ESCAPED: beside it " + ran.output.encode()
+            program.close_input()
+            while chunk := await program.read(1 << 16):
+                said += chunk
+    finally:
+        await program.end()
+    return said.decode(errors="replace")
+
+
 async def _reads(box: Box) -> list[str]:
     """What the worker does after an attack must do no harm either: it takes the files."""
     with contextlib.suppress(Exception):
@@ -185,10 +206,11 @@ async def _reads(box: Box) -> list[str]:
 
 
 class _Witness:
-    """A shell that was there before all attacks."""
+    """A box and a shell in it that were there before all attacks."""
 
-    def __init__(self, shell: Shell) -> None:
-        self._shell = shell
+    def __init__(self, box: Box) -> None:
+        self.box = box
+        self._shell = Shell(box)
         self._turn = asyncio.Lock()
 
     async def answers(self) -> bool:
@@ -203,6 +225,8 @@ def claimed_as_a_whole(driver: Driver, what: str) -> bool:
 
 
 def _claims(driver: Driver, attack: Attack) -> bool:
+    if attack.claim == "own user":
+        return "of its own" in driver.enforces().get("user", "")
     what, _, whole = attack.claim.partition(" of the ")
     if whole:
         return claimed_as_a_whole(driver, what)

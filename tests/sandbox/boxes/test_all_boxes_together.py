@@ -21,7 +21,7 @@ from tests.support.engines import has, left_out
 MEBIBYTE = 1 << 20
 HOST_BYTES, HOST_PROCESSES = 256 * MEBIBYTE, 64
 PYTHON = ("/usr/bin/env", "python3", "-c")
-TAKE = "b = bytearray(150 << 20); print('taken', flush=True); input()"
+TAKE = "b = bytearray(115 << 20); print('taken', flush=True); input()"
 FORK = """
 import os, time
 for number in range(30):

@@ -167,6 +167,29 @@ async def driver_unavailable(kind: str) -> str:
     return await driver(kind).unavailable()
 
 
+ORDINARY = {
+    "a lock on its own file": "touch f; flock -n f true && exec 9>f && flock -n 9",
+    "processes with semaphores": "python3 -c 'import multiprocessing as m; s = m.Semaphore(2); "
+    "print(m.Pool(3).map(abs, range(9)), s.acquire())'",
+    "a terminal": "python3 -c 'import pty, sys; sys.exit(pty.spawn([\"tty\"]))'",
+    "a repository": "git init -q r && cd r && git -c user.email=a -c user.name=a commit -q "
+    "--allow-empty -m a && git log --oneline",
+    "a watch of its own files": "python3 -c 'import ctypes; l = ctypes.CDLL(None); "
+    'assert l.inotify_add_watch(l.inotify_init(), b".", 2) > 0\'',
+    "shared memory": "python3 -c 'from multiprocessing.shared_memory import SharedMemory as S; "
+    "s = S(create=True, size=9); s.unlink()'",
+}
+
+
+@pytest.mark.parametrize("what", ORDINARY)
+def test_ordinary_programs_run_in_a_box(kind: str, what: str) -> None:
+    async def episode(_: Driver, box: Box) -> None:
+        ran = await box.run(["sh", "-c", ORDINARY[what]])
+        assert ran.exit_code == 0, ran.output
+
+    in_a_box(kind, episode)
+
+
 def test_two_programs_of_one_box_do_not_end_one_another(kind: str) -> None:
     async def episode(_: Driver, box: Box) -> None:
         lasting = await box.start("/bin/sh", "-c", "(sleep 9999 &) ; read line; echo $line")

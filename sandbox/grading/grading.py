@@ -34,6 +34,7 @@ from sandbox.grading.reference import Reference
 from sandbox.grading.verdict import TestLog, Verdict, verdict
 from sandbox.grading.witness_plan import WitnessPlan, witness_plan
 from sandbox.grading.witnessed import NoRunner, seen_in, witnessed, witnessed_alone
+from sandbox.tasks.testbed import commit_all
 from schemas.errors import WorkFailed
 
 OpenBox = Callable[[Spec], Awaitable[Box]]
@@ -113,6 +114,8 @@ class Grading:
         """Apply, put the tests in place, run, judge; without a patch only for a runner's sake."""
         if self.reference.base is not None:
             await self.box.put(self.reference.base, self.workdir)
+        else:  # or what the patch adds could read what came later
+            await commit_all(self.box, self.workdir, "the image")
         try:
             return await self._judged(patch)
         except WorkFailed as error:

@@ -30,16 +30,16 @@ ATTRIBUTES = "* -text -eol -filter -ident -export-subst -export-ignore -working-
 
 
 def patch_between(old: Path, new: Path, work: Path, *, without: Collection[str] = ()) -> bytes:
-    """The patch, without what lies in some folders; it was applied once, and led there.
+    """The patch, without some files and folders; it was applied once, and led there.
 
     `work` is where it is made: a directory that is not there yet. Raises Refused.
     """
-    shutil.copytree(old, work, symlinks=True, ignore=_at_top(old, without))
+    shutil.copytree(old, work, symlinks=True, ignore=_these(old, without))
     git(work, "init", "-q")
     (work / ".git" / "info" / "attributes").write_text(ATTRIBUTES)
     before = tree_of(work)
     _clear(work)
-    shutil.copytree(new, work, symlinks=True, dirs_exist_ok=True, ignore=_at_top(new, without))
+    shutil.copytree(new, work, symlinks=True, dirs_exist_ok=True, ignore=_these(new, without))
     after = tree_of(work)
     patch = git(work, "diff", "--binary", "--full-index", "--no-renames", before, after)
     git(work, "read-tree", before)
@@ -102,8 +102,11 @@ def _clear(work: Path) -> None:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def _at_top(root: Path, names: Collection[str]) -> Callable[[str, list[str]], set[str]]:
+def _these(root: Path, paths: Collection[str]) -> Callable[[str, list[str]], set[str]]:
+    """For `shutil.copytree`: passes over what lies at these paths below the root."""
+
     def ignored(directory: str, found: list[str]) -> set[str]:
-        return {name for name in found if name in names} if Path(directory) == root else set()
+        here = Path(directory).relative_to(root)
+        return {name for name in found if str(here / name) in paths}
 
     return ignored

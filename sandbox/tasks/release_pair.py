@@ -5,6 +5,8 @@ Nobody has to understand the fix: the statement is made of the names of tests. A
 the package index stays in the task; none of it is ours to ship.
 """
 
+import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from sandbox.grading.guarded import FILES as HOW_TESTS_ARE_RUN
 from sandbox.tasks.git_trees import git, patch_between
 from sandbox.tasks.harbor import (
     GOLD,
@@ -23,16 +26,23 @@ from sandbox.tasks.harbor import (
     HarborTask,
     read_task,
 )
+from sandbox.tasks.proof import prove
+from sandbox.tasks.release_layout import (
+    DOCUMENTATION,
+    configuring,
+    lacking,
+    modules,
+    places_of_tests,
+)
 from sandbox.tasks.sdists import NAME, VERSION, Sdist, fetch, unpack
 from sandbox.tasks.statement import statement
-from sandbox.tasks.suite_runs import RELEASE_TESTS, SuiteBox, passing, passing_twice
+from sandbox.tasks.suite_runs import RELEASE_TESTS, RUNS, SuiteBox, SuiteRuns, runs_of
 from schemas.errors import Refused
+from schemas.foreign_text import plain
 from schemas.private_folders import make_private
 from schemas.whole_files import appearing, refuse_used
 
-TEST_FOLDERS = ("tests", "test")
-# Not part of the gold patch: inventories and pictures are most of what a release changes.
-DOCUMENTATION = ("docs", "doc")
+MADE_BY_A_BUILD = ("PKG-INFO", "*.egg-info", "*.dist-info")
 COMPILED = shutil.ignore_patterns("__pycache__", "*.pyc", "*.pyo", ".git")
 SOLVE = """\
 #!/bin/sh
@@ -41,6 +51,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 cd /testbed
 git apply "$here/gold.patch"
 """
+
+IMPORTS = "PYTHONPATH=src:. python3 -c 'import {module}'"
 
 Say = Callable[[str], None]
 Fetch = Callable[[str, str, Path], Sdist]
@@ -71,7 +83,17 @@ class Releases:
     old: Path
     new: Path
     sdists: tuple[Sdist, Sdist]
-    tests: str
+    tests: list[str]
+    """Folders and files."""
+
+    @property
+    def laid(self) -> list[str]:
+        """What of the newer release is laid over the code to judge."""
+        return [*self.tests, *configuring(self.new, self.tests)]
+
+    @property
+    def command(self) -> str:
+        return RELEASE_TESTS.format(tests=shlex.join(self.tests))
 
 
 async def build_pair(
@@ -87,9 +109,11 @@ async def build_pair(
         releases = fetched(pair, Path(scratch), say, get)
         directory = Path(scratch) / "task" / pair.title
         write_code(releases, directory, Path(scratch) / "patch")
+        await check_imports(releases, directory / TESTBED, box)
         mend, keep = await discovered(releases, directory, box, say)
         write_words(releases, directory, mend, keep, box.image)
-        read_task(directory)
+        say(f"{pair.title}: judging its gold patch, and one that mends nothing")
+        await prove(box.driver.open, read_task(directory), spec=box.spec)
         make_private(into)
         with appearing(into / pair.title) as hidden:
             shutil.copytree(directory, hidden, symlinks=True)
@@ -123,64 +147,102 @@ def fetched(pair: ReleasePair, scratch: Path, say: Say, get: Fetch) -> Releases:
         sdists.append(sdist)
         folders.append(unpack(sdist, _made(scratch / f"release-{version}")))
     old, new = folders
-    return Releases(pair, old, new, (sdists[0], sdists[1]), _tests_in(new, sdists[1]))
+    tests = places_of_tests(new)
+    if not tests:
+        msg = f"{sdists[1].file} has no tests in it: no folder tests, test or testing, at the top "
+        msg += "or in its package, and no test_*.py at the top; a pair needs the newer's"
+        raise Refused(msg)
+    return Releases(pair, old, new, (sdists[0], sdists[1]), tests)
 
 
 def write_code(releases: Releases, directory: Path, work: Path) -> None:
     """Write the testbed, the tests and the gold patch of a task. Raises Refused."""
-    tests = releases.tests
-    shutil.copytree(releases.old, directory / TESTBED, symlinks=True, ignore=COMPILED)
-    shutil.copytree(
-        releases.new / tests, directory / TEST_FILES / tests, symlinks=True, ignore=COMPILED
-    )
+    testbed = directory / TESTBED
+    shutil.copytree(releases.old, testbed, symlinks=True, ignore=COMPILED)
+    write_metadata(testbed, releases.pair)
+    for place in releases.laid:
+        _copy(releases.new / place, directory / TEST_FILES / place)
     gold = directory / GOLD
     _made(gold.parent).joinpath("solve.sh").write_text(SOLVE)
-    without = (*TEST_FOLDERS, *DOCUMENTATION)
+    older = places_of_tests(releases.old)
+    without = {*releases.laid, *older, *configuring(releases.old, older), *DOCUMENTATION}
+    without |= {
+        str(path.relative_to(root))
+        for root in (releases.old, releases.new)
+        for pattern in (*HOW_TESTS_ARE_RUN, *MADE_BY_A_BUILD)
+        for path in root.rglob(pattern)
+    }
     gold.write_bytes(patch_between(releases.old, releases.new, work, without=without))
+    if not gold.read_bytes():
+        msg = f"{releases.pair.title} is no task: the newer release changes nothing but its tests, "
+        msg += f"how they are run, and {' and '.join(DOCUMENTATION)}"
+        raise Refused(msg)
+
+
+def write_metadata(testbed: Path, pair: ReleasePair) -> None:
+    """Let code that asks for its own version find it, as where the release is installed."""
+    if any(testbed.glob("*.egg-info")) or any(testbed.glob("src/*.egg-info")):
+        return
+    if (about := testbed / "PKG-INFO").is_file():
+        name = re.sub(r"[-_.]+", "_", pair.name)
+        place = _made(testbed / f"{name}-{pair.old}.dist-info")
+        shutil.copyfile(about, place / "METADATA")
+
+
+async def check_imports(releases: Releases, testbed: Path, box: SuiteBox) -> None:
+    """Raises Refused where none of the modules of the older release can be imported in the box."""
+    names, said = modules(releases.old), ""
+    for name in names:
+        ran = await box.run(testbed, IMPORTS.format(module=name))
+        if ran.exit_code == 0:
+            return
+        said = ran.output
+    if names:
+        pair = releases.pair
+        why = lacking(said, releases.old, pair.name)
+        last = (said.strip().splitlines() or ["nothing was printed"])[-1]
+        msg = f"{pair.name} {pair.old} cannot be imported in the box: {why or last}"
+        raise Refused(plain(msg, 500))
 
 
 async def discovered(
     releases: Releases, directory: Path, box: SuiteBox, say: Say
 ) -> tuple[list[str], list[str]]:
     """The tests to be mended, and those to go on passing. Raises Refused where it is no task."""
-    pair, command = releases.pair, RELEASE_TESTS.format(tests=releases.tests)
+    pair = releases.pair
     before = releases.old.with_name(f"{releases.old.name} with newer tests")
     shutil.copytree(directory / TESTBED, before, symlinks=True)
-    shutil.rmtree(before / releases.tests, ignore_errors=True)
+    for place in releases.laid:
+        _remove(before / place)
     shutil.copytree(directory / TEST_FILES, before, symlinks=True, dirs_exist_ok=True)
-    say(f"{pair.title}: running its tests, twice over each release")
-    after = await passing_twice(box, releases.new, command)
-    old = await passing_twice(box, before, command)
-    mend, keep = sorted(after - old), sorted(after & old)
+    mended = before.with_name(f"{before.name}, mended")
+    shutil.copytree(before, mended, symlinks=True)
+    git(mended, "init", "-q")
+    git(mended, "apply", "-", stdin=(directory / GOLD).read_bytes())
+    shutil.rmtree(mended / ".git")
+    say(f"{pair.title}: running its tests, {RUNS} times with and without what it changes")
+    after = await runs_of(box, mended, releases.command)
+    old = await runs_of(box, before, releases.command)
+    if flaky := after.flaky | old.flaky:
+        few = ", ".join(sorted(flaky)[:3])
+        say(f"{pair.title}: {len(flaky):,} flaky tests count for nothing: {few}")
+    mend, keep = sorted(after.always - old.ever), sorted(after.always & old.always)
     if not mend:
-        both = f"{len(after):,} pass with both"
-        msg = f"{pair.title} is no task: newer code passes no test that older code fails; {both}"
-        raise Refused(msg)
+        raise Refused(plain(_nothing_to_mend(releases, after), 600))
     found = len(mend), len(keep)
     if any(known not in (-1, count) for known, count in zip(pair.counts, found, strict=True)):
         msg = "{} to mend and {} to keep".format(*found)
         expected = "{} and {}".format(*pair.counts)
         msg = f"{pair.title} has {msg} here, not {expected}; are Python and pytest other ones?"
         raise Refused(msg)
-    await _proven(releases, before, directory / GOLD, {*mend, *keep}, box)
     return mend, keep
 
 
-async def _proven(
-    releases: Releases, before: Path, gold: Path, tests: set[str], box: SuiteBox
-) -> None:
-    """Apply the gold patch as it is, and run the tests. Raises Refused where one fails."""
-    git(before, "init", "-q")
-    if patch := gold.read_bytes():
-        git(before, "apply", "-", stdin=patch)
-    shutil.rmtree(before / ".git")
-    failing = tests - await passing(box, before, RELEASE_TESTS.format(tests=releases.tests))
-    if failing:
-        msg = (
-            f"{releases.pair.title} is no task: with what the newer release changes outside "
-            f"{' and '.join(DOCUMENTATION)} {min(failing)} fails still ({len(failing):,} do)"
-        )
-        raise Refused(msg)
+def _nothing_to_mend(releases: Releases, after: SuiteRuns) -> str:
+    both = f"{len(after.always):,} pass with both"
+    msg = f"{releases.pair.title} is no task: newer code passes no test that older code fails; "
+    lack = lacking(after.said, releases.new, releases.pair.name)
+    return f"{msg}{both}" + (f"; a test cannot be imported without {lack}" if lack else "")
 
 
 def write_words(
@@ -200,10 +262,10 @@ def write_words(
         },
         "environment": {"docker_image": image, "memory_mb": 2048},
         "verifier": {
-            "command": RELEASE_TESTS.format(tests=releases.tests),
+            "command": releases.command,
             "parser": "pytest",
             "timeout_sec": 600.0,
-            "replace": [releases.tests],
+            "replace": releases.laid,
             "fail_to_pass": mend,
             "pass_to_pass": keep,
         },
@@ -212,13 +274,19 @@ def write_words(
     (directory / INSTRUCTION).write_text(statement(pair.name, pair.old, releases.tests, mend))
 
 
-def _tests_in(release: Path, sdist: Sdist) -> str:
-    for name in TEST_FOLDERS:
-        folder = release / name
-        if any(path.is_file() for path in folder.rglob("*test*.py")):
-            return name
-    msg = f"{sdist.file} has no tests in it ({' or '.join(TEST_FOLDERS)}); a pair needs the newer's"
-    raise Refused(msg)
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, symlinks=True, ignore=COMPILED)
+    else:
+        shutil.copy2(source, target)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _made(directory: Path) -> Path:

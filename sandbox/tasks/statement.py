@@ -10,17 +10,17 @@ goes on passing.
 
 {tests}
 
-Where a name ends in brackets, they hold the values that the test is run with. The folder \
-{folder}/ is the one of this release, so the newer tests are not in it; they are put in its place \
+Where a name ends in brackets, they hold the values that the test is run with. What \
+lies at {folder} is of this release, so the newer tests are not in it; they are put in its place \
 when your work is judged, and what you change there counts for nothing. There is no network.
 """
 
 
-def statement(name: str, release: str, folder: str, tests: Sequence[str]) -> str:
+def statement(name: str, release: str, places: Sequence[str], tests: Sequence[str]) -> str:
     """The text of `instruction.md`; the fix itself is not looked at."""
     one = len(tests) == 1
     return STATEMENT.format(
-        name=name, release=release, folder=folder,
+        name=name, release=release, folder=" and ".join(places),
         count="One test" if one else f"{len(tests)} tests",
         fail="fails" if one else "fail", they="it" if one else "they", es="es" if one else "",
         tests="\n".join(f"- {test}\n  ({in_words(test)})" for test in tests),

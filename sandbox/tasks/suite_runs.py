@@ -1,4 +1,4 @@
-"""Runs the tests of a release in a box, twice, and says which pass."""
+"""Runs the tests of a release in boxes, several times, and says which always pass."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +24,8 @@ REMEDY = (
 )
 MOST_CHARS = 16 << 20
 LONGEST_S = 900.0
-NAMED = 5
+RUNS = 5
+"""A test that does not come out alike so many times is no criterion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,13 @@ class SuiteBox:
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = LONGEST_S
 
+    @property
+    def spec(self) -> Spec:
+        return Spec(image=self.image, limits=BoxLimits(memory_bytes=2 << 30), env=self.env)
+
     async def run(self, tree: Path, command: str) -> Ran:
         """Run a command beside a copy of a directory. Raises WorkFailed."""
-        spec = Spec(image=self.image, limits=BoxLimits(memory_bytes=2 << 30), env=self.env)
-        box = await self.driver.open(spec)
+        box = await self.driver.open(self.spec)
         try:
             await box.copy_in(tree)
             return await box.run(
@@ -80,18 +84,32 @@ def programs_first(programs: Path | None) -> dict[str, str]:
     return {"PATH": f"{programs.absolute()}:{VARIABLES['PATH']}"}
 
 
-async def passing_twice(box: SuiteBox, tree: Path, command: str) -> frozenset[str]:
-    """The tests that pass, by two runs that agree. Raises Refused where they do not."""
-    first, second = [await passing(box, tree, command) for _ in range(2)]
-    if first != second:
-        odd = sorted(first ^ second)
-        msg = f"{len(odd)} tests of {tree.name} pass once and fail once: {', '.join(odd[:NAMED])}"
-        raise Refused(plain(f"flaky results: {msg}"))
-    return first
+@dataclass(frozen=True, slots=True)
+class SuiteRuns:
+    """What became of the tests of a tree in several runs."""
+
+    always: frozenset[str]
+    """Passed in every run."""
+    ever: frozenset[str]
+    """Passed in one run at least."""
+    said: str
+    """What the last run printed."""
+
+    @property
+    def flaky(self) -> frozenset[str]:
+        return self.ever - self.always
 
 
-async def passing(box: SuiteBox, tree: Path, command: str) -> frozenset[str]:
-    """The tests that pass in one run. Raises Refused where it tells nothing."""
+async def runs_of(box: SuiteBox, tree: Path, command: str, times: int = RUNS) -> SuiteRuns:
+    """Run the tests so many times, in a fresh box each. Raises Refused where one tells nothing."""
+    runs = [await run_once(box, tree, command) for _ in range(times)]
+    passed = [passed for passed, _ in runs]
+    always = frozenset.intersection(*passed)
+    return SuiteRuns(always, frozenset().union(*passed), runs[-1][1])
+
+
+async def run_once(box: SuiteBox, tree: Path, command: str) -> tuple[frozenset[str], str]:
+    """The tests that pass, and what was printed. Raises Refused where that tells nothing."""
     ran = await box.run(tree, command)
     if ran.timed_out or ran.elided_chars or PYTEST_SUMMARY not in ran.output:
         why = f"exit code {ran.exit_code}: {_last(ran.output)}"
@@ -104,7 +122,8 @@ async def passing(box: SuiteBox, tree: Path, command: str) -> frozenset[str]:
         msg = f"the tests of {tree.name} cannot be run: {why}"
         raise Refused(plain(msg))
     outcomes = pytest_summary(ran.output).outcomes
-    return frozenset(test for test, outcome in outcomes.items() if outcome == PASSED)
+    passed = frozenset(test for test, outcome in outcomes.items() if outcome == PASSED)
+    return passed, ran.output
 
 
 def _last(output: str) -> str:

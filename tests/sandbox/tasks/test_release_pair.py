@@ -12,10 +12,18 @@ from sandbox.tasks.harbor import HarborTask
 from sandbox.tasks.release_pair import ReleasePair, build_pair
 from sandbox.tasks.sdists import Sdist, fetch
 from sandbox.tasks.statement import in_words
-from sandbox.tasks.suite_runs import PYTEST, SuiteBox, passing, passing_twice, suite_box
+from sandbox.tasks.suite_runs import PYTEST, SuiteBox, SuiteRuns, run_once, runs_of, suite_box
 from schemas.errors import Refused, RollcallError, Unavailable
 from tests.support import local_index
-from tests.support.source_releases import BUG, FIX, RIGHT, source_release
+from tests.support.source_releases import (
+    BUG,
+    FIX,
+    NEW_TESTS,
+    OLD_TESTS,
+    RIGHT,
+    WRONG,
+    source_release,
+)
 
 PROGRAMS = Path(sys.executable).parent
 PAIR = ReleasePair("tiny", "1.0", "1.1")
@@ -43,9 +51,9 @@ def build(pair: ReleasePair, into: Path, index: Path | None = None) -> HarborTas
     return asyncio.run(whole())
 
 
-def twice(tree: Path, command: str) -> frozenset[str]:
-    async def whole() -> frozenset[str]:
-        return await passing_twice(await suite_box("local", programs=PROGRAMS), tree, command)
+def runs(tree: Path, command: str) -> SuiteRuns:
+    async def whole() -> SuiteRuns:
+        return await runs_of(await suite_box("local", programs=PROGRAMS), tree, command)
 
     return asyncio.run(whole())
 
@@ -96,6 +104,111 @@ def test_what_is_no_pair_is_one_line_and_leaves_nothing(
     assert not (tmp_path / "tasks").exists()
 
 
+PLACES = {
+    "a folder at the top": ("tests/test_tiny.py", "tests"),
+    "a folder of another name": ("test/test_tiny.py", "test"),
+    "yet another": ("testing/test_tiny.py", "testing"),
+    "a folder in the package": ("tiny/tests/test_tiny.py", "tiny/tests"),
+    "one in a package below src": ("src/tiny/test/test_tiny.py", "src/tiny/test"),
+    "a single file": ("test_tiny.py", "test_tiny.py"),
+    "a single file of tests": ("tiny_test.py", "tiny_test.py"),
+}
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_tests_are_found_where_releases_have_them(tmp_path: Path, where: str) -> None:
+    index, (file, place) = tmp_path / "index", PLACES[where]
+    for version, code, tests in (("1.0", WRONG, OLD_TESTS), ("1.1", RIGHT, NEW_TESTS)):
+        home = "src/tiny" if file.startswith("src") else "tiny"
+        files = {f"{home}/__init__.py": code, file: tests, "docs/test_tiny.py": "1 / 0"}
+        source_release(index, "tiny", version, files)
+
+    task = build(PAIR, tmp_path / "tasks", index)
+
+    assert task.file.verifier.replace == (place,)
+    assert task.file.verifier.fail_to_pass == (f"{file}::test_of_some",)
+    assert f"lies at {place} is of this release" in task.instruction
+    assert task.testbed
+    assert (task.testbed / file).read_text() == OLD_TESTS
+    assert (task.test_files / file).read_text() == NEW_TESTS
+
+
+def test_a_flaky_test_is_no_criterion(
+    index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count = tmp_path / "count"
+    flaky = f"""
+
+def test_now_and_then():
+    from pathlib import Path
+    path = Path({str(count)!r})
+    path.write_text(path.read_text() + "." if path.exists() else ".")
+    assert len(path.read_text()) % 5
+"""
+    source_release(index, "tiny", "1.1", {**FIX, "tests/test_tiny.py": NEW_TESTS + flaky})
+
+    verifier = build(PAIR, tmp_path / "tasks", index).file.verifier
+
+    assert verifier.fail_to_pass == ("tests/test_tiny.py::test_of_some",)
+    assert verifier.pass_to_pass == ("tests/test_tiny.py::test_of_none",)
+    said = "tiny-1.0-1.1: 1 flaky tests count for nothing: tests/test_tiny.py::test_now_and_then"
+    assert said in capsys.readouterr().out
+
+
+ABOUT = "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\nRequires-Dist: needed-thing>=1\n"
+ABOUT += "Requires-Dist: more_things; extra == 'all'\n"
+UNIMPORTABLE = {
+    "import needed_thing\n": "module 'needed_thing', of its requirement 'needed-thing'; name an",
+    "import more_things.x\n": "module 'more_things', of its extra 'all'; name an image that has",
+    "import odd_thing\n": "module 'odd_thing', which is none of its requirements",
+    "from tiny._version import v\n": "module 'tiny._version', which the build of tiny makes: it is",
+    "from importlib.metadata import version\nversion('other')\n": "metadata of other, which only",
+    "1 / 0\n": "ZeroDivisionError: division by zero",
+}
+
+
+@pytest.mark.parametrize("code", UNIMPORTABLE)
+def test_a_package_that_cannot_be_imported_is_said_to_be_that(tmp_path: Path, code: str) -> None:
+    index = tmp_path / "index"
+    for version, tests in (("1.0", OLD_TESTS), ("1.1", NEW_TESTS)):
+        files = {"tiny/__init__.py": code + RIGHT, "tests/test_tiny.py": tests, "PKG-INFO": ABOUT}
+        source_release(index, "tiny", version, files)
+
+    with pytest.raises(Refused) as refused:
+        build(PAIR, tmp_path / "tasks", index)
+
+    said = f"tiny 1.0 cannot be imported in the box: {UNIMPORTABLE[code]}"
+    assert said in str(refused.value).replace("the metadata", "metadata")
+    assert not (tmp_path / "tasks").exists()
+
+
+def test_a_package_finds_its_own_version_and_its_tests_what_they_configure(tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    own = "from importlib.metadata import version\n__version__ = version('tiny')\n"
+    configured = "import pytest\n@pytest.fixture\ndef five():\n    return {}\n"
+    tests = OLD_TESTS + "\ndef test_of_some(five):\n    assert total([2, 3]) == five\n"
+    for version, code, five in (("1.0", WRONG, "None"), ("1.1", RIGHT, "5")):
+        files = {"tiny/__init__.py": own + code, "tests/test_tiny.py": tests, "PKG-INFO": ABOUT}
+        source_release(index, "tiny", version, {**files, "conftest.py": configured.format(five)})
+
+    verifier = build(PAIR, tmp_path / "tasks", index).file.verifier
+
+    assert verifier.fail_to_pass == ("tests/test_tiny.py::test_of_some",)
+    assert verifier.replace == ("tests", "conftest.py")
+
+
+def test_a_release_that_changes_only_how_tests_are_run_is_no_task(tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    for version, tests in (("1.0", OLD_TESTS), ("1.1", NEW_TESTS)):
+        files = {"tiny/__init__.py": RIGHT, "tests/test_tiny.py": tests}
+        files |= {"setup.cfg": f"[tool]\nx = {version}\n", "own_backend.py": ""}
+        files |= {"PKG-INFO": f"Metadata-Version: 2.1\nName: tiny\nVersion: {version}\n"}
+        source_release(index, "tiny", version, files)
+
+    with pytest.raises(Refused, match="changes nothing but its tests, how they are run, and docs"):
+        build(PAIR, tmp_path / "tasks", index)
+
+
 def test_a_pair_without_a_test_to_mend_is_no_task(index: Path, tmp_path: Path) -> None:
     source_release(index, "tiny", "1.0", {**BUG, "src/tiny.py": RIGHT})
 
@@ -135,23 +248,20 @@ def test_an_index_that_does_not_answer_is_said_to_be_away(
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (f"echo '{'=' * 9} short test summary info'; echo PASSED $(cat {{}})", "flaky results"),
         ("echo no tests ran; exit 5", "cannot be run: exit code 5: no tests ran"),
         ("echo No module named pytest; exit 1", "the box has no pytest for its python3; install"),
         ("exit 3", "cannot be run: exit code 3: nothing was printed"),
     ],
 )
 def test_runs_that_tell_nothing_are_refused(tmp_path: Path, command: str, said: str) -> None:
-    (tmp_path / "file").write_text("")
-
     with pytest.raises(Refused, match=said):
-        twice(tmp_path, command.format("/proc/sys/kernel/random/uuid"))
+        runs(tmp_path, command)
 
 
 def test_tests_that_take_too_long_are_refused(tmp_path: Path) -> None:
     async def whole() -> None:
         box = await suite_box("local")
-        await passing_twice(SuiteBox(box.driver, timeout_s=0.2), tmp_path, "sleep 60")
+        await runs_of(SuiteBox(box.driver, timeout_s=0.2), tmp_path, "sleep 60")
 
     with pytest.raises(Refused, match=r"they take more than 0\.2 s"):
         asyncio.run(whole())
@@ -166,7 +276,7 @@ def test_a_test_whose_teardown_fails_does_not_pass(tmp_path: Path) -> None:
 
     async def whole() -> frozenset[str]:
         box = await suite_box("local", programs=PROGRAMS)
-        return await passing(box, tmp_path, PYTEST.format(tests="."))
+        return (await run_once(box, tmp_path, PYTEST.format(tests=".")))[0]
 
     assert asyncio.run(whole()) == {"test_ends.py::test_whole[a - b]"}
 

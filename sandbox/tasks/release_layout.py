@@ -1,0 +1,94 @@
+"""Where a source release has its tests and its modules, and what an import of it lacks. Pure.
+
+Tests lie in `tests`, `test` or `testing` at the top, in such a folder inside the package, or in
+single files `test_*.py` at the top.
+"""
+
+import re
+from collections.abc import Iterator
+from email.parser import HeaderParser
+from pathlib import Path
+
+FOLDERS = ("tests", "test", "testing")
+FILES = ("test_*.py", "*_test.py", "tests.py", "test.py")
+DOCUMENTATION = ("docs", "doc")
+"""No part of a gold patch: inventories and pictures are most of what a release changes."""
+BESIDE = frozenset((*FOLDERS, *DOCUMENTATION, "examples", "benchmarks", "build", "dist"))
+CONFTEST = "conftest.py"
+LACKS = re.compile(r"No module named '([\w.]+)'")
+NO_METADATA = re.compile(r"No package metadata was found for ([\w.-]+)")
+
+
+def places_of_tests(release: Path) -> list[str]:
+    """Folders and files of tests, below the release; empty where there are none."""
+    for name in FOLDERS:
+        if _has_tests(release / name):
+            return [name]
+    inside = [
+        path.relative_to(release)
+        for path in sorted(release.rglob("*"))
+        if path.is_dir() and path.name in FOLDERS
+    ]
+    inside = [path for path in inside if not BESIDE & {*path.parts[:-1]}]
+    found = [path for path in inside if _has_tests(release / path)]
+    found = [path for path in found if not any(other in path.parents for other in found)]
+    files = sorted({path.name for pattern in FILES for path in release.glob(pattern)})
+    return [str(path) for path in found] or files
+
+
+def configuring(release: Path, places: list[str]) -> list[str]:
+    """Each `conftest.py` above the tests."""
+    above = {folder for place in places for folder in Path(place).parents}
+    return sorted(
+        str(folder / CONFTEST) for folder in above if (release / folder / CONFTEST).is_file()
+    )
+
+
+def modules(release: Path) -> list[str]:
+    """The names that can be imported from a release, packages and single modules."""
+    root = release / "src" if (release / "src").is_dir() else release
+    packages = [path.parent.name for path in root.glob("*/__init__.py")]
+    single = [path.stem for path in root.glob("*.py") if path.stem not in ("setup", "conftest")]
+    tests = {Path(place).stem for place in places_of_tests(release)}
+    found = [name for name in packages or single if name not in BESIDE | tests]
+    return sorted(name for name in found if name.isidentifier())
+
+
+def lacking(said: str, release: Path, name: str) -> str:
+    """What a failed import lacks, and where that would come from; empty where it lacks nothing."""
+    if missing := NO_METADATA.search(said):
+        return f"the metadata of {missing[1]}, which only an installed wheel of it has"
+    missing = LACKS.search(said)
+    if missing is None:
+        return ""
+    module = missing[1]
+    if module.partition(".")[0] in modules(release):
+        return f"module {module!r}, which the build of {name} makes: it is only in its wheel"
+    package = module.partition(".")[0]
+    return f"module {module!r}, {_origin(release, package)}; name an image that has it by --image"
+
+
+def _origin(release: Path, package: str) -> str:
+    for requirement in _requirements(release):
+        wanted = re.match(r"[\w.-]+", requirement)
+        if wanted and _same(wanted[0], package):
+            extra = re.search(r"extra\s*==\s*['\"]([\w.-]+)", requirement)
+            return f"of its extra {extra[1]!r}" if extra else f"of its requirement {wanted[0]!r}"
+    return "which is none of its requirements"
+
+
+def _requirements(release: Path) -> Iterator[str]:
+    try:
+        text = (release / "PKG-INFO").read_text("utf-8", "replace")
+    except OSError:
+        return
+    yield from HeaderParser().parsestr(text).get_all("Requires-Dist", [])
+
+
+def _same(name: str, module: str) -> bool:
+    plain = re.sub(r"[-_.]+", "-", name.lower())
+    return re.sub(r"[-_.]+", "-", module.lower()) in (plain, plain.removeprefix("python-"))
+
+
+def _has_tests(folder: Path) -> bool:
+    return folder.is_dir() and any(path.is_file() for path in folder.rglob("*test*.py"))

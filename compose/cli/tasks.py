@@ -85,15 +85,25 @@ def import_swe(
     repositories: Annotated[
         Path | None, typer.Option(help="A folder of clones, as OWNER/NAME, OWNER__NAME or NAME.")
     ] = None,
+    box: BoxName = "auto",
+    image: Annotated[
+        str, typer.Option(help="To prove tasks in, not their own; host: the host's programs.")
+    ] = "",
+    path: Programs = None,
 ) -> None:
     """Turn rows into tasks where repository or image is at hand; say of the others why not.
 
-    Exit code 1 where a row was refused.
+    The judge proves each: its gold patch resolves it, five times, and one that mends nothing does
+    not. A task of whose image no box can be had is marked as not proven. Exit code 1 where a row
+    was refused.
 
     Example: rollcall tasks import swe rows.jsonl --repositories clones
     """
     require("tomli_w")
     from compose.submission import lines_of
+    from sandbox.boxes.box import Spec, check_box, driver
+    from sandbox.tasks.proof import prover
+    from sandbox.tasks.suite_runs import programs_first
     from sandbox.tasks.swe import import_rows
     from schemas.errors import Refused
 
@@ -101,13 +111,21 @@ def import_swe(
         msg = f"--repositories {repositories} is no directory"
         raise Refused(msg)
     done = refused = 0
-    for row in import_rows(lines_of(str(rows)), _into(into), repositories):
+    own = not image and box != "local"
+    image = "" if image == "host" else image
+    spec = None if own else Spec(image=image, env=programs_first(path))
+    proving = prover(driver(check_box(box)).open, settings().rewards.waiting_timeout_s, spec)
+    for row in import_rows(lines_of(str(rows)), _into(into), repositories, proving):
         if row.task is None:
             say(f"{row.instance}: {row.refused}", err=True)
             refused += 1
-        else:
-            say(f"{row.task.name} {row.task.digest[:16]}")
-            done += 1
+            continue
+        dropped = f"; {row.dropped:,} tests do not always pass, and are left out" * (
+            row.dropped > 0
+        )
+        unproven = f"; not proven: {row.unproven}" if row.unproven else ""
+        say(f"{row.task.name} {row.task.digest[:16]}{dropped}{unproven}")
+        done += 1
     say(f"{done:,} of {done + refused:,} rows became tasks")
     if refused:
         raise typer.Exit(1)

@@ -30,10 +30,11 @@ def print_tasks(terminal: "Console", rows: "Sequence[CheckedTask]") -> None:
 
 
 def _table(rows: "Sequence[CheckedTask]") -> Table:
-    heads = "task", "digest", "parser", "to mend", "to keep"
+    heads = "task", "digest", "parser", "to mend", "to keep", "proven"
     table = Table(*heads, box=None, pad_edge=False)
     for row in rows:
         counts = f"{row.fail_to_pass:,}", f"{row.pass_to_pass:,}"
         name = safe(one_line(row.directory))
-        table.add_row(name, row.digest[:SHOWN], row.parser, *counts)
+        proven = "" if row.proven is None else "yes" if row.proven else "no"
+        table.add_row(name, row.digest[:SHOWN], row.parser, *counts, proven)
     return table

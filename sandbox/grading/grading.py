@@ -42,6 +42,8 @@ GIT = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null"}
 APPLY_S = 60.0
 SETTLE_S = 30.0
 """What a run may take beside its tests."""
+BESIDE_S = 2 * APPLY_S + SETTLE_S
+"""What a grading may take beside its tests, at least."""
 MOST_CHARS = 96 << 20
 KILLED = 128
 NO_PROGRAM = (126, 127)
@@ -59,8 +61,6 @@ MOST_FILES = 500
 """So many test files of an image are looked at for marks."""
 MOST_DEATHS = 3
 """So many boxes in a row may die of a patch before it is blamed."""
-MOST_ALONE = 3
-"""So many tests are run alone, drawn for each grading."""
 CONFTESTS = f"find . -name {CONFTEST} -not -path './.git/*' -exec cat {{}} +"
 
 
@@ -87,6 +87,16 @@ async def grade(open_box: OpenBox, reference: Reference, patch: bytes) -> Verdic
     except NotRead as error:
         raise WorkFailed("bad_task", str(error), retriable=False) from error
     return Verdict("broken", f"without the patch the tests run, with it {broken}")
+
+
+def too_long(tests_s: float, most_s: float) -> str:
+    """Why patches could wait until no scorer judges them; empty where they cannot."""
+    if tests_s + BESIDE_S <= most_s:
+        return ""
+    return (
+        f"its tests may take {tests_s:g} s, and beside that a grading {BESIDE_S:g} s; a scorer may "
+        f"take {most_s:g} s: raise rewards.waiting_timeout_s"
+    )
 
 
 async def _in_a_box(open_box: OpenBox, reference: Reference, patch: bytes | None) -> Verdict:
@@ -237,7 +247,7 @@ class Grading:
     async def _alone(self, plan: WitnessPlan) -> Verdict | None:
         """Why some of the mended tests do not pass alone, each in a new process; else None."""
         mended = list(self.verifier.fail_to_pass)
-        drawn = secrets.SystemRandom().sample(mended, min(MOST_ALONE, len(mended)))
+        drawn = secrets.SystemRandom().sample(mended, min(self.reference.alone, len(mended)))
         tokens = {test: secrets.token_hex(16) for test in drawn}
         seen = await self._supervised(plan, plan.alone(tokens))
         return seen if isinstance(seen, Verdict) else witnessed_alone(seen, tokens)

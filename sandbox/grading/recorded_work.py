@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.artefacts import PATCH, last_artefact
-from sandbox.grading.grading import APPLY_S, SETTLE_S, grade
+from sandbox.grading.grading import grade, too_long
 from sandbox.grading.patches import MOST_BYTES, too_large
 from sandbox.grading.reference import Reference, reference_of
 from sandbox.grading.verdict import Verdict
@@ -22,8 +22,6 @@ from schemas.errors import Refused, WorkFailed
 from schemas.messages import Trajectory
 
 TASK_KEY = "task"
-BESIDE_S = 2 * APPLY_S + SETTLE_S
-"""What a grading may take beside its tests, at least."""
 TASKS_KEPT = 16
 """References held in memory; each may be some megabytes."""
 
@@ -45,16 +43,10 @@ async def _graded(trajectory: Trajectory, host: ScoringHost) -> Verdict:
         return too_large(patch.size)
     content = await host.fetch(patch.claim)
     reference = await asyncio.to_thread(_reference, directory, digest)
-    _check_time(directory, reference.verifier.timeout_sec, host.timeout_s)
-    return await grade(host.open_box, reference, content)
-
-
-def _check_time(directory: str, tests_s: float, most_s: float) -> None:
-    """Raises WorkFailed(`bad_task`) where patches could wait until nobody judges them."""
-    if tests_s + BESIDE_S > most_s:
-        msg = f"the tests of task {directory!r} may take {tests_s:g} s, and beside that a grading "
-        msg += f"{BESIDE_S:g} s; a scorer may take {most_s:g} s: raise rewards.waiting_timeout_s"
+    if wrong := too_long(reference.verifier.timeout_sec, host.timeout_s):
+        msg = f"task {directory!r}: {wrong}"
         raise _bad_task(msg)
+    return await grade(host.open_box, reference, content)
 
 
 def task_named(trajectory: Trajectory) -> tuple[str, str]:

@@ -22,6 +22,8 @@ class Reference:
     spec: Spec = field(default_factory=Spec)
     output_bytes: int = 16 << 20
     """A run of tests that prints more is ended."""
+    alone: int = 3
+    """So many of the tests to be mended are run alone, drawn for each grading."""
 
 
 def reference_of(task: HarborTask, spec: Spec | None = None) -> Reference:

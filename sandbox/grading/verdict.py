@@ -46,6 +46,8 @@ class Verdict:
     reason: str
     passed: float = 0.0
     """The fraction of all tests to pass that passed."""
+    failing: tuple[str, ...] = ()
+    """The tests that do not pass, or not alone, where they have names."""
 
     @property
     def resolved(self) -> bool:
@@ -83,7 +85,7 @@ def verdict(
         _said("fail-to-pass", unmended, len(fail_to_pass), outcomes),
         _said("pass-to-pass", broken, len(pass_to_pass), outcomes),
     ]
-    return Verdict("failed", "; ".join(filter(None, reasons)), passed)
+    return Verdict("failed", "; ".join(filter(None, reasons)), passed, (*unmended, *broken))
 
 
 def by_exit_code(exit_code: int) -> Verdict:

@@ -103,6 +103,7 @@ def witnessed_alone(seen: Mapping[str, Any], tokens: Mapping[str, str]) -> Verdi
         if words is None or words[0] not in lines:
             return Verdict("invalid", "a line of its reports was forged")
         lines[str(words[0])].append(line)
+    failing: dict[str, str] = {}
     for test, token in tokens.items():
         account = _account(lines[token], token)
         outcomes = {each: outcome_of(phases) for each, phases in account.phases.items()}
@@ -111,8 +112,10 @@ def witnessed_alone(seen: Mapping[str, Any], tokens: Mapping[str, str]) -> Verdi
         if not wrong and outcomes.get(test) not in MENDED:
             wrong = f"it {'is ' + outcomes[test] if test in outcomes else 'was not run'}"
         if wrong:
-            return Verdict("invalid", f"{test} passes beside others, and alone {wrong}")
-    return None
+            failing[test] = f"{test} passes beside others, and alone {wrong}"
+    if not failing:
+        return None
+    return Verdict("invalid", next(iter(failing.values())), failing=tuple(failing))
 
 
 def _account(lines: Iterable[str], token: str) -> Account:

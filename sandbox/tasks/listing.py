@@ -17,6 +17,8 @@ class CheckedTask:
     parser: str
     fail_to_pass: int
     pass_to_pass: int
+    proven: bool | None = None
+    """Whether the judge was asked when it was made; None where `metadata.proven` does not say."""
     faults: tuple[str, ...] = ()
 
 
@@ -48,7 +50,9 @@ def read_tasks(path: Path) -> list[HarborTask]:
 def _checked(directory: Path) -> CheckedTask:
     task, faults = examine(directory)
     if task is None:
-        return CheckedTask(str(directory), "", "", 0, 0, tuple(map(str, faults)))
+        return CheckedTask(str(directory), "", "", 0, 0, None, tuple(map(str, faults)))
     verifier = task.file.verifier
     tests = len(verifier.fail_to_pass), len(verifier.pass_to_pass)
-    return CheckedTask(str(directory), task.digest, verifier.parser, *tests)
+    proven = task.file.metadata.get("proven")
+    proven = proven if isinstance(proven, bool) else None
+    return CheckedTask(str(directory), task.digest, verifier.parser, *tests, proven)

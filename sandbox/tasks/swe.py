@@ -2,7 +2,8 @@
 
 The code comes from a clone in a folder of repositories, or out of an image that this machine's
 engine has; the test patch is applied to it here, and the files that it touches become the task's
-tests. SWE-rebench's `install_config` says how tests are run and what is installed.
+tests. SWE-rebench's `install_config` says how tests are run and what is installed. Where a box of a
+task can be had, the judge proves it (`sandbox.tasks.proof`); else it is marked as not proven.
 """
 
 import shlex
@@ -26,6 +27,7 @@ from sandbox.tasks.harbor import (
     HarborTask,
     read_task,
 )
+from sandbox.tasks.proof import Prover
 from sandbox.tasks.sdists import unpack_tar
 from sandbox.tasks.suite_runs import PYTEST
 from sandbox.tasks.swe_rows import InstallConfig, SweRow, as_lines, row_of
@@ -46,6 +48,10 @@ class ImportedRow:
     instance: str
     task: HarborTask | None = None
     refused: str = ""
+    unproven: str = ""
+    """Why the judge was not asked whether the task's gold patch resolves it."""
+    dropped: int = 0
+    """So many tests of the row do not always pass with its gold patch, and count for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,7 @@ class _Code:
 
 
 def import_rows(
-    lines: Sequence[bytes], into: Path, repositories: Path | None
+    lines: Sequence[bytes], into: Path, repositories: Path | None, prover: Prover
 ) -> Iterator[ImportedRow]:
     """Each row as it is done; what is refused leaves nothing, and the next one comes."""
     make_private(into)
@@ -68,12 +74,12 @@ def import_rows(
         try:
             row = row_of(line)
             name = row.instance_id
-            yield ImportedRow(name, _imported(row, into, repositories))
+            yield _imported(row, into, repositories, prover)
         except Refused as error:
             yield ImportedRow(name, refused=plain(str(error)))
 
 
-def _imported(row: SweRow, into: Path, repositories: Path | None) -> HarborTask:
+def _imported(row: SweRow, into: Path, repositories: Path | None, prover: Prover) -> ImportedRow:
     """Raises Refused, with nothing left behind."""
     place = into / row.instance_id
     if place.exists():
@@ -86,10 +92,17 @@ def _imported(row: SweRow, into: Path, repositories: Path | None) -> HarborTask:
         says["verifier"]["replace"] = _write_code(row, code, directory, Path(scratch))
         says["environment"]["docker_image"] = code.image
         _write_words(row, says, directory, dockerfile=not code.image)
-        read_task(directory)
+        proof = prover(read_task(directory))
+        says["metadata"]["proven"] = not proof.lacking
+        says["verifier"] |= {
+            "fail_to_pass": list(proof.fail_to_pass),
+            "pass_to_pass": list(proof.pass_to_pass),
+        }
+        _write_task_file(says, directory)
         with appearing(place) as hidden:
             shutil.copytree(directory, hidden, symlinks=True)
-    return read_task(place)
+    task = read_task(place)
+    return ImportedRow(task.name, task, unproven=proof.lacking, dropped=proof.dropped)
 
 
 def _says(row: SweRow) -> dict[str, Any]:
@@ -209,15 +222,19 @@ def _apply(tree: Path, patch: str, what: str, *, only_checked: bool = False) -> 
 def _write_words(
     row: SweRow, says: Mapping[str, Any], directory: Path, *, dockerfile: bool
 ) -> None:
-    import tomli_w
-
     directory.mkdir(exist_ok=True)
-    (directory / TASK_FILE).write_text(tomli_w.dumps(says))
+    _write_task_file(says, directory)
     (directory / INSTRUCTION).write_text(row.problem_statement)
     (directory / GOLD).parent.mkdir()
     (directory / GOLD).write_text(row.patch)
     if dockerfile:
         (directory / DOCKERFILE).write_text(_dockerfile(row.install_config))
+
+
+def _write_task_file(says: Mapping[str, Any], directory: Path) -> None:
+    import tomli_w
+
+    (directory / TASK_FILE).write_text(tomli_w.dumps(says))
 
 
 def _dockerfile(how: InstallConfig) -> str:

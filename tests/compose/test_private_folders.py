@@ -9,6 +9,7 @@ import pytest
 
 from compose.cli import connection
 from compose.settings import Settings
+from sandbox.tasks.proof import unproven
 from sandbox.tasks.swe import import_rows
 from schemas.objects import ObjectStore
 from schemas.private_folders import make_private, tighten
@@ -17,7 +18,7 @@ from schemas.whole_files import write_whole
 MAKERS: dict[str, Callable[[Path], object]] = {
     "objects": lambda place: ObjectStore(str(place)).put(b"x"),
     "state": lambda place: write_whole(place / "run.json", "{}"),
-    "tasks": lambda place: list(import_rows([], place, None)),
+    "tasks": lambda place: list(import_rows([], place, None, lambda task: unproven(task, ""))),
 }
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from sandbox.tasks.git_trees import git
+from sandbox.tasks.harbor import HarborTask
+from sandbox.tasks.proof import Proof, unproven
 from sandbox.tasks.swe import ImportedRow, import_rows
 
 WRONG = "def add(a, b):\n    return a - b\n"
@@ -70,8 +72,12 @@ def row(clones: Path) -> dict[str, Any]:
 
 
 def one(row: object, into: Path, clones: Path | None) -> ImportedRow:
-    (imported,) = import_rows([json.dumps(row).encode(), b""], into, clones)
+    (imported,) = import_rows([json.dumps(row).encode(), b""], into, clones, no_box)
     return imported
+
+
+def no_box(task: HarborTask) -> Proof:
+    return unproven(task, "no box of its image can be had here")
 
 
 def test_a_row_becomes_a_task_from_a_clone(
@@ -178,7 +184,7 @@ def test_rows_after_a_bad_one_are_imported_and_a_second_time_refused(
 ) -> None:
     lines = [b"{", b'{"repo": "a/b"}', json.dumps(row).encode(), json.dumps(row).encode()]
 
-    first, second, third, fourth = import_rows(lines, tmp_path, clones)
+    first, second, third, fourth = import_rows(lines, tmp_path, clones, no_box)
 
     assert (first.instance, second.instance) == ("line 1", "line 2")
     assert second.refused.startswith("instance_id: Field required")

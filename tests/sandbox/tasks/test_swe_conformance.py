@@ -18,12 +18,10 @@ from sandbox.grading.grading import grade
 from sandbox.grading.reference import Reference, reference_of
 from sandbox.grading.verdict import Verdict
 from sandbox.tasks import swe
-from sandbox.tasks.git_trees import git
 from sandbox.tasks.harbor import HarborTask
-from sandbox.tasks.swe import import_rows
+from tests.support.swe_repository import Repository
 
 IDLE = b"diff --git a/more b/more\nnew file mode 100644\n"
-RIGHT = "def add(a, b):\n    return a + b\n"
 TESTS = """\
 import unittest
 import pytest
@@ -48,42 +46,6 @@ class SumsTest(unittest.TestCase):
         self.assertEqual(add(1, 1), 2)
 """
 FILE = "tests/test_sums.py"
-
-
-class Repository:
-    """One with a bug, as `acme/sums` in a folder of clones, and rows about it."""
-
-    def __init__(self, clones: Path) -> None:
-        self.clones, self.work = clones, clones / "acme__sums"
-        (self.work / "tests").mkdir(parents=True)
-        (self.work / "tests" / "__init__.py").write_text("")
-        (self.work / "sums.py").write_text(RIGHT.replace("+", "-"))
-        git(self.work, "init", "-q")
-        git(self.work, "add", "-A")
-        git(self.work, "commit", "-q", "-m", "base")
-
-    def patch(self, files: dict[str, str]) -> str:
-        for name, text in files.items():
-            (self.work / name).write_text(text)
-        git(self.work, "add", "-A")
-        made = git(self.work, "diff", "--cached", "--binary").decode()
-        git(self.work, "reset", "-q", "--hard")
-        return made
-
-    def task(self, into: Path, tests: dict[str, str], **row: Any) -> HarborTask:
-        """The task of a row with this test patch. Fails where it is refused."""
-        whole = {
-            "instance_id": "acme__sums-1",
-            "repo": "acme/sums",
-            "base_commit": git(self.work, "rev-parse", "HEAD").decode().strip(),
-            "patch": self.patch({"sums.py": RIGHT}),
-            "test_patch": self.patch(tests),
-            "problem_statement": "Sums are differences.",
-            **row,
-        }
-        (imported,) = import_rows([json.dumps(whole).encode()], into, self.clones)
-        assert imported.task, imported.refused
-        return imported.task
 
 
 @pytest.fixture(scope="module")

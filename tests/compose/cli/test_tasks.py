@@ -16,15 +16,19 @@ def test_good_tasks_are_listed_by_digest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_task(tmp_path / "one")
-    write_task(tmp_path / "two", {"instruction.md": "Another."})
+    proven = TASK.replace("about =", "proven = true\nabout =")
+    write_task(tmp_path / "two", {"instruction.md": "Another.", "task.toml": proven})
 
     call(None, "tasks", "check", str(tmp_path))
     heads, *rows = capsys.readouterr().out.splitlines()
     call(None, "tasks", "check", str(tmp_path / "one"), "--json")
     (found,) = json.loads(capsys.readouterr().out)
 
-    assert heads.split() == ["task", "digest", "parser", "to", "mend", "to", "keep"]
-    assert [row.split()[2:] for row in rows] == [["unittest", "1", "1"]] * 2
+    assert heads.split() == ["task", "digest", "parser", "to", "mend", "to", "keep", "proven"]
+    assert [row.split()[2:] for row in rows] == [
+        ["unittest", "1", "1"],
+        ["unittest", "1", "1", "yes"],
+    ]
     assert rows[0].split()[1] == found["digest"][:16] == read_task(tmp_path / "one").digest[:16]
 
 

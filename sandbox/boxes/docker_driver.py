@@ -56,9 +56,10 @@ class DockerBox(BoxCommands):
 
     async def begin(self, image: str) -> None:
         """Start it. Raises WorkFailed: `box_unavailable`, `image`, `bad_config`."""
-        first = await self._engine.ask(
+        first, environment = await self._engine.ask(
             lambda client: _started(client, image, self.ident, self._spec)
         )
+        self._programs.env = variables(self._spec, environment)
         folders = self._folders = folders_of(first)
         self._confinement = Confinement(
             user=USER,
@@ -168,8 +169,8 @@ class DockerDriver(Driver):
             await self._engine.ask(lambda client: _removed(client, ident))
 
 
-def _started(client: Any, image: str, ident: str, spec: Spec) -> int:
-    """The pid of a new container's first process, on this host."""
+def _started(client: Any, image: str, ident: str, spec: Spec) -> tuple[int, list[str]]:
+    """The pid of a new container's first process, on this host, and its image's variables."""
     limits = spec.limits
     places = {place: f"rw,exec,nosuid,nodev,size={limits.disk_bytes},uid={USER},gid={USER}"
               for place in (HOME, "/tmp")}  # fmt: skip
@@ -206,7 +207,7 @@ def _started(client: Any, image: str, ident: str, spec: Spec) -> int:
     for place in spec.writable:
         _give(container, place)
     container.reload()
-    return int(container.attrs["State"]["Pid"])
+    return int(container.attrs["State"]["Pid"]), container.attrs["Config"]["Env"] or []
 
 
 def _give(container: Any, place: str) -> None:

@@ -1,5 +1,7 @@
 """What a program finds in a box that isolates, whichever driver made it."""
 
+from collections.abc import Iterable
+
 from sandbox.boxes.box import VARIABLES, Spec
 
 HOME = "/w"
@@ -12,6 +14,11 @@ WAIT = f"env --ignore-signal=CHLD sleep {TTL_S}"
 """The first process of a box, which holds it."""
 
 
-def variables(spec: Spec) -> dict[str, str]:
-    """What every program of a box finds in its environment."""
-    return {**VARIABLES, "HOME": HOME, "TMPDIR": "/tmp", **spec.env}
+def variables(spec: Spec, image: Iterable[str] = ()) -> dict[str, str]:
+    """What every program of a box finds in its environment.
+
+    The base are the variables of its image, as `NAME=value`: an image of conda, Go or Rust says by
+    its PATH where its programs are.
+    """
+    own = dict(entry.split("=", 1) for entry in image if "=" in entry)
+    return {**VARIABLES, **own, "HOME": HOME, "TMPDIR": "/tmp", **spec.env}

@@ -86,7 +86,7 @@ class KeptPrograms:
         self, keeper: Keeper, *, env: Mapping[str, str], cwd: str, limits: Mapping[str, int]
     ) -> None:
         self._keeper = keeper
-        self._env = env
+        self.env = env
         self._cwd = cwd
         self._limits = limits
         self._programs: list[KeptProgram] = []
@@ -101,7 +101,7 @@ class KeptPrograms:
         program = await start_program(
             self._keeper,
             argv,
-            env={**self._env, **(env or {})},
+            env={**self.env, **(env or {})},
             cwd=self._cwd,
             limits=self._limits,
             confinement=confinement,

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,11 @@ from schemas.whole_files import appearing
 PARSERS = {"pytest": "pytest", "unittest": "unittest", "django": "unittest"}
 """Parsers of ours, by a word in the name of a row's own."""
 ENGINE_S = 300.0
+ARCHIVE = ("-c", "safe.directory=*", "-C", "/testbed", "archive", "--format=tar")
+CONDA = """for place in /opt/*conda*/envs/testbed; do
+  [ ! -x "$place/bin/python" ] || { echo "$place"; echo "$PATH"; exit; }
+done"""
+"""Images of SWE-bench and SWE-rebench have the programs for tests there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,8 @@ class _Code:
 
     tar: bytes
     image: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the image itself does not set, by which its programs for tests are found."""
 
 
 def import_rows(
@@ -90,7 +97,7 @@ def _imported(row: SweRow, into: Path, repositories: Path | None, prover: Prover
         code = _code(row, repositories, Path(scratch) / "objects")
         directory = Path(scratch) / row.instance_id
         says["verifier"]["replace"] = _write_code(row, code, directory, Path(scratch))
-        says["environment"]["docker_image"] = code.image
+        says["environment"] |= {"docker_image": code.image, "env": dict(code.env)}
         _write_words(row, says, directory, dockerfile=not code.image)
         proof = prover(read_task(directory))
         says["metadata"]["proven"] = not proof.lacking
@@ -144,8 +151,9 @@ def _test_modules(row: SweRow) -> list[str]:
 
 def _code(row: SweRow, repositories: Path | None, work: Path) -> _Code:
     """From the image, where tests can be run as well, else from a clone; raises Refused."""
-    if row.image and (tar := _from_image(row)):
-        return _Code(tar, row.image)
+    if row.image and (tar := _in_image(row, "git", *ARCHIVE, row.base_commit)):
+        found = _in_image(row, "/bin/sh", "-c", CONDA).decode("utf-8", "replace").split("\n")
+        return _Code(tar, row.image, _conda(*found[:2]) if len(found) > 1 else {})
     clone = _clone(row.repo, repositories) if repositories else None
     if clone is None:
         image = "it names no image"
@@ -171,16 +179,20 @@ def _clone(repo: str, repositories: Path) -> Path | None:
     return None
 
 
-def _from_image(row: SweRow) -> bytes:
-    """The base commit as the image has it; empty where there is no such image, or no engine."""
+def _in_image(row: SweRow, program: str, *words: str) -> bytes:
+    """What a program of the image prints; empty where there is no such image, or no engine."""
     run = ["docker", "run", "--rm", "--pull", "never", "--network", "none", "--cap-drop", "ALL"]
-    run += ["--read-only", "--entrypoint", "git", row.image, "-c", "safe.directory=*"]
-    run += ["-C", "/testbed", "archive", "--format=tar", row.base_commit]
+    run += ["--read-only", "--entrypoint", program, row.image, *words]
     try:
         done = subprocess.run(run, capture_output=True, check=False, timeout=ENGINE_S)
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return b""
     return b"" if done.returncode else done.stdout
+
+
+def _conda(place: str, path: str) -> dict[str, str]:
+    """As if conda's environment were activated, which in those images a user's profile does."""
+    return {"PATH": f"{place}/bin:{path}", "CONDA_PREFIX": place, "CONDA_DEFAULT_ENV": "testbed"}
 
 
 def _write_code(row: SweRow, code: _Code, directory: Path, scratch: Path) -> list[str]:

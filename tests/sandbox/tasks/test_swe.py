@@ -37,6 +37,7 @@ similarity index 100%
 rename from tests/old.py
 rename to tests/moved.py
 """
+CONDA = "/opt/miniconda3/envs/testbed"
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +131,7 @@ def test_code_in_an_image_of_this_machine_needs_no_clone(
     shutil.copytree(clones / "acme__sums", clone)
     engine.write_text(
         f'#!/bin/sh\ncase "$*" in *--network\\ none*acme/image*) ;; *) exit 125;; esac\n'
+        f'case "$*" in *"--entrypoint /bin/sh"*) printf "{CONDA}\\n/usr/bin:/bin\\n"; exit;; esac\n'
         f'for commit; do :; done; exec git -C "{clone}" archive --format=tar "$commit"\n'
     )
     engine.chmod(0o755)
@@ -143,6 +145,9 @@ def test_code_in_an_image_of_this_machine_needs_no_clone(
     assert task is not None
     assert task.testbed is None
     assert task.file.environment.docker_image == "acme/image:1"
+    assert task.file.environment.env == {
+        "PATH": f"{CONDA}/bin:/usr/bin:/bin", "CONDA_PREFIX": CONDA, "CONDA_DEFAULT_ENV": "testbed",
+    }  # fmt: skip
     assert (task.test_files / "tests/test_sums.py").is_file()
     assert "image 'acme/other:1' is not in an engine of this machine" in other.refused
 

@@ -20,7 +20,7 @@ else:
 
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWNS = 0x00020000
-MS_NOSUID, MS_NOEXEC, MS_REMOUNT = 2, 8, 32
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 1 << 18
 TERMINALS = b"mode=620,ptmxmode=666,max=64"
 """The most pseudo-terminals of a box: the kernel has some thousands for all that it runs."""
@@ -34,6 +34,9 @@ CAPABILITY_VERSION_3 = 0x20080522
 KINDS = ("mnt", "pid", "net", "ipc", "uts", "cgroup")
 STAGE = "/sys"
 """Where `stage` shows what it was given: every system has it, and no box is made of it."""
+NOTHING = f"{STAGE}/nothing"
+"""An overlay has two directories at least."""
+OVERLAY = b"overlay"
 
 
 class _Program(ctypes.Structure):
@@ -80,24 +83,48 @@ def enter(namespaces: Mapping[str, int], user: int) -> None:
 
 
 def stage(sources: Sequence[str]) -> None:
-    """Have these directories at STAGE/0, STAGE/1 and so on, in mounts of our own alone.
+    """Show these directories at STAGE/0, STAGE/1 and so on, in mounts of our own alone.
 
     So another user may bind what he cannot walk to, such as what lies in the home of root; and
-    nothing is left on the host, however this process ends. Raises OSError.
+    nothing is left on the host, however this process ends. A directory is shown as an overlay where
+    the kernel has them: its files are then others than those that other boxes lock and watch.
+    Raises OSError.
     """
     _call("unshare", CLONE_NEWNS)
     _call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
     opened = [os.open(source, os.O_PATH | os.O_CLOEXEC) for source in sources]
     _call("mount", b"tmpfs", STAGE.encode(), b"tmpfs", MS_NOSUID, b"mode=755,size=64k")
+    os.mkdir(NOTHING, 0o755)
     for number, descriptor in enumerate(opened):
         place = f"{STAGE}/{number}"
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        if directory:
             os.mkdir(place, 0o755)
         else:
             os.close(os.open(place, os.O_CREAT | os.O_WRONLY, 0o644))
-        source = f"/proc/self/fd/{descriptor}".encode()
-        _call("mount", source, place.encode(), None, MS_BIND | MS_REC, None)
+        source = f"/proc/self/fd/{descriptor}"
+        if not (directory and _overlaid(source, place)):
+            _call("mount", source.encode(), place.encode(), None, MS_BIND | MS_REC, None)
         os.close(descriptor)
+
+
+def _overlaid(source: str, place: str) -> bool:
+    """Mount a directory as a read-only overlay; False where that cannot show all of it."""
+    if _mounted_below(os.readlink(source)):
+        return False
+    layers = f"lowerdir={source}:{NOTHING}".encode()
+    try:
+        _call("mount", OVERLAY, place.encode(), OVERLAY, MS_RDONLY | MS_NOSUID | MS_NODEV, layers)
+    except OSError:  # the kernel has none, or too many stand on one another already
+        return False
+    return True
+
+
+def _mounted_below(directory: str) -> bool:
+    """Whether other file systems are mounted below a directory, which an overlay does not show."""
+    below = directory.rstrip("/").encode() + b"/"
+    with open("/proc/self/mountinfo", "rb") as file:
+        return any(line.split()[4].startswith(below) for line in file)
 
 
 def give_up_capabilities() -> None:

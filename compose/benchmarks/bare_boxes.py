@@ -32,10 +32,10 @@ def namespaces(*program: str) -> list[str]:
 def held_namespaces_ms() -> float:
     """From the start of bubblewrap to the first word of what it holds.
 
-    It is told what `bubblewrap.command` tells it, and started by the user that a box has; control
-    groups bind nothing of it. Raises ServicesError.
+    It is told what `bubblewrap.command` tells it, and started by the user that a box has, without
+    control groups and overlays. Raises ServicesError.
     """
-    argv, data = command(shutil.which("bwrap") or "bwrap", Spec(), image_tree(""))
+    argv, data = command(shutil.which("bwrap") or "bwrap", Spec(), image_tree(""), {})
     with ExitStack() as stack:
         given = [memory(content, stack) for content in data]
         began = time.perf_counter()

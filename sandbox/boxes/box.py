@@ -279,7 +279,7 @@ class Driver(Protocol):
         ...
 
 
-ENFORCED = ("network", "memory", "pids", "disk", "seccomp", "user", "together")
+ENFORCED = ("network", "memory", "pids", "disk", "seccomp", "user", "files", "together")
 """What a driver may hold a box by, `together` all boxes of a host: `Driver.enforces`."""
 IDENT = re.compile("[a-z0-9]{8,40}")
 """The name of a box."""

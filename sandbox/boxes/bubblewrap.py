@@ -34,7 +34,7 @@ from sandbox.boxes.interior import HOME, USER, WAIT, variables
 from sandbox.boxes.kept_program import KeptProgram, KeptPrograms, borrowed_keeper, no_room, rlimits
 from sandbox.boxes.pipes import ReadEnd
 from sandbox.keeper import Confinement, Keeper, KeptProcess
-from sandbox.namespaces import STAGE
+from sandbox.namespaces import NOTHING, STAGE
 from schemas.errors import WorkFailed
 
 MARK = "rollcall-box-"
@@ -77,7 +77,9 @@ class BubblewrapBox(BoxCommands):
         self._open = True
         self._grouped = False
 
-    async def begin(self, argv: Sequence[str], data: Sequence[bytes]) -> None:
+    async def begin(
+        self, argv: Sequence[str], data: Sequence[bytes], staged: Sequence[str]
+    ) -> None:
         """Start it. Raises WorkFailed: `box_unavailable`, `bad_config`."""
         groups = self._cgroups.make(self.ident, self._spec.limits)
         self._grouped = True
@@ -87,18 +89,27 @@ class BubblewrapBox(BoxCommands):
             with ExitStack() as theirs:
                 info, said = (_pipe(ours, theirs) for _ in range(2))
                 given = [memory(content, theirs) for content in data]
-                await self._hold(argv, (given[0], info[1], said[1], *given[1:]))
+                await self._hold(argv, (given[0], info[1], said[1], *given[1:]), tuple(staged))
             first, mounts = await _first_process(info[0], said[0])
         self._confinement = replace(self._confinement, within=first, mounts=mounts)
 
-    async def _hold(self, argv: Sequence[str], standard: tuple[int, ...]) -> None:
-        held = replace(self._confinement, name=MARK + self.ident, staged=staged(self._spec))
+    async def _hold(
+        self, argv: Sequence[str], standard: tuple[int, ...], staged: tuple[str, ...]
+    ) -> None:
+        held = replace(self._confinement, name=MARK + self.ident, staged=staged)
         try:
             self._holder = await self._keeper.spawn(
                 argv, env={}, cwd="/", standard=standard, confinement=held
             )
         except WorkFailed as error:
             raise WorkFailed("box_unavailable", str(error), retriable=True) from error
+
+    def overlaid(self, image: ImageTree) -> bool:
+        """Whether it shows all directories of its image as overlays of its own."""
+        shown: set[str] = set()
+        with suppress(OSError), open(f"/proc/{self._confinement.within}/mountinfo") as file:
+            shown = {line.split()[4] for line in file if f":{NOTHING}" in line}
+        return shown >= {f"/{Path(each).relative_to(image.root)}" for each in image.directories()}
 
     async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> KeptProgram:
         if self._holder is None or self._holder.ended.done():
@@ -143,6 +154,8 @@ class BubblewrapDriver(Driver):
         self._program = program or shutil.which("bwrap") or ""
         self._cgroups = Cgroups() if cgroups is None else cgroups
         self._user = user
+        self._overlaid = False
+        """Whether the last box had the files of its image for itself."""
 
     async def open(self, spec: Spec, ident: str = "") -> BubblewrapBox:
         """Raises WorkFailed: `box_unavailable` with the remedy, `bad_config`."""
@@ -156,11 +169,13 @@ class BubblewrapDriver(Driver):
             raise WorkFailed("image", msg, retriable=False)
         image = image_tree(spec.image)
         ident = drawn_ident(ident)
-        argv, data = command(self._program, spec, image)
+        staged = self._staged(spec, image)
+        argv, data = command(self._program, spec, image, staged)
         keeper = borrowed_keeper()
         box = BubblewrapBox(ident, keeper, self._cgroups, spec, self.user_of(ident))
         try:
-            await box.begin(argv, data)
+            await box.begin(argv, data, tuple(staged))
+            self._overlaid = box.overlaid(image)
             for place in spec.writable:
                 if source := image.directory(place):
                     await box.put(await asyncio.to_thread(tar_streams.of_directory, source), place)
@@ -168,6 +183,17 @@ class BubblewrapDriver(Driver):
             await box.close()
             raise
         return box
+
+    def _staged(self, spec: Spec, image: ImageTree) -> dict[str, str]:
+        """Where bubblewrap finds directories of this host that root shows it elsewhere.
+
+        The box's user need not be able to walk to them, and those of the image are the box's own.
+        """
+        if os.getuid() != 0:
+            return {}
+        sources = [source for _, source in sorted(spec.mounts.items())]
+        sources += image.directories() if self._user is None else []
+        return {source: f"{STAGE}/{n}" for n, source in enumerate(dict.fromkeys(sources))}
 
     def enforces(self) -> Mapping[str, str]:
         by = {"network": "namespace", "disk": "tmpfs of a size"}
@@ -178,6 +204,7 @@ class BubblewrapDriver(Driver):
         own = os.getuid() == 0 and self._user is None
         by["user"] = "namespace, a user of its own" if own else "namespace, the worker's user"
         by |= {"seccomp": "libseccomp"} if seccomp_filter.compiled() else {}
+        by |= {"files": "overlay of its image"} if self._overlaid else {}
         together = self._cgroups.together()
         if together.memory_bytes and together.processes:
             by["together"] = (
@@ -196,7 +223,10 @@ class BubblewrapDriver(Driver):
         if not seccomp_filter.compiled():
             found.append("seccomp: every system call is allowed; `pip install 'rollcall[boxes]'`")
         if os.getuid() != 0:
-            found.append("users: boxes share that of the worker; started by root each has its own")
+            found.append(
+                "users: boxes share that of the worker, and the files of their images, which they "
+                "can lock and watch; started by root each has its own"
+            )
         return found
 
     async def unavailable(self) -> str:
@@ -225,12 +255,15 @@ class BubblewrapDriver(Driver):
         return FIRST_USER + int.from_bytes(digest[:8], "big") % USERS
 
 
-def command(program: str, spec: Spec, image: ImageTree) -> tuple[list[str], list[bytes]]:
+def command(
+    program: str, spec: Spec, image: ImageTree, staged: Mapping[str, str]
+) -> tuple[list[str], list[bytes]]:
     """What bubblewrap is told, and what it finds behind descriptors 0, 3, 4 and so on."""
     size = str(spec.limits.disk_bytes or BoxLimits().disk_bytes)
     argv = [program, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"]
     argv += ["--new-session", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
-    argv += ["--uid", str(USER), "--gid", str(USER), "--hostname", "box", *image.arguments()]
+    argv += ["--uid", str(USER), "--gid", str(USER), "--hostname", "box"]
+    argv += image.arguments(staged)
     data = [base64.b64decode(seccomp_filter.compiled())]
     for name, content in ETC.items():
         if not image.may_hold(f"/etc/{name}"):
@@ -240,18 +273,12 @@ def command(program: str, spec: Spec, image: ImageTree) -> tuple[list[str], list
     argv += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]
     for place in ("/dev/shm", "/tmp", HOME, *spec.writable):
         argv += ["--perms", "0755" if place == HOME else "1777", "--size", size, "--tmpfs", place]
-    for number, (place, source) in enumerate(sorted(spec.mounts.items())):
-        found = f"{STAGE}/{number}" if staged(spec) else source
-        argv += ["--ro-bind", found, place]
+    for place, source in sorted(spec.mounts.items()):
+        argv += ["--ro-bind", staged.get(source, source), place]
     argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", HOME]
     argv += ["--seccomp", "0"] if data[0] else []
     argv += ["--info-fd", "1", "--", "/bin/sh", "-c", FIRST]
     return argv, data
-
-
-def staged(spec: Spec) -> tuple[str, ...]:
-    """What is bound for a box whose user need not be able to walk there, in order of its places."""
-    return tuple(spec.mounts[place] for place in sorted(spec.mounts)) if os.getuid() == 0 else ()
 
 
 async def _first_process(info: ReadEnd, said: ReadEnd) -> tuple[int, int]:

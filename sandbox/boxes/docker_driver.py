@@ -137,6 +137,7 @@ class DockerDriver(Driver):
             "network": "namespace",
             "memory": "control group",
             "pids": "control group",
+            "files": "a file system of its own",
             "disk": "tmpfs of a size; rlimits, of each file, where more is writable",
         }
         if seccomp_filter.compiled():

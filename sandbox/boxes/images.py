@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,20 +25,26 @@ class ImageTree:
 
     root: Path = Path("/")
 
-    def arguments(self) -> list[str]:
-        """How bubblewrap is told to show it, read-only."""
-        if self.root == Path("/"):
-            names: Sequence[str] = ("usr", *HOST_LINKS, *(f"etc/{name}" for name in HOST_ETC))
-        else:
-            names = sorted(set(os.listdir(self.root)) - EMPTY)
+    def arguments(self, staged: Mapping[str, str] | None = None) -> list[str]:
+        """How bubblewrap is told to show it, read-only; `staged` says where to find directories."""
         argv = []
-        for name in names:
+        for name in self._names():
             path = self.root / name
             if path.is_symlink():
                 argv += ["--symlink", os.readlink(path), f"/{name}"]
             elif path.exists():
-                argv += ["--ro-bind", str(path), f"/{name}"]
+                argv += ["--ro-bind", (staged or {}).get(str(path), str(path)), f"/{name}"]
         return argv
+
+    def directories(self) -> list[str]:
+        """List the directories of this host that `arguments` shows."""
+        paths = [self.root / name for name in self._names()]
+        return [str(path) for path in paths if path.is_dir() and not path.is_symlink()]
+
+    def _names(self) -> Sequence[str]:
+        if self.root == Path("/"):
+            return ("usr", *HOST_LINKS, *(f"etc/{name}" for name in HOST_ETC))
+        return sorted(set(os.listdir(self.root)) - EMPTY)
 
     def may_hold(self, path: str) -> bool:
         """Whether a file can be shown in its place: read-only directories are given no new ones."""

@@ -114,6 +114,15 @@ def test_writable_places_mounts_and_variables_are_there(tmp_path: Path) -> None:
     in_a_box(episode, writable=("/testbed",), mounts={"/lent": str(source)}, env={"A": "1"})
 
 
+def test_a_mount_shows_what_is_mounted_below_it_on_the_host() -> None:
+    """An overlay would not: such a directory is bound."""
+
+    async def episode(box: BubblewrapBox) -> None:
+        assert (await box.run(["ls", "/lent/pts"])).output == "ptmx\n"
+
+    in_a_box(episode, mounts={"/lent": "/dev"})
+
+
 def test_a_shell_goes_on_in_it_and_out_of_memory_is_told() -> None:
     async def episode(box: BubblewrapBox) -> None:
         shell = Shell(box)

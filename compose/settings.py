@@ -150,9 +150,9 @@ class RewardsSettings(StrictTable):
     scoring_id: str = "default"
     scorers: list[str] = ["environment_return"]
     scorer_timeout_s: Positive = 30.0
-    waiting_timeout_s: Positive = 3600.0
+    waiting_timeout_s: Positive = 7200.0
     """How long a scorer that waits, such as a grading, may take before it is cancelled. The tests
-    of SWE rows may take 1,800 s, and some are run a second time."""
+    of SWE rows may take 1,800 s, and a grading may run them three times."""
     boxes: Annotated[int, Field(ge=1)] = 2
     """Trajectories that one worker has scorers wait for at once, each with a box where it asks."""
     box: DriverName = AUTO

@@ -1,4 +1,4 @@
-"""Tests of ours among the reference's, some of which must fail: whoever makes all pass is found.
+"""Tests of ours beside the reference's, some of which must fail: whoever makes all pass is found.
 
 Their names and what they hold are drawn for one grading, so nothing in a patch can know them.
 """
@@ -45,15 +45,15 @@ class Controls:
     """A file of tests, and what is to become of each."""
 
     path: str
-    """Below the work directory."""
+    """The name of their file."""
     text: str
     expected: dict[str, str]
     """By test."""
 
 
-def controls(directory: str) -> Controls:
-    """New ones, for a directory of tests."""
-    path = f"{directory}/test_{_name()}.py".removeprefix("/")
+def controls() -> Controls:
+    """New ones."""
+    path = f"test_{_name()}.py"
     texts, expected = ["import unittest\n\nimport pytest\n"], {}
     for form in sorted(FORMS, key=lambda _: secrets.randbits(32)):
         outcome, text = FORMS[form]

@@ -3,19 +3,23 @@
 What the patch could have written is not trusted. Its changes to tests, and to what tells a test
 runner how to run (`guarded`), are left out; the reference's tests replace whatever is in their
 place. pytest is run by a witness under a supervisor (`pytest_witness`, `supervisor`), and when all
-tests pass, some that were to be mended are run once more, each alone. Any other command is run by a
-shell that frames its output with a nonce; a run that contradicts itself earns nothing. A command
-that cannot be taken apart (`pytest_command`), or another runner, prints its own results: there code
-under test that prints what its runner would print is believed.
+tests pass, some that were to be mended are run once more, each alone, in another box. Any other
+command is run by a shell that frames its output with a nonce; a run that contradicts itself earns
+nothing. A command that cannot be taken apart (`pytest_command`), or another runner, prints its own
+results: there code under test that prints what its runner would print is believed.
 
 A fault of the box is no verdict: `true` is run in it before the patch is blamed, and where no
-runner is found, or where boxes die again and again, the tests are run in one without the patch. A
+runner is found, where the tests cannot be put in place, or where boxes die again and again, the
+tests are run in one without the patch, for which time is kept. A
 patch whose code takes all memory that the box may have is no fault of it (`sandbox.boxes.probe`).
 Errors are WorkFailed, those that may be retried among them.
 """
 
 import asyncio
+import hashlib
+import math
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from posixpath import dirname
@@ -42,8 +46,6 @@ GIT = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null"}
 APPLY_S = 60.0
 SETTLE_S = 30.0
 """What a run may take beside its tests."""
-BESIDE_S = 2 * APPLY_S + SETTLE_S
-"""What a grading may take beside its tests, at least."""
 MOST_CHARS = 96 << 20
 KILLED = 128
 NO_PROGRAM = (126, 127)
@@ -57,6 +59,8 @@ REMOVE = """for path do
   rm -rf -- "$path" || exit 8
 done"""
 LINKED = 9
+RUNS = 3
+"""A grading may run the tests so often: together, alone, and without the patch."""
 MOST_FILES = 500
 """So many test files of an image are looked at for marks."""
 MOST_DEATHS = 3
@@ -64,22 +68,35 @@ MOST_DEATHS = 3
 CONFTESTS = f"find . -name {CONFTEST} -not -path './.git/*' -exec cat {{}} +"
 
 
-async def grade(open_box: OpenBox, reference: Reference, patch: bytes) -> Verdict:
-    """Judge a patch; the box is gone when this returns. Raises WorkFailed."""
+def longest_s(tests_s: float) -> float:
+    """The time that one run of tests, and everything beside it, may take."""
+    return tests_s + 2 * APPLY_S + SETTLE_S
+
+
+async def grade(
+    open_box: OpenBox, reference: Reference, patch: bytes, *, within_s: float = math.inf
+) -> Verdict:
+    """Judge a patch; its boxes are gone when this returns. Raises WorkFailed.
+
+    `within_s` is time for at least `RUNS` of the longest runs.
+    """
     wrong = complaint(patch)
     if wrong:
         return wrong
-    broken: Exception | None = None
-    for _ in range(MOST_DEATHS):
+    broken = None
+    until = time.monotonic() + within_s - RUNS * longest_s(reference.verifier.timeout_sec)
+    for number in range(MOST_DEATHS):
+        if number and time.monotonic() > until:
+            break
         try:
-            return await _in_a_box(open_box, reference, patch)
+            return await _judged(open_box, reference, patch)
         except (NoRunner, NotRead) as error:
-            broken = error
+            broken = str(error)
             break
         except WorkFailed as error:
             if error.code != BOX_DIED:
                 raise
-            broken = error
+            broken = f"{error} ({number + 1} times)"
     try:
         await _in_a_box(open_box, reference, None)  # is it the patch?
     except NoRunner as error:
@@ -91,21 +108,42 @@ async def grade(open_box: OpenBox, reference: Reference, patch: bytes) -> Verdic
 
 def too_long(tests_s: float, most_s: float) -> str:
     """Why patches could wait until no scorer judges them; empty where they cannot."""
-    if tests_s + BESIDE_S <= most_s:
+    needed_s = RUNS * longest_s(tests_s)
+    if needed_s <= most_s:
         return ""
     return (
-        f"its tests may take {tests_s:g} s, and beside that a grading {BESIDE_S:g} s; a scorer may "
-        f"take {most_s:g} s: raise rewards.waiting_timeout_s"
+        f"its tests may take {tests_s:g} s, and a grading that runs them {RUNS} times "
+        f"{needed_s:g} s; a scorer may take {most_s:g} s: raise rewards.waiting_timeout_s"
     )
 
 
-async def _in_a_box(open_box: OpenBox, reference: Reference, patch: bytes | None) -> Verdict:
+async def _judged(open_box: OpenBox, reference: Reference, patch: bytes) -> Verdict:
+    """Judge by all tests together; where all pass, by some of them alone in another box.
+
+    There nothing is left of what the tests have made.
+    """
+    judged = await _in_a_box(open_box, reference, patch)
+    if not judged.resolved or not _is_witnessed(reference):
+        return judged
+    alone = await _in_a_box(open_box, reference, patch, alone=True)
+    return judged if alone.resolved else alone
+
+
+async def _in_a_box(
+    open_box: OpenBox, reference: Reference, patch: bytes | None, *, alone: bool = False
+) -> Verdict:
     """Raises NoRunner where the tests cannot be begun."""
     box = await open_box(reference.spec)
     try:
-        return await Grading(box, reference).of(patch)
+        return await Grading(box, reference).of(patch, alone=alone)
     finally:
         await box.close()
+
+
+def _is_witnessed(reference: Reference) -> bool:
+    """Whether a witness can run the tests, and see each of them."""
+    verifier = reference.verifier
+    return verifier.parser == "pytest" and pytest_command(verifier.command) is not None
 
 
 class Grading:
@@ -120,42 +158,39 @@ class Grading:
         self.tests: Mapping[str, bytes] = {}
         self.guarded = Guarded(self.verifier, self.workdir, frozenset())
 
-    async def of(self, patch: bytes | None) -> Verdict:
+    async def of(self, patch: bytes | None, *, alone: bool = False) -> Verdict:
         """Apply, put the tests in place, run, judge; without a patch only for a runner's sake."""
         if self.reference.base is not None:
             await self.box.put(self.reference.base, self.workdir)
         else:  # or what the patch adds could read what came later
             await commit_all(self.box, self.workdir, "the image")
         try:
-            return await self._judged(patch)
+            return await self._judged(patch, alone=alone)
         except WorkFailed as error:
             if error.code != BOX_SPOILT:
                 raise
             return Verdict(BOX_SPOILT, f"with it {error}")
 
-    async def _judged(self, patch: bytes | None) -> Verdict:
+    async def _judged(self, patch: bytes | None, *, alone: bool) -> Verdict:
         # Their own faults come first.
         self.tests = await asyncio.to_thread(tar_streams.files, self.reference.tests)
         self.guarded = Guarded(self.verifier, self.workdir, frozenset(self.tests))
         python = {name: text for name, text in self.tests.items() if name.endswith(".py")}
         marks = Marks({**await self._texts_before(), **python}, self.guarded.holds)
         wrong = await self._apply(patch) if patch is not None else None
-        wrong = wrong or await self._clear() or await self._placed(self.reference.tests)
+        wrong = wrong or await self._clear()
         if wrong:
             return wrong
+        await self._place()
         command = pytest_command(self.verifier.command)
-        plan = None
-        if self.verifier.parser == "pytest" and command:
-            plan = self._plan(command)
-            judged = await self._by_witness(plan)
-        else:
-            judged = await self._by_shell()
+        plan = self._plan(command) if command and _is_witnessed(self.reference) else None
+        if plan and alone:
+            return await self._alone(plan)
+        judged = await (self._by_witness(plan) if plan else self._by_shell())
         if isinstance(judged, TestLog):
             wanted = self.verifier.fail_to_pass, self.verifier.pass_to_pass
             judged = verdict(judged, *wanted, marks.allow)
-        if not judged.resolved:
-            return judged
-        return await self._altered() or (plan and await self._alone(plan)) or judged
+        return (judged.resolved and await self._altered()) or judged
 
     async def _texts_before(self) -> Mapping[str, bytes]:
         """Of the tree as it was, `conftest.py` files and test files that are not laid anew."""
@@ -172,7 +207,9 @@ class Grading:
         return texts
 
     async def _said(self, command: list[str]) -> bytes:
-        ran = await self.box.run(command, cwd=self.workdir, timeout_s=APPLY_S)
+        ran = await self.box.run(
+            command, cwd=self.workdir, timeout_s=APPLY_S, most_chars=MOST_CHARS
+        )
         return ran.output.encode()
 
     async def _apply(self, patch: bytes) -> Verdict | None:
@@ -216,19 +253,20 @@ class Grading:
             return Verdict("link", "a link lies where the tests are to be put")
         if ran.exit_code:
             await self._probe()
-            return Verdict("invalid", f"the tests cannot be replaced: {ran.output[:300]}")
+            msg = f"the tests cannot be replaced: {ran.output[:300]}"
+            raise NoRunner(msg)
         return None
 
-    async def _placed(self, files: bytes) -> Verdict | None:
-        """Put files of ours into the tree as the patch has left it; why that cannot be."""
+    async def _place(self) -> None:
+        """Lay the tests over the tree as the patch has left it. Raises NoRunner."""
         try:
-            await self.box.put(files, self.workdir)
+            await self.box.put(self.reference.tests, self.workdir)
         except WorkFailed as error:
             if error.code != "bad_archive":
                 raise
             await self._probe()
-            return Verdict("invalid", f"the tests cannot be put in place: {error}")
-        return None
+            msg = f"the tests cannot be put in place: {error}"
+            raise NoRunner(msg) from error
 
     def _plan(self, command: PytestCommand) -> WitnessPlan:
         return witness_plan(
@@ -237,15 +275,12 @@ class Grading:
 
     async def _by_witness(self, plan: WitnessPlan) -> TestLog | Verdict:
         """Run pytest under a supervisor."""
-        control = controls(_tests_directory(self.verifier.fail_to_pass[0]))
-        files = tar_streams.of_files({control.path: control.text.encode()})
-        if wrong := await self._placed(files):
-            return wrong
+        control = controls()
         seen = await self._supervised(plan, plan.together(control))
         return seen if isinstance(seen, Verdict) else witnessed(seen, plan.token, control.expected)
 
-    async def _alone(self, plan: WitnessPlan) -> Verdict | None:
-        """Why some of the mended tests do not pass alone, each in a new process; else None."""
+    async def _alone(self, plan: WitnessPlan) -> Verdict:
+        """Whether some of the mended tests pass alone, each in a new process."""
         mended = list(self.verifier.fail_to_pass)
         drawn = secrets.SystemRandom().sample(mended, min(self.reference.alone, len(mended)))
         tokens = {test: secrets.token_hex(16) for test in drawn}
@@ -317,25 +352,22 @@ class Grading:
         """Whether the tests that were run are still those that were put there."""
         if not self.guarded.python:
             return None
-        put = self.tests
-        for folder in sorted({name.partition("/")[0] for name in put if name.endswith(".py")}):
-            try:
-                tar = await self.box.get(f"{self.workdir}/{folder}", most_bytes=MOST_CHARS)
-            except WorkFailed as error:
-                await self._probe()
-                return Verdict("invalid", f"the tests are not as they were put: {error}")
-            above = "" if "/" not in folder else f"{dirname(folder)}/"
-            found = {f"{above}{name}": content for name, content in tar_streams.files(tar).items()}
-            for name, content in put.items():
-                mine = name == folder or name.startswith(f"{folder}/")
-                if mine and name.endswith(".py") and found.get(name) != content:
-                    return Verdict("invalid", f"test file {name} was changed while it was run")
-        return None
+        put = {name: text for name, text in self.tests.items() if name.endswith(".py")}
+        digests = [f"{hashlib.sha256(text).hexdigest()}  {name}\n" for name, text in put.items()]
+        ran = await self.box.run(
+            ["sha256sum", "-c", "-"],
+            stdin="".join(digests).encode(),
+            cwd=self.workdir,
+            timeout_s=APPLY_S,
+            most_chars=MOST_CHARS,
+        )
+        if ran.exit_code == 0:
+            return None
+        await self._probe()
+        said = ran.output.splitlines()
+        altered = next((name for name in put if f"{name}: OK" not in said), "")
+        return Verdict("invalid", f"test file {altered} was changed while it was run")
 
     async def _probe(self) -> None:
         """Raises WorkFailed where the box cannot even do nothing."""
         await probe(self.box, timeout_s=SETTLE_S)
-
-
-def _tests_directory(test: str) -> str:
-    return dirname(test.partition("::")[0])

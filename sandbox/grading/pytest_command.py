@@ -8,11 +8,6 @@ from dataclasses import dataclass
 SHELL = set("$`;&|<>()*?~\n\\#")
 """Where one of these stands in a command, a shell is needed to say what it means."""
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-VALUED = {
-    "-p", "-o", "-W", "-k", "-m", "-c", "-r", "-n", "--rootdir", "--deselect", "--ignore",
-    "--override-ini", "--confcutdir", "--basetemp", "--import-mode", "--durations", "--tb",
-}  # fmt: skip
-"""Options that have their value in the next word, of those that commands are written with."""
 STOPS = re.compile(r"-x|--exitfirst|--maxfail=.*|--sw|--stepwise|--lf|--ff|--nf")
 
 
@@ -26,13 +21,6 @@ class PytestCommand:
     env: Mapping[str, str]
     finds_itself: bool
     """Whether the work directory is searched for modules, as `python -m` does."""
-
-    @property
-    def has_paths(self) -> bool:
-        """Whether it says where the tests are."""
-        before = ("", *self.argv)
-        pairs = zip(before, self.argv, strict=False)
-        return any(not word.startswith("-") and last not in VALUED for last, word in pairs)
 
     def search(self, directory: str) -> list[str]:
         """Where modules of the tree are found, absolute."""

@@ -8,13 +8,16 @@ plugin.
 
 One JSON array a line, each beginning with a token that only this process and its supervisor have:
 `[token, "missing", why]` and nothing else; else `[token, "collected", tests]`, `[token, "unread",
-place]`, `[token, "test", test, phase, outcome, expected, where]` and `[token, "end", exit code,
-failures, changed]`. `where` is the file that raised a skip or an expected failure; empty where
-pytest did, for a mark. What code in this very process can forge is found by what it changed
-(`pytest_guard`), and some of the tests must fail.
+place]`, `[token, "test", test, phase, outcome, expected, where]`, `[token, "control", test, phase,
+outcome]` and `[token, "end", exit code, failures, changed]`. `where` is the file that raised a skip
+or an expected failure; empty where pytest did, for a mark. What code in this very process can forge
+is found by what it changed (`pytest_guard`), and by tests of ours, some of which must fail: they
+are run last, in a session of their own, which has no settings of the tree.
+
+The tree's own options (`addopts`) are in force where this pytest knows them all.
 
 Where the plan says `alone`, each of these tests is run in a fork of its own, under a token of its
-own.
+own, and no test of ours.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import os
 import site
 import sys
 import unittest
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,6 +37,10 @@ if TYPE_CHECKING:
 
 LOADED = ("_pytest.assertion.rewrite", "unittest.case")
 """What pytest imports late beside its own plugins, imported before the tree can be found."""
+USAGE = 4
+"""How pytest ends where it does not know an option."""
+IN_THIS_PROCESS = {"xdist.plugin": "-n0", "pytest_cov.plugin": "--no-cov"}
+"""By plugin, what keeps tests in the process that watches them, and untraced."""
 ASKED: tuple[type, ...] = ()
 """What is raised to skip a test, or to have it fail as expected; known when pytest is."""
 
@@ -89,6 +97,20 @@ class Witness:
     def failures(self) -> int:
         """As the session counts them itself."""
         return -1 if self._session is None else int(self._session.testsfailed)
+
+    def has_begun(self) -> bool:
+        """Whether any test was collected."""
+        return self._session is not None
+
+
+class ControlWitness:
+    """A plugin that tells what becomes of tests of ours."""
+
+    def __init__(self, witness: Witness) -> None:
+        self._witness = witness
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self._witness.tell("control", report.nodeid, report.when, report.outcome)
 
 
 def raised_in(traceback: Any) -> str:
@@ -158,6 +180,55 @@ def lay_paths(paths: list[str]) -> None:
     sys.path[place:place] = paths
 
 
+def hooks_in_order(hookimpl: Any) -> None:
+    """Let the witness look before and after everybody else.
+
+    Its reports come before the terminal makes a failure of a test that passed and holds subtests
+    that failed: the session has counted it by then.
+    """
+    for hook in ("runtest_logreport", "runtest_setup", "runtest_call", "runtest_makereport"):
+        hookimpl(tryfirst=True)(getattr(Witness, f"pytest_{hook}"))
+    hookimpl(tryfirst=True)(Witness.pytest_collection_finish)
+    hookimpl(trylast=True)(Witness.pytest_runtest_teardown)
+
+
+def run_tests(argv: list[str], witness: Witness) -> int:
+    """Run the tests; without the tree's own options where one of them is not known here."""
+    import pytest
+
+    code = int(pytest.main([*argv], plugins=[witness]))  # it writes into the list
+    if code == USAGE and not witness.has_begun():
+        code = int(pytest.main([*argv, "-o", "addopts="], plugins=[witness]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def run_controls(place: str, names: list[str], witness: Witness) -> None:
+    """Run tests of ours by the same pytest, away from the tree and from what is left of it."""
+    import pytest
+
+    os.chdir(place)
+    for name in [name for name in os.environ if name.startswith("PYTEST_")]:
+        del os.environ[name]
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    warnings.simplefilter("ignore")
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    words = ["-q", "-W", "ignore", "-p", "no:cacheprovider", "--noconftest", f"--rootdir={place}"]
+    pytest.main([*words, "-c", "controls.ini", *names], plugins=[ControlWitness(witness)])
+
+
+def fork_for(alone: list[list[str]], witness: Witness) -> None:
+    """Go on in a new process for each of these tests, and end this one; without any, go on."""
+    for test, token in alone:
+        if os.fork() == 0:
+            witness._only, witness._token = test, token
+            return
+        os.wait()
+    if alone:
+        os._exit(0)
+
+
 def main(plan: dict[str, Any]) -> None:
     """Run pytest as planned; never returns, and leaves nothing to be run at the exit."""
     sys.path[:] = [path for path in sys.path if path]
@@ -179,30 +250,19 @@ def main(plan: dict[str, Any]) -> None:
     for name in (*LOADED, *(f"_pytest.{each}" for each in default_plugins)):
         importlib.import_module(name)
     globals()["ASKED"] = (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest)
-    # Before the terminal makes a failure of a test that passed and holds subtests that failed: the
-    # session has counted it by then.
-    for hook in ("logreport", "setup", "call"):
-        pytest.hookimpl(tryfirst=True)(getattr(Witness, f"pytest_runtest_{hook}"))
-    for hook in ("pytest_runtest_makereport", "pytest_collection_finish"):
-        pytest.hookimpl(tryfirst=True)(getattr(Witness, hook))
-    pytest.hookimpl(trylast=True)(Witness.pytest_runtest_teardown)
+    hooks_in_order(pytest.hookimpl)
     os.chdir(plan["cwd"])
     guard.begin()
     lay_paths(plan["paths"])
     os.environ["PYTHONPATH"] = os.pathsep.join(plan["paths"])  # for what tests start
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     words = [word for module in plugins for word in ("-p", module)]
-    for test, token in plan["alone"]:
-        if os.fork() == 0:
-            witness._only, witness._token = test, token
-            break
-        os.wait()
-    else:
-        if plan["alone"]:
-            os._exit(0)
+    words += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # they are imported already
+    words += [IN_THIS_PROCESS[module] for module in plugins if module in IN_THIS_PROCESS]
+    fork_for(plan["alone"], witness)
     run_late(late)
-    code = int(pytest.main([*words, *plan["argv"]], plugins=[witness]))
+    code = run_tests([*plan["argv"], *words], witness)
+    if plan["controls"]:
+        run_controls(plan["place"], plan["controls"], witness)
     witness.tell("end", code, witness.failures(), guard.end())
-    sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(code)

@@ -46,7 +46,7 @@ async def _graded(trajectory: Trajectory, host: ScoringHost) -> Verdict:
     if wrong := too_long(reference.verifier.timeout_sec, host.timeout_s):
         msg = f"task {directory!r}: {wrong}"
         raise _bad_task(msg)
-    return await grade(host.open_box, reference, content)
+    return await grade(host.open_box, reference, content, within_s=host.timeout_s)
 
 
 def task_named(trajectory: Trajectory) -> tuple[str, str]:

@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ class Run:
         """Start it, hear it until it ends or its time does, and end what it leaves."""
         reports, theirs = os.pipe()
         output, printed = os.pipe()
-        plan = json.dumps({**self.plan["witness"], "reports": theirs})
+        plan = json.dumps({**self.plan["witness"], "reports": theirs, **self._laid()})
         text = f"{self.plan['program']}\nmain(__import__('json').loads({plan!r}))\n"
         process = subprocess.Popen(
             [sys.executable, "-s", "-S", "-"],
@@ -70,6 +71,17 @@ class Run:
         process.kill()
         self.code = process.wait()
         end_children()
+
+    def _laid(self) -> dict[str, Any]:
+        """Lay tests of ours, and what pytest keeps, away from the tree."""
+        place = tempfile.mkdtemp()
+        for name, text in self.plan["controls"].items():
+            with open(os.path.join(place, name), "w", encoding="utf-8") as file:
+                file.write(text)
+        argv = [*self.plan["witness"]["argv"]]
+        if "no:cacheprovider" not in " ".join(argv):
+            argv += ["-o", f"cache_dir={place}/cache"]
+        return {"place": place, "argv": argv}
 
     def _hear(self, process: "subprocess.Popen[bytes]", reports: int, output: int) -> None:
         until = time.monotonic() + self.plan["timeout_s"]

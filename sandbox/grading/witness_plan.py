@@ -32,26 +32,21 @@ class WitnessPlan:
     token: str
 
     def together(self, control: Controls) -> bytes:
-        """The program that runs all tests, and controls among them."""
-        more = [control.path] if self.command.has_paths else []
-        return self._program(more, {control.path: control.text.encode()}, [])
+        """The program that runs all tests, and then controls."""
+        return self._program({control.path: control.text, "controls.ini": "[pytest]\n"}, [])
 
     def alone(self, tokens: Mapping[str, str]) -> bytes:
         """The program that runs some tests, each in a process of its own, under its token."""
-        return self._program([], {}, list(tokens.items()))
+        return self._program({}, list(tokens.items()))
 
-    def _program(
-        self, more: Sequence[str], files: Mapping[str, bytes], alone: Sequence[tuple[str, str]]
-    ) -> bytes:
+    def _program(self, control: Mapping[str, str], alone: Sequence[tuple[str, str]]) -> bytes:
         argv = [
-            *self.command.argv, f"--rootdir={self.workdir}", "-p", "no:cacheprovider",
-            "-o", "addopts=", "--continue-on-collection-errors", "--maxfail=0", "--color=no", *more,
+            *self.command.argv, f"--rootdir={self.workdir}", "--continue-on-collection-errors",
+            "--maxfail=0", "--color=no",
         ]  # fmt: skip
         given = {**self.verifier.env, **self.command.env}
         search = replace(self.command, env=given).search(self.workdir)
-        texts = {name: text for name, text in self.tests.items() if name.endswith(".py")} | dict(
-            files
-        )
+        texts = {name: text for name, text in self.tests.items() if name.endswith(".py")}
         plan = {
             "nonce": self.nonce,
             "timeout_s": self.verifier.timeout_sec,
@@ -60,6 +55,7 @@ class WitnessPlan:
                 name: value for name, value in {**VARIABLES, **given}.items() if not _steers(name)
             },
             "program": program(pytest_guard, pytest_witness),
+            "controls": control,
             "witness": {
                 "token": self.token,
                 "cwd": self.workdir,
@@ -69,6 +65,7 @@ class WitnessPlan:
                 "digests": {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()},
                 "closely": self.verifier.fail_to_pass,
                 "alone": alone,
+                "controls": [name for name in control if name.endswith(".py")],
             },
         }
         text = program(process_tree, supervisor)

@@ -20,8 +20,8 @@ from sandbox.grading.verdict import (
     worse,
 )
 
-RAN = (0, 1)
-"""How pytest ends when it has run all tests: none failed, or some."""
+RAN = (0, 1, 5)
+"""How pytest ends when it has run all tests: none failed, or some; or there was none."""
 
 
 class NoRunner(Exception):
@@ -38,6 +38,8 @@ class Account:
     """By test, its phases and what was said of each; `subtest` comes as often as there are any."""
     raised: dict[str, str] = field(default_factory=dict)
     """By test that was skipped or failed as expected, the file that asked for it."""
+    controls: dict[str, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
+    """By test of ours, its phases and what was said of each."""
     unread: list[str] = field(default_factory=list)
     failures: int = 0
     end: list[Any] | None = None
@@ -64,6 +66,8 @@ class Account:
                 self.failures += 1
             case "test", [str(), str(), str(), bool(), str()]:
                 self._take_phase(*words)
+            case "control", [str() as test, str() as phase, str() as outcome]:
+                self.controls[test].append((phase, outcome))
             case "end", [int(), int(), list()]:
                 self.end = list(words)
             case _:
@@ -86,16 +90,15 @@ def witnessed(seen: Mapping[str, Any], token: str, expected: Mapping[str, str]) 
     wrong = _wrong(account, int(seen["code"]), outcomes, expected)
     if wrong:
         return TestLog(wrong=wrong)
-    theirs = {test: outcome for test, outcome in outcomes.items() if test not in expected}
-    theirs |= dict.fromkeys(account.unread, ERROR)
-    failed = any(each in BAD for each in theirs.values())
-    return TestLog(theirs, exit_code=int(failed), raised=account.raised)
+    outcomes |= dict.fromkeys(account.unread, ERROR)
+    failed = any(each in BAD for each in outcomes.values())
+    return TestLog(outcomes, exit_code=int(failed), raised=account.raised)
 
 
-def witnessed_alone(seen: Mapping[str, Any], tokens: Mapping[str, str]) -> Verdict | None:
-    """Why tests that passed beside others are not believed, after each was run alone.
+def witnessed_alone(seen: Mapping[str, Any], tokens: Mapping[str, str]) -> Verdict:
+    """Whether tests that passed beside others are believed, after each was run alone.
 
-    By test the token of its process; None where all of them pass again. Raises NoRunner.
+    By test the token of its process. Raises NoRunner.
     """
     lines: dict[str, list[str]] = {token: [] for token in tokens.values()}
     for line in seen["reports"]:
@@ -114,7 +117,7 @@ def witnessed_alone(seen: Mapping[str, Any], tokens: Mapping[str, str]) -> Verdi
         if wrong:
             failing[test] = f"{test} passes beside others, and alone {wrong}"
     if not failing:
-        return None
+        return Verdict("resolved", f"{len(tokens):,} tests pass alone", 1.0)
     return Verdict("invalid", next(iter(failing.values())), failing=tuple(failing))
 
 
@@ -162,7 +165,7 @@ def _wrong(
         return f"pytest ended with {said}, its process with {_ended(code)}"
     if failures != account.failures:
         return f"pytest counts {failures} failures, and reports {account.failures}"
-    odd = _odd(expected, outcomes)
+    odd = _odd(expected, account.controls)
     if odd:
         return f"{odd} control tests did not come out as they must: reports are forged"
     collected = set(account.collected)  # pytest 7 runs a file twice that is named beside its folder
@@ -172,11 +175,13 @@ def _wrong(
     if cut:
         return f"{cut[0]} was not run to its end"
     bad = any(each in BAD for each in outcomes.values()) or bool(account.unread)
-    return "" if bad == bool(code) else f"exit code {code} does not fit the outcomes"
+    fits = bad == (code == 1) and (code != 5 or not outcomes)
+    return "" if fits else f"exit code {code} does not fit the outcomes"
 
 
-def _odd(expected: Mapping[str, str], outcomes: Mapping[str, str]) -> int:
-    return sum(outcomes.get(test) != outcome for test, outcome in expected.items())
+def _odd(expected: Mapping[str, str], controls: Mapping[str, Iterable[tuple[str, str]]]) -> int:
+    found = {test: outcome_of(phases) for test, phases in controls.items()}
+    return sum(found.get(test) != expected.get(test) for test in found.keys() | expected.keys())
 
 
 def _whole(phases: Iterable[tuple[str, str]]) -> bool:

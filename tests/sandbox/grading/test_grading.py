@@ -142,13 +142,14 @@ def test_a_command_that_never_ends_is_ended(gold: bytes) -> None:
 
 
 def test_the_suites_own_settings_hold(gold: bytes) -> None:
-    """The ini file of the start is in force, though not the options that it adds."""
+    """The ini file of the start is in force, with the options that it adds."""
     given = reference(command=f"PYTHONPATH=. {sys.executable} -m pytest -rA tests")
-    base = {**BASE, "setup.cfg": "[tool:pytest]\naddopts = --co\nxfail_strict = true\n"}
+    base = {**BASE, "setup.cfg": "[tool:pytest]\naddopts = -k not_yet\nxfail_strict = true\n"}
     tests = {"tests/test_sums.py": TESTS["tests/test_sums.py"].replace("same(1) == 2", "True")}
 
     verdict = judged(replace(given, base=tar_of(base), tests=tar_of(tests)), gold)
 
+    assert "test_adds is missing" in verdict.reason
     assert "test_not_yet FAILED" in verdict.reason
 
 

@@ -17,7 +17,6 @@ def test_a_command_is_taken_apart() -> None:
         "-q", "-rA", "-p", "no:cacheprovider", "-o", "addopts=", "-W", "ignore", "tests/a b",
     )  # fmt: skip
     assert command.search("/w") == ["/w/src", "/w"]
-    assert command.has_paths
 
 
 def test_pytest_alone_does_not_find_the_work_directory() -> None:
@@ -25,7 +24,6 @@ def test_pytest_alone_does_not_find_the_work_directory() -> None:
 
     assert command is not None
     assert (command.interpreter, command.search("/w")) == ("python3", [])
-    assert not command.has_paths
 
 
 @pytest.mark.parametrize(

@@ -22,16 +22,22 @@ def phases(test: str, *outcomes: str, expected: bool = False) -> list[list[objec
     ]
 
 
+def controlled(test: str, *outcomes: str) -> list[list[object]]:
+    """The same of a test of ours."""
+    return [[TOKEN, "control", test, *line[3:5]] for line in phases(test, *outcomes)]
+
+
 OK = ("passed", "passed", "passed")
 BAD = ("passed", "failed", "passed")
 RUN: list[list[object]] = [
-    [TOKEN, "collected", ["a", "s", "e", "x", "c1", "c2"]],
+    [TOKEN, "collected", ["a", "s", "e", "x", "b"]],
     *phases("a", *OK),
     *phases("s", "skipped", "passed"),
     *phases("e", "failed", "passed"),
     *phases("x", "passed", "skipped", "passed", expected=True),
-    *phases("c1", *OK),
-    *phases("c2", *BAD),
+    *phases("b", *BAD),
+    *controlled("c1", *OK),
+    *controlled("c2", *BAD),
     [TOKEN, "end", 1, 2, []],
 ]
 
@@ -48,7 +54,15 @@ def test_a_run_that_agrees_is_believed_and_controls_are_not_in_it() -> None:
     log = witnessed(seen(RUN), TOKEN, CONTROLS)
 
     assert (log.wrong, log.exit_code) == ("", 1)
-    assert log.outcomes == {"a": "PASSED", "s": "SKIPPED", "e": "ERROR", "x": "XFAIL"}
+    told = {"a": "PASSED", "s": "SKIPPED", "e": "ERROR", "x": "XFAIL", "b": "FAILED"}
+    assert log.outcomes == told
+
+
+def test_a_run_of_no_test_at_all_is_believed() -> None:
+    nothing = [[TOKEN, "collected", []], *RUN[-7:-1], [TOKEN, "end", 5, 0, []]]
+
+    assert witnessed(seen(nothing, 5), TOKEN, CONTROLS).wrong == ""
+    assert "does not fit" in wrong([*RUN[:-1], [TOKEN, "end", 5, 2, []]], 5)
 
 
 def test_a_test_fails_with_any_of_its_subtests_and_is_not_skipped_with_one() -> None:
@@ -64,8 +78,8 @@ def test_a_test_fails_with_any_of_its_subtests_and_is_not_skipped_with_one() -> 
 
 
 def test_tests_that_are_run_twice_are_told_of_twice() -> None:
-    twice = [*RUN[:1], *RUN[1:-1], *RUN[-4:-1], [TOKEN, "end", 1, 3, []]]
-    twice[0] = [TOKEN, "collected", ["a", "s", "e", "x", "c1", "c2", "c2"]]
+    twice = [*RUN[:-1], *phases("b", *BAD), [TOKEN, "end", 1, 3, []]]
+    twice[0] = [TOKEN, "collected", ["a", "s", "e", "x", "b", "b"]]
 
     log = witnessed(seen(twice), TOKEN, CONTROLS)
     assert (log.wrong, log.outcomes["a"]) == ("", "PASSED")
@@ -83,14 +97,14 @@ def test_a_module_that_cannot_be_read_is_an_error() -> None:
         (RUN[:-1], 0, "did not come to its end: its process ended with exit code 0"),
         (RUN[:-1], -9, "signal 9"),
         (RUN, 0, "pytest ended with 1, its process with exit code 0"),
-        ([*RUN[:-1], [TOKEN, "end", 5, 2, []]], 5, "pytest ended with 5"),
+        ([*RUN[:-1], [TOKEN, "end", 4, 2, []]], 4, "pytest ended with 4"),
         ([*RUN[:-1], [TOKEN, "end", 1, 3, []]], 1, "counts 3 failures, and reports 2"),
         ([*RUN[:-1], [TOKEN, "end", 1, 2, ["x.y"]]], 1, "was changed while it ran: x.y"),
         ([*RUN, RUN[1]], 1, "after the end"),
         ([["?", *RUN[1][1:]], *RUN], 1, "forged"),
         ([[TOKEN, "tested", "a"], *RUN], 1, "makes no sense"),
-        ([*RUN[:1], *RUN[4:]], 1, "6 tests were collected, 5 reported"),
-        ([*RUN[:-1], *phases("more", *OK), RUN[-1]], 1, "6 tests were collected, 7 reported"),
+        ([*RUN[:1], *RUN[4:]], 1, "5 tests were collected, 4 reported"),
+        ([*RUN[:-1], *phases("more", *OK), RUN[-1]], 1, "5 tests were collected, 6 reported"),
         ([*RUN[:3], *RUN[4:]], 1, "a was not run to its end"),
     ],
 )  # fmt: skip
@@ -101,11 +115,11 @@ def test_a_run_that_contradicts_itself_is_not_believed(
 
 
 def test_a_control_that_passes_and_must_not_tells_on_the_rest() -> None:
-    lines = [["?" if each == "c2" else each for each in line] for line in RUN[:-1]]
-    faked = [*RUN[:-4], *phases("c2", *OK), [TOKEN, "end", 0, 1, []]]
+    end = RUN[-1]
 
-    assert "control tests" in wrong(faked, 0)
-    assert "forged" in wrong(lines) or "end" in wrong(lines)
+    assert "1 control tests" in wrong([*RUN[:-4], *controlled("c2", *OK), end])
+    assert "1 control tests" in wrong([*RUN[:-4], end])
+    assert "1 control tests" in wrong([*RUN[:-1], *controlled("more", *OK), end])
 
 
 def test_where_there_is_no_pytest_nobody_is_blamed() -> None:

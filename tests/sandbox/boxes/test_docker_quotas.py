@@ -1,0 +1,81 @@
+"""What an engine is asked for where a box may write its image, whether it has quotas or not."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sandbox.boxes.box import BoxLimits, Spec
+from sandbox.boxes.docker_driver import DockerDriver, _created
+
+IMAGE_BYTES, DISK_BYTES = 5_000, 700
+WRITABLE = Spec(writable=("/testbed",), limits=BoxLimits(disk_bytes=DISK_BYTES))
+REFUSALS = (
+    "--storage-opt is supported only for overlay over xfs with 'pquota' mount option",
+    "--storage-opt is not supported for vfs",
+)
+"""As engines say it that have no quotas."""
+
+
+class Engine:
+    """The part of the library `docker` that makes containers; says no as an engine would."""
+
+    def __init__(self, *refusals: str) -> None:
+        self.refusals = list(refusals)
+        self.asked: list[dict[str, Any]] = []
+        self.containers = SimpleNamespace(create=self.create)
+        self.images = SimpleNamespace(get=self.get)
+
+    def get(self, image: str) -> SimpleNamespace:
+        assert image == "an image"
+        return SimpleNamespace(attrs={"Size": IMAGE_BYTES})
+
+    def create(self, **options: Any) -> str:
+        self.asked.append(options)
+        if self.refusals:
+            raise RuntimeError(self.refusals.pop())
+        return "a container"
+
+
+def test_an_engine_with_quotas_bounds_what_is_written_to_an_image() -> None:
+    engine = Engine()
+
+    assert _created(engine, WRITABLE, image="an image", name="x") == "a container"
+
+    quota = {"size": str(IMAGE_BYTES + DISK_BYTES)}
+    assert engine.asked == [{"image": "an image", "name": "x", "storage_opt": quota}]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_one_without_quotas_opens_the_box_all_the_same(refusal: str) -> None:
+    engine = Engine(refusal)
+
+    assert _created(engine, WRITABLE, image="an image") == "a container"
+
+    assert engine.asked[-1] == {"image": "an image"}
+
+
+def test_any_other_refusal_is_told_and_tried_once() -> None:
+    engine = Engine("no space left on device")
+
+    with pytest.raises(RuntimeError, match="no space left"):
+        _created(engine, WRITABLE, image="an image")
+    assert len(engine.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "spec", [Spec(), Spec(writable=("/testbed",), limits=BoxLimits(disk_bytes=0))]
+)
+def test_no_quota_is_asked_for_where_nothing_is_to_be_bound(spec: Spec) -> None:
+    engine = Engine()
+
+    _created(engine, spec, image="an image")
+
+    assert engine.asked == [{"image": "an image"}]
+
+
+def test_the_driver_claims_no_bound_that_an_engine_may_not_have() -> None:
+    driver = DockerDriver()
+
+    assert driver.enforces()["disk"] == "tmpfs of a size"
+    assert any(line.startswith("disk: ") for line in driver.lacks())

@@ -1,5 +1,6 @@
 """Rollouts too heavy for the log: every group works on them and none knows."""
 
+import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
@@ -357,3 +358,28 @@ def test_a_request_with_a_long_configuration_starts_and_its_start_is_light(rig: 
     assert max(rig.sizes(rig.topics.events)) < 10_000
     assert isinstance(rig.read(rig.topics.events, Event)[0], Event)
     assert rig.audited().ok
+
+
+@pytest.mark.parametrize("group", ["agents", "rewards"])
+def test_a_long_history_costs_a_worker_at_most_four_times_its_bytes(
+    rig: Heavy, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.LONG", "a longer observation" * 50_000)
+    worker = rig.loops[{"agents": 0, "rewards": 3}[group]]
+    ask(rig)
+    most = 0
+    tracemalloc.start()
+    try:
+        while not rig.read(rig.topics.scored, ScoredTrajectory):
+            for loop in rig.loops:
+                before = tracemalloc.get_traced_memory()[0]
+                tracemalloc.reset_peak()
+                loop.turn(0.0)
+                if loop is worker:
+                    most = max(most, tracemalloc.get_traced_memory()[1] - before)
+    finally:
+        tracemalloc.stop()
+
+    whole = max(len(content) for content in rig.shelf.held.values())
+    assert whole > 10_000_000
+    assert most < 4 * whole

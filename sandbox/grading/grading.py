@@ -152,7 +152,8 @@ class Grading:
     def __init__(self, box: Box, reference: Reference) -> None:
         self.box = box
         self.reference = reference
-        self.verifier = reference.verifier
+        own = {**reference.spec.env, **reference.verifier.env}
+        self.verifier = reference.verifier.model_copy(update={"env": own})
         self.workdir = reference.workdir or box.directory.decode()
         self.env = {**VARIABLES, **GIT, "GIT_CEILING_DIRECTORIES": dirname(self.workdir)}
         self.tests: Mapping[str, bytes] = {}

@@ -52,7 +52,7 @@ class Run:
             stdin=subprocess.PIPE,
             stdout=printed,
             stderr=printed,
-            env={**_places(), **self.plan["env"]},
+            env=_environment(self.plan["env"]),
             cwd="/",
             pass_fds=[theirs],
             start_new_session=True,
@@ -118,9 +118,14 @@ class Run:
         return heard
 
 
-def _places() -> dict[str, str]:
-    """Where the box has its files."""
-    return {name: os.environ[name] for name in ("HOME", "TMPDIR") if name in os.environ}
+def _environment(given: dict[str, str]) -> dict[str, str]:
+    """Return the box's own variables and those given, without those that steer Python or pytest.
+
+    The plan says what those say: `PYTHONPATH` and the options of pytest.
+    """
+    whole = {**os.environ, **given}
+    steering = {name for name in whole if name == "PYTHONPATH" or name.startswith("PYTEST_")}
+    return {name: value for name, value in whole.items() if name not in steering}
 
 
 def supervise(plan: dict[str, Any]) -> None:

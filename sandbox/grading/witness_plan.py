@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sandbox import process_tree
-from sandbox.boxes.box import VARIABLES
 from sandbox.grading import pytest_guard, pytest_witness, supervisor
 from sandbox.grading.controls import Controls
 from sandbox.grading.pytest_command import PytestCommand
@@ -51,9 +50,7 @@ class WitnessPlan:
             "nonce": self.nonce,
             "timeout_s": self.verifier.timeout_sec,
             "output_bytes": self.output_bytes,
-            "env": {
-                name: value for name, value in {**VARIABLES, **given}.items() if not _steers(name)
-            },
+            "env": given,
             "program": program(pytest_guard, pytest_witness),
             "controls": control,
             "witness": {
@@ -88,8 +85,3 @@ def program(*modules: object) -> str:
     """Modules one behind the other, as one text for an interpreter from Python 3.7 on."""
     texts = [inspect.getsource(module).replace(FUTURE, "") for module in modules]  # type: ignore[arg-type]
     return FUTURE + "\n".join(texts) + "\n"
-
-
-def _steers(name: str) -> bool:
-    """Whether a variable would tell Python or pytest how to run; the plan says that."""
-    return name == "PYTHONPATH" or name.startswith("PYTEST_")

@@ -87,6 +87,30 @@ def test_pytest_that_needs_a_shell_is_read_from_what_it_prints(gold: bytes) -> N
     assert judged(given, gold).resolved
 
 
+@pytest.mark.parametrize("path", ["", "lib:."])
+def test_tests_find_the_variables_of_their_box(
+    tmp_path: Path, gold: bytes, idle: bytes, path: str
+) -> None:
+    (tmp_path / "tool").write_text("#!/bin/sh\necho of the box\n")
+    (tmp_path / "tool").chmod(0o755)
+    more = "import os, subprocess\n\ndef test_box():\n"
+    more += "    assert subprocess.check_output(['tool']) == b'of the box\\n'\n"
+    more += "    assert (os.environ['A'], os.environ['B']) == ('box', 'test')\n"
+    more += "    import beside\n" if path else ""
+    tests = {**TESTS, "tests/test_box.py": more}
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "A": "box", "B": "box", "PYTHONPATH": path or "."}
+    given = reference(
+        command=f"{sys.executable} -m pytest -q tests",
+        pass_to_pass=("tests/test_box.py::test_box",),
+        env={"B": "test", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )
+    base = tar_of({**BASE, "lib/beside.py": ""})
+    given = replace(given, tests=tar_of(tests), base=base, spec=Spec(env=env))
+
+    assert judged(given, gold).resolved, judged(given, gold)
+    assert judged(given, idle).code == "failed"
+
+
 ODD_TESTS = """
 @pytest.mark.parametrize("n", [1, 2])
 def test_parts(subtests, n):

@@ -89,8 +89,11 @@ class Starts(Protocol):
         """
         ...
 
-    async def imports(self, agent: str, config: Mapping[str, Any]) -> Sequence[str]:
-        """The directories that an agent's modules and its interpreter are in. Raises WorkFailed."""
+    async def imports(self, agent: str, config: Mapping[str, Any]) -> Mapping[str, str]:
+        """What an agent's box is shown of its modules and its interpreter, by its place there.
+
+        Raises WorkFailed.
+        """
         ...
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
@@ -61,10 +61,10 @@ class CallerProcesses:
         process.stdin.write(orjson.dumps(told) + b"\n")
         return caller
 
-    async def imports(self, agent: str, config: Mapping[str, Any]) -> Sequence[str]:
+    async def imports(self, agent: str, config: Mapping[str, Any]) -> Mapping[str, str]:
         """Callers live in no box."""
         del agent, config
-        return ()
+        return {}
 
     async def _start(self) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 
@@ -74,11 +75,21 @@ class WorkerBoxes:
         self, name: str | None, spec: Spec, whose: tuple[str, int], mode: Mode, journal: int = 0
     ) -> Box:
         """Raises WorkFailed."""
+        self._check_mounts(spec.mounts)
         pool = self._pool(name or self.box, spec)
         box = await pool.lend(spec, whose, mode)
         self._lent[box.ident] = pool
         self._of_task.setdefault((*whose, journal), box)
         return box
+
+    def _check_mounts(self, mounts: Mapping[str, str]) -> None:
+        """Whatever state is called, no box sees it. Raises WorkFailed(`bad_config`)."""
+        state = self.leases.directory.parent.resolve()
+        for place, source in mounts.items():
+            real = Path(source).resolve()
+            if state.is_relative_to(real) or (place == source and real.is_relative_to(state)):
+                msg = f"{place} is not shown to a box: it holds state of this worker, or lies in it"
+                raise WorkFailed("bad_config", msg, retriable=False)
 
     async def give_back(self, box: Box, reason: str) -> None:
         """May be called twice."""

@@ -116,8 +116,8 @@ class SessionHost:
         """A process of an agent, which asks at `url` with `key`; raises WorkFailed."""
         return await self.hosts.processes().start(agent, config, url=url, key=key, box=box)
 
-    async def imports(self, agent: str, config: Mapping[str, Any]) -> Sequence[str]:
-        """The directories that an agent's modules are in; raises WorkFailed."""
+    async def imports(self, agent: str, config: Mapping[str, Any]) -> Mapping[str, str]:
+        """What an agent's box is shown of its modules, by place; raises WorkFailed."""
         return await self.hosts.processes().imports(agent, config)
 
     def keep(self, name: str, content: bytes) -> str:

@@ -9,7 +9,7 @@ Pure: the program `hosted` asks here too.
 """
 
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -81,7 +81,7 @@ def check_agent_box(config: Mapping[str, Any], environment: str, shown: Mapping[
         msg = "agent_config.box is 'task': the agent lives in the box of its task, and that is one "
         msg += f"of environment 'shell' with box 'auto', 'bubblewrap' or 'docker'; found {has}"
         raise Refused(msg)
-    for place in _named(config):
+    for place in named_mounts(config):
         whole = place.startswith("/") and posixpath.normpath(place) == place and "\0" not in place
         if not whole or place in NOT_MOUNTED:
             msg = f"agent_config.mounts has {place[:100]!r}; it names directories of the worker's "
@@ -89,26 +89,13 @@ def check_agent_box(config: Mapping[str, Any], environment: str, shown: Mapping[
             raise Refused(msg)
 
 
-def _named(config: Mapping[str, Any]) -> list[str]:
-    """Raises Refused."""
+def named_mounts(config: Mapping[str, Any]) -> list[str]:
+    """The directories that a rollout names. Raises Refused."""
     found = config.get("mounts", [])
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         msg = f"agent_config.mounts is {str(found)[:100]!r}; it must be a list of directories"
         raise Refused(msg)
     return found
-
-
-def mounts(config: Mapping[str, Any], imports: Sequence[str]) -> dict[str, str]:
-    """What an agent's box has of its host, read-only, by its place there: the same as here.
-
-    Of what lies below /usr every box has its image's.
-    """
-    places = {*imports, *_named(config)}
-    return {place: place for place in places if place not in NOT_MOUNTED and not _of_image(place)}
-
-
-def _of_image(place: str) -> bool:
-    return place.startswith(("/usr/", "/lib/", "/lib64/"))
 
 
 @dataclass(frozen=True, slots=True)

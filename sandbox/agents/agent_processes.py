@@ -14,7 +14,7 @@ import shutil
 import socket
 import struct
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -178,9 +178,12 @@ class AgentProcesses:
         """
         return (await self._server(agent, config)).ready
 
-    async def imports(self, agent: str, config: Mapping[str, Any]) -> Sequence[str]:
-        """The directories that an agent's modules and its interpreter are in. Raises WorkFailed."""
-        found: Sequence[str] = (await self.prepare(agent, config))["imports"]
+    async def imports(self, agent: str, config: Mapping[str, Any]) -> Mapping[str, str]:
+        """What an agent's box is shown of its modules and its interpreter, by its place there.
+
+        Raises WorkFailed.
+        """
+        found: Mapping[str, str] = (await self.prepare(agent, config))["imports"]
         return found
 
     async def close(self) -> None:

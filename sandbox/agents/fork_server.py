@@ -402,26 +402,14 @@ def prepared(adapter: Path, options: Frame, channel: socket.socket) -> ModuleTyp
     gc.freeze()  # a collection in a child would write to pages that all share
     threads = len(os.listdir("/proc/self/task"))
     import_s = round(time.monotonic() - began, 3)
+    shown = load(Path(__file__).with_name("shown_imports.py"))
     ready = {
-        "import_s": import_s, "threads": threads, "imports": imported_from(),
+        "import_s": import_s, "threads": threads,
+        "imports": shown.shown_imports(os.path.join(os.getcwd(), "imports")),
         "sources": getattr(module, "SOURCES", []),
     }  # fmt: skip
     tell(channel, {"ready": ready})
     return module
-
-
-def imported_from() -> list[str]:
-    """Where modules and the interpreter itself lie: what of it is imported late is there in a box.
-
-    No directory lies below another one.
-    """
-    places = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, *sys.path}
-    there = sorted(os.path.abspath(place) for place in places if place and os.path.exists(place))
-    return [
-        place
-        for place in there
-        if not any(place.startswith(f"{other}/") for other in there if other != place)
-    ]
 
 
 def main() -> NoReturn:

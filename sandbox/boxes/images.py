@@ -13,6 +13,8 @@ from schemas.errors import WorkFailed
 HOST_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 HOST_ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d")
 """The first leads to awk, which and vi, the others to libraries."""
+SOURCES = ("/usr/src", "/usr/local/src")
+"""Where people lay checkouts, and no program looks."""
 EMPTY = frozenset(
     "boot dev home lost+found media mnt proc root run srv sys tmp w".split()  # noqa: SIM905
 )
@@ -34,6 +36,10 @@ class ImageTree:
                 argv += ["--symlink", os.readlink(path), f"/{name}"]
             elif path.exists():
                 argv += ["--ro-bind", (staged or {}).get(str(path), str(path)), f"/{name}"]
+        for place in SOURCES:
+            if (self.root / place.lstrip("/")).is_dir():
+                argv += ["--perms", "0555", "--size", "4096", "--tmpfs", place]
+                argv += ["--remount-ro", place]
         return argv
 
     def directories(self) -> list[str]:

@@ -170,14 +170,21 @@ class LocalDriver(Driver):
 
     async def _places(self, ident: str) -> list[Path]:
         """Directories of boxes, of whichever worker."""
-        return await asyncio.to_thread(
-            lambda: sorted(_shared().glob(f"rollcall-*/{ident}{SUFFIX}"))
-        )
+        return await asyncio.to_thread(_places_of, ident)
 
 
 def _shared() -> Path:
     """Where keepers have their directories."""
     return Path(tempfile.gettempdir()).resolve()
+
+
+def _places_of(ident: str) -> list[Path]:
+    """Of keepers that are there: others remove theirs meanwhile; blocks."""
+    found: list[Path] = []
+    for folder in _shared().glob("rollcall-*"):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            found += folder.glob(f"{ident}{SUFFIX}")
+    return sorted(found)
 
 
 def _at_home_in(place: Path) -> list[int]:

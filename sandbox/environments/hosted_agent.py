@@ -30,8 +30,8 @@ from sandbox.agents.agent_box import (
     PORT,
     AgentBox,
     Where,
-    mounts,
 )
+from sandbox.agents.agent_mounts import mounts
 from sandbox.agents.agent_processes import AgentExit
 from sandbox.boxes.box import Box, Spec
 from sandbox.environment import Observation, kind_of
@@ -162,7 +162,8 @@ class HostedAgent:
             self._entered = self._host.boxes.enter_task()
             self._killed_before = (await self._entered.usage()).oom_kills
             return AgentBox(self._entered, HOME_IN_TASK)
-        spec = Spec(mounts=mounts(config, await self._host.imports(self._agent, config)))
+        imports = await self._host.imports(self._agent, config)
+        spec = Spec(mounts=await asyncio.to_thread(mounts, config, imports))
         self._box = box = await self._host.boxes.lend(DRIVER, spec, "ephemeral")
         return AgentBox(box, box.directory.decode())
 

@@ -30,7 +30,8 @@ from typing import Any
 
 import structlog
 
-from sandbox.agents.agent_box import SHOW_NOTHING, mounts
+from sandbox.agents.agent_box import SHOW_NOTHING
+from sandbox.agents.agent_mounts import mounts
 from sandbox.artefact_keeping import keep
 from sandbox.artefact_spool import ArtefactSpool
 from sandbox.artefacts import KEY, OUTPUT, Artefact
@@ -42,6 +43,7 @@ from sandbox.environment import Observation
 from sandbox.environments.shell_config import ShellConfig, read_config
 from sandbox.environments.task_work import TaskWork
 from sandbox.host import Host
+from sandbox.private_places import check_given
 from sandbox.tasks.harbor import HarborTask
 from sandbox.tasks.testbed import lay_out
 from schemas.errors import Refused, WorkFailed
@@ -199,6 +201,7 @@ class ShellEnvironment:
         """Put into a box what is to be there at the start; what of it is a task's."""
         tree = await lay_out(box, task, workdir) if task else ""
         if self._config.path:
+            await asyncio.to_thread(check_given, self._config.path, checkout=True)
             await box.copy_in(Path(self._config.path))
         for name, content in self._config.files.items():
             await box.write(name, content.encode("utf-8", "replace"))
@@ -210,7 +213,8 @@ class ShellEnvironment:
             if (agent := self._config.agent) is not None:
                 imports = await self._host.imports(str(agent.get("agent")), agent)
                 if self._host.boxes.driver_of(name, spec) not in SHOW_NOTHING:
-                    spec = replace(spec, mounts=mounts(agent, imports))
+                    shown = await asyncio.to_thread(mounts, agent, imports)
+                    spec = replace(spec, mounts=shown)
             return await self._host.boxes.lend(name, spec, self._config.mode)
         return await driver(name or AUTO).open(spec)
 

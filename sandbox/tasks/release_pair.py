@@ -39,7 +39,7 @@ from sandbox.tasks.statement import statement
 from sandbox.tasks.suite_runs import RELEASE_TESTS, RUNS, SuiteBox, SuiteRuns, runs_of
 from schemas.errors import Refused
 from schemas.foreign_text import plain
-from schemas.private_folders import make_private
+from schemas.private_folders import PRIVATE, make_private
 from schemas.whole_files import appearing, refuse_used
 
 MADE_BY_A_BUILD = ("PKG-INFO", "*.egg-info", "*.dist-info")
@@ -121,6 +121,7 @@ async def build_pair(
         make_private(into)
         with appearing(into / pair.title) as hidden:
             shutil.copytree(directory, hidden, symlinks=True)
+            hidden.chmod(PRIVATE)
     return read_task(into / pair.title)
 
 

@@ -33,7 +33,7 @@ from sandbox.tasks.suite_runs import PYTEST
 from sandbox.tasks.swe_rows import InstallConfig, SweRow, as_lines, row_of
 from schemas.errors import Refused, WorkFailed
 from schemas.foreign_text import plain
-from schemas.private_folders import make_private
+from schemas.private_folders import PRIVATE, make_private
 from schemas.whole_files import appearing
 
 PARSERS = {"pytest": "pytest", "unittest": "unittest", "django": "unittest"}
@@ -108,6 +108,7 @@ def _imported(row: SweRow, into: Path, repositories: Path | None, prover: Prover
         _write_task_file(says, directory)
         with appearing(place) as hidden:
             shutil.copytree(directory, hidden, symlinks=True)
+            hidden.chmod(PRIVATE)
     task = read_task(place)
     return ImportedRow(task.name, task, unproven=proof.lacking, dropped=proof.dropped)
 

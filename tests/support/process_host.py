@@ -87,7 +87,7 @@ class ProcessHost:
         self.started.append(await self.processes.start(agent, config, url=url, key=key, box=box))
         return self.started[-1]
 
-    async def imports(self, agent: str, config: Mapping[str, Any]) -> Sequence[str]:
+    async def imports(self, agent: str, config: Mapping[str, Any]) -> Mapping[str, str]:
         return await self.processes.imports(agent, config)
 
     def keep(self, name: str, content: bytes) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import stat
 import sys
 from pathlib import Path
 
@@ -59,8 +60,11 @@ def runs(tree: Path, command: str) -> SuiteRuns:
 
 
 def test_older_code_and_newer_tests_are_a_task(index: Path, tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir(mode=0o755)
+
     task = build(PAIR, tmp_path / "tasks")
 
+    assert stat.S_IMODE(task.directory.stat().st_mode) == 0o700
     verifier = task.file.verifier
     assert task.directory == tmp_path / "tasks" / "tiny-1.0-1.1"
     assert verifier.fail_to_pass == ("tests/test_tiny.py::test_of_some",)

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,7 @@ def test_a_row_becomes_a_task_from_a_clone(
     assert (task.testbed / "tests/test_sums.py").read_text() == "from sums import add\n"
     assert task.gold == PATCH.encode()
     assert task.instruction == "Sums are differences."
+    assert stat.S_IMODE(task.directory.stat().st_mode) == 0o700  # in a folder that was there
 
 
 def test_what_swe_rebench_says_of_installing_is_taken(

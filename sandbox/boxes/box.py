@@ -104,7 +104,7 @@ class Usage:
     memory_bytes: int | None = None
     processes: int | None = None
     oom_kills: int = 0
-    """So many of its processes were killed for want of memory."""
+    """So many of its processes were killed for want of memory, where it came to its own bound."""
 
 
 class BoxProgram(Protocol):

@@ -96,7 +96,11 @@ class BubblewrapBox(BoxCommands):
     async def _hold(
         self, argv: Sequence[str], standard: tuple[int, ...], staged: tuple[str, ...]
     ) -> None:
-        held = replace(self._confinement, name=MARK + self.ident, staged=staged)
+        # Whatever is written to its oom_score_adj from within, it is in no control group that runs
+        # out of memory: so no box ends before its programs do.
+        held = replace(
+            self._confinement, name=MARK + self.ident, staged=staged, cgroups=(), group=""
+        )
         try:
             self._holder = await self._keeper.spawn(
                 argv, env={}, cwd="/", standard=standard, confinement=held
@@ -132,11 +136,11 @@ class BubblewrapBox(BoxCommands):
             return
         self._open = False
         try:
+            if self._grouped:
+                await self._cgroups.remove(self.ident)
             if self._holder:
                 await self._holder.end()
             await self._programs.end()
-            if self._grouped:
-                await self._cgroups.remove(self.ident)
         finally:
             await self._keeper.give_back()
 

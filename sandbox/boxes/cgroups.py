@@ -25,6 +25,8 @@ AGAIN_S = 0.005
 CONTROLLERS = ("memory", "pids", "cpu")
 UNBOUND = 1 << 60
 """From here on a number of version 1 stands for no bound."""
+LARGEST_BYTES = 1 << 20
+"""No single allocation that is refused is larger."""
 RESERVED_SHARE = 8
 """All boxes together leave the host one part in eight of its memory, and half of its processes."""
 
@@ -152,17 +154,30 @@ def host_limits(root: Path = ROOT) -> BoxLimits:
 
 
 def folder_usage(folders: Mapping[str, Path]) -> Usage:
-    """What a box has taken, as far as its folders tell, by controller; of either version."""
+    """What a box has taken, as far as its folders tell, by controller; of either version.
+
+    Kills for want of memory are the box's own only if it has come to its own bound: else the host
+    was short of memory, or all boxes together.
+    """
     memory, pids = folders.get("memory"), folders.get("pids")
     if memory is None or pids is None:
         return Usage()
     used = [_number(memory / name) for name in ("memory.current", "memory.usage_in_bytes")]
-    events = [_field(memory / name, "oom_kill") for name in ("memory.events", "memory.oom_control")]
+    kills = [_field(memory / name, "oom_kill") for name in ("memory.events", "memory.oom_control")]
     return Usage(
         memory_bytes=used[1] if used[0] is None else used[0],
         processes=_number(pids / "pids.current"),
-        oom_kills=max(events),
+        oom_kills=max(kills) if _came_to_its_bound(memory) else 0,
     )
+
+
+def _came_to_its_bound(memory: Path) -> bool:
+    """Whether a box has ever had no memory left; version 1 tells only how much it had at most."""
+    most = _number(memory / "memory.max_usage_in_bytes")
+    bound = _number(memory / "memory.limit_in_bytes")
+    if most is None or bound is None:
+        return _field(memory / "memory.events", "oom") > 0
+    return most > bound - LARGEST_BYTES
 
 
 def folders_of(pid: int, root: Path = ROOT) -> dict[str, Path]:

@@ -29,6 +29,9 @@ from schemas.errors import WorkFailed
 
 LABEL = "rollcall.box"
 SHM_BYTES = 16 << 20
+WAITER = 65_533
+"""The user of the first process, and of nothing else: so no program of the box can have the kernel
+kill that one first where memory is short (`oom_score_adj`)."""
 
 
 class DockerBox(BoxCommands):
@@ -188,7 +191,7 @@ def _started(client: Any, image: str, ident: str, spec: Spec) -> tuple[int, list
             name=f"rollcall-box-{ident}",
             labels={LABEL: ident},
             hostname="box",
-            user=f"{USER}:{USER}",
+            user=f"{WAITER}:{WAITER}",
             working_dir=HOME,
             environment={},
             entrypoint=[],

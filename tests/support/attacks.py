@@ -67,7 +67,7 @@ def _py(name: str, claim: str, script: str, timeout_s: float = 30.0) -> Attack:
 
 
 def _beside(name: str, claim: str, script: str, beside: str) -> Attack:
-    return Attack(name, claim, script, python=True, beside=beside)
+    return Attack(name, claim, script, 120.0, python=True, beside=beside)
 
 
 def _connect(family: str, address: str, kind: str = "SOCK_STREAM") -> str:

@@ -146,6 +146,7 @@ def test_a_box_whose_first_process_is_gone_says_so_and_is_closed_all_the_same() 
         for pid in held_by(box.ident):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        until(lambda: not held_by(box.ident), 20, lambda: f"{held_by(box.ident)} run on")
         assert await program.wait() == -9
         with pytest.raises(WorkFailed) as died:
             await box.run(["true"])

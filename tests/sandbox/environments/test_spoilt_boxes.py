@@ -42,7 +42,19 @@ CLOSED = {
 }
 """What nobody but a box that isolates holds."""
 BOUND = BubblewrapDriver().enforces()["memory"] == "control group"
-SPOILS = {"memory is full": f"{FILL}; exit", "memory is full, without a word": FILL}
+FIRST = "for pid in 1 $$; do echo 1000 >/proc/$pid/oom_score_adj; done"
+HOLD = """python3 -c '
+import os
+kept = [os.memfd_create("x") for _ in range(9)]
+for fd in kept:
+    for _ in range(60): os.write(fd, bytes(1 << 20))
+'"""
+SPOILS = {
+    "memory is full": f"{FILL}; exit",
+    "memory is full, without a word": FILL,
+    "memory is full, and the first process is to go first": f"{FIRST}; {HOLD}; {FILL}; exit",
+}
+"""In the last one the kernel is told to kill the first process of the box, or the shell, first."""
 
 
 def usable(kind: str) -> str:

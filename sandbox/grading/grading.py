@@ -270,9 +270,8 @@ class Grading:
             raise NoRunner(msg) from error
 
     def _plan(self, command: PytestCommand) -> WitnessPlan:
-        return witness_plan(
-            self.verifier, command, self.workdir, self.tests, self.reference.output_bytes
-        )
+        named, most = self.guarded.test_files, self.reference.output_bytes
+        return witness_plan(self.verifier, command, self.workdir, self.tests, named, most)
 
     async def _by_witness(self, plan: WitnessPlan) -> TestLog | Verdict:
         """Run pytest under a supervisor."""

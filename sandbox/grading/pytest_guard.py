@@ -1,39 +1,75 @@
 """Watches, within the interpreter of the tests, that pytest and the tests are what they were.
 
-A part of the witness's program: its text stands before that of `pytest_witness`, and nothing else
-of ours is there. A guard begins when pytest is imported and the tree cannot be found yet. A test's
-function must be one that its file makes, in a module of that file whose imported names and builtins
-are those of the start. Functions and classes of pytest, pluggy and unittest must stay what they
-were, and no plugin of the code under test may decide on an outcome.
+A part of the witness's program: its text stands between those of `pytest_files` and
+`pytest_witness`, and nothing else of ours is there. A guard begins when pytest is imported and the
+tree cannot be found yet. A test's function must be the one that stands where its name says in its
+file, in a module of that file which holds what it held when it had been run. Beside the tests to
+mend, functions and classes of pytest, pluggy and unittest must be what they were, each item of a
+known class with the parameters and fixtures that it was collected with, and every hook that decides
+on an outcome of an installed plugin or of a `conftest.py` of the tree.
 """
 
 from __future__ import annotations
 
-import ast
-import builtins
+import gc
 import hashlib
+import inspect
+import os
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-RUNNERS = ("_pytest", "pytest", "pluggy", "unittest", "__main__")
-"""Packages that decide what becomes of a test."""
+if TYPE_CHECKING:
+    from sandbox.grading.pytest_files import RUNNERS, TestFile, function_of, place_of, seen
+# The text of pytest_files stands before this one where it is run.
+
 MOST_SAID = 3
-OWN_METHODS = ("runtest", "setup", "teardown", "repr_failure")
-"""An item has these by its class, and none of its own."""
+PHASES = ("setup", "call", "teardown")
 DECIDING = (
     "pytest_runtest_protocol", "pytest_runtest_call", "pytest_runtest_makereport",
     "pytest_runtest_logreport", "pytest_pyfunc_call",
 )  # fmt: skip
-MOST_BEHIND = 64
-"""So many callables are looked through for the function of a test."""
+PATCHED = ("open", "input", "print", "__import__")
+"""Builtins that fixtures of whole modules exchange; these are compared at the end alone."""
+
+
+class Installed:
+    """The code that was there before the tree could be found."""
+
+    def __init__(self) -> None:
+        self._spaces = {id(vars(each)) for each in list(sys.modules.values())}
+        self._kept = [each for each in gc.get_objects() if isinstance(each, types.FunctionType)]
+        self._codes: dict[int, types.CodeType] = {}
+        for function in self._kept:
+            self._gather(function.__code__)
+        self._items = set(subclasses(sys.modules["_pytest.nodes"].Item))
+
+    def _gather(self, code: types.CodeType) -> None:
+        if id(code) not in self._codes:
+            self._codes[id(code)] = code
+            for inner in code.co_consts:
+                if isinstance(inner, types.CodeType):
+                    self._gather(inner)
+
+    def has(self, function: types.FunctionType) -> bool:
+        return id(function.__globals__) in self._spaces and id(function.__code__) in self._codes
+
+    def has_item(self, kind: type) -> bool:
+        return kind in self._items
+
+
+def subclasses(kind: type) -> Iterator[type]:
+    yield kind
+    below: list[type] = kind.__subclasses__()
+    for each in below:
+        yield from subclasses(each)
 
 
 class Parts:
     """The functions and classes of modules, each by what it is and what it does."""
 
-    def __init__(self, modules: Iterable[str]) -> None:
+    def __init__(self, modules: Iterable[str], installed: Installed) -> None:
         self._parts: list[tuple[str, Mapping[str, Any], str, tuple[Any, int, int]]] = []
         self._classes: list[tuple[str, Mapping[str, Any], frozenset[str]]] = []
         self._known: set[int] = set()
@@ -41,7 +77,7 @@ class Parts:
         for name in modules:
             for key, value in list(vars(sys.modules[name]).items()):
                 self._take(name, vars(sys.modules[name]), key, value)
-        self._installed = {id(vars(each)) for each in list(sys.modules.values())}
+        self._installed = installed
 
     def _take(self, name: str, space: Mapping[str, Any], key: str, value: Any) -> None:
         if isinstance(value, type) and id(value) not in self._known:
@@ -54,9 +90,11 @@ class Parts:
         if callable(value) or isinstance(value, tuple):
             self._parts.append((f"{name}.{key}", space, key, seen(value)))
 
-    def changed(self) -> Iterator[str]:
+    def changed(self, but: Iterable[str] = ()) -> Iterator[str]:
         """The parts that are not what they were."""
         for name, space, key, was in self._parts:
+            if key in but:
+                continue
             now = space.get(key)
             if (now is not was[0] or seen(now) != was) and not is_legacy(name, now):
                 yield name
@@ -64,18 +102,8 @@ class Parts:
             for key in list(members):
                 function = None if key in known else function_of(members[key])
                 # What a plugin adds when it is configured was installed before.
-                if function and not self.has_installed(function):
+                if function and not self._installed.has(function):
                     yield f"{name}.{key}"
-
-    def has_installed(self, function: types.FunctionType) -> bool:
-        """Whether a function is of a module that was there before the tree could be found."""
-        return id(function.__globals__) in self._installed
-
-
-def function_of(value: Any) -> types.FunctionType | None:
-    """The function behind a member of a class; None for anything else."""
-    value = getattr(value, "__func__", getattr(value, "fget", value))
-    return value if isinstance(value, types.FunctionType) else None
 
 
 def is_legacy(name: str, value: Any) -> bool:
@@ -86,96 +114,30 @@ def is_legacy(name: str, value: Any) -> bool:
     return known and function is not None and function.__name__ == named
 
 
-def seen(value: Any) -> tuple[Any, int, int]:
-    """A value, and which code and which defaults its function has."""
-    function = function_of(value)
-    return value, id(getattr(function, "__code__", 0)), id(getattr(function, "__defaults__", 0))
+class Collected:
+    """What a test to mend was collected with: its parameters and its fixtures."""
 
+    def __init__(self, item: Any) -> None:
+        self.item = item
+        self._parameters = dict(self._now())
+        fixtures = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+        self._fixtures = {
+            name: [(each, seen(each.func)) for each in fixtures[name]] for name in fixtures
+        }
 
-class TestFile:
-    """One file of the reference's tests, as pytest compiles and runs it."""
+    def _now(self) -> Mapping[str, Any]:
+        return getattr(getattr(self.item, "callspec", None), "params", {})
 
-    __test__ = False
-
-    def __init__(self, source: bytes, code: types.CodeType) -> None:
-        self._codes: dict[str, list[types.CodeType]] = {}
-        self._gather(code)
-        self._imports = imports(source)
-        self._spaces: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        """The names of each of its modules, and what it imported."""
-
-    def _gather(self, code: types.CodeType) -> None:
-        for each in code.co_consts:
-            if isinstance(each, types.CodeType):
-                self._codes.setdefault(each.co_name, []).append(each)
-                self._gather(each)
-
-    def ran(self, space: dict[str, Any]) -> None:
-        """Note a module of this file that has just been run."""
-        self._spaces.append((space, {name: space[name] for name in self._imports if name in space}))
-
-    def complaint(self, function: Any, name: str) -> str:
-        """What is wrong with the function of a test; empty where nothing is."""
-        made = self._codes.get(name)
-        if not made:
-            return ""  # it was made while the file ran, or is inherited from another file
-        for each in behind(function):
-            if any(each.__code__ is code for code in made):
-                return self._of_space(each)
-        return "is not the function that its file makes"
-
-    def _of_space(self, function: types.FunctionType) -> str:
-        for space, imported in self._spaces:
-            if function.__globals__ is not space:
-                continue
-            if space.get("__builtins__") not in (builtins, vars(builtins)):
-                return "has builtins of its own"
-            if space.get("@py_builtins", builtins) is not builtins or "AssertionError" in space:
-                return "has assertions of its own"
-            changed = [name for name in imported if space.get(name) is not imported[name]]
-            return f"had {changed[0]} exchanged" if changed else ""
-        return "runs in a module that is not its file's"
-
-
-def behind(function: Any) -> Iterator[types.FunctionType]:
-    """A function, and those that its decorators hold."""
-    found: list[Any] = [function]
-    known: list[Any] = []
-    while found and len(known) < MOST_BEHIND:
-        each = found.pop(0)
-        each = getattr(each, "__func__", each)
-        if not callable(each) or any(each is other for other in known):
-            continue
-        known.append(each)
-        if isinstance(each, types.FunctionType):
-            yield each
-            found += [cell.cell_contents for cell in each.__closure__ or () if is_filled(cell)]
-        found += [getattr(each, name) for name in ("__wrapped__", "func") if hasattr(each, name)]
-        found.append(getattr(getattr(each, "hypothesis", None), "inner_test", None))
-
-
-def is_filled(cell: Any) -> bool:
-    """Whether a closure's cell holds anything."""
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
-
-
-def imports(source: bytes) -> set[str]:
-    """The names that a file binds by imports, and by nothing else."""
-    bound, other = set(), set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            bound |= {each.asname or each.name.partition(".")[0] for each in node.names}
-        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            other.add(node.id)
-        elif isinstance(node, ast.Global):
-            other |= set(node.names)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            other.add(node.name)
-    return bound - other
+    def complaint(self, installed: Installed) -> str:
+        now, was = self._now(), self._parameters
+        if now.keys() != was.keys() or any(now[name] is not was[name] for name in was):
+            return "has other parameters than its file gives it"
+        for name, known in self._fixtures.items():
+            for fixture, func in known:
+                wrapper = function_of(fixture.func)
+                if seen(fixture.func) != func and not (wrapper and installed.has(wrapper)):
+                    return f"has a fixture {name} of another function"
+        return ""
 
 
 class Guard:
@@ -188,6 +150,12 @@ class Guard:
         """Tests beside which all parts are compared."""
         self._tree = tree
         self._files: dict[str, TestFile] = {}
+        self._collected: dict[str, Collected] = {}
+        self._looked: set[tuple[str, str]] = set()
+        self._lent: list[Any] = []
+        """Hooks that a `conftest.py` had when it had just been run."""
+        self._calls: tuple[Any, ...] = ()
+        self._rewrites = False
         self._traced = sys.gettrace(), sys.getprofile()
         self._wrong: list[str] = []
 
@@ -198,7 +166,13 @@ class Guard:
         if hasattr(rewrite, "_rewrite_test") and hasattr(rewrite, "_read_pyc"):
             self._follow(rewrite)
         names = [name for name in list(sys.modules) if name.partition(".")[0] in RUNNERS]
-        self._parts, self._builtins = Parts(names), Parts(["builtins"])
+        self._installed = Installed()
+        self._parts = Parts(names, self._installed)
+        self._builtins = Parts(["builtins"], self._installed)
+
+    def begin_again(self) -> None:
+        """Expect another plugin manager, where the first one did not come to any test."""
+        self._calls = ()
 
     def _follow(self, rewrite: Any) -> None:
         compile_, run = rewrite._rewrite_test, rewrite.AssertionRewritingHook.exec_module
@@ -209,10 +183,12 @@ class Guard:
             return stat, code
 
         def run_and_note(hook: Any, module: types.ModuleType) -> None:
+            self._rewrites = True
             run(hook, module)
             file = self._files.get(str(getattr(module.__spec__, "origin", "")))
             if file:
                 file.ran(vars(module))
+                self._lent += [vars(module).get(name) for name in DECIDING]
 
         rewrite._rewrite_test = compile_and_note
         rewrite.AssertionRewritingHook.exec_module = run_and_note
@@ -231,36 +207,93 @@ class Guard:
         """A path as it is named below the tree, if it is."""
         return path[len(self._tree) :] if path.startswith(self._tree) else path
 
-    def registered(self, plugin: Any) -> None:
+    def registered(self, plugin: Any, manager: Any) -> None:
         """Note a plugin of the code under test that has a word in what becomes of tests."""
-        if str(getattr(plugin, "__file__", "")).endswith("/conftest.py"):
-            return
+        self._calls = self._calls or called_by(manager)
         for name in DECIDING:
-            function = function_of(getattr(plugin, name, None))
-            if function and not self._parts.has_installed(function):
+            hook = inspect.getattr_static(plugin, name, None)
+            if hook is not None and not self._is_trusted(hook, plugin):
                 who = getattr(plugin, "__name__", type(plugin).__name__)
                 self._say(f"{name}, which {who} has")
                 return
 
-    def look(self, item: Any) -> None:
-        """Look at a test, and closely at some: before its setup, before its call, after it."""
-        if item.nodeid in self._closely:
-            self._look_closely(item)
-        file = self._files.get(str(getattr(item, "path", None) or item.fspath))
-        function = getattr(item, "obj", None)
-        if file and function is not None:
-            name = getattr(item, "originalname", None) or item.name.partition("[")[0]
-            wrong = file.complaint(function, name)
-            if wrong:
-                self._say(f"{item.nodeid} {wrong}")
+    def _is_trusted(self, hook: Any, plugin: Any) -> bool:
+        """Whether a hook is of an installed plugin, or of a file of the reference's."""
+        function = function_of(hook)
+        if function is None:
+            return False
+        if self._installed.has(function) or any(function is function_of(e) for e in self._lent):
+            return True
+        path = str(getattr(plugin, "__file__", ""))
+        if not self._rewrites:  # so no file's code is known
+            return path in self._digests
+        return any(file.makes(function) for file in self._files.values())
 
-    def _look_closely(self, item: Any) -> None:
-        for name in OWN_METHODS:
-            if name in vars(item):
-                self._say(f"{item.nodeid} has a {name} of its own")
+    def collected(self, item: Any) -> None:
+        """Remember what a test to mend has when it is collected."""
+        if item.nodeid in self._closely:
+            self._collected.setdefault(item.nodeid, Collected(item))
+
+    def look(self, item: Any, phase: str) -> None:
+        """Look at a test, and closely at some: before its setup, before its call, after it."""
+        self._looked.add((item.nodeid, phase))
+        if item.nodeid in self._closely:
+            self._look_closely(item, phase)
+        path, place = place_of(item.nodeid)
+        file = self._files.get(self._tree + path)
+        if file is None and self._rewrites and self._tree + path in self._digests:
+            self._say(f"{item.nodeid} was not loaded from its file")
+        function = getattr(item, "obj", None)
+        if file is None or function is None:
+            return
+        wrong = file.complaint(function, place)
+        plain = function_of(function)
+        if not wrong and not file.stands_at(function, place):
+            wrapped = plain is not None and self._installed.has(plain)
+            wrong = "" if wrapped else "is not the function that its file makes"
+        if wrong:
+            self._say(f"{item.nodeid} {wrong}")
+
+    def _look_closely(self, item: Any, phase: str) -> None:
+        who = item.nodeid
+        for each in (item, item.session, item.config, item.config.pluginmanager):
+            self._say(*(f"{who} has a {name} of its own" for name in shadowing(each)))
+        if not self._is_known(type(item)):
+            self._say(f"{who} is an item of another class")
         if (sys.gettrace(), sys.getprofile()) != self._traced:
-            self._say(f"{item.nodeid} is traced")
+            self._say(f"{who} is traced")
+        if called_by(item.config.pluginmanager) != self._calls:
+            self._say("hooks are called by another function")
+        for name in DECIDING:
+            for each in getattr(item.config.hook, name).get_hookimpls():
+                if not self._is_trusted(each.function, each.plugin):
+                    self._say(f"{name}, which {each.plugin_name} has")
+        if phase == "setup":
+            collected = self._collected.get(who)
+            if collected is None or collected.item is not item:
+                self._say(f"{who} was not collected")
+            else:
+                wrong = collected.complaint(self._installed)
+                self._say(*([f"{who} {wrong}"] if wrong else []))
+            self._say(*self._builtins.changed(PATCHED))
         self._say(*self._parts.changed())
+
+    def _is_known(self, kind: type) -> bool:
+        """Whether a class of items is installed, or made by a file of the reference's."""
+        if self._installed.has_item(kind) or not self._rewrites:
+            return True
+        functions = [each for each in map(function_of, vars(kind).values()) if each]
+        made = all(any(f.makes(each) for f in self._files.values()) for each in functions)
+        return (
+            bool(functions)
+            and made
+            and all(self._is_known(e) for e in kind.__bases__ if e is not object)
+        )
+
+    def reported(self, test: str, phase: str) -> None:
+        """Note that a phase of a test has passed, which is to be looked at by then."""
+        if test in self._closely and phase in PHASES and (test, phase) not in self._looked:
+            self._say(f"{test} was not looked at")
 
     def _say(self, *what: str) -> None:
         for each in what:
@@ -271,3 +304,31 @@ class Guard:
         """Everything that was not as it must be."""
         self._say(*self._parts.changed(), *self._builtins.changed())
         return self._wrong
+
+
+def called_by(manager: Any) -> tuple[Any, ...]:
+    """By which functions a plugin manager calls the hooks that decide."""
+    callers = [getattr(manager.hook, name, None) for name in DECIDING]
+    how = [getattr(each, "_hookexec", None) for each in callers]
+    return (getattr(manager, "_inner_hookexec", None), *callers, *how)
+
+
+def shadowing(thing: Any) -> Iterator[str]:
+    """The methods of its class that an object has of its own."""
+    for name in getattr(thing, "__dict__", {}):
+        if isinstance(inspect.getattr_static(type(thing), name, None), types.FunctionType):
+            yield name
+
+
+def kept_files(tree: str, named: Iterable[str]) -> dict[str, str]:
+    """By absolute path the sha256 of each `conftest.py` of the tree, and of named files."""
+    found = [os.path.join(tree, name) for name in named]
+    for directory, folders, names in os.walk(tree):
+        folders[:] = [each for each in folders if each not in (".git", "node_modules")]
+        found += [os.path.join(directory, name) for name in names if name == "conftest.py"]
+    digests = {}
+    for path in found:
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                digests[path] = hashlib.sha256(file.read()).hexdigest()
+    return digests

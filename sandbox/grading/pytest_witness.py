@@ -32,7 +32,8 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sandbox.grading.pytest_guard import RUNNERS, Guard
+    from sandbox.grading.pytest_files import RUNNERS
+    from sandbox.grading.pytest_guard import Guard, kept_files
 # The text of pytest_guard stands before this one where it is run.
 
 LOADED = ("_pytest.assertion.rewrite", "unittest.case")
@@ -61,8 +62,11 @@ class Witness:
         while line:
             line = line[os.write(self._reports, line) :]
 
-    def pytest_plugin_registered(self, plugin: Any) -> None:
-        self._guard.registered(plugin)
+    def pytest_plugin_registered(self, plugin: Any, manager: Any) -> None:
+        self._guard.registered(plugin, manager)
+
+    def pytest_itemcollected(self, item: Any) -> None:
+        self._guard.collected(item)
 
     def pytest_collection_finish(self, session: Any) -> None:
         if self._only:
@@ -71,13 +75,13 @@ class Witness:
         self.tell("collected", [item.nodeid for item in session.items])
 
     def pytest_runtest_setup(self, item: Any) -> None:
-        self._guard.look(item)
+        self._guard.look(item, "setup")
 
     def pytest_runtest_call(self, item: Any) -> None:
-        self._guard.look(item)
+        self._guard.look(item, "call")
 
     def pytest_runtest_teardown(self, item: Any) -> None:
-        self._guard.look(item)
+        self._guard.look(item, "teardown")
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
         if call.excinfo is not None and isinstance(call.excinfo.value, ASKED):
@@ -87,6 +91,8 @@ class Witness:
     def pytest_runtest_logreport(self, report: Any) -> None:
         expected = hasattr(report, "wasxfail")
         phase = "subtest" if hasattr(report, "context") else report.when
+        if report.outcome == "passed":
+            self._guard.reported(report.nodeid, phase)
         where = self._raised.pop((report.nodeid, report.when), "")
         self.tell("test", report.nodeid, phase, report.outcome, expected, where)
 
@@ -189,15 +195,17 @@ def hooks_in_order(hookimpl: Any) -> None:
     for hook in ("runtest_logreport", "runtest_setup", "runtest_call", "runtest_makereport"):
         hookimpl(tryfirst=True)(getattr(Witness, f"pytest_{hook}"))
     hookimpl(tryfirst=True)(Witness.pytest_collection_finish)
+    hookimpl(tryfirst=True)(Witness.pytest_itemcollected)
     hookimpl(trylast=True)(Witness.pytest_runtest_teardown)
 
 
-def run_tests(argv: list[str], witness: Witness) -> int:
+def run_tests(argv: list[str], witness: Witness, guard: Guard) -> int:
     """Run the tests; without the tree's own options where one of them is not known here."""
     import pytest
 
     code = int(pytest.main([*argv], plugins=[witness]))  # it writes into the list
     if code == USAGE and not witness.has_begun():
+        guard.begin_again()
         code = int(pytest.main([*argv, "-o", "addopts="], plugins=[witness]))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -234,7 +242,8 @@ def main(plan: dict[str, Any]) -> None:
     sys.path[:] = [path for path in sys.path if path]
     os.set_inheritable(plan["reports"], False)
     tree = os.path.realpath(plan["cwd"])
-    digests = {os.path.join(tree, name): digest for name, digest in plan["digests"].items()}
+    digests = kept_files(tree, plan["named"])
+    digests |= {os.path.join(tree, name): digest for name, digest in plan["digests"].items()}
     guard = Guard(digests, plan["closely"], f"{tree}/")
     witness = Witness(plan["reports"], plan["token"], guard)
     try:
@@ -261,7 +270,7 @@ def main(plan: dict[str, Any]) -> None:
     words += [IN_THIS_PROCESS[module] for module in plugins if module in IN_THIS_PROCESS]
     fork_for(plan["alone"], witness)
     run_late(late)
-    code = run_tests([*plan["argv"], *words], witness)
+    code = run_tests([*plan["argv"], *words], witness, guard)
     if plan["controls"]:
         run_controls(plan["place"], plan["controls"], witness)
     witness.tell("end", code, witness.failures(), guard.end())

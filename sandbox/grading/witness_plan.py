@@ -4,11 +4,11 @@ import hashlib
 import inspect
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sandbox import process_tree
-from sandbox.grading import pytest_guard, pytest_witness, supervisor
+from sandbox.grading import pytest_files, pytest_guard, pytest_witness, supervisor
 from sandbox.grading.controls import Controls
 from sandbox.grading.pytest_command import PytestCommand
 from sandbox.tasks.verifier import Verifier
@@ -26,6 +26,8 @@ class WitnessPlan:
     workdir: str
     tests: Mapping[str, bytes]
     """The reference's files, by path below the work directory."""
+    named: Collection[str]
+    """Files that tests are named by, which a patch cannot change."""
     output_bytes: int
     nonce: str
     token: str
@@ -51,7 +53,7 @@ class WitnessPlan:
             "timeout_s": self.verifier.timeout_sec,
             "output_bytes": self.output_bytes,
             "env": given,
-            "program": program(pytest_guard, pytest_witness),
+            "program": program(pytest_files, pytest_guard, pytest_witness),
             "controls": control,
             "witness": {
                 "token": self.token,
@@ -61,6 +63,7 @@ class WitnessPlan:
                 "argv": argv,
                 "digests": {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()},
                 "closely": self.verifier.fail_to_pass,
+                "named": sorted(self.named),
                 "alone": alone,
                 "controls": [name for name in control if name.endswith(".py")],
             },
@@ -74,11 +77,12 @@ def witness_plan(
     command: PytestCommand,
     workdir: str,
     tests: Mapping[str, bytes],
+    named: Collection[str],
     output_bytes: int,
 ) -> WitnessPlan:
     """A plan with a nonce and a token of its own."""
     drawn = secrets.token_hex(16), secrets.token_hex(16)
-    return WitnessPlan(verifier, command, workdir, tests, output_bytes, *drawn)
+    return WitnessPlan(verifier, command, workdir, tests, named, output_bytes, *drawn)
 
 
 def program(*modules: object) -> str:

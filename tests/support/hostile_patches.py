@@ -15,6 +15,8 @@ class Attack:
     says: str
     files: dict[str, str]
     without: tuple[str, ...] = ()
+    mend: str = ""
+    """The test that it wants, of `tests.support.hostile_hooks.LATER`."""
 
 
 def at_import(text: str) -> dict[str, str]:

@@ -19,10 +19,21 @@ from sandbox.grading.grading import grade
 from sandbox.grading.reference import Reference
 from sandbox.grading.verdict import Verdict
 from tests.support.bare_interpreter import SYSTEMS, bare_interpreter, usable
+from tests.support.hostile_hooks import (
+    BUILTIN,
+    CLASS,
+    CONSTANT,
+    FIXTURE,
+    HELPER,
+    HOOKS,
+    LATER,
+    PARAMETERS,
+)
 from tests.support.hostile_patches import LEFT_OUT, RUNS, SLEEP, at_import
 from tests.support.processes_left import running
 from tests.support.tiny_package import TESTS, Patches, reference, tar_of
 
+ATTACKS = {**RUNS, **LEFT_OUT, **HOOKS}
 BOUND = BubblewrapDriver().enforces()["memory"] == "control group"
 
 
@@ -55,27 +66,37 @@ class Judge:
         box.close = noted  # type: ignore[method-assign]
         return box
 
-    async def grade(self, patch: bytes, **fields: object) -> Verdict:
-        return await grade(self.open, self.reference(**fields), patch)
+    def wanting(self, test: str) -> Reference:
+        """The reference of an attack that wants a test of `LATER`, else the tiny package's."""
+        if not test:
+            return self.reference()
+        kept = ("tests/test_first.py::test_same", "tests/test_later.py::test_same")
+        given = self.reference(fail_to_pass=(test,), pass_to_pass=kept)
+        return replace(given, tests=tar_of(LATER))
 
     def once(self, patch: bytes, **fields: object) -> Verdict:
         """Grade; nothing may be left."""
         return self.all({"": patch}, **fields)[""]
 
     def all(self, patches: Mapping[str, bytes], **fields: object) -> dict[str, Verdict]:
-        """Grade several, two at once; nothing may be left."""
+        """Grade several; nothing may be left."""
+        given = self.reference(**fields)
+        return self.each({name: (given, patch) for name, patch in patches.items()})
+
+    def each(self, work: Mapping[str, tuple[Reference, bytes]]) -> dict[str, Verdict]:
+        """Grade several, each by its reference, two at once; nothing may be left."""
 
         async def whole() -> dict[str, Verdict]:
             two = asyncio.Semaphore(2)
 
-            async def one(patch: bytes) -> Verdict:
+            async def one(given: Reference, patch: bytes) -> Verdict:
                 async with two:
-                    return await self.grade(patch, **fields)
+                    return await grade(self.open, given, patch)
 
-            verdicts = await asyncio.gather(*map(one, patches.values()))
+            verdicts = await asyncio.gather(*(one(*each) for each in work.values()))
             found = set(await driver(self.kind).found())
             assert not found & {box.ident for box in self.opened}
-            return dict(zip(patches, verdicts, strict=True))
+            return dict(zip(work, verdicts, strict=True))
 
         verdicts = asyncio.run(whole())
         assert self.opened == self.closed or set(self.opened) == set(self.closed)
@@ -101,18 +122,30 @@ def patches(tmp_path_factory: pytest.TempPathFactory) -> Patches:
 def verdicts(judge: Judge, patches: Patches) -> dict[str, Verdict]:
     """Of all hostile patches."""
     made = {
-        name: patches.of(attack.files, without=attack.without)
-        for name, attack in {**RUNS, **LEFT_OUT}.items()
+        name: (judge.wanting(attack.mend), patches.of(attack.files, without=attack.without))
+        for name, attack in ATTACKS.items()
     }
-    return judge.all(made)
+    return judge.each(made)
 
 
-@pytest.mark.parametrize("name", [*RUNS, *LEFT_OUT])
+@pytest.mark.parametrize("name", ATTACKS)
 def test_a_hostile_patch_earns_nothing(verdicts: dict[str, Verdict], name: str) -> None:
-    verdict, attack = verdicts[name], {**RUNS, **LEFT_OUT}[name]
+    verdict, attack = verdicts[name], ATTACKS[name]
 
     assert (verdict.code, verdict.resolved) == (attack.code, False)
     assert attack.says in verdict.reason
+
+
+def test_there_are_many_kinds_of_them() -> None:
+    assert len(ATTACKS) >= 60
+
+
+@pytest.mark.parametrize("test", [HELPER, CONSTANT, BUILTIN, PARAMETERS, FIXTURE, CLASS])
+def test_what_hostile_patches_want_is_there_for_the_right_one(
+    judge: Judge, patches: Patches, test: str
+) -> None:
+    if judge.kind == "local":
+        assert judge.each({"": (judge.wanting(test), patches.gold())})[""].resolved
 
 
 def test_a_sleep_ends_with_its_time_and_leaves_nobody(judge: Judge, patches: Patches) -> None:

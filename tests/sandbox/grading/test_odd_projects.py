@@ -131,6 +131,10 @@ PROJECTS: Mapping[str, Project] = {
             "tests/helpers.py": "import pytest\n\n\n@pytest.fixture\ndef two():\n    return 2\n",
         },
     ),
+    "a plugin of the tree's own that makes reports": Project(
+        "addopts = -p tests.helpers", files={"tests/__init__.py": ""},
+        laid={"tests/__init__.py": "", "tests/helpers.py": REPORTS},
+    ),
     "other names of files": Project(
         "python_files = check_*.py", tests="", laid={"tests/check_sums.py": HEAD + ADDS + KEPT},
         mend=("tests/check_sums.py::test_it",), keep=("tests/check_sums.py::test_kept",),

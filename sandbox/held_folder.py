@@ -5,7 +5,9 @@ What is not held any more was left behind, and is anybody's to remove.
 
 import fcntl
 import os
+import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +29,31 @@ def hold(directory: Path) -> int:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     return descriptor
+
+
+@contextmanager
+def scratch_folder(name: str) -> Iterator[Path]:
+    """Make a folder below the one for temporary files, and remove it in the end.
+
+    What killed ones have left is removed first. Raises OSError where another user has made the
+    folder of all of them.
+    """
+    above = Path(tempfile.gettempdir()) / f"rollcall-{name}-{os.getuid()}"
+    above.mkdir(0o700, exist_ok=True)
+    if above.is_symlink() or above.stat().st_uid != os.getuid():
+        msg = f"{above} is another user's; remove it, or set TMPDIR"
+        raise PermissionError(msg)
+    with locked(above):
+        for left in above.iterdir():
+            remove_unless_held(left)
+        folder = above / secrets.token_hex(8)
+        folder.mkdir(0o700)
+        held = hold(folder)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
 
 
 def remove_unless_held(directory: Path) -> None:

@@ -6,7 +6,9 @@ So whatever the user's configuration says of mirrors, certificates and proxies i
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from sandbox.tied_programs import run_tied
 from schemas.errors import Refused, Unavailable
 
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
@@ -15,14 +17,14 @@ AWAY = ("connection broken", "ConnectionError", "ProxyError", "Max retries excee
 LONGEST_S = 900.0
 
 
-def pip(command: str, *arguments: str, what: str) -> tuple[int, str]:
-    """The exit code and the words of one command; `what` is fetched. Raises Unavailable."""
+def pip(command: str, *arguments: str, what: str, scratch: Path) -> tuple[int, str]:
+    """The exit code and the words of one command; `what` is fetched. Raises Unavailable.
+
+    Its temporary files are in `scratch`, where a killed one leaves them.
+    """
     argv = [sys.executable, *PIP, command, *arguments]
     try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", check=False, timeout=LONGEST_S, umask=0o022,
-        )  # fmt: skip
+        done = run_tied(argv, scratch, LONGEST_S)
     except subprocess.TimeoutExpired as error:
         msg = f"{what} cannot be fetched: pip takes more than {LONGEST_S:g} s"
         raise Unavailable(msg) from error

@@ -9,7 +9,6 @@ import re
 import secrets
 import shutil
 import stat
-import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,10 +17,14 @@ import orjson
 
 from compose.services.artifacts import exclusive
 from sandbox.agents.shipped import POINTER, SHIPPED, Installed, installed
+from sandbox.tied_programs import run_tied
 from schemas.errors import Refused, Unavailable
 from schemas.names import hint, unknown
+from schemas.private_folders import make_private
 from schemas.whole_files import write_whole
 
+MAKING = ".making"
+"""Ends the name of the folder for temporary files of an install that is under way."""
 UNTRIED = "it was not tried after it was installed"
 PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input"]
 # What is imported is compiled then: most of what is installed never is.
@@ -72,6 +75,7 @@ def install(home: Path, name: str, wanted: tuple[str, ...]) -> tuple[Installed, 
     written to.
     """
     with exclusive(home / f"{name}.lock"):
+        _remove_half_made(home / name)
         there = installed(home, name)
         if there is not None and there.requirements == wanted:
             return there, False
@@ -79,10 +83,11 @@ def install(home: Path, name: str, wanted: tuple[str, ...]) -> tuple[Installed, 
         try:
             version = _fill(directory, name, wanted)
         except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
+            _remove_half_made(home / name)
             raise
         made = Installed(directory, version, wanted, UNTRIED)
         point_to(home, name, made)
+        shutil.rmtree(directory.with_suffix(MAKING))
         keep = {directory, there.directory if there else directory}
         for left in (home / name).iterdir():
             if left.is_dir() and left not in keep:  # workers may be at work in the last one
@@ -110,29 +115,26 @@ def size_bytes(directory: Path) -> int:
     return sum(each.st_size for each in found if stat.S_ISREG(each.st_mode))
 
 
+def _remove_half_made(folder: Path) -> None:
+    """Remove what an install has left that failed or was killed, with its temporary files."""
+    for scratch in folder.glob(f"*{MAKING}"):
+        shutil.rmtree(scratch.with_suffix(""), ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
 def _fill(directory: Path, name: str, wanted: tuple[str, ...]) -> str:
     """Return the version of the agent that is in there then; the pip that fills it is ours."""
-    made = _run([sys.executable, "-m", "venv", "--without-pip", str(directory)])
+    scratch = make_private(directory.with_suffix(MAKING))
+    made = run_tied([sys.executable, "-m", "venv", "--without-pip", str(directory)], scratch)
     if made.returncode:
         msg = f"no virtual environment can be made with {sys.executable}: {_last(made.stdout)}"
         raise Refused(msg)
     python = str(directory / "bin" / "python")
-    done = _run([sys.executable, *PIP, "--python", python, *INSTALL, *wanted])
+    done = run_tied([sys.executable, *PIP, "--python", python, *INSTALL, *wanted], scratch)
     if done.returncode:
         raise refusal(name, wanted[0], done.stdout)
     code = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
-    return _run([python, "-c", code, name]).stdout.strip()
-
-
-def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    return run_tied([python, "-c", code, name], scratch).stdout.strip()
 
 
 def refusal(name: str, requirement: str, said: str) -> Exception:

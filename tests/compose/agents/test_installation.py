@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,39 @@ def test_an_install_that_is_killed_or_fails_leaves_nothing_that_is_taken_for_one
     done = rollcall("agents", "install", "smolagents", cwd=tmp_path, **environment)
     assert "the package index does not answer" in refused(done)
     assert installed(home, "smolagents") is None
+    assert list((home / "smolagents").iterdir()) == []
+
+
+def test_what_a_killed_install_has_left_goes_with_the_next_that_has_nothing_to_do(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an agent, and an install of another version that is killed while pip is at work
+    offered(tmp_path, monkeypatch, "the end", "1.26.3")
+    name, wanted = requirements("smolagents")
+    there, _ = install(home, name, wanted)
+    command = [sys.executable, "-P", "-m", "compose.cli", "agents", "install", "smolagents==1.2"]
+    environment = {**os.environ, "ROLLCALL_CACHE_DIR": str(tmp_path / "cache")}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
+        assert holds_within(lambda: len(list(home.glob("smolagents/*/pyvenv.cfg"))) == 2, 60)
+        process.send_signal(signal.SIGKILL)
+    (left,) = home.glob("smolagents/*.making")
+
+    # Then nothing that it started goes on, and what it left is removed
+    assert holds_within(lambda: running_below(left.with_suffix("")) == [], 20)
+    assert install(home, name, wanted) == (there, False)
+    assert {path.name for path in (home / name).iterdir()} == {
+        there.directory.name, "installed.json",
+    }  # fmt: skip
+
+
+def running_below(directory: Path) -> list[str]:
+    """Command lines that name a directory."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            line = path.read_bytes().decode(errors="replace")
+            found += [line] if str(directory) in line else []
+    return found
 
 
 def test_what_pip_says_becomes_one_line_that_names_the_remedy() -> None:

@@ -1,0 +1,25 @@
+"""Programs that we wait for, that end with us however we end, and that leave no files elsewhere."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from sandbox import process_tree
+
+
+def run_tied(
+    argv: Sequence[str], scratch: Path, timeout_s: float | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Run a program with its temporary files in a folder; what it prints, errors among it.
+
+    It is killed when the calling thread ends. Raises OSError, subprocess.TimeoutExpired.
+    """
+    return subprocess.run(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, errors="replace", check=False, timeout=timeout_s, umask=0o022,
+        env={**os.environ, "TMPDIR": str(scratch)},
+        preexec_fn=partial(process_tree.tied_to, os.getpid(), signal.SIGKILL),
+    )  # fmt: skip

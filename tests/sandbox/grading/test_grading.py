@@ -1,6 +1,7 @@
 """Gradings that are none of the patch's fault, runners other than pytest, and what a task lacks."""
 
 import asyncio
+import math
 import shutil
 import sys
 import venv
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.boxes.box import Box, Ran, Spec, driver
-from sandbox.grading.grading import grade
+from sandbox.grading.grading import RUNS, grade, longest_s
 from sandbox.grading.reference import Reference, reference_of
 from sandbox.grading.verdict import Verdict
 from sandbox.tasks.harbor import read_task
@@ -239,6 +240,36 @@ def test_a_box_that_dies_is_no_verdict_and_is_closed(gold: bytes, lives: int) ->
 
     assert (raised.value.code, raised.value.retriable) == ("box_died", True)
     assert dying[0].closed
+
+
+@pytest.mark.parametrize(("within_s", "opened"), [(math.inf, 4), (RUNS * longest_s(120.0), 2)])
+def test_a_box_that_dies_with_the_patch_alone_is_its_doing_while_there_is_time(
+    gold: bytes, within_s: float, opened: int
+) -> None:
+    boxes: list[Box] = []
+
+    async def open_box(spec: Spec) -> Box:
+        boxes.append(await driver("local").open(spec))
+        with_patch = len(boxes) < opened
+        return Dying(boxes[-1], 3 if with_patch else 100)  # type: ignore[return-value]
+
+    verdict = asyncio.run(grade(open_box, reference(), gold, within_s=within_s))
+
+    assert (verdict.code, len(boxes)) == ("broken", opened)
+    assert f"({opened - 1} times)" in verdict.reason
+
+
+@pytest.mark.parametrize("code", ["box_unavailable", "box_died", "bad_config"])
+def test_a_box_that_cannot_be_had_gives_no_verdict(gold: bytes, code: str) -> None:
+    """No engine, no image, no name resolution, no room on its disk: what its driver says."""
+
+    async def open_box(spec: Spec) -> Box:
+        raise WorkFailed(code, "it cannot be had", retriable=code != "bad_config")
+
+    with pytest.raises(WorkFailed) as raised:
+        asyncio.run(grade(open_box, reference(), gold))
+
+    assert raised.value.code == code
 
 
 @pytest.mark.parametrize("lives", [0, 1, 2, 3])

@@ -167,12 +167,28 @@ for place in ("/dev/shm", "/tmp", "."):
         pass
 """
 BARRED = "import os; os.chmod('.', 0)"
+FIRST_TO_GO = (
+    "for who in ('1', 'self'):\n    try: open(f'/proc/{who}/oom_score_adj', 'w').write('1000')\n"
+    "    except OSError: pass\n"
+)
+FORKS = """\
+import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while True:
+    try:
+        if os.fork() == 0:
+            os.setsid()
+    except OSError:
+        signal.pause()
+"""
 SPOILERS = {
     "no memory is left": FILL,
+    "no memory is left, and what holds the box is to be killed first": FIRST_TO_GO + FILL,
+    "no memory is left to what forks until it may not": FORKS,
     "its directory is barred": BARRED,
     "and whoever runs it is killed": f"{BARRED}; os.kill(os.getppid(), 9); os._exit(0)",
 }
-SMALL = BoxLimits(memory_bytes=192 << 20, disk_bytes=128 << 20)
+SMALL = BoxLimits(memory_bytes=192 << 20, disk_bytes=128 << 20, processes=64)
 
 
 @pytest.mark.parametrize("name", SPOILERS)
@@ -183,9 +199,11 @@ def test_whose_code_breaks_the_box_that_judges_it_earns_nothing(
         pytest.skip(f"left out for want of control groups: box {judge.kind!r} without memory")
     patch = patches.of(at_import(SPOILERS[name]))
 
-    verdict = judge.once(patch, limits=SMALL if judge.kind == "bubblewrap" else BoxLimits())
+    small = SMALL if judge.kind == "bubblewrap" else BoxLimits()
+    verdict = judge.once(patch, limits=small, timeout_sec=20.0)
 
-    assert verdict.code in ("failed", "invalid", "killed", "out_of_memory", "box_spoilt")
+    codes = "failed", "invalid", "killed", "out_of_memory", "box_spoilt", "broken", "timeout"
+    assert verdict.code in codes
     assert not verdict.resolved
 
 

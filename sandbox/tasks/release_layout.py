@@ -10,7 +10,9 @@ from email.parser import HeaderParser
 from pathlib import Path
 
 FOLDERS = ("tests", "test", "testing")
-FILES = ("test_*.py", "*_test.py", "tests.py", "test.py")
+COLLECTED = ("test_*.py", "*_test.py")
+"""Files that pytest collects by itself."""
+FILES = (*COLLECTED, "tests.py", "test.py")
 DOCUMENTATION = ("docs", "doc")
 """No part of a gold patch: inventories and pictures are most of what a release changes."""
 BESIDE = frozenset((*FOLDERS, *DOCUMENTATION, "examples", "benchmarks", "build", "dist"))
@@ -23,7 +25,7 @@ def places_of_tests(release: Path) -> list[str]:
     """Folders and files of tests, below the release; empty where there are none."""
     for name in FOLDERS:
         if _has_tests(release / name):
-            return [name]
+            return _collected(release, Path(name))
     inside = [
         path.relative_to(release)
         for path in sorted(release.rglob("*"))
@@ -33,7 +35,16 @@ def places_of_tests(release: Path) -> list[str]:
     found = [path for path in inside if _has_tests(release / path)]
     found = [path for path in found if not any(other in path.parents for other in found)]
     files = sorted({path.name for pattern in FILES for path in release.glob(pattern)})
-    return [str(path) for path in found] or files
+    return [place for path in found for place in _collected(release, path)] or files
+
+
+def _collected(release: Path, folder: Path) -> list[str]:
+    """The folder, or its files where pytest would not look into those by their names."""
+    inside = [(release / folder).rglob(pattern) for pattern in COLLECTED]
+    if any(path.is_file() for found in inside for path in found):
+        return [str(folder)]
+    named = [path for pattern in FILES for path in (release / folder).rglob(pattern)]
+    return sorted(str(path.relative_to(release)) for path in named) or [str(folder)]
 
 
 def configuring(release: Path, places: list[str]) -> list[str]:

@@ -23,6 +23,7 @@ from sandbox.tasks.harbor import (
     TASK_FILE,
     TEST_FILES,
     TESTBED,
+    TEXT_BYTES,
     HarborTask,
     read_task,
 )
@@ -227,6 +228,10 @@ async def discovered(
     shutil.rmtree(mended / ".git")
     say(f"{pair.title}: running its tests, {RUNS} times with and without what it changes")
     after = await runs_of(box, mended, releases.command)
+    if (size := sum(len(test.encode()) for test in after.always)) > TEXT_BYTES:
+        msg = f"{pair.title} has {len(after.always):,} tests, whose names are {size:,} bytes; "
+        msg += f"{TASK_FILE} may have {TEXT_BYTES:,}"
+        raise Refused(msg)
     old = await runs_of(box, before, releases.command)
     if flaky := after.flaky | old.flaky:
         few = ", ".join(sorted(flaky)[:3])

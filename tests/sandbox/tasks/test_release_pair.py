@@ -114,6 +114,7 @@ PLACES = {
     "yet another": ("testing/test_tiny.py", "testing"),
     "a folder in the package": ("tiny/tests/test_tiny.py", "tiny/tests"),
     "one in a package below src": ("src/tiny/test/test_tiny.py", "src/tiny/test"),
+    "a file that pytest does not look for": ("tiny/tests/tests.py", "tiny/tests/tests.py"),
     "a single file": ("test_tiny.py", "test_tiny.py"),
     "a single file of tests": ("tiny_test.py", "tiny_test.py"),
 }

@@ -1,1 +1,1 @@
-"""What two processes must agree on: records, topics, codec, ids, errors, wire settings."""
+"""The contract between processes: records, topics, codec, ids, errors, wire settings."""

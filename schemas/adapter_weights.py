@@ -21,34 +21,34 @@ from schemas.weights import RawTensor, weights_digest
 KIND = "adapter.json"
 ADAPTER = "adapter"
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
-"""What the names of the two matrices end with."""
+"""Suffixes of the names of the two matrices."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterAbout:
-    """What an adapter says of itself."""
+    """The configuration of an adapter, as stored beside its weights."""
 
     base: str
     """`base_digest` of the weights beside which it stands."""
     rank: int
     alpha: float
     transposed: bool = False
-    """Whether adapted weights are [in, out], as GPT-2's are; peft's `fan_in_fan_out`."""
+    """True where adapted weights are [in, out], as GPT-2's are; peft calls it `fan_in_fan_out`."""
     kind: str = ADAPTER
 
     @property
     def scale(self) -> float:
-        """What the product of the two matrices is multiplied by."""
+        """The factor that the product of the two matrices is multiplied by."""
         return self.alpha / self.rank
 
     def tensor(self) -> RawTensor:
-        """As it lies in the weights file."""
+        """Return the form that is stored in the weights file."""
         data = orjson.dumps(asdict(self), option=orjson.OPT_SORT_KEYS)
         return RawTensor("U8", (len(data),), data)
 
     @classmethod
     def of(cls, tensors: Mapping[str, RawTensor]) -> Self | None:
-        """What weights say; None where they are a model's own. Raises WeightsDiffer."""
+        """Read it from weights; None for those of a whole model. Raises WeightsDiffer."""
         if KIND not in tensors:
             return None
         try:
@@ -67,7 +67,7 @@ class AdapterAbout:
 
 
 def base_digest(tensors: Mapping[str, RawTensor]) -> str:
-    """What a base is known by: the digest of its weights in float32, however they are kept."""
+    """Return the identity of a base model: a digest of its weights in float32."""
     widened = each_of(tensors, lambda name: _float32(tensors[name]))
     return weights_digest(widened, PREFIX)
 

@@ -1,4 +1,4 @@
-"""What was said lately, kept so that it can be said again: bounded by the memory that it takes."""
+"""A cache of recent answers, so that a retry gets the same answer; bounded by memory."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -14,7 +14,7 @@ _Kept = tuple[V, int, Hashable]
 KEPT_BYTES = 64 << 20
 OVERTAKEN_BYTES = 2 << 20
 ENTRY_BYTES = 400
-"""What a small message, its key and their place in the table take beside texts and bytes."""
+"""Memory of a small message, its key and their table entry, without texts and bytes."""
 
 
 class AnswerCache(Generic[V]):
@@ -106,7 +106,7 @@ def size_of(value: object) -> int:
 
 @cache
 def _weigher(kind: type) -> Callable[[Any], int]:
-    """What weighs a message by its texts and bytes; any other value as a whole."""
+    """Return a function that sizes a message by its texts and bytes, other values as a whole."""
     if not is_dataclass(kind):
         return lambda value: ENTRY_BYTES + getsizeof(value)
     texts = [f"size(m.{each.name})" for each in fields(kind) if each.type is str]

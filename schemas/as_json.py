@@ -40,7 +40,7 @@ def text_of(data: bytes | None) -> str | None:
 
 
 def _names_its_branch(avro: Any) -> bool:
-    """Whether the type is a union of records, and not that of one record or null."""
+    """Return True for a union of several records, False for one of one record and null."""
     return isinstance(avro, list) and avro[0] != "null"
 
 

@@ -1,4 +1,4 @@
-"""What an agent's process asks over HTTP and what it is told: the words that two groups share.
+"""The requests of an agent's process over HTTP and their replies, shared by two consumer groups.
 
 An ask is an observation, a reply is part of an action. Both are neutral: no vendor's names, one
 canonical form of messages (`Message` with parts joined, null = "", tool calls as in
@@ -61,14 +61,14 @@ class Ask:
     logprobs: bool = False
     token_ids: bool = False
     temperature: float | None = None
-    """What the agent wished; sampled is as the rollout's request says. As the two below, it has no
-    part in the name."""
+    """The value that the agent asked for; sampling follows the rollout's request. Like the two
+    below it is no part of the name."""
     top_p: float | None = None
     seed: int | None = None
     d: str = ""
     """Its name: 32 hexadecimal digits; made when it is not given."""
     own: "AskPrint | None" = field(default=None, compare=False, repr=False)
-    """What of it is remembered, where it is without its first messages."""
+    """The digests of the whole ask, where its first messages are left out."""
 
     def __post_init__(self) -> None:
         if not self.d:
@@ -76,7 +76,7 @@ class Ask:
 
     @property
     def count(self) -> int:
-        """How many messages it has."""
+        """The number of messages."""
         return len(self.messages)
 
     def sharing(self, known: Sequence["Ask"]) -> "Ask":
@@ -97,16 +97,16 @@ class Ask:
         return replace(self, messages=self.messages[same - self.left_out :], own=own)
 
     def without_words(self) -> "Ask":
-        """What of it is needed to answer it."""
+        """Return a copy without the texts, enough to answer it."""
         return replace(self, messages=(), text="", tools="")
 
     @property
     def left_out(self) -> int:
-        """How many of its first messages it is without."""
+        """The number of first messages that are left out."""
         return self.own.count - len(self.messages) if self.own else 0
 
     def value(self, like: "AskPrint | None" = None, same: int = 0) -> dict[str, Any]:
-        """As JSON knows values, told by its difference to an ask with which it shares so much.
+        """Return JSON values, as a difference to an ask whose first `same` messages it shares.
 
         It must not be without more than that.
         """
@@ -122,7 +122,7 @@ class Ask:
 
 @dataclass(slots=True)
 class AskPrint:
-    """What is to be remembered of an ask so that others can be told by their difference to it.
+    """The part of an ask that is kept so that later asks can be sent as a difference to it.
 
     A digest stands for each message. An agent sends all of its conversation with every ask: whoever
     tells asks need not hold it.
@@ -145,7 +145,7 @@ class AskPrint:
 
     @property
     def count(self) -> int:
-        """How many messages the ask has."""
+        """The number of messages of the ask."""
         return len(self.messages) // PRINT_BYTES
 
     def share(self, other: "AskPrint") -> None:
@@ -155,7 +155,7 @@ class AskPrint:
             self.messages = same
 
     def shared_messages(self, other: "AskPrint") -> int:
-        """How many of their first messages are the same."""
+        """Return the length of their common prefix."""
         some, others = self.messages, other.messages
         size = min(len(some), len(others))
         if some[:size] == others[:size]:
@@ -221,12 +221,12 @@ class Choice:
 
     text: str
     finish: str = "stop"
-    """As the engine said it: `stop`, `length`."""
+    """The engine's finish reason: `stop`, `length`."""
     tool_calls: str = ""
     """`schemas.tool_calls`."""
     sampled_tokens: Count = 0
     token_ids: tuple[int, ...] | None = None
-    """What was sampled, where the ask wanted it or the log-probabilities."""
+    """The sampled token ids, where the ask wanted them or the log-probabilities."""
     logprobs: tuple[float, ...] | None = None
     """Natural, of each sampled token, where the ask wanted them."""
     stopped_by: str = ""
@@ -235,14 +235,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """What the policy said to a model ask."""
+    """The answer of the policy to a model ask."""
 
     __pydantic_config__ = STRICT
 
     d: Digest
     choices: tuple[Choice, ...]
     id: str = ""
-    """Of the (first) command that was answered, hexadecimal."""
+    """The id of the (first) command that was answered, in hexadecimal."""
     at_ms: int = 0
     """The time of the journal's entry, so that telling it again gives the same bytes."""
     prompt_tokens: Count = 0
@@ -255,7 +255,7 @@ class ModelReply:
 
 @dataclass(frozen=True, slots=True)
 class StepReply:
-    """What the task's environment showed to a step ask, or that a finish ask was heard."""
+    """The observation for a step ask, or the acknowledgement of a finish ask."""
 
     __pydantic_config__ = STRICT
 
@@ -286,14 +286,14 @@ Reply = ModelReply | StepReply | ErrorReply
 
 @dataclass(frozen=True, slots=True)
 class AgentAction:
-    """What a program tells an agent's process: replies that are ready, and what is still open."""
+    """The message of a program to an agent's process: ready replies, and the asks that are open."""
 
     replies: tuple[Reply, ...]
     open: tuple[str, ...] = ()
     """Names of the asks that were heard and have no reply yet; one for each time it was asked."""
 
     def text(self) -> str:
-        """As an environment's action."""
+        """Serialise it as the action of an environment step."""
         replies = [_reply_value(reply) for reply in self.replies]
         return orjson.dumps({"replies": replies, "open": self.open}).decode()
 
@@ -422,7 +422,7 @@ def _closest(
 
 
 def shared_length(some: Sequence[Message], others: Sequence[Message]) -> int:
-    """How many of their first messages are the same."""
+    """Return the length of their common prefix."""
     both = min(len(some), len(others))
     if some[:both] == others[:both]:  # as a rule, and as a rule the very objects
         return both

@@ -25,7 +25,7 @@ Raises ValueError, IndexError or struct.error on bytes that are none; an end beh
 bytes says that they end early.
 """
 Check = Callable[[bytes, int], int]
-"""As `Read`, but nothing is built."""
+"""Like `Read`, but builds nothing."""
 Write = Callable[[Any, list[bytes]], None]
 """Adds the bytes of a message to a list, piece by piece.
 
@@ -139,7 +139,7 @@ class _Functions(Types):
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """What is written within is indented under a line."""
+        """Indent the lines that are written within under a head line."""
         self.write(head)
         self.depth += 1
         yield
@@ -230,7 +230,7 @@ class Readers(_Functions):
             self.write("n, i = number(d, i)", "n += n")
 
     def takes_bytes(self, avro: Avro, around: tuple[str, ...] = ()) -> bool:
-        """Whether every value of a type takes a byte at least."""
+        """Return True if every value of a type takes at least one byte."""
         kind, avro = self.kind(avro)
         if kind in ("record", "error"):
             inside = (*around, avro["name"])
@@ -301,13 +301,13 @@ class Writers(_Functions):
         self.pieces: list[str] = []
 
     def of(self, record: Avro) -> Write:
-        """What writes a whole record of a parsed schema."""
+        """Return a function that writes a whole record of a parsed schema."""
         with self.lock:
             write: Write = self.scope[self.function(record)]
         return write
 
     def part(self, fields: list[Avro]) -> Write:
-        """What writes nothing but some fields of a record."""
+        """Return a function that writes only some fields of a record."""
         with self.lock:
             self.define("part", {"fields": fields})
             write: Write = self.scope["part"]
@@ -353,7 +353,7 @@ class Writers(_Functions):
         self.pieces.append(f"{table}[{x}]")
 
     def union(self, branches: Avro, x: str) -> None:
-        """Of nothing or one other type, or of records, which are told apart by their class."""
+        """Write a union of null and one other type, or of records, which differ by class."""
         v = self.variable()
         self.write(f"{v} = {x}")
         if branches[0] == "null":

@@ -174,7 +174,7 @@ class _CythonFunctions(Types):
         )
 
     def union(self, branches: Avro) -> str:
-        """Of nothing or one other type, or of records, which are told apart by their class."""
+        """Write a union of null and one other type, or of records, which differ by class."""
         names = [self.of(branch) for branch in branches]
         one_of = enumerate(names)
         is_it = {name: f"type(x) is Class{name}" for name in names}

@@ -37,7 +37,7 @@ def number(d: bytes, i: int) -> tuple[int, int]:
 
 
 def length(d: bytes, i: int) -> tuple[int, int]:
-    """How long a text is, or how many items there are; each takes a byte, or there are too many."""
+    """Read the length of a text or the count of items; each takes at least one byte."""
     if not d[i] & 1 and 0 < d[i + 1] < 128 <= d[i]:
         n, i = d[i + 1] << 6 | (d[i] & 127) >> 1, i + 2
     else:
@@ -52,7 +52,7 @@ def length(d: bytes, i: int) -> tuple[int, int]:
 
 
 def block(d: bytes, i: int) -> tuple[int, int, int]:
-    """How many items a block has, where they begin, and where they end where it says so, else 0.
+    """Read the head of a block: count of items, their start, and their end if it is stated, else 0.
 
     A negative count is followed by the size of its items in bytes, as clients in Go write it.
     """

@@ -38,7 +38,7 @@ def schema_of(record: type) -> Schema:
 
 @cache
 def schema_text(record: type) -> str:
-    """What is registered: the schema with all it names in place, as compact JSON.
+    """Return the schema to register, with all named types inlined, as compact JSON.
 
     Keys are sorted, since fastavro leaves them in another order in every process.
     """
@@ -48,12 +48,12 @@ def schema_text(record: type) -> str:
 
 @cache
 def canonical(record: type) -> str:
-    """What fixes the bytes of a record; registries spell the rest their own way."""
+    """Return the parts of a schema that fix a record's bytes; registries may change the rest."""
     return str(to_parsing_canonical_form(schema_of(record)))
 
 
 def branch_name(avro: Avro) -> str:
-    """What fastavro calls one type of a union: records by their name, others by their kind."""
+    """Return fastavro's name of a branch of a union: a record's name, else the type's kind."""
     if isinstance(avro, dict):
         return str(avro["name"] if "name" in avro else avro["type"])
     return str(avro)

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 DIGITS = 19
-"""Of the largest offset that a log can have."""
+"""The digits of the largest offset that a log can have."""
 LARGEST = 2**63 - 1
 JSON_BYTES = 1_000_000
 
@@ -34,7 +34,7 @@ def base64_bytes(text: str) -> bytes | None:
 
 
 def inflated(data: bytes, most_bytes: int) -> bytes | None:
-    """What zlib compressed, where it is no more than `most_bytes` and whole."""
+    """Decompress zlib data; None if it is incomplete or larger than `most_bytes`."""
     unpacker = zlib.decompressobj()
     try:
         out = unpacker.decompress(data, most_bytes + 1)

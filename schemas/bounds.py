@@ -1,4 +1,4 @@
-"""What a request may ask for: the one check at every door, for our producers and for foreign ones.
+"""Bounds of a request: one check, used by our producers and for requests of other producers.
 
 What is refused names the field, what was found and what is allowed. The fold checks nothing of
 this: what was once started goes on by the rules that it was started under.
@@ -39,7 +39,7 @@ COUNTS = {
 """From and to, both included."""
 TIMES_S = ("limits.call_timeout_s", "limits.step_timeout_s", "limits.rollout_timeout_s")
 OPTIONAL_S = ("limits.open_timeout_s",)
-"""Where 0 stands for another one of them."""
+"""Limits whose value 0 means that another limit holds."""
 NAMES = (
     "rollout_id",
     "agent",

@@ -114,12 +114,12 @@ LIGHT: dict[type, Lighten] = {
         claim=claim,
     ),
 }
-"""Of each record that has a claim: the same without what is heavy."""
+"""For each record with a claim, a function that makes it without its heavy fields."""
 HOLDERS = {Event: "body", RolloutStarted: "request", RolloutRefused: "request"}
 HOLDERS |= {ScoredTrajectory: "trajectory"}
 """Records that have none, and the field whose record may have one."""
 BESIDE: dict[type, dict[str, Any]] = {ScoredTrajectory: {"token_scores": ()}}
-"""Of those the heavy fields that the light record leaves out besides."""
+"""Further heavy fields that the light record leaves out."""
 
 
 def lightened(message: Any, claim: Claim) -> Any:
@@ -134,7 +134,7 @@ def lightened(message: Any, claim: Claim) -> Any:
 
 
 def without_object(light: Any) -> Any:
-    """What a light record says whose object is lost; None where that is nothing.
+    """Return the content of a light record whose object is lost; None if it has none.
 
     A start of which only the request's name is left is that of a rollout that cannot be run: every
     reader of the journal comes to that, and the requests behind it are counted on.

@@ -78,7 +78,7 @@ NOT_A_SCHEMA = (
 
 
 class Registry(Protocol):
-    """Where schema ids come from. Ids are immutable, so whoever asks may keep the answer."""
+    """The source of schema ids. Ids are immutable, so callers may cache them."""
 
     def writer_id(self, topic: str, schema: str) -> int:
         """The id under which the topic's values are written.
@@ -93,12 +93,12 @@ class Registry(Protocol):
 
 
 class _WriterSchema(NamedTuple):
-    """How values of a record were written, under one schema id."""
+    """The schema of one id, by which values of a record were written."""
 
     schema: Schema
     check: avro_code.Check
     read: avro_code.Read | None
-    """Where the schema is our own."""
+    """Set if the schema is our own."""
 
 
 class Codec:
@@ -150,7 +150,7 @@ class Codec:
             return prefix + fastavro_values.write(message)
 
     def _light(self, topic: str, message: Any, value: bytes) -> bytes:
-        """What is written to the log in place of a whole value: most often that itself."""
+        """Return the bytes to write to the log for a whole value: most often those themselves."""
         objects = self.objects
         if objects is None or len(value) <= objects.above_bytes:
             return value
@@ -174,7 +174,7 @@ class Codec:
         return same
 
     def encode_around(self, topic: str, message: Any, field: str, value: bytes | None) -> bytes:
-        """As `encode`; `value` is the record that one field of the message was read from.
+        """Encode like `encode`; `value` is the record that one field of the message was read from.
 
         Its bytes are kept as they are where they were written with our own schema: for a
         trajectory that is eight times as fast as writing it again.
@@ -296,8 +296,8 @@ def _name(expected: type) -> str:
 def _read_schema(
     text: str, expected: type
 ) -> tuple[object, str, tuple[Schema, avro_code.Check, bool] | None]:
-    """What a schema is of, and its canonical form; its check, where that is expected itself, and
-    whether it is our own.
+    """Return a schema's record type and canonical form; for an expected type also its check, and
+    whether it is our own schema.
 
     Once in a process: the check is code that is written and compiled. Raises what is not a schema.
     """
@@ -330,7 +330,7 @@ def _resolved(value: bytes, written: _WriterSchema, expected: type) -> Any:
 
 
 def _whole(value: bytes, expected: type, read: avro_code.Read) -> Any:
-    """What is read from behind the prefix up to the last byte, no less and no more."""
+    """Read the value behind the prefix; it must end at the last byte."""
     try:
         message, end = read(value, PREFIX_BYTES)
     except LengthsDisagree:

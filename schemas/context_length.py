@@ -1,4 +1,4 @@
-"""How many positions of a model are used: engine and trainer must mean the same."""
+"""The number of positions of a model that are used; engine and trainer must agree on it."""
 
 from typing import Any
 

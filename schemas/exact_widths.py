@@ -1,4 +1,4 @@
-"""How wide a pass over a sequence is where trainer and engine are to agree to the bit.
+"""Widths of forward passes with which trainer and engine agree to the bit.
 
 A kernel adds in an order that depends on its shape, so two passes of different shapes differ in the
 last bits. Where a token is always computed in a pass over one row of one width, which its place

@@ -21,7 +21,7 @@ UNLESS_SINGLE = True
 """But not that of a record or null: to ask costs time, and not to ask fails where schemas differ
 (fastavro takes a name for a schema)."""
 NOT_WRITABLE = (KeyError, TypeError, ValueError, AttributeError, struct.error, OverflowError)
-"""What is raised on messages of wrong types."""
+"""Exceptions that fastavro raises on messages of wrong types."""
 
 
 def write(message: Any) -> bytes:
@@ -66,7 +66,7 @@ def message_of(datum: Any, avro: Avro) -> Any:
 
 
 def _datum(value: Any, avro: Avro) -> Any:
-    """What fastavro writes for a message, or for a value of one."""
+    """Return the value that fastavro writes for a message or one of its fields."""
     if value is None:
         return None
     if isinstance(avro, list):

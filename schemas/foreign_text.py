@@ -12,7 +12,7 @@ from schemas.interrupts import is_from_outside
 from schemas.rooms import ROOMS
 
 REASON_CHARS = 4000
-"""Of a reason so much is kept; it stands in every later record of its rollout."""
+"""The kept length of a reason; it is part of every later record of its rollout."""
 SHOWN_CHARS = 200
 BEYOND_ASCII = re.compile("[\x7f-\U0010ffff]")
 PLACE_CHARS = 80
@@ -60,7 +60,7 @@ def shown(value: object, show: Callable[[object], str] = repr, most: int = SHOWN
 
 
 def raised(error: BaseException, most: int = REASON_CHARS) -> str:
-    """What foreign code raised: its kind, what it says, and where it did so."""
+    """Describe an exception of user code: its type, message and place."""
     place = where(error)
     text = plain(f"{type(error).__name__}: {shown(error, str, most)}", most - len(place))
     return f"{text}{place}"

@@ -13,7 +13,7 @@ from schemas.ids import digest
 
 Headers = list[tuple[str, bytes]]
 UNREADABLE: Sequence[tuple[str, bytes]] = (("headers_unreadable", b"a header name is not UTF-8"),)
-"""What stands for the headers of a record whose client cannot tell them, one and all."""
+"""Stands for all headers of a record whose headers the client cannot read."""
 MESSAGE_BYTES = 1024
 DLQ_PREFIX = "dlq_"
 """The prefix of what burying adds; replaying takes it off again."""
@@ -57,7 +57,7 @@ def as_given(original: Headers | None) -> Headers:
 
 
 def reserved(name: str) -> bool:
-    """Whether only who buries, or orders something on `dead.letters`, may write this header."""
+    """Return True for headers that only burying and orders on `dead.letters` may write."""
     return name.strip().casefold().startswith(DLQ_PREFIX)
 
 

@@ -20,7 +20,7 @@ def command_id(rollout_id: str, attempt: int, position: int, tries: int) -> byte
 
 
 class Asked(Protocol):
-    """What every command tells of who asks."""
+    """The fields of every command that identify the asking rollout."""
 
     @property
     def rollout_id(self) -> str: ...
@@ -43,7 +43,7 @@ def whose(command: Asked) -> Whose:
 
 
 def command_key(command: Asked) -> tuple[bytes, bytes, int]:
-    """What tells a command from every other: another rollout of the same id has the same ids."""
+    """Return a command's unique key: ids alone repeat if a rollout id is used again."""
     return command.command_id, command.body_digest, command.answer_partition
 
 

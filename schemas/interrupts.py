@@ -1,4 +1,4 @@
-"""What tells Ctrl-C from foreign code that raises KeyboardInterrupt.
+"""Tell Ctrl-C from user code that raises KeyboardInterrupt.
 
 Code of others runs on the main thread, where a signal's exception comes up inside it like its own.
 A process that installs this handler can tell the two apart; under Python's own handler nobody can,
@@ -22,7 +22,7 @@ def interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def is_from_outside(error: BaseException) -> bool:
-    """Whether a person asked for the end of this process; else foreign code raised it itself."""
+    """Return True if a person interrupted this process, False if user code raised it."""
     if not isinstance(error, KeyboardInterrupt):
         return False
     if threading.current_thread() is not threading.main_thread():

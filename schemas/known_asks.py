@@ -15,7 +15,7 @@ Held = TypeVar("Held", Ask, AskPrint)
 
 
 class _Known(Generic[Held]):
-    """What is held of the asks without a reply, and of those that were answered last."""
+    """The open asks, and the asks that were answered last."""
 
     def __init__(self) -> None:
         self._asks: dict[str, Held] = {}
@@ -45,7 +45,7 @@ class _Known(Generic[Held]):
 
 
 class KnownAsks(_Known[Ask]):
-    """As the end holds them that is told asks: whole."""
+    """Receiver side: keeps asks in full."""
 
     def see(self, ask: Ask) -> None:
         """It was asked; whether the other end knows it is told by the next action."""
@@ -54,7 +54,7 @@ class KnownAsks(_Known[Ask]):
 
 
 class KnownPrints(_Known[AskPrint]):
-    """As the end holds them that tells asks."""
+    """Sender side: keeps digests of asks."""
 
     def see(self, ask: Ask) -> None:
         """It was asked; whether the other end knows it is told by the next action."""

@@ -16,7 +16,7 @@ from schemas.avro_schemas import NAMESPACE, cache, class_of, schema_of
 COMPILED = "avro_compiled"
 """The extension module in this package; `schemas.compile_codec` makes it."""
 SOURCES = ("avro_code.py", "avro_cython.py", "avro_primitives.pyx")
-"""What it is made from, besides the schemas."""
+"""The sources that it is generated from, besides the schemas."""
 
 P = ParamSpec("P")
 M = TypeVar("M")
@@ -25,7 +25,7 @@ _READERS, _WRITERS = Readers(class_of), Writers(class_of)
 
 
 class MessageCode(NamedTuple):
-    """What reads, what writes and what makes each type of messages."""
+    """The functions that read, write and construct each type of message."""
 
     form: str
     """"compiled" or "plain"."""
@@ -50,7 +50,7 @@ PLAIN = MessageCode("plain", _plain_reader, _plain_writer, messages.plain_maker)
 
 @cache
 def writers_around(record: type, name: str) -> tuple[Write, Write]:
-    """What is written before a field and after it: Avro sets a record's fields end to end."""
+    """Return writers of the fields before a field and after it: Avro concatenates fields."""
     fields = schema_of(record)["fields"]
     at = [field["name"] for field in fields].index(name)
     return _WRITERS.part(fields[:at]), _WRITERS.part(fields[at + 1 :])

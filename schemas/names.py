@@ -34,7 +34,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def hidden(module: str) -> str:
-    """What to say of a module that cannot be what was meant since its name is one of ours."""
+    """Explain that a module has the name of one of ours, so it cannot be the intended one."""
     room = module.partition(".")[0]
     if room not in ROOMS:
         return ""

@@ -28,7 +28,7 @@ MARK = "rollcall-objects"
 lies one of the same name for each cluster that the store belongs to, with a dot and its identity.
 """
 MOST_BYTES = 1 << 29
-"""Of one object; a worker that reads a larger one would die of memory."""
+"""The largest object; reading a larger one would exhaust a worker's memory."""
 log = structlog.get_logger()
 
 HEX = set("0123456789abcdef")
@@ -122,7 +122,10 @@ class ObjectStore:
             raise ObjectLost(msg)
 
     def bears(self, identity: str) -> bool:
-        """Whether this is the store of the cluster that knows it by this name; Unavailable."""
+        """Return True if the store has this identity, as recorded by its cluster.
+
+        Raises Unavailable.
+        """
         with told(f"the object store at {self.url!r} is not to be read"):
             files, root = self._files()
             files.invalidate_cache()

@@ -24,7 +24,7 @@ class PackedRows(Generic[Row]):
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         self._blocks: list[bytes] = []
         self._packed = 0
-        """How many rows lie in them."""
+        """The number of packed rows."""
         self._latest: list[Row] = []
         self._chars = 0
         for row in rows:

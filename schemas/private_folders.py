@@ -40,5 +40,5 @@ def tighten(directory: Path) -> bool:
 
 
 def is_open(directory: Path) -> bool:
-    """Whether others than the owner can look into it."""
+    """Return True if users other than the owner can read it."""
     return os.path.isdir(directory) and bool(directory.stat().st_mode & OTHERS)

@@ -1,4 +1,4 @@
-"""How much memory a process keeps of what its tensors have given back."""
+"""Bounds the freed memory that a process keeps after its tensors are released."""
 
 import ctypes
 

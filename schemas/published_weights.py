@@ -27,12 +27,12 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Where the weights of a version lie: `PolicyVersion.full` and `.deltas`."""
+    """The location of a version's weights: `PolicyVersion.full` and `.deltas`."""
 
     full: WeightsFile
     deltas: tuple[WeightsFile, ...] = ()
     sha256s: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """Of each tensor, where writing the version has told them."""
+    """Digest of each tensor, if known from writing the version."""
 
     @property
     def newest(self) -> WeightsFile:
@@ -164,7 +164,7 @@ def _followed(
 
 
 def _is_same(file: WeightsFile, held: WeightsFile) -> bool:
-    """Whether what is held is what a file leads to: the version and the digest."""
+    """Return True if the held weights have the version and the digest of the file."""
     return (file.version, file.weights_digest) == (held.version, held.weights_digest)
 
 

@@ -37,7 +37,7 @@ PATIENCE: Mapping[str, Any] = {"timeout": TIMEOUT_S, "max.retries": 1, "retries.
 """The client's own three retries take 2.8 s where a connection is refused. Whoever can wait asks
 again by himself (`schemas.codec.Codec`, `compose.workers.readiness`)."""
 NO_ANSWER = (ValueError, AttributeError, TypeError, LookupError, ArithmeticError, RecursionError)
-"""What the client raises of an answer that has another shape than a registry's."""
+"""Exceptions of the client for an answer that does not have the form of a registry's."""
 MOST_ID = 2**32 - 1
 """Four bytes of a value name its schema."""
 NUMBERS = ("timeout", "max.retries", "retries.wait.ms", "retries.max.wait.ms", "cache.capacity")
@@ -147,7 +147,7 @@ class HttpRegistry:
             raise Unavailable(msg) from error
 
     def _said(self, error: SchemaRegistryError) -> RollcallError:
-        """What an answer that is no success means for who asked."""
+        """Translate an error answer of the registry."""
         status, said = error.http_status_code, error.error_message
         if status in NOT_ALLOWED:
             return Unfit(

@@ -10,7 +10,7 @@ ROOMS = (
 
 
 def clash() -> str:
-    """What to say where a module of somebody else's is found for one of ours; empty elsewhere."""
+    """Return the complaint if another module is found under the name of one of ours, else empty."""
     ours = Path(__file__).parents[1]
     for room in ROOMS:
         spec = find_spec(room)
@@ -20,7 +20,7 @@ def clash() -> str:
 
 
 def hides(place: str, room: str) -> str:
-    """What to say of one module."""
+    """Return the complaint about one module."""
     return (
         f"{place} is found where Rollcall's own package {room!r} is meant; rename it, or take its "
         "folder out of PYTHONPATH"

@@ -34,11 +34,11 @@ class Rule(Generic[F_co]):
     options: type = NoOptions
     """A frozen dataclass; its defaults are the rule's."""
     needs: frozenset[str] = frozenset()
-    """What has to be there for it beyond what every rule of its kind sees."""
+    """Data that the rule needs beyond what every rule of its kind sees."""
     stage: str = "T"
     """G, F, C, R or T: generate, filter, control, replay, train."""
     gives: frozenset[str] = frozenset()
-    """What other rules may need and have by this one."""
+    """Data that this rule provides for other rules."""
     aggregate: str = ""
     """The aggregate of its source, where the rule is another one under any other."""
 
@@ -49,7 +49,7 @@ class Rule(Generic[F_co]):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a configuration says of one plug-in point: a name, perhaps with options."""
+    """The configuration of one plug-in point: a name, perhaps with options."""
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
@@ -68,7 +68,7 @@ class Choice:
         raise Refused(msg)
 
     def plain(self) -> str | dict[str, Any]:
-        """As it stands in a configuration: the name alone where there are no options."""
+        """Return the form of a configuration: the name alone if there are no options."""
         return {"name": self.name, **dict(self.options)} if self.options else self.name
 
 
@@ -84,7 +84,7 @@ class Chosen(Generic[F_co]):
 
     @property
     def everything_needed(self) -> frozenset[str]:
-        """What the rule needs, and what it needs besides with these options (their `needs`)."""
+        """The needs of the rule, and those that these options add (their `needs`)."""
         return self.rule.needs | getattr(self.options, "needs", frozenset())
 
     def needs(self, what: str) -> bool:

@@ -34,7 +34,7 @@ FirstTies = Callable[[Mapping[int, str]], Mapping[int, str]]
 
 
 class SchemaMemory:
-    """What schema ids stand for. Several threads may use it."""
+    """A cache of schemas by id. Several threads may use it."""
 
     def __init__(
         self, first: FirstTies | None = None, *, clock: Callable[[], float] = time.monotonic

@@ -25,7 +25,7 @@ def require_openable(setting: str, url: str) -> None:
 
 
 def local_path(uri: str) -> Path | None:
-    """Where a file or a folder lies on this machine; None for one of another file system."""
+    """Return the local path of a file or folder; None for one of another file system."""
     from fsspec.implementations.local import LocalFileSystem
 
     protocol = fsspec.utils.get_protocol(uri)

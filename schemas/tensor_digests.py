@@ -23,7 +23,7 @@ SMALL_BYTES = 1 << 20
 
 
 def is_by_tensor(digest: str) -> bool:
-    """Whether a digest is one over digests of tensors."""
+    """Return True if a digest is one over digests of tensors."""
     return digest.startswith(PREFIX)
 
 
@@ -33,7 +33,7 @@ def sha256s_of(tensors: Mapping[str, "RawTensor"]) -> dict[str, str]:
 
 
 def each_of(tensors: Mapping[str, "RawTensor"], work: Callable[[str], T]) -> dict[str, T]:
-    """What comes of each tensor by name, the largest first, on as many cores as there are.
+    """Apply `work` to each tensor, the largest first, on all cores; return the results by name.
 
     `work` has to be of the kind that lets other threads run: digests, and numpy on large arrays.
     """

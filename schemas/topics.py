@@ -122,7 +122,7 @@ class WantedTopic:
     compatibility: str
     grows_with: str
     optional: bool = False
-    """Whether workers do without it where it is not there."""
+    """True if workers can run without the topic."""
     earlier_policy: str = ""
     """The cleanup policy of the release before: accepted, so that both can run side by side."""
 
@@ -162,7 +162,7 @@ def _spec(name: str, entry: Mapping[str, Any], defaults: Mapping[str, str]) -> T
 def wanted(
     prefix: str, policies: Iterable[str], *, cluster: bool = False, partitions: int | None = None
 ) -> list[WantedTopic]:
-    """What a cluster should have; `partitions` overrides the count of every topic above one."""
+    """Return the topics that a cluster needs; `partitions` overrides every count above one."""
     topics = []
     for spec in manifest():
         names = [f"{spec.name}.{checked(p)}" for p in policies] if spec.per_policy else [spec.name]

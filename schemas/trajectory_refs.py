@@ -20,7 +20,7 @@ DIGEST = re.compile(r"[0-9a-f]{32}")
 def fitted(
     refs: Sequence[TrajectoryRef],
 ) -> tuple[tuple[TrajectoryRef, ...], TrajectoryRefs | None]:
-    """What goes into a step's `trajectories` and `packed`; one of them holds them all."""
+    """Return a step's `trajectories` and `packed`; one of them holds all references."""
     if len(refs) <= PLAIN or len({ref.topic for ref in refs}) > 1:
         return tuple(refs), None
     return (), pack_refs(refs)

@@ -50,7 +50,7 @@ def _new(path: Path) -> int:
 
 
 def _filled(buffer: NDArray[np.uint8], pieces: Iterable[bytes | memoryview]) -> Iterator[int]:
-    """How many bytes the buffer holds, whenever it is full, and at the end.
+    """Fill the buffer; yield the number of bytes in it whenever it is full, and at the end.
 
     Numpy lets other threads run while it copies; a slice of a memoryview does not.
     """

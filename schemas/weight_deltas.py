@@ -25,7 +25,7 @@ HEADER = struct.Struct("<QHH4s")
 WORD_BYTES = 8
 WIDE, PAIRS, BYTES = 1, 2, 4
 FORMS = {0: "<u4", WIDE: "<u8", PAIRS: "<u2", BYTES: "<u1"}
-"""What places are written in, by flags."""
+"""The dtypes in which places are written, by flags."""
 
 Places = NDArray[np.int64]
 Values = NDArray[np.unsignedinteger]
@@ -33,7 +33,7 @@ Values = NDArray[np.unsignedinteger]
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What changed of weights that have so many elements."""
+    """The changes of weights with `elements` elements."""
 
     elements: int
     places: Places
@@ -52,7 +52,7 @@ def element_size(tensors: Mapping[str, RawTensor]) -> int:
 
 
 def are_alike(base: Mapping[str, RawTensor], now: Mapping[str, RawTensor]) -> bool:
-    """Whether there can be a delta between the two: names, dtypes and shapes are the same."""
+    """Return True if names, dtypes and shapes are equal, so that there can be a delta."""
     shapes = [{n: (t.dtype, t.shape) for n, t in each.items()} for each in (base, now)]
     return shapes[0] == shapes[1]
 
@@ -60,7 +60,7 @@ def are_alike(base: Mapping[str, RawTensor], now: Mapping[str, RawTensor]) -> bo
 def compared(
     base: Mapping[str, RawTensor], now: Mapping[str, RawTensor]
 ) -> tuple[Delta, dict[str, str]]:
-    """What changed, and the sha256 of each tensor as it is now: one way through, on all cores."""
+    """Return the delta, and the sha256 of each current tensor: one pass, on all cores."""
     size = element_size(now)
 
     def look(name: str) -> tuple[Places, Values, str]:
@@ -82,7 +82,7 @@ def compared(
 
 
 def differing(before: Values, after: Values) -> Places:
-    """Where two arrays of a length differ: first which eight bytes do, then which elements of them.
+    """Find the elements at which two arrays differ: first by eight bytes, then within those.
 
     A comparison takes as long for eight bytes as for two, and most are as they were.
     """
@@ -149,7 +149,7 @@ def encoded_plainly(delta: Delta) -> bytes:
 
 
 def decoded(data: bytes, elements: int, size: int) -> Delta:
-    """What a file says of weights with so many elements of a size. Raises WeightsDiffer."""
+    """Read the delta of weights with this count and size of elements. Raises WeightsDiffer."""
     if len(data) < HEADER.size:
         msg = f"a delta of {len(data)} bytes; its header alone has {HEADER.size}"
         raise WeightsDiffer(msg)

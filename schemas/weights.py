@@ -36,7 +36,7 @@ SIZE_BYTES = {
     "U64": 8, "I64": 8, "F64": 8,
 }  # fmt: skip
 LENGTH_BYTES = 8
-"""How many bytes say how long the header is."""
+"""The size of the field that holds the length of the header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class RawTensor:
     """One tensor without a framework: C order, little-endian."""
 
     dtype: str
-    """As safetensors spells it: F32, BF16, ..."""
+    """The name in safetensors: F32, BF16, ..."""
     shape: tuple[int, ...]
     data: bytes | memoryview
-    """Where it is a view, the tensor may lie in somebody's memory and change with it."""
+    """A view may share memory with another owner, and change with it."""
 
     def __post_init__(self) -> None:
         if self.dtype not in SIZE_BYTES:
@@ -65,9 +65,9 @@ class TensorsFile:
     uri: str
     size_bytes: int
     head: bytes
-    """What lies before the first tensor."""
+    """The bytes before the first tensor."""
     sha256s: Mapping[str, str]
-    """Of each tensor's bits, by name, as they lie in the file."""
+    """Digest of each tensor's bytes in the file, by name."""
 
     @property
     def sha256(self) -> str:
@@ -129,7 +129,7 @@ def write_weights(
 
 
 def stem_of(version: int) -> str:
-    """What the names of a version's files begin with."""
+    """Return the common prefix of the names of a version's files."""
     return f"v{version:08d}"
 
 
@@ -176,7 +176,7 @@ def read_weights(file: WeightsFile) -> dict[str, RawTensor]:
 
 
 def safetensors_head(tensors: Mapping[str, RawTensor]) -> bytes:
-    """What lies before the first tensor in a safetensors file of these, its length included."""
+    """Return the head of a safetensors file of these tensors, with the field of its length."""
     # Readers that build torch modules from a file look for this entry.
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -216,7 +216,7 @@ def from_uri(uri: str) -> dict[str, RawTensor]:
 
 
 def elements_in(path: Path) -> int:
-    """How many elements a file's tensors have, by its header; raises BadBytes, OSError."""
+    """Count the elements of a file's tensors, by its header. Raises BadBytes, OSError."""
     with path.open("rb") as stream:
         try:
             _, header = _header_in(stream, path.stat().st_size)
@@ -265,7 +265,7 @@ def _header_in(stream: BinaryIO, size_bytes: int) -> tuple[bytes, dict[str, Any]
 
 
 def _digests(file: WeightsFile, head: bytes, tensors: Mapping[str, RawTensor]) -> tuple[str, str]:
-    """Of a file's bytes and of its weights, of the kinds that its record has."""
+    """Return the digests of a file's bytes and of its weights, of the kinds that its record has."""
     if is_by_tensor(file.sha256):
         sha256s = sha256s_of(tensors)
         found = over_file(head, (sha256s[name] for name in tensors))

@@ -17,7 +17,7 @@ class CodecHook(BuildHookInterface):  # type: ignore[misc]
     """Called by hatchling for each wheel; it imports what it needs from the sources."""
 
     def dependencies(self) -> list[str]:
-        """What the build needs besides: a compiler too, where the machine has none."""
+        """Further requirements of the build: a compiler if the machine has none."""
         if wants_plain():
             return []
         sys.path.insert(0, self.root)

@@ -138,7 +138,8 @@ def is_right(directory: Path, files: Mapping[str, str]) -> bool:
         place = directory / name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
-    run = [sys.executable, "-s", "-c", ORACLE]
+    # The shell stays between: some patches kill the process that starts them.
+    run = ["/bin/sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-s", "-c", ORACLE]
     done = subprocess.run(run, cwd=directory, capture_output=True, text=True, timeout=60)
     return done.returncode == 0 and "right" in done.stdout.splitlines()
 

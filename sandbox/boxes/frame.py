@@ -13,6 +13,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Callable, Mapping
 
 CODE_DIGITS = 3
+FORGED = 255
 _decoder = getincrementaldecoder("utf-8")
 
 
@@ -57,7 +58,7 @@ class Frame:
             return b""
         printed, closed, rest = _part(self._pending, self._closes)
         if closed and len(rest) >= CODE_DIGITS:
-            self.exit_code, self._pending = int(rest[:CODE_DIGITS]), b""
+            self.exit_code, self._pending = _code(rest[:CODE_DIGITS]), b""
             return printed
         sure = len(printed) if closed else max(0, len(printed) - len(self._closes) + 1)
         self._pending = self._pending[sure:]
@@ -67,6 +68,15 @@ class Frame:
         """What was held back since it might have been the frame's end, of a frame never closed."""
         rest, self._pending = self._pending if self._open else b"", b""
         return rest
+
+
+def _code(digits: bytes) -> int:
+    """The exit code of a shell; FORGED where no shell has printed it.
+
+    What runs in the box can read the nonce from the shell's memory, or give `command` another
+    meaning: that must not look like a fault of the box.
+    """
+    return int(digits) if digits.isdigit() and int(digits) <= FORGED else FORGED
 
 
 def _part(text: bytes, mark: bytes) -> tuple[bytes, bool, bytes]:

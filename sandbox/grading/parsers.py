@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from xml.etree import ElementTree
+from xml.parsers.expat import ExpatError, ParserCreate
 
 from sandbox.foreign import foreign, load
 from sandbox.grading.verdict import (
@@ -56,6 +57,8 @@ def _log(lines: Lines, counts: Mapping[str, int] | None = None, wrong: str = "")
 
 
 PYTEST_SUMMARY = "short test summary info"
+PYTEST_HEAD = re.compile(rf"=+ {PYTEST_SUMMARY} =+")
+COLOUR = re.compile(r"\x1b\[[0-9;]*[mK]")
 PYTEST_LINE = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS) (\S.*)")
 PYTEST_PART = re.compile(r"SUB(FAILED|XFAIL)([\[(].*)")
 """A subtest, and after what describes it the test that it is a part of."""
@@ -79,23 +82,25 @@ def pytest_summary(text: str) -> TestLog:
     is a subtest that fails: the worst counts. What is skipped is named by file and line there, so
     it is counted and cannot be a test to pass.
     """
-    _, begins, summary = text.rpartition(PYTEST_SUMMARY)
-    if not begins:
+    whole = [line.rstrip() for line in COLOUR.sub("", text).split("\n")]
+    heads = [number for number, line in enumerate(whole) if PYTEST_HEAD.fullmatch(line)]
+    if not heads:
         return TestLog()
     lines: list[tuple[str, str]] = []
     parts: list[tuple[str, str]] = []
     skipped = 0
     counts: Counter[str] | None = None
-    for line in summary.splitlines():
-        if found := PYTEST_LINE.fullmatch(line.rstrip()):
+    for line in whole[heads[-1] + 1 :]:
+        if found := PYTEST_LINE.fullmatch(line):
             outcome, rest = found.groups()
             lines.append((rest if outcome == PASSED else _before_reason(rest), outcome))
-        elif found := PYTEST_PART.fullmatch(line.rstrip()):
+        elif found := PYTEST_PART.fullmatch(line):
             parts.append((f"{found[2]}\n", found[1]))
         elif found := PYTEST_SKIP.match(line):
             skipped += int(found[1])
         elif found := PYTEST_COUNTS.fullmatch(line.strip()):
             counts = _counted(found[1].split(", "))
+            break  # what follows was printed as the process ended
     log = _log([*lines, *_of_their_tests(parts, {name for name, _ in lines})])
     if counts is None:
         return log
@@ -137,9 +142,8 @@ def _counted(words: Iterable[str]) -> Counter[str]:
     return counts
 
 
-UNITTEST_LINE = re.compile(
-    r"(?:.*?\.\.\. )?(ok|FAIL|ERROR|skipped .*|expected failure|unexpected success)"
-)
+UNITTEST_OUTCOME = re.compile(r"\b(ok|FAIL|ERROR|expected failure|unexpected success)$")
+UNITTEST_SKIPPED = re.compile(r"(?:^|\.\.\. )(skipped) ")
 UNITTEST_NAME = re.compile(r"(\w+) \(([\w.<>]+)\)")
 UNITTEST_RAN = re.compile(r"Ran (\d+) tests? in ")
 UNITTEST_END = re.compile(r"(?:OK|FAILED)(?: \((.*)\))?")
@@ -162,9 +166,8 @@ def unittest_verbose(text: str) -> TestLog:
     for line in text.splitlines():
         if UNITTEST_NAME.match(line):
             name = unittest_name(line)
-        if (found := UNITTEST_LINE.fullmatch(line)) and name and "... " in line:
-            word = found[1].partition(" ")[0] if found[1].startswith("skipped") else found[1]
-            lines.append((name, UNITTEST_WORDS[word]))
+        if name and (found := UNITTEST_OUTCOME.search(line) or UNITTEST_SKIPPED.search(line)):
+            lines.append((name, UNITTEST_WORDS[found[1]]))
             name = ""
         elif found := UNITTEST_RAN.match(line):
             ran = int(found[1])
@@ -196,28 +199,73 @@ def _unittest_counts(ran: int, words: str) -> Counter[str]:
 
 
 def junit_xml(text: str) -> TestLog:
-    """A JUnit report that the command prints; tests are named `classname::name`.
+    """Read the JUnit reports that the command prints; tests are named `classname::name`.
 
     Errors and failures of a case are told apart, and a document with entities is not read.
     """
-    begin = re.search(r"<\?xml|<testsuites?[\s>]", text)
-    end = max(text.rfind("</testsuites>"), text.rfind("</testsuite>"))
-    if not begin or end < 0:
-        return TestLog()
-    document = text[begin.start() : text.index(">", end) + 1]
-    if "<!DOCTYPE" in document or "<!ENTITY" in document:
-        return TestLog(wrong="its report declares entities")
-    try:
-        root = ElementTree.fromstring(document)
-    except ElementTree.ParseError as error:
-        return TestLog(wrong=f"its report is no XML: {error}")
-    log = _log((_case_name(case), _case_outcome(case)) for case in root.iter("testcase"))
-    declared = sum(
-        int(suite.get("tests") or 0) for suite in root.iter("testsuite") if _plain(suite)
+    roots, wrong = _reports(text)
+    log = _log(
+        (_case_name(case), _case_outcome(case)) for root in roots for case in root.iter("testcase")
     )
-    cases = sum(1 for _ in root.iter("testcase"))
-    wrong = "" if declared in (0, cases) else f"its report counts {declared} tests and has {cases}"
+    suites = [suite for root in roots for suite in root.iter("testsuite")]
+    declared = sum(int(suite.get("tests") or 0) for suite in suites if _plain(suite))
+    cases = sum(1 for root in roots for _ in root.iter("testcase"))
+    if declared not in (0, cases):
+        wrong = f"its report counts {declared} tests and has {cases}"
     return TestLog(log.outcomes, wrong=wrong)
+
+
+def _reports(text: str) -> tuple[list[ElementTree.Element], str]:
+    """The root of each report among other lines, and what is wrong where there is none."""
+    roots, wrong, at = [], "", 0
+    for _ in range(MOST_REPORTS):
+        begin = JUNIT_BEGIN.search(text, at)
+        if begin is None:
+            break
+        document = text[begin.start() :]
+        at = begin.end()
+        try:
+            size = _size_of_document(document)
+            roots.append(ElementTree.fromstring(document[:size]))
+            at = begin.start() + size
+        except (ExpatError, ElementTree.ParseError) as error:
+            wrong = f"its report is no XML: {error}"
+        except EntitiesDeclared:
+            return [], "its report declares entities"
+    return roots, "" if roots else wrong
+
+
+class EntitiesDeclared(Exception):
+    """A document has declarations of its own, perhaps of entities that are larger than it is."""
+
+
+def _size_of_document(text: str) -> int:
+    """The characters up to the end of the root element. Raises ExpatError, EntitiesDeclared."""
+    parser, depth, size = ParserCreate("utf-8"), 0, -1
+    content = text.encode("utf-8", "replace")
+
+    def start(*_: object) -> None:
+        nonlocal depth
+        depth += 1
+
+    def end(*_: object) -> None:
+        nonlocal depth, size
+        depth -= 1
+        if not depth and size < 0:
+            size = content.index(b">", parser.CurrentByteIndex) + 1
+
+    def declared(_name: str, _system: object, _public: object, internal: int) -> None:
+        if internal:
+            raise EntitiesDeclared
+
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    parser.StartDoctypeDeclHandler = declared
+    try:
+        parser.Parse(content, True)
+    except ExpatError:
+        if size < 0:  # else it is what stands behind the report
+            raise
+    return len(content[:size].decode())
 
 
 def _plain(suite: ElementTree.Element) -> bool:
@@ -237,7 +285,13 @@ def _case_outcome(case: ElementTree.Element) -> str:
     return PASSED if case.find("skipped") is None else SKIPPED
 
 
+JUNIT_BEGIN = re.compile(r"<\?xml[\s>]|<testsuites?[\s>]")
+MOST_REPORTS = 64
+"""So many places are tried at which a report may begin."""
+
 GO_LINE = re.compile(r"\s*--- (PASS|FAIL|SKIP): (\S+)")
+GO_LINE_END = re.compile(r"--- (PASS|FAIL|SKIP): (\S+) \(\d+\.\d\ds\)$")
+"""A test may print without a line's end before it."""
 GO_PACKAGE = re.compile(r"FAIL\t(\S+)(?: \[(?:build|setup) failed\])")
 GO_WORDS = {"PASS": PASSED, "FAIL": FAILED, "SKIP": SKIPPED}
 
@@ -251,7 +305,7 @@ def _go_lines(text: str) -> Iterator[tuple[str, str]]:
     for line in text.splitlines():
         if line.startswith("{"):
             yield from _go_event(line)
-        elif found := GO_LINE.match(line):
+        elif found := GO_LINE.match(line) or GO_LINE_END.search(line):
             yield found[2], GO_WORDS[found[1]]
         elif found := GO_PACKAGE.match(line):
             yield found[1], ERROR
@@ -270,7 +324,7 @@ def _go_event(line: str) -> Iterator[tuple[str, str]]:
 
 
 TAP_LINE = re.compile(r"(not )?ok\b(.*)", re.IGNORECASE)
-TAP_DIRECTIVE = re.compile(r"(?<!\\)# *(SKIP|TODO)\b", re.IGNORECASE)
+TAP_DIRECTIVE = re.compile(r"(?<!\\)# *(SKIP|TODO\b|time=)", re.IGNORECASE)
 TAP_NUMBER = re.compile(r"\d*")
 TAP_PLAN = re.compile(r"1\.\.(\d+)(?: .*)?")
 

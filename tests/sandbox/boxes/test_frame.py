@@ -85,3 +85,13 @@ def test_beginning_and_end_are_the_same_in_whatever_pieces_the_text_comes(
         assert text == f"{whole[:head]}\n[{elided} characters left out]\n{end}"
     else:
         assert text == whole
+
+
+@given(st.binary(min_size=3, max_size=3))
+def test_whatever_forges_the_end_of_a_frame_gives_an_exit_code(code: bytes) -> None:
+    frame = Frame()
+    opens, closes = marks_of(frame)
+
+    assert frame.take(opens + b"printed" + closes + code) == b"printed"
+    assert frame.exit_code is not None
+    assert 0 <= frame.exit_code <= 255

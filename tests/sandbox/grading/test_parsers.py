@@ -247,7 +247,8 @@ LONG = st.builds(
     lambda begin, part, times, end: begin + part * times + end,
     st.sampled_from([
         "ok", "not ok", "ok 1 -", "FAILED a", "SUBFAILED[", "SUBSKIPPED[", "SKIPPED [1] ", "1 a",
-        "a (b.c) ... ", "Ran ", "--- PASS: ", "{", "<testsuite>", "=== ", f"{PYTEST_SUMMARY}\n1 ",
+        "a (b.c) ... ", "Ran ", "--- PASS: ", "{", "<testsuite>", "=== ",
+        f"== {PYTEST_SUMMARY} ==\n1 ",
     ]),
     st.sampled_from([" ", "#", "[", "]", "- ", " - ", "a, ", "1 a", "... ", "9", "<a>", '{"a":',
                      " [", "\\#", "# SKI", "in ", "=", "ok ", "(", "skipped "]),
@@ -269,7 +270,7 @@ def _cpu_s(name: str, line: str) -> float:
     took = []
     for _ in range(3):
         began = time.process_time()
-        PARSERS[name](f"{PYTEST_SUMMARY}\n{line}\n")
+        PARSERS[name](f"== {PYTEST_SUMMARY} ==\n{line}\n")
         took.append(time.process_time() - began)
     return min(took)
 
@@ -279,7 +280,7 @@ def test_subtests_are_found_among_tests_of_many_words_in_time() -> None:
     parts = ["SUBFAILED[" + "a1 " * 50 for _ in range(1_000)] + ["SUBFAILED[x] a1 11 - why"]
     began = time.process_time()
 
-    log = parse("pytest", f"{PYTEST_SUMMARY}\n" + "\n".join([*tests, *parts]))
+    log = parse("pytest", f"== {PYTEST_SUMMARY} ==\n" + "\n".join([*tests, *parts]))
 
     assert log.outcomes["a1 11"] == "FAILED"
     assert time.process_time() - began < 5.0
@@ -312,4 +313,41 @@ def test_what_tap_says_of_a_test(line: str, name: str, outcome: str) -> None:
     ],
 )
 def test_what_pytest_says_of_a_test_that_fails(line: str, name: str) -> None:
-    assert outcomes("pytest", f"{PYTEST_SUMMARY}\n{line}\n") == {name: "FAILED"}
+    assert outcomes("pytest", f"== {PYTEST_SUMMARY} ==\n{line}\n") == {name: "FAILED"}
+
+
+HEAD = f"=== {PYTEST_SUMMARY} ===\n"
+ODD = "a.py::t[a\u2028b\x85c]"
+NAMED = f"a.py::t[{PYTEST_SUMMARY}]"
+RAN = "\n\nRan 1 test in 0.0s\n\nOK\n"
+ONE, OTHER = [
+    f'<testsuite tests="1"><testcase classname="c" name="{name}"/></testsuite>' for name in "nm"
+]
+AMONG_OTHER_LINES: dict[str, tuple[str, str, set[str]]] = {
+    "colours": (
+        "pytest", f"\x1b[1m{HEAD[:-1]}\x1b[0m\n\x1b[32mPASSED\x1b[0m a.py::t\n", {"a.py::t"},
+    ),
+    "odd line ends in a name": ("pytest", f"{HEAD}PASSED {ODD}\n", {ODD}),
+    "a name with the head": ("pytest", f"{HEAD}PASSED {NAMED}\n", {NAMED}),
+    "printed at exit": (
+        "pytest", f"{HEAD}PASSED a.py::t\n== 1 passed in 0.01s ==\nPASSED a.py::u\n", {"a.py::t"},
+    ),
+    "printed by a test": ("unittest", f"t (m.C.t) ... hello\nok{RAN}", {"m.C.t"}),
+    "printed on its line": ("unittest", f"t (m.C.t) ... I took it ok{RAN}", {"m.C.t"}),
+    "printed without an end": ("go-test", "hello--- PASS: TestA (0.00s)\n", {"TestA"}),
+    "a report among lines": (
+        "junit-xml", f"a\n<testsuite is a word\n{ONE}\nb </testsuites> c\n", {"c::n"},
+    ),
+    "two reports": ("junit-xml", f"{ONE}\n{OTHER}", {"c::n", "c::m"}),
+    "a page beside a report": (
+        "junit-xml", f"<?xml version='1.0'?><!DOCTYPE html><p/>\n{ONE}", {"c::n"},
+    ),
+    "how long it took": ("tap", "1..1\nok 1 - a # time=3.1ms\n", {"a"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", AMONG_OTHER_LINES)
+def test_what_passed_is_found_among_other_lines(kind: str) -> None:
+    parser, text, passed = AMONG_OTHER_LINES[kind]
+
+    assert outcomes(parser, text) == dict.fromkeys(passed, "PASSED")

@@ -10,12 +10,15 @@ from collections.abc import Collection, Iterator
 from sandbox.grading.verdict import Verdict
 
 MOST_BYTES = 16 << 20
-LINK = re.compile(rb"^(?:new file mode|new mode) 120000\r?$", re.MULTILINE)
+LINK = re.compile(
+    rb"^(?:new file mode|new mode|index [0-9a-f]+\.\.[0-9a-f]+) 120000\r?$", re.MULTILINE
+)
 SUBMODULE = re.compile(rb"^(?:new file mode|new mode) 160000\r?$", re.MULTILINE)
 SECTION = re.compile(rb"^(?=diff --git )", re.MULTILINE)
 BEGINS = re.compile(rb"^(?:diff --git |--- \S)", re.MULTILINE)
 RENAMED = re.compile(rb"^rename from (.*?)\r?$", re.MULTILINE)
 TARGET = re.compile(rb"^\+(?!\+\+ )(.*)$", re.MULTILINE)
+PLACE = re.compile(rb"^\+\+\+ (.*)$", re.MULTILINE)
 
 
 def complaint(patch: bytes) -> Verdict | None:
@@ -28,11 +31,26 @@ def complaint(patch: bytes) -> Verdict | None:
         return Verdict("not_applied", "it is no patch: nothing in it begins a difference")
     if SUBMODULE.search(patch):
         return Verdict("submodule", "it makes a submodule, whose files nobody has")
-    for target in link_targets(patch):
-        if target is None or target.startswith(b"/") or b".." in target.split(b"/"):
+    for place, target in links(patch):
+        if target is None or _leads_out(place, target):
             shown = "whose end cannot be told" if target is None else f"to {target[:100]!r}"
             return Verdict("link", f"it makes a link {shown}")
     return None
+
+
+def _leads_out(place: bytes, target: bytes) -> bool:
+    """Return True unless a link climbs, if at all, first and no higher than to its tree's root.
+
+    A name after which it climbs could be another link.
+    """
+    parts = _parts(target)
+    climbs = parts.count(b"..")
+    below = len(_parts(place)) - 2  # without `b/` and its own name
+    return target.startswith(b"/") or b".." in parts[climbs:] or climbs > max(below, 0)
+
+
+def _parts(path: bytes) -> list[bytes]:
+    return [part for part in path.split(b"/") if part not in (b"", b".")]
 
 
 def renamed_away(patch: bytes, names: Collection[str]) -> str:
@@ -49,12 +67,13 @@ def too_large(size_bytes: int) -> Verdict:
     return Verdict("too_large", f"a patch of {size_bytes:,} bytes; {MOST_BYTES:,} can be")
 
 
-def link_targets(patch: bytes) -> Iterator[bytes | None]:
-    """Where the links lead that a patch makes; None where that cannot be told.
+def links(patch: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+    """Yield place and target of each link that a patch makes or changes; None if it is unclear.
 
     No line of a hunk or of binary data can begin as a mode does, so none of them is missed.
     """
     for section in SECTION.split(patch):
         if LINK.search(section):
-            targets = TARGET.findall(section)
-            yield targets[0] if len(targets) == 1 else None
+            targets, place = TARGET.findall(section), PLACE.search(section)
+            known = len(targets) == 1 and place is not None
+            yield (place[1], targets[0]) if known and place else (b"", None)

@@ -1,18 +1,22 @@
 """What is wrong with a patch before it is tried."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.grading.patches import complaint, link_targets, renamed_away
+from sandbox.grading.patches import complaint, links, renamed_away
 
 LINES = st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), max_size=8)
 
 
-def link(target: bytes, header: bytes = b"new file mode 120000") -> bytes:
+def link(
+    target: bytes, header: bytes = b"new file mode 120000", place: bytes = b"l", mode: bytes = b""
+) -> bytes:
     return (
-        b"diff --git a/l b/l\n" + header + b"\nindex 0000000..1111111\n--- /dev/null\n"
-        b"+++ b/l\n@@ -0,0 +1 @@\n+" + target + b"\n\\ No newline at end of file\n"
-    )
+        b"diff --git a/l b/%s\n" % place + header + b"\nindex 0000000..1111111" + mode
+        + b"\n--- /dev/null\n+++ b/" + place + b"\n@@ -0,0 +1 @@\n+" + target
+        + b"\n\\ No newline at end of file\n"
+    )  # fmt: skip
 
 
 def code(patch: bytes) -> str:
@@ -37,11 +41,36 @@ def test_a_link_is_let_in_where_it_leads_further_down(target: bytes) -> None:
     assert (code(link(target)) == "link") == (out or target.startswith(b"++ "))
 
 
+@pytest.mark.parametrize(
+    ("place", "target", "out"),
+    [
+        (b"sub/up", b"../sums.py", False),
+        (b"a/b/c", b"../../sums.py", False),
+        (b"a/b/c", b".././x/y", False),
+        (b'"a/\\303\\244/c"', b"../../x", False),
+        (b"up", b"../x", True),
+        (b"a/up", b"../../x", True),
+        (b"a/b/c", b"../x/../y", True),
+        (b"a//./c", b"../../x", True),
+        (b"a/b/c", b"/x", True),
+    ],
+)
+def test_a_link_is_let_in_where_it_climbs_no_higher_than_the_tree(
+    place: bytes, target: bytes, out: bool
+) -> None:
+    assert (code(link(target, place=place)) == "link") == out
+
+
+def test_a_link_that_is_led_elsewhere_is_found() -> None:
+    assert code(link(b"/etc", b"similarity index 90%", mode=b" 120000")) == "link"
+    assert code(link(b"x", b"similarity index 90%", mode=b" 120000")) == ""
+
+
 def test_a_file_that_becomes_a_link_and_one_whose_end_is_binary_are_found() -> None:
     assert code(link(b"/etc", b"old mode 100644\nnew mode 120000")) == "link"
     assert code(link(b"/etc", b"new file mode 120000\r")) == "link"
     binary = b"diff --git a/l b/l\nnew file mode 120000\nGIT binary patch\nliteral 3\nKcmZ\n"
-    assert list(link_targets(binary)) == [None]
+    assert list(links(binary)) == [(b"", None)]
     assert code(binary) == "link"
 
 

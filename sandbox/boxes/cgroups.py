@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sandbox import program_groups
 from sandbox.boxes.box import BoxLimits, Usage
+from sandbox.boxes.interior import TTL_S
 from schemas.errors import WorkFailed
 
 ROOT = Path("/sys/fs/cgroup")
@@ -38,6 +39,7 @@ class Cgroups:
         self._unified = (root / "cgroup.controllers").exists()
         self._places = _unified(root) if self._unified else _hierarchies(root)
         self._bind_all_boxes(host_limits(root))
+        self._remove_lapsed()
 
     def __bool__(self) -> bool:
         return bool(self._places)
@@ -121,6 +123,18 @@ class Cgroups:
                 if there is None or there > int(value):
                     with suppress(OSError):  # `together` says what holds
                         _write(place / name, value)
+
+    def _remove_lapsed(self) -> None:
+        """Remove folders of boxes that must have ended: no box outlives TTL_S.
+
+        A killed worker leaves them where it had not yet written who holds the box.
+        """
+        for place in self._places.values():
+            for folder in place.iterdir():
+                with suppress(OSError):  # it was removed, or it is not empty
+                    if folder.is_dir() and time.time() - folder.stat().st_ctime > TTL_S + GONE_S:
+                        for below in _groups(folder):
+                            below.rmdir()
 
     def _values(self, controller: str, limits: BoxLimits) -> Mapping[str, str]:
         """What is written where; what is not bound is left out."""

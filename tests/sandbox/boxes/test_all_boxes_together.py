@@ -7,6 +7,7 @@ import asyncio
 import os
 import secrets
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from sandbox.boxes.box import BoxLimits, Spec
 from sandbox.boxes.bubblewrap import BubblewrapDriver
 from sandbox.boxes.cgroups import OURS, ROOT, Cgroups, host_limits
+from sandbox.boxes.interior import TTL_S
 from tests.support.engines import has, left_out
 
 MEBIBYTE = 1 << 20
@@ -120,3 +122,21 @@ def test_a_host_keeps_a_part_of_what_it_has_and_lower_bounds_stay(
 
     (places["pids"] / OURS / "pids.max").write_text("1")
     assert Cgroups(root).together().processes == 1
+
+
+def test_folders_without_a_holder_are_removed_when_no_box_can_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = tmp_path / OURS
+    for folder in (tmp_path, ours):
+        folder.mkdir(exist_ok=True)
+        (folder / "cgroup.controllers").write_text("memory pids\n")
+        (folder / "cgroup.subtree_control").touch()
+    for name in ("a" * 24 + "/1234", "b" * 24):
+        (ours / name).mkdir(parents=True)
+    (ours / ("b" * 24) / "process").touch()  # the kernel removes no folder that holds one
+
+    assert Cgroups(tmp_path).found() == {"a" * 24, "b" * 24}
+    later = time.time() + TTL_S + 60.0
+    monkeypatch.setattr("sandbox.boxes.cgroups.time.time", lambda: later)
+    assert Cgroups(tmp_path).found() == {"b" * 24}

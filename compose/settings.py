@@ -51,8 +51,8 @@ class RegistrySettings(StrictTable):
 
 class ObjectSettings(StrictTable):
     url: str = ""
-    """Where heavy records lie, any fsspec URL. Empty: beside the broker of `rollcall up`; with
-    brokers on other machines none, and what is too large for a topic is refused."""
+    """The store of large records, any fsspec URL. Empty: beside the broker of `rollcall up`; with
+    brokers on other machines there is none, and records too large for a topic are refused."""
     above_bytes: Annotated[int, Field(ge=65_536)] = 262_144
     """Values up to this stay in the log. The release before this one cannot read the others: while
     workers of both are at work, 1000000 keeps in the log whatever that one could write."""
@@ -69,10 +69,10 @@ class AgentsSettings(StrictTable):
     max_calls_per_user_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Model calls of one user that are sent in a second; 0 is no limit."""
     program_timeout_s: Positive = 5.0
-    """How long one turn of an agent program may take before its rollout is ended."""
+    """The longest time of one turn of an agent program before its rollout is ended."""
 
     def quota(self) -> Quota:
-        """What a user without a quota of his own may take."""
+        """The quota of a user without one of their own."""
         limits = self.max_running_per_user, self.max_begun_per_user_hour, self.max_calls_per_user_s
         return Quota("", *limits)
 
@@ -82,24 +82,24 @@ class EnvironmentsSettings(StrictTable):
     """Threads that sessions live in, beside one for each that is slow; 0 steps them on the loop's
     own, unwatched."""
     lease_s: Annotated[float, Field(gt=0)] = 3600.0
-    """How long a session is kept that nobody asks for; as long as a rollout may take."""
+    """The time for which a session without requests is kept; as long as a rollout may take."""
     slots: dict[str, Annotated[int, Field(ge=1)]] = {"box": 32, "hosted": 64}
-    """How many sessions one worker holds of environments that wait and take a slot of this name;
-    whoever comes when all are taken waits in line. A name that is not here is refused."""
+    """The most sessions of one worker, by slot, for asynchronous environments that take a slot;
+    further sessions wait in line. A name that is not here is refused."""
     box: DriverName = AUTO
     """The driver of boxes of whoever names none: `auto` is one that isolates, `local` isolates
     nothing."""
     warm: Count = 4
-    """How many boxes one worker keeps started that nobody has asked for yet."""
+    """The number of started boxes that one worker keeps ready."""
     box_touch_s: Positive = 5.0
-    """How often a worker tells that it holds its boxes."""
+    """The interval at which a worker renews the leases of its boxes."""
     box_lapse_s: Positive = 30.0
     """A box whose worker has not told so for so long is removed by any other on its host."""
     box_reap_s: Positive = 10.0
-    """How often each worker looks for such boxes."""
+    """The interval at which each worker looks for such boxes."""
     gateway_port: Annotated[int, Field(ge=0, le=65_535)] = 0
-    """Where agents' processes reach their sessions; 0 is a free one, drawn when it is needed. One
-    that is set is held from the start, by one worker of a machine."""
+    """The port at which agents' processes reach their sessions; 0 is a free one, taken when it is
+    needed. A port that is set is held from the start, by one worker of a machine."""
     gateway_host: str = "127.0.0.1"
     """On other addresses whoever reaches it and knows a session's key may speak in it."""
 
@@ -108,7 +108,7 @@ class OpenAISettings(StrictTable):
     """The server behind the engine `openai`."""
 
     base_url: str = ""
-    """As clients of the server take it, mostly with /v1."""
+    """The base URL that clients of the server use, mostly with /v1."""
     model: str = ""
     """The server's name for it."""
     api_key_env: str = ""
@@ -119,23 +119,23 @@ class OpenAISettings(StrictTable):
     concurrency: Annotated[int, Field(ge=1)] = 64
     """Requests in the air."""
     timeout_s: Positive = 600.0
-    """How long one request may take."""
+    """The longest time of one request."""
     retries: Count = 4
-    """How often an answer that says nothing is asked for again."""
+    """The number of retries of a request without a usable answer."""
     body: dict[str, Any] = {}
     """Put into every request as it is, such as {"reasoning_effort": "low"}."""
 
 
 class ModelsSettings(StrictTable):
     engine: str = "transformers"
-    """What serves weights: a name, or module:function (`compose.workers.engines`)."""
+    """The engine that serves weights: a name, or module:function (`compose.workers.engines`)."""
     python: str = ""
     """The Python that serves them where it is not the one of all others, as that of `make vllm`."""
     device: str = "cpu"
     max_batch: Annotated[int, Field(ge=1)] = 256
     threads: Annotated[int, Field(ge=1)] = 1
     openai: OpenAISettings = OpenAISettings()
-    """Of the engine `openai`."""
+    """Settings of the engine `openai`."""
     adopt_at_once: Annotated[int, Field(ge=0)] = 0
     """So many servers of a policy may take up a new version at a time, the others serve the old one
     until it is their turn; the same for all of them. 0: any number."""
@@ -151,8 +151,8 @@ class RewardsSettings(StrictTable):
     scorers: list[str] = ["environment_return"]
     scorer_timeout_s: Positive = 30.0
     waiting_timeout_s: Positive = 7200.0
-    """How long a scorer that waits, such as a grading, may take before it is cancelled. The tests
-    of SWE rows may take 1,800 s, and a grading may run them three times."""
+    """The longest time of an asynchronous scorer, such as a grading, before it is cancelled.
+    The tests of SWE rows may take 1,800 s, and a grading may run them three times."""
     boxes: Annotated[int, Field(ge=1)] = 2
     """Trajectories that one worker has scorers wait for at once, each with a box where it asks."""
     box: DriverName = AUTO
@@ -167,9 +167,9 @@ class Settings(BaseSettings):
     )
 
     state_dir: Path = Path(".rollcall")
-    """Where the embedded broker and registry, runs and checkpoints are."""
+    """The directory of the embedded broker and registry, of runs and checkpoints."""
     cache_dir: Path = Path("~/.cache/rollcall")
-    """Where jars and agents are kept, for all state directories."""
+    """The directory of jars and agents, shared by all state directories."""
     prefix: str = "rl."
     """Before every topic and group name."""
     kafka: KafkaSettings = KafkaSettings()
@@ -208,22 +208,22 @@ class Settings(BaseSettings):
         return self.state_dir.expanduser().absolute()
 
     def archive(self) -> Path:
-        """Where tables are written and looked for unless a directory is named."""
+        """The directory of tables, unless a command names one."""
         return self.state() / "archive"
 
     def cache(self) -> Path:
         return self.cache_dir.expanduser().absolute()
 
     def tasks(self) -> Path:
-        """Where tasks are built, and looked for, unless a folder is named."""
+        """The folder of tasks, unless a command names one."""
         return self.state() / "tasks"
 
     def leases(self) -> Path:
-        """Where workers tell which boxes of this host they hold."""
+        """The folder in which workers record the boxes of this host that they hold."""
         return self.state() / "leases"
 
     def installed_agents(self) -> Path:
-        """Where `rollcall agents install` makes an environment for each."""
+        """The folder in which `rollcall agents install` makes an environment for each agent."""
         return self.cache() / "agents"
 
 

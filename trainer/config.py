@@ -1,6 +1,6 @@
-"""What a learner does, in plain values; the defaults are the CPU demonstration's.
+"""The configuration of a learner, in plain values; the defaults suit the CPU demonstration.
 
-Whatever cannot work is refused here, by key and value, before a model is loaded.
+Values that cannot work are refused here, by key and value, before a model is loaded.
 """
 
 import dataclasses
@@ -31,9 +31,9 @@ class LearnerConfig:
     advantage: str | Choice = "batch_normalised"
     loss: str | Choice = "clip_higher"
     exploration: str | Choice = "even"
-    """Whose entropy is worth how much; `entropy` is what most get."""
+    """The rule that weights the entropy of each sequence; `entropy` is the weight of most."""
     shaping: tuple[str | Choice, ...] = ()
-    """What is done to totals before advantages are made of them, one after the other."""
+    """The rules that change total rewards before advantages are computed, in order."""
     clip_low: float | None = None
     """The options `low`, `high` and `dual` of a loss that clips, as they were first spelled."""
     clip_high: float | None = None
@@ -55,7 +55,8 @@ class LearnerConfig:
     """In versions: a group with a token older than this is dropped."""
     groups_per_step: int = 8
     batch: str | Choice = "groups"
-    """What makes a batch whole: `groups_per_step` groups, or so many tokens (`token_budget`)."""
+    """The rule that completes a batch: `groups_per_step` groups, or a number of tokens
+    (`token_budget`)."""
     group_size: int = 8
     capacity_groups: int = 64
     """Complete groups that may wait before the trainer pauses its partitions."""
@@ -67,7 +68,7 @@ class LearnerConfig:
     """`drop`; `wait`: take no step that would make a running group stale; `weight`: let older
     groups count for less."""
     stale_wait_s: float = 60.0
-    """How long `wait` holds a step back, in seconds of the log."""
+    """The longest time for which `wait` holds a step back, in seconds of the log."""
     stale_wait_steps: int = 0
     """So many more batches may pile up meanwhile; 0: any number."""
     replay_ratio: float = 0.0
@@ -77,16 +78,16 @@ class LearnerConfig:
     replay_max_age: int = 8
     """In versions: what has an older token is not used again."""
     replay_max_uses: int = 4
-    """How often a group is trained on at most."""
+    """The most times that a group is trained on."""
     success_pool: int = 0
-    """Of so many tasks the latest success is kept, and given to groups of its task that wholly
-    fail; 0: none. Its versions and log-probabilities are its own: choose a correction."""
+    """The number of tasks whose latest success is kept, and given to groups of that task in which
+    all fail; 0: none. It keeps its own versions and log-probabilities: choose a correction."""
     recorded: Recorded | None = None
     """`[learner.recorded]`: a share of a batch's groups that an earlier run has recorded."""
     share: Share | None = None
     """`[learner.share]`: a share of a batch's groups that other runs are trained on, as text."""
     temperature: float = 1.0
-    """Of the samples; the trainer divides its logits by it."""
+    """The sampling temperature; the trainer divides its logits by it."""
     seed: int = 0
     micro_batch_tokens: int = 16384
     packing: str = "rows"
@@ -94,36 +95,37 @@ class LearnerConfig:
     only where something was sampled; or `packed`: besides, what shares nothing lies end to end in
     place of being padded. They are the same to 5e-7, not to the bit."""
     precision: str = "float32"
-    """Of the model's products; `bfloat16` makes them smaller and, where the device is made for it,
-    quicker. Weights, gradients and moments are float32."""
+    """The dtype of the model's products; `bfloat16` makes them smaller and, on a device with
+    support for it, faster. Weights, gradients and moments are float32."""
     exact: bool = False
-    """Whether log-probabilities are the engine's to the bit, on a CPU: every token in a pass over
-    its own row, of a width that its place decides, in trainer and engine."""
+    """True: log-probabilities equal the engine's to the bit, on a CPU. Trainer and engine compute
+    every token in a pass over its own row, of a width that its position decides."""
     ranks: int = 1
     """Processes that the learner is, each with its part of the weights and of every batch."""
     lora: Lora | None = None
     """`[policy.lora]` of the recipe: adapters are trained in place of the weights."""
     adapter_alone: bool = False
-    """Whether the adapters are announced and saved, and not what they come to: `[policy] weights =
-    "adapter"` of the recipe."""
+    """True: the adapters are published and saved, not the merged weights; a recipe says so by
+    `[policy] weights = "adapter"`."""
     gradient_checkpointing: bool = False
-    """Whether layers are computed again on the way back: the memory of one in place of all."""
+    """True: activations are computed again in the backward pass, which needs the memory of one
+    layer instead of all."""
     max_skipped: int = 3
     """So many steps in a row without a finite gradient end the process."""
     epochs: int = 1
-    """How often a batch is gone through in one step."""
+    """The number of passes over a batch in one step."""
     minibatch: int = 0
     """Trajectories to one update of the weights; 0: all of the batch."""
     distill: str | Choice = "none"
-    """What a teacher's token scores add to the advantage."""
+    """The rule that adds a teacher's token scores to the advantage."""
     old_logprobs: str | Choice = "none"
-    """Where the trainer's own log-probabilities at sampling time come from."""
+    """The source of the trainer's own log-probabilities at sampling time."""
     correction: str | Choice = "none"
-    """What a cost weighs where the engine's log-probabilities are not the trainer's."""
+    """The rule that weights a token whose log-probability differs between engine and trainer."""
     kl: str | Choice = "none"
-    """What leaving a frozen reference costs."""
+    """The penalty for leaving a frozen reference policy."""
     step_size: str | Choice = "scheduled"
-    """How large a step is beside what the schedule says."""
+    """The rule that scales a step relative to the schedule."""
     checkpoint_keep_every: int = 20
     """Besides the newest checkpoints the first stays, and one in so many versions; 0 keeps none.
 
@@ -132,7 +134,8 @@ class LearnerConfig:
     """
 
     stream: bool = False
-    """Whether gradients are added as groups complete, and applied when the batch is whole."""
+    """True: gradients are accumulated as groups complete, and applied when the batch is
+    complete."""
     save: str = "sync"
     """`async`: a step's checkpoint is written while the next batch is trained."""
     announce: str = "durable"
@@ -142,9 +145,10 @@ class LearnerConfig:
     """So many times `groups_per_step` groups are kept started; when a batch is there all others are
     cancelled, and gone on with first in the next round."""
     mask_continued: bool = False
-    """Whether what was sampled before a rollout was gone on with is only read, not trained on."""
+    """True: tokens that were sampled before a rollout was resumed are context, and not trained
+    on."""
     retention: int = 0
-    """How often a rollout may be gone on with before it is dropped; 0 is no bound."""
+    """The most times that a rollout is resumed before it is dropped; 0 is no bound."""
     redundancy: int = 0
     """So many members more are started in each group: the first `group_size` that can be trained
     on, in log order, are its members, and the others are cancelled."""
@@ -170,11 +174,11 @@ class LearnerConfig:
 
     @property
     def rules(self) -> ChosenRules:
-        """What its names stand for."""
+        """The rules that its names stand for."""
         return ChosenRules(self)
 
     def replay(self) -> ReplayRule:
-        """How much is trained on again."""
+        """The rule that selects data to train on again."""
         return ReplayRule(
             self.replay_ratio,
             self.replay_capacity,
@@ -185,28 +189,28 @@ class LearnerConfig:
 
     @property
     def cuts_off(self) -> bool:
-        """Whether what runs when a batch is whole is cancelled, and gone on with."""
+        """True if rollouts that run when a batch is complete are cancelled and resumed."""
         return self.over_provision > 1 or self.refills
 
     @property
     def interrupts(self) -> bool:
-        """Whether a step waits until what it cuts off has ended, so that it can be scored."""
+        """True if a step waits for the rollouts that it cuts off, so that they can be scored."""
         return self.rules.objective.old.needs("noted")
 
     @property
     def refills(self) -> bool:
-        """Whether so many rollouts are kept in flight, whatever has ended."""
+        """True if the number of rollouts in flight is kept constant."""
         return "cut_off" in self.rules.completion.needs
 
     @property
     def fresh_groups(self) -> int:
-        """How many groups of a step are trained on for the first time."""
+        """The number of groups of a step that are trained on for the first time."""
         return self.replay().fresh(self.groups_per_step)
 
     def curation(
         self, run_id: str, policy_id: str, abandoned: tuple[tuple[int, int], ...] = ()
     ) -> Curation:
-        """What a buffer in front of this learner admits."""
+        """Return the rules by which a buffer before this learner admits rollouts."""
         return Curation(
             run_id,
             policy_id,
@@ -253,7 +257,7 @@ class LearnerConfig:
 TABLES: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
     "lora": Lora.of, "recorded": Recorded.of, "share": Share.of,
 }  # fmt: skip
-"""What is a table of its own, and no rule."""
+"""Keys that are tables of their own, and no rules."""
 
 
 def _written(key: str, value: object) -> object:

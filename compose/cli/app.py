@@ -4,9 +4,11 @@ Exit codes: 0 done, 1 something failed, 2 refused at the door, 3 a goal was miss
 required, 130 interrupted.
 """
 
+import faulthandler
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -228,6 +230,8 @@ def main() -> NoReturn:
 
     Modules of the user's are found in the working directory, behind everything that is installed.
     """
+    with suppress(RuntimeError, ValueError, OSError):  # standard error may be closed
+        faulthandler.enable()  # a crash inside a client library tells where it was
     sys.path.append(os.getcwd())
     tell_apart()
     hide_in_tracebacks()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -197,8 +198,12 @@ async def spare_of(keeper: Keeper) -> int:
 
 def descriptors(pid: int) -> list[str]:
     """What it has open beside the three that the keeper begins with."""
-    opened = [each for each in Path(f"/proc/{pid}/fd").iterdir() if int(each.name) > 2]
-    return sorted(os.readlink(each).partition(":")[0] for each in opened)
+    kinds = []
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since the folder was read
+            if int(each.name) > 2:
+                kinds.append(os.readlink(each).partition(":")[0])
+    return sorted(kinds)
 
 
 def state(pid: int) -> str:

@@ -1,1 +1,1 @@
-"""What reads topics: the loop, its two logs, and one module or folder per consumer group."""
+"""Readers of topics: the loop, its two logs, and one module or folder per consumer group."""

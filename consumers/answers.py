@@ -1,4 +1,4 @@
-"""How groups that carry out commands answer: into the journal partition that the command names."""
+"""Answers of groups that execute commands, written to the journal partition of the command."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,7 +26,7 @@ Command = ModelCall | EnvironmentStep
 Answer = ModelAnswered | EnvironmentStepped | CallFailed
 make_event = maker(Event)
 UNANSWERED = ("close", "abort")
-"""Kinds of commands that nobody waits for."""
+"""Kinds of commands that get no answer."""
 
 
 class Answers:
@@ -49,33 +49,33 @@ class Answers:
         self.publisher = publisher
         self.wall = wall or steady_wall()
         self.clock = LogClock(self.wall, slew=0)
-        """What deadlines of commands are held against; never ahead of the log.
+        """The clock for deadlines of commands; it is never ahead of the log.
 
-        The ack of an answer says what time it is there. Until there is one a command's own append
-        time does: it may have waited for long, so what is late may be done, and never the reverse.
+        It is set by the append times of acked answers. Before the first ack, the append time of a
+        command is used: it may be old, so a late command may run, but none is refused early.
         """
         self._acked_ms = 0
         self._unsent: SendLater[tuple[Command, Answer, Record]] = SendLater("answering_waits")
         self._partitions = log.partitions(self.topic)
 
     def check(self, command: Command) -> None:
-        """Raises NoSuchPartition for a command whose answer would have nowhere to go."""
+        """Raise NoSuchPartition for a command whose answer partition does not exist."""
         if command.answer_partition >= self._partitions:
-            self.log.topic_names()  # or else a count from before the topic grew is told again
+            self.log.topic_names()  # drops the cached count from before the topic grew
             self._partitions = self.log.partitions(self.topic)
         if not 0 <= command.answer_partition < self._partitions:
             raise NoSuchPartition(self.topic, command.answer_partition, self._partitions)
 
     def now_ms(self, taken: Sequence[tuple[Record, object]] = ()) -> int:
-        """The time by the log; `taken` is what was just read."""
+        """Return the time by the log; `taken` are the records that were just read."""
         if taken and not self._acked_ms:
             self.clock.saw(max(record.timestamp_ms for record, _ in taken))
         return int(self.clock() * 1000)
 
     def tick(self) -> None:
-        """Give what could not be given before, and learn the time from the newest ack.
+        """Send the answers that wait, and set the clock by the newest ack.
 
-        To be called soon after acks were counted.
+        Call it soon after acks were counted.
         """
         for unsent in self._unsent.drain():
             self.give(*unsent)
@@ -85,9 +85,9 @@ class Answers:
             self.clock.saw(acked_ms)
 
     def give(self, command: Command, body: Answer, cause: Record) -> None:
-        """Write one answer and close its record; one that cannot be is answered as failed.
+        """Write one answer and close its record; if it cannot be written, answer with a failure.
 
-        Where it cannot be encoded now it is given later, and its record stays open.
+        If it cannot be encoded now, it is written later, and its record stays open.
         """
         try:
             self._write(command, body, cause)
@@ -96,14 +96,14 @@ class Answers:
             return
         except TooLarge as error:
             self._fail(command, cause, error)
-        except WireError as error:  # a text of foreign code that is not Unicode, for one
+        except WireError as error:  # for example text of user code that is not Unicode
             self._write(command, CallFailed("raised", str(error), False), cause)
         cause.closed = True
 
     def lost(self, record: Record, error: WireError) -> None:
-        """Answer a command whose object is lost: it is known from its light record alone.
+        """Answer a command whose object is lost, from the fields of its light record.
 
-        It may be tried again: its sender still has what was lost.
+        The failure is retriable: the sender still has the content.
         """
         command = error.light if isinstance(error, ObjectLost) else None
         if not isinstance(command, ModelCall | EnvironmentStep) or command.kind in UNANSWERED:
@@ -125,12 +125,12 @@ class Answers:
         )
 
     def _fail(self, command: Command, cause: Record, error: WorkFailed) -> None:
-        """Answer as failed where the topic would not have the answer itself."""
+        """Answer with a failure if the topic refused the answer."""
         self._write(command, CallFailed(error.code, str(error), error.retriable), cause)
 
 
 def event_of(command: Command, body: Answer, written_by: str) -> Event:
-    """The entry of the journal that answers a command: it echoes its place, id and digest."""
+    """Return the journal entry that answers a command, with its position, id and digest."""
     return make_event(
         command.rollout_id,
         command.attempt,
@@ -144,11 +144,11 @@ def event_of(command: Command, body: Answer, written_by: str) -> Event:
 
 
 def expired(command: Command, now_ms: int) -> CallFailed | None:
-    """The answer to a command that is taken too late, None when it is not."""
+    """Return the failure for a command that is past its deadline, else None."""
     return too_late(command, now_ms) if now_ms > command.not_after_ms else None
 
 
 def too_late(command: Command, now_ms: int) -> CallFailed:
-    """The answer to a command that may not be begun any more."""
+    """Return the failure for a command that is too late to begin."""
     late_s = (now_ms - command.not_after_ms) / 1000
     return CallFailed("expired", f"taken {late_s:.1f} s after its deadline", True)

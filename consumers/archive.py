@@ -1,11 +1,11 @@
-"""The archive group: what was written of trajectories and scores, as Parquet, exactly once.
+"""The archive group: writes trajectories and scores as Parquet, exactly once.
 
-The law: a partition is cut into spans at fixed offsets, [0, n), [n, 2n), ..., between two days of
-the log's own time, where a span has been open for `HOLD_S`, and where the worker leaves. Each span
-is one file for every table, named by the topic's incarnation, partition and where it begins. Files
-appear by renaming when their span ends, and only then are its records finished: the committed
-offset stands between spans. A kill before the commit brings the span back; the file that is there
-says where it ended, and is left as it is.
+A partition is cut into spans: at fixed offsets, [0, n), [n, 2n), ..., between two days of the log's
+own time, when a span was open for `HOLD_S`, and when the worker leaves. Each span is one file per
+table, named by the topic's id, the partition and its first offset. Files are renamed to their final
+names when their span ends, and only then are its records finished: so the committed offset is
+always between spans. After a kill before the commit the span is read again; the existing file
+shows where it ended, and is kept.
 """
 
 import os
@@ -31,30 +31,30 @@ from schemas.topics import Topics
 SPAN = 1000
 """Offsets of one partition in a file."""
 HOLD_S = 3600.0
-"""A span that does not fill is closed after so long: retention takes what nobody has written."""
+"""Time after which an incomplete span is closed, before retention can delete its records."""
 LOT_BYTES = 4 << 20
-"""Held in memory of each partition at most."""
+"""Limit of the memory for rows of each partition."""
 
 log = structlog.get_logger()
 
 
 @dataclass
 class Span:
-    """One stretch of a partition that is being written."""
+    """A range of a partition that is being written."""
 
     begin: int
     end: int
     written: int
-    """Where the file that is there already says that it ends; 0 where there is none."""
+    """The end of the span by a file that exists already; 0 if there is none."""
     day: str
     since: float
-    """By the worker's clock."""
+    """Time by the worker's clock."""
     writers: ParquetWriters
     records: list[Record] = field(default_factory=list)
 
 
 class Archive(WorkRole):
-    """Writes every partition it holds, span by span."""
+    """Writes its partitions, span by span."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Archive(WorkRole):
         self.clock = clock
         self.spans: dict[TopicPartition, Span] = {}
         self.cuts: dict[TopicPartition, int] = {}
-        """Where the last span of each partition ended, or reading began."""
+        """The end of the last span of each partition, or the start of reading."""
         self.ids: dict[str, str] = {}
         self.counts: Counter[str] = Counter()
         self.mark = f"{_in_a_name(name)}.{os.getpid()}"
@@ -84,9 +84,9 @@ class Archive(WorkRole):
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Raise Unavailable where the directory is away or full: its worker begins again later.
+        """Raise Unavailable if the directory is missing or full, so that the worker retries later.
 
-        What else is raised, such as for a row that no table takes, is a record's own fault.
+        Other errors, such as for a row that no table takes, are faults of a record.
         """
         try:
             yield
@@ -125,7 +125,7 @@ class Archive(WorkRole):
         span.records.append(record)
 
     def _span_of(self, record: Record) -> Span:
-        """The span of a record, after the one before it was closed."""
+        """Return the span of a record; close the one before it."""
         tp, day = (record.topic, record.partition), day_of(record.timestamp_ms)
         open_span = self.spans.get(tp)
         if open_span is not None and record.offset < open_span.end and day == open_span.day:
@@ -134,6 +134,7 @@ class Archive(WorkRole):
             self._close(tp)
         begin = record.offset // self.span * self.span
         end = begin + self.span
+        # The rest of a span that was closed early begins at this record.
         if begin < self.cuts[tp]:
             begin = record.offset
         name = f"{self._prefix(tp, begin)}{end}.parquet"
@@ -146,19 +147,19 @@ class Archive(WorkRole):
         return f"{tp[0]}-{_in_a_name(self.ids[tp[0]])}-{tp[1]}-{begin}-"
 
     def _written_to(self, tp: TopicPartition, begin: int) -> int:
-        """Where the span ended that begins here and was written before; 0 where none was."""
+        """Return the end of an already written span that begins here; 0 if there is none."""
         table = "trajectories" if tp[0] == self.trajectories else "scores"
         found = self.directory.glob(f"{table}/day=*/{escape(self._prefix(tp, begin))}*.parquet")
         return max((last_offset(path) + 1 for path in found), default=0)
 
     def at_end(self, progress: PartitionProgress) -> None:
-        """Behind the last record of a span there may be holes, and nothing else."""
+        """Close a span whose end is reached, perhaps with holes after its last record."""
         tp = progress.topic, progress.number
         if tp in self.spans and progress.end >= self.spans[tp].end:
             self._close(tp)
 
     def _close(self, tp: TopicPartition) -> None:
-        """1. the files are whole and have their names  2. the records are finished."""
+        """1. complete the files and rename them  2. finish the records."""
         with self._told():
             self._finish(tp)
 
@@ -176,7 +177,7 @@ class Archive(WorkRole):
         try:
             span.writers.finish()
         except BaseException:
-            self.spans[tp] = span  # to be abandoned with its partition
+            self.spans[tp] = span  # it is abandoned with its partition
             raise
         self.cuts[tp] = last
         for record in span.records:
@@ -186,22 +187,22 @@ class Archive(WorkRole):
         log.info("span_archived", topic=tp[0], partition=tp[1], offset=last)
 
     def tick(self) -> None:
-        """Close what has been open for long."""
+        """Close spans that have been open for too long."""
         now = self.clock()
         for tp in [tp for tp, span in self.spans.items() if now - span.since >= HOLD_S]:
             self._close(tp)
 
     def leave(self, *, patient: bool) -> None:
-        """What is in hand is written, as far as it has come."""
+        """Write the open spans, complete or not."""
         del patient
         for tp in list(self.spans):
             self._close(tp)
 
     def full(self, progress: PartitionProgress) -> bool:
-        """What is in hand is rows of one span; its records without their values are small."""
+        """Return False: only rows of one span are held, and records without values are small."""
         return False
 
 
 def _in_a_name(text: str) -> str:
-    """What may be part of a file's name; Kafka's topic ids are base64."""
+    """Replace characters that a file name cannot have; Kafka's topic ids are base64."""
     return text.replace("/", "_").replace("+", "-")

@@ -1,7 +1,7 @@
-"""A trajectory with less and less in it, for where the whole of it cannot be written.
+"""Reduced forms of a trajectory, for cases in which the whole cannot be written.
 
-Everybody downstream waits for every rollout, so something is always written: its ids, how it ended
-and where it stands in the journal remain to the last.
+All later groups wait for every rollout, so something is always written: its ids, its end and its
+place in the journal are in every form.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from schemas.messages import RolloutRequest, Task, Trajectory
 
 
 def barer(trajectory: Trajectory) -> Iterator[Trajectory]:
-    """Without what was said and done; then without its result, its task, its request."""
+    """Yield it without sequences and steps; then also without result, task, and request."""
     bare = replace(trajectory, sequences=None, steps=None)
     yield bare
     yield (bare := replace(bare, result=""))
@@ -25,7 +25,7 @@ def barer(trajectory: Trajectory) -> Iterator[Trajectory]:
 def write_barer(
     trajectory: Trajectory, write: Callable[[Trajectory], None], error: Exception
 ) -> None:
-    """Write the first of them that can be written; raises the error of the whole where none can."""
+    """Write the first form that can be written. Raises `error` if none can."""
     for bare in barer(trajectory):
         with suppress(TooLarge, WireError):
             write(bare)
@@ -34,7 +34,7 @@ def write_barer(
 
 
 def _thin(request: RolloutRequest) -> RolloutRequest:
-    """Whose request it was; what was to be done stands in the journal."""
+    """Return the request without the texts of its task, which are in the journal."""
     task = Task(request.task.environment, seed=request.task.seed, task_id=request.task.task_id)
     sampling = replace(request.sampling, stop=())
     return replace(request, task=task, agent_config="", sampling=sampling)

@@ -12,18 +12,18 @@ from schemas.messages import Control
 from schemas.topics import Topics
 
 RETIRED = Control("unknown")
-"""What a record says that takes back what stood under its key: one without a value, or one that
-nobody can read, for compaction keeps nothing before either of them."""
+"""The message of a record without a value or an unreadable one: it revokes earlier ones of its
+key, since compaction keeps nothing before it."""
 MOST_WORDS = 100
-"""Records of one poll: a word may be as large as the topic allows, a megabyte."""
+"""Records of one poll: each may be as large as the topic allows, a megabyte."""
 POLLS = 20
-"""While each of them is full."""
+"""The most polls in a row, while each of them is full."""
 
 
 class ControlReader:
-    """The words on `control`, in order; those that wait for the registry hold the others up.
+    """The records on `control`, in order; one that waits for the registry delays later ones.
 
-    With `passed`, those wait as well whose schema is not to be had or is of another record.
+    With `passed`, records of missing schemas or of other types wait as well.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class ControlReader:
         self._reader = log_.reader([topics.control], from_end=from_end)
         self._held = DecodeInOrder(codec, Control, passed=passed, clock=clock)
         self._unreadable = unreadable
-        """Told about what is no word; without it such records are passed over."""
+        """Called for unreadable records; without it they are skipped."""
 
     def poll(self, timeout_s: float = 0.0) -> Iterator[tuple[Record, Control]]:
-        """The words that have come."""
+        """Yield the records that have arrived."""
         for _ in range(POLLS):
             read = [] if self._held else self._reader.poll(timeout_s, MOST_WORDS)
             self._held.add(read)

@@ -1,4 +1,4 @@
-"""Decoding records one after the other, for whoever reads a topic without a loop."""
+"""Decoding of records in order, for readers of a topic without a loop."""
 
 import time
 from collections import deque
@@ -13,16 +13,16 @@ from schemas.codec import Codec
 from schemas.errors import Skipped, Unavailable, UnknownSchema, WireError
 
 RETRY_S = 1.0
-"""After so long a record whose schema is not to be had is tried again."""
+"""Time after which a record with an unknown schema is tried again."""
 PATIENCE_S = 60.0
-"""For so long in all a reader waits for such schemas: anybody can write bytes that name none."""
+"""Limit of all waits of a reader for such schemas, since bytes from anywhere may name none."""
 M = TypeVar("M")
 
 log = structlog.get_logger()
 
 
 def decoded(codec: Codec, record: Record, expected: type[M]) -> M | None:
-    """What a record says; None where it says nothing, for whoever can read it to read it there."""
+    """Decode a record; log it and return None if it is unreadable."""
     try:
         return codec.decode(record.value, expected)
     except WireError as error:
@@ -37,12 +37,12 @@ def decoded(codec: Codec, record: Record, expected: type[M]) -> M | None:
 
 
 class DecodeInOrder(Generic[M]):
-    """Records that wait to be decoded; one that waits for the registry holds up all behind it.
+    """A queue of records to decode; one that waits for the registry delays all behind it.
 
-    So does one whose schema is not to be had, or is of another record, where `passed` is given: a
-    registry that deals its ids anew says the same of good records, and those who read the topic
-    must come to the same. It waits until the schema is back, a person has it passed over, or the
-    reader's patience has ended: one record must not hold up everybody for ever.
+    With `passed`, a record with a missing schema, or one of another type, waits too: after a
+    registry assigned its ids anew, good records look like that, and all readers of a topic must
+    agree. It waits until the schema is back, an operator has it skipped, or the reader's time for
+    this is used up: one record must not stop all readers for ever.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class DecodeInOrder(Generic[M]):
         self._held += records
 
     def ready(self) -> Iterator[tuple[Record, M | WireError]]:
-        """What can be had now: messages, and in their places why there is none in a record."""
+        """Yield what can be decoded now: each record with its message, or with its error."""
         while self._held:
             record = self._held[0]
             if self._stuck == place_of(record) and self.clock() < self._due:
@@ -91,7 +91,7 @@ class DecodeInOrder(Generic[M]):
             yield record, message
 
     def _read(self, record: Record) -> M | WireError:
-        """Decode a record; raises Unavailable, and UnknownSchema where it has to be waited for."""
+        """Decode a record. Raises Unavailable, and UnknownSchema if it has to wait."""
         try:
             return self.codec.decode(record.value, self.expected)
         except UnknownSchema as error:

@@ -1,7 +1,7 @@
 """Held-out evaluation of a run: greedy rollouts on seeds that training never draws.
 
-They are ordinary rollouts tagged `evaluate`, so they are never trained on; they are asked of one
-version, and what another one has sampled in is not counted as its. What came of them is a fold of
+They are ordinary rollouts tagged `evaluate`, so they are never trained on. Each asks for one
+version, and does not count if another version sampled in it. The results are a fold of
 scored trajectories.
 """
 
@@ -15,20 +15,20 @@ from trainer.samples import versions_of
 MARK = "/heldout/"
 VERSION_DIGITS = 10
 GONE = "version_gone"
-"""The code under which a call fails that is asked of a version which cannot be had any more."""
+"""The failure code of a call for a version that cannot be had any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOutResult:
-    """One rollout: whether it succeeded, where it began, and whether it says anything."""
+    """The result of one rollout: its success, its start, and whether it counts."""
 
     success: bool
     start: str
     counts: bool = True
-    """Whether the version that it was asked of sampled all of it."""
+    """True if the requested version sampled all of it."""
     failed: bool = False
-    """It has no reward, for it failed or its scorer did: it shows nothing of what the version can
-    do."""
+    """True if it has no reward, because it or its scorer failed: it does not measure the
+    version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Measured:
 
     version: int
     success: float | None
-    """The share that succeeded, failed rollouts among those that did not; None where all failed."""
+    """The share of successes, where failed rollouts count as none; None if all failed."""
     failed: int
     rollouts: int
 
@@ -50,23 +50,23 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutPlan:
-    """What is evaluated, how often, and when the run has reached its goal."""
+    """The evaluation plan: tasks, frequency, and the goal of the run."""
 
     template: RolloutRequest
-    """A training request of the run; purpose, temperature, seed and ids are changed."""
+    """A training request of the run; purpose, temperature, seed and ids are replaced."""
     seeds: tuple[int, int]
-    """[first, end)"""
+    """The seeds, [first, end)."""
     every: int
-    """In steps; 0 is only before and after."""
+    """Steps between evaluations; 0 evaluates only before and after the run."""
     success_at: float
-    """A rollout whose total reward is at least this has succeeded."""
+    """The total reward from which a rollout is a success."""
     goal: float
-    """The run may end when this share succeeds; above 1 it never does."""
+    """The share of successes at which the run may end; above 1 it never does."""
     tasks: tuple[Task, ...] = ()
-    """What a seed stands for, as in `producers.admission.Draws`."""
+    """The tasks by seed, as in `producers.admission.Draws`."""
 
     def requests(self, version: int) -> Iterable[RolloutRequest]:
-        """One request a seed. Ids are names of the place, so asking twice is asking once."""
+        """Yield one request per seed. Ids are fixed by their place, so a repeat has no effect."""
         group = f"{self.template.run_id}{MARK}{version}"
         sampling = replace(self.template.sampling, temperature=0.0)
         for seed in range(*self.seeds):
@@ -85,23 +85,23 @@ class HeldOutPlan:
 
 @dataclass
 class HeldOut:
-    """The fold of a run's held-out results, by version asked for."""
+    """The fold of a run's held-out results, by requested version."""
 
     plan: HeldOutPlan
     asked: list[int] = field(default_factory=list)
     results: dict[int, dict[str, HeldOutResult]] = field(default_factory=dict)
 
     def requests_of(self, group: str) -> Iterable[RolloutRequest]:
-        """The requests of one evaluation that was asked for, by their group; else none."""
+        """Return the requests of one evaluation by its group, or none if it was not asked for."""
         version = self._version_of(group)
         return self.plan.requests(version) if version in self.asked else ()
 
     def due(self, step: int) -> bool:
-        """Whether the plan wants an evaluation after this step."""
+        """Return True if the plan evaluates after this step."""
         return step == 0 or (self.plan.every > 0 and step % self.plan.every == 0)
 
     def take(self, scored: ScoredTrajectory) -> int | None:
-        """Note one record; return the version it was asked for, None if it is none of ours."""
+        """Note one record; return its requested version, or None if it is not of this run."""
         request = scored.trajectory.request
         if request is None or request.purpose != "evaluate":
             return None
@@ -125,12 +125,12 @@ class HeldOut:
         return not self.missing(version)
 
     def missing(self, version: int) -> int:
-        """How many results of a version have not come."""
+        """Count the outstanding results of a version."""
         first, end = self.plan.seeds
         return max(0, end - first - len(self.results.get(version, {})))
 
     def give_up(self, version: int) -> int:
-        """Count what has not come as saying nothing; returns how many."""
+        """Replace outstanding results by ones that do not count; return their number."""
         lost = self.missing(version)
         known = self.results.setdefault(version, {})
         for request in self.plan.requests(version):
@@ -138,13 +138,13 @@ class HeldOut:
         return lost
 
     def counted(self, version: int) -> list[HeldOutResult]:
-        """The results that are this version's and no other's."""
+        """Return the results that this version sampled alone."""
         return [result for result in self.results.get(version, {}).values() if result.counts]
 
     def success(self, version: int) -> float | None:
-        """The share of held-out rollouts that succeeded, of those that count.
+        """Return the share of successes among the counted rollouts.
 
-        None where none counts, and where all of them failed: then nothing was measured.
+        None if none counts, or if all of them failed: then nothing was measured.
         """
         known = self.counted(version)
         if all(result.failed for result in known):
@@ -152,25 +152,25 @@ class HeldOut:
         return sum(result.success for result in known) / len(known)
 
     def reached(self) -> bool:
-        """Whether the newest of the versions that are wholly evaluated reached the goal."""
+        """Return True if the newest fully evaluated version reached the goal."""
         newest = max((v for v in self.results if self.complete(v)), default=None)
         return newest is not None and self.reached_by(newest)
 
     def reached_by(self, version: int) -> bool:
-        """Whether a version reached the goal, in rollouts that it has all sampled itself."""
+        """Return True if a version reached the goal, and sampled all of its rollouts itself."""
         whole = self.complete(version) and len(self.counted(version)) == len(self.results[version])
         success = self.success(version)
         return whole and success is not None and success >= self.plan.goal
 
     def starts(self, version: int) -> tuple[int, int]:
-        """How many distinct beginnings succeed from every seed, of how many there are."""
+        """Count the distinct starts that succeed from every seed, and all distinct starts."""
         by_start: dict[str, bool] = {}
         for result in self.counted(version):
             by_start[result.start] = by_start.get(result.start, True) and result.success
         return sum(by_start.values()), len(by_start)
 
     def measured(self) -> list[Measured]:
-        """Every complete evaluation in which something is the version's own."""
+        """Return every complete evaluation with at least one counted rollout."""
         complete = [v for v in sorted(self.results) if self.complete(v)]
         return [self._measured(v) for v in complete if self.counted(v)]
 
@@ -180,14 +180,14 @@ class HeldOut:
         return Measured(version, self.success(version), failed, len(known))
 
     def curve(self) -> list[tuple[int, float | None]]:
-        """(version, success) of each of these."""
+        """Return (version, success) of each of these."""
         return [(each.version, each.success) for each in self.measured()]
 
 
 def sampled_by(trajectory: Trajectory, policy_id: str, version: int) -> bool:
-    """Whether a policy's tokens in a rollout are all of one version, and it was to be had.
+    """Return True if a policy's tokens in a rollout are all of one version, which was available.
 
-    A rollout that failed before anything was sampled is the version's failure.
+    A rollout that failed before anything was sampled counts as a failure of the version.
     """
     if trajectory.sequences is None:
         return False

@@ -1,4 +1,4 @@
-"""An executor without a thread: what is submitted has been done when it returns."""
+"""An executor without a thread, which runs the work in `submit`."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -6,10 +6,10 @@ from typing import Any
 
 
 class InlineExecutor(Executor):
-    """For whoever wants the same order of things every time."""
+    """Runs work in a fixed order, on the caller's thread."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Do it; what it raises is for whoever asks for the result."""
+        """Run it now; an error is raised by the future's `result`."""
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))

@@ -1,8 +1,8 @@
-"""The quotas of users, as `quotas` tells them: every process that needs them reads all of it.
+"""The quotas of users, from the topic `quotas`, which every process that needs them reads in full.
 
-The last record of a user counts, one without a value takes it back, and so does one that makes no
-sense: after a compaction nobody could tell what stood before it. Whoever has no record has the
-default quota, that of the settings.
+The last record of a user counts. A record without a value revokes the quota, and so does an invalid
+one, since after a compaction the record before it would be unknown. A user without a record has the
+default quota, from the settings.
 """
 
 import time
@@ -20,14 +20,14 @@ from schemas.messages import Quota
 from schemas.topics import Topics
 
 LOOK_AGAIN_S = 30.0
-"""Between two looks for a topic that is not there."""
+"""Seconds between two checks for a missing topic."""
 UNLIMITED = Quota("")
 
 log = structlog.get_logger()
 
 
 class QuotaTable:
-    """What each user may take, now."""
+    """The present limits of each user."""
 
     def __init__(
         self,
@@ -39,18 +39,18 @@ class QuotaTable:
         clock: Callable[[], float] = time.monotonic,
         unreadable: Callable[[Record, WireError], None] = lambda record, error: None,
     ) -> None:
-        """`unreadable` is told about what is no quota. Raises Unavailable."""
+        """`unreadable` is called for invalid records. Raises Unavailable."""
         self.default = default
         self.records: dict[str, Quota] = {}
-        """By user, without the default."""
+        """Quotas by user, without the default."""
         self.since_ms: dict[str, int] = {}
-        """When each of them was written."""
+        """The time of each user's last record."""
         self.missing = False
-        """Whether the topic is not there, so that nobody can have a record."""
+        """True if the topic is missing, so that no user has a record."""
         self.known = False
-        """Whether all that was there at the beginning has been taken."""
+        """True once all records that existed at the start are read."""
         self.paces = default.calls_per_s > 0
-        """Whether anybody's calls have a rate."""
+        """True if any user's calls have a rate limit."""
         self._log = log_
         self._topic = topics.quotas
         self._clock = clock
@@ -62,7 +62,7 @@ class QuotaTable:
         self.known = self.missing
 
     def _open(self) -> Reader | None:
-        """A reader of all of it; None where the topic is not there, which is said once."""
+        """Return a reader of the whole topic; None if it is missing, which is logged once."""
         try:
             return self._log.reader([self._topic])
         except TopicsDiffer:
@@ -74,15 +74,15 @@ class QuotaTable:
             return None
 
     def of(self, user: str) -> Quota:
-        """What holds for a user."""
+        """Return the quota of a user."""
         return self.records.get(user, self.default)
 
     def may_have_been_paced(self, user: str) -> bool:
-        """Whether the calls of a user may have had a rate at some time."""
+        """Return True if the calls of a user may have had a rate limit at some time."""
         return self.default.calls_per_s > 0 or user in self._paced
 
     def follow(self, timeout_s: float = 0.0) -> set[str]:
-        """Take what has come; the users whose quota may be another one now."""
+        """Read new records; return the users whose quota may have changed."""
         if self._reader is None:
             self._look_again()
         if self._reader is None:
@@ -111,7 +111,7 @@ class QuotaTable:
         quota = self.records.pop(user, None)
         self.since_ms[user] = record.timestamp_ms
         if record.value is None:
-            self._paced.add(user)  # by what it takes back, for all one knows
+            self._paced.add(user)  # the revoked quota may have had a rate
             return user
         try:
             quota = self.records[user] = _quota_of(user, found)
@@ -128,7 +128,7 @@ class QuotaTable:
 
 
 def limits_of(quota: Quota) -> str:
-    """A quota in words."""
+    """Return a quota in words."""
     words = [
         f"{quota.running:,} rollouts running at once" if quota.running else "",
         f"{quota.per_hour:,} begun in an hour" if quota.per_hour else "",
@@ -138,7 +138,7 @@ def limits_of(quota: Quota) -> str:
 
 
 def _quota_of(user: str, found: Quota | WireError) -> Quota:
-    """What a record under this key says; raises WireError where that is no quota of the user."""
+    """Return the quota in a record of this key. Raises WireError if it is not a valid one."""
     if isinstance(found, WireError):
         raise found
     try:

@@ -1,4 +1,4 @@
-"""What is checked of a request before it is published: whatever would fail for sure."""
+"""Checks of a request before it is published: refuse the ones that would certainly fail."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +21,7 @@ from schemas.topics import checked
 
 
 class RequestChecks:
-    """Turn away what would fail for sure; one for each submission. Raises Unavailable."""
+    """Refuses requests that would certainly fail; one per submission. Raises Unavailable."""
 
     def __init__(self, history: History) -> None:
         self.topics = history.topics
@@ -31,7 +31,7 @@ class RequestChecks:
         self.named_tasks: set[str] = set()
 
     def check(self, request: RolloutRequest) -> None:
-        """Raises Refused."""
+        """Raise Refused if the request would fail."""
         if request.rollout_id in self.rollout_ids:
             msg = f"rollout_id {request.rollout_id!r} came before; every rollout needs its own"
             raise Refused(msg)
@@ -43,7 +43,7 @@ class RequestChecks:
         self._check_size(request)
 
     def _check_shell(self, config: dict[str, Any] | None) -> None:
-        """Look at the config, and at the directory that it names, once for all requests."""
+        """Check the config, and the directory that it names, once for all requests."""
         if config is None:
             return
         name = str(config.get("task") or "")
@@ -77,7 +77,7 @@ class RequestChecks:
 
 
 def _check_task(request: RolloutRequest) -> dict[str, Any] | None:
-    """The config of a `shell`, None where it is for another environment; raises Refused."""
+    """Return the config of a `shell`, None for other environments. Raises Refused."""
     task = request.task
     if task.environment:
         check_environment(task.environment)
@@ -110,9 +110,9 @@ def _check_object(name: str, text: str) -> dict[str, Any]:
 def dataset_requests(
     dataset: str, count: int, group_size: int, defaults: RolloutRequest, checks: RequestChecks
 ) -> Iterator[RolloutRequest]:
-    """The entries 0 to count - 1 of a reasoning-gym data set; a seed names an entry for ever.
+    """Yield requests for the entries 0 to count - 1 of a reasoning-gym data set; a seed fixes one.
 
-    Raises Refused for a data set that is not there.
+    Raises Refused for a data set that does not exist.
     """
     config = orjson.dumps({"dataset": dataset}).decode()
     try:

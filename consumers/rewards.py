@@ -1,9 +1,9 @@
-"""The rewards group of one scoring id: a trajectory in, the same with rewards out.
+"""The rewards group of one scoring id: reads trajectories, and writes them with rewards.
 
-It scores the trajectories whose request names its scoring id or names none, and passes over others.
+It scores the trajectories whose request names its scoring id or names none, and skips others.
 
-A scorer that raises, or does not come back, gives no reward and the reason; the record is written
-all the same, so nobody downstream waits for it.
+A scorer that raises or hangs gives no reward, but a reason; the record is written all the same, so
+that no later group waits for it.
 """
 
 from collections import Counter, deque
@@ -31,18 +31,18 @@ from schemas.messages import ScoredTrajectory, Trajectory
 from schemas.topics import Topics
 
 Score = Callable[[Trajectory, str, int, int], ScoredTrajectory]
-"""From a trajectory and its place in the log: topic, partition, offset.
+"""Scores a trajectory, given its place in the log: topic, partition, offset.
 
-The rewards of scorers that wait are left open.
+The rewards of waiting scorers are left open.
 """
 COLLECT_S = 0.05
-"""How long to wait at a time for scorers that wait, where there is nothing else to do."""
+"""Time of one wait for waiting scorers, if there is nothing else to do."""
 
 log = structlog.get_logger()
 
 
 class Rewards(WorkRole):
-    """Scores trajectories: plain scorers on the spot, those that wait in their room."""
+    """Scores trajectories: plain scorers at once, waiting ones in their room."""
 
     poll_s = 0.02
 
@@ -87,14 +87,14 @@ class Rewards(WorkRole):
                 return
 
     def tick(self) -> None:
-        """Write what was judged, as far as it can be encoded now."""
+        """Write the finished scores, as far as they can be encoded now."""
         self._collect()
         self._write_judged()
 
     def each_judged(
         self, trajectories: Iterable[tuple[Record, Trajectory]]
     ) -> Iterator[tuple[Record, ScoredTrajectory]]:
-        """Judge all of these, as they are finished: for who reads them without a loop."""
+        """Judge all of these, and yield each when it is finished: for readers without a loop."""
         for record, trajectory in trajectories:
             self._begin(record, trajectory)
             while self._full():
@@ -110,7 +110,7 @@ class Rewards(WorkRole):
             yield record, scored
 
     def waits(self, progress: PartitionProgress) -> bool:
-        """A line that is long enough takes no more, whatever partition it comes from."""
+        """Return True if the queue is full, for any partition."""
         del progress
         return self._full()
 
@@ -129,7 +129,7 @@ class Rewards(WorkRole):
         return self.waiting is not None and self.waiting.full()
 
     def _begin(self, record: Record, trajectory: Trajectory) -> None:
-        """Judge on the spot as far as that goes; the rest is awaited."""
+        """Run the plain scorers, and hand the rest to the waiting ones."""
         scored = self.judge(record, trajectory)
         if self.waiting and self.waiting.wanted(scored):
             self.waiting.hand_out(scored, record)
@@ -137,7 +137,7 @@ class Rewards(WorkRole):
             self._end(scored, record)
 
     def _collect(self, wait_s: float = 0.0) -> None:
-        """Take what was awaited."""
+        """Take finished results of waiting scorers."""
         if self.waiting:
             for scored, record in self.waiting.collect(wait_s):
                 self._end(scored, record)
@@ -161,21 +161,21 @@ class Rewards(WorkRole):
             self._unsent.popleft()
 
     def judge(self, record: Record, trajectory: Trajectory) -> ScoredTrajectory:
-        """What the scorers make of a trajectory that was read from this record.
+        """Return the scores of the plain scorers for a trajectory that was read from this record.
 
-        The rewards of those that wait are left open.
+        The rewards of waiting scorers are left open.
         """
         place = record.topic, record.partition, record.offset
         try:
             with self.guard:
                 scored = self.score(trajectory, *place)
-        except Exception as error:  # a user's scorer may raise anything, also an error of ours
+        except Exception as error:  # a user's scorer may raise anything, also one of our errors
             reason = str(error) if isinstance(error, ProgramFailed) else raised(error)
             scored = ScoredTrajectory(self.scoring_id, trajectory, (), None, *place, reason)
         return scored
 
     def publish(self, scored: ScoredTrajectory, record: Record) -> None:
-        """Write what was judged; where that cannot be, with less and less of the trajectory."""
+        """Write a scored trajectory; if it is too large, write a reduced form without a total."""
         try:
             self._write(scored, record, record.value, partial(self._write_barest, scored, record))
         except (TooLarge, WireError) as error:
@@ -189,7 +189,7 @@ class Rewards(WorkRole):
             )
 
     def _write_barest(self, scored: ScoredTrajectory, record: Record, error: WorkFailed) -> None:
-        """Write next to nothing of what its topic refused."""
+        """Write the smallest form of a record that its topic refused."""
         *_, barest = barer(scored.trajectory)
         reason = plain(f"{error.code}: {error}", REASON_CHARS)
         unscored = replace(scored, trajectory=barest, total=None, reason=reason, token_scores=())
@@ -217,5 +217,5 @@ class Rewards(WorkRole):
 
 
 def asks(trajectory: Trajectory, scoring_id: str) -> bool:
-    """Return whether a scoring has to score a trajectory; one without a request names none."""
+    """Return True if a scoring has to score a trajectory; one without a request names none."""
     return trajectory.request is None or trajectory.request.asks_scoring(scoring_id)

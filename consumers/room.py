@@ -1,7 +1,7 @@
-"""One event loop on one thread, for all that waits.
+"""One event loop on one thread, for code that waits (a room).
 
-Whatever lives here awaits what takes time. Who blocks instead, blocks everybody: the watch, which
-is on another thread, says who it is, and ends the process where it does not come back.
+Code in the room must await all that takes time. A task that blocks instead stops all others: the
+watch, on another thread, logs the name of the task, and ends the process if it does not return.
 """
 
 import asyncio
@@ -18,20 +18,20 @@ from schemas.errors import RoomBlocked
 
 ASK_EVERY_S = 0.25
 SLOW_S = 1.0
-"""A room that does not turn for so long is said to be blocked, once, with who blocks it."""
+"""Time after which a loop that does not turn is logged as blocked, once, with the task."""
 WEDGED_S = 60.0
 CLOSE_S = 5.0
 PASSES = 16
 PAUSE_S = 0.001
-"""What a turn without a thread waits for others, such as processes, when there is work left."""
+"""Time that a turn without a thread waits for others, such as processes, if work is left."""
 
 log = structlog.get_logger()
 
 
 class Room:
-    """An event loop and its thread; without one, the caller's, who turns it.
+    """An event loop and its thread; without a thread, the caller turns the loop.
 
-    It begins when it is first asked for something, so one that nobody needs costs nothing.
+    It starts at its first use, so an unused one costs nothing.
     """
 
     def __init__(
@@ -46,31 +46,31 @@ class Room:
         self._at_close: list[Callable[[], Awaitable[object]]] = []
         self._giving_back: asyncio.Task[None] | None = None
         self._asked_at: float | None = None
-        """When the room was asked for a sign of life that it has not given yet."""
+        """Time of a sign-of-life request that the room has not answered yet; else None."""
         self._heard_at = 0.0
         self._said = False
         self._failed: BaseException | None = None
 
     def call(self, run: Callable[[], object]) -> None:
-        """Have something done in the room, soon and in order; from any thread.
+        """Run something in the room, soon and in order; from any thread.
 
-        What it raises comes up in `watch`.
+        Its errors are raised in `watch`.
         """
         self._begun().call_soon_threadsafe(self.guarded, run)
 
     def guarded(self, run: Callable[[], object]) -> None:
-        """Do something of the room's owner, not of those who live here."""
+        """Run code of the room's owner, whose errors end the owner."""
         try:
             run()
-        except BaseException as error:  # the watch carries it out, on its thread
+        except BaseException as error:  # the watch raises it, on its thread
             self.fail(error)
 
     def at_close(self, run: Callable[[], Awaitable[object]]) -> None:
-        """Have something awaited when the room closes; last in, first out."""
+        """Register something to be awaited when the room closes; last in, first out."""
         self._at_close.append(run)
 
     def give_back(self) -> "asyncio.Task[None]":
-        """Begin to await that now, once; to be called in the room."""
+        """Start to await what `at_close` registered, once; call it in the room."""
         if self._giving_back is None:
             self._giving_back = asyncio.create_task(self._give_back(), name="give back")
         return self._giving_back
@@ -100,7 +100,7 @@ class Room:
                 return
 
     def turn(self, *, busy: bool) -> None:
-        """Without a thread: let everybody go on until all of them wait; `busy`: then a little."""
+        """Run a loop without a thread until all tasks wait; if `busy`, wait a little longer."""
         if self._loop is None or self._thread is not None:
             return
         for _ in range(PASSES):
@@ -111,12 +111,12 @@ class Room:
             self._loop.run_forever()
 
     def blocked_s(self) -> float:
-        """For how long the room has not turned."""
-        asked_at = self._asked_at  # the room's thread may take it away
+        """Return for how long the room has not turned."""
+        asked_at = self._asked_at  # the room's thread may clear it
         return 0.0 if asked_at is None else time.monotonic() - asked_at
 
     def watch(self) -> None:
-        """Look whether the room turns; raises RoomBlocked when it has not for too long."""
+        """Check that the room turns. Raises RoomBlocked if it has not for too long."""
         if self._failed is not None:
             raise self._failed
         if self._thread is None:
@@ -139,12 +139,12 @@ class Room:
         self._asked_at, self._heard_at, self._said = None, time.monotonic(), False
 
     def culprit(self) -> str:
-        """The name of the task that is running."""
+        """Return the name of the task that is running."""
         task = asyncio.current_task(self._loop) if self._loop else None
         return task.get_name() if task else "something that is no task"
 
     def _place(self) -> str:
-        """Where the room's thread is."""
+        """Return the code position of the room's thread."""
         thread = self._thread.ident if self._thread else None
         frame = sys._current_frames().get(thread or 0)
         if frame is None:
@@ -152,13 +152,13 @@ class Room:
         return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
     def fail(self, error: BaseException) -> None:
-        """Have the watch raise this: whoever owns the room cannot go on."""
+        """Have the watch raise this error, since the owner of the room cannot continue."""
         self._failed = self._failed or error
 
     def run(self, work: Callable[[], Coroutine[Any, Any, None]], timeout_s: float) -> bool:
-        """Do something in the room and wait for it; False where it took too long.
+        """Run something in the room and wait for it; return False if it took too long.
 
-        From another thread than the room's. In a room that never began there is nothing to do.
+        Call it from another thread than the room's. A room that never started has nothing to do.
         """
         if self._loop is None or self._loop.is_closed():
             return True
@@ -174,9 +174,9 @@ class Room:
         return True
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Await what was to be awaited, cancel all that is left, and end the thread.
+        """Await what `at_close` registered, cancel all tasks, and end the thread.
 
-        What clings to its work keeps the room until it lets go; nobody waits for that.
+        A task that does not end keeps the room's thread alive; it is not waited for.
         """
         if self._loop is None or self._leaving:
             return

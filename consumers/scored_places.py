@@ -1,4 +1,4 @@
-"""Scored trajectories that were read before, read again by where they lie."""
+"""Scored trajectories that are read again by their offsets."""
 
 from collections.abc import Collection, Iterator
 from itertools import chain
@@ -14,7 +14,7 @@ from trainer.samples import ScoredPlace
 def scored_at(
     log: Log, codec: Codec, topic: str, places: Collection[ScoredPlace]
 ) -> Iterator[tuple[ScoredPlace, ScoredTrajectory]]:
-    """Those of these places that retention has left and that can be read. Raises Unavailable."""
+    """Yield those that retention has left and that are readable. Raises Unavailable."""
     if not places:
         return
     stretches = (((topic, number), at, at) for number, at in places)

@@ -1,14 +1,14 @@
-"""Where a new scoring begins to read `trajectories`.
+"""The first offsets of a new scoring on `trajectories`.
 
-A request names the scorings that owe it a score; a request that names none is content with one
-score by any scoring. So a scoring that is started for the first time has to read
+A request names the scorings that owe it a score; a request that names none needs one score by any
+scoring. So a scoring that is started for the first time has to read
 
-1. from the first request that names it on, and
-2. of those that name none, what no scoring has come past. Every scoring takes these, so the commits
-   of the others say how far that is.
+1. from the first request that names it, and
+2. of those that name none, the ones that no scoring has passed. Every scoring takes these, so the
+   commits of the others show how far that is.
 
-The earlier of both is committed before the first worker joins the group. Later workers go on from
-the group's commits.
+The earlier of both is committed before the first worker joins the group. Later workers continue
+from the group's commits.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ def begin_scoring(log_: Log, codec: Codec, topics: Topics, scoring_id: str) -> N
     group, topic = topics.group("rewards", scoring_id), topics.trajectories
     if log_.commits(group, topic):
         return
-    bounds = log_.bounds(topic)  # asked first: what is asked for meanwhile ends behind these
+    bounds = log_.bounds(topic)  # read first: later requests end behind these offsets
     named = _first_named(log_, codec, topics, scoring_id, bounds)
     unnamed = _past_by_others(log_, topics, scoring_id)
     commits = []
@@ -54,9 +54,9 @@ def begin_scoring(log_: Log, codec: Codec, topics: Topics, scoring_id: str) -> N
 def _first_named(
     log_: Log, codec: Codec, topics: Topics, scoring_id: str, bounds: Mapping[int, tuple[int, int]]
 ) -> Offsets:
-    """By partition the offset before which no rollout ended that names the scoring.
+    """Return by partition an offset before which no rollout ended that names the scoring.
 
-    Where retention has taken requests, they may have named it: then that is the log's start.
+    If retention has deleted requests, they may have named it: then this is the low watermark.
     """
     if any(low for low, _ in log_.bounds(topics.requests).values()):
         return {number: low for number, (low, _) in bounds.items()}
@@ -79,7 +79,7 @@ def _first_named(
 
 
 def _past_by_others(log_: Log, topics: Topics, scoring_id: str) -> Offsets:
-    """By partition the offset that some other scoring has come to."""
+    """Return by partition the highest committed offset of the other scorings."""
     prefix, past = topics.group("rewards", ""), Offsets()
     for group in log_.group_names():
         if not group.startswith(prefix) or group == prefix + scoring_id:

@@ -1,4 +1,4 @@
-"""What a rewards worker offers the scorers that wait in its room."""
+"""The services of a rewards worker for the scorers that wait in its room."""
 
 import asyncio
 import math
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class ScoringHosts:
-    """Makes the host of each trajectory. All but the making belongs to the room."""
+    """Makes the host of each trajectory. All but construction runs in the room."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class ScoringHosts:
         leases: Leases | None = None,
         timeout_s: float = math.inf,
     ) -> None:
-        """Without `leases` no reaper knows of its boxes."""
+        """Take settings; without `leases` no reaper removes its boxes."""
         self.timeout_s = timeout_s
         self.box = box
         self.objects = objects
@@ -38,7 +38,7 @@ class ScoringHosts:
         return TrajectoryHost(self)
 
     async def open(self, spec: Spec) -> Box:
-        """A box of the kind that is set. Raises WorkFailed."""
+        """Return a box of the configured kind. Raises WorkFailed."""
         if not self.box:
             msg = "no kind of box is set for scorers: rewards.box names one, such as 'local'"
             raise WorkFailed("bad_config", msg, retriable=False)
@@ -51,7 +51,7 @@ class ScoringHosts:
 
 @dataclass(slots=True)
 class TrajectoryHost:
-    """Fulfils `sandbox.host.ScoringHost` for the scorers of one trajectory."""
+    """Implements `sandbox.host.ScoringHost` for the scorers of one trajectory."""
 
     hosts: ScoringHosts
     _made: dict[str, Any] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class TrajectoryHost:
         return self.hosts.timeout_s
 
     async def fetch(self, claim: Claim) -> bytes:
-        """Raises ObjectLost, and Unavailable."""
+        """Return the content of an object. Raises ObjectLost, and Unavailable."""
         objects = self.hosts.objects
         if objects is None:
             msg = f"object {claim.uri} is nowhere: {NO_STORE}"
@@ -69,7 +69,7 @@ class TrajectoryHost:
         return await asyncio.to_thread(objects.get, claim)
 
     async def open_box(self, spec: Spec) -> Box:
-        """Raises WorkFailed."""
+        """Return a new box. Raises WorkFailed."""
         return await self.hosts.open(spec)
 
     async def once(self, name: str, make: Callable[[], Awaitable[T]]) -> T:

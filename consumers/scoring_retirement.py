@@ -1,9 +1,9 @@
-"""A scoring that nobody runs any more: the commits of its group say so.
+"""Retirement of a scoring that is not run any more, by a mark in its group's commits.
 
 A scoring owes a score to each trajectory whose request names it. `rollcall scorings retire` writes
 `retired;TIME;REASON` into the metadata of each commit of its group and leaves the offsets as they
-are. A worker that is started again for that scoring goes on at these offsets, and its own metadata
-replace the mark; a worker of an earlier release takes the mark for no metadata.
+are. A worker that is started again for that scoring continues there, and its own metadata
+replace the mark; a worker of an earlier release treats the mark as no metadata.
 """
 
 from collections.abc import Collection
@@ -17,12 +17,12 @@ REASON = 500
 
 
 def retired_word(at: str, reason: str) -> str:
-    """The word that retires a scoring; `at` is a time as people write it."""
+    """Return the mark that retires a scoring; `at` is a time in readable form."""
     return SEPARATOR.join((RETIRED, at, reason[:REASON]))
 
 
 def retired(commits: Collection[Commit]) -> str | None:
-    """When and why a scoring was retired; None where it was not, or somebody has gone on since."""
+    """Return time and reason of a retirement; None if not retired, or if resumed since."""
     words = {commit.metadata for commit in commits}
     if len(words) != 1:
         return None

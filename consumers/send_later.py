@@ -1,4 +1,4 @@
-"""What cannot be sent while registry or object store is away."""
+"""Items that cannot be sent while registry or object store is unreachable."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -14,23 +14,23 @@ log = structlog.get_logger()
 
 
 class SendLater(Generic[T]):
-    """Things to be sent that wait to be tried again, in no order; any thread may put some in."""
+    """Items that wait to be sent again, in no order; any thread may add some."""
 
     def __init__(self, warning: str) -> None:
         self._warning = warning
-        """The event that is logged once, when the first of those that wait begins to."""
+        """The event that is logged once, when the first item begins to wait."""
         self._waiting: deque[T] = deque()
         self._warned = False
 
     def add(self, item: T, error: Unavailable, **fields: object) -> None:
-        """Have something wait; `error` says for what."""
+        """Add an item; `error` is the reason of the wait."""
         if not self._warned:
             self._warned = True
             log.warning(self._warning, error=str(error), **fields)
         self._waiting.append(item)
 
     def drain(self) -> Iterator[T]:
-        """Each that waits now, to be tried again; what is put in meanwhile waits on."""
+        """Yield each item that waits now, to be sent again; items added meanwhile stay."""
         for _ in range(len(self._waiting)):
             yield self._waiting.popleft()
         if not self._waiting:

@@ -1,10 +1,10 @@
-"""Ends a user's code that does not come back: agent programs, scorers, environments of the loop.
+"""Ends user code that hangs: agent programs, scorers, environments of the loop.
 
 Such code runs on the loop's thread, so it would stop the worker. A thread watches the time and
 signals the main thread, whose handler raises inside the code, also out of a sleep. Code that
-swallows the first exception meets the next one at every turn it takes, in its own handlers too,
-until it has let go. What no exception reaches (one long call into C) is left to the loop's own
-watch, which ends the process. Only what runs on the main thread can be watched.
+catches the first exception gets another one at every step, in its own handlers too, until it
+returns. Code that no exception reaches (one long call into C) is left to the loop's own
+watch, which ends the process. Only code on the main thread can be watched.
 """
 
 import _thread
@@ -18,20 +18,20 @@ from schemas.errors import ProgramFailed
 
 SIGNAL = signal.SIGUSR1
 MOST = 100_000
-"""So often code is told to stop at every turn; what clings to that is told now and then."""
+"""The number of exceptions at every step; after these, one is raised only at each check."""
 
 
 WATCH_S = 1.0
-"""Between two looks whether somebody is overdue, at most."""
+"""The longest interval between two checks."""
 
 
 class Bar:
-    """A guard around another that lets no code run while there is a reason: it kills workers."""
+    """A guard around another one that runs no code of a program that kills workers."""
 
     def __init__(self, guard: AbstractContextManager[object]) -> None:
         self._enter, self._leave = guard.__enter__, guard.__exit__
         self.reason = ""
-        """Whoever enters while this is not empty gets ProgramFailed(`killed_worker`)."""
+        """The reason to run no code; if set, entering raises ProgramFailed(`killed_worker`)."""
 
     def __enter__(self) -> None:
         if self.reason:
@@ -48,23 +48,23 @@ class Bar:
 
 
 class Guard:
-    """A context around each turn of foreign code; ProgramFailed(`stuck`) comes out of it."""
+    """A context around each turn of user code; raises ProgramFailed(`stuck`) if it hangs."""
 
     def __init__(self, what: str, timeout_s: float) -> None:
         self.what = what
         self.timeout_s = timeout_s
         self._since: float | None = None
         self._raised = 0
-        """How often it was told to stop since it was entered."""
+        """The number of exceptions raised in the code since it was entered."""
 
     def watch(self) -> None:
-        """Begin to watch; call it once, on the main thread."""
+        """Start to watch; call it once, on the main thread."""
         WATCHED.append(self)
         signal.signal(SIGNAL, _interrupt)
         threading.Thread(target=self._watch, name="guard", daemon=True).start()
 
     def within(self, timeout_s: float) -> "Guard":
-        """The same, for a call that may take so long."""
+        """Return this guard, with another time limit for the next call."""
         self.timeout_s = timeout_s
         return self
 
@@ -78,7 +78,7 @@ class Guard:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """What was told to stop is stuck, whatever it made of that."""
+        """Raise ProgramFailed if the code was interrupted, even if it caught the exception."""
         self._since = None
         if self._raised and not isinstance(error, KeyboardInterrupt):
             raise self._stuck() from error
@@ -98,20 +98,20 @@ class Guard:
                 signal.pthread_kill(main, SIGNAL)
 
     def _tell(self) -> None:
-        """Raise in what is overdue, now and at its next turn."""
+        """Raise in overdue code, now and at its next step."""
         if not self._overdue():
             return
         self._raised += 1
         stuck = self._stuck()
         if 1 < self._raised < MOST:
-            # Pending once more when the code goes on. No call may follow: it would be handled here.
+            # Sends the signal again for the next step. A call after it would handle it here.
             for _ in map(_thread.interrupt_main, (SIGNAL,)):
                 raise stuck
         raise stuck
 
 
 WATCHED: list[Guard] = []
-"""Those of this process; one of them is entered at a time, on the main thread."""
+"""The guards of this process; one of them is entered at a time, on the main thread."""
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -122,4 +122,4 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 LEAVING = {Guard.__exit__.__code__, Bar.__exit__.__code__}
-"""Where the code has let go already, and nobody is told to stop any more."""
+"""Code that runs after the user code has returned, in which nothing is raised any more."""

@@ -1,6 +1,6 @@
-"""Trajectories that wait for a score: so many at once in the room, the others in line.
+"""Trajectories that wait for a score: a limited number in the room, the others in a queue.
 
-The loop's thread hands out and collects; everything that is named with an underscore is the room's.
+The loop's thread hands out and collects; methods with an underscore run on the room's thread.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from schemas.messages import ScoredTrajectory
 
 GRACE_S = 10.0
 LEAVE_S = 15.0
-"""What the end of all that is being scored may take when a worker leaves."""
+"""Time limit for ending all scoring when a worker leaves."""
 IN_LINE = 2
-"""So many times as many trajectories as are scored at once are in hand."""
+"""The most trajectories in hand, as a multiple of those that are scored at once."""
 
 
 class WaitingScorers:
-    """Awaits what `score` left open, the scorers of one trajectory one after the other."""
+    """Awaits the scores that `score` left open, the scorers of one trajectory one after another."""
 
     def __init__(
         self,
@@ -44,30 +44,30 @@ class WaitingScorers:
         self.grace_s = grace_s
         self.away_s = away_s
         self.in_hand = 0
-        """How many were handed out and not collected."""
+        """The number of trajectories that were handed out and not collected."""
         self._begun = False
         self._open: tuple[int, ...] | None = None
         self._ended: SimpleQueue[tuple[ScoredTrajectory | None, Record]] = SimpleQueue()
-        """What came of each; None where it was let go."""
+        """The result of each; None if it was cancelled."""
         self._tasks: dict[asyncio.Task[ScoredTrajectory], Record] = {}
         self._places: asyncio.Semaphore | None = None
 
     def wanted(self, scored: ScoredTrajectory) -> bool:
-        """Whether something of it is open."""
+        """Return True if some of its rewards are open."""
         if self._open is None:
             self._open = waiting(self.specs)
         return bool(self._open and scored.rewards)
 
     def hand_out(self, scored: ScoredTrajectory, record: Record) -> None:
-        """Have what is open awaited."""
+        """Start the waiting scorers for the open rewards."""
         self.in_hand += 1
         self._begun = True
         self.room.call(partial(self._begin, scored, record))
 
     def collect(self, wait_s: float = 0.0) -> list[tuple[ScoredTrajectory, Record]]:
-        """What was scored since; waits so long for the first. Raises RoomBlocked.
+        """Return the finished results; wait up to `wait_s` for the first. Raises RoomBlocked.
 
-        Without a thread of its own the room turns here.
+        Without a thread of its own the room runs here.
         """
         self.room.turn(busy=self.in_hand > 0)
         self.room.watch()
@@ -84,11 +84,11 @@ class WaitingScorers:
             return collected
 
     def full(self) -> bool:
-        """Whether the line is long enough."""
+        """Return True if the queue is full."""
         return self.in_hand >= IN_LINE * self.at_once
 
     def drop(self, partition: int) -> None:
-        """Let go of what came from a partition that is another worker's now."""
+        """Cancel the scoring of a partition that was reassigned to another worker."""
 
         def cancel() -> None:
             for task, record in self._tasks.items():

@@ -1,6 +1,6 @@
-"""What an agent is told of the calls that it asked for, and whether it is our fault if none came.
+"""Replies to an agent's model asks, and the test whether a failure is the system's fault.
 
-Pure: the program `hosted` makes its replies so, whenever it is folded.
+Pure: the program `hosted` makes the same replies each time it is folded.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,16 @@ STATUSES = {
     "too_long": 400, "not_renderable": 400, "bad_sampling": 400, "out_of_bounds": 400,
     "unwritable": 400, "too_large": 400, "unknown_policy": 404,
 }  # fmt: skip
-"""Of calls that no try will answer; any other failure is final too, but no mistake of the agent."""
+"""HTTP statuses of failures that no retry can mend; other failures are final too, but
+not the agent's mistake."""
 FINAL = 503
 
 Outcomes = Sequence[ModelAnswer | WishFailed]
-"""Of one ask, by the number of its choices."""
+"""The outcomes of one ask, indexed by choice."""
 
 
 def reply_of(ask: Ask, outcomes: Outcomes) -> Reply:
-    """What came of all choices of a model ask."""
+    """Return the reply to a model ask, given the outcomes of all its choices."""
     failed = _failed(outcomes)
     if failed is not None:
         return failed_reply(ask.d, failed, STATUSES.get(failed.code, FINAL))
@@ -34,18 +35,18 @@ def reply_of(ask: Ask, outcomes: Outcomes) -> Reply:
 
 
 def failed_reply(name: str, failed: WishFailed, status: int) -> ErrorReply:
-    """That an ask of this name has failed, and how."""
+    """Return the error reply to the ask of this name."""
     return ErrorReply(name, status, failed.code, str(failed))
 
 
 def fault_in(outcomes: Outcomes) -> WishFailed | None:
-    """What failed, where the agent has asked for nothing that could not be."""
+    """Return the failure, if the agent's ask itself was valid."""
     failed = _failed(outcomes)
     return failed if failed is not None and failed.code not in STATUSES else None
 
 
 def _failed(outcomes: Outcomes) -> WishFailed | None:
-    """The first that did."""
+    """Return the first failure."""
     return next((each for each in outcomes if isinstance(each, WishFailed)), None)
 
 

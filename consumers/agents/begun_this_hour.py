@@ -1,9 +1,9 @@
-"""How many rollouts of each user began in this hour of the clock, in the journals held here.
+"""Counts the rollouts that each user began in this clock hour, in the journals held here.
 
-Whoever takes a journal over knows from its fold which open rollouts began in this hour. Those that
-have ended since are on `trajectories`: they are read back where somebody's quota asks for it, and
-until that is done nobody who has such a quota begins. When one of them began is told by no
-trajectory, so all that ended in this hour count: never too few.
+A worker that takes over a journal learns from its fold which open rollouts began in this hour.
+Those that have ended since are on `trajectories`: they are read back if a quota needs them, and no
+rollout under such a quota begins before that is done. A trajectory does not state when its rollout
+began, so all that ended in this hour count: the count is never too low.
 """
 
 from collections import Counter, deque
@@ -21,29 +21,30 @@ from schemas.messages import RolloutRequest, Trajectory
 
 HOUR_MS = 3_600_000
 FIELDS = "request", "status", "first_offset"
-"""Of a trajectory all that is looked at."""
+"""The fields of a trajectory that are read."""
 
 log = structlog.get_logger()
 
 
 class BegunThisHour:
-    """Counts by partition and user; a new hour begins with none."""
+    """Counts by partition and user; they start at zero with each hour."""
 
     def __init__(self, log_: Log, codec: Codec, topic: str, wall: Clock) -> None:
         self.hour_ms = 0
-        """When this hour began."""
+        """The start of this hour."""
         self._log = log_
         self._codec = codec
         self._topic = topic
         self._wall = wall
         self._counts: dict[int, Counter[str]] = {}
         self._taken: dict[int, tuple[int, Watermark]] = {}
-        """When each partition was taken over, and from where on its journal was folded."""
+        """By partition the time of the takeover, and the watermark from
+        which its journal was folded."""
         self._back: dict[int, EndedThisHour] = {}
         self.turn()
 
     def turn(self) -> bool:
-        """Look at the clock; whether a new hour has begun."""
+        """Update the hour; return True if a new one has begun."""
         hour_ms = int(self._wall() * 1000) // HOUR_MS * HOUR_MS
         if hour_ms == self.hour_ms:
             return False
@@ -55,7 +56,8 @@ class BegunThisHour:
         return True
 
     def take_over(self, partition: int, begin: Watermark) -> None:
-        """A journal is folded from here on; what it tells of is noted by whoever folds it."""
+        """Begin to count for a journal that is folded from `begin`; the caller
+        notes what the fold contains."""
         self.drop(partition)
         self._counts[partition] = Counter()
         self._taken[partition] = int(self._wall() * 1000), begin
@@ -67,29 +69,30 @@ class BegunThisHour:
             self._back.pop(partition).close()
 
     def note(self, partition: int, user: str) -> None:
-        """A rollout has begun."""
+        """Count a rollout that begins now."""
         self._counts[partition][user] += 1
 
     def note_earlier(self, partition: int, user: str, at_ms: int) -> None:
-        """A rollout began at this time, or before."""
+        """Count a rollout that began at this time or before, if that may be in this hour."""
         if at_ms >= self.hour_ms:
             self.note(partition, user)
 
     def count(self, user: str) -> int:
-        """How many of a user's began, as far as is known."""
+        """Return the number of a user's rollouts that are known to have begun in this hour."""
         here = sum(counts[user] for counts in self._counts.values())
         return here + sum(back.counts[user] for back in self._back.values())
 
     def known(self) -> bool:
-        """Whether it is known of every partition; if not, it will be read back."""
+        """Return True if every partition's count is complete; otherwise start to read it back."""
         for number, (taken_ms, begin) in self._taken.items():
+            # A journal held since before the hour has counted all of it.
             if taken_ms > self.hour_ms and number not in self._back:
                 back = EndedThisHour(self._log, self._codec, (self._topic, number), begin)
                 self._back[number] = back
         return all(back.known for back in self._back.values())
 
     def read(self, over: Callable[[], bool]) -> bool:
-        """Read back until the time is over; whether all has become known by that."""
+        """Read back until `over()`; return True if all counts have become complete."""
         unknown = [back for back in self._back.values() if not back.known]
         for back in unknown:
             while back.read(self.hour_ms) and not over():
@@ -98,11 +101,12 @@ class BegunThisHour:
 
 
 class EndedThisHour:
-    """What ended in this hour, and so early that no fold of the journal tells of it."""
+    """The rollouts that ended in this hour below the journal's
+    watermark, which no fold contains."""
 
     def __init__(self, log_: Log, codec: Codec, place: tuple[str, int], begin: Watermark) -> None:
         self.known = begin.bulk_low == 0
-        """Whether all of it is read."""
+        """True if all of them are read."""
         self.counts: Counter[str] = Counter()
         self._log = log_
         self._codec = codec
@@ -113,7 +117,7 @@ class EndedThisHour:
         self._held: deque[Record] = deque()
 
     def read(self, since_ms: int) -> bool:
-        """Read on; False where there is nothing more for now."""
+        """Read further; False if nothing more is available now."""
         try:
             if self._back is None:
                 topic, number = self._place
@@ -130,7 +134,7 @@ class EndedThisHour:
         return moved and not self.known
 
     def _count(self) -> None:
-        """Raises Unavailable where the registry does not tell how a record is to be read."""
+        """Count the held records. Raises Unavailable if the registry cannot provide a schema."""
         while self._held:
             begun = begun_of(self._codec, self._held[0])
             self._held.popleft()
@@ -140,7 +144,7 @@ class EndedThisHour:
     def _note(self, user: str, first: int) -> None:
         folded = first >= self._begin.bulk_low or first in self._begin.stragglers
         if not folded and first not in self._seen:
-            self._seen.add(first)  # one may be written twice
+            self._seen.add(first)  # it may be written twice
             self.counts[user] += 1
 
     def close(self) -> None:
@@ -149,7 +153,7 @@ class EndedThisHour:
 
 
 def begun_of(codec: Codec, record: Record) -> tuple[str, int] | None:
-    """The user of an ended rollout and its first offset, unless it never began.
+    """Return the user and first offset of an ended rollout; None if it was refused.
 
     Raises Unavailable.
     """

@@ -1,9 +1,9 @@
-"""Model calls of users who have a rate: sent later where there are too many, never dropped.
+"""Rate limits on the model calls of users: calls above the rate are delayed, never dropped.
 
-A bucket for each user fills with this worker's share of the rate, and holds what comes in a second.
-Of one user calls leave in the order in which they were asked for. The deadline of a call that waits
-stands still: its clock starts when it is sent. Nothing is written meanwhile, so an heir, who cannot
-know what was not sent, asks again for all that is waited for and paces it anew.
+Each user has a token bucket that fills with this worker's share of the rate and holds one second's
+worth of calls. Calls of one user leave in the order in which they were made. A waiting call has no
+deadline; its clock starts when it is sent. Waiting calls are not recorded, so the next owner of the
+journal cannot know which were sent: it sends all outstanding calls again and paces them anew.
 """
 
 from collections import Counter, OrderedDict
@@ -18,7 +18,7 @@ from consumers.quota_table import QuotaTable
 from schemas.messages import ModelCall
 
 NEVER_MS = 10**14
-"""No deadline that begins here passes, and every clock still fits it."""
+"""A time from which no deadline is reached, within the range of every clock."""
 
 ROUNDING = 1e-9
 
@@ -28,13 +28,14 @@ Place = tuple[Rollout, int, int, int]
 
 @dataclass(slots=True)
 class Bucket:
-    """Calls that may be sent at once, and when that was so."""
+    """A token bucket: its level, and the time at which it had that level."""
 
     level: float
     at: float
 
     def take(self, rate: float, now: float) -> bool:
-        """Take one call out, if there is one; `rate` in calls a second."""
+        """Take one token if there is one; `rate` in calls a second."""
+        # The bucket holds at least one call, however low the rate is.
         self.level = min(max(1.0, rate), self.level + max(0.0, now - self.at) * rate)
         self.at = now
         if self.level < 1 - ROUNDING:
@@ -44,27 +45,27 @@ class Bucket:
 
 
 class CallPacing:
-    """The calls that wait for their turn."""
+    """The queues of calls that are delayed by a rate."""
 
     def __init__(self, table: QuotaTable, shares: Shares, clock: Clock) -> None:
         self.held: Counter[int] = Counter()
-        """Rollouts of which a call waits, by partition."""
+        """The number of rollouts with a waiting call, by partition."""
         self._table = table
         self._shares = shares
         self._clock = clock
         self._buckets: dict[str, Bucket] = {}
         self._queues: dict[str, OrderedDict[Place, Outstanding]] = {}
-        """By user."""
+        """Waiting calls by user."""
         self._places: dict[Rollout, list[Place]] = {}
 
     def now(self, effects: Sequence[Effect], rollout: Rollout | None) -> Sequence[Effect]:
-        """What of this may be sent at once; the other calls wait."""
+        """Return the effects that may be sent at once; the other calls are queued."""
         if rollout is None or not (self._queues or self._table.paces):
             return effects
         return [e for e in effects if not (isinstance(e, ModelCall) and self._waits(e, rollout))]
 
     def _waits(self, call: ModelCall, rollout: Rollout) -> bool:
-        """Whether a call has to wait; where it does, its clock stands still."""
+        """Queue a call if it has to wait, and stop its clock; return True if it waits."""
         user = rollout.request.user
         if call.kind != "sample" or (user not in self._queues and self._may_go(user)):
             return False
@@ -81,7 +82,7 @@ class CallPacing:
         return True
 
     def _may_go(self, user: str) -> bool:
-        """Whether one more call of a user may be sent, which counts as sent then."""
+        """Return True if the user may send one more call, and count it as sent."""
         limit = self._table.of(user).calls_per_s
         if not limit:
             self._buckets.pop(user, None)
@@ -91,7 +92,7 @@ class CallPacing:
         return bucket.take(rate, now)
 
     def due(self) -> Iterator[tuple[Rollout, Outstanding]]:
-        """The calls whose turn has come; who takes one sends it."""
+        """Yield the calls that may be sent now; the caller must send them."""
         for user in list(self._queues):
             queue = self._queues.get(user, OrderedDict())
             while queue:
@@ -104,7 +105,7 @@ class CallPacing:
                     yield place[0], waits
 
     def leave(self, rollout: Rollout) -> None:
-        """A rollout has ended, or belongs to another worker now: its calls are sent by nobody."""
+        """Drop the queued calls of a rollout that has ended or belongs to another worker now."""
         for place in list(self._places.get(rollout, ())):
             self._forget(place)
 
@@ -120,7 +121,7 @@ class CallPacing:
             self.held[rollout.partition] -= 1
 
     def forget_idle(self) -> None:
-        """Let go of the buckets that are full: new ones are, too."""
+        """Drop the buckets that are full again: a new bucket is full, too."""
         for user, bucket in list(self._buckets.items()):
             rate = self._shares.rate_of(self._table.of(user).calls_per_s)
             if bucket.level + (self._clock() - bucket.at) * rate >= max(1.0, rate):
@@ -128,6 +129,6 @@ class CallPacing:
 
 
 def _is_waited_for(place: Place, waits: Outstanding) -> bool:
-    """Whether a call has not been answered, called off or asked for anew."""
+    """Return True if a call is still outstanding at the same try."""
     rollout, _, position, tries = place
     return rollout.attempt.outstanding.get(position) is waits and waits.tries == tries

@@ -1,4 +1,4 @@
-"""Hearing `control` as an agents worker does: whole before it starts anything, then as it comes."""
+"""Reads `control` for an agents worker: to its end before anything is started, then as it grows."""
 
 from collections import deque
 from collections.abc import Callable
@@ -17,24 +17,24 @@ from schemas.messages import Control
 from schemas.topics import DAY_MS, Topics
 
 POLLS = 10
-"""Of one turn, while what was said before is still being heard."""
+"""Polls in one turn while the topic has not been read to its end."""
 POLL_S = 0.02
 SAY_EVERY_S = 10.0
 BAD_WORDS = 1000
-"""Records that nobody can read, kept until it is known who is to bury them."""
+"""The most unreadable records that are kept until a worker is known that buries them."""
 BAD_BYTES = 32 << 20
-"""So much they may take; what is let go is read again by the worker that comes next."""
+"""The most bytes that they may take; records dropped here are read again by the next worker."""
 KEPT_MS = 7 * DAY_MS
-"""A cancel holds so long for requests that come after it, and longer while older ones wait."""
+"""The time for which a cancel applies to later requests; longer while older requests wait."""
 RETIRE_EVERY_S = 600.0
 MOST_RETIRED = 5000
-"""Of one pass."""
+"""The most records that one pass retires."""
 
 log = structlog.get_logger()
 
 
 class ControlListener:
-    """Reads `control` for one worker; while its state is not known, nothing may be started."""
+    """Reads `control` for one worker; until its state is known, nothing may be started."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class ControlListener:
         )
         self._bad_words: deque[tuple[Record, WireError]] = deque(maxlen=BAD_WORDS)
         self._keyless: dict[bytes, Control] = {}
-        """Words that stand under no key of their own: the next compaction may drop them."""
+        """Records without a key: the next compaction may drop them."""
         self._say_due = clock() + SAY_EVERY_S
         self._retire_due = 0.0
 
     def listen(self) -> tuple[set[str], set[str]]:
-        """Take the words that have come; the rollouts and groups that they cancel.
+        """Apply new records; return the rollouts and groups that they cancel.
 
-        An empty group names nobody: most rollouts are of none.
+        An empty group id cancels nothing: most rollouts belong to no group.
         """
         ids, groups = self._take()
         for _ in range(0 if self.state.known else POLLS):
@@ -92,13 +92,13 @@ class ControlListener:
             log.warning("control_not_read_yet", topic=self._topics.control, words=held, why=why)
 
     def note_bad(self, record: Record, error: WireError) -> None:
-        """Keep what somebody will bury, of whatever topic every worker reads."""
+        """Keep an unreadable record of a topic that every worker reads, until it is buried."""
         self._bad_words.append((record, error))
         while sum(len(bad.value or b"") for bad, _ in self._bad_words) > BAD_BYTES:
             self._bad_words.popleft()
 
     def tend(self, publisher: Publisher, group: str) -> None:
-        """Do what one worker does for all: bury what nobody can read, retire what has had its time.
+        """Do what one worker does for all: bury unreadable records and retire old ones.
 
         Raises Unavailable.
         """
@@ -113,14 +113,15 @@ class ControlListener:
             self._retire_old(publisher, group)
 
     def _say_again(self, publisher: Publisher) -> None:
-        """Give words of an earlier release, which had no keys, the keys that keep them."""
+        """Write records of an earlier release, which had no keys, again with keys."""
         for key, word in self._keyless.items():
             if key in self.state.words and word.kind != "resume":
                 write_control(publisher, self._codec, self._topics, word)
         self._keyless.clear()
 
     def _retire_old(self, publisher: Publisher, group: str) -> None:
-        """Retire words from before a time, once all requests from before it have been taken."""
+        """Retire records older than KEPT_MS, once all requests from before
+        that time have been taken."""
         before_ms = int(self._wall() * 1000) - KEPT_MS
         old = [key for key, _ in self.state.older_than(before_ms)][:MOST_RETIRED]
         if not old:

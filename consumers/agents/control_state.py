@@ -1,8 +1,8 @@
-"""What `control` says: a table by key, in which the last record of each key counts.
+"""The state of `control`: a table by key, in which the last record of each key counts.
 
-The topic is compacted, so the table may depend on nothing else: whoever reads the topic before a
-compaction and whoever reads it after come to the same, whatever foreign producers wrote. A record
-without a key, or with an empty one, stands under the key that our own producers would give it.
+The topic is compacted, so the table must depend only on the last record of each key: readers before
+and after a compaction come to the same table, whatever other producers wrote. A record without a
+key, or with an empty one, is stored under the key that our own producers would give it.
 """
 
 from collections.abc import Iterator
@@ -17,19 +17,20 @@ from schemas.foreign_text import plain
 from schemas.messages import Control, RolloutRequest
 
 REASON_CHARS = 200
-"""Of a word's reason so much is kept."""
+"""The kept length of a record's reason."""
 MOST_WORDS = 100_000
-"""So many words are kept; above that the oldest are forgotten, those that pause last."""
+"""The most records that are kept; above it the oldest are dropped, pauses last."""
 KEY_BYTES = 4 * NAME_BYTES
-"""A longer key holds nothing: ours are made of names, which are shorter."""
+"""The longest key; ours consist of names, which are shorter. Records with
+longer keys are ignored."""
 
 log = structlog.get_logger()
 Subject = tuple[str, str]
-"""What is meant: a rollout, a group, or the requests that are paused; and its name."""
+"""The kind of target (a rollout, a group, or the paused requests) and its name."""
 
 
 class Said(NamedTuple):
-    """One word that is kept."""
+    """A stored record of `control` (a word)."""
 
     kind: str
     subject: Subject
@@ -38,7 +39,7 @@ class Said(NamedTuple):
 
 
 def subject_of(word: Control) -> Subject:
-    """What a word is about; a word that steers no rollout is about nothing."""
+    """Return the target of a record; empty for a record that controls no rollout."""
     if word.kind == "cancel":
         return ("rollout", word.rollout_id) if word.rollout_id else ("group", word.group_id)
     return ("pause", word.run_id) if word.kind in ("pause", "resume") else ("", "")
@@ -46,21 +47,21 @@ def subject_of(word: Control) -> Subject:
 
 @dataclass
 class ControlState:
-    """The `control` topic as a table; of several words on one subject the last counts."""
+    """The `control` topic as a table; of several records with one target the last counts."""
 
     known: bool = False
-    """Whether all that was there at the beginning has been taken."""
+    """True if the topic has been read to the end that it had at the beginning."""
     words: dict[bytes, Said] = field(default_factory=dict)
-    """By key, in the order in which they were last written."""
+    """Records by key, in the order in which they were last written."""
     paused_runs: set[str] = field(default_factory=set)
-    """Runs of which no rollout begins; the empty name stands for all requests."""
+    """Runs in which no rollout may begin; the empty name stands for all requests."""
     forgotten: int = 0
-    """Words that were too many."""
+    """The number of records dropped because there were too many."""
     _keys: dict[Subject, tuple[bytes, ...]] = field(default_factory=dict)
-    """By subject the keys whose words are about it, in the order of their words."""
+    """The keys of the records of each target, in the order of the records."""
 
     def take(self, word: Control, key: bytes | None = None, at_ms: int = 0) -> None:
-        """Take what the last record of a key says."""
+        """Apply the last record of a key."""
         key = key or control_key(word).encode(errors="replace")
         self._drop(key)
         subject = subject_of(word)
@@ -105,32 +106,33 @@ class ControlState:
 
     @property
     def paused(self) -> bool:
-        """Whether no request is started at all."""
+        """True if no request may be started."""
         return "" in self.paused_runs
 
     @property
     def rollouts(self) -> dict[str, str]:
-        """The rollouts that are cancelled each by its id, and why."""
+        """The ids of the rollouts that are cancelled individually, with the reasons."""
         named = (said for said in self.words.values() if said.subject[0] == "rollout")
         return {said.subject[1]: said.reason for said in named}
 
     def cancels(self, request: RolloutRequest) -> str | None:
-        """The reason why this request is to be cancelled, None when it is not."""
+        """Return the reason why this request is to be cancelled, None if it is not."""
         return self.reason_for(request.rollout_id, request.group_id)
 
     def reason_for(self, rollout_id: str, group_id: str) -> str | None:
-        """Why a rollout of a group is to be cancelled; an empty group is none."""
+        """Return the reason to cancel a rollout of a group, or None; an empty
+        group id matches nothing."""
         for subject in (("rollout", rollout_id), ("group", group_id)):
             if subject[1] and subject in self._keys:
                 return self.words[self._keys[subject][-1]].reason
         return None
 
     def keys_of(self, rollout_id: str) -> tuple[bytes, ...]:
-        """The keys under which one rollout is cancelled."""
+        """Return the keys of the records that cancel one rollout."""
         return self._keys.get(("rollout", rollout_id), ())
 
     def older_than(self, at_ms: int) -> Iterator[tuple[bytes, Said]]:
-        """Words that steer only what was there before, and were written before a time."""
+        """Yield the records that neither pause nor resume, and were written before a time."""
         for key, said in self.words.items():
             if said.subject[0] != "pause" and said.at_ms < at_ms:
                 yield key, said

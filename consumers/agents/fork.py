@@ -1,15 +1,15 @@
-"""The agent program `fork`: another rollout's program, its first turns from the record, then live.
+"""The agent program `fork`: replays the first turns of another rollout, then goes on live.
 
-A generator that drives a generator. Where the parent's model answered, its answer is given again
-and nobody is asked; where the parent's environment showed something, the same wish is made again,
-live, and what it shows must be what was recorded: so an environment is rebuilt by stepping it. From
-the first position on of which nothing is recorded, every wish is the parent's program's own. The
-first live call of a conversation carries the recorded tokens as they are (`Begun`): they are read,
-not sampled, so nothing of the parent is trained on under the fork. A continuation goes on with a
-rollout that was cancelled: its tokens come along as they were sampled, with their log-probabilities
-and versions, and what its parent has used of the limits is used.
+It is a generator that drives the parent's program. A recorded model answer is given again and no
+model is called. A step of the environment is made again, live, and its observation must equal the
+recorded one: so the environment's state is rebuilt. From the first position without a record, every
+wish of the parent's program is made live. The first live call of a conversation carries the
+recorded tokens (`Begun`) as prompt tokens, not as sampled ones, so the parent's samples are not
+trained on under the fork. A continuation goes on with a rollout that was cancelled: its tokens are
+carried along as sampled, with their log-probabilities and versions, and its parent's use counts
+towards its limits.
 
-All of it is in the request's `agent_config`: the fork's own journal tells its whole story.
+All of it is in the request's `agent_config`: the fork's own journal is self-contained.
 """
 
 import json
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the parent's model answered at a position."""
+    """The answer of the parent's model at a position."""
 
     position: int
     sequence: int
@@ -57,13 +57,13 @@ class Said:
     token_ids: bytes
     stopped_by: str = ""
     logprobs: bytes = b""
-    """As `versions`, of the sampled tokens: only in a continuation."""
+    """Like `versions`, for the sampled tokens: only in a continuation."""
     versions: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Saw:
-    """What the parent's environment showed at a position."""
+    """The observation of the parent's environment at a position."""
 
     position: int
     text: str
@@ -74,7 +74,7 @@ class Saw:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A wish of the parent's that failed after all its tries."""
+    """A wish of the parent that failed after all its tries."""
 
     position: int
     code: str
@@ -84,39 +84,39 @@ class Missed:
 Recorded = Said | Saw | Missed
 PACKED = ("added_ids", "token_ids", "logprobs", "versions")
 LATER = ("stopped_by", "logprobs", "versions")
-"""What older readers do not know, and is left out where it is empty."""
+"""Fields that older readers do not know; left out if empty."""
 KINDS: Mapping[str, Callable[..., Recorded]] = {"said": Said, "saw": Saw, "missed": Missed}
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What a fork knows of its parent."""
+    """The recorded part of a fork's parent."""
 
     program: str
     agent_config: str
     rng_seed: int
-    """Of the parent's program, so that it draws again what it drew then."""
+    """The seed of the parent's program, so that it draws the same random numbers."""
     turn: int
-    """So many model answers are recorded."""
+    """The number of recorded model answers."""
     recorded: tuple[Recorded, ...]
-    """By position, all below the first that is live."""
+    """Ordered by position, all below the first that is live."""
     order: tuple[int, ...] = ()
-    """Their positions as they came in the log, where that is another order."""
+    """Their positions in log order, if that is a different order."""
     continues: bool = False
-    """Whether it is the same rollout that goes on, within the limits of its request."""
+    """True if it continues the same rollout, within the limits of its request."""
 
     def config(self) -> str:
-        """As the request's `agent_config`."""
+        """Serialise it as the request's `agent_config`."""
         recorded = [{"kind": type(each).__name__.lower(), **_plain(each)} for each in self.recorded]
         config = asdict(self) | {"recorded": recorded}
         for key in ("order", "continues"):
-            if not config[key]:  # which older readers do not know
+            if not config[key]:  # older readers do not know them
                 del config[key]
         return json.dumps(config, separators=(",", ":"))
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Past":
-        """Raises KeyError, TypeError or ValueError for a config that is none."""
+        """Parse a config. Raises KeyError, TypeError or ValueError for a malformed one."""
         recorded = []
         for each in config["recorded"]:
             fields = {
@@ -130,7 +130,7 @@ class Past:
 
     @classmethod
     def read(cls, config: object) -> "Past | None":
-        """What the text of a request's `agent_config` says; None where it is no fork's."""
+        """Parse a request's `agent_config`; None if it is not that of a fork."""
         if not isinstance(config, str):
             return None
         try:
@@ -140,7 +140,8 @@ class Past:
 
 
 def recorded_answers(request: RolloutRequest | None) -> int:
-    """How many answers a rollout holds as sampled that its journal did not count."""
+    """Return the number of answers that a rollout holds as sampled but
+    its journal did not count."""
     if request is None or request.agent != "fork":
         return 0
     past, count = Past.read(request.agent_config), 0
@@ -162,7 +163,7 @@ def _plain(recorded: Recorded) -> dict[str, Any]:
 
 
 def forking(program_of: Callable[[str], Program]) -> Program:
-    """The program `fork`, which finds its parent's program by name."""
+    """Return the program `fork`, which finds its parent's program by name."""
 
     def fork(task: Task) -> Agent:
         """Live again what is recorded, then go on."""
@@ -200,12 +201,12 @@ class _ParentSequence:
     policy_id: str | None
     messages: list[Message]
     tokens: Begun
-    """All of them; how many messages they are is not looked at."""
+    """All its tokens; the field `messages` is not used."""
     tools: str | None
-    """Those that its policy was told of where it began."""
+    """The tool definitions at its beginning."""
 
     def take(self, said: Said, sampling: Sampling) -> None:
-        """Extend it by what an answer has added, sampled as it was where that is recorded."""
+        """Extend it by the tokens of an answer, as sampled ones if that is recorded."""
         self.tokens = _extended(self.tokens, said.added_ids)
         if said.logprobs:
             self.tokens = _extended(self.tokens, said.token_ids, said)
@@ -214,7 +215,7 @@ class _ParentSequence:
             self.tokens = _extended(self.tokens, said.token_ids)
 
     def begun(self, messages: int) -> Begun:
-        """What a call begins with that goes on after so many messages."""
+        """Return the first tokens of a call that extends it after `messages` messages."""
         if 1 in self.tokens.mask:
             return replace(self.tokens, messages=messages)
         return Begun(messages, self.tokens.ids)
@@ -235,50 +236,51 @@ def _extended(tokens: Begun, ids: bytes, said: Said | None = None) -> Begun:
 
 
 def _whole(begun: Begun | None) -> Begun:
-    """What a conversation began with, its mask and the rest written out."""
+    """Return the tokens that a conversation began with, with all columns filled."""
     if begun is None:
         return Begun(0, b"")
     return begun if begun.mask else _extended(Begun(0, b""), begun.ids)
 
 
 class Completions:
-    """What the parent's program is told of as it completes: the recorded first, in their order."""
+    """The order of outcomes for the parent's program: recorded ones first, in their order."""
 
     def __init__(self, order: Sequence[int]) -> None:
         self._places = {position: place for place, position in enumerate(order)}
         self._live: list[tuple[int, Any, object]] = []
-        """Position, the parent's wish, and the fork's in its place."""
+        """Position, the parent's wish, and the fork's wish that stands for it."""
         self._told: dict[int, Completed] = {}
         self._unopened: list[Any] = []
 
     def open(self, position: int, wish: Any, live: object) -> None:
-        """A wish is to be made live, when something is waited for next."""
+        """Register a wish that is made live with the next AsCompleted."""
         self._live.append((position, wish, live))
         self._unopened.append(live)
 
     def unopened(self) -> list[Any]:
-        """What is still to be made live; it is, now."""
+        """Return the wishes to make live now, and count them as made."""
         opened, self._unopened = self._unopened, []
         return opened
 
     def close(self, done: Completed) -> tuple[int, Completed]:
-        """One of them is answered: where its program wished for it, and what it is told."""
+        """Close a live wish; return its position and the outcome of the parent's wish."""
         found = next(each for each in self._live if each[2] is done.wish)
         self._live.remove(found)
         return found[0], Completed(found[1], done.outcome)
 
     def tell(self, position: int, completed: Completed) -> None:
-        """It may be told when its turn comes."""
+        """Register an outcome that may be given to the program when its turn comes."""
         self._told[position] = completed
 
     def next(self) -> Completed | None:
-        """What the program is told now; None while that is still waited for."""
+        """Return the next outcome for the program; None while it has to wait."""
         waiting = [position for position, *_ in self._live if position in self._places]
         last = len(self._places)
         position = min(self._told, key=lambda each: self._places.get(each, last), default=None)
         if position is None:
             return None
         place = self._places.get(position, last)
+        # A recorded outcome waits for live ones that preceded it in the record.
         if any(self._places[each] < place for each in waiting):
             return None
         return self._told.pop(position)
@@ -286,17 +288,17 @@ class Completions:
 
 @dataclass(slots=True)
 class Replay:
-    """Answers the parent's program: from the record, or by asking for it live."""
+    """Answers the parent's program from the record, or by making its wish live."""
 
     past: Past
     task: Task
     recorded: dict[int, Recorded] = field(init=False)
     position: int = 0
-    """The parent's own, for what is answered from the record takes none of the fork's."""
+    """The parent's position; wishes answered from the record take no position of the fork."""
     conversations: dict[int, _ParentSequence] = field(default_factory=dict)
     completions: Completions = field(init=False)
     calls: int = 0
-    """All of the parent's program, recorded and live; so are the tokens."""
+    """All model calls of the parent's program, recorded and live; `sampled` are their tokens."""
     sampled: int = 0
 
     def __post_init__(self) -> None:
@@ -304,13 +306,13 @@ class Replay:
         self.completions = Completions(self.past.order or tuple(self.recorded))
 
     def answer(self, wished: Any) -> Generator[Any, Any, Any]:
-        """What comes of a wish or a list of them; WishFailed is returned, never raised."""
+        """Answer a wish or a list of them; WishFailed is returned, never raised."""
         if isinstance(wished, AsCompleted):
             return (yield from self._next_of(wished))
         single = not isinstance(wished, list | tuple)
         wishes = [wished] if single else wished
         if not wishes or not all(isinstance(wish, WISHES) for wish in wishes):
-            return (yield wished)  # rubbish, which the fold refuses
+            return (yield wished)  # malformed; the fold refuses it
         first, self.position = self.position, self.position + len(wishes)
         asked = dict(enumerate(wishes, first))
         answers = {
@@ -328,9 +330,9 @@ class Replay:
         return together[0] if single else together
 
     def _next_of(self, wished: AsCompleted) -> Generator[Any, Any, Completed]:
-        """The next outcome of those that are open: in the order of the record, then as they come.
+        """Return the next outcome of open wishes: in the order of the record, then of completion.
 
-        What is recorded of a call is told as soon as all that came before it then has come again.
+        A recorded call's outcome is given as soon as all outcomes that preceded it have come again.
         """
         first = self.position
         self.position += len(wished.wishes)
@@ -347,7 +349,7 @@ class Replay:
         return told
 
     def _said(self, position: int, wish: CallModel) -> ModelAnswer | WishFailed:
-        """The recorded outcome of a call."""
+        """Return the recorded outcome of a call."""
         recorded = self.recorded[position]
         if isinstance(recorded, Missed):
             return WishFailed(recorded.code, recorded.message)
@@ -371,7 +373,8 @@ class Replay:
         )
 
     def _live(self, wish: Reset | CallModel | Step) -> Reset | CallModel | Step:
-        """The wish as it is made; a call that extends a recorded conversation brings its tokens."""
+        """Return the wish to make; a call that extends a recorded
+        conversation carries its tokens."""
         if not isinstance(wish, CallModel):
             return wish
         if self.past.continues:
@@ -384,11 +387,11 @@ class Replay:
         length, sequence = max(fitting, default=(0, -1))
         if not fitting or (wish.begun and wish.begun.messages >= length):
             return wish
-        # From here on the rollout has this conversation itself.
+        # From here on the rollout itself has this conversation.
         return replace(wish, begun=self.conversations.pop(sequence).begun(length))
 
     def _within_limits(self, wish: CallModel) -> CallModel:
-        """The call as its rollout may make it, had it not been cancelled; raises ProgramFailed."""
+        """Return the call within the limits that its rollout has left; raises ProgramFailed."""
         self.calls += 1
         task, how = self.task, wish.sampling or self.task.sampling
         if self.calls > task.max_turns:
@@ -403,7 +406,7 @@ class Replay:
         return replace(wish, sampling=replace(how, max_tokens=min(left, how.max_tokens)))
 
     def recalled(self) -> list[Recalled]:
-        """Recorded conversations of a continuation that no live call has gone on with."""
+        """Return the recorded conversations of a continuation that no live call has extended."""
         return [
             Recalled(known.policy_id, known.messages, known.begun(len(known.messages)))
             for known in self.conversations.values()
@@ -411,7 +414,7 @@ class Replay:
         ]
 
     def _compare(self, position: int, wish: object, answer: object) -> None:
-        """Raise ProgramFailed where the past shows itself otherwise than it was."""
+        """Raise ProgramFailed if an outcome differs from the recorded one."""
         recorded = self.recorded.get(position)
         if isinstance(answer, ModelAnswer):
             self.sampled += answer.sampled_tokens
@@ -429,7 +432,7 @@ class Replay:
 
 
 def _ask(wishes: list[Any], *, single: bool) -> Generator[Any, Any, Any]:
-    """The outcomes of wishes made live, as a list."""
+    """Make wishes live; return their outcomes as a list."""
     if not single:
         return (yield wishes)
     try:
@@ -439,14 +442,14 @@ def _ask(wishes: list[Any], *, single: bool) -> Generator[Any, Any, Any]:
 
 
 def _extends(wish: CallModel, known: _ParentSequence) -> bool:
-    """Whether a call would go on from there, as the fold has it."""
+    """Return True if a call would extend the conversation, by the rules of the fold."""
     count = len(known.messages)
     told = wish.tools is None or known.tools is None or wish.tools == known.tools
     return told and len(wish.messages) > count and list(wish.messages[:count]) == known.messages
 
 
 def _told_first(wish: CallModel) -> str | None:
-    """Of which tools a policy is told by the first call of a conversation."""
+    """Return the tool definitions at the beginning of a conversation, given its first call."""
     return wish.tools if wish.begun else wish.tools or ""
 
 

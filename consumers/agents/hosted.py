@@ -1,13 +1,13 @@
-"""The agent program `hosted`: a conversation with an agent's process, as an environment.
+"""The agent program `hosted`: connects a rollout to an agent's process, as an environment.
 
-What the process asks is an observation, what it is told an action (`schemas.asks`). What it asks of
-the model becomes a call, what it asks of its task's environment a step of the session `main`; all
-of them go on side by side, and whenever something is ready and the process has been heard, it is
-told. It knows no endpoint, no dialect and no process.
+The process's asks are observations, and the replies to it are actions (`schemas.asks`). A model ask
+becomes a call, a step ask a step of the task's environment in session `main`. All of them run
+concurrently; ready replies are sent as soon as the process's last observation has arrived. The
+program knows no endpoint, no dialect and no process.
 
-An ask that the limits do not allow any more is answered with 404, as to say that the rollout is
-over: so the agent can end, and what it has done is judged. One who ends after what he asked could
-not be done, through no fault of his, has not done his task: the rollout fails by that name.
+An ask beyond the limits is answered with 404, meaning that the rollout is over: the agent can then
+end, and its work is graded. If the last call or step before the agent's end failed through no fault
+of its own, its task was not done: the rollout fails with the code of that failure.
 """
 
 import json
@@ -47,7 +47,7 @@ from schemas.messages import Sampling
 
 AGENT, MAIN = "agent", "main"
 RESERVE = 8
-"""Wishes that are left for the agent to be told that there are no more."""
+"""The number of wishes kept in reserve, to tell the agent that none are left."""
 
 
 def hosted(task: Task) -> Agent:
@@ -57,38 +57,38 @@ def hosted(task: Task) -> Agent:
 
 @dataclass(slots=True, eq=False)
 class _OpenAsk:
-    """One occurrence of an ask, and what has come of it so far."""
+    """One occurrence of an ask, and its outcomes so far."""
 
     ask: Ask
     outcomes: dict[int, ModelAnswer | WishFailed] = field(default_factory=dict)
 
 
 class HostedRollout:
-    """What has been heard of one process, and what it is still to be told."""
+    """The state of one process: its open asks, and the replies to send."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
         self.known = KnownAsks()
         self.waiting: list[_OpenAsk] = []
-        """Heard and not answered."""
+        """Received and not answered."""
         self.replies: list[Reply] = []
-        """Ready to be told."""
+        """Replies to send next."""
         self.wishes: list[Reset | CallModel | Step] = []
-        """To be opened next."""
+        """Wishes to open next."""
         self.calls: list[tuple[CallModel, _OpenAsk, int]] = []
-        """Those that are open, and which of an ask's choices each is."""
+        """The open calls, each with its ask and the index of its choice."""
         self.actions: deque[_OpenAsk] = deque()
-        """For the task's environment, one after another; the first is open."""
+        """Steps for the task's environment, executed one after another; the first is open."""
         self.main_over = not task.environment
         self.turns = self.sampled = self.wished = 0
         self.fault: WishFailed | None = None
-        """What the agent was told last of its calls and steps, where that is a fault of ours."""
+        """The failure in the last reply to a call or step, if it is the system's fault."""
         self.result = ""
         self.shown: dict[str, Any] = json.loads(task.environment_config or "{}")
         self.box = where(task.config, task.environment, self.shown)
 
     def run(self) -> Agent:
-        """Raises ProgramFailed where the process cannot go on."""
+        """Run the rollout. Raises ProgramFailed if the process cannot go on."""
         seen = yield from self._begin()
         while not seen.done:
             self._hear(seen.text)
@@ -97,7 +97,7 @@ class HostedRollout:
         self._check_end(json.loads(seen.info or "{}"))
         word = self.shown.get("finish_word", FINISH_WORD)
         if self.box == "task" and word and not self.main_over:
-            yield Step(f"echo {word}", MAIN)  # so its environment takes what was done
+            yield Step(f"echo {word}", MAIN)  # lets its environment collect the result
         self._check_told()
         yield Finish(self.result)
 
@@ -125,9 +125,10 @@ class HostedRollout:
         return seen
 
     def _main_config(self) -> str | None:
-        """That of the task; where the agent lives in its box, with what the agent is.
+        """Return the environment's configuration; if the agent lives in its box, with the agent's
+        own.
 
-        That box is not to be rebuilt: what the agent did in it is no step of its environment.
+        That box must not be rebuilt: the agent's changes in it are no steps of its environment.
         """
         if self.box != "task":
             return None
@@ -171,7 +172,7 @@ class HostedRollout:
             self.calls.append((wish, asked, number))
 
     def _spent(self, ask: Ask) -> str:
-        """Which limit this ask would pass; empty for none."""
+        """Return the code of the limit that this ask would exceed; empty for none."""
         task = self.task
         if self.turns + ask.n > task.max_turns:
             return "turn_limit"
@@ -196,7 +197,8 @@ class HostedRollout:
         self.replies.append(ErrorReply(ask.d, 404, code, f"this rollout is over: {code}"))
 
     def _sampling(self, ask: Ask) -> Sampling | None:
-        """The request's, with the agent's stops and its smaller number of tokens."""
+        """Return the request's sampling, with the agent's stops and its
+        smaller number of tokens."""
         given = self.task.sampling
         most = given.max_tokens if ask.max_tokens is None else ask.max_tokens
         stop = (*given.stop, *(each for each in ask.stop if each not in given.stop))
@@ -205,7 +207,7 @@ class HostedRollout:
         return replace(given, max_tokens=min(most, given.max_tokens), stop=stop)
 
     def _serve(self) -> Generator[Any, Any, EnvironmentAnswer]:
-        """Carry on until the process has been heard again."""
+        """Carry out wishes until the process has been heard again."""
         running = False
         while True:
             if not running and (self.replies or not self.waiting):
@@ -224,7 +226,8 @@ class HostedRollout:
                 return done.outcome
 
     def _await_main(self) -> Generator[Any, Any, None]:
-        """Where it has ended in its task's box, wait for the open step: that may have ended it."""
+        """Wait for the open step if the process ended in its task's box:
+        the step may have ended it."""
         while self.box == "task" and self.actions:
             while len(self.actions) > 1:  # not begun
                 self.waiting.remove(self.actions.pop())
@@ -241,7 +244,7 @@ class HostedRollout:
         return action.text()
 
     def _said(self, wish: CallModel, outcome: Any) -> None:
-        """One of an ask's choices; the last of them makes its reply."""
+        """Take the outcome of one choice; the last of them completes the ask's reply."""
         entry = next(entry for entry in self.calls if entry[0] is wish)
         self.calls.remove(entry)
         _, asked, number = entry
@@ -272,9 +275,9 @@ class HostedRollout:
             self._act(other.ask)
 
     def _check_end(self, info: dict[str, Any]) -> None:
-        """Raises ProgramFailed where the process has not ended well."""
+        """Raise ProgramFailed if the process has not ended well."""
         code, words = info.get("exit_code"), info.get("last_words", "")
-        spent = self.main_over or info.get(STARVED)  # with its box, or with the memory of that
+        spent = self.main_over or info.get(STARVED)  # its box ended, or had no memory left
         if code != 0 and not (self.box == "task" and spent and code is None):
             self._check_told()
             how = f"with code {code}" if code is not None else f"by signal {info.get('signal')}"
@@ -282,13 +285,13 @@ class HostedRollout:
             raise ProgramFailed("agent_exit", msg)
 
     def _check_told(self) -> None:
-        """Raises ProgramFailed where it could not go on, unless its work has been taken."""
+        """Raise ProgramFailed if a fault stopped the agent, unless its environment has ended."""
         taken = bool(self.task.environment) and self.main_over
         if self.fault and not taken:
             raise ProgramFailed(self.fault.code, self.fault.message)
 
 
 def _lost(failed: WishFailed) -> ProgramFailed:
-    """The end of a rollout whose process cannot be reached any more."""
+    """Return the failure of a rollout whose process cannot be reached any more."""
     code = "agent_deadline" if failed.code == "deadline" else failed.code
     return ProgramFailed(code, failed.message)

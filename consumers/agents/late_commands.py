@@ -1,9 +1,10 @@
-"""Commands of one journal that leave later than the entry which gave rise to them.
+"""Commands of one journal that are sent later than the entry that caused them.
 
-A quota or a rate held them back, or whoever had the journal before may never have sent them. No
-record in hand waits for their acks, so until these are there the commit says that an heir must
-think of them. It says so also as long as a rollout is open whose first command was late: when that
-was sent, the journal does not tell, and its heir counts its time from its first answer.
+They were delayed by a quota or a rate, or the previous owner of the journal may never have sent
+them. No record in flight waits for their acks, so until these arrive the commit's metadata says
+that the next owner must consider them. It also says so while a rollout is open whose first command
+was late: the journal does not tell when it was sent, and the next owner counts its time from its
+first answer.
 """
 
 from collections import Counter
@@ -25,7 +26,7 @@ from producers.publisher import Cause
 
 @dataclass(frozen=True, slots=True)
 class Hands:
-    """What the journals of one worker share."""
+    """The objects that all journals of one worker share."""
 
     outbox: Outbox
     quotas: RolloutQuotas
@@ -37,33 +38,34 @@ class Hands:
 
 @dataclass(slots=True)
 class LateCommands:
-    """What was held back of one journal, and is sent when its turn has come."""
+    """The delayed commands of one journal, and how they are sent."""
 
     hands: Hands
     partition: int
     clock: LogClock
     inherited: bool
-    """Whether whoever had it before may have held commands back."""
+    """True if the previous owner may have delayed commands."""
     sent: int = 0
     acked: int = 0
     _delayed: set[int] = field(default_factory=set)
-    """First offsets of open rollouts of which a first command was late, perhaps long ago."""
+    """First offsets of open rollouts whose first command was late, perhaps long ago."""
 
     def held_back(self) -> bool:
-        """Whether an heir must think of commands that may never have been sent, or were late."""
+        """Return True if the next owner must consider commands that were
+        late or perhaps never sent."""
         return bool(
             self._delayed or self.sent != self.acked or self.hands.pacing.held[self.partition]
         )
 
     def inherit(self, rollouts: Sequence[Rollout]) -> None:
-        """These are open where the journal was taken over."""
+        """Note the rollouts that are open when the journal is taken over."""
         if self.inherited:
             self._delayed.update(rollout.first_offset for rollout in rollouts)
 
     # Quotas
 
     def admit(self, rollout: Rollout, *, ahead: bool = False) -> bool:
-        """Whether a rollout may begin; else it waits, behind others unless it goes `ahead`."""
+        """Return True if a rollout may begin; otherwise queue it, first if it goes `ahead`."""
         if self.hands.quotas.admit(rollout, ahead=ahead):
             return True
         self._delayed.add(rollout.first_offset)
@@ -71,27 +73,28 @@ class LateCommands:
         return False
 
     def defer(self, rollout: Rollout) -> None:
-        """Whether it may begin is known where the journal ends; commits may pass its start."""
+        """Decide at the end of the journal if it may begin; commits may pass its start before."""
         self._delayed.add(rollout.first_offset)
 
     def leave(self, rollout: Rollout) -> None:
-        """It has ended, or belongs to another worker now."""
+        """Forget a rollout that has ended or belongs to another worker now."""
         self.hands.quotas.leave(rollout)
         self.hands.pacing.leave(rollout)
         self._delayed.discard(rollout.first_offset)
 
     def note_begun(self, rollout: Rollout, now_ms: int) -> None:
-        """It began before this worker knew of it: at its first answer at the latest."""
+        """Count a rollout that began before this worker knew of it, at the
+        latest at its first answer."""
         who, hour = rollout.request.user, self.hands.quotas.hour
         hour.note_earlier(self.partition, who, rollout.heard_ms or now_ms)
 
     def count_running(self, rollout: Rollout) -> None:
-        """It has begun, and not by the word of this worker."""
+        """Count a rollout as running that an earlier owner let begin."""
         self.note_begun(rollout, self._now_ms())
         if not rollout.admitted:
             self.hands.quotas.leave(rollout)
             self.hands.quotas.run(rollout)
-        if self.inherited and rollout.heard_ms:  # it ran by then; since when, nobody knows
+        if self.inherited and rollout.heard_ms:  # running by then; its start is unknown
             rollout.runs_ms = rollout.heard_ms
 
     def _now_ms(self) -> int:
@@ -100,7 +103,8 @@ class LateCommands:
     # Sending
 
     def go_on(self, rollout: Rollout, *, reset: bool) -> None:
-        """Send what a rollout that has begun may lack; after a reset that is all it waits for."""
+        """Send the commands that a running rollout may lack; after a reset
+        all that are outstanding."""
         if reset:
             self.send_again(rollout, fresh=False)
             return
@@ -109,22 +113,24 @@ class LateCommands:
         self.decide(rollout)
 
     def decide(self, rollout: Rollout) -> None:
-        """Write what was decided about a rollout and has not been read yet."""
+        """Write the decision about a rollout that has not been read back yet."""
         if rollout.decision is not None:
             self.hands.outbox.carry_out([rollout.decision], self.partition, None)
 
     def send_again(self, rollout: Rollout, *, fresh: bool) -> None:
-        """Send what a rollout waits for; `fresh` where it may never have been sent before."""
+        """Send the outstanding commands of a rollout; `fresh` if they may
+        never have been sent before."""
         if fresh:
             rollout.restart_clock(self._now_ms())
         self._send(rollout, lambda: self.hands.pacing.now(rollout.resend(), rollout))
 
     def send_rest(self, rollout: Rollout, sent: Iterable[Command]) -> None:
-        """What beside `sent` a rollout may lack that had begun, as its journal tells only now."""
+        """Send what else a rollout may lack that, as an answer now shows, had begun elsewhere."""
         self._ask_again(rollout, {command.position for command in sent})
 
     def _ask_again(self, rollout: Rollout, but: Container[int] = ()) -> None:
-        """Send again what may have waited: calls under a rate, and the rest of a first turn."""
+        """Send again the commands that may have waited: rated calls, and
+        the rest of a first turn."""
         paced = self.hands.quotas.table.may_have_been_paced(rollout.request.user)
         unsure = [
             waits
@@ -144,7 +150,7 @@ class LateCommands:
         self._send(rollout, lambda: rollout.effects([call], silent=False))
 
     def send_unanswered(self, rollout: Rollout, ids: Container[bytes], cause: Cause) -> None:
-        """Send of these commands what is still waited for, as outputs of a record in hand."""
+        """Send those of these commands that are outstanding, as outputs of a record in flight."""
         attempt = rollout.attempt
         waiting = attempt.outstanding.values()
         unanswered = [waits for waits in waiting if place(attempt, waits)[4] in ids]
@@ -165,5 +171,5 @@ class LateCommands:
 
 
 def _is_first(waits: Outstanding, rollout: Rollout) -> bool:
-    """Whether a wish was made where its rollout was started, beside one that was answered."""
+    """Return True if a wish is of the rollout's first turn and has not been retried."""
     return not waits.tries and waits.opened_ms == rollout.started_ms

@@ -1,7 +1,7 @@
-"""Reading back what a takeover has to know of other topics, a little at every turn of the loop.
+"""Reads back other topics that a takeover needs, a little at each turn of the loop.
 
-The role keeps what it is given meanwhile; its partitions are paused. So a long way back makes a
-takeover slow, and never a worker that does not poll.
+The role keeps the records that arrive meanwhile; its partitions are paused. A long way back thus
+slows a takeover, but never stops a worker from polling.
 """
 
 from array import array
@@ -25,10 +25,10 @@ log = structlog.get_logger()
 
 
 def bounds_of(log_: Log, topic: str, partition: int) -> dict[int, tuple[int, int]]:
-    """Bounds that know of a partition, also of one that was just added; empty where it is not."""
+    """Return bounds that include the partition, even one just added; (0, 0) if unknown."""
     bounds = log_.bounds(topic)
     if partition not in bounds:
-        log_.topic_names()  # or else a count from before is told again
+        log_.topic_names()  # without this a cached count is used
         bounds = {partition: (0, 0)} | log_.bounds(topic)
     return bounds
 
@@ -45,7 +45,7 @@ class Lookback:
         self._reader: Reader | None = None
 
     def read(self) -> list[Record]:
-        """Some more; none where there is nothing more at the moment."""
+        """Return some more records; none if nothing more is available now."""
         if self.done:
             return []
         try:
@@ -61,7 +61,7 @@ class Lookback:
         return found
 
     def _open(self) -> Reader:
-        """Of the other partitions nothing is read."""
+        """Open a reader that skips all other partitions."""
         topic, partition = self._place
         bounds = bounds_of(self._log, topic, partition)
         starts = {(topic, number): end for number, (_, end) in bounds.items()}
@@ -76,15 +76,15 @@ class Lookback:
 
 
 class Written:
-    """The trajectories of one partition that are there already: eight bytes each.
+    """The trajectories of one partition that are written already: eight bytes each.
 
-    Without a commit nobody knows which were written; what the journal gives again may be left out
-    where it is among these.
+    Without a commit it is unknown which were written; a trajectory that the journal yields again
+    may be left out if it is among these.
     """
 
     def __init__(self, log_: Log, codec: Codec, topic: str, partition: int) -> None:
         self.known = False
-        """Whether all of them are read."""
+        """True if all of them are read."""
         bounds = bounds_of(log_, topic, partition)[partition]
         self._back = Lookback(log_, topic, partition, *bounds)
         self._held = DecodeInOrder(codec, Trajectory)
@@ -92,7 +92,7 @@ class Written:
         self._sorted: NDArray[np.uint64] = np.empty(0, np.uint64)
 
     def read(self) -> bool:
-        """Read on; False where there is nothing more for now."""
+        """Read further; False if nothing more is available now."""
         self._held.add(self._back.read())
         moved = bool(self._held) and self._note()
         if self._back.done and not self._held:
@@ -101,9 +101,9 @@ class Written:
         return moved
 
     def _note(self) -> bool:
-        """Note what is there; False where something waits for the registry."""
+        """Note the records that are decoded; False if one waits for the registry."""
         for _, trajectory in self._held.ready():
-            if isinstance(trajectory, Trajectory):  # what nobody can read is written again
+            if isinstance(trajectory, Trajectory):  # unreadable ones are written again
                 self._words.append(_word(trajectory))
         return not self._held
 
@@ -117,6 +117,7 @@ class Written:
 
 
 def _word(trajectory: Trajectory) -> int:
-    """A rollout may have ended twice under one id, but not at one place."""
+    """Return eight bytes that identify an end: one rollout id may end
+    twice, at different offsets."""
     named = trajectory.rollout_id, trajectory.attempt, trajectory.last_offset
     return int.from_bytes(digest(*named, size_bytes=WORD_BYTES), "big")

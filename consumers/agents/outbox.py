@@ -1,7 +1,7 @@
-"""The way out of the agents group: commands, entries of the journal, trajectories.
+"""The outputs of the agents group: commands, entries of the journal, trajectories.
 
-What cannot be written ends its rollout alone. What cannot be encoded now, because registry or
-object store is away, is sent later, and the record that gave rise to it waits for that.
+An output that cannot be written ends its rollout alone. One that cannot be encoded now, because the
+registry or object store is unavailable, is sent later; the record that caused it waits for that.
 """
 
 from collections.abc import Iterable
@@ -47,16 +47,16 @@ from schemas.messages import (
 from schemas.topics import POLICY_ID, Topics
 
 REASON_CHARS = 2000
-"""Of a reason so much goes into the journal."""
+"""The kept length of a reason in the journal."""
 COURTESY = ("close", "abort")
 PROCESS = (Unfit, Unavailable)
-"""What concerns all rollouts alike; anything else that is raised for one ends that one."""
+"""Errors that concern all rollouts alike; any other error ends only its own rollout."""
 
 log = structlog.get_logger()
 
 
 class Outbox:
-    """Writes what rollouts give rise to, each as an output of the record that caused it."""
+    """Writes the effects of rollouts, each as an output of the record that caused it."""
 
     def __init__(
         self,
@@ -73,14 +73,16 @@ class Outbox:
         self.trajectories = trajectories
         self._unsent: SendLater[tuple[Effect, int, Cause | None]] = SendLater("sending_waits")
         self._unwritten: dict[int, list[tuple[Event, Cause | None]]] = {}
-        """By partition what waits to be written in its order: the chain of requests has no gap."""
+        """Events by partition that wait to be written in order: the
+        chain of requests has no gap."""
         self._call_topics: dict[str, str] = {}
-        """Of each id that may be a policy's."""
+        """The topic of each known policy id."""
         self._in_bounds: Sampling | None = None
-        """What was last found to be: calls are mostly sampled as the one before."""
+        """The last sampling that passed the check: most calls have the same one."""
 
     def carry_out(self, effects: Iterable[Effect], partition: int, cause: Cause | None) -> None:
-        """Write what one rollout gives rise to; what cannot be written ends that rollout alone."""
+        """Write the effects of one rollout; an effect that cannot be written
+        ends that rollout alone."""
         for effect in effects:
             try:
                 self._send(effect, partition, cause)
@@ -90,16 +92,16 @@ class Outbox:
                 raise
             except Exception as error:
                 if isinstance(effect, Trajectory):
-                    raise  # of which too little is left to leave anything out
+                    raise  # nothing is left to leave out
                 log.warning("rollout_broken", rollout_id=effect.rollout_id, error=raised(error))
                 self._write_bare_end(effect, error, partition, cause)
 
     def retire_word(self, key: bytes) -> None:
-        """Take back a word on `control` that has had its effect; no record waits for that."""
+        """Delete a record of `control` that has had its effect; no record waits for that."""
         retire_control(self.commands, self.topics, key)
 
     def retry(self) -> None:
-        """Try again what could not be encoded because registry or store was away."""
+        """Send again what could not be encoded because the registry or store was unavailable."""
         for partition, events in list(self._unwritten.items()):
             del self._unwritten[partition]
             for event, cause in events:
@@ -111,9 +113,9 @@ class Outbox:
             pay(cause)
 
     def write(self, event: Event, partition: int, cause: Cause | None = None) -> bool:
-        """Write an entry of the journal; False where it is too large for its topic.
+        """Write an entry of the journal; False if it is too large for its topic.
 
-        Where it cannot be encoded now it is written later, and so is what comes after it.
+        If it cannot be encoded now it is written later, and all later entries after it.
         """
         try:
             if partition in self._unwritten:
@@ -139,7 +141,7 @@ class Outbox:
         self._unwritten.setdefault(partition, []).append((event, cause))
 
     def _write_refusal(self, event: Event, partition: int, cause: Cause | None) -> None:
-        """In place of what is too large for the journal after all."""
+        """Write a refusal or an end in place of an event that is too large for the journal."""
         body = event.body
         error = WireError(f"its {type(body).__name__} is too large for the journal")
         if not isinstance(body, START):
@@ -155,7 +157,7 @@ class Outbox:
     def _write_bare_end(
         self, effect: Command | Event, error: Exception, partition: int, cause: Cause | None
     ) -> None:
-        """End a rollout of which an effect cannot be written, in as few words as there are."""
+        """End a rollout one of whose effects cannot be written, with a minimal event."""
         if not isinstance(effect, Event) and effect.kind in COURTESY:
             return
         begins = isinstance(effect, Event) and isinstance(effect.body, AttemptStarted)
@@ -215,7 +217,7 @@ class Outbox:
             self._send_later(command, command.answer_partition, cause, error)
 
     def _check_call(self, call: ModelCall) -> None:
-        """Raises TopicsDiffer or Refused for what a program may wish and nobody can be asked."""
+        """Raise TopicsDiffer for an unknown policy, Refused for a sampling out of bounds."""
         if call.policy_id not in self._call_topics:
             raise TopicsDiffer(call.policy_id)
         if call.sampling != self._in_bounds:
@@ -223,18 +225,18 @@ class Outbox:
             self._in_bounds = call.sampling
 
     def _turned_away(self, command: Command, cause: Cause | None, error: WorkFailed) -> None:
-        """Answer a command that its topic would not have, though it was sent."""
+        """Answer a command that the broker refused after it was sent."""
         unknown = isinstance(error, NoTopic) and isinstance(command, ModelCall)
         code = "unknown_policy" if unknown else error.code
         self._fail(command, CallFailed(code, str(error), False), cause)
 
     def _fail(self, command: Command, body: CallFailed, cause: Cause | None) -> None:
-        """Answer a command that cannot be sent; a courtesy is let go."""
+        """Answer a command that cannot be sent; a close or abort is dropped."""
         if command.kind not in COURTESY:
             self.write(event_of(command, body, self.name), command.answer_partition, cause)
 
     def _trajectory(self, trajectory: Trajectory, cause: Cause | None) -> None:
-        """Write a trajectory, or as much of it as can be; it says why there is not more."""
+        """Write a trajectory, or as much of it as fits; its code and reason say why it is less."""
         try:
             self._send_trajectory(trajectory, cause)
         except PROCESS:
@@ -246,7 +248,7 @@ class Outbox:
             write_barer(explained, lambda bare: self._send_trajectory(bare, cause), error)
 
     def _send_barest(self, trajectory: Trajectory, cause: Cause | None, error: WorkFailed) -> None:
-        """Write next to nothing of a trajectory that its topic refused."""
+        """Write a minimal form of a trajectory that its topic refused."""
         *_, barest = barer(replace(trajectory, code=error.code, reason=str(error)))
         self._send_trajectory(barest, cause, last=True)
 
@@ -271,12 +273,12 @@ class Outbox:
 
 
 def owe(cause: Cause | None) -> None:
-    """Have a record wait for what is sent later."""
+    """Make a record wait for an output that is sent later."""
     if cause is not None:
         cause.sent += 1
 
 
 def pay(cause: Cause | None) -> None:
-    """It was sent; the record waits for the acks of that instead."""
+    """Note that the output was sent; the record waits for its acks instead."""
     if cause is not None:
         cause.acked += 1

@@ -1,4 +1,4 @@
-"""One journal partition in this worker's hands: folded, carried out, and held against the clock."""
+"""One journal partition owned by this worker: its fold, its outputs, and its deadlines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,37 +23,38 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class OwnedJournal:
-    """One journal partition in this worker's hands."""
+    """One journal partition owned by this worker."""
 
     hands: Hands
     journal: Journal
     progress: PartitionProgress
     clock: LogClock
-    """The time that deadlines of its rollouts are held against."""
+    """The clock for the deadlines of its rollouts."""
     word: str
     """The commit metadata found; kept until the fold is complete as of a commit."""
     reset: bool
-    """Nobody left word where to begin: fold all of it, then send again what is outstanding."""
+    """True if no usable commit was found: fold the whole journal, then resend
+    all outstanding commands."""
     silent_until: int
-    """Below this, what the fold gives rise to was done before."""
+    """The outputs of records below this offset were sent before."""
     late: LateCommands
     folded: bool = False
-    """Whether everything below `silent_until` is known."""
+    """True if everything below `silent_until` is folded."""
     caught_up: bool = False
     starting: set[int] = field(default_factory=set)
     """Offsets of requests whose starts this worker wrote and has not read back."""
     read: int = 0
-    """What lies below has been folded."""
+    """The offset behind the last folded record."""
     written: Written | None = None
-    """After a reset, the trajectories that are there."""
+    """After a reset, the trajectories that are written already."""
     unsure: list[tuple[Record, Rollout, set[bytes]]] = field(default_factory=list)
-    """Records read on the way to the end, and the commands that they gave rise to: whether these
-    were sent, and answered, the rest of the journal tells."""
+    """Records read on the way to the end, with the commands that they caused: the rest of the
+    journal tells which of these were answered."""
     deadly: dict[int, str] = field(default_factory=dict)
-    """Offsets of events that no program may learn of any more, and why."""
+    """Offsets of events that must not be given to a program any more, and why."""
 
     def take(self, event: Event, record: Record) -> None:
-        """Fold one entry and carry out what it gives rise to; raises RequestsSkipped."""
+        """Fold one entry and carry out its effects; raises RequestsSkipped."""
         offset = record.offset
         silent = offset < self.silent_until
         self.folded = self.folded or not silent
@@ -74,7 +75,7 @@ class OwnedJournal:
 
     def _started(self, body: RolloutStarted | RolloutRefused, offset: int, taken: Taken) -> None:
         ours = (
-            offset >= self.progress.end_at_assign  # else a dead namesake's
+            offset >= self.progress.end_at_assign  # else by an earlier worker of this name
             and body.request_offset in self.starting
         )
         self.starting.discard(body.request_offset)
@@ -82,7 +83,7 @@ class OwnedJournal:
             raise RequestsSkipped(self._skipped(body))
 
     def _held_by_quota(self, start: Taken, *, silent: bool) -> bool:
-        """Whether a started rollout's first command waits, as its user's quota is used up."""
+        """Return True if a started rollout's first command has to wait for its user's quota."""
         rollout, quotas = start.rollout, self.hands.quotas
         if rollout is None:
             return False
@@ -93,18 +94,19 @@ class OwnedJournal:
         if self.late.inherited or quotas.limits(rollout):
             if not silent:
                 self.late.defer(rollout)
-            return True  # where the journal ends it is known whether it had begun
+            return True  # the end of the journal tells if it had begun
         quotas.run(rollout)
         return False
 
     def _had_begun(self, rollout: Rollout, taken: Taken) -> None:
-        """Whoever had the journal before had let begin what is held here: it is answered."""
+        """Count a rollout that is queued here but was let begin by the previous
+        owner: it has an answer."""
         if taken.ended is None:
             self.late.count_running(rollout)
             self.late.send_rest(rollout, taken.commands)
 
     def _carry_out(self, taken: Taken, record: Record, *, silent: bool) -> None:
-        """Carry out what a read event gives rise to; below the commit that was done before."""
+        """Carry out the effects of an event; those below the commit were carried out before."""
         rollout = taken.rollout
         if taken.ended is not None and rollout is not None:
             if not silent:
@@ -121,12 +123,13 @@ class OwnedJournal:
         self.hands.outbox.carry_out(effects, record.partition, record)
 
     def _retire_cancels(self, rollout: Rollout) -> None:
-        """Take back the words that asked for the end of a rollout that has ended."""
+        """Delete the `control` records that cancelled a rollout which has ended."""
         for key in self.hands.control.keys_of(rollout.request.rollout_id):
             self.hands.outbox.retire_word(key)
 
     def _at_once(self, effects: Sequence[Effect], rollout: Rollout, record: Record) -> list[Effect]:
-        """Keep commands back, and the record with them: their answers may be further on."""
+        """Keep commands, and the record with them, until the end of the
+        journal: they may be answered."""
         kept = {e.command_id for e in effects if isinstance(e, Command) and e.kind not in COURTESY}
         if kept:
             owe(record)
@@ -134,7 +137,7 @@ class OwnedJournal:
         return [e for e in effects if not (isinstance(e, Command) and e.command_id in kept)]
 
     def _send_unanswered(self) -> None:
-        """Send what was kept back and is still waited for, each once."""
+        """Send the kept commands that are still outstanding, each once."""
         sent: set[bytes] = set()
         for record, rollout, kept in self.unsure:
             if self.journal.open.get(rollout.request.rollout_id) is rollout:
@@ -144,7 +147,7 @@ class OwnedJournal:
         self.unsure.clear()
 
     def _lacks(self, effect: Effect) -> bool:
-        """Whether an effect of what was folded again has to be carried out."""
+        """Return True if an effect of a record folded again still has to be carried out."""
         return (
             isinstance(effect, Trajectory)
             and self.written is not None
@@ -152,7 +155,7 @@ class OwnedJournal:
         )
 
     def catch_up(self) -> None:
-        """The journal is read to the end it had at assignment: act on what is still open."""
+        """Act on all that is open, as the journal is read to the end that it had at assignment."""
         self.folded = True
         if self.caught_up:
             return
@@ -165,6 +168,8 @@ class OwnedJournal:
             if self._began(rollout):
                 self.late.count_running(rollout)
                 self.late.go_on(rollout, reset=self.reset)
+        # Running rollouts are counted first, so that this partition's share admits no more than its
+        # quota.
         self.hands.quotas.shares.held.add(self.journal.partition)
         for rollout in rollouts:
             if not rollout.admitted:
@@ -174,16 +179,16 @@ class OwnedJournal:
         log.info("journal_folded", partition=self.journal.partition, open=len(rollouts))
 
     def _began(self, rollout: Rollout) -> bool:
-        """Whether a rollout has begun, for all that the journal and the commit tell."""
+        """Return True if a rollout has begun, according to the journal and the commit."""
         if rollout.admitted or not rollout.at_first_command():
             return True
         unsure = self.reset or self.late.inherited or rollout.first_offset >= self.silent_until
         return not unsure
 
     def _begin(self, rollout: Rollout) -> None:
-        """Send a first command that may never have been sent, or hold it back.
+        """Send a first command that may never have been sent, or queue it.
 
-        It goes ahead of what waits here already: its first command may be under way.
+        It goes ahead of what waits here already: its first command may be in flight.
         """
         if self.late.admit(rollout, ahead=True):
             self.late.send_again(rollout, fresh=True)
@@ -191,7 +196,7 @@ class OwnedJournal:
             self.late.decide(rollout)
 
     def cancel(self, ids: set[str], groups: set[str]) -> None:
-        """Cancel the rollouts that were named; groups are looked for once, however many."""
+        """Cancel the named rollouts; groups are searched in one pass, however many they are."""
         live = self.journal.open
         named = {rollout_id: live[rollout_id] for rollout_id in ids & live.keys()}
         if groups:
@@ -205,7 +210,7 @@ class OwnedJournal:
             self.hands.outbox.write(rollout.cancelled(reason), rollout.partition)
 
     def end_overdue(self) -> None:
-        """Write what has to be written because a deadline has passed."""
+        """Write the events of deadlines that have passed."""
         if not self.caught_up:
             return
         now_ms = int(self.clock() * 1000)
@@ -215,7 +220,7 @@ class OwnedJournal:
                     self.hands.outbox.write(event, rollout.partition)
 
     def let_go(self) -> None:
-        """It belongs to another worker now."""
+        """Release a journal that belongs to another worker now."""
         if self.written is not None:
             self.written.close()
         for rollout in self.journal.open.values():
@@ -223,17 +228,19 @@ class OwnedJournal:
             rollout.attempt.close_program()
 
     def live(self) -> int:
-        """Rollouts that run, also those whose start is on its way; not what users' limits hold."""
+        """Return the number of running rollouts, with those being started,
+        without those that quotas hold."""
         number = self.journal.partition
         held = self.hands.quotas.held[number] + self.hands.pacing.held[number]
         return len(self.journal.open) + len(self.starting) - held
 
     def looks_back(self) -> bool:
-        """Whether what a reset has to know first is still read back."""
+        """Return True while data that a reset needs first is still read back."""
         return self.written is not None and not self.written.known
 
     def commit_metadata(self, requests_id: str) -> str:
-        """The watermark; what was found at the assignment while not all of it is folded again."""
+        """Return the watermark; the word found at assignment while the
+        fold is not complete again."""
         if not self.folded:
             self._forget()
             return self.word
@@ -244,7 +251,7 @@ class OwnedJournal:
         return replace(watermark, requests=requests, quota=held_back).write()
 
     def _forget(self) -> None:
-        """Let go of what no commit to come needs, while history is only folded again."""
+        """Drop state that no later commit needs, while history is only folded again."""
         below = min(self.read, self.progress.next_offset)
         if below >= self.journal.bulk_low:
             self.journal.watermark(below)

@@ -1,4 +1,4 @@
-"""The agent programs that ship. A program of one's own is named `module:function`."""
+"""The agent programs that ship. A user's own program is named `module:function`."""
 
 from functools import cache
 from hashlib import blake2b
@@ -21,7 +21,7 @@ from consumers.agents.wishes import (
     user,
 )
 
-# A start in the journal holds a digest of its program's source, in which this is the name.
+# The digest of a program's source is recorded in the journal; react and single_turn use this name.
 from consumers.agents.wishes import EnvironmentAnswer as Observation
 from schemas import names
 
@@ -53,7 +53,7 @@ def single_turn(task: Task) -> Agent:
 
 
 def program_of(name: str) -> Program:
-    """A shipped program, or the user's `module:function`; raises Refused."""
+    """Return a shipped program, or the user's `module:function`; raises Refused."""
     if name in SHIPPED:
         return SHIPPED[name]
     if ":" not in name:
@@ -72,7 +72,7 @@ SHIPPED: dict[str, Program] = {
 
 @cache
 def program_digest(program: Program) -> str:
-    """Names the source of a program; empty where there is no source to be had."""
+    """Return the digest of a program's source; empty if the source is not available."""
     try:
         return blake2b(getsource(program).encode(), digest_size=8).hexdigest()
     except (OSError, TypeError):

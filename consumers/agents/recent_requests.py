@@ -1,10 +1,10 @@
-"""Who asks for a rollout a second time: the ids that the last requests of a partition asked for.
+"""Detects repeated requests: the ids that the last requests of a partition asked for.
 
-A producer that publishes again after a crash, or a file that is submitted twice, asks under the
-same ids. Whoever reads such a request within WINDOW offsets of the first refuses it as `repeated`.
-That is decided by the log alone: after a takeover the keys of the window are read back, and a key
-is the id. A foreign producer may use other keys; its ids are known as long as its partition stays
-with one worker.
+A producer that publishes again after a crash, or a file that is submitted twice, uses the same ids.
+A worker that reads such a request within WINDOW offsets of the first refuses it as `repeated`. The
+log alone decides that: after a takeover the keys of the window are read back, and a key is the id.
+Other producers may use other keys; their ids are known as long as the partition stays with one
+worker.
 """
 
 from array import array
@@ -16,13 +16,13 @@ from consumers.agents.lookback import Lookback
 from consumers.log.protocols import Log, Record
 
 WINDOW = 100_000
-"""Offsets of a partition; four megabytes."""
+"""Offsets of a partition; they take four megabytes."""
 NONE = -1
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class First:
-    """The request that was first to ask for a rollout; the lesser one was, of two partitions."""
+    """The first request for a rollout; of those in several partitions it is the least one."""
 
     at_ms: int
     """Its append time."""
@@ -31,10 +31,10 @@ class First:
 
 
 class Asked:
-    """The last requests of one partition: chains of equal digests in a ring, found in no time.
+    """The last requests of one partition, as a hash table with chains in a ring.
 
-    Every slot of the ring names the request before it with the same digest's bucket, so a chain
-    runs back in time, and ends where it leaves the window.
+    Every slot of the ring holds the offset of the previous request in the same hash bucket, so a
+    chain runs back in time, and ends where it leaves the window.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Asked:
 
     @property
     def known(self) -> bool:
-        """Whether the window has been read back."""
+        """True if the window has been read back."""
         return self._back.done
 
     def read(self) -> bool:
-        """Read back some more; False where there is nothing more for now."""
+        """Read further back; False if nothing more is available now."""
         found = self._back.read()
         for record in found:
             if record.key:
@@ -67,7 +67,7 @@ class Asked:
         self._back.close()
 
     def first(self, named: bytes, offset: int | None = None) -> First | None:
-        """Who was first to ask for this id, as far as the window below `offset` goes."""
+        """Return the first request for this id in the window below `offset`, or None."""
         word = _word(named)
         at = self._newest[word % len(self._newest)]
         lowest = max(0, (self._next if offset is None else offset) - self.window)
@@ -79,7 +79,7 @@ class Asked:
         return None
 
     def note(self, named: bytes, record: Record) -> None:
-        """Take the next request of the partition."""
+        """Add the next request of the partition."""
         first = self.first(named, record.offset)
         first = first or First(record.timestamp_ms, self._partition, record.offset)
         word, slot = _word(named), record.offset % self.window
@@ -92,5 +92,5 @@ class Asked:
 
 @lru_cache(maxsize=64)
 def _word(named: bytes) -> int:
-    """The digest of an id; every partition of a worker is asked for the same one in turn."""
+    """Return the digest of an id; cached, as each partition of a worker looks it up in turn."""
     return int.from_bytes(blake2b(named, digest_size=8).digest(), "big")

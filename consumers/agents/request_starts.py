@@ -1,4 +1,5 @@
-"""What becomes of a request: one start, or one refusal, in the journal partition of its number."""
+"""Starts requests: writes one start or one refusal into the journal
+partition of the same number."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,15 +22,16 @@ from schemas.messages import REPEATED, RULES, Event, RolloutRefused, RolloutRequ
 from schemas.topics import Topics
 
 READ_AT_ONCE = 8
-"""So many windows of requests are read back at a time; each has a client of its own."""
+"""The number of windows of requests that are read back at a time; each has a client of its own."""
 UNREAD = {KilledWorkers: "killed_worker", Skipped: "skipped"}
-"""Why a request is refused unread, by its error; the others say that it cannot be read."""
+"""Codes of requests that are refused undecoded, by error; other errors mean unreadable."""
 
 log = structlog.get_logger()
 
 
 class RequestStarts:
-    """Starts requests; every start says from where on requests were read, so none is skipped."""
+    """Starts requests; every start states from where requests were read,
+    so that none is skipped."""
 
     def __init__(
         self,
@@ -46,14 +48,14 @@ class RequestStarts:
         self.programs = programs
         self.passed = passed
         self.journals = journals
-        """Those of this worker, by partition."""
+        """The journals of this worker, by partition."""
         self.partitions: dict[int, int] = {}
-        """Those of this worker, and the position behind the last request that was seen."""
+        """The request partitions of this worker, with the position after the last request seen."""
         self._asked: dict[int, Asked] = {}
         self._topic_ids: dict[int, str] = {}
 
     def begin(self, held: Held, start: int, next_offset: int) -> None:
-        """Take a partition over; its requests count from `start` on."""
+        """Take over a partition; its requests count from `start` on."""
         partition = held.partition
         self.partitions[partition] = start
         self._topic_ids[partition] = held.topic_id
@@ -66,11 +68,11 @@ class RequestStarts:
             self._asked.pop(partition).close()
 
     def knows_window(self, partition: int) -> bool:
-        """Whether what was asked for last has been read back."""
+        """Return True if the window of recent requests has been read back."""
         return self._asked[partition].known
 
     def look_back(self, over: Callable[[], bool]) -> None:
-        """Read some windows back until the time is over."""
+        """Read some windows back until `over()`."""
         unknown = (asked for asked in self._asked.values() if not asked.known)
         for asked in islice(unknown, READ_AT_ONCE):
             while asked.read() and not over():
@@ -102,7 +104,7 @@ class RequestStarts:
             self.journals[record.partition].starting.add(record.offset)
 
     def refuse_unread(self, record: Record, error: WireError) -> None:
-        """Where a request was that cannot be read, the journal says that it was refused."""
+        """Write a refusal for a request that cannot be read."""
         rollout_id = (record.key or b"").decode("utf-8", "replace")
         if record.key:
             self._asked[record.partition].note(record.key, record)
@@ -111,26 +113,28 @@ class RequestStarts:
             self._refuse(record, span, rollout_id, code, str(error), None)
 
     def _span(self, record: Record) -> int:
-        """The position before this request; the next one begins behind it."""
+        """Return the position before this request, and move it behind the request."""
         began = self.partitions.get(record.partition, record.offset)
         self.partitions[record.partition] = record.offset + 1
         return began
 
     def _counted(self, record: Record) -> bool:
-        """Whether the journal says that a request was started, so that no start of it can count."""
+        """Return True if the journal tells that a request was started, so that
+        no start of it can count."""
         owned = self.journals.get(record.partition)
         epoch, topic_id = self._names(record)
         return owned is not None and owned.journal.chain.started(topic_id, epoch, record.offset)
 
     def _names(self, record: Record) -> tuple[int, str]:
-        """What names a request beside its offset: leader epoch, and id of the topic."""
+        """Return what identifies a request besides its offset: leader epoch and topic id."""
         return record.leader_epoch, self._topic_ids.get(record.partition, "")
 
     def _asked_before(self, record: Record, rollout_id: str) -> First | None:
-        """The request that this one repeats, in its own partition or in another one held here.
+        """Return the request that this one repeats, in its own partition or in another one held
+        here.
 
-        Of two in different partitions the one that was appended first is never refused, whatever is
-        read first: so both may run, where nobody holds both partitions, and never none.
+        Of two in different partitions the one appended first is never refused, whichever is read
+        first. If no worker holds both partitions both may run, but never none.
         """
         named, here = rollout_id.encode(), self._asked[record.partition]
         first = here.first(named, record.offset)
@@ -143,17 +147,17 @@ class RequestStarts:
         return None if first is not None and self._sent_again(record) else first
 
     def _sent_again(self, record: Record) -> bool:
-        """Whether an operator had it sent; the record itself only claims so."""
+        """Return True if an operator ordered to send it again; the record's
+        own claim is not enough."""
         if resent_from(record) is None:
             return False
         self.passed.refresh()
         return self.passed.sent_again(record)
 
     def _repeated(self, record: Record, span: int, rollout_id: str, first: First) -> None:
-        """Refuse what was asked for before.
+        """Refuse a request that was made before.
 
-        It is no attempt of that rollout, and no member of its run: nobody takes its end for the
-        rollout's own.
+        The refusal has attempt 0 and no run, so that it is not taken for the rollout's own end.
         """
         reason = (
             f"asked for before, at {first.partition}@{first.offset} of {record.topic}; "
@@ -162,17 +166,17 @@ class RequestStarts:
         self._refuse(record, span, rollout_id, REPEATED, reason, None, attempt=0)
 
     def _program_digest(self, name: str) -> str:
-        """Find a program and name its source; raises Refused."""
+        """Load a program and return the digest of its source; raises Refused."""
         try:
             return program_digest(self.programs(name))
         except (Refused, *PROCESS):
             raise
-        except Exception as error:  # a user's module may do anything when it is looked at
+        except Exception as error:  # loading a user's module may raise anything
             msg = f"program {name!r} cannot be had: {raised(error)}"
             raise Refused(msg) from error
 
     def _check_policy(self, policy_id: str) -> None:
-        """Raises Refused where nobody could be asked."""
+        """Raise Refused for an unknown policy."""
         try:
             self.log.partitions(self.topics.calls(policy_id))
         except TopicsDiffer as error:

@@ -1,10 +1,10 @@
-"""Which rollouts may begin: how many of one user run at once, and begin in one hour of the clock.
+"""Quotas on rollouts: how many of one user run at once, and begin in one clock hour.
 
-A quota delays a rollout's first command, never its start: what is accepted is in the journal. Of
-one user they begin in the order of their starts, while fewer run here than this worker's share of
-`running`, and fewer began here in this hour than its share of `per_hour`. A quota that is lowered
-stops nobody: those above it end in their own time. A run that is paused is a line of its own, in
-which no rollout has its turn before the run is resumed.
+A quota delays a rollout's first command, never its start: an accepted request is in the journal.
+Rollouts of one user begin in the order of their starts, while fewer run here than this worker's
+share of `running`, and fewer began here in this hour than its share of `per_hour`. Lowering a quota
+stops no rollout: those above it end normally. A paused run has a queue of its own, from which no
+rollout begins before the run is resumed.
 """
 
 from collections import Counter, OrderedDict
@@ -17,7 +17,7 @@ from consumers.quota_table import QuotaTable
 
 
 class RolloutQuotas:
-    """Rollouts that run and rollouts that wait, by user."""
+    """Running and waiting rollouts, by user."""
 
     def __init__(
         self,
@@ -26,23 +26,23 @@ class RolloutQuotas:
         hour: BegunThisHour,
         paused_runs: Set[str] = frozenset(),
     ) -> None:
-        """`paused_runs` is looked at again and again: somebody else changes it."""
+        """`paused_runs` is a live set that the caller changes."""
         self.table = table
         self.paused_runs = paused_runs
         self.shares = shares
         self.hour = hour
         self.held: Counter[int] = Counter()
-        """Rollouts that wait, by partition."""
+        """The number of waiting rollouts, by partition."""
         self._running: Counter[str] = Counter()
         self._waiting: dict[str, OrderedDict[Rollout, None]] = {}
-        """By user, in order of their starts."""
+        """Waiting rollouts by user, in order of their starts."""
         self._look_at: set[str] = set()
-        """Users of whom one that waits may now begin."""
+        """Users with waiting rollouts that may now begin."""
         self._of_paused: dict[str, OrderedDict[Rollout, None]] = {}
-        """By run, in order of their starts."""
+        """Waiting rollouts by paused run, in order of their starts."""
 
     def limits(self, rollout: Rollout) -> bool:
-        """Whether a rollout may have to wait."""
+        """Return True if a rollout may have to wait."""
         quota = self.table.of(rollout.request.user)
         limited = bool(quota.running or quota.per_hour)
         return limited or not self.table.known or self._is_paused(rollout)
@@ -52,7 +52,7 @@ class RolloutQuotas:
         return bool(run_id) and run_id in self.paused_runs
 
     def admit(self, rollout: Rollout, *, ahead: bool = False) -> bool:
-        """Let a rollout begin, or have it wait for its turn; `ahead` of all that wait already."""
+        """Let a rollout begin, or queue it; `ahead` puts it before those that wait already."""
         who = rollout.request.user
         if self._is_paused(rollout):
             self._of_paused.setdefault(rollout.request.run_id, OrderedDict())[rollout] = None
@@ -85,7 +85,7 @@ class RolloutQuotas:
         rollout.admitted = True
 
     def leave(self, rollout: Rollout) -> None:
-        """A rollout has ended, or belongs to another worker now."""
+        """Forget a rollout that has ended or belongs to another worker now."""
         who = rollout.request.user
         if rollout.admitted:
             rollout.admitted = False
@@ -97,7 +97,7 @@ class RolloutQuotas:
             self._let_go(rollout)
 
     def _let_go(self, rollout: Rollout) -> None:
-        """Take a rollout out of the line that it waits in."""
+        """Remove a rollout from its queue."""
         lines = (self._waiting, rollout.request.user), (self._of_paused, rollout.request.run_id)
         for line, name in lines:
             if rollout in line.get(name, ()):
@@ -107,11 +107,11 @@ class RolloutQuotas:
                     del line[name]
 
     def changed(self, users: Iterable[str] | None = None) -> None:
-        """The quotas of these users are others now; None: those of all, or this worker's share."""
+        """Check the queues of these users again; None means all, for example after a rebalance."""
         self._look_at.update(self._waiting if users is None else users)
 
     def ready(self) -> Iterator[Rollout]:
-        """Those whose turn has come, counted as running."""
+        """Yield the rollouts that may begin now, counted as running."""
         for run_id in [run for run in self._of_paused if run not in self.paused_runs]:
             for rollout in list(self._of_paused[run_id]):
                 self._let_go(rollout)

@@ -1,27 +1,29 @@
-"""What part of a user's quota one worker may give out: that of the journals it holds.
+"""The share of a user's quota that one worker may use: that of the journals it holds.
 
-A limit is dealt to the partitions so that all parts together are the limit, and a worker pools the
-parts of its own. Whoever holds any may let one rollout run, for what waits there would wait for
-ever: so the workers together keep a limit that is no smaller than their number. A partition that
-moves takes its part along at once; rollouts that run elsewhere on the strength of it go on.
+A limit is divided among the partitions so that all parts sum to it, and a worker pools the parts of
+its own. A worker that holds any partition may run at least one rollout, since those waiting there
+would otherwise wait for ever: all workers together thus keep a limit that is no smaller than their
+number. A partition that moves takes its part along at once; rollouts that run elsewhere under that
+part go on.
 """
 
 
 class Shares:
-    """The parts of the journals that are held."""
+    """The partitions that count towards this worker's shares."""
 
     def __init__(self) -> None:
         self.held: set[int] = set()
-        """Partitions whose journals are folded: before, nobody knows what runs there."""
+        """Partitions whose journals are folded: before that their running rollouts are unknown."""
         self.partitions = 1
-        """How many there are in all."""
+        """The number of partitions in all."""
 
     def part_of(self, limit: int) -> int:
-        """How many of a whole number are this worker's; at least one."""
+        """Return this worker's share of a whole number; at least one."""
         count = max([self.partitions, *(number + 1 for number in self.held)])
+        # Rounded so that the parts of all partitions sum to the limit.
         parts = ((n + 1) * limit // count - n * limit // count for n in self.held)
         return max(1, sum(parts))
 
     def rate_of(self, limit: float) -> float:
-        """How much of a rate is this worker's."""
+        """Return this worker's share of a rate."""
         return limit * len(self.held) / max(self.partitions, len(self.held))

@@ -53,7 +53,8 @@ def _decoys(task: Task) -> list[str]:
 
 
 def _shown(task: Task, first: str, decoys: list[str]) -> str:
-    """What the verifier is asked about: the first answer, or a decoy that says something else."""
+    """Return the answer to show to the verifier: the first answer, or a
+    decoy that differs from it."""
     others = [each for each in decoys if each != first.strip()]
     return task.rng.choice(others) if others and task.rng.random() < 0.5 else first
 

@@ -1,4 +1,4 @@
-"""All that one agents worker knows of what users may take: one table, and three limits by it."""
+"""The user limits of one agents worker: the table of quotas, and the three limits based on it."""
 
 from collections.abc import Callable, Iterator, Set
 
@@ -21,7 +21,8 @@ HEAR_S = 10.0
 
 
 class UserQuotas:
-    """Reads `quotas` to its end while it is made."""
+    """The quotas of users and the limits based on them; the constructor
+    reads `quotas` to its end."""
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class UserQuotas:
         wall: Clock,
         paused_runs: Set[str],
     ) -> None:
-        """`unreadable` is told about what is no quota."""
+        """`unreadable` is called with records that are not valid quotas."""
         self.table = QuotaTable(log_, codec, topics, default, clock=clock, unreadable=unreadable)
         until = clock() + HEAR_S
         while not self.table.known and clock() < until:
@@ -47,42 +48,42 @@ class UserQuotas:
         self._journals = topics.events
 
     def take_over(self, partition: int, begin: Watermark) -> None:
-        """A journal will be folded from here on; then this worker has its share."""
+        """Prepare for a journal that will be folded; this worker gets its share after that."""
         self.shares.partitions = self._log.partitions(self._journals)
         self.hour.take_over(partition, begin)
 
     def drop(self, partition: int) -> None:
-        """A journal, and its share, are another worker's now."""
+        """Forget a journal that is another worker's now, and its share."""
         self.hour.drop(partition)
         self.shares.held.discard(partition)
         self.rollouts.changed()
 
     def follow(self) -> None:
-        """Take what is said on `quotas`."""
+        """Apply new records of `quotas`."""
         known = self.table.known
         users = self.table.follow()
         self.rollouts.changed(users if known else None)
 
     def look_back(self, over: Callable[[], bool]) -> None:
-        """Read on in what ended in this hour, until the time is over."""
+        """Read further in the trajectories of this hour, until `over()`."""
         if self.hour.read(over):
             self.rollouts.changed()
 
     def look_at_the_hour(self) -> None:
-        """With a new hour, its windows are clear."""
+        """Clear the hourly counts when a new hour has begun."""
         if self.hour.turn():
             self.rollouts.changed()
             self.pacing.forget_idle()
 
     def held(self) -> int:
-        """Rollouts that wait for any of the limits."""
+        """Return the number of rollouts that wait for any of the limits."""
         return self.rollouts.held.total() + self.pacing.held.total()
 
     def ready(self) -> Iterator[Rollout]:
-        """Rollouts that may begin now."""
+        """Yield the rollouts that may begin now."""
         self.look_at_the_hour()
         yield from self.rollouts.ready()
 
     def due(self) -> Iterator[tuple[Rollout, Outstanding]]:
-        """Calls that may be sent now."""
+        """Yield the calls that may be sent now."""
         yield from self.pacing.due()

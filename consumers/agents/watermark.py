@@ -1,13 +1,13 @@
-"""The word that goes with a commit of a journal partition: where a reader must begin.
+"""The commit metadata of a journal partition: the low watermark from which a reader must begin.
 
 `3;low;last;bulk_low;stragglers;requests;epoch;quota`. From `bulk_low` a reader needs all records.
 Between `low` and `bulk_low` it needs only those of the stragglers, the few rollouts that are open
-since then; they are named by the offsets of their first events, as differences to the one before,
-in base64. `last` is the last counted request offset as of `bulk_low`, and `requests` the id of the
-requests' topic, since an offset holds for one incarnation of a topic. `quota` is q where the writer
-held first commands back for quotas: whoever reads on cannot know which. `epoch` is the leader epoch
-of the last counted request, and behind the id of the requests' topic stand those that it had
-before, parted by commas. Version 2 has neither.
+since then; they are identified by the offsets of their first events, as differences to the one
+before, in base64. `last` is the last counted request offset as of `bulk_low`, and `requests` the id
+of the requests' topic, since an offset is valid for one incarnation of a topic. `quota` is q if the
+writer delayed first commands because of quotas: the next reader cannot know which. `epoch` is the
+leader epoch of the last counted request. After the id of the requests' topic follow its earlier
+ids, separated by commas. Version 2 has neither.
 """
 
 import base64
@@ -20,14 +20,15 @@ VERSION = "3"
 OLDER = "2"
 SEPARATOR = ";"
 SHIFTS = 63
-"""An offset has no more bits."""
+"""The bits of the largest offset."""
 MOST_STRAGGLERS = 300
-"""However far apart they lie, so many fit into the broker's limit of a commit's metadata."""
+"""The most stragglers whose offsets fit into the broker's limit of a
+commit's metadata in any case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """What must be read to know all that was open at a commit."""
+    """The records that must be read to know all that was open at a commit."""
 
     bulk_low: int
     last: int | None = None
@@ -37,7 +38,7 @@ class Watermark:
     quota: bool = False
     epoch: int = NO_EPOCH
     left: tuple[str, ...] = ()
-    """Ids that the requests' topic had before it was made anew, the latest first."""
+    """Earlier ids of the requests' topic, before it was recreated, the latest first."""
 
     @property
     def low(self) -> int:
@@ -55,7 +56,7 @@ class Watermark:
 
 
 def read_watermark(metadata: str) -> Watermark | None:
-    """The watermark in a commit's metadata; None for what others wrote there."""
+    """Parse a commit's metadata; None for metadata of other writers."""
     words = metadata.split(SEPARATOR)
     if len(words) == 7 and words[0] == OLDER:
         words.insert(6, "")
@@ -75,7 +76,7 @@ def read_watermark(metadata: str) -> Watermark | None:
 
 
 def _packed(offsets: tuple[int, ...]) -> bytes:
-    """Ascending offsets as differences, seven bits a byte, low ones first."""
+    """Encode ascending offsets as differences, seven bits a byte, low ones first."""
     packed, before = bytearray(), 0
     for offset in offsets:
         left, before = offset - before, offset
@@ -87,7 +88,7 @@ def _packed(offsets: tuple[int, ...]) -> bytes:
 
 
 def _unpacked(packed: bytes) -> tuple[int, ...] | None:
-    """None where the last number is cut, or one is no offset."""
+    """Decode them; None if the last number is incomplete or an offset is out of range."""
     offsets, at, value, shift = [], 0, 0, 0
     for byte in packed:
         value |= (byte & 0x7F) << shift

@@ -1,9 +1,10 @@
-"""What an agent program may wish, and what comes back.
+"""The effects that an agent program asks for (its wishes), and their answers.
 
-A program is a plain generator: it yields a wish, or a list of wishes to be carried out side by
-side, and is sent what came of it. What it yields as `AsCompleted` stays open beside all else, and
-it is sent one outcome at a time. It does no IO, reads no clock and draws no randomness of its own
-(`Task.rng` is seeded), so running it again against recorded answers repeats its wishes exactly.
+A program is a plain generator: it yields a wish, or a list of wishes to be carried out
+concurrently, and is sent the answers. Wishes yielded as `AsCompleted` stay open beside others, and
+it is sent one outcome at a time. A program does no IO, reads no clock and draws no randomness of
+its own (`Task.rng` is seeded), so running it again with recorded answers repeats its wishes
+exactly.
 """
 
 import json
@@ -22,7 +23,7 @@ make_message = maker(Message)
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Open an environment; the answer is an EnvironmentAnswer. What is None is the task's."""
+    """Open an environment; the answer is an EnvironmentAnswer. None means the task's value."""
 
     session: str = "main"
     environment: str | None = None
@@ -32,43 +33,44 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Tokens that the first messages of a conversation are known to be.
+    """The known tokens of the first messages of a conversation.
 
-    They were read, unless `mask` says that some were sampled: by the same policy, in a rollout that
-    this one goes on with.
+    They were prompt tokens, unless `mask` marks some as sampled: by the same policy, in a rollout
+    that this one continues.
     """
 
     messages: int
-    """So many, fewer than the call has."""
+    """The number of messages that they encode, fewer than the call has."""
     ids: bytes
     """int32 little-endian, not empty."""
     mask: bytes = b""
-    """As the next two as long as the ids and packed as in a Sequence, or all of them empty."""
+    """Like the next two: as long as the ids, packed as in a Sequence; or all three are empty."""
     logprobs: bytes = b""
     versions: bytes = b""
     samplings: tuple[Sampling, ...] = ()
-    """How what was sampled was asked for."""
+    """The sampling parameters of the sampled tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallModel:
-    """Continue the conversation; the answer is a ModelAnswer. What is None is the request's.
+    """Continue the conversation; the answer is a ModelAnswer. None means the request's value.
 
-    The messages are the whole conversation so far. Where it extends one that the rollout already
-    has, only the new ones are rendered; otherwise a new token sequence begins: with the tokens of
-    `begun` where they are given, and then only the messages after those are rendered.
+    The messages are the whole conversation so far. If it extends one that the rollout already has,
+    only the new messages are rendered. Otherwise a new token sequence begins: with the tokens of
+    `begun` if they are given, and then only the messages after those are rendered.
     """
 
     messages: Sequence[Message]
     policy_id: str | None = None
     sampling: Sampling | None = None
-    """With `max_tokens` 0 nothing is sampled and no conversation extended: it only counts."""
+    """With `max_tokens` 0 nothing is sampled and no conversation is
+    extended: it only counts tokens."""
     tools: str | None = None
-    """JSON list of definitions, of which a policy is told where a conversation begins: one that
-    began with others is not gone on with. None: whichever it began with, and no calls are read."""
+    """JSON list of tool definitions, which are part of the beginning of a conversation: one that
+    began with others is not extended. None: any definitions match, and no tool calls are parsed."""
     begun: Begun | None = None
     with_tokens: bool = False
-    """Whether its answer brings the tokens too, which programs as a rule do not look at."""
+    """True if the answer is to include the tokens, which most programs do not use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,37 +83,37 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """A conversation that is known to have been held, and that no call goes on with."""
+    """A finished conversation that is known, and that no call extends."""
 
     policy_id: str | None
-    """None: the request's."""
+    """None means the request's policy."""
     messages: Sequence[Message]
     begun: Begun
-    """Of all its messages."""
+    """The tokens of all its messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end; nothing comes back."""
+    """The end of the program; it has no answer."""
 
     result: str = ""
     recalled: Sequence[Recalled] = ()
-    """Belong to the rollout beside those of its calls."""
+    """Conversations that belong to the rollout besides those of its calls."""
 
 
 Wish = Reset | CallModel | Step | Finish
 # As a tuple: `isinstance` with A | B makes the union anew each time.
 WISHES = (Reset, CallModel, Step)
-"""Those that are answered."""
+"""The wishes that have an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class AsCompleted:
-    """Open wishes beside those that are open; the answer is the next `Completed` in log order.
+    """Wishes to open beside those that are open; the answer is the next `Completed` in log order.
 
-    It may be of any wish that was opened so, now or before, and every one is told once. With no
-    wishes it only waits. Outcomes that come while something else is waited for are kept. At most
-    one `Reset` or `Step` of a session may be open.
+    It may be that of any wish opened this way, now or before; each is given once. With no wishes it
+    only waits. Outcomes that come while something else is waited for are kept. At most one `Reset`
+    or `Step` of a session may be open.
     """
 
     wishes: Sequence[Reset | CallModel | Step] = ()
@@ -122,23 +124,23 @@ Agent = Generator[Wish | Sequence[Wish] | AsCompleted, Any, None]
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer:
-    """What the policy said."""
+    """The answer of the policy."""
 
     message: Message
     finish_reason: str
     command_id: bytes = b""
-    """16 bytes that name the answered command; empty where a fork answers from its past."""
+    """The 16-byte id of the answered command; empty if a fork answers from its record."""
     at_ms: int = 0
-    """When it reached the log, since the epoch."""
+    """The append time of the answer, in ms since the epoch."""
     prompt_tokens: int = 0
-    """All that the answer was sampled after."""
+    """The number of tokens that the answer was sampled after."""
     sampled_tokens: int = 0
     prompt_ids: bytes = b""
-    """As `logprobs` and `token_ids`: packed, and only where they were wished for."""
+    """Packed, like `token_ids` and `logprobs`; set only if they were asked for."""
     token_ids: bytes = b""
     logprobs: bytes = b""
     stopped_by: str = ""
-    """The stop string that ended it, which is not in its text; empty where none did."""
+    """The stop string that ended it, which is not in its text; empty if none did."""
 
     @property
     def text(self) -> str:
@@ -147,7 +149,7 @@ class ModelAnswer:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentAnswer:
-    """What an environment showed after its opening, or after an action; `info` is JSON."""
+    """The observation after a reset or an action; `info` is JSON."""
 
     text: str
     reward: float
@@ -163,7 +165,7 @@ class EnvironmentAnswer:
 class WishFailed(Exception):
     """Raised at the yield of a single wish that failed after all its tries.
 
-    In the answer to a list, and in `Completed`, it stands in the failed wish's place, not raised.
+    In the answer to a list, and in `Completed`, it takes the failed wish's place and is not raised.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -174,16 +176,16 @@ class WishFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """What came of one of the wishes that are open side by side."""
+    """The outcome of one of the wishes that are open concurrently."""
 
     wish: Reset | CallModel | Step
-    """The very object that was yielded."""
+    """The same object that was yielded."""
     outcome: ModelAnswer | EnvironmentAnswer | WishFailed
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a program is given."""
+    """The input of a program."""
 
     prompt: str
     system: str
@@ -192,24 +194,24 @@ class Task:
     agent_config: str
     drawn: Callable[[], "Random"]
     max_tokens: int = 0
-    """All that may be sampled; 0 is no limit."""
+    """The most tokens that may be sampled; 0 is no limit."""
     sampling: Sampling = field(default_factory=Sampling)
-    """The request's."""
+    """The request's sampling parameters."""
     policy_id: str = ""
-    """The request's."""
+    """The request's policy."""
     max_wishes: int = 0
-    """All that may be wished for; 0 is no limit."""
+    """The most wishes that may be made; 0 is no limit."""
     environment_config: str = ""
-    """The task's, as JSON."""
+    """The task's configuration, as JSON."""
 
     @property
     def rng(self) -> "Random":
-        """Seeded by rollout and attempt; made when first asked for, as it takes 2.5 kB."""
+        """A generator seeded by rollout and attempt; made on first use, as it takes 2.5 kB."""
         return self.drawn()
 
     @property
     def config(self) -> dict[str, Any]:
-        """The request's `agent_config`; empty for none."""
+        """The request's `agent_config`, parsed; empty for none."""
         return dict(json.loads(self.agent_config or "{}"))
 
 
@@ -217,10 +219,10 @@ Program = Callable[[Task], Agent]
 
 
 def system(task: Task) -> list[Message]:
-    """The messages that every conversation about the task begins with."""
+    """Return the messages that every conversation about the task begins with."""
     return [make_message("system", task.system)] if task.system else []
 
 
 def user(text: str) -> Message:
-    """A message from the environment or a person."""
+    """Return a message from the environment or a person."""
     return make_message("user", text)

@@ -1,8 +1,8 @@
-"""The agents group: starts requests, folds journals, carries out what the folds give rise to.
+"""The agents group: starts requests, folds journals, carries out the effects of the folds.
 
 A request becomes one RolloutStarted (or RolloutRefused) in the journal partition of the same
-number; whoever owns that partition runs the rollout. Everything the fold yields is an output of the
-event that caused it, so the journal's commit waits until all of it is acked.
+number; the owner of that partition runs the rollout. All effects of the fold are outputs of the
+event that caused them, so the journal's commit waits until all of them are acked.
 """
 
 import random
@@ -47,23 +47,26 @@ from schemas.topics import Topics
 DUE_EVERY_S = 0.5
 CONTROL_EVERY_S = 0.2
 LOOK_BACK_S = 0.1
-"""Of one turn, for reading other topics back."""
+"""Seconds of one turn for reading other topics back."""
 BESIDE = ("2;", "1;")
-"""Before the id of the journal's topic, in the commit metadata of requests: as it is written, and
-as it was. Whoever knows only the old one takes all behind it for the id, also a mark of deaths."""
+"""The prefix of the journal topic's id in the commit metadata of requests: the present
+one and the former one. Readers that know only the former take all behind it for the
+id, also a mark of deaths."""
 CONTROL_OWNER = 0
-"""Whoever has this partition of the requests buries what every worker reads and none can."""
+"""The owner of this requests partition buries the unreadable records of topics
+that every worker reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How much one worker takes on; 0 is no limit."""
+    """The load that one worker takes on; 0 is no limit."""
 
     max_live: int = 4000
     quota: Quota = UNLIMITED
-    """Of users who have none of their own."""
+    """The quota of users without one of their own."""
     max_held: int = 40_000
-    """Rollouts that quotas hold back; they take memory, and no part in `max_live`."""
+    """The most rollouts that quotas may hold back; they take memory, but do
+    not count in `max_live`."""
 
 
 class Agents:
@@ -113,13 +116,13 @@ class Agents:
         self._again: set[int] = set()
         """Partitions whose requests are read again, because their journal has lost starts."""
         self._uncommitted: set[int] = set()
-        """Partitions of whose requests nothing was committed when they were taken over."""
+        """Partitions without a commit of requests when they were taken over."""
         self._ids = {topic: log_.topic_id(topic) for topic in self.topics}
         self._control_due = self._due = 0.0
         self._live = self._held = 0
-        """In all partitions, as of the last tick: each of them asks for it."""
+        """Totals over all partitions as of the last tick, since each partition uses them."""
         self._folded_unheard: set[int] = set()
-        """Journals read to their end before `control` was."""
+        """Journals that were read to their end before `control` was."""
         self.listener.listen()
 
     def expects(self, topic: str) -> type:
@@ -142,12 +145,12 @@ class Agents:
         return progress.next_offset
 
     def _has_lost_starts(self, partition: int) -> bool:
-        """Whether a journal has lost its tail: what is left of it tells which starts are there."""
+        """Return True if a journal has lost its tail; the rest of it tells which starts remain."""
         commits = self.log.commits(self.names.group("agents"), self.names.events)
         return partition in commits and bool(self.log.cuts([commits[partition]]))
 
     def _own(self, held: Held, progress: PartitionProgress) -> int:
-        """Take a journal over; return the offset from which on it has to be read."""
+        """Take over a journal; return the offset from which it has to be read."""
         found = read_watermark(held.metadata)
         reset = held.committed is None or found is None
         if held.metadata and found is None:
@@ -182,9 +185,9 @@ class Agents:
         return begin.low
 
     def _check_requests(self, partition: int) -> None:
-        """Raise TopicRecreated where a journal's requests are of another topic than those of now.
+        """Raise TopicRecreated if a journal's requests are of an earlier incarnation of the topic.
 
-        Who has committed a position in the new topic has accepted that it is new.
+        A commit in the new topic means that the recreation was accepted.
         """
         owned = self.owned.get(partition)
         if owned is not None and partition in self._uncommitted and not self.accept:
@@ -218,10 +221,10 @@ class Agents:
         return self.owned[progress.number].commit_metadata(self._ids[self.names.requests])
 
     def waits(self, progress: PartitionProgress) -> bool:
-        """Whether what a reset or a takeover has to know first is still read back.
+        """Return True while data that a reset or a takeover needs first is still read back.
 
-        Requests wait also while agents are paused; after a reset, or where the journal has lost
-        starts, until it tells which of them were started long ago.
+        Requests wait also while agents are paused. After a reset, or if the journal has lost
+        starts, they wait until the fold tells which of them were started before.
         """
         if not self.control.known:
             return True
@@ -234,11 +237,11 @@ class Agents:
         return unsaid or unfolded or not self.requests.knows_window(progress.number)
 
     def full(self, progress: PartitionProgress) -> bool:
-        """Requests are paused, not the journal: answers must flow for capacity to come back."""
+        """Return True to pause requests; the journal never is, as answers free capacity."""
         most = self.capacity.max_live
         if progress.topic == self.names.events or not most:
             return False
-        # No partition may take all the room: its keys lead to one partition of calls and steps.
+        # No partition may take all the capacity: its keys map to one partition of calls and steps.
         share = -(-most // max(1, len(self.requests.partitions)))
         here = self.live(progress.number) if progress.number in self.owned else 0
         if progress.paused:
@@ -247,17 +250,17 @@ class Agents:
         return held or here >= share or self._live >= most
 
     def live(self, partition: int) -> int:
-        """Rollouts of a journal that run, or whose start is on its way."""
+        """Return the number of rollouts of a journal that run or are being started."""
         return self.owned[partition].live()
 
     def in_flight(self) -> int:
         return 0
 
     def leave(self, *, patient: bool) -> None:
-        """Nothing is in flight."""
+        """Do nothing: no work is in flight."""
 
     def close(self) -> None:
-        """Nothing outlives the worker."""
+        """Do nothing: no resource outlives the worker."""
 
     def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
         self.quotas.look_at_the_hour()
@@ -274,21 +277,23 @@ class Agents:
             self.owned[partition].clock.saw(newest[partition])
 
     def unreadable(self, record: Record, error: WireError) -> None:
-        """Where a request was, the journal says that it was refused."""
+        """Write a refusal for an unreadable request; retry a command whose
+        answer's object is lost."""
         if record.topic == self.names.requests:
             self.requests.refuse_unread(record, error)
         elif isinstance(error, ObjectLost) and isinstance(error.light, Event):
             self._fail_lost(error.light, record, error)
 
     def _fail_lost(self, event: Event, record: Record, error: ObjectLost) -> None:
-        """Have a command done again of which the answer is lost: its light record names it."""
+        """Have a command retried whose answer is lost: its light record identifies it."""
         if isinstance(event.body, ModelAnswered | EnvironmentStepped):
             failed = CallFailed("object_lost", str(error), True)
             again = replace(event, written_by=self.name, body=failed)
             self.hands.outbox.write(again, record.partition, record)
 
     def fatal(self, record: Record, message: Any, error: KilledWorkers) -> bool:
-        """Refuse a request that kills; an event counts, but its rollout's program runs no more."""
+        """Refuse a request that kills workers; an event counts, but its
+        rollout's program is not run."""
         if record.topic == self.names.requests:
             self.requests.refuse_unread(record, error)
             return False
@@ -310,7 +315,7 @@ class Agents:
         self._live, self._held = sum(map(self.live, self.owned)), self.quotas.held()
 
     def _let_begin(self) -> None:
-        """Send what quotas held back and do not hold back any more."""
+        """Send commands that quotas and rates held back and no longer do."""
         for rollout in self.quotas.ready():
             self.owned[rollout.partition].late.send_again(rollout, fresh=True)
         for rollout, call in self.quotas.due():
@@ -321,7 +326,7 @@ class Agents:
             owned.end_overdue()
 
     def _look_back(self) -> None:
-        """Read on in what a reset has to know, one partition at a time."""
+        """Read further in the data that a reset needs, one partition at a time."""
         until = self.clock() + LOOK_BACK_S
         self.requests.look_back(lambda: self.clock() >= until)
         self.quotas.look_back(lambda: self.clock() >= until)

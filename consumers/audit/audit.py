@@ -1,6 +1,6 @@
 """The audit of a log, Kafka's or the one in memory.
 
-Nothing is disturbed: no group is joined, nothing is committed or written.
+It only reads: it joins no group, commits nothing and writes nothing.
 """
 
 import gc
@@ -35,9 +35,9 @@ from schemas.messages import RolloutStarted
 from schemas.topics import Topics
 
 HELD_S = 60.0
-"""A transaction that is open for longer is no work of the moment."""
+"""A transaction that is open for longer is no passing state."""
 OnRead = Callable[[int, int], None]
-"""Called with how many records are read, and how many there are at most."""
+"""Called with the number of records read, and the most that there are."""
 
 
 def audit(
@@ -53,7 +53,7 @@ def audit(
     run_programs: bool = True,
     on_read: OnRead = lambda done, total: None,
 ) -> Report:
-    """Read the log and judge it, with the programs that can be loaded here.
+    """Read the log and check it, with the programs that can be loaded here.
 
     Raises Unavailable.
     """
@@ -82,7 +82,7 @@ def audit(
 
 @dataclass(eq=False)
 class Audit:
-    """Fed with records, topic by topic in the order of `stages`; `finish` gives the report."""
+    """Takes records, topic by topic in the order of `stages`; `finish` returns the report."""
 
     codec: Codec
     topics: Topics
@@ -104,11 +104,11 @@ class Audit:
         given = self.drained, self.scorings
         self.case = Case(*what, self.window, self.journal, self.report, *given)
         self.lineage = Lineage(self.case)
-        self._lost_tails()  # before anything is read, for they explain much of what is found
+        self._lost_tails()  # first of all: they explain many of the later findings
         self._held_back()
 
     def stages(self, there: Sequence[str]) -> list[list[str]]:
-        """The topics in the order in which they must be read; within a stage it does not matter."""
+        """Return the topics in stages that are read in order; within a stage the order is free."""
         topics = self.topics
         last = (
             topics.requests, topics.steps, topics.trajectories, topics.scored, topics.dead_letters,
@@ -117,7 +117,7 @@ class Audit:
         return [[topics.events], [topics.train_steps], [topics.versions], rest]
 
     def take(self, records: Sequence[Record]) -> None:
-        """Take records of the stage at hand, in order within each partition."""
+        """Take records of the current stage, in order within each partition."""
         self.report.records += len(records)
         by_topic: dict[str, list[Record]] = {}
         for record in records:
@@ -155,7 +155,7 @@ class Audit:
                 self.case.resends[said.letter] = said.sha256
 
     def stage_ended(self, stage: Sequence[str]) -> None:
-        """The topics of a stage have been read to their ends."""
+        """Note that the topics of a stage have been read to their ends."""
         if self.topics.events in stage:
             self.journal.close()
             self.requests = Requests(self.case)
@@ -165,7 +165,7 @@ class Audit:
             self.lineage.close()
 
     def finish(self) -> Report:
-        """Look for what is missing."""
+        """Check for missing records, and return the report."""
         self.requests.finish()
         self.commands.finish()
         self.outcomes.finish()
@@ -195,11 +195,11 @@ class Audit:
                 self._lost("I1", text, number, offset)
 
     def _lost(self, invariant: str, text: str, partition: int, offset: int) -> None:
-        """A breach at an entry of the journal."""
+        """Report a breach at an entry of the journal."""
         self.report.add(Breach(invariant, text, self.topics.events, partition, offset, "lost"))
 
     def _forgotten(self) -> None:
-        """Whoever goes on from the agents' commit must know what is open, and what was started."""
+        """Check that the agents' commit covers every open rollout and the last start."""
         for number, partition in sorted(self.journal.partitions.items()):
             low = partition.low.watermark
             if low is None:
@@ -215,14 +215,14 @@ class Audit:
             self._check_chain(number, low.bulk_low, low.last, partition.low.last)
 
     def _lost_tails(self) -> None:
-        """What a group has counted is there still."""
+        """Report committed offsets whose records are gone."""
         for group, tails in sorted(self.window.lost.items()):
             for lost in tails:
                 place = lost.topic, lost.partition, lost.goes_on
                 self.report.add(Breach("I6", f"group {group}: {lost}", *place, "lost"))
 
     def _held_back(self) -> None:
-        """What lies behind an open transaction is accepted, and nobody begins it."""
+        """Report records behind open transactions, which are accepted but cannot be read."""
         for opened in self.window.held_back:
             self.report.held_back.append(str(opened))
             if self.drained or time.time() - opened.since_ms / 1000 > HELD_S:
@@ -246,7 +246,7 @@ class Audit:
         self.report.add(Breach("I6", text, self.topics.events, partition, low, kind))
 
     def _unburied(self) -> None:
-        """What nobody could read lies among the dead letters, or somebody threw it away."""
+        """Check that unreadable records were buried as dead letters, or skipped on request."""
         if any(topic == self.topics.dead_letters for topic, _ in self.window.starts):
             return
         for topic, partition, offset in self.report.unread:
@@ -271,7 +271,7 @@ class Audit:
             self.report.add(Breach("I9", text, *last, "doubled"))
 
     def _before_window(self) -> None:
-        """Rollouts that the journal speaks of and that began before it is read."""
+        """Count rollouts that the journal mentions and that began before the window."""
         for owner, first in self.journal.strays.items():
             cut = (self.topics.events, split(first)[0]) in self.window.starts
             if cut and find_one(self.journal.starts.owners, owner) < 0:
@@ -279,7 +279,7 @@ class Audit:
 
 
 def _quotas(history: History, names: Sequence[str]) -> QuotaUse:
-    """Those of now, however long ago they were written."""
+    """Return the present quotas, however old their records are."""
     if history.topics.quotas not in names:
         return QuotaUse({}, {})
     table = read_quotas(history, UNLIMITED)
@@ -302,7 +302,7 @@ def _take_all(
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Let Python walk through live rollouts as seldom as a worker does."""
+    """Run the garbage collector over live rollouts as seldom as a worker does."""
     before = gc.get_threshold()
     gc.set_threshold(*GC_THRESHOLDS)
     try:

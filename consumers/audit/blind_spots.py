@@ -1,7 +1,7 @@
-"""What an audit cannot see of one harmed record, why, and who else does.
+"""The blind spots of the audit: damaged records that it cannot detect, and why.
 
 The sweep of `tests/consumers/audit/test_sweep.py` removes, doubles, swaps and replaces each single
-record of small runs of every kind. Whatever `verify` then says nothing about stands here.
+record of small runs of every kind. Damage about which `verify` reports nothing is listed here.
 """
 
 from collections.abc import Iterator
@@ -11,22 +11,22 @@ from fnmatch import fnmatchcase
 
 @dataclass(frozen=True, slots=True)
 class BlindSpot:
-    """One kind of harm to one kind of record."""
+    """One kind of damage to one kind of record."""
 
     harm: str
     """removed, doubled, swapped (with its neighbour) or replaced (by another record's bytes)."""
     topic: str
     """A pattern of the topic's name, without the prefix."""
     record: str
-    """A pattern: the message, of entries of the journal their body, behind `:` its kind."""
+    """A pattern: the message type, or of entries of the journal their body; `:` and its kind."""
     why: str
     who: str
-    """What sees it, or makes it harmless."""
+    """The part that detects the damage, or makes it harmless."""
     run: str = "*"
     """A pattern: the only kind of run that has such records."""
 
     def covers(self, harm: str, topic: str, record: str, run: str) -> bool:
-        """Whether a harm to a run of this kind is one of these."""
+        """Return True if damage to a run of this kind is covered by this blind spot."""
         here = self.harm == harm and fnmatchcase(topic, self.topic)
         return here and fnmatchcase(record, self.record) and fnmatchcase(run, self.run)
 
@@ -170,5 +170,5 @@ BLIND_SPOTS = (
 
 
 def spots_of(harm: str, topic: str, record: str, run: str) -> Iterator[BlindSpot]:
-    """The blind spots that a harm to a run of some kind falls into."""
+    """Return the blind spots that cover damage to a run of some kind."""
     return (spot for spot in BLIND_SPOTS if spot.covers(harm, topic, record, run))

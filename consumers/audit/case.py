@@ -1,4 +1,4 @@
-"""What every part of the audit needs: the window, the journal, and where findings go."""
+"""The shared state of an audit: the window, the journal, and the report."""
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
@@ -31,20 +31,20 @@ class Case:
     scorings: Sequence[str] | None = None
     """The scorings that owe every trajectory a score; None for those that the requests name."""
     buried: set[tuple[str, int, int]] = field(default_factory=set)
-    """Records of which there is a dead letter."""
+    """Records that have a dead letter."""
     skips: list[Skip] = field(default_factory=list)
-    """Ranges that somebody told a group to pass over."""
+    """Ranges that an operator told a group to skip."""
     resends: dict[At, str] = field(default_factory=dict)
-    """Letters whose content somebody had run once more, and its digest."""
+    """Letters whose content an operator has sent again, with its digest."""
     _above: dict[tuple[str, TopicPartition], Set[int]] = field(default_factory=dict)
 
     def breach(self, invariant: str, record: Record, text: str, kind: str = "wrong") -> None:
-        """An invariant is broken at a record."""
+        """Report a broken invariant at a record."""
         place_ = record.topic, record.partition, record.offset
         self.report.add(Breach(invariant, text, *place_, kind))
 
     def decoded(self, record: Record, kind: type[M]) -> M | None:
-        """The message, None where it cannot be read; that is counted."""
+        """Decode a message; count it and return None if it is unreadable."""
         try:
             return self.codec.decode(record.value, kind)
         except WireError as error:
@@ -52,7 +52,7 @@ class Case:
             return None
 
     def picked(self, record: Record, kind: type, *paths: str) -> tuple[Any, ...] | None:
-        """Some fields of the message, None where it cannot be read; that is counted."""
+        """Decode some fields of a message; count it and return None if it is unreadable."""
         try:
             return self.codec.pick(record.value, kind, *paths)
         except WireError as error:
@@ -60,12 +60,12 @@ class Case:
             return None
 
     def commit(self, group: str, topic: str, partition: int) -> int:
-        """What a group has committed of a partition; 0 where nothing is known."""
+        """Return the committed offset of a group in a partition; 0 if there is none."""
         commit = self.window.commits.get(group, {}).get((topic, partition))
         return 0 if commit is None else commit.offset
 
     def group_of(self, topic: str) -> str:
-        """Who reads a topic of work; empty where several do, or nobody that commits."""
+        """Return the group that reads a work topic; empty for other topics."""
         topics = self.topics
         if topic == topics.events:
             return topics.group("agents")
@@ -75,9 +75,9 @@ class Case:
         return topics.group("models", topic.removeprefix(calls)) if topic.startswith(calls) else ""
 
     def finished(self, group: str, topic: str, partition: int, offset: int) -> bool:
-        """Whether a group says that it is done with a record of a work topic.
+        """Return True if a group has finished a record of a work topic.
 
-        It says so by its commit, and by the word that goes with it: of offsets above.
+        The record is below its committed offset, or is named as finished in the commit's metadata.
         """
         here = topic, partition
         commit = self.window.commits.get(group, {}).get(here)
@@ -90,7 +90,7 @@ class Case:
         return offset in self._above[group, here]
 
     def put_aside(self, record: Record) -> bool:
-        """Whether a record of a work topic was buried, or its group was told to pass over it."""
+        """Return True if a record of a work topic was buried, or its group was told to skip it."""
         group = self.group_of(record.topic)
         return (record.topic, record.partition, record.offset) in self.buried or any(
             (skip.group, skip.topic, skip.partition) == (group, record.topic, record.partition)
@@ -99,7 +99,7 @@ class Case:
         )
 
     def owed(self, cause: int) -> bool:
-        """Whether the effect of a journal entry, named by its place, must be there by now."""
+        """Return True if the effect of a journal entry, given by its place, is due by now."""
         partition, offset = split(cause)
         below = self.commit(self.topics.group("agents"), self.topics.events, partition)
         if self.drained or offset < below:
@@ -108,11 +108,11 @@ class Case:
         return False
 
     def after(self, record: Record) -> bool:
-        """Whether a record came after what is judged."""
+        """Return True if a record is later than the judged window."""
         return 0 < self.window.until_ms <= record.timestamp_ms
 
     def before(self, rollout_id: str, partition: int) -> bool:
-        """Whether a rollout began before the window; such are counted at the end."""
+        """Return True if a rollout began before the window; note it, to be counted at the end."""
         if (self.topics.events, partition) not in self.window.starts:
             return False
         owner = word_of(rollout_id.encode())

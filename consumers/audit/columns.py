@@ -1,7 +1,7 @@
-"""What has to be joined across topics, as columns of 64-bit words that are sorted once.
+"""Columns of 64-bit words for joins across topics, sorted once.
 
-A record costs 8 bytes for the digest of what names it and 8 for its place, so that millions fit
-into memory and a breach can still say where it is.
+A record takes 8 bytes for the digest of its name and 8 for its place, so that millions fit
+into memory and a breach can still be located.
 """
 
 from array import array
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Words = NDArray[np.uint64]
 TopicPlace = tuple[int, int]
-"""Partition and offset, of a topic that is known."""
+"""Partition and offset in a topic that is known."""
 OFFSET_BITS = 40
 PARTITION_BITS = 16
 OFFSETS = (1 << OFFSET_BITS) - 1
@@ -22,39 +22,39 @@ WORD = (1 << 64) - 1
 
 
 def place(partition: int, offset: int, mark: int = 0) -> int:
-    """A partition and an offset in one word, with room for a small mark above them."""
+    """Pack partition and offset into one word, with a small mark in the bits above them."""
     return (mark << PARTITION_BITS | partition) << OFFSET_BITS | offset
 
 
 def place_of(partition: int, offset: int) -> int | None:
-    """The word of a place that a record names; None for one that no topic can have."""
+    """Pack the place that a record names; return None for one that no topic can have."""
     if 0 <= partition <= PARTITIONS and 0 <= offset <= OFFSETS:
         return place(partition, offset)
     return None
 
 
 def split(word: int) -> tuple[int, int]:
-    """Partition and offset of a word; its mark is left out."""
+    """Return partition and offset of a word, without its mark."""
     return word >> OFFSET_BITS & PARTITIONS, word & OFFSETS
 
 
 def marks(words: Words) -> Words:
-    """What stands above places."""
+    """Return the marks of places."""
     return words >> np.uint64(OFFSET_BITS + PARTITION_BITS)
 
 
 def word_of(value: bytes | memoryview) -> int:
-    """Bytes in one word of this process; never 0, which stands for none."""
+    """Return the hash of bytes in this process as one word; never 0, which means none."""
     return hash(value) & WORD or 1
 
 
 def words(values: "Sequence[int] | array[int]") -> Words:
-    """As numpy sees them."""
+    """Convert to a numpy array."""
     return np.array(values, np.uint64)
 
 
 def sort_together(*columns: "array[int]") -> list[Any]:
-    """Rows in order of the first column, equal ones in the order they came; empties the columns."""
+    """Sort rows by the first column, stably; empty the given columns."""
     order = np.argsort(_numbers(columns[0]), kind="stable")
     ordered = []
     for column in columns:
@@ -64,19 +64,19 @@ def sort_together(*columns: "array[int]") -> list[Any]:
 
 
 def _numbers(column: "array[int]") -> NDArray[Any]:
-    """A view: nothing is copied."""
+    """Return a view without a copy."""
     return np.frombuffer(column, f"u{column.itemsize}")
 
 
 def firsts(keys: Words) -> NDArray[np.bool_]:
-    """Which rows are the first of their key; the keys are sorted."""
+    """Flag the rows that are the first of their key; the keys are sorted."""
     first = np.ones(len(keys), bool)
     first[1:] = keys[1:] != keys[:-1]
     return first
 
 
 def find(keys: Words, wanted: Words) -> NDArray[np.int64]:
-    """The first row of each wanted key among sorted ones; -1 where there is none."""
+    """Return the first row of each wanted key among sorted ones; -1 if there is none."""
     if not len(keys):
         return np.full(len(wanted), -1, np.int64)
     at = np.searchsorted(keys, wanted)
@@ -85,5 +85,5 @@ def find(keys: Words, wanted: Words) -> NDArray[np.int64]:
 
 
 def find_one(keys: Words, wanted: int) -> int:
-    """The first row of one key; -1 where there is none."""
+    """Return the first row of one key; -1 if there is none."""
     return int(find(keys, np.array([wanted], np.uint64))[0])

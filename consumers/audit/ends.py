@@ -1,4 +1,4 @@
-"""The ends of all rollouts: where the journal says so, and what trajectory each implies."""
+"""The ends of all rollouts: their places in the journal, and the trajectories they imply."""
 
 from array import array
 from dataclasses import replace
@@ -11,37 +11,37 @@ from schemas.messages import RolloutRequest, Trajectory
 from schemas.topics import Topics
 
 OPTIONAL = 1
-"""Mark: other topics need not hold what this entry implies, it lies before their beginning."""
+"""Mark of entries before the beginning of the other topics, which need not hold their effects."""
 LARGE_BYTES = 100_000
-"""Only a trajectory above this can have been written without its sequences and steps."""
+"""Only a trajectory above this size can have been written without sequences and steps."""
 
 
 class Ends:
-    """One row for each counted terminal event; the columns are there once the journal is read."""
+    """One row for each counted terminal event; the columns exist once the journal is read."""
 
     places: Words
-    """Sorted by this one."""
+    """Places of the ends; the columns are sorted by it."""
     owners: Words
     bodies: Words
-    """Digest of the trajectory that it implies; 0 where the program was not run."""
+    """Digest of the implied trajectory; 0 if the program was not run."""
     applied: Words
     """Answers counted in the attempt that ended."""
     sizes: Words
     """Bytes of the trajectory."""
     older: Words
-    """Digest of what a worker of the first release writes of it."""
+    """Digest of the trajectory as a worker of the first release writes it."""
     marks: Words
     asked: Words
-    """Which of `named` each request asks for."""
+    """Index into `named` of the scorings that each request names."""
 
     def __init__(self, codec: Codec, topics: Topics) -> None:
         self.codec = codec
         self.topic = topics.trajectories
         self.bare: dict[int, frozenset[int]] = {}
-        """By place, digests of what may stand for a trajectory that is too large."""
+        """Digests of the records that may replace a trajectory that is too large, by place."""
         self._adopted: set[int] = set()
         self.named: list[tuple[str, ...]] = [()]
-        """The sets of scorings that requests name, each once."""
+        """The distinct sets of scorings that requests name."""
         self._named_at: dict[tuple[str, ...], int] = {(): 0}
         self._columns = tuple(array("Q") for _ in range(8))
 
@@ -54,7 +54,7 @@ class Ends:
         mark: int,
         scorings: tuple[str, ...] = (),
     ) -> None:
-        """A rollout ends at a place; the trajectory is None where its program was not run.
+        """Note the end of a rollout at a place; the trajectory is None if its program was not run.
 
         `scorings` are those that its request names.
         """
@@ -69,27 +69,27 @@ class Ends:
             column.append(word)
 
     def close(self) -> None:
-        """Sort what is joined."""
+        """Sort the columns for joins."""
         ordered = iter(sort_together(*self._columns))
         self.places, self.owners, self.bodies, self.applied = (next(ordered) for _ in range(4))
         self.sizes, self.older, self.marks, self.asked = ordered
 
     def adopt(self, row: int, trajectory: Trajectory) -> None:
-        """Nothing was folded here: whatever follows must be the same as what was written."""
+        """Take a written trajectory as the expected one, since none was folded here."""
         self._adopted.add(row)
         self.bodies[row] = self._word(trajectory)
         self.older[row] = self._word(of_first_release(trajectory))
 
     def adopted_from_older(self, row: int, trajectory: Trajectory) -> bool:
-        """Whether what was adopted is what a worker of the first release makes of this one."""
+        """Return True if the adopted trajectory is what the first release makes of this one."""
         bodies, older = self.bodies[row], self.older[row]
         known = row in self._adopted and bodies == older
         return known and bool(older == self._word(of_first_release(trajectory)))
 
     def _digests(self, trajectory: Trajectory, at: int) -> tuple[int, int, int]:
-        """The word of what an end implies, 0 where it cannot be written whole; its size.
+        """Return the word of the implied trajectory, 0 if it cannot be written whole; its size;
 
-        And the word of what the first release makes of it.
+        and the word of the trajectory as the first release writes it.
         """
         try:
             encoded = self.codec.encode(self.topic, trajectory)
@@ -99,7 +99,7 @@ class Ends:
         older = of_first_release(trajectory)
         body = word_of(memoryview(encoded)[PREFIX.size :])
         if size > LARGE_BYTES:
-            # As they may be written where they cannot be whole, their reasons aside.
+            # The forms that may be written if the whole is too large, without code and reason.
             both = (replace(each, code="", reason="") for each in (trajectory, older))
             self.bare[at] = frozenset(self._word(bare) for each in both for bare in barer(each))
         return body, size, body if older is trajectory else self._word(older)
@@ -109,7 +109,7 @@ class Ends:
 
 
 def of_first_release(trajectory: Trajectory) -> Trajectory:
-    """Without what a worker of the first release does not know and so leaves out."""
+    """Return the trajectory without the fields that a worker of the first release leaves out."""
     request, sequences = trajectory.request, trajectory.sequences
     if request is not None and (request.policy_version != -1 or _names_others(request)):
         request = replace(
@@ -123,5 +123,5 @@ def of_first_release(trajectory: Trajectory) -> Trajectory:
 
 
 def _names_others(request: RolloutRequest) -> bool:
-    """Whether a request names versions of other policies than its own, or scorings."""
+    """Return True if a request names scorings, or versions of policies besides its own."""
     return bool(request.min_policy_versions or request.policy_versions or request.scorings)

@@ -1,6 +1,6 @@
-"""The commands that the journal implies: where, with what content, and what became of each.
+"""The commands that the journal implies: place, content and state of each.
 
-A command costs 20 bytes. What is kept longer is only what somebody left unanswered.
+A command takes 20 bytes. Only unanswered ones are kept longer.
 """
 
 from array import array
@@ -18,21 +18,21 @@ NEVER_SENT = {"too_large", "unknown_policy", "out_of_bounds", "unwritable"}
 COURTESY = {"abort", "close"}
 CONTENT = 0xFFFFFFFF
 UNKNOWN = 0
-"""Content of a courtesy, and of a command that stands for several: one id was asked for again."""
+"""Content of a courtesy, and of an id for which several commands were implied."""
 
-# What became of a command, best last.
+# States of a command, in rising order.
 IMPLIED = 0
 LATE = 1
-"""Its deadline was written, perhaps by its owner; no worker has said anything."""
+"""Its deadline was written, perhaps by its owner; no worker has answered."""
 FAILED = 2
 DONE = 3
 
 
 class GivenUp:
-    """Commands of one journal that its owner gave up by their deadlines, as long as it has it.
+    """Commands of one journal that its present owner gave up at their deadlines.
 
-    One that a limit of its user had held back was sent later, so that no commit waited for it.
-    Whoever goes on with the journal finds it given up, and sends only what is still waited for.
+    If a quota of its user held such a command back, no commit waited for it to be sent. The next
+    owner of the journal finds it given up, and sends only commands that are still waited for.
     """
 
     def __init__(self, excused: set[int]) -> None:
@@ -40,22 +40,22 @@ class GivenUp:
         self._by_owner: dict[str, set[int]] = {}
 
     def note(self, event: Event) -> None:
-        """A deadline was written; by whom, the event says."""
+        """Note a deadline, by the name of the writer."""
         self._by_owner.setdefault(event.written_by, set()).add(word_of_id(event.command_id))
 
     def decided_by(self, owner: str) -> None:
-        """The journal is this owner's now: those of others may never have been sent."""
+        """Note the present owner; commands that earlier owners gave up may never have been sent."""
         for other in self._by_owner.keys() - {owner}:
             self._excused |= self._by_owner.pop(other)
 
 
 def word_of_id(command_id: bytes) -> int:
-    """A command id in one word."""
+    """Return the first 64 bits of a command id."""
     return int.from_bytes(command_id[:8], "big")
 
 
 def content_of(command: Command) -> int:
-    """A digest of what a command says, in this process.
+    """Return a digest of a command's content, valid in this process.
 
     Times are left out: a quota moves them, and no history depends on them.
     """
@@ -84,13 +84,13 @@ def _content(command: Command) -> tuple[object, ...]:
 
 
 def prefix_of(call: ModelCall) -> bytes:
-    """The digest of the tokens so far: the same whether a worker sent them or named them."""
+    """Return the digest of the tokens so far, whether they were sent or only their digest."""
     ids = call.prefix_ids
     return call.prefix_digest if ids is None else prefix_digest(ids)
 
 
 def _number(value: float) -> float | None:
-    """No two NaN are equal, nor are their hashes."""
+    """Replace NaN by None, since NaN is not equal to itself and its hashes differ."""
     return value if value == value else None
 
 
@@ -102,26 +102,26 @@ class ImpliedCommands:
         self.places: Words
         self.contents: Words
         self.excused: set[int] = set()
-        """Commands that were implied and perhaps rightly never sent."""
+        """Implied commands that may rightly never have been sent."""
         self.unanswered: set[int] = set()
-        """Commands about which no worker has said anything."""
+        """Commands that no worker has answered."""
         self.repeated = 0
         """Answers to commands whose work had been done before."""
         self.last_repeated = 0
         self._ids, self._places, self._contents = array("Q"), array("Q"), array("I")
         self._late_by: dict[int, set[str]] = {}
-        """Who wrote the deadlines of commands that are LATE."""
+        """The writers of the deadlines of commands in state LATE."""
         self._undone: set[int] = set()
         self._late_ids, self._late_places = array("Q"), array("Q")
 
     def imply(self, command: Command, place: int) -> None:
-        """An entry of the journal gives rise to a command."""
+        """Note a command that an entry of the journal implies."""
         self._ids.append(word_of_id(command.command_id))
         self._places.append(place)
         self._contents.append(content_of(command))
 
     def failure(self, implied: dict[bytes, int], event: Event, body: CallFailed) -> None:
-        """A failure was written about a command of an open rollout."""
+        """Note a failure of a command of an open rollout."""
         state = implied[event.command_id]
         if body.code != DEADLINE:
             implied[event.command_id] = max(state, FAILED)
@@ -133,18 +133,18 @@ class ImpliedCommands:
         self._late_by.setdefault(word_of_id(event.command_id), set()).add(event.written_by)
 
     def answer(self, implied: dict[bytes, int], event: Event, place: int) -> None:
-        """The work of a command of an open rollout was answered."""
+        """Note an answer to a command of an open rollout."""
         if implied[event.command_id] == DONE:
             self.repeat(place)
         implied[event.command_id] = DONE
 
     def repeat(self, place: int) -> None:
-        """Work that had been done was done again."""
+        """Count work that was done again."""
         self.repeated += 1
         self.last_repeated = place
 
     def stray(self, event: Event, place: int, *, done: bool) -> None:
-        """An answer came when its rollout was not open."""
+        """Note an answer to a rollout that was not open."""
         word = word_of_id(event.command_id)
         if done:
             self._late_ids.append(word)
@@ -156,25 +156,26 @@ class ImpliedCommands:
             self.unanswered.discard(word)
 
     def ended(self, implied: dict[bytes, int]) -> None:
-        """A rollout has ended: only what was not done, or not answered, is remembered.
+        """Keep only the commands of an ended rollout that were not done, or not answered.
 
-        What nobody had said a word about by then, not even a deadline, may never have been sent:
-        whoever goes on with a journal sends only what is still waited for.
+        A command without any answer, or even a deadline, by then may never have been sent: the next
+        owner of a journal sends only commands that are still waited for.
         """
         self.excused.update(word_of_id(i) for i, state in implied.items() if state == IMPLIED)
         self._undone.update(word_of_id(i) for i, state in implied.items() if state != DONE)
         self.left(implied)
 
     def left(self, implied: dict[bytes, int]) -> None:
-        """A rollout is open where the journal ends."""
+        """Note the unanswered commands of a rollout that is open at the end of the journal."""
         self.unanswered.update(word_of_id(i) for i, state in implied.items() if state <= LATE)
 
     def close(self, owners: set[str]) -> None:
-        """The journal is read: sort what is joined. A deadline that is no owner's is an answer."""
+        """Sort for joins after the journal is read. A deadline that no owner wrote is an answer."""
         ids, places, contents = sort_together(self._ids, self._places, self._contents)
         first = firsts(ids)
         again = np.flatnonzero(~first)
         origin = find(ids, ids[again])
+        # If one id was implied with several contents, the content of its command is not checked.
         differ = (contents[again] != contents[origin]) & (contents[again] > 0)
         contents[origin[differ]] = UNKNOWN
         self.ids, self.places, self.contents = ids[first], places[first], contents[first]
@@ -185,7 +186,7 @@ class ImpliedCommands:
         self._count_late()
 
     def _count_late(self) -> None:
-        """Work that was answered when its rollout had ended is repeated unless it was the first."""
+        """Count answers after the end of a rollout as repeats, except the first to each command."""
         rows = find(self.ids, words(self._late_ids))
         known = set(self.ids[rows[rows >= 0]].tolist())
         for late, at in zip(self._late_ids, self._late_places, strict=True):

@@ -1,6 +1,6 @@
-"""What the journal tells, read once: which rollouts began and ended, and what all of them imply.
+"""Facts of the journal, read once: the rollouts that began and ended, and all they imply.
 
-State of a rollout is kept while it is open; of what has to be joined with other topics a digest and
+The state of a rollout is kept while it is open; for joins with other topics, only a digest and
 a place remain.
 """
 
@@ -36,11 +36,11 @@ class JournalFacts:
     report: Report
     quotas: QuotaUse
     owners_at_work: set[str] = field(default_factory=set)
-    """Names under which somebody decided about rollouts."""
+    """Names under which workers decided about rollouts."""
     minutes: set[int] = field(default_factory=set)
-    """When that was, in minutes since 1970."""
+    """The times of these decisions, in minutes since 1970."""
     strays: dict[int, int] = field(default_factory=dict)
-    """Owners that events name while no rollout of theirs is open, and where first."""
+    """Rollouts that events name while they are not open, with the first place of each."""
 
     def __post_init__(self) -> None:
         self.horizons = Horizons(self.window, self.topics)
@@ -64,7 +64,7 @@ class JournalFacts:
             partition.take(event, record.offset, record.timestamp_ms)
 
     def close(self) -> None:
-        """The journal is read: sort what is joined, see what is open."""
+        """Sort for joins after the journal is read, and count open rollouts."""
         for partition in self.partitions.values():
             partition.close()
         self.implied.close(self.owners_at_work)

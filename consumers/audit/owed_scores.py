@@ -1,8 +1,8 @@
-"""Which scores are owed to trajectories, and which of them are missing.
+"""The scores that are owed to trajectories, and the missing ones.
 
 A trajectory whose request names scorings is owed a score by each of them. One whose request names
-none is owed one score by any scoring; a scoring takes all of these from the first one that it has
-scored in a partition on. What a scoring's group has committed past, it has scored.
+none is owed one score by any scoring; from the first of these that a scoring has scored in a
+partition, it takes all. A scoring has scored all that its group has committed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,15 +20,15 @@ Flags = NDArray[np.bool_]
 
 
 class OwedScores:
-    """Holds every scoring to what it owes; one for each audit."""
+    """Checks every scoring for the scores that it owes; one for each audit."""
 
     def __init__(
         self, case: Case, first: Words, written: Flags, scores: Mapping[str, Flags]
     ) -> None:
         """Take columns with a row for each end of a rollout.
 
-        `first` is the place of its trajectory, `written` whether there is one, and `scores` by
-        scoring id whether there is a score of it.
+        `first` is the place of its trajectory, `written` is set if there is one, and `scores` has a
+        column per scoring id, set if there is a score.
         """
         self.case = case
         self.first = first
@@ -50,7 +50,7 @@ class OwedScores:
                 self._unscored(here)
 
     def _owing(self) -> Iterator[str]:
-        """The scorings that owe scores: those that were asked for, else all that have commits."""
+        """Yield the scorings that owe scores: those that were given, else all that have commits."""
         if self.case.scorings is not None:
             yield from self.case.scorings
             return
@@ -65,7 +65,7 @@ class OwedScores:
                     self.case.report.retired[scoring_id] = word
 
     def _takers(self, named: Sequence[str]) -> list[str]:
-        """The scorings that may owe a score to a request that names these."""
+        """Return the scorings that may owe a score to a request that names these."""
         if not named:
             return self.owing
         expected, done_for = self.case.scorings, self.case.report.retired
@@ -76,7 +76,7 @@ class OwedScores:
         ]
 
     def _by(self, scoring_id: str, row: int, here: Here, named: Sequence[str]) -> bool:
-        """Report a score that this scoring owes; return whether it is missing and was reported."""
+        """Report a missing score that this scoring owes; return True if one was reported."""
         report, group = self.case.report, self.case.topics.group("rewards", scoring_id)
         must = bool(named) or self.case.scorings is not None
         done = (must or here[2] >= self._begin(scoring_id, here[1])) and self.case.finished(
@@ -93,7 +93,7 @@ class OwedScores:
         return done or must
 
     def _begin(self, scoring_id: str, partition: int) -> int:
-        """The offset from which on a scoring takes trajectories whose request names none."""
+        """Return the offset from which a scoring takes trajectories whose request names none."""
         if scoring_id not in self._begins:
             unnamed = self.case.journal.ends.asked == 0
             scored = self.scores.get(scoring_id, self.unseen) & self.written & unnamed

@@ -1,6 +1,6 @@
-"""One partition of the journal, read twice over.
+"""One partition of the journal, interpreted in two ways.
 
-Once by the fold, which runs the programs again, and once by the law of counting, which needs none.
+The fold runs the programs again; the law of counting needs no programs.
 """
 
 from array import array
@@ -43,7 +43,7 @@ FORGET_EVERY = 1000
 MINUTE_MS = 60_000
 NEVER_MS = 1 << 60
 FAR_MINUTES = 15
-"""An owner that has been at work for so long has ended what was over before."""
+"""An owner that has been at work for this long has ended rollouts that were over before."""
 MISMATCH = (
     "the law of counting {} answer {} of attempt {} of rollout {}, the fold of its program {}; "
     "the rollout went on and ended all the same"
@@ -52,33 +52,33 @@ MISMATCH = (
 
 @dataclass(slots=True)
 class OpenRollout:
-    """An open rollout, as far as the audit needs more than fold and law."""
+    """The state of an open rollout that the audit needs besides fold and law."""
 
     run_again: bool
     counting: Counting
     implied: dict[bytes, int] = field(default_factory=dict)
-    """Command ids that the journal implies, and what became of them."""
+    """Command ids that the journal implies, with their states."""
     dispute: Breach | None = None
-    """Where law and fold differ; a new attempt settles it."""
+    """The first disagreement of law and fold; a new attempt settles it."""
     limited: str = ""
-    """Its user, where that one has a quota."""
+    """Its user, if that user has a quota."""
     heard_ms: int = 0
-    """When the first answer came that counts, of a rollout that is limited."""
+    """Time of the first counted answer, for a user with a quota."""
 
 
 class CommittedLow:
-    """What the agents' commit says must be read to know all that is open, and the chain there."""
+    """The low watermark of the agents' commit, and the last start below it."""
 
     def __init__(self, window: Window, topics: Topics, partition: int) -> None:
         self.watermark = _committed_watermark(window, topics, partition)
-        """None where what is read does not go as far as the commit, or the commit does not say."""
+        """None if the window does not reach the commit, or the commit has no watermark."""
         self.ahead = -1 if self.watermark is None else self.watermark.bulk_low
         """The offset that is still to be reached; below 0 once it is."""
         self.last: int | None = None
         """The last request that was started below it."""
 
     def reach(self, last: int | None) -> None:
-        """All below is read: that is how the chain of starts stands."""
+        """Note the last start, once all below the watermark is read."""
         if self.ahead >= 0:
             self.ahead, self.last = -1, last
 
@@ -116,7 +116,7 @@ class PartitionFacts:
         """Take one event, in log order."""
         self._events += 1
         if self._events % FORGET_EVERY == 0:
-            self.journal.watermark(offset)  # lets it forget what ended before this event
+            self.journal.watermark(offset)  # lets it forget rollouts that ended before this event
         if 0 <= self.low.ahead <= offset:
             self.low.reach(self.law.last)
         body = event.body
@@ -141,6 +141,7 @@ class PartitionFacts:
         if isinstance(body, PLACED) and not life.run_again:
             return
         taken = self.journal.take(event, offset, at_ms)
+        # The fold must count exactly the events for which the law has no reason to ignore them.
         counted = taken.counted and not _is_broken(taken)
         if life.run_again and counted == bool(ignored):
             self._differ(life, event, offset, counted=counted)
@@ -153,13 +154,13 @@ class PartitionFacts:
                 self._imply(life, taken.commands, offset, at_ms)
 
     def _note_owner(self, name: str, at_ms: int) -> None:
-        """Whoever decides something owns the partition, and is at work."""
+        """Note the writer of a decision: it owns the partition, and is at work."""
         self.facts.owners_at_work.add(name)
         self.given_up.decided_by(name)
         self.facts.minutes.add(at_ms // MINUTE_MS)
 
     def _note_unsent(self, event: Event, body: CallFailed) -> None:
-        """A failure that is written of commands which perhaps were rightly never sent."""
+        """Note failures of commands that may rightly never have been sent."""
         if body.code in NEVER_SENT:
             self.facts.implied.excused.add(word_of_id(event.command_id))
         elif body.code == DEADLINE:
@@ -193,7 +194,7 @@ class PartitionFacts:
         if ignored == JOINED:
             return
         facts.report.accepted += 1
-        at = REFUSED if refused else body.request_offset % REFUSED  # a stranger's may be negative
+        at = REFUSED if refused else body.request_offset % REFUSED  # foreign ones may be negative
         facts.starts.note(owner, place(self.partition, offset), at)
         if isinstance(body, RolloutRefused):
             self._note_end(taken, event.rollout_id, 0, offset, at_ms)
@@ -208,9 +209,9 @@ class PartitionFacts:
             facts.not_run.append(owner)
 
     def _note_request(self, body: RolloutStarted | RolloutRefused, owner: int) -> None:
-        """Note a request that was started; what lay from there on before is of a log that is gone.
+        """Note a started request; earlier notes from its offset on belong to a log that is gone.
 
-        The chain of starts lets nothing but another leader, or another topic, go back.
+        Offsets in the chain of starts go back only after a truncation, or if the topic is another.
         """
         anew = "" not in (body.requests_id, self._requests_id)
         first = 0 if anew and body.requests_id != self._requests_id else body.request_offset
@@ -223,7 +224,7 @@ class PartitionFacts:
         self.asked.append(owner)
 
     def _stray(self, event: Event, offset: int) -> None:
-        """A word about a rollout that is not open: late, or begun before what is read."""
+        """Note an event of a rollout that is not open: it is late, or began before the window."""
         facts = self.facts
         owner = word_of(event.rollout_id.encode())
         facts.strays.setdefault(owner, place(self.partition, offset))
@@ -241,13 +242,13 @@ class PartitionFacts:
             self.facts.implied.answer(life.implied, event, place(self.partition, offset))
 
     def _was_implied(self, life: OpenRollout, event: Event) -> bool:
-        """Whether a command was implied; where no program is run, nobody knows better."""
+        """Return True if a command was implied; assume so if the program was not run."""
         if not life.run_again:
             life.implied.setdefault(event.command_id, IMPLIED)
         return event.command_id in life.implied
 
     def _imply(self, life: OpenRollout, commands: list[Command], offset: int, at_ms: int) -> None:
-        """Note the commands that an entry of the journal gives rise to."""
+        """Note the commands that an entry of the journal implies."""
         facts = self.facts
         for command in commands:
             if isinstance(command, ModelCall):
@@ -276,7 +277,7 @@ class PartitionFacts:
         facts.implied.ended(life.implied)
 
     def _finished(self, life: OpenRollout, body: RolloutFinished, rollout: Rollout | None) -> None:
-        """A program ended itself, so it waited for nothing; or a guard did, before it had asked."""
+        """Report a pending disagreement of an ended program, and excuse its unsent commands."""
         if life.dispute is not None and body.code != "determinism":
             self.facts.report.add(life.dispute)
         if life.run_again and rollout is not None:
@@ -292,7 +293,7 @@ class PartitionFacts:
         *,
         known: bool = True,
     ) -> None:
-        """Note what a terminal event implies; where its program was not run, no trajectory."""
+        """Note the effects of a terminal event; without a run of the program, no trajectory."""
         facts, ended = self.facts, taken.ended
         named = ended.request.scorings if ended and ended.request else ()
         facts.report.ended += 1
@@ -302,7 +303,7 @@ class PartitionFacts:
         facts.ends.note(ended if known else None, at, owner, applied, mark, named)
 
     def close(self) -> None:
-        """See what the open rollouts wait for."""
+        """Note the waits of rollouts that are open at the end."""
         self.low.reach(self.law.last)
         for rollout_id, life in self.open.items():
             rollout = self.journal.open[rollout_id]
@@ -315,16 +316,16 @@ class PartitionFacts:
                 self._excuse(rollout)  # a quota may hold its command back, or its calls
 
     def _excuse(self, rollout: Rollout) -> None:
-        """Nobody need have sent what a rollout waits for."""
+        """Excuse the commands that a rollout waits for from having been sent."""
         for waits in rollout.attempt.outstanding.values():
             place_ = rollout.attempt.number, waits.position, waits.tries
             named = command_id(rollout.request.rollout_id, *place_)
             self.facts.implied.excused.add(word_of_id(named))
 
-    # Where a reader would go on
+    # Resumption from the commit
 
     def forgotten(self) -> Iterable[tuple[str, int]]:
-        """Open rollouts that whoever goes on from the commit would not know, and their starts."""
+        """Yield open rollouts that a reader from the commit would miss, and their start offsets."""
         low = self.low.watermark
         if low is None:
             return
@@ -334,7 +335,7 @@ class PartitionFacts:
                 yield rollout_id, first
 
     def overdue(self) -> Iterable[tuple[str, int, int]]:
-        """Open rollouts that were over long ago: id, offset of the start, minutes past the end."""
+        """Yield open rollouts past their end: id, offset of the start, minutes past the end."""
         minutes = sorted(self.facts.minutes)
         for rollout_id in self.open:
             rollout = self.journal.open[rollout_id]
@@ -344,7 +345,7 @@ class PartitionFacts:
                 yield rollout_id, rollout.first_offset, past
 
     def _ends_ms(self, rollout: Rollout) -> int:
-        """When a rollout was over at the latest: a quota holds its clock with its first command."""
+        """Return the latest end of a rollout; a quota stops its clock before its first command."""
         low = self.low.watermark
         if low is not None and not low.quota:
             return rollout.ends_ms()
@@ -354,5 +355,5 @@ class PartitionFacts:
 
 
 def _is_broken(taken: Taken) -> bool:
-    """Whether the program of an open rollout asks something else than its journal answers."""
+    """Return True if the program of an open rollout deviates from its journal."""
     return taken.ended is None and taken.rollout is not None and taken.rollout.broken

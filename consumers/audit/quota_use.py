@@ -1,12 +1,12 @@
-"""How much of their quotas users have had at most, as far as the log tells: figures, no invariant.
+"""The highest use of quotas by users, as far as the log shows: figures, not an invariant.
 
-A rollout runs from its first command, as that stands on its topic, else from its first answer that
-counts, to its end. Looked at is what began after the user's quota was written: for what was before,
-another one may have held, of which the topic tells nothing any more, nor of one that stands in
-settings. A user may rightly have had more than the quota: every worker gives out its share and at
-least one, workers hear of a quota one after another, a lowered one stops nobody, and where a
-partition moves its share moves at once, while what began elsewhere goes on. What a worker might let
-begin is told by no record. So what is found here is told, and breaks nothing.
+A rollout runs from its first command, by the time on its topic, else from its first counted
+answer, to its end. Only the time since the user's quota was written is considered: before, another
+one may have applied, which the topic does not keep, or one from the settings. Use above the quota
+can be legitimate: every worker gives out its share and at least one, workers learn of a quota at
+different times, a lowered one stops no running rollout, and when a partition moves, its share moves
+at once while its running rollouts stay. No record shows how many a worker was allowed to begin. So
+these figures are reported, and are never a breach.
 """
 
 from array import array
@@ -21,7 +21,7 @@ from consumers.audit.columns import find, sort_together, words
 from schemas.messages import Quota
 
 HEARD_MS = 5000
-"""So long after it was written every worker goes by a quota."""
+"""Time after its writing by which every worker applies a quota."""
 NEVER = (1 << 63) - 1
 
 Times = NDArray[np.int64]
@@ -29,31 +29,31 @@ Times = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class QuotaFigure:
-    """What one user may have, and what was had at most since the quota was written."""
+    """The quota of one user, and the highest use since it was written."""
 
     user: str
     running: int
-    """As the quota says; 0 is no limit."""
+    """The limit of the quota; 0 is no limit."""
     most_running: int
     running_at_ms: int
-    """When so many ran; 0 where none began."""
+    """The time of that number; 0 if no rollout began."""
     per_hour: int
     most_begun: int
     begun_in_ms: int
-    """The beginning of the hour in which so many began."""
+    """The beginning of the hour with that number."""
 
     @property
     def over(self) -> bool:
-        """Whether that is more than the quota."""
+        """True if the use was above the quota."""
         above_running = 0 < self.running < self.most_running
         return above_running or 0 < self.per_hour < self.most_begun
 
 
 class QuotaUse:
-    """Fed with the rollouts of users who have a quota; 40 bytes each."""
+    """Collects the rollouts of users who have a quota; 40 bytes each."""
 
     def __init__(self, quotas: Mapping[str, Quota], since_ms: Mapping[str, int]) -> None:
-        """`since_ms`: when each quota was written."""
+        """Take quotas, and the time when each was written."""
         limited = {name: q for name, q in quotas.items() if q.running or q.per_hour}
         self.quotas = [(quota, since_ms[name]) for name, quota in sorted(limited.items())]
         self._numbers = {quota.user: number for number, (quota, _) in enumerate(self.quotas)}
@@ -63,22 +63,22 @@ class QuotaUse:
         """Owner and time of first commands."""
 
     def watches(self, user: str) -> bool:
-        """Whether this user's rollouts are looked at."""
+        """Return True if this user's rollouts are to be collected."""
         return user in self._numbers
 
     def ended(self, user: str, owner: int, heard_ms: int, ended_ms: int = NEVER) -> None:
-        """A rollout has ended, or is open where the journal ends; `heard_ms` 0: unanswered."""
+        """Note a rollout that ended or is open at the end; `heard_ms` is 0 if it has no answer."""
         row = owner, self._numbers[user], heard_ms or NEVER, ended_ms
         for column, word in zip(self._rows, row, strict=True):
             column.append(word)
 
     def sent(self, owner: int, at_ms: int) -> None:
-        """A first command stands on its topic, perhaps not for the first time."""
+        """Note a first command on its topic, perhaps a repeated one."""
         self._sent[0].append(owner)
         self._sent[1].append(at_ms)
 
     def figures(self) -> list[QuotaFigure]:
-        """One for each user who has a quota."""
+        """Return the figures of each user who has a quota."""
         owners, users, heard, ended = (column.astype(np.int64) for column in _columns(self._rows))
         began = np.minimum(heard, self._sent_at(owners.astype(np.uint64)))
         return [
@@ -87,7 +87,7 @@ class QuotaUse:
         ]
 
     def _sent_at(self, owners: NDArray[np.uint64]) -> Times:
-        """When each rollout's first command was sent first."""
+        """Return the earliest time of each rollout's first command."""
         at, sent = sort_together(*reversed(self._sent))
         by_owner = np.argsort(sent, kind="stable")
         rows = find(sent[by_owner], owners)
@@ -106,6 +106,7 @@ def _figure(quota: Quota, since_ms: int, began: Times, ended: Times) -> QuotaFig
     judged = begun[begun >= since_ms + HEARD_MS]
     most_running, running_at, most_begun, begun_in = 0, 0, 0, 0
     if len(judged):
+        # At each begin: the rollouts that had begun by then, minus those that had ended.
         running = begun.searchsorted(judged, "right") - over.searchsorted(judged, "right")
         at = int(running.argmax())
         most_running, running_at = int(running[at]), int(judged[at])

@@ -1,4 +1,4 @@
-"""What an audit found: how much was checked of each invariant, and every breach with its place."""
+"""The result of an audit: checks per invariant, and every breach with its place."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -21,7 +21,7 @@ INVARIANTS = {
 
 
 LISTED = 100_000
-"""So many breaches are kept with their places; the rest is counted."""
+"""The number of breaches that are kept with their places; the rest is counted."""
 UNREADABLE_TOLD = 20
 
 
@@ -39,16 +39,16 @@ class Breach:
 
     @property
     def place(self) -> str:
-        """As people name it."""
+        """The place in the form `topic partition@offset`."""
         return f"{self.topic} {self.partition}@{self.offset}"
 
 
 @dataclass
 class Report:
-    """The outcome of one audit."""
+    """The result of one audit."""
 
     checked: dict[str, int] = field(default_factory=lambda: dict.fromkeys(INVARIANTS, 0))
-    """Things looked at, by invariant."""
+    """Checked items, by invariant."""
     breaches: list[Breach] = field(default_factory=list)
     """The first of them; `found` counts all."""
     found: Counter[str] = field(default_factory=Counter)
@@ -59,27 +59,27 @@ class Report:
     ended: int = 0
     open: int = 0
     pending: int = 0
-    """Outputs that the log's end may still owe."""
+    """Effects that may still be written at the end of the log."""
     repeated: int = 0
-    """Answers of external work that had been answered before."""
+    """Answers to external work that had been answered before."""
     duplicates: int = 0
-    """Trajectories and scored records written again; the first counts."""
+    """Repeated trajectories and scored records; the first counts."""
     not_run_again: int = 0
-    """Rollouts whose program is not here, or not the same: counted, not run."""
+    """Rollouts whose program is missing here, or is another version: counted, not run."""
     before_window: int = 0
-    """Rollouts that began before what was read."""
+    """Rollouts that began before the window."""
     held_back: list[str] = field(default_factory=list)
-    """Transactions that were open, and what they kept from everybody."""
+    """Open transactions, and the records that they hide from readers."""
     cut_off: int = 0
-    """Starts of requests that the log has lost, where it was accepted that others took their
-    places."""
+    """Starts of requests that the log has lost, after it was accepted that others took their
+    offsets."""
     last_duplicate: tuple[str, int, int] | None = None
     dead_letters: int = 0
     retired: dict[str, str] = field(default_factory=dict)
-    """Scorings that owe nothing any more: when that was said, and why."""
+    """Scorings that owe nothing any more, with the time and reason of their retirement."""
     quotas: list[QuotaFigure] = field(default_factory=list)
-    """Of users who have one: what they may have, and what they had. No breach: a user may rightly
-    have had more (`consumers.audit.quota_use`)."""
+    """Quotas of users and their use. Use above a quota is not a breach, and can be legitimate
+    (`consumers.audit.quota_use`)."""
     records: int = 0
     unreadable: dict[str, int] = field(default_factory=dict)
     """Records that no schema can read, by topic."""
@@ -104,27 +104,27 @@ class Report:
             self.first_unreadable.append(f"{topic} {partition}@{offset}: {error}")
 
     def duplicate(self, topic: str, partition: int, offset: int) -> None:
-        """A record says again what another one had said."""
+        """Count a record that repeats another one."""
         self.duplicates += 1
         self.last_duplicate = topic, partition, offset
 
     @property
     def lost(self) -> int:
-        """Breaches by which something is missing."""
+        """The number of breaches by missing records."""
         return self.kinds["lost"]
 
     @property
     def doubled(self) -> int:
-        """Breaches by which something is there twice."""
+        """The number of breaches by doubled records."""
         return self.kinds["doubled"]
 
     @property
     def ok(self) -> bool:
-        """Whether every invariant holds."""
+        """True if every invariant holds."""
         return not self.found
 
     def plain(self) -> dict[str, Any]:
-        """Everything, as it is written to a file."""
+        """Return the content of the report as it is written to a file."""
         counted = {"ok": self.ok, "lost": self.lost, "doubled": self.doubled}
         values = {
             name: value for name, value in vars(self).items() if name not in ("kinds", "unread")

@@ -1,4 +1,4 @@
-"""Requests against the chain of starts: none skipped, none started that is not there."""
+"""Requests against the chain of starts: none is skipped, and every start has its request."""
 
 from array import array
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from schemas.messages import RolloutRequest
 
 
 class Requests:
-    """Walks each partition of the requests beside the starts of its journal partition."""
+    """Compares each partition of the requests with the starts of its journal partition."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -41,19 +41,19 @@ class Requests:
                 self._judge_second(record)
 
     def _check_id(self, record: Record, started: int) -> None:
-        """What is started at a request is the rollout that it asks for."""
+        """Check that the rollout started for a request is the one that it asks for."""
         picked = self.case.picked(record, RolloutRequest, "rollout_id")
         if picked is None:
-            return  # whoever started it could read it, or refused it by its key
+            return  # its worker could read it, or refused it by its key
         name = str(picked[0])
         if started not in {word_of(each.encode()) for each in (name, fitting(name))}:
             text = f"this request asks for rollout {name:.200}, but the journal starts another here"
             self.case.breach("I1", record, text)
 
     def _judge_second(self, record: Record) -> None:
-        """A rollout runs once, unless an operator sends its request second.
+        """Report a second start of a rollout, unless an operator sent its request again.
 
-        Workers know a repeated request by its key; under another one it may be a stranger's.
+        Workers recognise a repeated request by its key; under another key the origin is unknown.
         """
         second = self._second[record.partition, record.offset]
         if not record.key or word_of(record.key) != second.owner:
@@ -66,7 +66,7 @@ class Requests:
         breach = Breach("I1", text, self.case.topics.events, *second.here, "doubled")
         if resent_from(record) is None:
             self.case.report.add(breach)
-        else:  # whether an operator sent it is known when the dead letters have been read
+        else:  # the dead letters, read later, show if an operator sent it
             self._claimed.append((record, breach))
 
     def _not_started(self, record: Record, last: int) -> None:
@@ -93,7 +93,7 @@ class Requests:
             self.case.report.add(Breach("I1", text, self.case.topics.requests, partition, offset))
 
     def finish(self) -> None:
-        """Starts of requests that did not come, and of those that nobody had sent again."""
+        """Report starts without a request, and second starts that no operator caused."""
         for record, breach in self._claimed:
             if not is_resent(record, self.case.resends):
                 self.case.report.add(breach)
@@ -106,14 +106,14 @@ class Requests:
                     self._taken_by_retention(number, low)
 
     def _taken_by_retention(self, number: int, low: int) -> None:
-        """A request that retention took must have been started before."""
+        """Report requests that retention has deleted before they were started."""
         topics, window = self.case.topics, self.case.window
         known = self.case.commit(topics.group("agents"), topics.requests, number)
         partition = self.case.journal.partitions.get(number)
         if partition is not None and partition.law.last is not None:
             known = max(known, partition.law.last + 1)
         elif (topics.events, number) in window.starts and not known:
-            return  # its starts may lie before what is read
+            return  # its starts may be before the window
         if low > known:
             text = (
                 f"requests {known}..{low - 1} of this partition were taken by retention before "

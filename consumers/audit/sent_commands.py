@@ -1,7 +1,7 @@
 """The work topics against the journal: every command is implied, and every implied one is there.
 
-Each is decoded: that costs no more than to ask for its headers, and what it says has to be what
-the journal implies at its place.
+Each is decoded, which costs no more than reading its headers, and its content has to be the
+implied one.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from schemas.messages import EnvironmentStep, ModelCall
 
 @dataclass(slots=True)
 class _Unanswered:
-    """One command that its group is done with, and about which no worker has said anything."""
+    """A command that its group has finished, and that no worker has answered."""
 
     record: Record
     owner: int
@@ -38,7 +38,7 @@ class SentCommands:
         self._silent = words(sorted(self.implied.unanswered))
         self._unanswered: list[_Unanswered] = []
         self._aborted: dict[int, int] = {}
-        """By owner the last attempt whose calls were called off."""
+        """The last attempt whose calls were aborted, by owner."""
 
     def take(self, topic: str, records: Sequence[Record]) -> None:
         """Take commands of one work topic, in order within each partition."""
@@ -52,7 +52,7 @@ class SentCommands:
         ids = np.fromiter((word_of_id(c.command_id) for c, _ in read), np.uint64, len(read))
         contents = np.fromiter((content_of(c) for c, _ in read), np.uint32, len(read))
         rows = find(self.implied.ids, ids)
-        # A courtesy has the id of what it closes, and does not stand for it.
+        # A courtesy has the id of the command that it closes, but does not count as that command.
         sent = np.fromiter((c.kind not in COURTESY for c, _ in read), bool, len(read))
         self._seen[rows[(rows >= 0) & sent]] = True
         for at in np.flatnonzero(rows < 0).tolist():
@@ -68,7 +68,7 @@ class SentCommands:
         self._check_answered(topic, read, ids)
 
     def _note_first(self, read: Sequence[tuple[Command, Record]]) -> None:
-        """When rollouts began, for the figures of quotas."""
+        """Note the begin of rollouts, for the figures of quotas."""
         for command, record in read:
             if command.position == 0 and command.attempt == 1 and command.kind not in COURTESY:
                 owner = word_of(command.rollout_id.encode())
@@ -118,7 +118,7 @@ class SentCommands:
             self._aborted[owner] = max(command.attempt, self._aborted.get(owner, 0))
 
     def finish(self) -> None:
-        """Commands that are missing, or that nobody answered."""
+        """Report commands that are missing, or that no worker answered."""
         self._finish_answers()
         optional = (marks(self.implied.places) & np.uint64(OPTIONAL)) > 0
         for row in np.flatnonzero(~self._seen & ~optional):
@@ -129,7 +129,7 @@ class SentCommands:
             self.case.report.add(Breach("I3", text, self.case.topics.events, *split(cause), "lost"))
 
     def _finish_answers(self) -> None:
-        """Whoever is done with a command has answered it, unless it was called off or put aside."""
+        """Report finished commands without an answer, unless they were aborted or put aside."""
         for left in self._unanswered:
             called_off = self._aborted.get(left.owner, 0) >= left.attempt
             if not called_off and not self.case.put_aside(left.record):

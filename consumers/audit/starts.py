@@ -1,4 +1,4 @@
-"""The starts of all rollouts: who began and where, and who was begun a second time."""
+"""The starts of all rollouts, and the second starts among them."""
 
 from array import array
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from consumers.agents.recent_requests import WINDOW
 from consumers.audit.columns import TopicPlace, Words, firsts, sort_together, split
 
 REFUSED = (1 << 64) - 1
-"""Stands for the request's offset of a start that was refused at once, and so runs nothing."""
+"""Replaces the request's offset for a start that was refused at once, and so runs nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class SecondStart:
-    """A rollout that was started once more."""
+    """A second start of a rollout."""
 
     owner: int
     before: TopicPlace
-    """Where the journal says so of the first."""
+    """The place of the first start in the journal."""
     here: TopicPlace
 
 
@@ -29,16 +29,16 @@ class Starts:
         self.owners: Words
         """Sorted, once the journal is read."""
         self.second: dict[TopicPlace, SecondStart] = {}
-        """By partition and offset of the request: starts of rollouts that were started before."""
+        """Second starts, by partition and offset of the request."""
         self._columns = array("Q"), array("Q"), array("Q")
 
     def note(self, owner: int, at: int, request_offset: int) -> None:
-        """A rollout begins at a place of the journal, as its request at that offset asks."""
+        """Note a start: the rollout, its place in the journal, and the offset of its request."""
         for column, word in zip(self._columns, (owner, at, request_offset), strict=True):
             column.append(word)
 
     def close(self) -> None:
-        """Sort; on the way, see who was started twice, within what a worker knows to refuse."""
+        """Sort, and find second starts within the range in which a worker refuses them."""
         owners, places, requests = sort_together(*self._columns)
         for row in np.flatnonzero(~firsts(owners)).tolist():
             if REFUSED in (requests[row], requests[row - 1]):

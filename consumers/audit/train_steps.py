@@ -1,4 +1,4 @@
-"""What was trained on: train.steps against the scored records that they name."""
+"""The steps on train.steps against the scored records that they name."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -31,21 +31,21 @@ TRAIN = "train"
 
 @dataclass(slots=True)
 class _RecordedStep:
-    """One version of a run, as its record says."""
+    """One version of a run, by its record."""
 
     version: int
     parent: int
     first: bool
-    """Whether nothing was trained before it: its parent is what the run began with."""
+    """True if no step came before it: its parent is the version that the run began with."""
     partition: int
     offset: int
     digest: int
     refs: slice
     step: int
     weights: str
-    """The digest of its weights; empty where it was not written down."""
+    """The digest of its weights; empty if it was not recorded."""
     replayed: int
-    """So many of the references name what steps before have used: it was trained on again."""
+    """The number of references that earlier steps have used, which were trained on again."""
 
 
 @dataclass
@@ -54,11 +54,11 @@ class _RunSteps:
     chain: StepChain = field(default_factory=StepChain)
 
     def living(self) -> Iterable[_RecordedStep]:
-        """The steps that the newest version descends from; others were abandoned in a restart."""
+        """Return the ancestors of the newest version; a restart has abandoned the other steps."""
         return descent(self.steps, over_gaps=True)
 
     def below(self, version: int) -> int | None:
-        """The newest version that is recorded below one."""
+        """Return the newest recorded version below this one."""
         return max((known for known in self.steps if known < version), default=None)
 
 
@@ -69,13 +69,13 @@ class Lineage:
         self.case = case
         self.runs: dict[tuple[str, str], _RunSteps] = {}
         self._made: dict[tuple[str, int], tuple[str, TopicPlace]] = {}
-        """By policy and version: the first run that has it, and where it says so."""
+        """The first run of each policy and version, and the place of its record."""
         self._announced: dict[tuple[str, str], int] = {}
-        """By policy and run the newest version that is announced."""
+        """The newest announced version, by policy and run."""
         self._run_of: dict[int, str] = {}
-        """By place of a step: its run."""
+        """The run of each step, by place."""
         self._lent: dict[int, int] = {}
-        """By place of a step: so many of its references may name what other runs asked for."""
+        """The number of references to rollouts of other runs that each step may have, by place."""
         self._places, self._members, self._steps = array("Q"), array("Q"), array("Q")
 
     def take(self, records: Sequence[Record]) -> None:
@@ -131,7 +131,7 @@ class Lineage:
         )
 
     def versions(self, records: Sequence[Record]) -> None:
-        """Take announced versions; all steps are read."""
+        """Take announced versions, after all steps."""
         for record in records:
             version = self.case.decoded(record, PolicyVersion) if record.value is not None else None
             if version is not None and (run := (version.policy_id, version.run_id)) in self.runs:
@@ -141,7 +141,7 @@ class Lineage:
                 self._version(record, version)
 
     def _version(self, record: Record, version: PolicyVersion) -> None:
-        """An announced version is what its step made."""
+        """Check an announced version against its step."""
         topic, window = self.case.topics.train_steps, self.case.window
         run = self.runs.get((version.policy_id, version.run_id), _RunSteps())
         made, what = run.steps.get(version.version), f"version {version.version} of policy"
@@ -162,7 +162,7 @@ class Lineage:
             self.case.breach("I7", record, text)
 
     def _refer(self, record: Record, refs: Sequence[TrajectoryRef]) -> slice:
-        """Note what a step was made of, to be met by the records themselves."""
+        """Note the references of a step, to be joined with the scored records."""
         begin = len(self._places)
         for ref in refs:
             named = place_of(ref.partition, ref.offset)
@@ -176,7 +176,7 @@ class Lineage:
         return slice(begin, len(self._places))
 
     def _check_number(self, record: Record, step: TrainStep) -> None:
-        """Servers and samples know a policy's weights by their number alone."""
+        """Check that a version number has one run: servers identify weights by their number."""
         here = record.partition, record.offset
         run_id, there = self._made.setdefault((step.policy_id, step.version), (step.run_id, here))
         if run_id != step.run_id:
@@ -188,7 +188,7 @@ class Lineage:
             self.case.breach("I7", record, text)
 
     def close(self) -> None:
-        """All steps are read: nothing may be consumed twice; sort what has to be met."""
+        """Check the steps for gaps and repeated rollouts after all are read; sort for joins."""
         for (_, run_id), run in self.runs.items():
             self._check_whole(run_id, run)
             self._check_once(run_id, run)
@@ -196,14 +196,14 @@ class Lineage:
         self._met = np.zeros(len(self.places), bool)
 
     def _check_whole(self, run_id: str, run: _RunSteps) -> None:
-        """Every step but a run's first was made from one that has a record."""
+        """Check that every step but a run's first was made from one that has a record."""
         topic = self.case.topics.train_steps
         for step in run.living():
             if step.first or step.parent in run.steps:
                 continue
             cut = (topic, step.partition) in self.case.window.starts
             if cut and run.below(step.parent) is None:
-                continue  # it may lie before what is read
+                continue  # its record may be before the window
             text = (
                 f"version {step.version} of run {run_id!r} was made from version {step.parent}, "
                 "whose step has no record: nobody knows what that one was made of"
@@ -223,6 +223,7 @@ class Lineage:
         replayed = {place(step.partition, step.offset): step.replayed for step in steps}
         for at in np.flatnonzero(~firsts(consumed)):
             here = int(by[at])
+            # A step may use as many earlier rollouts again as its record says.
             if replayed[here] > 0:
                 replayed[here] -= 1
                 continue
@@ -235,13 +236,13 @@ class Lineage:
             self.case.report.add(Breach("I7", text, topic, *split(int(by[at])), "doubled"))
 
     def refers_to(self, record: Record) -> bool:
-        """Whether a step names the place of a scored record."""
+        """Return True if a step names the place of a scored record."""
         if not len(self.places):
             return False
         return len(rows_of(self.places, place(record.partition, record.offset))) > 0
 
     def scored(self, record: Record, trajectory: Trajectory) -> None:
-        """A scored record, to be compared with the references to its place."""
+        """Compare a scored record with the references to its place."""
         for at in rows_of(self.places, place(record.partition, record.offset)):
             self._met[at] = True
             if self.members[at] != member_word(trajectory.rollout_id, trajectory.attempt):
@@ -255,9 +256,9 @@ class Lineage:
                 self._check_own(at, record, trajectory)
 
     def _check_own(self, at: int, record: Record, trajectory: Trajectory) -> None:
-        """A run is trained on the rollouts that it asked for to that end, and on no others.
+        """Check that a run trains only on rollouts that it requested for training.
 
-        But for what others have lent it, for training too; each of its steps says how many.
+        Rollouts for training of other runs may be lent to it; each of its steps has their number.
         """
         step, request = int(self.by[at]), trajectory.request
         run_id = self._run_of[step]
@@ -274,7 +275,7 @@ class Lineage:
             self._wrong(at, text)
 
     def _check_announced(self) -> None:
-        """The last step of a run is announced, where any version of the run is."""
+        """Check that the last step of a run is announced, if any version of the run is."""
         for (policy_id, run_id), newest in self._announced.items():
             head = self.runs[policy_id, run_id].chain.counted
             last = max(head, default=-1)
@@ -292,7 +293,7 @@ class Lineage:
             self.case.report.add(Breach("I7", text, *here, "lost"))
 
     def finish(self) -> None:
-        """References that no record has met; those below what is read are not looked for."""
+        """Report references without a record, except those before the window."""
         self._check_announced()
         topic, starts = self.case.topics.scored, self.case.window.starts
         for at in np.flatnonzero(~self._met):
@@ -307,12 +308,12 @@ class Lineage:
 
 
 def member_word(rollout_id: str, attempt: int) -> int:
-    """Names an attempt of a rollout in one word."""
+    """Return one word for an attempt of a rollout."""
     return word_of(f"{rollout_id}\0{attempt}".encode())
 
 
 def rows_of(keys: Words, wanted: int) -> range:
-    """All rows of one key among sorted ones."""
+    """Return all rows of one key among sorted ones."""
     key = np.uint64(wanted)
     first = int(np.searchsorted(keys, key))
     return range(first, int(np.searchsorted(keys, key, "right")) if first < len(keys) else first)

@@ -31,7 +31,7 @@ NAMES = (
 
 
 class _ScoredEnd(NamedTuple):
-    """What a record of `trajectories.scored` is about."""
+    """The scoring and the end of a rollout that a scored record names."""
 
     scoring_id: str
     rollout_id: str
@@ -40,7 +40,7 @@ class _ScoredEnd(NamedTuple):
 
 
 class Outcomes:
-    """One row for each terminal event: what was written of it."""
+    """The records written for each terminal event, one row per event."""
 
     def __init__(self, case: Case, lineage: Lineage) -> None:
         self.case = case
@@ -80,7 +80,7 @@ class Outcomes:
         self._first[row] = place(record.partition, record.offset)
 
     def _body(self, record: Record) -> int | None:
-        """The word of a trajectory in today's schema."""
+        """Return the word of a trajectory in the present schema."""
         value = record.value
         if not self._prefix:
             self._prefix = self.case.codec.encode(self.case.topics.trajectories, EMPTY)[:PREFIX]
@@ -95,9 +95,9 @@ class Outcomes:
         )
 
     def _judge(self, record: Record) -> int:
-        """The row of a trajectory that no fold has given as it stands; -1 where it has none.
+        """Return the row of a trajectory that equals no folded one; -1 if it has none.
 
-        Of one that is heavy the log holds a light record: what it claims is compared.
+        The log holds a light record of a heavy one, whose claimed content is compared.
         """
         trajectory = self.case.decoded(record, Trajectory)
         row = -1 if trajectory is None else self._row_of(trajectory, record)
@@ -106,7 +106,7 @@ class Outcomes:
         return row
 
     def _row_of(self, trajectory: Trajectory | _ScoredEnd, record: Record) -> int:
-        """The row of the terminal event that a trajectory names; a breach where there is none."""
+        """Return the row of the terminal event that a trajectory names; report a missing one."""
         ends = self.case.journal.ends
         named = place_of(trajectory.journal_partition, trajectory.last_offset)
         row = -1 if named is None else find_one(ends.places, named)
@@ -116,7 +116,7 @@ class Outcomes:
         return -1
 
     def _compare(self, row: int, trajectory: Trajectory, record: Record, body: int) -> None:
-        """A breach where a trajectory is not what its journal gives."""
+        """Report a trajectory that differs from the fold of its journal."""
         ends = self.case.journal.ends
         if body in (ends.bodies[row], ends.older[row]):
             return
@@ -195,12 +195,12 @@ class Outcomes:
             scores[row] = True
 
     def _named(self, record: Record) -> _ScoredEnd | None:
-        """What a scored record is about, read without the rest of it."""
+        """Read the names in a scored record, without the rest of it."""
         picked = self.case.picked(record, ScoredTrajectory, *NAMES)
         return None if picked is None else _ScoredEnd(*picked)
 
     def _right(self, record: Record, named: _ScoredEnd, row: int) -> bool:
-        """Judge the trajectory inside; False where it cannot be read."""
+        """Compare the trajectory inside; return False if it is unreadable."""
         if self._holds(record, named.scoring_id, row):
             return True
         scored = self.case.decoded(record, ScoredTrajectory)
@@ -210,9 +210,9 @@ class Outcomes:
         return scored is not None
 
     def _holds(self, record: Record, scoring_id: str, row: int) -> bool:
-        """Whether the bytes that the fold gave stand behind the scoring id: saves encoding again.
+        """Return True if the folded bytes follow the scoring id, which saves encoding again.
 
-        Where they do not, nothing is said: the id may be long, the schema another.
+        False means nothing: the id may be long, or the schema another.
         """
         ends = self.case.journal.ends
         begin = PREFIX + 1 + len(scoring_id.encode())
@@ -220,7 +220,7 @@ class Outcomes:
         return bool(ends.bodies[row]) and word_of(inside) == ends.bodies[row]
 
     def finish(self) -> None:
-        """Ends without a trajectory, trajectories without a score."""
+        """Report ends without a trajectory, and trajectories without a score."""
         self._missing_trajectories()
         OwedScores(self.case, self._first, self._written, self._scores).check()
 
@@ -236,8 +236,8 @@ class Outcomes:
 
 
 def _answers(mask: bytes) -> int:
-    """At least so many answers were sampled into a sequence: its runs of sampled tokens.
+    """Return the least number of answers sampled into a sequence: its runs of sampled tokens.
 
-    Messages do not tell: a prompt may hold examples of what an assistant said.
+    Messages do not tell: a prompt may hold examples of an assistant's messages.
     """
     return mask.count(b"\0\1") + mask.startswith(b"\1")

@@ -1,7 +1,7 @@
-"""The stretch of the log that an audit reads and judges: settled once, before anything is read.
+"""The range of the log that an audit reads and judges, fixed before anything is read.
 
-What the groups have committed is asked first, then the ends of the topics against the stream,
-effects before causes: so whatever lies below an end has its cause below another.
+The commits of the groups are read first, then the ends of the topics against the direction of the
+stream, effects before causes: so a record below one end has its cause below another.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,35 +16,35 @@ from schemas.topics import Topics
 MOST = 5000
 """Records of one poll."""
 NEVER_MS = 1 << 50
-"""A time that no record has: what is first then lies at the end."""
+"""A time later than every record, which means the end of a partition."""
 FOR_EVER_MS = 1 << 62
 
 
 @dataclass(frozen=True)
 class Window:
-    """Which part of the log is read, and how far the groups had come before that was settled."""
+    """The range of the log that is read, and the commits of the groups before it was fixed."""
 
     ends: Mapping[TopicPartition, int]
     starts: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Partitions that are not read from offset 0."""
     horizon_ms: Mapping[str, int] = field(default_factory=dict)
-    """Before this a topic may lack records: retention took them, or nobody asked for them."""
+    """The time before which a topic may lack records: by retention, or since they were not read."""
     first_request: Mapping[int, int] = field(default_factory=dict)
-    """Of journal partitions that are not read from 0: no earlier request is looked for."""
+    """The first request to look for, in journal partitions that are not read from offset 0."""
     until_ms: int = 0
     """Later records are not judged; 0 is no limit."""
     commits: Mapping[str, Mapping[TopicPartition, Commit]] = field(default_factory=dict)
-    """By group, read before `ends`: so what lies below must have had its effects."""
+    """Commits by group, read before `ends`: so the effects of records below them must be there."""
     log_starts: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Where every partition begins now: retention has taken what lay before."""
+    """The low watermark of every partition."""
     lost: Mapping[str, Sequence[LostTail]] = field(default_factory=dict)
-    """By group, what its commits count that is gone."""
+    """Committed records that are gone, by group."""
     held_back: Sequence[OpenTransaction] = ()
-    """Where open transactions keep readers, this one too, from what was written."""
+    """Open transactions, which hide records from all readers, the audit included."""
 
 
 class Horizons:
-    """Since when the topics must hold what the journal implies, in milliseconds."""
+    """The time since when each topic must hold the implied records, in milliseconds."""
 
     def __init__(self, window: Window, topics: Topics) -> None:
         self.window = window
@@ -54,8 +54,8 @@ class Horizons:
         self._calls: dict[str, int] = {}
 
     def calls(self, policy_id: str) -> int:
-        """Of a policy's calls; a topic that was removed, as that of a run that is over is, has none
-        of them."""
+        """Return the time for a policy's calls; a topic that was removed, as after a run's end,
+        need not have any."""
         if policy_id not in self._calls:
             topic = self.topics.calls(policy_id)
             there = any(topic == name for name, _ in self.window.ends)
@@ -64,7 +64,7 @@ class Horizons:
 
 
 class AuditedStretch:
-    """What is read, and the window that it makes; raises Unavailable."""
+    """The range to read, and its window. Raises Unavailable."""
 
     def __init__(
         self, log: Log, topics: Topics, names: Sequence[str], since_ms: int, until_ms: int
@@ -91,7 +91,7 @@ class AuditedStretch:
         if until_ms:
             for topic in (topics.requests, topics.events):
                 ends |= log.offsets_for_times([topic], until_ms)
-        # By time the first record is found, and what is lost before it would be passed over.
+        # A search by time finds the first record that is left, and so would pass over lost ones.
         starts = log.offsets_for_times(names, since_ms) if since_ms else log_starts
         self.starts = {tp: min(at, ends[tp]) for tp, at in starts.items()}
         self.ends = ends
@@ -104,7 +104,7 @@ class AuditedStretch:
         self.total = sum(at - self.starts[tp] for tp, at in ends.items() if tp[0] in judged)
 
     def _depth(self, topic: str) -> int:
-        """How far down the stream a topic lies."""
+        """Return the depth of a topic in the stream."""
         known = self.topics
         below = (known.events, known.requests)
         above = (known.trajectories, known.scored, known.train_steps, known.versions)
@@ -115,7 +115,7 @@ class AuditedStretch:
     def _commits(
         self, names: Sequence[str], *, past: bool
     ) -> Mapping[str, Mapping[TopicPartition, Commit]]:
-        """What every group that reads our topics has committed; of a past moment nobody knows."""
+        """Return the commits of every group that reads our topics; past ones are not known."""
         topics, calls = self.topics, self.topics.calls("")
         reads = {topics.group("agents"): [topics.events] + [topics.requests] * (not past)}
         if not past:
@@ -139,7 +139,7 @@ class AuditedStretch:
     def _horizon(
         self, cut: Mapping[TopicPartition, int], since_ms: int
     ) -> tuple[dict[str, int], dict[int, int]]:
-        """When what is read of each topic begins; of journals that are cut, the first request."""
+        """Return the start time of each topic, and the first request of journals read in part."""
         firsts = {tp: since_ms or self._first_ms(tp, at) for tp, at in cut.items()}
         horizon: dict[str, int] = {}
         first_request = {}
@@ -153,14 +153,14 @@ class AuditedStretch:
         return horizon, first_request
 
     def _first_ms(self, tp: TopicPartition, offset: int) -> int:
-        """When the first record that is left of a partition was written."""
+        """Return the time of the first record that is left of a partition."""
         ends = {each: at for each, at in self.ends.items() if each[0] == tp[0]}
         for records in read_between(self.log, {**ends, tp: offset}, ends, lambda: 1):
             return records[0].timestamp_ms
         return NEVER_MS
 
     def read(self, stage: Sequence[str]) -> Iterator[list[Record]]:
-        """The records of some topics, from start to end, in order within each partition."""
+        """Read some topics from start to end, in order within each partition."""
         starts = {tp: at for tp, at in self.starts.items() if tp[0] in stage}
         ends = {tp: self.ends[tp] for tp in starts}
         yield from read_between(self.log, starts, ends, lambda: MOST)

@@ -1,7 +1,7 @@
-"""The environments group: sessions live in threads, so that one which is slow or hangs is alone.
+"""The environments group: runs sessions in threads, so that a slow or hung one stops no other.
 
 Every rollout belongs to one thread, which answers its steps in order and writes the answers itself.
-The loop's thread watches. Behind a step that takes long nobody waits: its thread is left alone
-with its rollout, and all other sessions and steps of that thread move to a new one. A step past its
-time is answered as failed and its thread abandoned with that session; so is one whose thread died.
+The thread of the loop watches the others. If a step takes long, its thread keeps only that rollout,
+and all other sessions and steps of the thread move to a new one. A step past its deadline is
+answered as failed, and its thread is abandoned with that session; likewise if a thread died.
 """

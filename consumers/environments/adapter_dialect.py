@@ -1,7 +1,7 @@
-"""What our adapters ask beside the model: a step of their task's environment, or their end.
+"""Requests of our adapters besides model calls: a step of the task's environment, or a finish.
 
 `POST /v1/step` takes `{"action": text}`, `POST /v1/finish` `{"result": text}`; both are answered
-with what the environment showed. Errors are OpenAI's.
+with the observation. Errors have OpenAI's form.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ def _read_finish(body: bytes, _: Sequence[str], __: Conversations) -> AgentReque
 
 
 def shown_body(reply: StepReply) -> bytes:
-    """What the environment showed, as JSON; its `info` is a JSON text as it came."""
+    """Return the observation as JSON; its `info` is a JSON text, passed on as it is."""
     return orjson.dumps({name: getattr(reply, name) for name in SHOWN})
 
 

@@ -1,8 +1,8 @@
-"""Bytes of request bodies: how many a gateway holds, and how fast it takes them from a session.
+"""Quotas on bytes of request bodies: how many a gateway holds, and the rate per session.
 
-They are counted from the first byte that comes, so that bodies that never end cost no more than
-others, and no session takes the memory of all. A session that sends faster than it may is read
-from more slowly: taking bytes is work for the loop that all sessions share.
+Bytes are counted from the first that arrives, so that bodies that never end cost no more than
+others, and no session can use all of the memory. A session above its rate is read from more slowly:
+receiving bytes takes time of the event loop that all sessions share.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from inference.dialects.dialect import Declined
 
 @dataclass
 class ByteRate:
-    """So many bytes a second, and so many at once after a rest."""
+    """A rate limit: `a_second` bytes per second, and bursts of `at_once` after a pause."""
 
     a_second: int
     at_once: int
     due: float = 0.0
 
     async def taken(self, count: int) -> None:
-        """Count bytes that have come, and wait until more may."""
+        """Count bytes that have arrived, and wait until more may."""
         now = time.monotonic()
         self.due = max(self.due, now) + count / self.a_second
         wait_s = self.due - now - self.at_once / self.a_second
@@ -41,7 +41,7 @@ class HeldBytes:
     count: int = 0
 
     def add(self, count: int) -> None:
-        """Take so many more; raise Declined (429) where the session or the worker has no room."""
+        """Count more bytes. Raises Declined (429) if the session or the worker has no room."""
         budget = self.budget
         mine, all_ = budget.by_session[self.session] + count, budget.held + count
         if mine > budget.most_of_session or all_ > budget.most:
@@ -55,7 +55,7 @@ class HeldBytes:
 
 @dataclass
 class BodyBudget:
-    """What the bodies of one gateway may hold, in bytes."""
+    """The quotas, in bytes, for the bodies of one gateway."""
 
     most: int
     most_of_session: int
@@ -63,23 +63,23 @@ class BodyBudget:
     held: int = 0
     by_session: Counter[str] = field(default_factory=Counter)
     bytes_a_second: int = 16 * 1024 * 1024
-    """Of one session; those without a key are one."""
+    """The rate of one session; all connections without a key share one."""
     bytes_at_once: int = 8 * 1024 * 1024
     rates: dict[str, ByteRate] = field(default_factory=dict)
 
     def rate(self, session: str) -> ByteRate:
-        """How fast a session may send; it is remembered until the session is forgotten."""
+        """Return the rate limit of a session; it is kept until `forget`."""
         if session not in self.rates:
             self.rates[session] = ByteRate(self.bytes_a_second, self.bytes_at_once)
         return self.rates[session]
 
     def forget(self, session: str) -> None:
-        """Of a session that is over nothing is remembered."""
+        """Drop the state of a session that has ended."""
         self.rates.pop(session, None)
 
     @contextmanager
     def body(self, session: str) -> Iterator[HeldBytes]:
-        """Count one body, and forget it when its request has been read or has gone."""
+        """Count one body, until its request has been read or abandoned."""
         held = HeldBytes(self, session)
         try:
             yield held

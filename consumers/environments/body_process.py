@@ -1,9 +1,9 @@
 """The process that reads large bodies: `python -m consumers.environments.body_process FD`.
 
-An order comes with a file that holds a body, and one that holds what was said before. The process
-puts into the first what the body asks, and says how long that is, or why the body is refused, or
-which earlier response it needs. What a body costs to read falls on it, not on the gateway: its
-memory is bounded, and it gives way to others on the processor.
+An order comes with two files: one with a body, one with earlier conversations. The process
+replaces the body by the parsed request and returns its length, or the reason for which the body is
+refused, or the earlier response that it needs. So the cost of reading a body does not fall on the
+gateway: this process has bounded memory and a lower priority on the processor.
 """
 
 import os
@@ -20,14 +20,14 @@ from inference.dialects.routes import ROUTES
 from inference.dialects.told_request import AtHand, NotAtHand, conversations_of, told_request
 
 MOST_BYTES = 384 * 1024 * 1024
-"""Of data; an interpreter with the dialects has 50 MiB."""
+"""Limit of data memory; an interpreter with the dialects uses 50 MiB."""
 NICE = 5
 ORDER_BYTES = 65_536
 DIALECTS = {each.name: each for each in (*ROUTES.values(), *ADAPTER_ROUTES.values())}
 
 
 def answered(order: bytes, body_file: int, earlier_file: int) -> dict[str, object]:
-    """Put what the body asks into its file; how the order is answered."""
+    """Write the parsed request into the body's file; return the answer to the order."""
     dialect, policies, unknown = orjson.loads(order)
     try:
         earlier = AtHand(conversations_of(_content(earlier_file)), unknown)
@@ -52,7 +52,7 @@ def answered(order: bytes, body_file: int, earlier_file: int) -> dict[str, objec
 
 
 def serve(orders: socket.socket) -> None:
-    """Until the other end is closed."""
+    """Answer orders until the other end is closed."""
     while True:
         order, files, _, _ = socket.recv_fds(orders, ORDER_BYTES, 2)
         if not order:
@@ -65,7 +65,7 @@ def serve(orders: socket.socket) -> None:
 
 
 def log_to_stderr() -> None:
-    """As lines of JSON, like the worker's own."""
+    """Log lines of JSON, like the worker."""
     structlog.configure(
         [
             structlog.processors.add_log_level,

@@ -1,8 +1,8 @@
 """One HTTP connection of an agent's process, and the server that accepts it.
 
-Here is what aiohttp must be told to do otherwise: a request that is no HTTP is answered in JSON,
-who reads a body learns that it broke off, a bug is logged with its place, and the one whose answer
-was written last is told when the connection is lost, and how.
+It changes some behaviour of aiohttp: a request that is not HTTP is answered in JSON, the reader of
+a body learns that it broke off, a bug is logged with its place, and the client whose answer
+was written last is told when and how the connection is lost.
 """
 
 import asyncio
@@ -31,20 +31,20 @@ from consumers.environments.parsing_share import (
 
 Serve = Callable[[BaseRequest], Awaitable[web.StreamResponse]]
 Complain = Callable[[BaseRequest, int, str], web.StreamResponse]
-"""An error in the form that the request's path asks for."""
+"""Returns an error in the form that the request's path asks for."""
 
 AT_ONCE = 32
-"""Connections that are accepted before the first of them is looked at, which may end others.
+"""Connections that are accepted in one go, before the first of them is handled and may end others.
 
-asyncio takes its backlog for that; without descriptors it tries as often, and logs each failure."""
+asyncio uses its backlog for this; without descriptors it tries as often, and logs each failure."""
 CLOSE_S = 1.0
-"""What the last answers may take to be written, and the last requests to be read."""
+"""Seconds in which the last answers are written, and the last requests are read."""
 
 log = structlog.get_logger()
 
 
 class Connection(web.RequestHandler):
-    """Knows the client whose request it carries, or carried last."""
+    """Holds the client of its current or last request."""
 
     def __init__(
         self,
@@ -58,26 +58,26 @@ class Connection(web.RequestHandler):
         super().__init__(*args, **kwargs)
         self.client: Client | None = None
         self.known = False
-        """Whether it has ever sent a request with a line's key."""
+        """True if it has ever sent a request with the key of a line."""
         self._share = share
         self._resting: asyncio.TimerHandle | None = None
         self._owed_s = 0.0
-        """What its latest request has cost."""
+        """Pause that its latest request has cost, in seconds."""
         self._has_room = False
-        """Whether aiohttp would have read on while it rests."""
+        """True if aiohttp would have read on during a pause."""
         self._first_s = first_s
         self._silent: asyncio.TimerHandle | None = None
         self._hang_ups = hang_ups
         self._tcp: asyncio.Transport | None = None
-        """As `transport`, which aiohttp forgets when it closes it; None when it is lost."""
+        """The `transport`, which aiohttp drops on closing it; None once the connection is lost."""
         self._cut: OSError | None = None
         self._complain = complain
         self._latest_body: StreamReader | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Close a connection that sends no whole head of a request in time.
+        """Close a connection that does not send the whole head of a request in time.
 
-        aiohttp has a clock for what comes after the first request, and none before.
+        aiohttp has a timeout between requests, but none before the first.
         """
         super().connection_made(transport)
         transport.max_size = HEAD_BYTES  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ class Connection(web.RequestHandler):
         self._silent = loop.call_later(self._first_s, self.force_close)
 
     def end_soon(self) -> None:
-        """End it though its end is not read: its client has hung up, or its session is over."""
+        """Close it soon without reading to its end: its client hung up, or its session is over."""
         asyncio.get_running_loop().call_later(CLOSE_S, self._end, self._share)
 
     def _end(self, share: ParsingShare) -> None:
@@ -99,14 +99,14 @@ class Connection(web.RequestHandler):
         self._tcp.abort()
 
     def data_received(self, data: bytes) -> None:
-        """What is no HTTP in the middle of a body ends that body: aiohttp queues the error behind
+        """Fail a body that breaks off with bytes that are no HTTP: aiohttp queues the error behind
         the request, which waits for the rest of its body and so would never be answered."""
         begun = time.thread_time()
         super().data_received(data)
         owed_s = self._share.spent(time.thread_time() - begun, again=not data)
         self._owed_s += min(owed_s, MOST_OWED_S / 2)  # it may have been a garbage collection
         if not self.known and (rest_s := self._share.rest_s()):
-            self.rest(rest_s)  # it alone: others that have shown no key yet may be honest
+            self.rest(rest_s)  # only this one: others that have shown no key yet may be honest
         if self._owed_s > MOST_OWED_S and self.transport is not None:
             log.warning("connection_too_costly", known=self.known)
             asyncio.get_running_loop().call_soon(self.transport.abort)
@@ -123,9 +123,9 @@ class Connection(web.RequestHandler):
             self._latest_body = None
 
     def belong(self, share: ParsingShare, most: int) -> None:
-        """Count it as its session's from now on, with what its bytes cost.
+        """Assign it to a session, which pays for its bytes from now on.
 
-        Raises TooManyOpen where the session has as many: no session takes the room of all.
+        Raises TooManyOpen if the session has `most` connections: no session can use up all.
         """
         if share is not self._share:
             if len(share.connections) >= most:
@@ -140,7 +140,7 @@ class Connection(web.RequestHandler):
             self._go_on()
 
     def rest(self, seconds: float) -> None:
-        """Read nothing for so long, and parse nothing of what has come."""
+        """Read and parse nothing for `seconds`."""
         if self._resting is None and self.transport is not None:
             self._pause_transport_reading()
             self._resting = asyncio.get_running_loop().call_later(seconds, self._go_on)
@@ -159,7 +159,7 @@ class Connection(web.RequestHandler):
             self._resume_transport_reading()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """aiohttp parses on when it has room; for a session that is to rest, later."""
+        """Let aiohttp parse on when it has room; during a pause of the session, do so later."""
         if resume_parser and self._resting is not None:
             self._has_room = True
         else:
@@ -190,7 +190,7 @@ class Connection(web.RequestHandler):
             self.client = None
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """A body that cannot be read was answered; aiohttp stumbles over what is left of it."""
+        """Log an error of a request, except for an unreadable body, which was answered already."""
         error = kw.get("exc_info")
         if not isinstance(error, web.RequestPayloadError):
             log.error("gateway_failed", where=str(args[0]), exc_info=error)
@@ -202,8 +202,8 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what is no HTTP, or what fails in us; the connection ends with it."""
-        if isinstance(exc, ConnectionError):  # the client has gone, and nobody is to be answered
+        """Answer bytes that are not HTTP, or a failure of ours; then the connection ends."""
+        if isinstance(exc, ConnectionError):  # the client has gone, so there is no one to answer
             raise exc
         if status >= 500:
             log.error("gateway_failed", path=request.path, exc_info=exc)
@@ -220,7 +220,7 @@ def _socket_of(transport: asyncio.Transport) -> socket.socket:
 
 
 class GatewayServer(web.Server):
-    """Accepts connections, so many and no more."""
+    """Accepts connections, up to a limit."""
 
     def __init__(self, serve: Serve, complain: Complain, *, most: int, first_s: float) -> None:
         super().__init__(serve)
@@ -242,9 +242,9 @@ class GatewayServer(web.Server):
         return self._make()
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        """Close one where they are too many: the worker needs descriptors for the log too.
+        """Close one connection if there are too many: the worker needs descriptors for the log too.
 
-        It is the oldest of those that have never shown a key, else the one that has just come.
+        This is the oldest that has never shown a key, else the new one.
         """
         super().connection_made(handler, transport)
         full = len(self.connections) > self._most
@@ -265,21 +265,21 @@ class GatewayServer(web.Server):
 
 
 class Door:
-    """A socket that listens, and all connections that came in by it."""
+    """A listening socket, and all connections that it has accepted."""
 
     def __init__(self, server: asyncio.Server, http: GatewayServer) -> None:
         self._server = server
         self._http = http
         self.stop = server.close
-        """Listen no more."""
+        """Stop listening."""
 
     @classmethod
     async def open(
         cls, listener: socket.socket, serve: Serve, complain: Complain, most: int, first_s: float
     ) -> "Door":
-        """Take requests from now on, on so many connections; the listener is the door's.
+        """Accept up to `most` connections from now on; the listener belongs to the door.
 
-        The head of a connection's first request has to come within `first_s` seconds.
+        The head of a connection's first request has to arrive within `first_s` seconds.
         """
         http = GatewayServer(serve, complain, most=most, first_s=first_s)
         loop = asyncio.get_running_loop()
@@ -288,12 +288,12 @@ class Door:
         return cls(server, http)
 
     async def close(self) -> None:
-        """Stop, and end all connections when they are answered. May be called twice."""
+        """Stop, and end all connections once they are answered. May be called twice."""
         self.stop()
-        self._http.pre_shutdown()  # whoever is idle need not be waited for
+        self._http.pre_shutdown()  # idle connections need not be waited for
         await self._http.shutdown(CLOSE_S)
         self._http.hang_ups.close()
 
     def connections(self) -> list[web.RequestHandler]:
-        """Those that are open."""
+        """Return the open connections."""
         return self._http.connections

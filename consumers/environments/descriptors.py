@@ -1,17 +1,17 @@
-"""File descriptors of this process: how many of them connections of agents may take."""
+"""File descriptors of this process, and how many of them connections of agents may use."""
 
 import resource
 
 KEPT = 512
-"""For the log, files, boxes and processes of the worker."""
+"""Descriptors for the log, files, boxes and processes of the worker."""
 MOST = 65_536
-"""The soft limit is raised to the hard one, at most so far."""
+"""The soft limit is raised to the hard one, up to this number."""
 
 
 def room_for_connections() -> int:
-    """Raise the soft limit of descriptors as far as it goes; return how many are for connections.
+    """Raise the soft limit of descriptors as far as possible; return the number for connections.
 
-    A quarter of a small limit is still for others.
+    A quarter of a small limit is kept for other uses.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = hard == resource.RLIM_INFINITY

@@ -1,4 +1,4 @@
-"""The role of the environments group: steps in, observations out."""
+"""The role of the environments group: read steps, publish observations."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -27,12 +27,12 @@ from schemas.ids import command_key, whose
 from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
 
 Make = Callable[[str, str], AnyEnvironment]
-"""From an environment's name and its config as JSON."""
+"""Makes an environment from its name and its config as JSON."""
 TIMES = SessionTimes()
 
 
 class Environments(WorkRole):
-    """Steps environments; `threads=0` does it on the loop's own thread, unwatched."""
+    """Steps environments; with `threads=0` on the loop's own thread, unwatched."""
 
     poll_s = 0.02
 
@@ -113,7 +113,7 @@ class Environments(WorkRole):
         return super().fatal(record, message, error)
 
     def _give(self, step: EnvironmentStep, body: Body, record: Record) -> None:
-        """Answer a step; runs on its session's thread. A close is a courtesy without an answer."""
+        """Answer a step, on its session's thread. A close has no answer."""
         if step.kind == "close":
             record.closed = True
             return
@@ -135,7 +135,7 @@ class Environments(WorkRole):
         self.homes.watch()
 
     def cannot_begin(self, partition: int) -> int:
-        """Openings that stand in line for a slot, of all partitions."""
+        """Return the openings that wait for a slot, of all partitions."""
         del partition
         return self.waiting.slots.waiting
 
@@ -150,14 +150,14 @@ class Environments(WorkRole):
 
 
 def _expired(step: EnvironmentStep, now_ms: int) -> CallFailed | None:
-    """The answer to a step that is taken too late; a close is never."""
+    """Return the answer to a step that is past its deadline; a close is never."""
     return expired(step, now_ms) if step.kind != "close" else None
 
 
 def _made_in_place(
     make: Make | None, hosts: Callable[[str], Host] | None
 ) -> Callable[[str, str, str], AnyEnvironment]:
-    """How environments that wait are made: by name, configuration and the session's place."""
+    """Return the maker of waiting environments: by name, configuration and the session's place."""
     if make is not None:
         return lambda name, config, place: make(name, config)
     return lambda name, config, place: make_environment(

@@ -1,7 +1,7 @@
 """One HTTP request to a line, from its body to the last byte of its answer.
 
-The status line is held until the answer is there. A stream that waits longer than `hold_s` is begun
-without it, kept awake by what clients skip, and fails within itself if it fails.
+The status line is held back until the answer is there. A stream that waits longer than `hold_s` is
+begun without it, kept open by events that clients skip, and reports a failure inside the stream.
 """
 
 import asyncio
@@ -28,34 +28,34 @@ from schemas.asks import ModelReply, Reply, StepReply
 from schemas.foreign_text import plain
 
 LARGE_BYTES = 256 * 1024
-"""From here on a process reads a body; a smaller one is read in a few milliseconds."""
+"""Bodies from this size are read by a process; smaller ones take a few milliseconds."""
 SAID_CHARS = 500
-"""Of what is wrong with a request that is no HTTP; a parser quotes it."""
+"""The length to which the error of a request that is not HTTP is cut; a parser quotes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayLimits:
-    """What a gateway takes, and how long it holds its breath."""
+    """The limits and timeouts of a gateway."""
 
     body_bytes: int = 32 * 1024 * 1024
     bodies_bytes: int = 256 * 1024 * 1024
-    """Of all bodies that are being read."""
+    """Limit for all bodies that are being read."""
     bodies_of_session_bytes: int = 64 * 1024 * 1024
     body_s: float = 120.0
-    """How long a body may take to come."""
+    """Time in which a body has to arrive."""
     first_request_s: float = 10.0
-    """How long a connection may take to send its first request's head."""
+    """Time in which a connection has to send the head of its first request."""
     connections: int = 8192
     connections_of_session: int = 256
-    """Of one line; to one with a door of its own, also those that have shown no key."""
+    """Connections of one line; at a line's own door, those without a key count too."""
     open_calls: int = 4096
     open_calls_of_session: int = 64
     hold_s: float = 60.0
-    """How long a stream waits for its answer before it is begun, so that a failure is a status."""
+    """Time that a stream waits for its answer before it is begun, so that a failure is a status."""
     wait_every_s: float = 15.0
-    """How often a stream that was begun without its answer says that it is still there."""
+    """Interval of keep-alive events in a stream that was begun without its answer."""
     retry_after_s: int = 1
-    """When whoever met a limit may come back."""
+    """The Retry-After of a request that exceeds a limit."""
 
 
 class Exchange:
@@ -80,15 +80,15 @@ class Exchange:
         self.limits = limits
 
     async def run(self) -> web.StreamResponse:
-        """Ask what the body asks and write what is replied.
+        """Ask what the body asks, and write the reply.
 
-        Raises Declined and TooManyOpen before anything is asked, ConnectionError when the client
-        goes while it is written to.
+        Raises Declined and TooManyOpen before anything is asked, ConnectionError if the client
+        leaves while it is written to.
         """
         with self.budget.body(self.line.key) as held:
             asked = await self._read(await self._body(held))
         client = self._attach(asked)
-        asked = replace(asked, ask=asked.ask.without_words())  # who asks may wait for long
+        asked = replace(asked, ask=asked.ask.without_words())  # the wait may be long
         if asked.stream and not await client.told_within(self.limits.hold_s):
             return await self._late(asked, client)
         whole = self._answer(asked, await client.reply())
@@ -110,7 +110,7 @@ class Exchange:
                         raise Declined(413, "request_too_large", msg)
                     await rate.taken(len(data))
         except BaseException as error:
-            body.clear()  # a failure keeps this frame until a collector comes by
+            body.clear()  # a failure keeps this frame until the garbage collector runs
             if isinstance(error, web.RequestPayloadError):
                 msg = f"the body cannot be read: {plain(str(error), SAID_CHARS)}"
                 raise Declined(400, "invalid_request_error", msg) from error
@@ -121,7 +121,7 @@ class Exchange:
         return body
 
     async def _read(self, body: bytearray) -> AgentRequest:
-        """A large body may take seconds, in which no other session is to wait."""
+        """Parse a body; a large one, which may take seconds, in another process."""
         policies, conversations = self.line.policies, self.line.conversations
         if len(body) <= LARGE_BYTES:
             return self.dialect.read(bytes(body), policies, conversations)
@@ -133,7 +133,7 @@ class Exchange:
         return self.request.transport is None or self.line.over
 
     def _attach(self, asked: AgentRequest) -> Client:
-        if self.line.over:  # it was closed while the body came
+        if self.line.over:  # it was closed while the body arrived
             raise over()
         headers = self.request.headers
         count = headers.get("x-stainless-retry-count", "")
@@ -144,7 +144,7 @@ class Exchange:
         return client
 
     def _answer(self, asked: AgentRequest, reply: Reply | None) -> HttpAnswer:
-        """The whole answer to a request of which nothing is answered yet."""
+        """Return the whole answer to a request of which nothing is answered yet."""
         if reply is None:
             return error_answer(self.dialect, over())
         if isinstance(reply, StepReply):
@@ -181,10 +181,10 @@ class Exchange:
 
 
 def response_of(whole: HttpAnswer) -> web.Response:
-    """As aiohttp writes it: headers and body at once."""
+    """Return a response that aiohttp writes with headers and body at once."""
     return web.Response(status=whole.status, body=whole.body, headers=dict(whole.headers))
 
 
 def over() -> Declined:
-    """The refusal of whatever asks after the end."""
+    """Return the refusal of a request after the end of its rollout or attempt."""
     return Declined(404, "not_found", "this rollout, or this attempt at it, is over")

@@ -1,10 +1,10 @@
 """The HTTP server through which agents' processes reach their sessions: keys, routes, limits.
 
-It lives in the environments worker, on the loop of its room. A session draws a line; the key of
-that line, in the path and as the caller's credential, is all that opens it. A line may have a door
-of its own, a socket that listens in a box: it is opened there and nowhere else, and no other line
-is. One request is one call of the line (`line.py` says when it is a retry instead), and what it
-means and how it is answered stands in `exchange.py`.
+It runs in the environments worker, on the event loop of its room. A session opens a line; only the
+key of that line, in the path and as the caller's credential, gives access to it. A line may have a
+door of its own, a socket that listens in a box: then it is served there and nowhere else, and no
+other line is. One request is one call of the line (`line.py` defines when it is a retry instead);
+`exchange.py` parses and answers it.
 """
 
 import asyncio
@@ -46,19 +46,19 @@ from inference.dialects.routes import (
 from schemas.foreign_text import plain
 
 DIALECTS = {**ROUTES, **ADAPTER_ROUTES}
-"""What is posted to a path, and how it is spoken to."""
+"""The dialect of each path that takes POST."""
 LEAVE_S = 5.0
-"""For which what is left of the body of a declined request is taken."""
+"""Time in which the rest of the body of a declined request is read."""
 
 
 class Gateway:
-    """Serves the lines of one worker; lives on the event loop that `start` is awaited on."""
+    """Serves the lines of one worker, on the event loop on which `start` is awaited."""
 
     def __init__(self, listener: socket.socket, limits: GatewayLimits | None = None) -> None:
         self.limits = limits or GatewayLimits()
         self.open_calls = OpenCalls(self.limits.open_calls, self.limits.open_calls_of_session)
         self.address = address_of(listener)
-        """Where processes of this machine find it."""
+        """The URL for processes of this machine."""
         limits = self.limits
         self.budget = BodyBudget(
             limits.bodies_bytes, limits.bodies_of_session_bytes, limits.retry_after_s
@@ -68,7 +68,7 @@ class Gateway:
         self._lines: dict[str, GatewayLine] = {}
         self._door: Door | None = None
         self._doors: dict[str, Door] = {}
-        """Those of lines that have one of their own, by key."""
+        """The doors of lines that have one of their own, by key."""
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -91,17 +91,17 @@ class Gateway:
         self._listener.close()
 
     def connections(self) -> list[web.RequestHandler]:
-        """Those that are open to all."""
+        """Return the open connections of the common door."""
         return self._door.connections() if self._door is not None else []
 
     def line(self, policies: Sequence[str], task: Mapping[str, object]) -> GatewayLine:
-        """Open a line under a key of its own, on which these policies can be asked for."""
+        """Open a line with a new key, on which these policies can be asked for."""
         return self._drawn(self.address, policies, task)
 
     async def line_within(
         self, policies: Sequence[str], task: Mapping[str, object], listener: socket.socket
     ) -> GatewayLine:
-        """Open a line that is asked on this socket alone, where no other line is; it takes it."""
+        """Open a line that is served on this socket alone, which it takes over."""
         line = self._drawn(address_of(listener), policies, task)
         most = self.limits.connections_of_session
         serve = partial(self._serve, line.key)
@@ -134,7 +134,7 @@ class Gateway:
 
     async def _serve(self, door: str, request: BaseRequest) -> web.StreamResponse:
         connection = cast(Connection, request.protocol)
-        if connection.client is not None:  # it asks again, so what it was told last did arrive
+        if connection.client is not None:  # a further request proves that the last answer arrived
             connection.client.settle()
         connection.client = None
         response = await self._answer_or_decline(door, request, connection)
@@ -145,8 +145,8 @@ class Gateway:
         return response
 
     async def _leave(self, request: BaseRequest, response: web.StreamResponse) -> None:
-        """Answer before the body has come, and take some of the rest, or the client would not read
-        the answer: aiohttp would take all of it, as fast as it comes."""
+        """Answer before the whole body has arrived; read some of the rest, so that the client reads
+        the answer. aiohttp itself would read all of it, without a limit of rate."""
         key, _ = _place(request)
         rate = self.budget.rate(key if key in self._lines else "")
         response.force_close()
@@ -166,7 +166,7 @@ class Gateway:
             retry_after_s = self.limits.retry_after_s
             declined = Declined(429, "rate_limit_exceeded", str(error), retry_after_s=retry_after_s)
             response = _declined(request, declined)
-            response.force_close()  # thousands come at once, and connections are few
+            response.force_close()  # thousands may come at once, and connections are few
             return response
         except Declined as declined:
             return _declined(request, declined)
@@ -174,7 +174,7 @@ class Gateway:
     async def _answer(
         self, door: str, request: BaseRequest, connection: Connection
     ) -> web.StreamResponse:
-        """Raises Declined, TooManyOpen, and ConnectionError when the client goes."""
+        """Answer a request. Raises Declined, TooManyOpen; ConnectionError if the client leaves."""
         key, path = _place(request)
         if request.method == "POST" and path in DIALECTS:
             line = self._line(door, request, key)
@@ -191,14 +191,14 @@ class Gateway:
         raise Declined(404, "not_found", plain(msg))
 
     def _belong(self, connection: Connection, line: GatewayLine) -> None:
-        """Count it as the line's. Raises TooManyOpen."""
+        """Assign the connection to a line. Raises TooManyOpen."""
         connection.belong(line.share, self.limits.connections_of_session)
 
     def _line(self, door: str, request: BaseRequest, key: str) -> GatewayLine:
-        """The line that a request may use; raises Declined: 401 or 404.
+        """Return the line that a request may use. Raises Declined: 401 or 404.
 
-        `door` is the key of the one line that is behind the socket that it came in by, empty for
-        the port of all that have none.
+        `door` is the key of the one line behind the socket of the request; it is empty for the
+        common port of all lines without a door.
         """
         given = _credential(request).encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, key.encode()):
@@ -215,11 +215,11 @@ DOCUMENTS: Mapping[str, Callable[[GatewayLine], bytes]] = {
     "/v1/models": lambda line: models_body(line.policies),
     "/v1/task": lambda line: orjson.dumps(line.task),
 }
-"""What is got from a path."""
+"""The documents that GET returns, by path."""
 
 
 def _place(request: BaseRequest) -> tuple[str, str]:
-    """The key, and the path behind it, of /r/KEY/PATH; both empty anywhere else."""
+    """Split /r/KEY/PATH into key and path; return two empty strings for other paths."""
     parts = request.rel_url.raw_path.split("/", 3)
     if len(parts) == 4 and parts[:2] == ["", "r"] and parts[2]:
         return parts[2], f"/{parts[3]}"
@@ -227,8 +227,8 @@ def _place(request: BaseRequest) -> tuple[str, str]:
 
 
 def _leaves_rubbish(request: BaseRequest) -> bool:
-    """Whether what comes after a declined request may be anything but the next one: the body broke
-    off, or what of it is not read would pass for a request."""
+    """Return True if the bytes after a declined request may not be the next request: the body broke
+    off, or its unread rest would be taken for a request."""
     return "Upgrade" in request.headers or request.content.exception() is not None
 
 
@@ -240,7 +240,7 @@ def _credential(request: BaseRequest) -> str:
 
 
 def _declined(request: BaseRequest, declined: Declined) -> web.Response:
-    """In the form that the path asks for, whoever's key it holds."""
+    """Return the refusal in the form of the path's dialect, whether or not its key is valid."""
     _, path = _place(request)
     return response_of(error_answer(dialect_of(path), declined))
 

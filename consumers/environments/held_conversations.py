@@ -1,7 +1,7 @@
-"""What was said in a session, by response: later requests may go on from any of them.
+"""The conversations of a session by response id: later requests may continue any of them.
 
-As a rule a conversation goes on from the one before, so that each holds all of it once more: here
-those that begin alike share what they have in common.
+Usually a conversation continues the one before and so repeats all of it; conversations here share
+the memory of a common beginning.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,11 +12,11 @@ from typing import overload
 from schemas.messages import Message
 
 LOOKED_AT = 8
-"""So many of the latest ones may be gone on from without another copy."""
+"""The number of latest conversations that are tried for sharing."""
 
 
 class Turns(Sequence[Message]):
-    """The first so many messages of a list that only grows, behind them."""
+    """The first messages of a shared list, to which messages are only appended."""
 
     __slots__ = ("_count", "_list")
 
@@ -25,7 +25,7 @@ class Turns(Sequence[Message]):
         self._count = len(self._list)
 
     def then(self, more: Sequence[Message]) -> "Turns":
-        """These and more; the first to go on from here takes the list along."""
+        """Return these messages and more; share the list if this is its first continuation."""
         if self._count < len(self._list):
             return Turns([*self, *more])
         self._list.extend(more)
@@ -52,10 +52,10 @@ class Turns(Sequence[Message]):
 
 
 class HeldConversations(dict[str, Sequence[Message]]):
-    """By a response's id."""
+    """Conversations by the id of the response."""
 
     def remember(self, said: Mapping[str, Sequence[Message]]) -> None:
-        """Hold these too, sharing what they have in common with the latest ones."""
+        """Add conversations, sharing a common beginning with the latest ones."""
         for name, messages in said.items():
             self[name] = self._sharing(messages)
 

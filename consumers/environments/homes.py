@@ -1,8 +1,8 @@
-"""Where sessions live: those of environments that wait in the room, all others on threads.
+"""Choice of a session's place: the room for environments that wait, a thread for others.
 
-Which it is depends on an environment's name alone, and is found out once for each: the module
-behind it is imported on a thread of its own, for what others wrote may hang. Steps that come
-meanwhile wait, in order.
+It depends only on the environment's name, and is looked up once per name. The module of the
+environment is imported on a separate thread, since user code may hang. Steps that arrive meanwhile
+are queued in order.
 """
 
 import threading
@@ -19,7 +19,7 @@ from schemas.messages import CallFailed
 
 
 class Kinds:
-    """What is known of environments, by name."""
+    """The kinds of environments, by name."""
 
     def __init__(self, look: Callable[[str], Kind]) -> None:
         self._look = look
@@ -29,7 +29,7 @@ class Kinds:
         return self._known.get(name)
 
     def find(self, name: str) -> Kind:
-        """Look behind a name; where nothing is found it does not wait, and its step says why."""
+        """Look up a name; if it is not found, treat it as not waiting, and its step reports why."""
         try:
             kind = self._known[name] = self._look(name)
         except RollcallError:
@@ -37,12 +37,12 @@ class Kinds:
         return kind
 
     def of(self, name: str) -> Kind:
-        """What is known, or else can be found."""
+        """Return the known kind, else look it up."""
         return self._known.get(name) or self.find(name)
 
 
 class Lookup:
-    """What is being found out about one name, and the steps that wait for it, since when."""
+    """A lookup of one name in progress, and the steps that wait for it, with their times."""
 
     def __init__(self, kinds: Kinds, name: str) -> None:
         self.name = name
@@ -60,9 +60,9 @@ class Lookup:
 
 
 class Homes:
-    """Hands each step to where its session lives; all here is on the loop's thread.
+    """Hands each step to the place of its session; runs on the loop's thread.
 
-    `threaded=False`: what is behind a name is looked up on the spot.
+    With `threaded=False` a name is looked up at once, on this thread.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Homes:
         self._lookups: dict[str, Lookup] = {}
 
     def hand_out(self, works: Iterable[Work]) -> None:
-        """Give each to its home; those whose home is not known yet wait here."""
+        """Hand out steps; queue those whose environment is being looked up."""
         plain: list[Work] = []
         waiting: list[Work] = []
         for work in works:
@@ -94,7 +94,7 @@ class Homes:
             self.waiting.hand_out(waiting)
 
     def _kind_of(self, work: Work) -> Kind | None:
-        """None: it is being found out, and the step waits for that."""
+        """Return the kind; None if it is being looked up, with the step queued."""
         name = work.step.environment
         kind = self.kinds.known(name)
         if kind is not None and name not in self._lookups:
@@ -107,17 +107,17 @@ class Homes:
         return None
 
     def drop(self, partition: int) -> None:
-        """End the sessions of a partition that is another worker's now."""
+        """End the sessions of a partition that was reassigned to another worker."""
         self.threads.everywhere(lambda sessions: at_once(sessions.drop(partition)))
         self.waiting.drop(partition)
 
     def unfinished(self) -> int:
-        """What was asked for and is not done."""
+        """Count the steps that are not done."""
         looked_up = sum(len(lookup.waiting) for lookup in self._lookups.values())
         return self.threads.unfinished() + self.waiting.unfinished() + looked_up
 
     def watch(self) -> None:
-        """See to it that whatever hangs holds up nobody else."""
+        """Limit the effects of hanging lookups, threads and sessions on others."""
         for lookup in list(self._lookups.values()):
             if lookup.over():
                 del self._lookups[lookup.name]
@@ -129,7 +129,7 @@ class Homes:
         self.waiting.watch()
 
     def _expire(self, lookup: Lookup, now: float) -> None:
-        """Answer for steps whose time passes while what is behind their name is imported."""
+        """Answer steps that reach their timeout while their environment is being imported."""
         late = [work for work, since in lookup.waiting if now - since > work.timeout_s]
         for work in late:
             msg = f"environment {lookup.name!r} is being imported for more than "
@@ -140,9 +140,9 @@ class Homes:
             lookup.waiting = [pair for pair in lookup.waiting if pair[0] not in late]
 
     def leave(self, *, patient: bool) -> None:
-        """The worker takes nothing more; those that wait may have processes, which end at once."""
+        """Take no more work; waiting sessions may own processes, so they end at once."""
         self.waiting.leave(patient=patient)
 
     def close(self) -> None:
-        """The worker leaves: end what would outlive it."""
+        """End what would outlive the worker."""
         self.waiting.close()

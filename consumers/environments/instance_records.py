@@ -1,7 +1,7 @@
-"""What becomes of boxes, and of whoever waits for one, as records on `instances`.
+"""Events of boxes, and of sessions that wait for a slot, as records on `instances`.
 
-Nobody waits for them: no record in hand depends on one, and where they cannot be written, since the
-topic or the registry is not there, work goes on without.
+They are informative: no other record depends on one, and if they cannot be written, because the
+topic or its schema is missing, work continues without.
 """
 
 import socket
@@ -19,15 +19,15 @@ log = structlog.get_logger()
 
 
 def host_name() -> str:
-    """What this machine calls itself."""
+    """Return the host name of this machine."""
     return socket.gethostname()
 
 
 class InstanceRecords:
-    """Writes them for one worker; from any thread."""
+    """Writes the records of one worker, from any thread."""
 
     def __init__(self, answers: Answers) -> None:
-        """Raises Unavailable."""
+        """Prepare the topic. Raises Unavailable."""
         self._answers = answers
         self._host = host_name()
         self._topic = answers.topics.instances
@@ -51,7 +51,7 @@ class InstanceRecords:
             self._complain(error)
 
     def _prepared(self) -> bool:
-        """Whether there is a topic; a cluster of an earlier release has none, nor its schema."""
+        """Return False if topic or schema is missing, as in a cluster of an earlier release."""
         try:
             self._answers.log.partitions(self._topic)
             self._answers.codec.prepare(self._topic, Instance)

@@ -1,9 +1,9 @@
-"""Large bodies of requests, read so that other sessions of the gateway do not wait for them.
+"""Reading of large request bodies without blocking the other sessions of the gateway.
 
-A body of many megabytes may take seconds to read, in which Python does nothing else. So a process
-reads them, one at a time, and what it makes of one is copied from it beside the loop. Copying holds
-up the loop a little too: a session has one large body read at a time, and waits between two of them
-for so long that they take a small share of the time.
+A body of many megabytes may take seconds to parse, while Python does nothing else. So a separate
+process parses them, one at a time, and a thread beside the loop copies the result. Copying blocks
+the loop a little too, so a session has one large body read at a time, and waits between two of them
+such that they take only a small share of the time.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ from inference.dialects.dialect import AgentRequest, Conversations, Declined, Di
 from inference.dialects.told_request import request_of, told_conversations
 
 READ_S = 20.0
-"""What a body may take to be read, where the processor has other work too."""
+"""Time limit for reading a body, while the processor has other work too."""
 COPY_SHARE = 1 / 300
-"""Of the time, for copying what a session's large bodies ask, beyond FREE_S of each."""
+"""Share of the time for copying a session's large bodies, beyond FREE_S for each."""
 FREE_S = 0.002
 READ_SHARE = 1 / 4
 MOST_EARLIER = 64
-"""Responses that one body may go on from or refer to."""
+"""The most responses that one body may continue or refer to."""
 LOOK_S = 1.0
-"""How often it is seen that a client has gone that waits for its turn."""
+"""Interval at which a queued body's client is checked for having gone."""
 ANSWER_BYTES = 65_536
 MODULE = "consumers.environments.body_process"
 
@@ -39,7 +39,7 @@ log = structlog.get_logger()
 
 
 class LargeBodies:
-    """Reads them for one gateway; lives on its loop."""
+    """Reads the large bodies of one gateway, on its loop."""
 
     def __init__(self, within_s: float = READ_S) -> None:
         self._within_s = within_s
@@ -50,7 +50,7 @@ class LargeBodies:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """The process id, while there is a process."""
         return self._process.pid if self._process is not None else None
 
     async def read(
@@ -62,9 +62,9 @@ class LargeBodies:
         earlier: Conversations,
         gone: Callable[[], bool],
     ) -> AgentRequest:
-        """Read a body when it is the session's turn; it is taken. Raises Declined.
+        """Read a body in the session's turn, and empty the buffer. Raises Declined.
 
-        Raises ConnectionError for a client that is gone by then.
+        Raises ConnectionError if the client is gone by then.
         """
         turns = _Turns() if gone() else self._turns.setdefault(session, _Turns())
         async with _turn(turns.lock, gone):
@@ -78,7 +78,7 @@ class LargeBodies:
                 return request
 
     def forget(self, session: str) -> None:
-        """Of a session that is over nothing is remembered."""
+        """Drop the state of a session that has ended."""
         self._turns.pop(session, None)
 
     async def close(self) -> None:
@@ -101,12 +101,13 @@ class LargeBodies:
         turns: "_Turns",
         gone: Callable[[], bool],
     ) -> int:
-        """How long is what the body asks, which stands in its place now. Raises Declined.
+        """Parse the body in the process, in place; return the result's length. Raises Declined.
 
-        Raises ConnectionError where the client has gone before the process has the body.
+        Raises ConnectionError if the client has gone before the process has the body.
         """
         known: dict[str, Sequence[Any]] = {}
         unknown: list[str] = []
+        # The process names one earlier response that it needs at a time; a new order brings it.
         while len(known) + len(unknown) <= MOST_EARLIER:
             order = orjson.dumps((dialect.name, policies, unknown))
             with _File(told_conversations(known)) as before:
@@ -128,7 +129,7 @@ class LargeBodies:
         raise Declined(400, "invalid_request_error", msg, param="input")
 
     async def _ordered(self, order: bytes, *files: int) -> Mapping[str, Any]:
-        """What the process answers; where it does not, it is ended."""
+        """Return the answer of the process; without one, end the process and refuse the body."""
         orders = await self._begun()
         answer = b""
         try:
@@ -163,9 +164,9 @@ class LargeBodies:
 
 @asynccontextmanager
 async def _turn(lock: asyncio.Lock, gone: Callable[[], bool]) -> AsyncIterator[None]:
-    """Hold the lock. Raises ConnectionError, and leaves the line for it, when the client is gone.
+    """Hold the lock. Raises ConnectionError, without waiting further, if the client is gone.
 
-    A body that waits is memory: the lock may be held for long, by bodies of others too.
+    A queued body uses memory, and the lock may be held for long, also by bodies of others.
     """
     taking = asyncio.create_task(lock.acquire(), name="turn of a large body")
     try:
@@ -176,24 +177,25 @@ async def _turn(lock: asyncio.Lock, gone: Callable[[], bool]) -> AsyncIterator[N
             raise ConnectionError(msg)
         yield
     finally:
+        # A task that cannot be cancelled has finished, so it holds the lock.
         if not taking.cancel():
             lock.release()
 
 
 class _Turns:
-    """When a session may have its next large body read."""
+    """The time from which a session may have its next large body read."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.due = 0.0
 
     def wait(self, seconds: float, share: float) -> None:
-        """Count so many seconds that may be this share of the time."""
+        """Charge `seconds` of work that may take this share of the time."""
         self.due = max(self.due, time.monotonic()) + seconds / share
 
 
 class _File:
-    """Bytes in memory that another process can be given."""
+    """Bytes in memory that can be passed to another process."""
 
     def __init__(self, content: bytes | bytearray) -> None:
         self._file = os.memfd_create("body")
@@ -213,7 +215,7 @@ class _File:
 
 
 def _copied(file: int, length: int) -> tuple[AgentRequest, float]:
-    """The request, and the seconds of processor that it took."""
+    """Return the request, and the processor time of copying it, in seconds."""
     begun = time.thread_time()
     request = request_of(os.pread(file, length, 0))
     return request, time.thread_time() - begun

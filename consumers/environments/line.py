@@ -1,17 +1,17 @@
-"""What the process of one session asks over HTTP, and what it is told.
+"""The calls of one session's process over HTTP, and their replies.
 
-A call is one occurrence of an ask. Clients try again, so several requests may wait for one call.
-Which they are is decided here alone, and nothing of it is in the log. A call's name is its ask's
+A call is one occurrence of an ask. Clients retry, so several requests may wait for one call.
+Requests are matched to calls only here, and nothing of it is in the log. A call's name is its ask's
 digest, or the request's kind and idempotency key. A request
 
-1. waits for an open call of its name for which nobody waits any more, or, if it says that it is a
-   retry, for one for which others wait;
-2. is told again what a call of its name was told, if that did not arrive, or if it says that it is
-   a retry and no other call was answered since;
-3. else is a call of its own: two equal requests side by side are two samples.
+1. joins an open call of its name which no client waits for any more, or, if it is marked as a
+   retry, one which others wait for;
+2. gets the earlier reply of a call of its name, if that reply did not arrive, or if the request is
+   marked as a retry and no other call was answered since;
+3. else is a new call: two equal requests side by side are two samples.
 
-Requests of one idempotency key are one call. A client that hangs up cancels nothing. What failed
-for now (`FOR_NOW`) is not told again.
+Requests of one idempotency key are one call. A client that hangs up cancels nothing. Replies with a
+temporary failure (`FOR_NOW`) are not repeated.
 """
 
 import asyncio
@@ -24,17 +24,17 @@ from consumers.environments.parsing_share import ParsingShare
 from schemas.asks import Ask, ErrorReply, Reply
 
 REMEMBERED = 64
-"""Answered calls that a line can tell again; as many as may be open side by side."""
+"""Answered calls whose reply a line can repeat; as many as may be open side by side."""
 FOR_NOW = frozenset({429, 503})
-"""Statuses after which a retry is to be a new call."""
+"""Statuses after which a retry is a new call."""
 
 
 class TooManyOpen(Exception):
-    """No further call is taken now."""
+    """The error that no further call is accepted now."""
 
 
 class OpenCalls:
-    """How many calls of a worker are open, and how many may be."""
+    """The number of open calls of a worker, and its limits."""
 
     def __init__(self, most: int = 4096, most_of_session: int = 64) -> None:
         self.most = most
@@ -42,7 +42,7 @@ class OpenCalls:
         self.count = 0
 
     def admit(self, of_session: int) -> None:
-        """Count one more, beside so many of its session. Raises TooManyOpen."""
+        """Count one more call beside `of_session` of its session. Raises TooManyOpen."""
         for open_, most, whose in (
             (of_session, self.most_of_session, "agent"),
             (self.count, self.most, "worker"),
@@ -62,15 +62,15 @@ class Call:
         self.name = name
         self.keyed = keyed
         self.clients: list[Client] = []
-        """Who waits for it, or is being written to."""
+        """The clients that wait for it, or are being written to."""
         self.reply: Reply | None = None
         self.arrived = 0
-        """How many of them it has reached, as far as anybody knows."""
+        """The number of clients that the reply has reached, as far as is known."""
         self.settled = False
-        """Whether one of them has shown that it has the reply."""
+        """True if one of them has proved that it has the reply."""
 
     def forsaken(self) -> bool:
-        """Whether nobody has its reply and nobody waits for it."""
+        """Return True if no client has its reply and none waits for it."""
         return not self.clients and not self.arrived
 
     def tell(self, reply: Reply | None) -> None:
@@ -80,7 +80,7 @@ class Call:
 
 
 class Client:
-    """One request, from the moment it is known which call it is."""
+    """One request, from the moment when its call is known."""
 
     __slots__ = ("_arrived", "_told", "call")
 
@@ -93,11 +93,11 @@ class Client:
             self.tell(call.reply)
 
     async def reply(self) -> Reply | None:
-        """What the call is told; None when its line is closed or this client is gone."""
+        """Return the reply of the call; None if its line is closed or this client is gone."""
         return await self._told
 
     async def told_within(self, timeout_s: float) -> bool:
-        """Wait so long at most; whether `reply` comes at once now."""
+        """Wait for at most `timeout_s`; return True if `reply` returns at once now."""
         done, _ = await asyncio.wait([self._told], timeout=timeout_s)
         return bool(done)
 
@@ -106,13 +106,13 @@ class Client:
             self._told.set_result(reply)
 
     def written(self) -> None:
-        """All of the answer was handed to the connection."""
+        """Note that the whole answer was passed to the connection."""
         self._leave()
         self._arrived = True
         self.call.arrived += 1
 
     def lost(self, error: BaseException | None) -> None:
-        """The connection is gone. With an error, what was written to it last did not arrive."""
+        """Note the end of the connection; after an error the last answer did not arrive."""
         self._leave()
         if error is None:
             self.settle()
@@ -122,7 +122,7 @@ class Client:
         self.tell(None)
 
     def settle(self) -> None:
-        """What was written to it has arrived for certain."""
+        """Note that the answer has certainly arrived."""
         self.call.settled = self.call.settled or self._arrived
 
     def _leave(self) -> None:
@@ -131,7 +131,7 @@ class Client:
 
 
 class GatewayLine:
-    """One session's end of the gateway: fulfils `sandbox.host.Line` on one event loop."""
+    """One session's end of the gateway: implements `sandbox.host.Line` on one event loop."""
 
     def __init__(
         self,
@@ -146,37 +146,37 @@ class GatewayLine:
         self.key = key
         self.policies = tuple(policies)
         self.task = task
-        """What adapters are told that they are to do."""
+        """The task, as given to adapters."""
         self.conversations = HeldConversations()
-        """What was said up to and with a response, by its id: later requests may go on from it."""
+        """The conversation up to each response, by its id: later requests may continue it."""
         self.share = ParsingShare()
-        """What the parsing of its requests costs."""
+        """The cost of parsing its requests."""
         self.over = False
         self._open_calls = open_calls
         self._closed = closed
         self._open: dict[Call, Ask] = {}
-        """In order of arrival."""
+        """Open calls, in order of arrival."""
         self._told: deque[Call] = deque(maxlen=REMEMBERED)
-        """In order of their replies."""
+        """Answered calls, in order of their replies."""
         self._changed = asyncio.Event()
 
     def asked(self) -> list[Ask]:
-        """The asks that wait for a reply, in order of arrival; equal ones each count."""
+        """Return the asks without a reply, in order of arrival; equal ones each count."""
         self._changed.clear()
         return list(self._open.values())
 
     def shorten(self, ask: Ask, short: Ask) -> None:
-        """Hold this in place of one that `asked` has shown, the very object."""
+        """Keep `short` in place of an ask returned by `asked`, which is compared by identity."""
         for call, asked in self._open.items():
             if asked is ask:
                 self._open[call] = short
 
     def waiting(self) -> int:
-        """How many requests wait for a reply; fewer than asks where clients have gone."""
+        """Count the requests that wait for a reply; fewer than asks if clients have gone."""
         return sum(len(call.clients) for call in self._open)
 
     async def wait(self, timeout_s: float | None) -> None:
-        """Return when there is an ask that `asked` has not shown, when it is woken or closed."""
+        """Wait for an ask that `asked` has not returned, for `wake` or for `close`."""
         if timeout_s is None:
             await self._changed.wait()
             return
@@ -189,7 +189,7 @@ class GatewayLine:
         self._changed.set()
 
     def tell(self, reply: Reply) -> None:
-        """Answer the first open call of the reply's digest; raises KeyError when there is none."""
+        """Answer the first open call with the reply's digest. Raises KeyError if there is none."""
         call = next((call for call, ask in self._open.items() if ask.d == reply.d), None)
         if call is None:
             raise KeyError(reply.d)
@@ -199,13 +199,13 @@ class GatewayLine:
         call.tell(reply)
 
     def _tell_again(self, call: Call) -> None:
-        """Remember it, and no more those that would not be told again now."""
+        """Keep a call for repeats, and drop those that would not be repeated any more."""
         for settled in [each for each in self._told if each.settled and not each.keyed]:
             self._told.remove(settled)
         self._told.append(call)
 
     async def close(self) -> None:
-        """End all that is open without a reply, and take nothing any more. May be called twice."""
+        """End all open calls without a reply, and take no more. May be called twice."""
         self.over = True
         for call in tuple(self._open):
             self._end(call)
@@ -215,12 +215,13 @@ class GatewayLine:
         self._closed(self)
 
     def attach(self, ask: Ask, *, retry: bool = False, key: str = "") -> Client:
-        """Find the call that a request is, or begin one. Raises TooManyOpen."""
+        """Find the call of a request, or begin one. Raises TooManyOpen."""
         name = f"{ask.kind} {key}" if key else ask.d
         call = self._same(name, retry=retry, keyed=bool(key))
         return Client(call or self._begin(Call(name, keyed=bool(key)), ask))
 
     def _same(self, name: str, *, retry: bool, keyed: bool) -> Call | None:
+        # Rules 1 and 2 of the module's docstring; None is rule 3.
         waiting = [call for call in self._open if call.name == name]
         told = [call for call in self._told if call.name == name]
         for call in (*waiting, *told):

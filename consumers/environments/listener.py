@@ -1,4 +1,4 @@
-"""The port on which a gateway listens; apart from it, for a port can be held without a server."""
+"""The gateway's listening port, in its own module so that a port can be held without a server."""
 
 import socket
 
@@ -10,7 +10,7 @@ BACKLOG = 4096
 
 
 def bind(host: str = LOOPBACK, port: int = 0) -> socket.socket:
-    """Listen; port 0 is a free one. Raises Refused when it cannot be had."""
+    """Listen; port 0 chooses a free one. Raises Refused if the port cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
@@ -21,7 +21,7 @@ def bind(host: str = LOOPBACK, port: int = 0) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """Where processes of this machine find it, as the beginning of a URL."""
+    """Return the address for processes of this machine, as the beginning of a URL."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

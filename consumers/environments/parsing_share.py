@@ -1,8 +1,8 @@
-"""What a session may cost the loop before its bodies are bodies: the parsing of HTTP itself.
+"""Limits on the loop's time that a session uses for parsing HTTP, before its bodies are read.
 
 A body in chunks of one byte, or one that unpacks to a thousand times its size, costs far more than
-its bytes do. So what it costs is measured: a session whose parsing takes long is read from again
-when it has rested for so long that this is a small share of the time.
+its number of bytes. So the time is measured: a session whose parsing takes long is paused until
+parsing is a small share of the time.
 """
 
 import time
@@ -10,39 +10,39 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 SHARE = 1 / 10
-"""Of the time, for parsing what one session sends."""
+"""Share of the time for parsing the input of one session."""
 AT_ONCE_S = 0.05
-"""What it may take at once after a rest."""
+"""Time that parsing may take at once after a pause."""
 LONG_S = 0.001
 LONG_SHARE = 1 / 100
-"""For pieces that take longer, which others feel."""
+"""Share for pieces that take longer than LONG_S, which other sessions notice."""
 AGAIN = 3
-"""What it costs to go on with bytes that have come, beside parsing them, in such times."""
+"""Further cost of parsing on in bytes that had arrived before, in multiples of its time."""
 MOST_S = 5.0
-"""A rest."""
+"""The longest pause."""
 MOST_OWED_S = 10.0
-"""Of rest for one request; who needs more is ended."""
+"""The longest pause for one request; a connection that needs more is closed."""
 PIECE_BYTES = 64 * 1024
-"""Read from a connection of a session at once."""
+"""Bytes read at once from a connection of a session."""
 HEAD_BYTES = 8 * 1024
-"""The same from one that has shown no key yet: the head of a request, and little to parse."""
+"""The same before it has shown a key: the head of a request, and little to parse."""
 
 
 class Resting(Protocol):
     """A connection of the session."""
 
     def rest(self, seconds: float) -> None:
-        """Read nothing for so long."""
+        """Read nothing for `seconds`."""
 
     def end_soon(self) -> None:
-        """Take no more, for the session is over."""
+        """Take no more, since the session is over."""
 
 
 @dataclass
 class ParsingShare:
-    """Of all connections of one session; those without a key are one.
+    """The parsing cost of all connections of one session; those without a key share one.
 
-    Of those without a key only the one that has just cost something rests: a session's next
+    Of those without a key only the one that has just caused cost is paused: a session's next
     connection may be among the others.
     """
 
@@ -50,14 +50,14 @@ class ParsingShare:
     connections: set[Resting] = field(default_factory=set)
 
     def rest_s(self) -> float:
-        """How long nothing more is to be read."""
+        """Return how long nothing more is to be read."""
         return max(0.0, self.due - AT_ONCE_S / SHARE - time.monotonic())
 
     def spent(self, seconds: float, *, again: bool) -> float:
-        """Count seconds of processor that one piece took; have all connections rest if need be.
+        """Count processor seconds of one piece; pause all connections if needed; return the cost.
 
-        `again`: it had come before. aiohttp parses chunks of a byte so, thousands in one go.
-        Return how long a rest it costs.
+        The cost is the pause due, in seconds. `again` means bytes that had arrived before: aiohttp
+        parses thousands of one-byte chunks so.
         """
         now = time.monotonic()
         long = AGAIN * seconds if again else max(0.0, seconds - LONG_S)

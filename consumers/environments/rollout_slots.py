@@ -1,10 +1,10 @@
-"""The slots of one attempt at a rollout: what its sessions hold, and what is kept for them.
+"""The slots of one attempt at a rollout: held by its sessions, or kept for them.
 
-Whoever holds a slot and waits for one of another class may meet somebody who holds that and waits
-for the first; both would stand there until their time is over. So all take them in one order: a
-session that has another one beside it, as an agent has its task's, takes a slot for that one
-together with its own, unless there is one. It is kept until they have both ended. And who lacks
-only some goes before who has none, or he would wait behind somebody who waits for what he holds.
+A session that holds a slot and waits for one of another class could deadlock with another that
+holds that and waits for the first. So all take slots in one order: a session that needs another one
+beside it, as an agent needs its task's, takes a slot for that one together with its own, unless one
+is held. It is kept until both have ended. A session that lacks only some slots goes before those
+that hold none, or it would wait behind sessions that wait for the slots that it holds.
 """
 
 import asyncio
@@ -15,24 +15,24 @@ from consumers.environments.slots import Slots
 
 
 class RolloutSlots:
-    """What the sessions of one attempt have taken together; for one event loop."""
+    """The slots that the sessions of one attempt hold together; for one event loop."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._turn = asyncio.Lock()
-        """One of its sessions stands in line, the others behind it."""
+        """Held by the session that waits in the queue; the others wait behind it."""
         self._held = Counter[str]()
         self._spare = Counter[str]()
-        """Taken, and held by no session."""
+        """Slots that are taken and held by no session."""
         self._needed = Counter[str]()
-        """By sessions that hold slots or wait for some: what others beside them are to have."""
+        """Slots needed beside the sessions that hold or wait for some."""
 
     async def take(
         self, own: Sequence[str], beside: Sequence[str], stands: Callable[[], None]
     ) -> None:
-        """Wait for one of each of its own, and see that there are those beside it.
+        """Wait for one slot of each own class, and make sure that those beside it exist.
 
-        As `Slots.take`; to be given back once, with the same words.
+        Like `Slots.take`; give back once, with the same arguments.
         """
         self._needed.update(beside)
         try:
@@ -51,6 +51,7 @@ class RolloutSlots:
         kept = [name for name in own if self._spare[name]]
         more = [name for name in beside if not self._held[name] + self._spare[name]]
         self._spare.subtract(kept)
+        # In one request, so that all attempts take slots in the same order.
         wanted = [name for name in own if name not in kept] + more
         try:
             if wanted:
@@ -63,14 +64,14 @@ class RolloutSlots:
         self._spare.update(more)
 
     def give(self, own: Sequence[str], beside: Sequence[str]) -> None:
-        """Give back what was taken with these words."""
+        """Give back the slots of a `take` with the same arguments."""
         self._needed.subtract(beside)
         self._held.subtract(own)
         self._spare.update(own)
         self._let_go()
 
     def _let_go(self) -> None:
-        """Of what no session holds, all but what one of them needs to be there."""
+        """Release the spare slots, except those that a session needs beside it."""
         for name, spare in self._spare.items():
             needed = self._needed[name] > 0 and not self._held[name]
             self._spare[name] = min(spare, int(needed))

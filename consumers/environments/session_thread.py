@@ -1,4 +1,4 @@
-"""A thread in which the sessions of some rollouts live, and what it is asked to do."""
+"""A thread that runs the sessions of some rollouts, and the requests to it."""
 
 import threading
 import time
@@ -18,11 +18,11 @@ from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
 Body = EnvironmentStepped | CallFailed
 Give = Callable[[EnvironmentStep, Body, Record], None]
 Late = Callable[[EnvironmentStep], CallFailed | None]
-"""The answer to a step that may not begin any more."""
+"""Returns the answer to a step that is too late to begin, else None."""
 
 
 class Work:
-    """One step in hand; whoever claims it first, its thread or the watch, answers it."""
+    """One step in work; its thread or the watch answers it, whichever claims it first."""
 
     __slots__ = (
         "_claimed",
@@ -54,9 +54,9 @@ class Work:
 def timed_answer(
     answer: EnvironmentStepped, work: Work, began: float, in_line_s: float = 0.0
 ) -> EnvironmentStepped:
-    """What was shown, with how long its step waited here and how long it took since it began.
+    """Return the observation with the time that its step waited here, and the time that it took.
 
-    `in_line_s` of that it stood in line for a slot.
+    For `in_line_s` of that it waited for a slot.
     """
     waited_s = began - work.taken_at + in_line_s
     took_s = time.monotonic() - began - in_line_s
@@ -75,7 +75,7 @@ def timed_answer(
 
 
 class Chore:
-    """Something to be done with the sessions of a thread, for nobody in particular."""
+    """An action on the sessions of a thread that belongs to no rollout."""
 
     __slots__ = ("run", "timeout_s")
     rollout_id = ""
@@ -87,7 +87,7 @@ class Chore:
 
 
 class SessionThread:
-    """The sessions of some rollouts, and the thread they live in; without one, the caller's."""
+    """The sessions of some rollouts, on a thread of their own or on the caller's."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class SessionThread:
         threaded: bool,
         guard: Guard | None = None,
     ) -> None:
-        """Without a thread of its own, `guard` times each step."""
+        """Start the thread, if any; without one, `guard` times each step."""
         self.guard = guard
         self.sessions = sessions
         self.give = give
@@ -113,16 +113,16 @@ class SessionThread:
         self.died_of: BaseException | None = None
         self.inbox: deque[Work | Chore] = deque()
         self.turn = threading.Lock()
-        """Held to begin something here, and to take anything away from here."""
+        """Held to begin a request here, and to take requests away."""
         self._rung: SimpleQueue[None] = SimpleQueue()
-        """Once for all that was put together: to wake a thread costs more than a quick step."""
+        """One signal per batch of requests: to wake a thread costs more than a quick step."""
         self._thread: threading.Thread | None = None
         if threaded:
             self._thread = threading.Thread(target=self._live, name="environments", daemon=True)
             self._thread.start()
 
     def ask(self, requests: Sequence[Work | Chore]) -> None:
-        """Have something done in turn, where the sessions live."""
+        """Queue requests, which run in order on the thread of the sessions."""
         self.given += len(requests)
         self.inbox.extend(requests)
         if self._thread:
@@ -131,12 +131,12 @@ class SessionThread:
             self._serve_all()
 
     def abandon(self) -> None:
-        """Let the thread end, now or when it comes back; it closes what was left to it."""
+        """Let the thread end, now or when its step returns; then it closes its sessions."""
         self.abandoned = True
         self._rung.put(None)
 
     def take_back(self) -> list[Work | Chore]:
-        """What waits here."""
+        """Remove and return the queued requests."""
         waiting = list(self.inbox)
         self.inbox.clear()
         self.given -= len(waiting)
@@ -149,7 +149,7 @@ class SessionThread:
                 self._serve_all()
                 self.push()
             at_once(self.sessions.close())
-        except BaseException as error:  # the watch carries its fate out, on the loop's thread
+        except BaseException as error:  # the watch handles it, on the loop's thread
             self.died_of = error
 
     def _serve_all(self) -> None:
@@ -192,18 +192,18 @@ class SessionThread:
         return timed
 
     def busy_s(self, now: float) -> float:
-        """For how long its thread has been at what it does."""
+        """Return for how long the thread has been running its current request."""
         return now - self.began if self.current is not None else 0.0
 
     def overdue(self, now: float) -> Work | Chore | None:
-        """What has taken longer than it may, if there is something."""
+        """Return the current request if it is past its timeout."""
         request = self.current
         return request if request and self.busy_s(now) > request.timeout_s else None
 
     def dead(self) -> bool:
-        """Whether its thread ended though nobody let it."""
+        """Return True if the thread ended without being told to."""
         return self._thread is not None and not self.abandoned and not self._thread.is_alive()
 
     def empty(self) -> bool:
-        """Whether there is neither a session nor anything to do."""
+        """Return True if there is neither a session nor anything to do."""
         return self.given == self.done and not len(self.sessions)

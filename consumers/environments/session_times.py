@@ -1,18 +1,18 @@
-"""How long sessions of a worker, and what is done in them, may take."""
+"""Time limits for sessions of a worker and for the work in them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class SessionTimes:
-    """In seconds."""
+    """Limits, in seconds."""
 
     lease_s: float = 3600.0
-    """A session that nobody steps for so long ends: as long as a rollout may take unless it says
-    otherwise, and after that nobody can ask any more."""
+    """A session without a step for this time ends: by default the longest time of a rollout, after
+    which no more steps can come."""
     slow_s: float = 1.0
-    """After so long in a step on a shared thread, nobody waits behind it any more."""
+    """A step on a shared thread that takes longer has the other sessions moved away."""
     close_s: float = 60.0
-    """What closing the sessions of a partition, or those that lapsed, may take."""
+    """Time limit for closing the sessions of a partition, or those that lapsed."""
     grace_s: float = 10.0
-    """What a cancelled step, or a close, of one that waits may take until it is left alone."""
+    """Time for a cancelled step, or a close, of a waiting session until it is left alone."""

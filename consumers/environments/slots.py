@@ -1,7 +1,7 @@
-"""What a worker has only so many of, such as processes of agents, and who is next in line.
+"""Slots for resources of which a worker has a limited number, such as processes of agents.
 
-Not asyncio's Semaphore: before Python 3.11.9 it loses one where whoever was just let in is
-cancelled beside others in line.
+This is not asyncio's Semaphore, which before Python 3.11.9 loses a slot if a waiter that was just
+served is cancelled while others wait.
 """
 
 import asyncio
@@ -16,32 +16,32 @@ from schemas.names import hint
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """Somebody's in the line."""
+    """One place in the queue."""
 
     names: tuple[str, ...]
     taken: "asyncio.Future[None]"
 
 
 class Slots:
-    """So many of each class; whoever wants several takes them together or none.
+    """A number of slots per class; several slots are taken together or not at all.
 
-    First come, first served: nobody is passed by whoever wants a class that he waits for, but for
-    those who hold some already: others may wait for these. For one event loop.
+    First come, first served: a waiter is not overtaken by others that want a class that it waits
+    for, except by those that hold slots already, since others may wait for these. For one loop.
     """
 
     def __init__(self, most: Mapping[str, int]) -> None:
         self.most = dict(most)
         self._free = dict(most)
         self._line = OrderedDict[_Place, None]()
-        """In order; where each is found at once."""
+        """The queue; a dictionary, so that each place is found at once."""
         self._ahead = OrderedDict[_Place, None]()
-        """Those who go before them, in order."""
+        """The places that go before the queue, in order."""
         self._wanted: Counter[str] = Counter()
-        """How many in line want each class."""
+        """The number of waiting places that want each class."""
 
     @property
     def waiting(self) -> int:
-        """How many stand in line."""
+        """The number of places in both queues."""
         return len(self._line) + len(self._ahead)
 
     def _check(self, names: Sequence[str]) -> None:
@@ -58,11 +58,11 @@ class Slots:
         *,
         ahead: bool = False,
     ) -> None:
-        """Wait for one of each; to be given back once.
+        """Wait for one slot of each class; give them back once.
 
-        `stands` is called where they are not to be had at once, before anything is waited for.
-        `ahead`: whoever takes them holds others, and goes before all who hold none. Raises
-        WorkFailed for a class that nobody set.
+        `stands` is called before the wait, if they are not free at once. `ahead` is for a caller
+        that holds other slots, which goes before all that hold none. Raises WorkFailed for a class
+        that is not configured.
         """
         self._check(names)
         place = _Place(tuple(dict.fromkeys(names)), asyncio.get_running_loop().create_future())
@@ -80,12 +80,12 @@ class Slots:
             if place in self._line or place in self._ahead:
                 self._leave(place)
                 self._deal()
-            else:  # it was dealt just before
+            else:  # it was served just before
                 self.give(place.names)
             raise
 
     def give(self, names: Sequence[str]) -> None:
-        """Give one of each back; whoever is first in line has it."""
+        """Give one of each back; the first in the queue gets it."""
         for name in dict.fromkeys(names):
             self._free[name] += 1
         self._deal()
@@ -99,10 +99,10 @@ class Slots:
             self._free[name] -= 1
 
     def _deal(self) -> None:
-        """Serve the line in order; a class that somebody waits for is kept for him.
+        """Serve the queue in order; a class that an earlier place waits for is kept for it.
 
-        Only as far as somebody may be served: a line of thousands is not gone through at each end
-        of a session.
+        Stop as soon as no free class is wanted: a queue of thousands is not walked at each end of a
+        session.
         """
         kept, served = set[str](), list[_Place]()
         for place in chain(self._ahead, self._line):
@@ -120,6 +120,6 @@ class Slots:
             place.taken.set_result(None)
 
     def _may_serve(self, kept: set[str]) -> bool:
-        """Whether anybody in line wants what is free and not kept."""
+        """Return True if a waiting place wants a class that is free and not kept."""
         free = (name for name, count in self._free.items() if count > 0 and name not in kept)
         return any(self._wanted[name] for name in free)

@@ -1,4 +1,4 @@
-"""A session that waits: a task in the room, what it is asked to do in turn, and its slot."""
+"""A session that waits: a task in the room, its queue of steps, and its slots."""
 
 import asyncio
 import secrets
@@ -21,7 +21,7 @@ from schemas.ids import Whose
 from schemas.messages import CallFailed, EnvironmentStepped, Instance
 
 Wanted = tuple[tuple[str, ...], tuple[str, ...]]
-"""Classes of slots: a session's own, and those of the one beside it."""
+"""Classes of slots: a session's own, and those needed beside it."""
 NONE: Wanted = (), ()
 
 log = structlog.get_logger()
@@ -29,34 +29,34 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What sessions share: where they get what they need, and whom they tell what became of it."""
+    """Shared services and callbacks of all waiting sessions."""
 
     make: Callable[[str, str, str], AnyEnvironment]
-    """From name, config as JSON, and the session's place."""
+    """Makes an environment from name, config as JSON, and the session's place."""
     slots_of: Callable[[str, str], Wanted]
-    """What a session of that name and config takes, and what it needs beside it."""
+    """Returns the slots that a session of that name and config takes, and those beside it."""
     replayable: Callable[[str], bool | None]
     slots_for: Callable[[Whose, int], RolloutSlots]
-    """Those that all sessions of a rollout's attempt take from."""
+    """Returns the slots that all sessions of a rollout's attempt take from."""
     late: Late
     told: Callable[[Work, Body | None], None]
-    """Called once for each piece of work; None: it is left to whoever gets it next."""
+    """Called once for each piece of work; None leaves it to the next worker."""
     gone: Callable[["WaitingSession"], None]
-    """Called when a session takes no more work; what still waits in it needs another place."""
+    """Called when a session takes no more work; its queue needs another session."""
     stands: Callable[[int], None]
-    """Told by how many pieces of work more, or less, wait for a slot or behind one that does."""
+    """Called with the change of the number of pieces of work that wait for a slot."""
     broke: Callable[[BaseException], None]
     note: Tell
-    """Told who stands in line for which slots, and what became of it."""
+    """Called with the events of waiting for slots."""
     last: AnswerCache[EnvironmentStepped]
     grace_s: float
-    """What was cancelled may take so long to let go, and a close so long at all."""
+    """Time in which cancelled work has to end, and the time limit of a close."""
 
 
 class WaitingSession:
-    """One session of one attempt: the whole life of its environment is in one task.
+    """One session of one attempt: its environment lives in one task from start to end.
 
-    Made and spoken to in the room alone.
+    It is created and used only on the room's thread.
     """
 
     def __init__(self, around: Surroundings, first: Work) -> None:
@@ -77,7 +77,7 @@ class WaitingSession:
         """The slots that it waits for."""
         self._standing = 0
         self._in_line_s = 0.0
-        """For how long the step that it is at stood in line."""
+        """The time that its current step waited for slots."""
         self._slots = around.slots_for(self.whose, self.attempt)
         self._taken = NONE
         self._rung = asyncio.Event()
@@ -85,7 +85,7 @@ class WaitingSession:
         self.task.add_done_callback(self._ended)
 
     def ask(self, work: Work) -> None:
-        """Have something done in turn; a close does not wait for what it makes vain."""
+        """Queue a step; a close cancels the current one instead of waiting for it."""
         self.partition, self.used_at = work.record.partition, time.monotonic()
         self.inbox.append(work)
         self._count_standing()
@@ -94,7 +94,7 @@ class WaitingSession:
             self._stop(CallFailed("closed", f"{self.place} was closed meanwhile", True))
 
     def end(self, answer: CallFailed | None = None) -> None:
-        """Close, and cancel what is being done; whatever was asked for gets this answer."""
+        """Close, and cancel current work; all queued steps get this answer."""
         self.over = True
         while self.inbox:
             self._answer(self.inbox.popleft(), answer)
@@ -104,19 +104,19 @@ class WaitingSession:
         self._stop(answer)
 
     def idle(self) -> bool:
-        """Whether nothing has been begun: nobody asks, or what is asked for waits for a slot."""
+        """Return True if nothing has begun: there is no step, or the step waits for a slot."""
         return bool(self._in_line) or (self.current is None and not self.inbox)
 
     def rebuildable(self) -> bool:
-        """Whether another worker comes to the same; what is only being opened, it opens again."""
+        """Return True if another worker can rebuild it; an opening in progress restarts there."""
         return self.sessions.rebuildable()
 
     def idle_s(self, now: float) -> float:
-        """For how long nobody has asked for anything, and nothing was being done."""
+        """Return the time without any step or work."""
         return now - self.used_at if self.current is None else 0.0
 
     def overdue(self, now: float) -> bool:
-        """Whether what it is at has taken longer than it may."""
+        """Return True if its current work is past its timeout."""
         work = self.current
         return work is not None and now - self.began > work.timeout_s
 
@@ -130,13 +130,13 @@ class WaitingSession:
             self.around.told(work, body)
 
     def _cancel(self) -> None:
-        """Cancel what it is at, and look whether it heard."""
+        """Cancel the current work, and check later that it has ended."""
         self.task.cancel()
         loop = asyncio.get_running_loop()
         loop.call_later(self.around.grace_s, self._insist, self.current)
 
     def _insist(self, work: Work | None) -> None:
-        """Cancel again what clings to what it is at; others go on elsewhere meanwhile."""
+        """Cancel again if the work has not ended; other sessions continue elsewhere meanwhile."""
         if self.task.done() or self.current is not work:
             return
         log.error("environment_clings", session=self.place, grace_s=self.around.grace_s)
@@ -155,12 +155,12 @@ class WaitingSession:
                 await self._rung.wait()
         finally:
             self.over = True
-            if self.task.get_loop().is_running():  # else nobody can wait for anything any more
+            if self.task.get_loop().is_running():  # else nothing can be awaited any more
                 self.around.gone(self)
                 await self._close()
 
     async def _close(self) -> None:
-        """Give everything back; a close that takes too long is cancelled too."""
+        """Release everything; a close that takes too long is cancelled too."""
         timer = asyncio.get_running_loop().call_later(self.around.grace_s, self._insist, None)
         try:
             await self.sessions.close()
@@ -169,7 +169,7 @@ class WaitingSession:
             self._give_slots()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        """Answer for what the task died of; what nobody can answer for ends us all."""
+        """Answer the step that the task died of; without a step the error ends the worker."""
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
@@ -182,9 +182,9 @@ class WaitingSession:
         self.around.told(work, CallFailed("raised", msg, False))
 
     async def _serve(self, work: Work) -> None:
-        """Answer one step in its time."""
+        """Answer one step within its timeout."""
         self.current, self.began, self._in_line_s = work, time.monotonic(), 0.0
-        left_s = max(0.0, work.timeout_s)  # also where somebody has written what is no number
+        left_s = max(0.0, work.timeout_s)  # NaN becomes 0 too: a foreign producer may write it
         timer = asyncio.get_running_loop().call_later(left_s, self._overdue, work)
         try:
             self._answer(work, self.around.late(work.step) or await self._do(work))
@@ -194,6 +194,7 @@ class WaitingSession:
         finally:
             timer.cancel()
         self.current = None
+        # A cancel of this step must not reach the next one.
         while self.task.cancelling():
             self.task.uncancel()
         if not len(self.sessions):
@@ -213,7 +214,7 @@ class WaitingSession:
         return timed
 
     def _overdue(self, work: Work) -> None:
-        """Answer for what is past its time, and cancel it."""
+        """Answer a step that is past its timeout, and cancel it."""
         msg = f"no answer within {work.timeout_s:g} s; it was cancelled"
         if self._in_line:
             classes = " and ".join(map(repr, self._in_line))
@@ -221,7 +222,7 @@ class WaitingSession:
         self._stop(CallFailed("deadline", msg, True))
 
     async def _make(self, name: str, config_json: str) -> AnyEnvironment:
-        """Make an environment once there is a slot for it."""
+        """Make an environment once its slots are taken."""
         wanted = self.around.slots_of(name, config_json)
         if wanted != self._taken:
             self._give_slots()
@@ -244,7 +245,7 @@ class WaitingSession:
                 self._note_turn(turn, classes, became, took_s)
 
     def _stand_in_line(self, classes: tuple[str, ...], turn: str) -> None:
-        """May be called twice: behind a session of its own rollout, then with all others."""
+        """Note the wait once; called again after the wait for others of its own rollout."""
         if not self._in_line:
             self._in_line = classes
             self._count_standing()
@@ -257,7 +258,7 @@ class WaitingSession:
         self.around.note(Instance(turn, "", kind, "", "", "", "unknown", *whose, named, took_s))
 
     def _count_standing(self) -> None:
-        """Nothing of a session that stands in line has begun."""
+        """Update the count of steps that have not begun because they wait for a slot."""
         standing = 1 + len(self.inbox) if self._in_line else 0
         self.around.stands(standing - self._standing)
         self._standing = standing

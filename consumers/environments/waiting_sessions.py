@@ -1,6 +1,6 @@
-"""All sessions that wait: each in a task of its own in the room, hundreds on one thread.
+"""All waiting sessions: each in a task of its own in the room, hundreds on one thread.
 
-The loop's thread hands out and watches; everything that is named with an underscore is the room's.
+The loop's thread hands out and watches; methods with an underscore run on the room's thread.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from schemas.ids import Whose
 from schemas.messages import CallFailed
 
 LEAVE_S = 15.0
-"""What the end of all sessions may take when a worker leaves."""
+"""Time limit for ending all sessions when a worker leaves."""
 
 log = structlog.get_logger()
 
@@ -57,31 +57,31 @@ class WaitingSessions:
         self.kind_of = kind_of
         self.slots = Slots(slots)
         self._of_attempts = WeakValueDictionary[tuple[Whose, int], RolloutSlots]()
-        """For as long as one of their sessions is there."""
+        """Kept for as long as one of their sessions exists."""
         self.given = 0
         self.done = 0
         self.answered_here = 0
-        """By the loop's thread, while the room was blocked."""
+        """Steps answered by the loop's thread, while the room was blocked."""
         self.standing = 0
         self.rollouts: dict[Whose, dict[str, WaitingSession]] = {}
         self._taking = True
-        """Otherwise all that comes is left to another worker."""
+        """False if new work is left to another worker."""
         self._pushing = False
         self._reap_due = 0.0
         self._around = Surroundings(
             make, self._slots_of,
-            lambda name: kind_of(name).replayable is not False,  # where it may be: ask for history
+            lambda name: kind_of(name).replayable is not False,  # if it may be: ask for history
             self._slots_for, late, self._told, self._gone, self._stands, room.fail, note,
             AnswerCache(), times.grace_s,
         )  # fmt: skip
 
     def hand_out(self, works: Sequence[Work]) -> None:
-        """Have all of these done, those of one session in order."""
+        """Queue these steps, those of one session in order."""
         self.given += len(works)
         self.room.call(partial(self._take, works))
 
     def drop(self, partition: int) -> None:
-        """End all sessions of a partition that is another worker's now, whatever they are at."""
+        """End all sessions of a partition that was reassigned, whatever they are doing."""
         self._everywhere(lambda session: session.partition == partition)
 
     def _everywhere(self, wanted: Callable[[WaitingSession], bool]) -> None:
@@ -93,11 +93,11 @@ class WaitingSessions:
             self.room.call(end)
 
     def unfinished(self) -> int:
-        """What was begun and is not answered; whoever stands in line for a slot has not begun."""
+        """Count steps that began and are not answered; those that wait for slots have not begun."""
         return max(0, self.given - self.done - self.answered_here - self.standing)
 
     def watch(self) -> None:
-        """See to it that steps are answered in time, also while somebody blocks the room."""
+        """Answer steps in time, also while a session blocks the room, and end lapsed sessions."""
         now = time.monotonic()
         if now >= self._reap_due:
             self._reap_due = now + min(REAP_EVERY_S, self.lease_s)
@@ -119,10 +119,10 @@ class WaitingSessions:
             self.give(work.step, CallFailed("deadline", msg, True), work.record)
 
     def leave(self, *, patient: bool) -> None:
-        """End whoever has nothing to do; unless patient, also whoever another worker can rebuild.
+        """End idle sessions; unless patient, also those that another worker can rebuild.
 
-        What those were asked for is left to it. With the last of them goes what they had of the
-        worker: agents' processes, and where these ask.
+        Their open steps are left to that worker. With the last session, shared parts of this one
+        are released: agents' processes, and the gateway that they call.
         """
         if self.given:
             self.room.call(partial(self._let_go, patient=patient))
@@ -136,7 +136,7 @@ class WaitingSessions:
             self.room.give_back()
 
     def close(self, timeout_s: float = LEAVE_S) -> None:
-        """End all sessions, then the room; what clings to its work is named and left to it."""
+        """End all sessions, then the room; sessions that do not end in time are logged."""
         if not self.room.run(self._leave, timeout_s):
             log.error("sessions_cling", sessions=[each.place for each in self._all()])
         self.room.close(timeout_s)
@@ -181,7 +181,7 @@ class WaitingSessions:
         session.ask(work)
 
     def _gone(self, session: WaitingSession) -> None:
-        """Forget a session that takes no more; another one takes what waits in it."""
+        """Forget a session that takes no more; hand its queue to a new one."""
         group = self.rollouts.get(session.whose, {})
         if group.get(session.name) is session:
             del group[session.name]
@@ -192,7 +192,7 @@ class WaitingSessions:
         self._take(waiting)
 
     def _lapsed(self, session: WaitingSession) -> bool:
-        """Whether nobody has asked for a session for a lease."""
+        """Return True if a session has had no step for the time of a lease."""
         lapsed = session.idle_s(time.monotonic()) > self.lease_s
         if lapsed:
             self.counts["lapsed"] += 1
@@ -200,7 +200,7 @@ class WaitingSessions:
         return lapsed
 
     def _slots_of(self, name: str, config_json: str) -> Wanted:
-        """Raises WorkFailed."""
+        """Return the slots of an environment and those beside it. Raises WorkFailed."""
         kind = self.kind_of(name)
         beside = slots_beside(name, kind, config_json)
         return kind.slots, tuple(each for each in beside if each in self.slots.most)
@@ -229,7 +229,7 @@ class WaitingSessions:
             asyncio.get_running_loop().call_soon(self.room.guarded, self._push)
 
     def _push(self) -> None:
-        """Once for all that was answered together."""
+        """Push once for all answers that were given together."""
         self._pushing = False
         self.push()
 

@@ -1,4 +1,4 @@
-"""All threads of the group, and the watch over them; everything here runs on the loop's thread."""
+"""All threads of the group and their supervision; everything here runs on the loop's thread."""
 
 import time
 import zlib
@@ -18,16 +18,16 @@ from schemas.messages import CallFailed, EnvironmentStepped
 
 REAP_EVERY_S = 30.0
 MOST_APART = 128
-"""Threads with a single rollout in them; where there are more slow ones, others wait for them."""
+"""The most threads with a single rollout; further slow rollouts share their thread."""
 
 log = structlog.get_logger()
 
 
 class WatchedThreads:
-    """So many threads, and one more for each rollout that a slow step left alone.
+    """`count` threads, and one more for each rollout that a slow step has separated.
 
-    `count=0` is one without a thread of its own: all is done by whoever asks, and only a `guard`
-    ends what does not come back.
+    With `count=0` there is no thread: the caller's runs everything, and only a `guard` ends a step
+    that hangs.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class WatchedThreads:
         last: AnswerCache[EnvironmentStepped] = AnswerCache()
         self.shared = [self._thread(Sessions(make, last)) for _ in range(max(1, count))]
         self.apart: dict[Whose, SessionThread] = {}
-        """Of rollouts that a slow step left alone, or that are bound to the thread it is in."""
+        """Threads of rollouts that a slow step has separated, or that are bound to such threads."""
         self._reap_due = 0.0
 
     def _thread(self, sessions: Sessions) -> SessionThread:
@@ -60,7 +60,7 @@ class WatchedThreads:
         )
 
     def hand_out(self, works: Iterable[Work]) -> None:
-        """Give each to the thread that its rollout lives in."""
+        """Give each step to the thread of its rollout."""
         shares: dict[SessionThread, list[Work]] = {}
         for work in works:
             shares.setdefault(self._home(work.whose), []).append(work)
@@ -72,7 +72,7 @@ class WatchedThreads:
         return apart or self.shared[zlib.crc32(whose[0].encode()) % len(self.shared)]
 
     def everywhere(self, run: Callable[[Sessions], object]) -> None:
-        """Have something done with the sessions of every thread, in its turn."""
+        """Queue an action on the sessions of every thread."""
         for thread in self._all():
             thread.ask([Chore(run, self.times.close_s)])
 
@@ -80,14 +80,14 @@ class WatchedThreads:
         return list(dict.fromkeys([*self.shared, *self.apart.values()]))
 
     def unfinished(self) -> int:
-        """What was asked for and is not done."""
+        """Count the requests that are not done."""
         return sum(thread.given - thread.done for thread in self._all())
 
     def watch(self) -> None:
-        """Replace whoever is dead, late or slow, and end sessions that nobody asks for."""
+        """Replace threads that are dead, late or slow, and end lapsed sessions."""
         now = time.monotonic()
         for thread in self._all():
-            with thread.turn:  # what it is at, it is at until we are done here
+            with thread.turn:  # it begins no other request until we are done
                 self._watch(thread, now)
         if now >= self._reap_due:
             self._reap_due = now + min(REAP_EVERY_S, self.times.lease_s)
@@ -105,7 +105,7 @@ class WatchedThreads:
             self._leave_alone(thread)
 
     def _reap(self, sessions: Sessions, now: float) -> None:
-        """End the sessions whose rollouts have not been heard of for a lease; runs on its thread.
+        """End sessions whose rollouts sent nothing for the time of a lease; runs on their thread.
 
         A rollout that ended while its agents worker died sends no close.
         """
@@ -115,7 +115,7 @@ class WatchedThreads:
             log.info("sessions_lapsed", count=lapsed, lease_s=self.times.lease_s)
 
     def _leave_alone(self, thread: SessionThread) -> None:
-        """Move everybody else out of a thread whose step takes long."""
+        """Move all other sessions out of a thread whose step takes long."""
         request = thread.current
         crowded = len(thread.sessions) > 1 or thread.inbox
         if isinstance(request, Work) and crowded and len(self.apart) < MOST_APART:
@@ -123,21 +123,22 @@ class WatchedThreads:
             self._part(thread, request.whose)
 
     def _part(self, thread: SessionThread, stays: Whose | None) -> SessionThread:
-        """A new thread in place of this one, which keeps one rollout and those bound to it."""
+        """Replace a thread by a new one; the old one keeps one rollout and those bound to it."""
         new = self.shared[self.shared.index(thread)] = self._thread(thread.sessions.part(stays))
         for whose in filter(None, (stays, *thread.sessions.rollouts())):
             self.apart[whose] = thread
         waiting = thread.take_back()
         self.hand_out(request for request in waiting if isinstance(request, Work))
+        # A chore concerns all sessions of the thread, which are on two threads now.
         chores = [request for request in waiting if isinstance(request, Chore)]
         for both in (thread, new) if chores else ():
             both.ask(chores)
         return new
 
     def _give_up(self, thread: SessionThread, late: Work | Chore) -> None:
-        """Answer for a step that is past its time, and abandon its thread."""
+        """Answer a step that is past its timeout, and abandon its thread."""
         if isinstance(late, Work) and not late.claim():
-            return  # its thread has just come back
+            return  # its thread has just answered it
         self._abandon(thread, late)
         self.counts["abandoned"] += 1
         if isinstance(late, Work):
@@ -146,7 +147,7 @@ class WatchedThreads:
         log.warning("environment_hung", rollout_id=late.rollout_id, timeout_s=late.timeout_s)
 
     def _bury(self, thread: SessionThread) -> None:
-        """Answer for the step that its thread died of; what nobody can answer for ends us all."""
+        """Answer the step that its thread died of; without a step the error ends the worker."""
         request, error = thread.current, thread.died_of
         work = request if isinstance(request, Work) and request.claim() else None
         if error is not None and work is None:
@@ -160,15 +161,15 @@ class WatchedThreads:
         log.error("environments_thread_died", error=type(error).__name__)
 
     def _abandon(self, thread: SessionThread, request: Work | Chore | None) -> None:
-        """Give a thread up with what it is at; everybody else goes on in a new one."""
+        """Abandon a thread with its request; all others continue on a new one."""
         if thread in self.shared:
             new = self._part(thread, request.whose if request else None)
             if isinstance(request, Chore):
-                new.ask([request])  # the sessions that it had not come to are there
+                new.ask([request])  # it has the sessions that the chore had not reached
         self._end(thread)
 
     def _end(self, thread: SessionThread) -> None:
-        """Forget a thread that had its rollouts to itself; what waits there goes home."""
+        """Forget a thread of separated rollouts; hand its queue out again."""
         self.apart = {name: other for name, other in self.apart.items() if other is not thread}
         thread.abandon()
         self.hand_out(work for work in thread.take_back() if isinstance(work, Work))

@@ -17,18 +17,18 @@ from sandbox.boxes.reaper import Reaper
 from schemas.errors import RollcallError, WorkFailed
 
 REAP_S = 60.0
-"""One look at all boxes of a host may take so long."""
+"""Time limit for one check of all boxes of a host."""
 
 log = structlog.get_logger()
 
 
 class WorkerBoxes:
-    """All but the making and `tick` belongs to the room."""
+    """Pools and drivers; all but construction and `tick` runs on the room's thread."""
 
     def __init__(
         self, room: Room, leases: Leases, tell: Tell, *, warm: int, box: str = AUTO
     ) -> None:
-        """`box` is the driver of whoever names none."""
+        """`box` is the default driver."""
         self.room = room
         self.box = box
         self.leases = leases
@@ -40,18 +40,18 @@ class WorkerBoxes:
         self._unknown: set[str] = set()
         self._lent: dict[str, BoxPool] = {}
         self._of_task: dict[tuple[str, int, int], Box] = {}
-        """What a rollout's attempt was lent first, until it is given back or entered."""
+        """The first box lent to a rollout's attempt, until it is given back or entered."""
         self._reap_due = 0.0
         self._reaping: asyncio.Task[None] | None = None
 
     def of(self, rollout_id: str, attempt: int, journal: int = 0) -> "SessionBoxes":
-        """What one session may borrow."""
+        """Return the boxes of one session."""
         return SessionBoxes(self, (rollout_id, attempt), journal)
 
     def tick(self) -> None:
-        """Have boxes looked for that nobody holds, at the start and when it is time again.
+        """Have the reaper look for boxes without a holder, at the start and at intervals.
 
-        A host on which nobody has ever had a box costs one look into its file system.
+        On a host that never had a box, this costs one check of a directory.
         """
         now = time.monotonic()
         if now < self._reap_due:
@@ -74,7 +74,7 @@ class WorkerBoxes:
     async def lend(
         self, name: str | None, spec: Spec, whose: tuple[str, int], mode: Mode, journal: int = 0
     ) -> Box:
-        """Raises WorkFailed."""
+        """Lend a box. Raises WorkFailed."""
         self._check_mounts(spec.mounts)
         pool = self._pool(name or self.box, spec)
         box = await pool.lend(spec, whose, mode)
@@ -83,7 +83,7 @@ class WorkerBoxes:
         return box
 
     def _check_mounts(self, mounts: Mapping[str, str]) -> None:
-        """Whatever state is called, no box sees it. Raises WorkFailed(`bad_config`)."""
+        """Raise WorkFailed(`bad_config`) for mounts that would show the worker's state to a box."""
         state = self.leases.directory.parent.resolve()
         for place, source in mounts.items():
             real = Path(source).resolve()
@@ -92,18 +92,18 @@ class WorkerBoxes:
                 raise WorkFailed("bad_config", msg, retriable=False)
 
     async def give_back(self, box: Box, reason: str) -> None:
-        """May be called twice."""
+        """Remove a lent box. May be called twice."""
         pool = self._lent.pop(box.ident, None)
         self._of_task = {whose: each for whose, each in self._of_task.items() if each is not box}
         if pool is not None:
             await pool.give_back(box, reason)
 
     def holds(self, box: Box) -> bool:
-        """Whether it is lent still."""
+        """Return True if it is still lent."""
         return box.ident in self._lent
 
     def enter_task(self, whose: tuple[str, int, int]) -> Box:
-        """Raises WorkFailed(`session_lost`)."""
+        """Return the box of the task, once. Raises WorkFailed(`session_lost`)."""
         box = self._of_task.pop(whose, None)
         if box is None:
             msg = "the box of its task is gone, or another process of the agent was in it"
@@ -111,11 +111,11 @@ class WorkerBoxes:
         return box
 
     def driver_of(self, name: str | None, spec: Spec) -> str:
-        """Raises WorkFailed(`bad_config`)."""
+        """Return the name of the driver for such a box. Raises WorkFailed(`bad_config`)."""
         return self._driver(name or self.box).of(spec).name
 
     def _pool(self, name: str, spec: Spec) -> BoxPool:
-        """That of a driver, made when it is first asked for. Raises WorkFailed(`bad_config`)."""
+        """Return the pool of a driver, made at its first use. Raises WorkFailed(`bad_config`)."""
         chosen = self._driver(self._driver(name).of(spec).name)
         if chosen.name not in self._pools:
             if not self._pools:
@@ -136,7 +136,7 @@ class WorkerBoxes:
         return self._drivers[name]
 
     def _all_drivers(self) -> Mapping[str, Driver]:
-        """Those that can be had here: what is not installed has no boxes."""
+        """Return the drivers that are installed here; others have no boxes."""
         for name in DRIVERS:
             if name not in self._unknown:
                 try:
@@ -149,7 +149,7 @@ class WorkerBoxes:
 
 @dataclass(frozen=True, slots=True)
 class SessionBoxes:
-    """Fulfils `sandbox.host.Boxes` for one session."""
+    """Implements `sandbox.host.Boxes` for one session."""
 
     boxes: WorkerBoxes
     whose: tuple[str, int]
@@ -158,25 +158,25 @@ class SessionBoxes:
 
     @property
     def default(self) -> str:
-        """The driver of whoever names none."""
+        """The default driver."""
         return self.boxes.box
 
     async def lend(self, driver: str | None, spec: Spec, mode: Mode = "persistent") -> Box:
-        """A box in which nobody has been; to be given back. Raises WorkFailed."""
+        """Return an unused box, to be given back. Raises WorkFailed."""
         return await self.boxes.lend(driver, spec, self.whose, mode, self.journal)
 
     async def give_back(self, box: Box, reason: str = "") -> None:
-        """Remove it. May be called twice."""
+        """Remove the box. May be called twice."""
         await self.boxes.give_back(box, reason)
 
     def driver_of(self, driver: str | None, spec: Spec) -> str:
-        """Which driver would open such a box. Raises WorkFailed(`bad_config`)."""
+        """Return the name of the driver for such a box. Raises WorkFailed(`bad_config`)."""
         return self.boxes.driver_of(driver, spec)
 
     def holds(self, box: Box) -> bool:
-        """Whether it is lent still."""
+        """Return True if it is still lent."""
         return self.boxes.holds(box)
 
     def enter_task(self) -> Box:
-        """The box of this rollout's environment, once. Raises WorkFailed(`session_lost`)."""
+        """Return the box of this rollout's environment, once. Raises WorkFailed(`session_lost`)."""
         return self.boxes.enter_task((*self.whose, self.journal))

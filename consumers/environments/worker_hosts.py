@@ -1,4 +1,4 @@
-"""What an environments worker offers the sessions that wait in its room."""
+"""The services of an environments worker for the sessions that wait in its room."""
 
 import asyncio
 import socket
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class WorkerHosts:
     """Makes the host of each session.
 
-    The gateway, with its port, and the processes are there once a session asks for one, so a
-    worker of plain environments has neither. Everything but the making belongs to the room.
+    The gateway, with its port, and the processes are made once a session asks for one, so a
+    worker of plain environments has neither. Everything but construction runs in the room.
     """
 
     def __init__(
@@ -44,15 +44,15 @@ class WorkerHosts:
         self._processes: Processes | None = None
 
     def __call__(self, place: str) -> "SessionHost":
-        """The host of the session of that name."""
+        """Return the host of the session of that name."""
         return SessionHost(place, self)
 
     def serve(self) -> None:
-        """Open the gateway now, whether or not it is needed; from any thread."""
+        """Open the gateway now, even if no session needs it; from any thread."""
         self.room.call(self._begun)
 
     async def gateway(self) -> "Gateway":
-        """The worker's one gateway; raises Refused when there is no port for it."""
+        """Return the worker's one gateway. Raises Refused if there is no port for it."""
         return await asyncio.shield(self._begun())
 
     def _begun(self) -> "asyncio.Task[Gateway]":
@@ -69,7 +69,7 @@ class WorkerHosts:
         return gateway
 
     def processes(self) -> "Processes":
-        """Those of all agents of this worker."""
+        """Return the processes of all agents of this worker."""
         if self._processes is None:
             self._processes = self._make_processes()
             self.room.at_close(self._processes.close)
@@ -78,14 +78,14 @@ class WorkerHosts:
 
 @dataclass(slots=True)
 class SessionHost:
-    """Fulfils `sandbox.host.Host` for one session."""
+    """Implements `sandbox.host.Host` for one session."""
 
     place: str
     hosts: WorkerHosts
 
     @property
     def boxes(self) -> "SessionBoxes":
-        """Raises WorkFailed(`box_unavailable`) where its worker has none to give."""
+        """The boxes of the session. Raises WorkFailed(`box_unavailable`) if its worker has none."""
         if self.hosts.boxes is None:
             msg = f"{self.place} wants a box, and its worker has no pool of them"
             raise WorkFailed("box_unavailable", msg, retriable=True)
@@ -98,7 +98,7 @@ class SessionHost:
         task: Mapping[str, object],
         listener: socket.socket | None = None,
     ) -> "GatewayLine":
-        """Open a line on which these policies can be asked for; raises Refused without a port."""
+        """Open a line on which these policies can be asked for. Raises Refused without a port."""
         gateway = await self.hosts.gateway()
         if listener is None:
             return gateway.line(policies, task)
@@ -113,11 +113,11 @@ class SessionHost:
         key: str,
         box: "AgentBox | None" = None,
     ) -> "Process":
-        """A process of an agent, which asks at `url` with `key`; raises WorkFailed."""
+        """Start an agent's process, which calls `url` with `key`. Raises WorkFailed."""
         return await self.hosts.processes().start(agent, config, url=url, key=key, box=box)
 
     async def imports(self, agent: str, config: Mapping[str, Any]) -> Mapping[str, str]:
-        """What an agent's box is shown of its modules, by place; raises WorkFailed."""
+        """Return the agent's modules to mount in its box, by place. Raises WorkFailed."""
         return await self.hosts.processes().imports(agent, config)
 
     def keep(self, name: str, content: bytes) -> str:

@@ -1,1 +1,1 @@
-"""What reads stretches of the log and joins no group; it and `audit` alone may fold the journal."""
+"""Readers of ranges of the log without a group; only they and `audit` may fold the journal."""

@@ -1,4 +1,4 @@
-"""How two scorings of the same trajectories agree."""
+"""The agreement between two scorings of the same trajectories."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ LISTED = 20
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A rollout that one scoring calls good and the other does not."""
+    """A rollout that one scoring counts as a success, or as positive, and the other does not."""
 
     rollout_id: str
     attempt: int
@@ -21,12 +21,12 @@ class Agreement:
     """A fold of pairs of total rewards, the old scoring's first."""
 
     scoring_id: str
-    """The old one."""
+    """The id of the old scoring."""
     success_at: float = 1.0
     compared: int = 0
-    """Trajectories of which both have a reward."""
+    """The number of trajectories that both scorings have a reward for."""
     agree: int = 0
-    """Of these, within 1e-9."""
+    """The number of these whose rewards differ by at most 1e-9."""
     sum_of_differences: float = 0.0
     succeed_now: int = 0
     fail_now: int = 0
@@ -35,10 +35,10 @@ class Agreement:
     only_new: int = 0
     neither: int = 0
     flips: list[Flip] = field(default_factory=list)
-    """The first of those that succeed, or have a sign, in one scoring only."""
+    """The first trajectories whose success or sign differs between the scorings."""
 
     def take(self, rollout_id: str, attempt: int, old: float | None, new: float | None) -> None:
-        """Note one trajectory; None is no reward."""
+        """Note one trajectory; None means no reward."""
         if old is None or new is None:
             self.only_old += old is not None
             self.only_new += new is not None
@@ -57,5 +57,5 @@ class Agreement:
 
     @property
     def mean_difference(self) -> float:
-        """New less old; 0 where nothing could be compared."""
+        """The mean of new minus old; 0 if nothing was compared."""
         return self.sum_of_differences / self.compared if self.compared else 0.0

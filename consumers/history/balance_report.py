@@ -1,4 +1,5 @@
-"""Whether a run's trainer waited for rollouts, or rollouts for it, as its steps tell."""
+"""Reports from a run's steps if its trainer waits for rollouts, or
+rollouts wait for the trainer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from schemas.messages import TrainStep
 from trainer.branches import branch_of
 
 STEPS = 10
-"""The last so many are looked at."""
+"""The number of last steps that are included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +22,15 @@ class BalanceReport:
     run_id: str
     first: int
     last: int
-    """Steps, both included."""
+    """The last step; both are included."""
     wait_share: float
-    """Of the trainer's time."""
+    """The share of the trainer's time that it waited."""
     produced: int
     used: int
     dropped: int
     cancelled: int
     length_used: float
-    """Mean, in sampled tokens; so are the next two, 0 where there were none."""
+    """A mean in sampled tokens, like the next two; 0 if there were none."""
     length_dropped: float
     length_cancelled: float
     servers: int
@@ -37,14 +38,15 @@ class BalanceReport:
 
     @property
     def change(self) -> int:
-        """Servers to add; below 0, to take away."""
+        """The number of servers to add; to remove if negative."""
         return self.proposed - self.servers
 
 
 def balance_of(
     history: History, run: TrainedRun, servers: int, steps: int = STEPS
 ) -> BalanceReport:
-    """Of the run's last steps on its newest branch; raises Refused where there are none."""
+    """Return the report on the last steps of the newest branch; raises
+    Refused if there are none."""
     records = list(steps_of(history, run))
     if not records:
         msg = f"run {run.run_id!r} has no record in {history.topics.train_steps}: it has no step"

@@ -1,4 +1,4 @@
-"""Boxes as `instances` tells of them, beside what one host has, and where the two disagree."""
+"""Boxes according to `instances`, compared with the boxes that one host has."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -17,23 +17,23 @@ UNKNOWN = "unknown"
 
 @dataclass(slots=True)
 class BoxLife:
-    """All that was told of one box, or of one who waited."""
+    """The history of one box, or of one rollout that waits for a box."""
 
     last: Instance
     since_ms: int
-    """When it was first told of."""
+    """The time of its first record."""
     mode: str
     rollout_id: str
 
     def take(self, instance: Instance) -> None:
-        """What is told later says less of whose it is."""
+        """Apply a later record, which may lack the mode or the rollout."""
         self.last = instance
         self.mode = self.mode if instance.mode == UNKNOWN else instance.mode
         self.rollout_id = instance.rollout_id or self.rollout_id
 
     @property
     def open(self) -> bool:
-        """Whether there should be a box, or somebody in line."""
+        """True if there should be a box, or a rollout that waits for one."""
         if not self.last.driver:
             return self.last.kind == "waiting"
         failed = self.last.kind == "failed" and not self.last.reason.startswith("not removed")
@@ -42,7 +42,7 @@ class BoxLife:
 
 @dataclass(frozen=True, slots=True)
 class BoxRow:
-    """One box, or one who waits for a slot."""
+    """One box, or one rollout that waits for a slot."""
 
     box_id: str
     driver: str
@@ -53,13 +53,13 @@ class BoxRow:
     mode: str
     age_s: float | None
     lease_s: float | None
-    """Seconds since its owner said that it is held; None where no lease is known here."""
+    """Seconds since its owner renewed the lease; None if no lease is known here."""
     remark: str
-    """What the log and this host disagree about."""
+    """The difference between the log and this host."""
 
 
 def box_lives(history: History) -> dict[str, BoxLife]:
-    """By name of the box; nothing where there is no topic. Raises Unavailable."""
+    """Return lives by name of the box; empty if there is no topic. Raises Unavailable."""
     topic = history.topics.instances
     lives: dict[str, BoxLife] = {}
     if topic not in history.log.topic_names():
@@ -79,7 +79,7 @@ def box_lives(history: History) -> dict[str, BoxLife]:
 def box_rows(
     lives: Mapping[str, BoxLife], here: HostBoxes, leases: Leases, host: str, now_ms: int
 ) -> list[BoxRow]:
-    """What is open by the log, then what only this host has."""
+    """Return the boxes that are open according to the log, then those that only this host has."""
     rows = []
     for ident, life in lives.items():
         if life.open:
@@ -101,7 +101,7 @@ def _row(ident: str, life: BoxLife, lease: Lease | None, remark: str, now_ms: in
 
 
 def _missing(ident: str, life: BoxLife, here: HostBoxes, host: str) -> str:
-    """Why a box of the log is not as it should be here; of other hosts nothing is known."""
+    """Return why a box of the log is missing here; boxes of other hosts are not checked."""
     told = life.last
     if not told.driver or told.host != host:
         return ""

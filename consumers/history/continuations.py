@@ -1,8 +1,8 @@
-"""The requests by which cancelled rollouts go on: forks of themselves at their last answer.
+"""The requests that continue cancelled rollouts: forks of themselves at their last answer.
 
-Each trajectory names the stretch of the journal that it is of, so no more than that is read. What
-cannot be forked (its program has changed, its environment does not replay, its journal is gone)
-begins again, as does what had not come to an answer yet.
+Each trajectory states its range of the journal, so only that is read. A rollout that cannot be
+forked (its program has changed, its environment does not replay, its journal is gone) begins again,
+as does one without an answer so far.
 """
 
 from collections.abc import Sequence
@@ -25,15 +25,15 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Continuations:
-    """Makes them from the log."""
+    """Makes continuations from the log."""
 
     history: History
     world: World
     masked: bool = False
-    """Whether what was sampled so far is only read from now on."""
+    """True to mask all tokens sampled so far."""
 
     def requests(self, ended: Sequence[Trajectory]) -> list[RolloutRequest]:
-        """In the order of the trajectories; raises Unavailable."""
+        """Return the requests, in the order of the trajectories; raises Unavailable."""
         journals = self._journals(ended)
         return [self._request(each, journals[each.rollout_id]) for each in ended]
 
@@ -46,7 +46,7 @@ class Continuations:
             return ended.request
 
     def _parent(self, ended: Trajectory, journal: list[Record]) -> ForkParent:
-        """Raises Refused."""
+        """Return the rollout to fork; raises Refused."""
         if not journal:
             msg = f"rollout {ended.rollout_id!r} cannot be forked: its journal is past retention"
             raise Refused(msg)
@@ -54,7 +54,7 @@ class Continuations:
         return parent_in(found, self.world)
 
     def _journals(self, ended: Sequence[Trajectory]) -> dict[str, list[Record]]:
-        """By rollout the records of its stretch of the journal."""
+        """Return the records of each rollout's range of the journal."""
         topic = self.history.topics.events
         stretches = (
             ((topic, each.journal_partition), each.first_offset, each.last_offset) for each in ended

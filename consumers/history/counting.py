@@ -1,8 +1,8 @@
-"""The rule of counting without any program: place in the log, attempt, position and try.
+"""The counting rule without any program: place in the log, attempt, position and try.
 
 An answer counts if its attempt is the current one and it is the first at its (position, try), where
-try is the number of failures counted there. A start counts if it carries the chain of requests on.
-It is written apart from the fold, so that the two can be compared.
+try is the number of failures counted there. A start counts if it continues the chain of requests.
+The rule is implemented separately from the fold, so that the two can be compared.
 """
 
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class Counting:
         self._places: dict[int, _Position] = {}
 
     def take(self, event: Event) -> str:
-        """Take one event, in log order; return why it does not count, empty where it does."""
+        """Take one event, in log order; return why it does not count, empty if it does."""
         body = event.body
         if isinstance(body, STARTS):
             return self._start(body)
@@ -126,18 +126,18 @@ class Counting:
 
 
 class Law:
-    """The counting of one journal partition."""
+    """The counting rule for one journal partition."""
 
     def __init__(self, last: int | None = None) -> None:
         self.last = last
-        """The last counted request offset; None where none has been counted."""
+        """The last counted request offset; None if none has been counted."""
         self._epoch = NO_EPOCH
         self._requests: list[str] = []
-        """Ids of the requests' topic as starts tell them, that of now last."""
+        """Ids of the requests' topic, as stated by starts, the present one last."""
         self.open: dict[str, Counting] = {}
 
     def take(self, event: Event) -> str:
-        """Take one event, in log order; return why it does not count, empty where it does."""
+        """Take one event, in log order; return why it does not count, empty if it does."""
         body = event.body
         if isinstance(body, STARTS):
             return self._start(event, body)
@@ -164,15 +164,17 @@ class Law:
         return ""
 
     def _is_out_of_turn(self, body: Start) -> bool:
-        """Whether a request is not the next one: of its topic, else of its leader, else at all."""
+        """Return True if a request is not the next one."""
         if body.requests_id and body.requests_id in self._requests[:-1]:
             return True
+        # In another incarnation of the topic, offsets are not comparable; the first start counts.
         if self.last is None or (
             body.requests_id and self._requests and body.requests_id != self._requests[-1]
         ):
             return False
         if body.from_offset > self.last + 1:
             return True
+        # A later leader may have replaced the records at offsets that were started.
         if NO_EPOCH not in (body.request_epoch, self._epoch) and body.request_epoch != self._epoch:
             return body.request_epoch < self._epoch
         return body.request_offset <= self.last

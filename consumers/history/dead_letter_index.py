@@ -1,9 +1,9 @@
-"""Dead letters: which there are, and what was done with each.
+"""An index of dead letters: their origins and states.
 
-Several processes may have buried one record, and one process several times: what counts is the
-record's own place, so such letters are one. Kafka removes prefixes only, therefore what was
-replayed or dropped is marked by a small record on `dead.letters` itself, in the partition of the
-letter, with a header that names it; listing and replaying honour the marks.
+Several processes may have buried one record, and one process several times: letters are identified
+by the record's own position, so these count as one. Kafka deletes only prefixes, therefore a
+replayed or dropped letter is marked by a small record on `dead.letters` itself, in the partition of
+the letter, with a header that names it; listing and replaying honour the marks.
 """
 
 import re
@@ -25,7 +25,7 @@ PLACE = re.compile(r"(\d+)@(\d+)(?:-(\d+))?", re.ASCII)
 
 @dataclass(slots=True)
 class DeadLetter:
-    """One record that was buried, by its first letter."""
+    """One buried record, with the data of its first letter."""
 
     at: At
     origin: Origin
@@ -34,34 +34,34 @@ class DeadLetter:
     message: str
     groups: list[str]
     copies: list[At] = field(default_factory=list)
-    """All its letters."""
+    """The positions of all its letters."""
     state: str = ""
     """Empty, `replayed` or `dropped`."""
     cut: bool = False
-    """Whether it holds only a part of what was buried: the whole would not have fitted."""
+    """True if it holds only a part of the record, which was too large."""
 
     def place(self) -> str:
-        """Where it lies, as people name it."""
+        """Return its position on `dead.letters`, as shown to users."""
         return f"{self.at[0]}@{self.at[1]}"
 
     def came_from(self) -> str:
-        """Where the record lies that nobody could read."""
+        """Return the position of the buried record."""
         topic, partition, offset = self.origin
         return f"{topic} {partition}@{offset}"
 
 
 @dataclass(frozen=True, slots=True)
 class LetterChoice:
-    """Which letters are meant: those at these places that also pass the filters."""
+    """A choice of letters: those at these positions that also pass the filters."""
 
     places: tuple[tuple[int, int, int], ...]
-    """Partition, first and last offset; empty is everywhere."""
+    """Partition, first and last offset; empty means everywhere."""
     source: str
     error: str
     since: str
 
     def takes(self, letter: DeadLetter, prefix: str, since_ms: int | None) -> bool:
-        """Whether a letter is meant; topics may be named without the prefix."""
+        """Return True if a letter is chosen; topics may be named without the prefix."""
         named = any(
             p == at[0] and a <= at[1] <= b for p, a, b in self.places for at in letter.copies
         )
@@ -76,7 +76,7 @@ class LetterChoice:
 def choice_of(
     places: Iterable[str], *, source: str, error: str, since: str, every: bool
 ) -> LetterChoice:
-    """What was chosen; raises Refused for nothing at all and for what is no place."""
+    """Return the choice; raises Refused for an empty one and for malformed positions."""
     ranges = tuple(offset_range(text) for text in places)
     if not (ranges or source or error or since or every):
         msg = (
@@ -87,7 +87,7 @@ def choice_of(
 
 
 def offset_range(text: str) -> tuple[int, int, int]:
-    """Partition, first and last offset of a place; raises Refused for what is none."""
+    """Parse partition, first and last offset; raises Refused for malformed text."""
     match = PLACE.fullmatch(text)
     named = (match[1], match[2], match[3] or match[2]) if match else ()
     match [whole_number(number) for number in named]:
@@ -98,7 +98,7 @@ def offset_range(text: str) -> tuple[int, int, int]:
 
 
 class DeadLetterIndex:
-    """The letters that are there, without their values, and what was done with them.
+    """The existing letters, without their values, and their states.
 
     Raises Unavailable.
     """
@@ -109,7 +109,7 @@ class DeadLetterIndex:
         self.letters: dict[Origin, DeadLetter] = {}
         self.at: dict[At, DeadLetter] = {}
         self.foreign = 0
-        """Records that are neither letters nor orders of ours."""
+        """The number of records that are neither letters nor orders."""
         self.skips: list[Skip] = []
         marks: list[Mark] = []
         for record in self.records():
@@ -127,17 +127,17 @@ class DeadLetterIndex:
                 self.at[mark.letter].state = mark.state
 
     def records(self) -> Iterator[Record]:
-        """All of the topic, values too."""
+        """Return all records of the topic, with their values."""
         return read_all(self.history.log, [self.topic])
 
     def at_places(self, places: Collection[At]) -> Iterator[Record]:
-        """The records at some places, with their values."""
+        """Yield the records at some positions, with their values."""
         for record in self.records():
             if (record.partition, record.offset) in places:
                 yield record
 
     def letter_at(self, place: str) -> tuple[DeadLetter, Record]:
-        """One letter and its record; raises Refused where there is none."""
+        """Return one letter and its record; raises Refused if there is none."""
         partition, offset, last = offset_range(place)
         if last != offset:
             msg = (
@@ -165,7 +165,7 @@ class DeadLetterIndex:
         self.at[at] = letter
 
     def chosen(self, choice: LetterChoice) -> list[DeadLetter]:
-        """The letters that are meant, oldest first; raises Refused for names nobody knows."""
+        """Return the chosen letters, oldest first; raises Refused for unknown topics and errors."""
         prefix = self.history.topics.prefix
         since_ms = time_ms(choice.since, time.time()) if choice.since else None
         names = [name for name in self.history.log.topic_names() if name.startswith(prefix)]

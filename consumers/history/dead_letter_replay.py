@@ -1,4 +1,4 @@
-"""Sending dead letters again to where they came from, and marking what was sent or dropped."""
+"""Replays dead letters to their original topics, and marks those replayed or dropped."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,23 +18,23 @@ AT_ONCE = 100
 
 
 class NotReplayed(RollcallError):
-    """Letters whose topic is gone, or would refuse them."""
+    """Raised for letters whose topic is gone, or would refuse them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """What becomes of the letters that were chosen."""
+    """The letters of a replay, sorted by what can be done with them."""
 
     letters: list[DeadLetter]
-    """Those that can go back."""
+    """The letters that can be replayed."""
     passed: int
-    """So many were replayed or dropped before."""
+    """The number of letters that were replayed or dropped before."""
     refused: list[tuple[DeadLetter, str]]
-    """Those that cannot go back, and why."""
+    """The letters that cannot be replayed, with the reasons."""
 
 
 def plan_replay(index: DeadLetterIndex, chosen: Sequence[DeadLetter], *, again: bool) -> ReplayPlan:
-    """Part the letters that can go back from the others; raises Unavailable."""
+    """Separate the letters that can be replayed from the others; raises Unavailable."""
     log = index.history.log
     counts = {name: log.partitions(name) for name in log.topic_names()}
     due = [x for x in chosen if not x.state or (again and x.state == "replayed")]
@@ -57,7 +57,7 @@ def plan_replay(index: DeadLetterIndex, chosen: Sequence[DeadLetter], *, again: 
 def replay_letters(
     index: DeadLetterIndex, letters: Sequence[DeadLetter], rate: float, *, by: str = ""
 ) -> list[tuple[DeadLetter, str]]:
-    """Send and mark, a few at a time; return those that their topic would refuse, and why.
+    """Send and mark letters in batches; return those that their topic refuses, with the reasons.
 
     At most `rate` a second; 0 is no limit. Raises DeliveryFailed.
     """
@@ -76,7 +76,7 @@ def replay_letters(
 
 
 class _Sending:
-    """Sends letters, first the leave for each to be taken as new, at last what became of it."""
+    """Sends letters: first the permission to treat each as new, then the record, then the mark."""
 
     def __init__(self, index: DeadLetterIndex, by: str) -> None:
         self.index = index
@@ -85,7 +85,7 @@ class _Sending:
         self.refused: list[tuple[DeadLetter, str]] = []
 
     def send(self, batch: Sequence[tuple[DeadLetter, Record]]) -> None:
-        """Have a few letters sent, and wait for their acks; raises DeliveryFailed."""
+        """Send a few letters and wait for their acks; raises DeliveryFailed."""
         for letter, record in batch:
             digest = content_digest(*letter.origin[:2], record.key, record.value)
             _order(self.index, self.out, letter, Resend(letter.at, digest, self.by).headers())
@@ -105,16 +105,16 @@ class _Sending:
 
 
 def replayed_headers(headers: Headers, from_: str) -> Headers:
-    """The headers that the record was buried with, and where it was sent from.
+    """Return the headers that the record was buried with, and the position of the letter.
 
-    Reserved ones, also those that the record came with, are left out.
+    Reserved headers are left out, even if the record came with them.
     """
     kept = [(n, value) for n, value in headers if not reserved(n.removeprefix(GIVEN_PREFIX))]
     return [*kept, (REPLAYED_FROM, from_.encode())]
 
 
 def drop_letters(index: DeadLetterIndex, letters: Sequence[DeadLetter], *, by: str = "") -> None:
-    """Mark letters as dropped; their bytes go when retention takes them.
+    """Mark letters as dropped; their bytes are deleted by retention.
 
     Raises DeliveryFailed.
     """
@@ -124,7 +124,7 @@ def drop_letters(index: DeadLetterIndex, letters: Sequence[DeadLetter], *, by: s
 def _mark(
     index: DeadLetterIndex, out: Publisher, state: str, letters: Sequence[DeadLetter], by: str
 ) -> None:
-    """Once what was sent is acked, say of each letter what became of it; raises DeliveryFailed."""
+    """Mark letters with a state after all sent records are acked; raises DeliveryFailed."""
     _flush(out)
     at = datetime.now(UTC).isoformat()
     for letter in letters:
@@ -133,7 +133,7 @@ def _mark(
 
 
 def _order(index: DeadLetterIndex, out: Publisher, letter: DeadLetter, headers: Headers) -> None:
-    """Write to the partition of the letter, behind it."""
+    """Write an order to the partition of the letter, behind it."""
     out.send(index.topic, None, None, partition=letter.at[0], headers=headers)
 
 

@@ -1,9 +1,9 @@
-"""Two rollouts side by side, and where they part.
+"""Compares two rollouts and finds the point at which they diverge.
 
-Compared is what each lived through in its last attempt: model answers by their tokens, environments
-by what they showed. A fork's recorded turns count as its own: they stand in its request. The ids of
-tool calls are drawn from commands, and so are other ones in every rollout, and other names of all
-asks that quote them: what differs by these alone is the same.
+The comparison covers the last attempt of each: model answers by their tokens, environments by their
+observations. A fork's recorded turns, which its request holds, count as its own. Ids of tool calls
+are derived from commands, so they differ between rollouts, and with them the names of all asks that
+quote them: differences in these ids alone are ignored.
 """
 
 import re
@@ -26,7 +26,7 @@ WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One thing that happened to a rollout; equal moments are the same to it."""
+    """One event of a rollout; equal moments have the same effect on it."""
 
     kind: str
     text: str = field(compare=False)
@@ -35,14 +35,14 @@ class Moment:
     ends: bool = False
     session: str = ""
     recorded: bool = field(default=False, compare=False)
-    """Whether it stands in a fork's request, not in its journal."""
+    """True if it is from a fork's request, not from its journal."""
     tool_calls: str = field(default="", compare=False)
-    """What the model called, with ids."""
+    """The model's tool calls, with ids."""
     neutral: str = ""
-    """The text and the calls without what is drawn anew in every rollout."""
+    """The text and the calls, with generated ids replaced by numbers."""
 
     def plain(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """Return it as JSON values."""
         values = asdict(self)
         del values["tool_calls"], values["neutral"]
         return values
@@ -50,7 +50,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """What two rollouts have in common, and how each went on."""
+    """The common part of two rollouts, and the rest of each."""
 
     same: tuple[Moment, ...]
     left: tuple[Moment, ...]
@@ -58,11 +58,11 @@ class Parting:
 
     @property
     def turns(self) -> int:
-        """Of the common part."""
+        """The number of model answers in the common part."""
         return sum(moment.kind == "model" for moment in self.same)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """Return it as JSON values."""
         return {
             name: [moment.plain() for moment in moments]
             for name, moments in (("same", self.same), ("a", self.left), ("b", self.right))
@@ -70,7 +70,7 @@ class Parting:
 
 
 def parting_of(left: Story, right: Story) -> Parting:
-    """Where two rollouts part; with nothing left over where they do not."""
+    """Return the point at which two rollouts diverge; both rests are empty if they do not."""
     ours, theirs = (tuple(_neutral(moments_of(story))) for story in (left, right))
     common = next(
         (n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
@@ -80,7 +80,7 @@ def parting_of(left: Story, right: Story) -> Parting:
 
 
 def moments_of(story: Story) -> Iterator[Moment]:
-    """What a rollout lived through, in order; what a fork lived again stands in its place."""
+    """Yield a rollout's moments in order; those that a fork replayed are in their places."""
     lived = deque(_lived(story))
     for recorded in past_of(story):
         if isinstance(recorded, Said):
@@ -93,7 +93,7 @@ def moments_of(story: Story) -> Iterator[Moment]:
 
 
 def past_of(story: Story) -> Sequence[object]:
-    """What a fork was given of its parent; nothing for what is no fork."""
+    """Return the recorded moments that a fork was given; empty for other rollouts."""
     request = story.request
     if request is None or request.agent != "fork" or not request.parent_rollout_id:
         return ()
@@ -102,7 +102,7 @@ def past_of(story: Story) -> Sequence[object]:
 
 
 def relation(left: Story, right: Story) -> str:
-    """What two rollouts have to do with one another, in words; empty for nothing."""
+    """Describe the relation of two rollouts; empty if there is none."""
     a, b = left.request, right.request
     if a is None or b is None:
         return ""
@@ -138,8 +138,8 @@ def _answer(said: ModelAnswered | Said, *, recorded: bool = False) -> Moment:
 
 
 def _neutral(moments: Iterable[Moment]) -> Iterator[Moment]:
-    """The same, with numbers for drawn names in the text that is compared: the first that comes up
-    in a rollout is 0, whatever it is."""
+    """Replace generated ids in the compared text by numbers, in the order in which
+    they occur in the rollout."""
     numbers: dict[str, str] = {}
     for moment in moments:
         for name in _drawn_in(moment):
@@ -150,7 +150,7 @@ def _neutral(moments: Iterable[Moment]) -> Iterator[Moment]:
 
 
 def _drawn_in(moment: Moment) -> Iterator[str]:
-    """The ids of an answer's tool calls; the names of what an agent's process asks."""
+    """Yield the ids of an answer's tool calls, and the names of asks of an agent's process."""
     if moment.kind == "environment" and moment.session == AGENT:
         try:
             yield from (ask.d for ask in differences_of(moment.text))

@@ -1,8 +1,8 @@
-"""What a sample says about a policy: pass@k, and intervals by resampling tasks.
+"""Estimates from a sample of rollouts: pass@k, and bootstrap intervals over tasks.
 
-Rollouts of one task are not independent of each other, so what is drawn again is tasks, each with
-all of its rollouts (the cluster bootstrap). Two versions are compared on the tasks that both were
-given: what makes a task hard falls out of the difference.
+Rollouts of one task are not independent, so tasks are resampled, each with all of its rollouts (the
+cluster bootstrap). Two versions are compared on the tasks that both were given, so that the
+difficulty of a task cancels in the difference.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean, and the interval that the level's share of resampled means lies in."""
+    """A mean, and the interval that contains the level's share of resampled means."""
 
     value: float
     low: float
@@ -25,10 +25,11 @@ class Estimate:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """1 - C(n-c, k) / C(n, k): the chance that one of k is right, c of n being so; unbiased.
+    """Return 1 - C(n-c, k) / C(n, k): the unbiased probability that one of k is right, given c of
+    n.
 
-    Source: Chen et al. 2021, arXiv 2107.03374, equation 1. Raises ValueError unless
-    0 <= c <= n and 1 <= k <= n.
+    Source: Chen et al. 2021, arXiv 2107.03374, equation 1. Raises ValueError unless 0 <= c <= n and
+    1 <= k <= n.
     """
     if not (0 <= c <= n and 1 <= k <= n):
         msg = f"pass@{k} of {c} right ones among {n} is not defined"
@@ -38,14 +39,15 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """How intervals are drawn: the same numbers and seed give the same interval."""
+    """The parameters of the bootstrap: equal data and seed give the same interval."""
 
     resamples: int = 1000
     seed: int = 0
     level: float = 0.95
 
     def mean(self, sums: Sequence[float], counts: Sequence[float]) -> Estimate:
-        """sum(sums) / sum(counts), one of each per task; percentiles of resampled tasks.
+        """Return sum(sums) / sum(counts), with one of each per task, and percentiles over resampled
+        tasks.
 
         Raises ValueError for no task.
         """
@@ -62,6 +64,7 @@ class Bootstrap:
         return Estimate(float(total.sum() / size.sum()), float(low), float(high))
 
     def difference(self, first: Sequence[float], second: Sequence[float]) -> Estimate:
-        """The mean of second - first over the same tasks, in the same order; raises ValueError."""
+        """Return the mean of second - first over the same tasks, in the same
+        order; raises ValueError."""
         differences = np.asarray(second, np.float64) - np.asarray(first, np.float64)
         return self.mean(differences.tolist(), [1.0] * len(differences))

@@ -1,10 +1,9 @@
-"""What scored trajectories say about the versions of a policy: a fold, by version and by task.
+"""The evaluation of policy versions: a fold of scored trajectories, by version and by task.
 
-Only rollouts of one purpose are counted, held-out ones unless said otherwise. A rollout counts for
-the one version that sampled in it, whatever it was asked of; one in which nothing was sampled, for
-the version that it was asked of. One in which several versions sampled says nothing about any: it
-is counted beside, under the lowest. One without a reward has not succeeded, and has no part in the
-mean.
+Only rollouts of one purpose are counted, by default held-out ones. A rollout counts for the one
+version that sampled in it, whichever was requested; if nothing was sampled, for the requested
+version. A rollout in which several versions sampled does not count for any: it is counted as mixed,
+under the lowest. One without a reward counts as not succeeded, and does not enter the mean reward.
 """
 
 from collections.abc import Mapping
@@ -36,24 +35,24 @@ class TaskTally:
     rewarded: int = 0
     reward: float = 0.0
     mixed: int = 0
-    """Rollouts in which several versions of the policy sampled: they are not among the others."""
+    """Rollouts in which several versions of the policy sampled; the other counts exclude them."""
 
 
 Tasks = dict[bytes, TaskTally]
-"""What one version did, by task."""
+"""The results of one version, by task."""
 
 
 @dataclass(slots=True)
 class Evaluation:
-    """The fold. A scored trajectory is given once: the first of its rollout and scoring id."""
+    """The fold. Each scored trajectory is given once: the first of its rollout and scoring id."""
 
     purpose: str = "evaluate"
     success_at: float = SUCCESS_AT
     by_scoring: dict[str, dict[Version, Tasks]] = field(default_factory=dict)
     phases: PhaseTimes = field(default_factory=PhaseTimes)
-    """Of the rollouts that are counted, under every scoring that judged them."""
+    """The phases of the counted rollouts, under every scoring that scored them."""
     left_out: int = 0
-    """Trajectories of another purpose, or without a request."""
+    """The number of trajectories of another purpose, or without a request."""
 
     def take(self, scored: ScoredTrajectory) -> None:
         trajectory = scored.trajectory
@@ -77,7 +76,8 @@ class Evaluation:
             tally.reward += scored.total
 
     def scored_by(self, scoring_id: str = "") -> Mapping[Version, Tasks]:
-        """What one scoring says; raises Refused where several do and none is named."""
+        """Return the results of one scoring; raises Refused if there are
+        several and none is named."""
         known = sorted(self.by_scoring)
         if not known:
             msg = (
@@ -95,9 +95,10 @@ class Evaluation:
 
 
 def evaluate(selection: Selection, purpose: str, success_at: float) -> Evaluation:
-    """Fold a range of scored trajectories; of a policy's version those that were asked of it.
+    """Fold a range of scored trajectories; with a version in the range, those requested of its
+    policy.
 
-    Raises Refused for a range in which nothing lies.
+    Raises Refused for an empty range.
     """
     evaluation = Evaluation(purpose, success_at)
     of_any_version = replace(selection, span=replace(selection.span, version=None))
@@ -107,7 +108,8 @@ def evaluate(selection: Selection, purpose: str, success_at: float) -> Evaluatio
 
 
 def task_key(request: RolloutRequest) -> bytes:
-    """Names what is asked and of which program, whoever asked: what versions are compared on."""
+    """Return the digest of the task and the program, whatever the policy:
+    versions are compared on it."""
     task = request.task
     return digest(
         task.environment, task.environment_config, task.seed, task.prompt, task.system,
@@ -116,7 +118,7 @@ def task_key(request: RolloutRequest) -> bytes:
 
 
 def family_of(request: RolloutRequest) -> str:
-    """The environment, and what its configuration calls the kind of task; else the program."""
+    """Return the environment and its kind of task, or the program if there is no environment."""
     task = request.task
     if not task.environment:
         return request.agent

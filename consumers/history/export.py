@@ -1,8 +1,8 @@
-"""A range of history as Parquet, a folder for each table and day.
+"""Exports a range of history as Parquet, with a folder for each table and day.
 
-What lies there is what the archive group writes too (`consumers.tables`): the trajectories of the
-range, their turns, and whatever scorers made of them, also after the range ended. The directory
-appears when all of it is written; whoever is killed before leaves a hidden folder beside it.
+The format is that of the archive group (`consumers.tables`): the trajectories of the range, their
+turns, and all their scores, even those written after the range ended. The directory appears when
+all of it is written; a killed process leaves a hidden folder beside it.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ MARK = "part"
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What was written, by table."""
+    """The result of an export, by table."""
 
     directory: str
     rows: dict[str, int]
@@ -35,9 +35,9 @@ class Export:
 def export(
     selection: Selection, directory: Path, progress: Callable[[int], None] = lambda records: None
 ) -> Export:
-    """Write a range into a directory that is new or empty; raises Refused where it is not.
+    """Write a range into a new or empty directory; raises Refused for any other.
 
-    `progress` is told how many records have been taken, one by one.
+    `progress` is called with the number of records taken, after each.
     """
     with _new_directory(directory) as hidden:
         writers = ParquetWriters(hidden, FILE, MARK)
@@ -53,7 +53,7 @@ def export(
 
 @contextmanager
 def _new_directory(directory: Path) -> Iterator[Path]:
-    """A hidden folder that becomes the directory when all has gone well."""
+    """Provide a hidden folder that becomes the directory on success."""
     directory = directory.absolute()
     refuse_used(directory, "--parquet")
     with appearing(directory) as hidden:
@@ -76,7 +76,7 @@ def _fill(writers: ParquetWriters, selection: Selection, progress: Callable[[int
         first_ms = min(first_ms or record.timestamp_ms, record.timestamp_ms)
         progress(taken := taken + 1)
     topic_id = log.topic_id(topics.scored)
-    with suppress(Refused):  # nothing lies there: nobody has scored yet
+    with suppress(Refused):  # the range is empty: no scores yet
         for record, scored in replace(selection, span=behind(first_ms)).scored():
             if scored.trajectory in ends:
                 writers.scored(record, topic_id, scored)

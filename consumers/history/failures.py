@@ -1,4 +1,4 @@
-"""Why rollouts of a run failed: counted by code, with an example of each."""
+"""The failures of a run's rollouts, counted by code, with an example of each."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,21 +8,21 @@ from typing import NamedTuple
 from schemas.messages import ScoredTrajectory, Trajectory
 
 NO_REWARD = "no_reward"
-"""The code of a rollout that finished, and that its scorer gave no number."""
+"""The code of a rollout that finished without a reward from its scorer."""
 NAMED = 3
-"""So many codes are named in words; the others are counted together."""
+"""The number of codes that are named in words; the others are counted together."""
 NO_EXAMPLES: Mapping[str, str] = {}
 NO_FAILURES = ("finished", "cancelled")
-"""How a rollout ends that has not failed: by itself, or since somebody ended it."""
+"""Statuses that are no failures: the program or a user ended the rollout."""
 
 
 def has_failed(trajectory: Trajectory) -> bool:
-    """Whether a rollout came to an end that neither it nor a person chose."""
+    """Return True if a rollout ended otherwise than by its program or a user."""
     return trajectory.status not in NO_FAILURES
 
 
 class Failure(NamedTuple):
-    """Why one rollout is worth nothing."""
+    """The failure of one rollout, or the reason why it has no reward."""
 
     code: str
     rollout_id: str
@@ -30,7 +30,7 @@ class Failure(NamedTuple):
 
 
 def failure_of(scored: ScoredTrajectory) -> Failure | None:
-    """Why a rollout failed, or why it has no reward; None of any other."""
+    """Return why a rollout failed, or why it has no reward; else None."""
     trajectory = scored.trajectory
     if has_failed(trajectory):
         code = trajectory.code or trajectory.status
@@ -46,7 +46,7 @@ class Failures:
 
     by_code: Counter[str] = field(default_factory=Counter)
     examples: dict[str, Failure] = field(default_factory=dict)
-    """By code the first that failed so."""
+    """The first failure with each code."""
 
     @property
     def count(self) -> int:
@@ -67,12 +67,12 @@ class Failures:
         return f"{self.count:,}: {'; '.join(words)}" if words else "0"
 
     def why(self) -> str:
-        """What the example of the commonest code says; empty where none failed."""
+        """Return the reason of the most frequent code's example; empty if there are no failures."""
         code = next((code for code, _ in self.by_code.most_common(1)), None)
         return "" if code is None else self.examples[code].reason
 
     def plain(self) -> dict[str, dict[str, int | str]]:
-        """By code how many, with the id and the reason of one."""
+        """Return by code the count, with the id and the reason of an example."""
         return {
             code: {
                 "rollouts": count,
@@ -84,7 +84,7 @@ class Failures:
 
 
 def shares(counts: Counter[str], examples: Mapping[str, str] = NO_EXAMPLES) -> list[str]:
-    """Return `stale (98 %)` for the commonest reasons, with an example where there is one.
+    """Return `stale (98 %)` for the most frequent reasons, with an example if there is one.
 
     The others are counted together, last.
     """
@@ -100,7 +100,7 @@ def shares(counts: Counter[str], examples: Mapping[str, str] = NO_EXAMPLES) -> l
 
 
 def _percent(part: int, whole: int) -> str:
-    """A share without a figure that would say all, or none, of what is only almost so."""
+    """Format a share; never as 0 or 100 % unless it is exact."""
     if part == whole:
         return "100 %"
     return f"{min(99, max(1, round(100 * part / whole)))} %"

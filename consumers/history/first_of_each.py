@@ -1,4 +1,4 @@
-"""The first of several records that tell of the same thing."""
+"""Detects repeated records, of which only the first counts."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -9,10 +9,10 @@ M = TypeVar("M")
 
 
 class FirstOfEach(Generic[M]):
-    """Tells the first message under each key from those that come again.
+    """Distinguishes the first message under each key from repetitions.
 
-    Of a key eight bytes of BLAKE2b are kept. Among n keys two share them with a chance of about
-    n^2 / 2^65: of ten million rollouts one is lost in one of 370,000 readings.
+    It keeps eight bytes of BLAKE2b for each key. Among n keys two collide with a probability of
+    about n^2 / 2^65: of ten million rollouts one is lost in one of 370,000 readings.
     """
 
     def __init__(self, key: Callable[[M], tuple[object, ...]]) -> None:
@@ -20,7 +20,7 @@ class FirstOfEach(Generic[M]):
         self._digests: set[bytes] = set()
 
     def add(self, message: M) -> bool:
-        """Note a message; return whether it is the first under its key."""
+        """Note a message; return True if it is the first under its key."""
         name = self._digest(message)
         if name in self._digests:
             return False
@@ -28,7 +28,7 @@ class FirstOfEach(Generic[M]):
         return True
 
     def __contains__(self, message: M) -> bool:
-        """Whether one under the same key was noted."""
+        """Return True if a message under the same key was noted."""
         return self._digest(message) in self._digests
 
     def _digest(self, message: M) -> bytes:

@@ -1,8 +1,8 @@
 """The request of a fork: a rollout whose first turns are those of a recorded one.
 
-The parent's journal is counted and folded here with its program, as its owner did; what the fork
-needs of it goes into the request (`consumers.agents.fork`). Whatever could not be lived again is
-refused here: a program that has changed, an environment that does not replay.
+The parent's journal is counted and folded here with its program, as its owner did; the part that
+the fork needs goes into the request (`consumers.agents.fork`). Forks that could not be replayed are
+refused here: the program has changed, or an environment does not replay.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,19 +48,19 @@ class ForkParent:
         )
 
     def settled(self) -> Iterator[Event]:
-        """What closed a wish of the last attempt, by position."""
+        """Yield the events that closed the wishes of the last attempt, by position."""
         for event in sorted(self.story.outcomes(), key=attrgetter("position")):
             if event.position >= 0 and event.position not in self.rollout.attempt.outstanding:
                 yield event
 
 
 def parent_of(history: History, rollout_id: str, world: World) -> ForkParent:
-    """The rollout as its journal tells, folded again; raises Refused where that cannot be."""
+    """Fold a rollout from its journal again; raises Refused if that is not possible."""
     return parent_in(latest(stories_of(history, rollout_id)), world)
 
 
 def parent_in(story: Story, world: World) -> ForkParent:
-    """The same where its journal has been read."""
+    """Like `parent_of`, from a journal that has been read."""
     start = story.entries[0].event
     if start is None or not isinstance(start.body, RolloutStarted):
         why = "was refused" if story.request else "cannot be read, or is past retention"
@@ -74,7 +74,7 @@ def parent_in(story: Story, world: World) -> ForkParent:
 
 
 def _folded(story: Story, request: RolloutRequest, world: World) -> Rollout:
-    """The rollout with what its program wished for; raises Refused where they disagree."""
+    """Return the folded rollout; raises Refused if the journal does not fit the program."""
     journal = Journal(story.partition, world, "fork")
     ended = None
     for entry in story.entries:
@@ -97,7 +97,7 @@ def _changed(request: RolloutRequest) -> Refused:
 def fork_request(
     parent: ForkParent, turn: int, *, policy_id: str = "", seed: str = ""
 ) -> RolloutRequest:
-    """The request of one fork; raises Refused for a turn or an environment that will not do."""
+    """Return the request of one fork; raises Refused for an unsuitable turn or environment."""
     position = _position_of(parent, turn)
     past = _past(parent, position, turn)
     _require_replayable(parent, position)
@@ -124,11 +124,11 @@ def fork_request(
 
 
 def continuation(parent: ForkParent, *, masked: bool = False) -> RolloutRequest:
-    """The parent's own request as one that goes on at its last answer; its id is still the same.
+    """Return the parent's request, changed to continue at its last answer; the id is unchanged.
 
-    What was sampled comes along with its log-probabilities and versions; masked, it is only read,
-    and so it is where an answer is untrainable. Where nothing was answered yet it begins as its
-    parent did. Raises Refused.
+    Sampled tokens keep their log-probabilities and versions; if `masked`, or if an answer is
+    untrainable, they become prompt tokens. Without an answer so far it is the parent's request
+    itself. Raises Refused.
     """
     request, turn = parent.request, len(parent.turns)
     if not turn:
@@ -151,7 +151,7 @@ def _is_untrainable(event: Event) -> bool:
 
 
 def _past(parent: ForkParent, position: int, turn: int, *, sampled: bool = False) -> Past:
-    """What was recorded of it below a position."""
+    """Return the recorded part of the parent below a position."""
     request = parent.request
     settled = [event for event in parent.settled() if event.position < position]
     return Past(
@@ -165,14 +165,14 @@ def _past(parent: ForkParent, position: int, turn: int, *, sampled: bool = False
 
 
 def fork_requests(request: RolloutRequest, count: int) -> Iterator[RolloutRequest]:
-    """So many forks of one group; a seed that is given is told apart by the member's number."""
+    """Yield the members of one group of forks; a given seed is extended by the member's number."""
     for number, member in enumerate(grouped(request, count)):
         seed = member.sampling_seed
         yield replace(member, sampling_seed=f"{seed}-{number}") if seed and count > 1 else member
 
 
 def _position_of(parent: ForkParent, turn: int) -> int:
-    """The parent's position that is live first: that of the turn, or the one after the last."""
+    """Return the parent's first live position: that of the turn, or the one after the last."""
     turns, rollout_id = parent.turns, parent.request.rollout_id
     if 0 <= turn < len(turns):
         return turns[turn]
@@ -192,7 +192,7 @@ def _position_of(parent: ForkParent, turn: int) -> int:
 
 
 def _order(parent: ForkParent, settled: Sequence[Event]) -> tuple[int, ...]:
-    """Their positions in log order; empty where they came in their own."""
+    """Return the positions in log order; empty if that is ascending."""
     positions = [event.position for event in settled]
     known = set(positions)
     came = tuple(e.position for e in parent.story.outcomes() if e.position in known)
@@ -200,7 +200,7 @@ def _order(parent: ForkParent, settled: Sequence[Event]) -> tuple[int, ...]:
 
 
 def _recorded(event: Event, *, sampled: bool = False) -> Recorded:
-    """What closed a wish; `sampled` is with how its tokens were."""
+    """Return the record of an answer; if `sampled`, with log-probabilities and versions."""
     body = event.body
     if isinstance(body, ModelAnswered):
         return Said(
@@ -222,7 +222,8 @@ def _recorded(event: Event, *, sampled: bool = False) -> Recorded:
 
 
 def _require_replayable(parent: ForkParent, position: int) -> None:
-    """Actions are applied again: their environments must show the same. A reset shows it always."""
+    """Raise Refused if an action would be applied again in an
+    environment that is not replayable."""
     acted = {
         step.session
         for step in parent.rollout.attempt.steps_taken()

@@ -1,4 +1,4 @@
-"""What a reader of history is given: a cluster is one, and so is a rig in memory."""
+"""The interface for readers of history, implemented by clusters and by the in-memory rig."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # the command line names ranges of history before it reads an
 
 
 class History(Protocol):
-    """A log, how its records are read, and what its topics are called."""
+    """A log, its codec, and the names of its topics."""
 
     @property
     def log(self) -> "Log": ...
@@ -23,7 +23,7 @@ class History(Protocol):
 
 
 class LiveHistory(History, Protocol):
-    """The same, of brokers that say who is at work and how long a topic is kept."""
+    """A history whose brokers also report members of groups and retention of topics."""
 
     @property
     def admin(self) -> "Admin": ...

@@ -1,7 +1,7 @@
-"""A run's files of weights: what there is, who still needs it, what its trainer would let go.
+"""Reports a run's weights files: what exists, who needs it, what its trainer would delete.
 
-By the log alone, the place where the weights lie, and the run's checkpoints; by the same functions
-that its trainer goes by.
+It uses only the log, the storage of the weights, and the run's checkpoints, with the same functions
+as the trainer.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,26 +18,26 @@ from trainer.weights_needs import KeptFile, holders
 
 @dataclass(frozen=True, slots=True)
 class KeptWeights:
-    """One file."""
+    """One weights file."""
 
     version: int
     kind: str
     """full, or delta."""
     base: int
-    """The version that a delta is made from; -1 for full weights."""
+    """The base version of a delta; -1 for full weights."""
     precision: str
-    """Empty where no record of the version is left."""
+    """Empty if no record of the version is left."""
     size_bytes: int
     announced_ms: int | None
-    """None where the log does not know it."""
+    """None if the log does not contain its announcement."""
     needed_by: tuple[str, ...]
-    """Nobody: it may go."""
+    """The holders that need it; if empty it may be deleted."""
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsReport:
-    """All files of a run."""
+    """All weights files of a run."""
 
     run_id: str
     policy_id: str
@@ -46,7 +46,7 @@ class WeightsReport:
     size_bytes: int
     may_go_bytes: int
     now_ms: int
-    """Ages are counted from here: when anything was announced last."""
+    """The reference time for ages: that of the last announcement."""
 
 
 def kept_weights(
@@ -56,9 +56,9 @@ def kept_weights(
     checkpoints: Collection[int],
     points: Sequence[ResumePoint],
 ) -> WeightsReport:
-    """What lies there now; `checkpoints` are versions that training goes on from, at `points`.
+    """Return the present files; `checkpoints` are the versions to resume from, at `points`.
 
-    Raises Unavailable where the log or that place is away.
+    Raises Unavailable if the log or the storage is unavailable.
     """
     in_use = VersionsInUse(history, trained.policy_id)
     use = in_use.announced()

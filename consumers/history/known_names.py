@@ -1,4 +1,4 @@
-"""Who is known: ids that the journal and the requests still tell of, and workers."""
+"""Known names: ids that the journal and the requests still contain, and workers."""
 
 from typing import Any
 
@@ -13,7 +13,8 @@ SIGNED_BY = "ce_source"
 
 
 def require_known(history: History, name: str) -> bool:
-    """Whether a group is called so, else a rollout; raises Refused where neither ever was."""
+    """Return True for the name of a group, False for that of a rollout;
+    raises Refused for any other."""
     rollouts: set[str] = set()
     groups: set[str] = set()
     topics = history.topics
@@ -23,7 +24,7 @@ def require_known(history: History, name: str) -> bool:
                 continue
             try:
                 message: Any = history.codec.decode(record.value, kind)
-            except WireError:  # whoever reads it as a group buries it
+            except WireError:  # a reader in a group buries it
                 continue
             rollouts.add(message.rollout_id)
             body = message.body if kind is Event else None
@@ -38,7 +39,7 @@ def require_known(history: History, name: str) -> bool:
 
 
 def worker_names(history: LiveHistory) -> set[str]:
-    """Members of our groups now, and trainers, which are in no group but sign what they write.
+    """Return members of our groups, and trainers, which are in no group but sign their records.
 
     Raises Unavailable.
     """

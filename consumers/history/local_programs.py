@@ -1,4 +1,4 @@
-"""The programs as this process can run them, to fold again what was recorded."""
+"""The programs that this process can run, to fold recorded rollouts again."""
 
 import threading
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from schemas.messages import RolloutStarted
 
 
 def watched_world(timeout_s: float) -> World:
-    """On the main thread a program that does not come back is ended, as it was in its worker."""
+    """Return a world whose guard, on the main thread, ends programs that do not return in time."""
     guard = Guard("the program", timeout_s)
     if threading.current_thread() is threading.main_thread():
         guard.watch()
@@ -21,7 +21,7 @@ def watched_world(timeout_s: float) -> World:
 
 
 def runs_as_recorded(world: World) -> Callable[[RolloutStarted], bool]:
-    """Whether the program that a rollout began with is here, and is still the same."""
+    """Return a function that is True if the program of a start is available here, and unchanged."""
 
     @cache
     def digest_of(agent: str) -> str | None:

@@ -1,7 +1,7 @@
-"""Which heavy records in the store of objects nobody needs any more.
+"""Finds objects in the object store that no record needs any more.
 
-Nobody knows which records claim an object but the log itself, and that forgets by time alone: an
-object that is older than any record can be is claimed by none.
+Only the log knows which records claim an object, and it deletes by time alone: an object that is
+older than any record can be is claimed by none.
 """
 
 from collections.abc import Iterable
@@ -17,17 +17,18 @@ if TYPE_CHECKING:
 
 DAY_S = 86_400
 SEGMENT_S = 7 * DAY_S
-"""Kafka removes a segment when its newest record is old enough, and begins one a week."""
+"""Kafka deletes a segment when its newest record is old enough, and begins one a week."""
 UNFINISHED_S = DAY_S
-"""A temporary file of this age belongs to nobody who is still writing it."""
+"""A temporary file of this age is no longer being written."""
 
 
 def removable(
     history: LiveHistory, store: "ObjectStore", older_than_s: float = 0.0
 ) -> "list[StoredObject]":
-    """What no record can claim any more; raises Refused for an age at which one can, Unavailable.
+    """Return objects that no record can claim; raises Refused if a record still can at that age,
+    and Unavailable.
 
-    An age of 0 is the least that is safe.
+    An age of 0 stands for the least safe age.
     """
     least_s = needed_s(history)
     if older_than_s and older_than_s < least_s:
@@ -40,9 +41,9 @@ def removable(
 
 
 def needed_s(history: LiveHistory) -> float:
-    """The age at which no record can claim an object; raises Refused where there is none.
+    """Return the age at which no record can claim an object; raises Refused if there is none.
 
-    A record that was buried on its last day lies in the dead letters as long again.
+    A record that was buried on its last day stays in the dead letters for as long again.
     """
     names, calls = history.log.topic_names(), history.topics.calls("")
     policies = [name.removeprefix(calls) for name in names if name.startswith(calls)]
@@ -61,7 +62,7 @@ def needed_s(history: LiveHistory) -> float:
 
 
 def unneeded(objects: "Iterable[StoredObject]", older_than_s: float) -> "list[StoredObject]":
-    """What is older than that; of what a crash has left, what is older than a day."""
+    """Return objects that are older; temporary files of crashes if they are older than a day."""
     return [
         each
         for each in objects

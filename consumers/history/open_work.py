@@ -1,8 +1,8 @@
-"""What is open, as the log tells it: a fold of all that says so; no worker is asked.
+"""All open work, computed from the log alone: no worker is asked.
 
-Records are taken in the order journal (from the agents' low watermark on), requests,
-trajectories, scored records, and the names of commands on the work topics; each may have gone on
-while the one before was read, and the later one is believed. Memory is bounded by what is open.
+Records are taken in the order journal (from the agents' low watermark on), requests, trajectories,
+scored records, and the ids of commands on the work topics. Each topic may have grown while an
+earlier one was read, and the later topic takes precedence. Memory is bounded by the open work.
 """
 
 from collections import defaultdict
@@ -33,12 +33,12 @@ from schemas.topics import Topics
 PRUNE_EVERY = 1024
 
 Run = tuple[int, int]
-"""Journal partition and first offset: an id may be asked for again, this may not."""
+"""Journal partition and first offset: unlike an id, these cannot be used again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A partition; the member of the group that owns it has to act."""
+    """A partition; the group's member that owns it has to act."""
 
     group: str
     topic: str
@@ -47,18 +47,18 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class ScoringPosition:
-    """How far one scoring has come; what it has finished needs no scored record as a proof."""
+    """The progress of one scoring; finished trajectories need no scored record as a proof."""
 
     scoring_id: str
     commits: Mapping[int, int] = field(default_factory=dict)
     above: Mapping[int, Collection[int]] = field(default_factory=dict)
     """Finished offsets above the commit."""
     live: bool = False
-    """Whether its group has members."""
+    """True if its group has members."""
     retired: bool = False
 
     def finished(self, partition: int, offset: int) -> bool:
-        """Whether it is done with a trajectory at this place."""
+        """Return True if it is done with a trajectory at this offset."""
         below = offset < self.commits.get(partition, 0)
         return below or offset in self.above.get(partition, ())
 
@@ -74,7 +74,7 @@ class UnstartedRequest:
 
 @dataclass(frozen=True, slots=True)
 class EndedRollout:
-    """A rollout that has ended, and the offsets at which its trajectory was seen."""
+    """A rollout that has ended, and the offsets of its trajectory."""
 
     rollout_id: str
     group_id: str
@@ -83,28 +83,28 @@ class EndedRollout:
     ended_ms: int
     offsets: list[int] = field(default_factory=list)
     scorings: tuple[str, ...] = ()
-    """Those that its request names."""
+    """The scorings that its request names."""
 
 
 @dataclass(eq=False)
 class OpenWork:
-    """Takes what was read, in the order of the module's law."""
+    """The open work; takes records in the order that the module states."""
 
     topics: Topics
     world: World
     scorings: Sequence[ScoringPosition] = ()
     group_id: str = field(default="", kw_only=True)
-    """A group whose scored members are wanted although none of it may be open."""
+    """A group whose scored members are included even if none of it is open."""
     oldest_ms: int | None = field(default=None, init=False)
-    """Nothing that matters was scored before."""
+    """No relevant score is older than this."""
 
     def __post_init__(self) -> None:
         self.journals: dict[int, Journal] = {}
         self.writers: dict[int, str] = {}
-        """The agents worker that wrote the newest entry of an agents worker, by partition."""
+        """The agents worker that wrote the last entry by agents, by partition."""
         self._commits: dict[int, int] = {}
         self.touched: dict[Run, int] = {}
-        """When something last happened to a rollout."""
+        """The time of the last entry of each rollout."""
         self._request_offsets: dict[Run, int] = {}
         self.unstarted: dict[Run, UnstartedRequest] = {}
         self.ended: dict[Run, EndedRollout] = {}
@@ -112,23 +112,24 @@ class OpenWork:
         self.members: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
         self.sizes: dict[str, int] = {}
         self.sent: dict[bytes, Place] = {}
-        """Where commands lie, by their ids in hex."""
+        """The place of each sent command, by its id in hex."""
         self.in_line: dict[tuple[str, int], tuple[str, int]] = {}
         """By rollout and attempt the slots that its environment waits for, and since when."""
 
     # Taking
 
     def begin(self, partition: int, begin: Watermark, commit: int) -> None:
-        """Fold a journal partition; trajectories of ends below `commit` are known to be out."""
+        """Begin the fold of a partition; trajectories of ends below
+        `commit` are already written."""
         self.journals[partition] = Journal(partition, self.world, "", begin)
         self._commits[partition] = commit
 
     def needs(self, record: Record) -> bool:
-        """Whether an entry of the journal has to be read at all; asked in log order."""
+        """Return True if an entry of the journal has to be read; called in log order."""
         return self.journals[record.partition].needs(record.offset, record.key)
 
     def take_event(self, event: Event, partition: int, offset: int, at_ms: int) -> None:
-        """One entry of the journal, in log order."""
+        """Take one entry of the journal, in log order."""
         journal, body = self.journals[partition], event.body
         if isinstance(body, (*START, *END, AttemptStarted)):
             self.writers[partition] = event.written_by
@@ -141,17 +142,18 @@ class OpenWork:
                 self._request_offsets[run_of(rollout)] = body.request_offset
         elif before is not None:
             self._forget(before)
+        # Trajectories of earlier ends are written, and taken when they are read.
         if taken.ended is not None and offset >= self._commits[partition]:
             self._end(taken.ended)
         if offset % PRUNE_EVERY == 0:
-            journal.watermark(offset + 1)  # what has ended need not be kept
+            journal.watermark(offset + 1)  # drops the data of ended rollouts
 
     def _forget(self, rollout: Rollout) -> None:
         self.touched.pop(run_of(rollout), None)
         self._request_offsets.pop(run_of(rollout), None)
 
     def first_requests(self) -> dict[int, int]:
-        """From where requests are to be read: those of open groups, and those not started."""
+        """Return where to read requests from: those of open groups, and those not started."""
         first = {p: 0 if j.last is None else j.last + 1 for p, j in self.journals.items()}
         for rollout in self.open():
             if rollout.request.group_size > 1 and run_of(rollout) in self._request_offsets:
@@ -168,13 +170,13 @@ class OpenWork:
         epoch: int = NO_EPOCH,
         topic_id: str = "",
     ) -> None:
-        """One request; it is waiting where no start has counted it."""
+        """Take one request; it waits if no start has counted it."""
         self._not_before(at_ms)
         if not self.journals[partition].chain.started(topic_id, epoch, offset):
             self.unstarted[partition, offset] = UnstartedRequest(request, partition, at_ms)
 
     def take_trajectory(self, trajectory: Trajectory, partition: int, offset: int) -> None:
-        """One trajectory, which may be there more than once."""
+        """Take one trajectory, which may occur more than once."""
         self._end(trajectory).offsets.append(offset)
         journal = self.journals[partition]
         rollout = journal.open.get(trajectory.rollout_id)
@@ -197,13 +199,13 @@ class OpenWork:
         self.oldest_ms = at_ms if self.oldest_ms is None else min(self.oldest_ms, at_ms)
 
     def scored_keys(self) -> set[bytes]:
-        """Keys of the scored records that tell something about what is open."""
+        """Return the keys of scored records that concern open work."""
         keys = {self.group_id, *(e.group_id or e.rollout_id for e in self.ended.values())}
         keys |= {request.group_id for request in self.requests() if request.group_size > 1}
         return {key.encode(errors="surrogateescape") for key in keys if key}
 
     def take_scored(self, scored: ScoredTrajectory, at_ms: int) -> None:
-        """One scored record; of each scoring the first counts."""
+        """Take one scored record; the first of each scoring counts."""
         trajectory, request = scored.trajectory, scored.trajectory.request
         run = trajectory.journal_partition, trajectory.first_offset
         self.scored[scored.scoring_id].setdefault(run, at_ms)
@@ -213,7 +215,7 @@ class OpenWork:
             members.setdefault(trajectory.rollout_id, at_ms)
 
     def wanted_commands(self) -> dict[tuple[str, str], int]:
-        """Groups and their topics to look through for commands, and since when they were sent."""
+        """Return the groups and topics to search for commands, with the time to begin from."""
         since: dict[tuple[str, str], int] = {}
         for rollout in self.open():
             for waits in rollout.attempt.outstanding.values():
@@ -222,7 +224,7 @@ class OpenWork:
         return since
 
     def wanted_keys(self) -> set[bytes]:
-        """The keys of those commands."""
+        """Return the record keys of these commands."""
         return {
             rollout.request.rollout_id.encode()
             for rollout in self.open()
@@ -230,11 +232,12 @@ class OpenWork:
         }
 
     def take_command(self, name: bytes, place: Place) -> None:
-        """A command under one of these keys was sent; `name` is its id in hex, as its header is."""
+        """Note that a command under one of these keys was sent; `name` is its id
+        in hex, from its header."""
         self.sent[name] = place
 
     def first_opening_ms(self) -> int | None:
-        """Since when the oldest step is waited for; None where none is."""
+        """Return the time since which the oldest open step waits; None if there is none."""
         since = (
             waits.opened_ms
             for rollout in self.open()
@@ -244,17 +247,17 @@ class OpenWork:
         return min(since, default=None)
 
     def take_instance(self, instance: Instance, at_ms: int) -> None:
-        """What became of a box, or of a place in line; the last word of an attempt counts."""
+        """Take an event of a box or of a place in line; the last one of an attempt counts."""
         whose = instance.rollout_id, instance.attempt
         if instance.kind == "waiting":
             self.in_line[whose] = instance.reason, at_ms
         else:
             self.in_line.pop(whose, None)
 
-    # What was found
+    # Results
 
     def asked_of(self, run_id: str, policy_id: str) -> set[str]:
-        """Ids of what is open or asked for, of a run, or of a policy that is waited for."""
+        """Return ids of open or unstarted rollouts that are of the run, or that use the policy."""
         rollout_ids = {
             request.rollout_id
             for request in self.requests()
@@ -267,34 +270,34 @@ class OpenWork:
         return rollout_ids
 
     def open(self) -> Iterator[Rollout]:
-        """Every rollout that has not ended."""
+        """Yield every rollout that has not ended."""
         for journal in self.journals.values():
             yield from journal.open.values()
 
     def requests(self) -> Iterator[RolloutRequest]:
-        """Of all that is open or asked for."""
+        """Yield the requests of all open and unstarted rollouts."""
         yield from (rollout.request for rollout in self.open())
         yield from (unstarted.request for unstarted in self.unstarted.values())
 
     def place_of(self, rollout: Rollout, waits: Outstanding) -> Place | None:
-        """Where the command of a wish lies; None while it is not sent."""
+        """Return the place of a wish's command; None if it has not been sent."""
         place = rollout.attempt.number, waits.position, waits.tries
         return self.sent.get(command_id(rollout.request.rollout_id, *place).hex().encode())
 
     def has_begun(self, rollout: Rollout) -> bool:
-        """Whether an open rollout's first command was sent."""
+        """Return True if an open rollout's first command was sent."""
         waits = rollout.attempt.outstanding.values()
         return not rollout.at_first_command() or any(self.place_of(rollout, w) for w in waits)
 
     def unsent_calls(self) -> Iterator[tuple[Rollout, Outstanding]]:
-        """The calls that open rollouts wish for and that were not sent."""
+        """Yield the calls of open rollouts that have not been sent."""
         for rollout in self.open():
             for waits in rollout.attempt.outstanding.values():
                 if isinstance(waits.wish, CallModel) and self.place_of(rollout, waits) is None:
                     yield rollout, waits
 
     def asked_for(self, rollout: Rollout, waits: Outstanding) -> str:
-        """The policy or the environment that a command is for."""
+        """Return the policy or the environment that a command is for."""
         wish = waits.wish
         if isinstance(wish, CallModel):
             return wish.policy_id or rollout.request.policy_id
@@ -303,7 +306,7 @@ class OpenWork:
         return str(environment or rollout.request.task.environment)
 
     def _work(self, rollout: Rollout, waits: Outstanding) -> tuple[str, str]:
-        """Group and topic of a command."""
+        """Return the group and topic of a command."""
         if isinstance(waits.wish, CallModel):
             policy = self.asked_for(rollout, waits)
             return self.topics.group("models", policy), self.topics.calls(policy)
@@ -311,5 +314,5 @@ class OpenWork:
 
 
 def run_of(rollout: Rollout) -> Run:
-    """What names a rollout for good."""
+    """Return the identity of a rollout, unique even if its id is used again."""
     return rollout.partition, rollout.first_offset

@@ -1,4 +1,4 @@
-"""How long the phases of many rollouts took: p50 and p95 of each, and of starts by mode."""
+"""Durations of rollout phases: p50 and p95 of each phase, and of starts by mode."""
 
 from dataclasses import dataclass, field, fields
 
@@ -10,16 +10,16 @@ from schemas.messages import RolloutTimers, Task, Trajectory
 PHASES = tuple(each.name for each in fields(RolloutTimers))
 QUANTILES = (0.5, 0.95)
 Seconds = dict[str, float]
-"""By `p50` and `p95`, and `count`: how many rollouts tell."""
+"""Seconds by `p50` and `p95`, and `count`, the number of rollouts with that phase."""
 
 
 @dataclass(slots=True)
 class PhaseTimes:
-    """What the trajectories of a range say; each is given once."""
+    """The phase durations of a range of trajectories; each is given once."""
 
     by_phase: dict[str, list[float]] = field(default_factory=dict)
     starts_by_mode: dict[str, list[float]] = field(default_factory=dict)
-    """Environment starts, where the task says how its box is had."""
+    """Environment starts, if the task states the mode of its box."""
 
     def take(self, trajectory: Trajectory) -> None:
         if trajectory.timers is None:
@@ -34,16 +34,16 @@ class PhaseTimes:
             self.starts_by_mode.setdefault(mode, []).append(start_s)
 
     def quantiles(self) -> dict[str, Seconds]:
-        """Of every phase that any rollout tells of, in their order."""
+        """Return the quantiles of every phase with data, in the order of phases."""
         return {name: _quantiles(self.by_phase[name]) for name in PHASES if name in self.by_phase}
 
     def starts(self) -> dict[str, Seconds]:
-        """Of environment starts, by mode."""
+        """Return the quantiles of environment starts, by mode."""
         return {mode: _quantiles(times) for mode, times in sorted(self.starts_by_mode.items())}
 
 
 def mode_of(task: Task) -> str:
-    """How the box of a task is had, `persistent` or `ephemeral`; empty where it does not say."""
+    """Return the mode of a task's box, `persistent` or `ephemeral`; empty if it is not stated."""
     config = json_object(task.environment_config or "{}")
     default = "persistent" if task.environment == "shell" else None
     mode = None if config is None else config.get("mode", default)

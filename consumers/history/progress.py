@@ -1,4 +1,4 @@
-"""What becomes of some rollouts, followed in the journal and in what scorers wrote."""
+"""The progress of some rollouts, followed in the journal and in scored records."""
 
 import time
 from collections import Counter
@@ -14,16 +14,16 @@ from schemas.messages import Event, RolloutRequest, ScoredTrajectory
 
 @dataclass(slots=True)
 class FollowedRollout:
-    """One rollout as it stands."""
+    """The state of one rollout."""
 
     rollout_id: str
     counting: Counting = field(default_factory=Counting)
     started_ms: int | None = None
     scored: ScoredTrajectory | None = None
-    """What the first scorer to come made of it."""
+    """The first score that was written for it."""
 
     def take(self, event: Event, at_ms: int) -> None:
-        """One entry of its journal, in log order."""
+        """Take one entry of its journal, in log order."""
         was_open = self.counting.open
         counted = not self.counting.take(event)
         if counted and not was_open:
@@ -40,19 +40,19 @@ class FollowedRollout:
 
     @property
     def turns(self) -> int:
-        """Of the model, in the attempt at hand."""
+        """The number of model answers in the current attempt."""
         return self.scored.trajectory.model_calls if self.scored else self.counting.turns
 
     @property
     def reward(self) -> str:
-        """In words; empty where nobody has scored it."""
+        """The reward as text; empty if it is not scored."""
         if self.scored is None:
             return ""
         total = self.scored.total
         return f"none: {self.scored.reason}" if total is None else f"{total:+.3f}"
 
     def seconds(self, now_ms: float) -> float:
-        """How long it took, or takes so far."""
+        """Return its duration, or the time so far."""
         if self.scored is not None:
             trajectory = self.scored.trajectory
             return (trajectory.ended_ms - trajectory.started_ms) / 1000
@@ -60,7 +60,7 @@ class FollowedRollout:
 
 
 class RolloutProgress:
-    """Reads on from where the log ended when this was made."""
+    """Follows rollouts from the end that the log had at construction."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class RolloutProgress:
         }
         self.wall = wall
         self.scoring_id = scoring_id
-        """Whose scores count; empty is those of the first scorer to come."""
+        """The scoring whose scores count; empty for the first score of any."""
         self._codec = history.codec
         self._events = history.topics.events
         self._keys = {(r.group_id or r.rollout_id).encode() for r in requests}
@@ -84,7 +84,7 @@ class RolloutProgress:
         )
 
     def poll(self, timeout_s: float) -> list[FollowedRollout]:
-        """Read on; return the rollouts that were scored now."""
+        """Read new records; return the rollouts that were scored by them."""
         scored = []
         for record in self._reader.poll(timeout_s):
             if record.key in self._keys:
@@ -100,7 +100,7 @@ class RolloutProgress:
                     self.rows[event.rollout_id].take(event, record.timestamp_ms)
                 return None
             scored = self._codec.decode(record.value, ScoredTrajectory)
-        except WireError:  # for whoever reads it as a group; here it only fails to show
+        except WireError:  # buried by readers in a group; here it is only not shown
             return None
         row = self.rows.get(scored.trajectory.rollout_id)
         if row is None or row.scored is not None:
@@ -111,15 +111,15 @@ class RolloutProgress:
         return row
 
     def begun(self) -> bool:
-        """Whether any of them was started."""
+        """Return True if any of them was started."""
         return any(row.scored or row.started_ms is not None for row in self.rows.values())
 
     def missing(self) -> list[str]:
-        """Who has not been scored, as submitted."""
+        """Return the ids of rollouts without a score, in the order of submission."""
         return [row.rollout_id for row in self.rows.values() if row.scored is None]
 
     def totals(self) -> str:
-        """How many are scored, how they ended, and their mean reward, in words."""
+        """Describe how many are scored, how they ended, and their mean reward."""
         scored = [row.scored for row in self.rows.values() if row.scored]
         statuses = Counter(each.trajectory.status for each in scored)
         rewards = [each.total for each in scored if each.total is not None]
@@ -129,5 +129,5 @@ class RolloutProgress:
         return ", ".join(words)
 
     def close(self) -> None:
-        """Give the reader back."""
+        """Close the reader."""
         self._reader.close()

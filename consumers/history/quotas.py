@@ -1,4 +1,4 @@
-"""The quotas as they are now, and what counts against them, for whoever only looks."""
+"""Read-only access to the present quotas, and to the use that counts against them."""
 
 from collections import Counter
 from contextlib import closing
@@ -11,7 +11,7 @@ from schemas.messages import Quota
 
 
 def read_quotas(history: History, default: Quota) -> QuotaTable:
-    """All that `quotas` says, as every agents worker reads it; raises Unavailable."""
+    """Return the table of quotas as agents workers read it; raises Unavailable."""
     table = QuotaTable(history.log, history.codec, history.topics, default)
     with closing(table):
         while not table.known:
@@ -21,7 +21,7 @@ def read_quotas(history: History, default: Quota) -> QuotaTable:
 
 
 def ended_since(history: History, at_ms: int) -> Counter[str]:
-    """How many rollouts of each user ended since then that had begun; raises Unavailable."""
+    """Count by user the rollouts that had begun and ended since then; raises Unavailable."""
     topic = history.topics.trajectories
     starts = history.log.offsets_for_times([topic], at_ms)
     began = {

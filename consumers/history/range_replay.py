@@ -1,8 +1,8 @@
-"""Publishing a range again, as requests or as trajectories.
+"""Publishes a range again, as requests or as trajectories.
 
-Requests get ids of their own (`producers.replay`), so doing it twice asks once; trajectories go to
-the partition they came from as they are, where the first of each rollout counts. Without `yes`
-nothing is written.
+Requests get ids of their own (`producers.replay`), so a repeated replay asks only once;
+trajectories are written unchanged to their original partition, where the first of each rollout
+counts. Without `yes` nothing is written.
 """
 
 from collections import Counter
@@ -25,28 +25,28 @@ from schemas.whole_files import appearing
 
 REPLAY_FLUSH_S = 60.0
 FIRST_IDS = 5
-"""Of what was written."""
+"""The number of example ids that are kept."""
 FILE = ".jsonl"
 
 RequestSink = Callable[[RolloutRequest], None]
-"""Takes what is asked for again."""
+"""Takes requests to publish again."""
 
 
 @dataclass(slots=True)
 class RangeReplay:
-    """What was, or would be, written."""
+    """The records that were, or would be, written."""
 
     what: str
     to: str
     written: int = 0
     before: int = 0
-    """Requests that a replay of this name asked for before."""
+    """Requests that a replay of this name published before."""
     own: int = 0
     """Requests in the range that a replay of this name made."""
     kinds: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """By run, policy and purpose as they were."""
+    """Counts by original run, policy and purpose."""
     first: list[tuple[str, str]] = field(default_factory=list)
-    """Old and new ids."""
+    """Old and new ids of the first ones."""
 
     def note(self, request: RolloutRequest | None, old: str, new: str) -> None:
         self.written += 1
@@ -67,9 +67,9 @@ def replay(
 ) -> RangeReplay:
     """Write a range again; raises Refused before anything is written.
 
-    `to` is a topic or a new file, `of` says what the range names: requests, or trajectories whose
-    requests are asked again. `check` refuses a request that would fail; a file is checked when it
-    is submitted.
+    `to` is a topic or a new file, `of` the kind of records that the range selects: requests, or
+    trajectories whose requests are published again. `check` refuses a request that would fail; a
+    file is checked when it is submitted.
     """
     history = selection.history
     topic, file = _destination(history, to)
@@ -86,14 +86,14 @@ def replay(
     name, kind = checked_name(name), of or "requests"
     handle = check if file is None else lambda request: None
     result = _requests(selection, kind, name, file, handle)
-    if yes:  # all of them were found good
+    if yes:  # all requests passed the check
         with _sink(history, file) as write:
             result = _requests(selection, kind, name, file, write)
     return result
 
 
 def _destination(history: History, to: str) -> tuple[str, Path | None]:
-    """A topic, or a file that is not there yet."""
+    """Return a topic, or a file that does not exist yet."""
     if to.endswith(FILE):
         path = Path(to)
         if path.exists() or not path.parent.is_dir():
@@ -112,7 +112,7 @@ def _destination(history: History, to: str) -> tuple[str, Path | None]:
 
 
 def _requests_in(selection: Selection, of: str) -> Iterator[RolloutRequest]:
-    """The requests of a range, or those of the trajectories in it."""
+    """Return the requests of a range, or those of the trajectories in it."""
     if of == "requests":
         return (request for _, request in selection.requests())
     trajectories = selection.trajectories()
@@ -122,7 +122,7 @@ def _requests_in(selection: Selection, of: str) -> Iterator[RolloutRequest]:
 def _requests(
     selection: Selection, of: str, name: str, file: Path | None, handle: RequestSink
 ) -> RangeReplay:
-    """Check what would be asked for again, or write it: whatever the sink does."""
+    """Pass the requests to publish to `handle`, which checks or writes them."""
     history = selection.history
     result = RangeReplay("requests", str(file) if file else history.topics.requests)
     known = set[str]()
@@ -143,7 +143,7 @@ def _requests(
 
 @contextmanager
 def _sink(history: History, file: Path | None) -> Iterator[RequestSink]:
-    """Where requests go: into a file that is there whole or not at all, or to the topic."""
+    """Provide the destination of requests: a file that appears only when complete, or the topic."""
     if file:
         with appearing(file) as hidden, hidden.open("wb") as out:
             yield lambda request: out.writelines((line_of(request), b"\n"))

@@ -1,10 +1,10 @@
-"""A range of history: which records, and where they lie.
+"""Ranges of history: a selection of records, and their offsets.
 
-A range names offsets, or times (when a record was written to the topic that is read), and of these
-the records of one run, one policy or some rollouts. A rollout belongs to a policy that sampled in
-it, or that it was asked of when nothing was sampled. It belongs to a version of a policy if that
-policy sampled in it and every token that it sampled is of that version: whoever evaluates a version
-must not count what another one did. A rollout during which the weights changed is of no version.
+A range consists of offsets, or of times (append times in the topic that is read), and within these
+of the records of one run, one policy or some rollouts. A rollout belongs to a policy that sampled
+in it, or to the requested policy if nothing was sampled. It belongs to a version of a policy if
+that policy sampled in it and all of its tokens are of that version, so that an evaluation of a
+version excludes tokens of others. A rollout during which the weights changed belongs to no version.
 """
 
 import time
@@ -18,14 +18,14 @@ from schemas.errors import Refused
 from schemas.messages import RolloutRequest, Trajectory
 
 SKEW_MS = 10_000
-"""Append times of two partitions may come from two brokers' clocks."""
+"""Tolerance for append times of two partitions, which may come from two brokers' clocks."""
 
 RolloutRecord = Trajectory | RolloutRequest
-"""Of a rollout that has ended, or of one that is asked for."""
+"""The record of a rollout that has ended, or of one that is requested."""
 
 
 class Extent(NamedTuple):
-    """The first offset of each partition, and the one to end before."""
+    """The first offset of each partition, and its end (exclusive)."""
 
     starts: Mapping[TopicPartition, int]
     ends: Mapping[TopicPartition, int]
@@ -45,17 +45,17 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Which records; every field that is not given leaves all of them in."""
+    """A selection of records; fields that are not given do not restrict it."""
 
     since_ms: int = 0
     until_ms: int = 0
-    """Before then; 0 is up to the end."""
+    """The end of the range, exclusive; 0 is no end."""
     run_id: str = ""
     policy_id: str = ""
     version: int | None = None
     ids: frozenset[str] = frozenset()
     offsets: tuple[Stretch, ...] = ()
-    """Of the topic that is read; partitions that are not named are left out."""
+    """Offsets of the topic that is read; partitions that are not listed are left out."""
 
     def __str__(self) -> str:
         words = [str(stretch) for stretch in self.offsets]
@@ -67,15 +67,15 @@ class Range:
         return ", ".join(words) or "all that is there"
 
     def policy(self) -> str:
-        """P or P@VERSION, as it was given."""
+        """Return P or P@VERSION, as it was given."""
         return self.policy_id if self.version is None else f"{self.policy_id}@{self.version}"
 
     def beyond_policy(self) -> bool:
-        """Whether anything but a policy is named."""
+        """Return True if anything besides a policy is given."""
         return replace(self, policy_id="", version=None) != Range()
 
     def has(self, rollout: RolloutRecord) -> bool:
-        """Whether a rollout is in the range, as far as that does not hang on its place."""
+        """Return True if a rollout is in the range, apart from offsets and times."""
         request = request_of(rollout)
         if self.ids and rollout.rollout_id not in self.ids:
             return False
@@ -87,7 +87,7 @@ class Range:
 
 
 def parse_policy(text: str) -> tuple[str, int | None]:
-    """A policy, and its version where one is named, from P or P@VERSION; raises Refused."""
+    """Parse P or P@VERSION into policy and optional version; raises Refused."""
     policy_id, at, version = text.partition("@")
     number = whole_number(version)
     if not policy_id or (at and number is None):
@@ -97,20 +97,20 @@ def parse_policy(text: str) -> tuple[str, int | None]:
 
 
 def request_of(rollout: RolloutRecord) -> RolloutRequest | None:
-    """What was asked for; None where a trajectory does not know it."""
+    """Return the request of a rollout; None if its trajectory has none."""
     return rollout.request if isinstance(rollout, Trajectory) else rollout
 
 
 def policies(rollout: RolloutRecord) -> tuple[str, ...]:
-    """Who sampled in a rollout; where nobody did, whom it was asked of."""
+    """Return the policies that sampled in a rollout, or the requested one if none did."""
     request = request_of(rollout)
     sampled = rollout.policies if isinstance(rollout, Trajectory) else ()
     return sampled or ((request.policy_id,) if request else ())
 
 
 def versions(rollout: RolloutRecord, policy_id: str) -> set[int]:
-    """The versions of a policy that sampled a token of this rollout."""
-    from trainer.samples import versions_of  # brings numpy, which no `--help` should pay for
+    """Return the versions of a policy that sampled tokens of this rollout."""
+    from trainer.samples import versions_of  # imports numpy, which `--help` does not need
 
     if isinstance(rollout, RolloutRequest) or policy_id not in rollout.policies:
         return set()
@@ -118,14 +118,14 @@ def versions(rollout: RolloutRecord, policy_id: str) -> set[int]:
 
 
 def behind(since_ms: int) -> Range:
-    """Where to look for what was made of records that are no older than that."""
+    """Return the range for records that were derived from records of that time or later."""
     return Range(since_ms=max(0, since_ms - SKEW_MS))
 
 
 def filled_extent(log: Log, topic: str, span: Range) -> Extent:
-    """Where a range begins and ends in each partition of a topic; raises Refused where it is empty.
+    """Return the extent of a range in each partition of a topic; raises Refused if it is empty.
 
-    Offsets that are not there are refused, each with what is.
+    Offsets that do not exist are refused, with the existing ones.
     """
     starts, ends = extent = extent_of(log, topic, span)
     if all(starts[tp] >= end for tp, end in ends.items()):
@@ -136,11 +136,11 @@ def filled_extent(log: Log, topic: str, span: Range) -> Extent:
 
 
 def extent_of(log: Log, topic: str, span: Range) -> Extent:
-    """As `filled_extent`; may be empty. Raises Refused for offsets that are not there."""
+    """Like `filled_extent`, but may be empty. Raises Refused for offsets that do not exist."""
     bounds = log.bounds(topic)
     if span.offsets:
         _require_offsets(topic, span.offsets, bounds)
-        # A reader stands in every partition; where it has nothing to read, at the end.
+        # A reader has a position in every partition; at the end if it has nothing to read there.
         rest = {(topic, number): end for number, (_, end) in bounds.items()}
         starts = rest | {(topic, stretch.partition): stretch.first for stretch in span.offsets}
         return Extent(
@@ -169,7 +169,7 @@ def _require_offsets(
 
 
 def _left(bounds: Mapping[int, tuple[int, int]]) -> str:
-    """What is left of each partition, as it would be named."""
+    """Describe the existing offsets of each partition, in the syntax of `--offsets`."""
     stretches = [Stretch(n, low, end) for n, (low, end) in sorted(bounds.items()) if low < end]
     return ", ".join(map(str, stretches)) or "nothing at all"
 

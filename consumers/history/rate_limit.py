@@ -1,4 +1,4 @@
-"""How fast a reader goes: at a rate that was asked for, or giving way to whoever works."""
+"""The speed of readers: at a requested rate, or slow while other processes work."""
 
 import time
 from collections.abc import Callable
@@ -7,8 +7,8 @@ from consumers.history.history import LiveHistory
 from schemas.errors import Unavailable
 
 RATE = 300.0
-"""Records a second while others work, unless said otherwise: of 20 kB each they take a tenth of a
-core. A run that keeps two cores busy is slower by 5 % beside it (by 8 % at 500 a second)."""
+"""Default records a second while others work: at 20 kB each they take a tenth of a core. A run
+that keeps two cores busy is slower by 5 % beside it (by 8 % at 500 a second)."""
 RECENT_S = 10.0
 LOT = 500
 """Records of one poll at full speed."""
@@ -17,7 +17,7 @@ LOOK_EVERY_S = 1.0
 
 
 class Pace:
-    """Lets so many through a second; 0 is no limit."""
+    """Limits records per second; 0 is no limit."""
 
     def __init__(
         self,
@@ -31,11 +31,11 @@ class Pace:
         self._due = clock()
 
     def lot(self) -> int:
-        """How many to take at once, so that the way is even."""
+        """Return the size of a batch, small enough for an even rate."""
         return max(1, min(LOT, int(self.rate / LOTS_PER_S))) if self.rate else LOT
 
     def wait(self, count: int = 1) -> None:
-        """Until that many may pass."""
+        """Wait until that many may pass."""
         now = self._clock()
         if now < self._due:
             self._sleep(self._due - now)
@@ -43,7 +43,7 @@ class Pace:
 
 
 class GivingWay(Pace):
-    """Keeps to a rate while others are at work, and else to none; asks anew every second."""
+    """Limits the rate only while others are at work; checks again every second."""
 
     def __init__(
         self,
@@ -66,16 +66,16 @@ class GivingWay(Pace):
 
 
 def pace_of(history: LiveHistory, rate: float | None) -> Pace:
-    """So many records a second, 0 without limit; None gives way while others are at work."""
+    """Return the pace for a rate, 0 without limit; None limits it only while others are at work."""
     if rate is not None:
         return Pace(rate)
     return GivingWay(RATE, lambda: others_at_work(history))
 
 
 def others_at_work(history: LiveHistory) -> bool:
-    """Whether something was written of late, or a group that has members has lag.
+    """Return True if records were written recently, or a group with members has lag.
 
-    Where the broker does not say, somebody is.
+    If the broker does not answer, it returns True.
     """
     try:
         return _written(history) or _behind(history)
@@ -84,7 +84,7 @@ def others_at_work(history: LiveHistory) -> bool:
 
 
 def _written(history: LiveHistory) -> bool:
-    """Whether the journal or a trainer has moved; readers write neither."""
+    """Return True if the journal or a trainer has written; readers of history write neither."""
     log, topics = history.log, history.topics
     moving = [topics.events, topics.train_steps]
     since = log.offsets_for_times(moving, int((time.time() - RECENT_S) * 1000))
@@ -93,7 +93,7 @@ def _written(history: LiveHistory) -> bool:
 
 
 def _behind(history: LiveHistory) -> bool:
-    """Whether a member of some group has not finished all of its partitions."""
+    """Return True if a member of some group has not finished all of its partitions."""
     log, prefix = history.log, history.topics.prefix
     groups = [name for name in log.group_names() if name.startswith(prefix)]
     held = {(m.group, topic, n) for m in history.admin.members(groups) for topic, n in m.partitions}

@@ -1,4 +1,4 @@
-"""The records of one topic, and each of them as plain values for a line of JSON."""
+"""The records of one topic, each as plain values for a line of JSON."""
 
 from collections.abc import Callable, Generator
 from contextlib import closing
@@ -21,7 +21,7 @@ Decode = Callable[[Record], dict[str, Any]]
 
 
 def topic_named(history: History, text: str) -> str:
-    """The full name of a topic that is there; raises Refused naming the nearest, Unavailable."""
+    """Return the full name of a topic; raises Refused with the nearest name, and Unavailable."""
     names, prefix = history.log.topic_names(), history.topics.prefix
     for name in (f"{prefix}{text}", text):
         if name in names:
@@ -36,9 +36,9 @@ def topic_named(history: History, text: str) -> str:
 def records_of(
     history: History, topic: str, *, follow: bool, last: int
 ) -> Generator[Record, None, None]:
-    """A topic's records, in the order of each partition; without `follow` up to its end of now.
+    """Yield a topic's records, in order within each partition; without `follow` to its present end.
 
-    With `last`, which is over all partitions, by time. Raises Unavailable.
+    With `last`, which counts over all partitions, sorted by time. Raises Unavailable.
     """
     with closing(_reader(history, topic, last)) as reader:
         if last:
@@ -50,7 +50,7 @@ def records_of(
 
 
 def _reader(history: History, topic: str, last: int) -> Reader:
-    """From the log start, or from `last` before every partition's end."""
+    """Return a reader from the log start, or from `last` before every partition's end."""
     if not last:
         return history.log.reader([topic])
     bounds = history.log.bounds(topic)
@@ -59,7 +59,7 @@ def _reader(history: History, topic: str, last: int) -> Reader:
 
 
 def envelope(record: Record) -> dict[str, Any]:
-    """All of a record but its value."""
+    """Return all of a record except its value."""
     return {
         "partition": record.partition,
         "offset": record.offset,
@@ -70,7 +70,7 @@ def envelope(record: Record) -> dict[str, Any]:
 
 
 def _headers(record: Record) -> dict[str, Any]:
-    """By name; a name that comes more than once has all its values."""
+    """Return headers by name; one that occurs more than once has a list of values."""
     headers: dict[str, list[str | None]] = {}
     for name, value in record.headers or []:
         headers.setdefault(name, []).append(text_of(value))
@@ -78,14 +78,14 @@ def _headers(record: Record) -> dict[str, Any]:
 
 
 def in_hex(record: Record) -> dict[str, Any]:
-    """A value as it stands."""
+    """Return the value as hexadecimal bytes."""
     return {"value": None if record.value is None else record.value.hex()}
 
 
 def decoder(history: History, topic: str) -> Decode:
-    """Values as messages; dead letters as those of the topic that they were meant for.
+    """Return a decoder of values; dead letters are decoded as records of their original topic.
 
-    Raises Refused for a topic that is not of the manifest.
+    Raises Refused for a topic that is not in the manifest.
     """
     expected = history.topics.record_of(topic)
 

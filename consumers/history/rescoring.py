@@ -1,9 +1,8 @@
-"""Other rewards for recorded trajectories, and how they agree with the old.
+"""New rewards for recorded trajectories, and their agreement with the old ones.
 
-Who judges and who writes comes from outside: the rewards group's own code, so only who reads is
-different. Written under a scoring id of their own, the rewards are not seen by whoever trains.
-Doing it twice writes them twice, which is harmless: the first of each rollout and scoring id
-counts.
+The judge and the sink are those of the rewards group; only the reader differs. Written under a
+scoring id of their own, the rewards do not reach the trainer. A repeated rescoring writes them
+twice, which is harmless: the first of each rollout and scoring id counts.
 """
 
 import time
@@ -25,14 +24,14 @@ FAILED_LISTED = 20
 PICKED = ("scoring_id", "trajectory.rollout_id", "trajectory.attempt", "total")
 
 Judge = Callable[[Iterable[tuple[Record, Trajectory]]], Iterable[tuple[Record, ScoredTrajectory]]]
-"""What scorers make of trajectories, each with the record it was read from, as they finish."""
+"""Scores trajectories, each with the record it was read from, in order of completion."""
 RewardSink = Callable[[ScoredTrajectory, Record], None]
-"""Takes what was judged, and the record that it was read from."""
+"""Takes scored trajectories, with the record that each was read from."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotJudged:
-    """A finished trajectory that got no reward."""
+    """A finished trajectory without a reward."""
 
     rollout_id: str
     attempt: int
@@ -41,22 +40,22 @@ class NotJudged:
 
 @dataclass(slots=True)
 class Rescoring:
-    """A fold of what was judged, and what came of the comparison."""
+    """A fold of the new scores, and the result of the comparison."""
 
     scoring_id: str
     to: str
-    """Where the rewards went; empty for a dry run."""
+    """The destination of the rewards; empty for a dry run."""
     trajectories: int = 0
     rewarded: int = 0
     unfinished: int = 0
-    """Rollouts that did not finish; nobody knows what they would have earned."""
+    """Rollouts that did not finish; their reward is unknown."""
     failed: int = 0
-    """Trajectories that the scorer gave no reward, because it raised or did not come back."""
+    """Trajectories without a reward because the scorer raised or timed out."""
     first_failed: list[NotJudged] = field(default_factory=list)
     agreements: list[Agreement] = field(default_factory=list)
     seconds: float = 0.0
     totals: dict[tuple[str, int], float | None] = field(default_factory=dict)
-    """By rollout and attempt."""
+    """The total reward by rollout and attempt."""
 
     def take(self, scored: ScoredTrajectory) -> None:
         trajectory = scored.trajectory
@@ -73,7 +72,7 @@ class Rescoring:
                 self.first_failed.append(NotJudged(*name, scored.reason))
 
     def plain(self) -> dict[str, Any]:
-        """All of it but the single rewards, as JSON knows values."""
+        """Return all but the single rewards, as JSON values."""
         values = asdict(replace(self, totals={}))
         del values["totals"]
         for row, agreement in zip(values["agreements"], self.agreements, strict=True):
@@ -88,13 +87,13 @@ def rescore(
     sink: AbstractContextManager[RewardSink],
     success_at: float,
 ) -> None:
-    """Judge the trajectories of a range anew, write, and compare with what was there before.
+    """Score the trajectories of a range again, write the scores, and compare with the old ones.
 
-    Raises Refused, before anything is written, for a range in which nothing lies.
+    Raises Refused, before anything is written, for an empty range.
     """
     history, began = selection.history, time.monotonic()
     trajectories = selection.trajectories()
-    # Settled before the first reward is written: what we write is not what we compare with.
+    # Determined before the first reward is written, so that our own are not compared.
     since = behind(selection.span.since_ms)
     before = extent_of(history.log, history.topics.scored, since)
     with sink as write:
@@ -112,11 +111,11 @@ def _agreements(
     totals: Mapping[tuple[str, int], float | None],
     success_at: float,
 ) -> list[Agreement]:
-    """One for each scoring that was there, over its first record of every trajectory."""
+    """Return one agreement per old scoring, over its first record of every trajectory."""
     agreements: dict[str, Agreement] = {}
     firsts = FirstOfEach[tuple[str, str, int]](tuple)
     for record in old:
-        with suppress(WireError):  # whoever reads it as a group buries it
+        with suppress(WireError):  # a reader in a group buries it
             scoring_id, rollout_id, attempt, total = codec.pick(
                 record.value, ScoredTrajectory, *PICKED
             )

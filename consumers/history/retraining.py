@@ -1,10 +1,10 @@
-"""Training some steps of a run again from the record, and comparing the weights.
+"""Trains some steps of a run again from the record, and compares the weights.
 
-The law: what a step was made of is in its record, so it is fetched by place and goes the way that
-the trainer's own samples go: `judge`, then `Learner.step`, in the order of the record. Nothing else
-enters a step: curation chose the trajectories, and the generator of torch is in the checkpoint.
-Sums over ranks have their own order, so as many have to train as did: whoever has the plan makes
-the learner. Nothing is written, to no topic and not into the run's folder.
+The record of a step determines it: its trajectories are fetched by position and processed as in the
+trainer: `judge`, then `Learner.step`, in the order of the record. A step has no other inputs:
+curation chose the trajectories, and the checkpoint contains the state of torch's generator. Sums
+over ranks depend on their number, so the same number has to train; the caller makes the learner.
+Nothing is written, neither to topics nor to the run's folder.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,28 +45,28 @@ from trainer.step import Learner
 
 @dataclass(frozen=True, slots=True)
 class RetrainedStep:
-    """One step, trained again."""
+    """The result of one step, trained again."""
 
     step: int
     version: int
     trajectories: int
     asked: bool
-    """False for a step between the checkpoint and the first that was asked for."""
+    """False for a step between the checkpoint and the first requested one."""
     digest: str
     announced: str
-    """Empty where neither train.steps nor policy.versions knows it any more."""
+    """Empty if neither train.steps nor policy.versions has it any more."""
     difference: float | None = None
-    """The largest absolute one of a parameter; None where the weights of then are gone."""
+    """The largest absolute difference of a parameter; None if the original weights are gone."""
 
     @property
     def identical(self) -> bool | None:
-        """None where there is nothing to compare with."""
+        """True if the digests are equal; None if there is none to compare with."""
         return self.digest == self.announced if self.announced else None
 
 
 @dataclass(frozen=True, slots=True)
 class RetrainingPlan:
-    """What will be trained, from where."""
+    """The steps to train, and their starting point."""
 
     run: TrainedRun
     branch: Branch
@@ -77,20 +77,20 @@ class RetrainingPlan:
     records: dict[RecordPlace, Record]
     announced: dict[int, str]
     ranks: int
-    """How many processes have trained these steps."""
+    """The number of processes that trained these steps."""
 
     def numbers(self) -> range:
         return range(self.start.state.step + 1, self.last + 1)
 
     def learner(self, config: LearnerConfig) -> Learner:
-        """One process that stands where the first step begins, and learns as is said."""
+        """Return a learner in the state before the first step, with the given configuration."""
         past = partial(weights_files.of_version, self.run.weights)
         learner = Learner(str(self.run.policy), config, past=past)
         learner.load(self.start.state)
         return learner
 
     def curation(self, learner: Learner) -> Curation:
-        """How the run judged what its steps are made of."""
+        """Return the run's rules for judging trajectories."""
         return replace(
             self.run.config.curation(self.run.run_id, self.run.policy_id),
             vocabulary=learner.vocabulary,
@@ -101,7 +101,7 @@ class RetrainingPlan:
 def plan(
     history: History, run: TrainedRun, first: int, last: int, version: int | None = None
 ) -> RetrainingPlan:
-    """Find everything that is needed before anything is trained; raises Refused, one line."""
+    """Find all inputs before any training; raises Refused, one line."""
     if run.config.interrupts:
         msg = (
             f"run {run.run_id!r} has old_logprobs 'interrupt', which goes by what was held when a "
@@ -128,7 +128,7 @@ def plan(
 
 
 def train(plan: RetrainingPlan, codec: Codec, learner: Learner) -> Iterator[RetrainedStep]:
-    """Each step as soon as it is trained, by a learner that stands where the first one begins."""
+    """Yield each step after training it, with a learner in the state before the first one."""
     run = plan.run
     curation, retell = plan.curation(learner), run.retell()
     for number in plan.numbers():
@@ -156,14 +156,14 @@ def train(plan: RetrainingPlan, codec: Codec, learner: Learner) -> Iterator[Retr
 
 
 def otherwise(plan: RetrainingPlan) -> list[str]:
-    """What the steps were trained on then and are not now: their bits may differ for it."""
+    """Describe differences of the machine from that of the original steps; they may change bits."""
     now = machine("cpu") | {"ranks": str(plan.ranks)}
     steps = [plan.branch.steps[number] for number in plan.numbers()]
     return list(dict.fromkeys(text for step in steps for text in differing(step.machine, now)))
 
 
 def report(plan: RetrainingPlan, threads: int, steps: Sequence[RetrainedStep]) -> dict[str, Any]:
-    """All of it as plain values, for JSON."""
+    """Return the whole report as plain values, for JSON."""
     return {
         "run_id": plan.run.run_id,
         "branch": plan.branch.version,
@@ -178,7 +178,7 @@ def report(plan: RetrainingPlan, threads: int, steps: Sequence[RetrainedStep]) -
 
 
 def _ranks(run: TrainedRun, steps: Sequence[TrainStep]) -> int:
-    """How many processes have trained these; raises Refused where not all were as many."""
+    """Return the number of ranks that trained these steps; raises Refused if it varies."""
     counts = {step.step: whole_number(step.machine.get("ranks", "1")) or 1 for step in steps}
     if len(set(counts.values())) > 1:
         first = counts[steps[0].step]
@@ -193,7 +193,7 @@ def _ranks(run: TrainedRun, steps: Sequence[TrainStep]) -> int:
 
 
 def _checkpoint(run: TrainedRun, branch: Branch, first: int) -> tuple[Path, Checkpoint]:
-    """The newest whole checkpoint of the branch from before step `first`."""
+    """Return the newest undamaged checkpoint of the branch before step `first`."""
     kept = checkpoints.kept(run.directory / "checkpoints")
     at = {branch.step_of(version): path for version, path in kept.items()}
     before = sorted(
@@ -218,7 +218,8 @@ def _checkpoint(run: TrainedRun, branch: Branch, first: int) -> tuple[Path, Chec
 
 
 def _weights_of(run: TrainedRun, version: int, digest: str) -> dict[str, RawTensor] | None:
-    """What was announced, from the weights folder or the version's checkpoint; None when gone."""
+    """Return announced weights, from the weights folder or the version's
+    checkpoint; None if gone."""
     for tensors in _candidates(run, version):
         if weights_digest(tensors, digest) == digest:
             return widened(tensors)
@@ -235,11 +236,11 @@ def _candidates(run: TrainedRun, version: int) -> Iterable[Mapping[str, RawTenso
 
 
 def _difference(ours: dict[str, RawTensor], theirs: dict[str, RawTensor]) -> float:
-    """The largest absolute difference of a parameter; both are float32."""
+    """Return the largest absolute difference of a parameter; both are float32."""
     return max(
         float(np.abs(_values(tensor) - _values(theirs[name])).max(initial=0.0))
         for name, tensor in ours.items()
-        if tensor.dtype == "F32"  # what an adapter says of itself is none
+        if tensor.dtype == "F32"  # the configuration of an adapter is none
     )
 
 

@@ -1,16 +1,15 @@
-"""Find the records of one rollout without reading whole topics.
+"""Finds the records of one rollout without reading whole topics.
 
-Topics hold the records of a million rollouts, and a person asks for one. So the search is bounded:
+Topics hold the records of a million rollouts, and a user asks for one. So the search is bounded:
 
 1. The requests under the rollout's key: in the partition that the producers' partitioner chooses,
-   and in all others only where that one has none.
-2. Its journal lies in the partition of the same number, behind the request's time. It is read until
-   each of these requests has its end, and a little further for what came late.
-3. Its scores lie in the partition that the partitioner chooses for its group, behind its end. They
-   are read until every scoring that it asks for has scored it, and a little further.
+and in all others only if that one has none. 2. Its journal is in the partition of the same number,
+behind the request's time. It is read until each of these requests has its end, and a little further
+for late records. 3. Its scores are in the partition that the partitioner chooses for its group,
+behind its end. They are read until every requested scoring has scored it, and a little further.
 
-The whole topics are read where the bounded search finds nothing: a producer may set any key and
-any partition, and retention takes requests before journals.
+The whole topics are read if the bounded search finds nothing: a producer may set any key and any
+partition, and retention takes requests before journals.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,13 +25,13 @@ from schemas.errors import Refused, WireError
 from schemas.messages import Event
 
 FURTHER = 20_000
-"""Records of a partition that are read behind the last one that was looked for."""
+"""Records of a partition that are read beyond the last one needed."""
 
 
 def journal_under(history: History, rollout_id: str) -> list[Record]:
     """Return the records under a rollout's key, by partition in log order.
 
-    Raises Refused where there are none, Unavailable.
+    Raises Refused if there are none, and Unavailable.
     """
     key, topics = key_of(rollout_id), history.topics
     likely = history.log.partition_of(topics.requests, key)
@@ -53,7 +52,7 @@ def journal_under(history: History, rollout_id: str) -> list[Record]:
 
 
 def has_key(history: History, topic: str, key: str) -> bool:
-    """Return whether the partition that the partitioner chooses for a key has a record under it."""
+    """Return True if the partition that the partitioner chooses for a key has a record under it."""
     raw = key_of(key)
     records = read_partition(history.log, topic, history.log.partition_of(topic, raw))
     return any(record.key == raw for record in records)
@@ -94,7 +93,7 @@ def _journal(
 def read_scored(
     history: History, key: str, at_ms: int, take: Callable[[Record], None], done: Callable[[], bool]
 ) -> None:
-    """Hand over the scored records under a group's or rollout's key, written at or after a time.
+    """Pass on the scored records under a group's or rollout's key, written at or after a time.
 
     Reading ends a little behind the record with which it is `done`. Raises Unavailable.
     """
@@ -116,7 +115,7 @@ def _since(history: History, topic: str, partition: int, at_ms: int) -> Iterator
 def _under_key(records: Iterable[Record], key: bytes, done: Callable[[], bool]) -> Iterator[Record]:
     """Yield the records under a key, up to `FURTHER` records behind the one with which it is done.
 
-    Each is handed over before `done` is asked.
+    `done` is called after each was passed on.
     """
     left: int | None = None
     for record in records:
@@ -139,7 +138,7 @@ class _Ends:
         self.left = wanted
 
     def reached(self) -> bool:
-        """Return whether as many have ended as were asked for."""
+        """Return True if as many rollouts have ended as were requested."""
         return self.left <= 0
 
     def take(self, record: Record) -> None:

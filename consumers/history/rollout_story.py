@@ -1,7 +1,7 @@
-"""One rollout's journal as a story: what happened, which of it counted, how it ended.
+"""One rollout's journal as a story: its events, which of them counted, and its end.
 
-Counting needs no program (`consumers.history.counting`). Starts of other rollouts are not looked
-at, so a start counts when its request lies above that of the last one counted.
+Counting needs no program (`consumers.history.counting`). Starts of other rollouts are not read, so
+a start counts if its request's offset is above that of the last counted one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ End = RolloutFinished | RolloutCancelled | DeadlinePassed | RolloutRefused
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One record of the journal. `ignored` says why it does not count; empty where it does."""
+    """One record of the journal. `ignored` says why it does not count; empty if it does."""
 
     offset: int
     at_ms: int
@@ -43,7 +43,7 @@ class Entry:
 
     @property
     def begins_attempt(self) -> bool:
-        """Whether a new attempt starts with it."""
+        """True if it starts a new attempt."""
         return self.event is not None and isinstance(self.event.body, AttemptStarted)
 
 
@@ -55,67 +55,69 @@ class Story:
     partition: int
     entries: list[Entry] = field(default_factory=list)
     failures: int = 0
-    """Counted in the last attempt."""
+    """The failures counted in the last attempt."""
 
     @property
     def started_ms(self) -> int:
-        """When the first entry was written, in milliseconds since the epoch."""
+        """The append time of the first entry, in milliseconds since the epoch."""
         return self.entries[0].at_ms
 
     @property
     def request(self) -> RolloutRequest | None:
-        """None where the start is past retention, or the request could not be read."""
+        """None if the start is past retention, or the request could not be read."""
         event = self.entries[0].event
         return event.body.request if event and isinstance(event.body, Start) else None
 
     @property
     def repeats(self) -> bool:
-        """Whether it is no rollout, but a request for one that was asked for before."""
+        """True if it is no rollout, but a repeated request for one."""
         event = self.entries[0].event
         body = event.body if event else None
         return isinstance(body, RolloutRefused) and body.code == REPEATED
 
     @property
     def end(self) -> Entry | None:
-        """What ended it; None while it is open."""
+        """The entry that ended it; None while it is open."""
         return next((e for e in self.counted() if e.event and isinstance(e.event.body, End)), None)
 
     def is_of(self, trajectory: Trajectory) -> bool:
-        """Whether a trajectory was made of this rollout, not of another under the same id."""
+        """Return True if a trajectory is of this rollout, not of another under the same id."""
         place = trajectory.journal_partition, trajectory.last_offset
         end = self.end
         same = end is not None and place == (self.partition, end.offset)
         return same and trajectory.rollout_id == self.rollout_id
 
     def counted(self) -> Iterator[Entry]:
-        """Without what was ignored."""
+        """Return the entries that count."""
         return (entry for entry in self.entries if not entry.ignored)
 
     @property
     def attempt(self) -> int:
-        """The last one that began."""
+        """The number of the last attempt that began."""
         return max((entry.event.attempt for entry in self.counted() if entry.event), default=1)
 
     def outcomes(self) -> list[Event]:
-        """The last attempt's events without failures that were tried again, in log order."""
+        """Return the last attempt's events in log order, without failures that were retried."""
         events = [entry.event for entry in self.last_attempt() if entry.event]
         last = {event.position: event for event in events}
         return [e for e in events if e.position < 0 or last[e.position] is e]
 
     def last_attempt(self) -> list[Entry]:
-        """What counted since the last attempt began."""
+        """Return the counted entries since the last attempt began."""
         entries = list(self.counted())
         starts = [n for n, entry in enumerate(entries) if entry.begins_attempt]
         return entries[starts[-1] :] if starts else entries
 
 
 def stories_of(history: History, rollout_id: str) -> list[Story]:
-    """What the journal tells of an id; raises Refused where that is nothing, Unavailable."""
+    """Return the rollouts of an id in the journal; raises Refused if there
+    are none, and Unavailable."""
     return stories(rollout_id, journal_of(history, rollout_id), history.codec)
 
 
 def stories(rollout_id: str, records: Iterable[Record], codec: Codec) -> list[Story]:
-    """The rollouts of one id, in log order: an id may be used again once its rollout has ended."""
+    """Return the rollouts of one id, in log order: an id may be used again
+    once its rollout has ended."""
     same_id: list[Story] = []
     for partition, own in sorted(_by_partition(records).items()):
         counting = Counting()
@@ -132,7 +134,7 @@ def stories(rollout_id: str, records: Iterable[Record], codec: Codec) -> list[St
 
 
 def latest(same_id: Sequence[Story]) -> Story:
-    """The last rollout of an id; a request that only repeated it is none."""
+    """Return the last rollout of an id, ignoring requests that only repeated it."""
     return next((story for story in reversed(same_id) if not story.repeats), same_id[-1])
 
 
@@ -152,19 +154,19 @@ def _entry(record: Record, codec: Codec, counting: Counting) -> Entry:
 
 
 def journal_of(history: History, rollout_id: str) -> list[Record]:
-    """The records under a rollout's key that count, by partition in log order.
+    """Return the counted records under a rollout's key, by partition in log order.
 
-    Raises Refused where there are none, Unavailable.
+    Raises Refused if there are none, and Unavailable.
     """
     own = journal_under(history, rollout_id)
     return passed_in_journal(history.log, history.topics).counted(own)
 
 
 def scores_of(history: History, story: Story) -> list[ScoredTrajectory]:
-    """What scorers made of a rollout that has ended, the first of each scoring id.
+    """Return the scores of a rollout that has ended, the first of each scoring id.
 
-    Nothing of one that is open. A score that was written long after all that the rollout asked for,
-    as `rescore` does, may be left out. Raises Unavailable.
+    An open rollout has none. A score that was written long after all requested ones, as by
+    `rescore`, may be left out. Raises Unavailable.
     """
     end = story.end
     if end is None:

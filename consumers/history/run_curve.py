@@ -1,7 +1,7 @@
-"""The way of a run, from `train.steps` and the held-out part of `trajectories.scored` alone.
+"""The curve of a run, from `train.steps` and the held-out part of `trajectories.scored` alone.
 
-A trainer that came back may have taken steps again from an older checkpoint; what the newest
-version descends from is the run, the rest is counted as abandoned.
+A resumed trainer may have taken steps again from an older checkpoint; the run consists of the
+ancestors of the newest version, and the other steps are counted as abandoned.
 """
 
 from collections import defaultdict
@@ -29,23 +29,24 @@ SERIES: Mapping[str, str] = {
     "loss": "loss",
     "gen_kl": "gen_kl",
 }
-"""What is shown, by the metric of a step that it is."""
+"""The metric of a step that each displayed series shows."""
 HELD_OUT = "held-out success"
 
 
 @dataclass
 class RunCurve:
-    """One run: its steps in order, and what its held-out evaluations gave."""
+    """One run: its steps in order, and the results of its held-out evaluations."""
 
     run_id: str
     steps: list[TrainStep]
     heldout: list[tuple[int, float | None]]
-    """(version, success) of every complete evaluation; None where all of its rollouts failed."""
+    """(version, success) of every complete evaluation; None if all of its rollouts failed."""
     at_ms: dict[int, int] = field(default_factory=dict)
-    """When each version's step was written, where that is known."""
+    """The append time of each version's step, if it is known."""
     abandoned: int = 0
     others: dict[str, list[tuple[int, float | None]]] = field(default_factory=dict)
-    """The same of the run's other policies, by name: versions are those of the one that admits."""
+    """The same for the run's other policies, by name; versions are those
+    of the admitting policy."""
     failed: list[Measured] = field(default_factory=list)
     """The evaluations in which rollouts failed."""
 
@@ -58,7 +59,7 @@ class RunCurve:
         at_ms: Mapping[int, int] | None = None,
         others: Mapping[str, HeldOut] | None = None,
     ) -> "RunCurve":
-        """From every step that was written, those of abandoned branches among them."""
+        """Build the curve from all written steps, including those of abandoned branches."""
         by_version = {step.version: step for step in steps}
         own = list(descent(by_version))[::-1]
         abandoned = len(by_version) - len(own)
@@ -68,7 +69,7 @@ class RunCurve:
         return cls(run_id, own, measured, dict(at_ms or {}), abandoned, beside, failed)
 
     def series(self) -> dict[str, list[tuple[int, float]]]:
-        """(step, value) of everything that is shown; a version's held-out success at its step."""
+        """Return (step, value) of each series; held-out success at the step of its version."""
         at_step = {step.version: step.step for step in self.steps}
         series = {
             name: [(s.step, s.metrics[metric]) for s in self.steps if metric in s.metrics]
@@ -85,7 +86,7 @@ class RunCurve:
         return series
 
     def held_out(self) -> dict[str, list[tuple[int, float | None]]]:
-        """(version, success) of each policy, by what it is called where it is shown."""
+        """Return (version, success) of each policy, by its displayed name."""
         beside = {f"{HELD_OUT}, {name}": measured for name, measured in self.others.items()}
         return {HELD_OUT: self.heldout} | beside
 
@@ -122,7 +123,8 @@ def _plain_held_out(
 
 @dataclass(frozen=True, slots=True)
 class HeldOutRule:
-    """How a run is evaluated, where its recipe is known: its plan, and whose rewards count."""
+    """The evaluation of a run with a known recipe: its plan, and the
+    scoring whose rewards count."""
 
     plan: HeldOutPlan
     scoring_id: str
@@ -134,9 +136,9 @@ def curve_of(
     rule: HeldOutRule | None,
     others: Mapping[str, HeldOutRule] | None = None,
 ) -> RunCurve:
-    """The curve of a run, or of another policy of it by its name; `others` are held out besides.
+    """Return the curve of a run, or of another of its policies by name; `others` are also held out.
 
-    Raises Refused for one of which there is no record.
+    Raises Refused if there is no record of it.
     """
     steps = steps_of_runs(history)
     rules = dict(others or {}) | ({run_id: rule} if rule else {})
@@ -153,9 +155,9 @@ def curve_of(
 
 
 def steps_of_runs(history: History) -> dict[str, list[tuple[TrainStep, int]]]:
-    """Every optimiser step by run, and when it was written.
+    """Return every optimiser step by run, with its append time.
 
-    Those of the other policies of a run go by their own names, which begin with the run's.
+    Steps of the other policies of a run are under their own names, which begin with the run's.
     """
     steps: dict[str, list[tuple[TrainStep, int]]] = {}
     chains: dict[str, StepChain] = defaultdict(StepChain)
@@ -172,9 +174,9 @@ def steps_of_runs(history: History) -> dict[str, list[tuple[TrainStep, int]]]:
 def held_out_of(
     history: History, run_ids: Iterable[str], rules: Mapping[str, HeldOutRule]
 ) -> dict[str, HeldOut]:
-    """The held-out results of some runs; only they are decoded, for their keys name them.
+    """Return the held-out results of some runs; only theirs are decoded, selected by key.
 
-    A rollout is every policy's in it: with a rule, a name may be that of any policy of a run.
+    A rollout counts for every policy in it: with a rule, a name may be that of any policy of a run.
     """
     results = {
         run_id: HeldOut(rules[run_id].plan if run_id in rules else _plan(run_id))
@@ -202,7 +204,7 @@ def held_out_of(
 def _take(
     heldout: HeldOut, rule: HeldOutRule | None, scored: ScoredTrajectory, request: RolloutRequest
 ) -> None:
-    """Note a result that is scored as the rule says; without a rule, however it is."""
+    """Note a result with the rule's scoring; without a rule, with any."""
     if rule is not None and rule.scoring_id != scored.scoring_id:
         return
     if rule is None and not heldout.plan.seeds[1]:
@@ -211,5 +213,5 @@ def _take(
 
 
 def _plan(run_id: str, seeds: int = 0) -> HeldOutPlan:
-    """What is known of a run's evaluation without its recipe: success is a reward of 1."""
+    """Return the evaluation plan of a run without its recipe: success is a reward of 1."""
     return HeldOutPlan(RolloutRequest("", Task(), run_id=run_id), (0, seeds), 0, 1.0, 2.0)

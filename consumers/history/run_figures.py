@@ -1,4 +1,4 @@
-"""What a person watches while a run goes on: a fold of its records; no worker is asked."""
+"""The figures shown while a run goes on: a fold of its records; no worker is asked."""
 
 from collections import defaultdict, deque
 from collections.abc import Iterable
@@ -25,13 +25,13 @@ class Rate:
     seen: deque[tuple[float, int]] = field(default_factory=deque)
 
     def add(self, now: float, count: int) -> None:
-        """So many came now, in seconds of any clock."""
+        """Add `count` events at time `now`, in seconds of any clock."""
         self.seen.append((now, count))
         while self.seen and self.seen[0][0] < now - WINDOW_S:
             self.seen.popleft()
 
     def per_s(self, now: float) -> float:
-        """How many a second over the last seconds."""
+        """Return the events per second over the last seconds."""
         if not self.seen:
             return 0.0
         span = max(1.0, now - self.seen[0][0])
@@ -40,13 +40,13 @@ class Rate:
 
 @dataclass
 class RunFigures:
-    """The state of one run as its records tell it."""
+    """The state of one run according to its records."""
 
     run_id: str
     scoring_id: str
     heldout: HeldOut
     policy_id: str = ""
-    """Whose steps these are, of a run with several policies; empty: whoever's."""
+    """The policy whose steps these are, in a run with several; empty for any."""
     rollouts: int = 0
     model_calls: int = 0
     failures: Failures = field(default_factory=Failures)
@@ -54,28 +54,28 @@ class RunFigures:
     calls_rate: Rate = field(default_factory=Rate)
     steps: list[TrainStep] = field(default_factory=list)
     training_began_ms: int | None = None
-    """When the first training rollout began, by the log's own time."""
+    """The append time of the first training rollout's start."""
     goal_version: int | None = None
     goal_ms: int | None = None
-    """When the held-out result of the goal was complete."""
+    """The append time at which the goal's held-out result was complete."""
     last_ms: int | None = None
-    """When the newest record that counts was appended."""
+    """The append time of the newest record that counts."""
     watched_from_ms: int = 0
-    """Failures of records from before then are told, and are nothing to stop for: a run that is
-    resumed has them behind it."""
+    """Failures in earlier records are counted, but do not stop the run: they precede
+    its resumption."""
     failing: int = 0
-    """How many rollouts have failed since one finished, or can be trained on as it is."""
+    """The number of failed rollouts since one finished, or can be trained on."""
     untrained: Untrained | None = None
-    """What has ended since the last step; None where it is not known what its trainer takes."""
+    """Rollouts that ended since the last step; None if the trainer's curation is not known."""
     calls_at_goal: int | None = None
     calls_at: dict[int, int] = field(default_factory=dict)
-    """By version the model calls of the run when its held-out evaluation was complete."""
+    """By version the run's model calls when its held-out evaluation was complete."""
     last_rollout_id: str = ""
     phases: PhaseTimes = field(default_factory=PhaseTimes)
     chains: dict[str, StepChain] = field(default_factory=lambda: defaultdict(StepChain))
-    """By policy."""
+    """Step chains by policy."""
     left_out: LeftOut = field(default_factory=LeftOut)
-    """What the run's steps were not made of, or only in part."""
+    """Trajectories that the run's steps left out, or used only in part."""
     _known: set[tuple[str, int]] = field(default_factory=set)
 
     def take_scored(self, scored: ScoredTrajectory, appended_ms: int, now: float) -> None:
@@ -124,20 +124,21 @@ class RunFigures:
                 self.untrained.stepped()
 
     def held_out(self) -> list[tuple[int, float | None, int]]:
-        """Of every evaluation its step, its success, and the model calls of the run by then."""
+        """Return step, success, and the run's model calls so far of every held-out evaluation."""
         step_of = {step.version: step.step for step in self.steps}
         curve = self.heldout.curve()
         return [(step_of.get(v, 0), success, self.calls_at.get(v, 0)) for v, success in curve]
 
     def goal(self) -> float | None:
-        """The held-out success at which the run may end; None where it has no such goal."""
+        """Return the held-out success at which the run may end; None if it has no such goal."""
         goal = self.heldout.plan.goal
         return goal if goal <= 1 else None
 
     def train_seconds(self) -> float | None:
-        """From the start of the first training rollout to the goal, or else to the newest record.
+        """Return seconds from the first training rollout's start to the goal, or else to the newest
+        record.
 
-        By the log's own time, so a pause in between counts. None before anything was trained on.
+        Append times are used, so a pause in between counts. None before the first step.
         """
         end_ms = self.goal_ms or self.last_ms
         if self.training_began_ms is None or end_ms is None or not self.steps:
@@ -145,15 +146,15 @@ class RunFigures:
         return (end_ms - self.training_began_ms) / 1000
 
     def metric(self, name: str) -> list[float]:
-        """One metric over all steps."""
+        """Return the values of one metric over all steps."""
         return [step.metrics[name] for step in self.steps if name in step.metrics]
 
     def mean(self, name: str) -> float:
-        """The mean of a metric over all steps; 0 of none."""
+        """Return the mean of a metric over all steps; 0 if there are none."""
         return fmean(self.metric(name) or [0.0])
 
     def dropped(self) -> dict[str, int]:
-        """Trajectories that were not trained on, by reason."""
+        """Return the trajectories that were not trained on, by reason."""
         total: dict[str, int] = {}
         for step in self.steps:
             for reason, count in step.dropped.items():
@@ -162,7 +163,7 @@ class RunFigures:
 
 
 class RunReader:
-    """Reads a run's records as they come."""
+    """Reads a run's records as they arrive."""
 
     def __init__(
         self,
@@ -171,14 +172,14 @@ class RunReader:
         starts: dict[tuple[str, int], int],
         others: Iterable[RunFigures] = (),
     ) -> None:
-        """`others` are those of its other policies."""
+        """`others` are the figures of its other policies."""
         self.codec, self.topics = history.codec, history.topics
         self.figures = (figures, *others)
         scored = {tp: at for tp, at in starts.items() if tp[0] == self.topics.scored}
         self.reader = history.log.reader([self.topics.scored, self.topics.train_steps], scored)
 
     def poll(self, now: float, timeout_s: float = 0.1) -> int:
-        """Take in what has come; return how many records that were."""
+        """Take in new records; return their number."""
         records = self.reader.poll(timeout_s)
         for record in records:
             if record.topic == self.topics.train_steps:

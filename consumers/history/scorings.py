@@ -1,8 +1,7 @@
-"""List the scorings that owe scores, and retire one that no worker runs any more.
+"""Lists the scorings that owe scores, and retires one that no worker runs any more.
 
 A scoring owes a score to each trajectory whose request names it; `verify --drained` and `waiting`
-hold it to that. What retires one is a word beside its commits
-(`consumers.scoring_retirement`).
+check that. A scoring is retired by metadata in its commits (`consumers.scoring_retirement`).
 """
 
 from dataclasses import dataclass, replace
@@ -17,18 +16,18 @@ from schemas.names import unknown
 
 @dataclass(frozen=True, slots=True)
 class ScoringState:
-    """One group of scorers."""
+    """The state of one group of scorers."""
 
     scoring_id: str
     commits: tuple[Commit, ...]
     behind: int
-    """Trajectories that its commits have not come past."""
+    """The number of trajectories behind its commits."""
     retired: str | None
-    """When and why; None where it owes scores."""
+    """Time and reason of its retirement; None if it owes scores."""
 
 
 def scorings(history: History) -> list[ScoringState]:
-    """Every scoring that has committed anything; raises Unavailable."""
+    """Return every scoring with a commit; raises Unavailable."""
     groups = history.topics.group("rewards", "")
     names = [name for name in history.log.group_names() if name.startswith(groups)]
     states = (_state(history, name, name.removeprefix(groups)) for name in names)
@@ -47,7 +46,7 @@ def _state(history: History, group: str, scoring_id: str) -> ScoringState:
 
 
 def retire_scoring(history: LiveHistory, scoring_id: str, reason: str) -> ScoringState:
-    """Let a scoring owe nothing any more; raises Refused where it is unknown, or at work."""
+    """Retire a scoring; raises Refused if it is unknown, or has workers."""
     if not reason.strip():
         msg = "say why with --reason: it is kept beside the scoring's commits"
         raise Refused(msg)

@@ -1,9 +1,9 @@
-"""Reading a range of history.
+"""Reads a range of history.
 
-Whoever reads a range disturbs nothing that runs: it joins no group, commits nothing, holds one poll
-in memory, and gives way while others work, or keeps to its rate (where only keys are looked at
-nothing is held back). What is read is settled before the first record: from the start to the end as
-it stands then, in the order of each partition. What is written meanwhile is not in it.
+Readers of a range do not disturb running work: they join no group, commit nothing, hold one poll in
+memory, and slow down while others work, or keep to a given rate (reading of keys alone is not
+slowed). The extent is fixed before the first record: from the start to the present end, in order
+within each partition. Records written meanwhile are not included.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,9 +31,9 @@ from schemas.messages import RolloutRequest, ScoredTrajectory, Trajectory
 from schemas.names import hint
 
 NAMED = 5
-"""Missing ids that a refusal names."""
+"""The number of missing ids that a refusal names."""
 NEAR = 1000
-"""Among so many names that were met the nearest is looked for."""
+"""The number of seen names among which a similar one is searched."""
 
 M = TypeVar("M", RolloutRequest, Trajectory, ScoredTrajectory)
 
@@ -47,26 +47,27 @@ class Selection:
     pace: Pace = field(default_factory=Pace)
 
     def records(self, topic: str) -> Iterator[Record]:
-        """A topic's records within the offsets and times of the range.
+        """Return a topic's records within the offsets and times of the range.
 
-        Raises Refused, before the first record, where there are none or where offsets are gone.
+        Raises Refused, before the first record, if there are none or if offsets are gone.
         """
         return read_paced(
             self.history.log, filled_extent(self.history.log, topic, self.span), self.pace
         )
 
     def trajectories(self) -> Iterator[tuple[Record, Trajectory]]:
-        """Each rollout's first trajectory; raises Refused, see `_messages`."""
+        """Return each rollout's first trajectory; raises Refused, see `_messages`."""
         topic = self.history.topics.trajectories
         self._require_ids(topic)
         return self._messages(topic, Trajectory)
 
     def scored(self) -> Iterator[tuple[Record, ScoredTrajectory]]:
-        """The first scored trajectory of each rollout and scoring id; raises Refused."""
+        """Return the first scored trajectory of each rollout and scoring id; raises Refused."""
         return self._messages(self.history.topics.scored, ScoredTrajectory)
 
     def requests(self) -> Iterator[tuple[Record, RolloutRequest]]:
-        """Each rollout's first request; they have been asked of no version yet. Raises Refused."""
+        """Return each rollout's first request. Raises Refused, also for a
+        version: requests have none."""
         if self.span.version is not None:
             policy_id = self.span.policy_id
             msg = f"a request has no version; name the policy alone: --policy {policy_id}"
@@ -76,7 +77,7 @@ class Selection:
         return self._messages(topic, RolloutRequest)
 
     def _require_ids(self, topic: str) -> None:
-        """Look for the ids among a topic's keys, before anybody acts on the first that is there."""
+        """Check the ids against a topic's keys, before any record is passed on; raises Refused."""
         if not self.span.ids:
             return
         filled_extent(self.history.log, topic, self.span)
@@ -86,10 +87,11 @@ class Selection:
         census.require_ids(topic)
 
     def _messages(self, topic: str, kind: type[M]) -> Iterator[tuple[Record, M]]:
-        """What of a topic belongs to the range, the first under each name; skips the unreadable.
+        """Yield a topic's messages in the range, the first under each name; skips unreadable
+        records.
 
-        Raises Refused before the first record as `records` does, and after the last where an id was
-        not found, or nothing was found of the run or the policy.
+        Raises Refused before the first record like `records`, and after the last if an id was not
+        found, or nothing was found of the run or the policy.
         """
         return self._filtered(self.records(topic), topic, kind)
 
@@ -107,14 +109,14 @@ class Selection:
 
 
 def read_paced(log: Log, extent: Extent, pace: Pace) -> Iterator[Record]:
-    """One by one, and on average no faster than the pace, in small lots."""
+    """Yield records in small batches, on average no faster than the pace."""
     for batch in read_between(log, *extent, pace.lot):
         pace.wait(len(batch))
         yield from batch
 
 
 def keys(log: Log, topic: str, span: Range) -> Iterator[str]:
-    """The keys within a range's offsets and times, as text; nothing is decoded."""
+    """Yield the keys within a range's offsets and times, as text, without decoding values."""
     for batch in read_between(log, *extent_of(log, topic, span)):
         for record in batch:
             yield (record.key or b"").decode(errors="replace")
@@ -125,7 +127,7 @@ def _rollout(message: RolloutRecord | ScoredTrajectory) -> RolloutRecord:
 
 
 def _name(message: RolloutRecord | ScoredTrajectory) -> tuple[object, ...]:
-    """Under which name a message counts once."""
+    """Return the name under which a message counts once."""
     if isinstance(message, ScoredTrajectory):
         return (*_name(message.trajectory), message.scoring_id)
     if isinstance(message, Trajectory):
@@ -135,7 +137,7 @@ def _name(message: RolloutRecord | ScoredTrajectory) -> tuple[object, ...]:
 
 @dataclass
 class Census:
-    """What was met on the way, so that a name that nothing bears can be told from a near one."""
+    """The names that were seen, so that a refusal can suggest a similar one."""
 
     span: Range
     taken: int = 0
@@ -146,7 +148,7 @@ class Census:
     versions: set[int] = field(default_factory=set)
 
     def takes(self, rollout: RolloutRecord) -> bool:
-        """Whether it is in the range; notes whose it is."""
+        """Return True if a rollout is in the range; note its names."""
         span, request = self.span, request_of(rollout)
         if span.ids:
             self.note_id(rollout.rollout_id)
@@ -167,7 +169,7 @@ class Census:
             self.near.add(rollout_id)
 
     def require(self, topic: str) -> None:
-        """Raise Refused where what was named is not in what was read."""
+        """Raise Refused if the named run, policy, version or ids were not found."""
         self.require_ids(topic)
         if not self.taken:
             raise Refused(self._nothing_in(topic))
@@ -188,7 +190,7 @@ class Census:
         return f"no rollout in {topic} is all of this: {span}"
 
     def require_ids(self, topic: str) -> None:
-        """Raise Refused naming the first of the ids that were not met."""
+        """Raise Refused with the first of the ids that were not found."""
         missing = sorted(self.span.ids - self.ids)
         if missing:
             some = ", ".join(map(repr, missing[:NAMED]))
@@ -201,7 +203,7 @@ class Census:
 
 
 def _near(name: str, known: Iterable[str]) -> str:
-    """The name that was probably meant: one that begins so, else a similar one."""
+    """Suggest the name that was probably meant: one with this prefix, else a similar one."""
     names = sorted(filter(None, known))
     begins = next((other for other in names if other.startswith(name)), None)
     if begins:

@@ -1,8 +1,8 @@
-"""Taking a group past records: one bad stretch of a topic must not stop it for good.
+"""Moves a group past records, so that an unreadable range of a topic does not block it for good.
 
-The decision is written to `dead.letters`; the group's workers read it whenever they are given a
-partition, and bury what they skip, so that nothing is lost and it can be replayed. A skipped
-request ends as refused; a skipped entry of the journal counts for no reader.
+The decision is written to `dead.letters`; the group's workers read it at each assignment, and bury
+the records that they skip, so that none is lost and they can be replayed. A skipped request ends as
+refused; a skipped entry of the journal counts for no reader.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,8 @@ SKIP_FLUSH_S = 30.0
 def decide_skip(
     history: LiveHistory, group: str, topic: str, place: str, *, reason: str, by: str
 ) -> Skip:
-    """A range of one partition that a group may pass over; raises Refused where it may not."""
+    """Return the order to pass over a range of one partition; raises
+    Refused if it is not allowed."""
     if not reason.strip():
         msg = "say why with --reason: it is kept beside what is skipped"
         raise Refused(msg)
@@ -35,7 +36,7 @@ def decide_skip(
 
 
 def write_skip(history: History, decided: Skip) -> None:
-    """Have the group pass over it; raises DeliveryFailed."""
+    """Write the order for the group; raises DeliveryFailed."""
     out, headers = history.log.publisher(), decided.headers()
     out.send(history.topics.dead_letters, None, None, partition=0, headers=headers)
     then = "whether the range is skipped is not known; ask again"
@@ -51,7 +52,8 @@ def _group(history: History, text: str) -> str:
 
 
 def _require_skippable(history: LiveHistory, decided: Skip) -> None:
-    """Refuse what is not there, what was read before, and the journal under its readers' eyes."""
+    """Raise Refused for missing offsets, for a range already read, and for the
+    journal while it is read."""
     tp = decided.topic, decided.partition
     low, end = history.log.bounds(decided.topic).get(decided.partition, (0, 0))
     if not low <= decided.first <= decided.last < end:
@@ -66,7 +68,7 @@ def _require_skippable(history: LiveHistory, decided: Skip) -> None:
 
 
 def _require_uncounted(history: LiveHistory, decided: Skip, committed: int) -> None:
-    """Nobody may have counted what is to count for nobody."""
+    """Raise Refused if some worker may have counted an entry of the range."""
     if decided.first < committed:
         msg = (
             f"the agents have counted {decided.topic} {decided.partition} up to {committed}; name "
@@ -82,7 +84,7 @@ def _require_uncounted(history: LiveHistory, decided: Skip, committed: int) -> N
 
 
 def records_in(history: History, decided: Skip) -> Iterator[Record]:
-    """What lies in the range; raises Unavailable."""
+    """Yield the records in the range; raises Unavailable."""
     bounds = history.log.bounds(decided.topic)
     starts = {(decided.topic, number): end for number, (_, end) in bounds.items()}
     ends = dict(starts)
@@ -93,7 +95,7 @@ def records_in(history: History, decided: Skip) -> Iterator[Record]:
 
 
 def unreadable_because(history: History, record: Record) -> str:
-    """Why a record cannot be read; empty where it can."""
+    """Return why a record cannot be read; empty if it can."""
     kind = history.topics.record_of(record.topic)
     if kind is None:
         return ""

@@ -1,4 +1,4 @@
-"""Times as people write and read them: how long ago, or when."""
+"""Times in the form in which users write and read them: durations before now, or ISO 8601."""
 
 import re
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def seconds_of(text: str) -> float:
-    """A duration such as 90s, 30m, 2h, 3d or 1w; raises Refused."""
+    """Parse a duration such as 90s, 30m, 2h, 3d or 1w; raises Refused."""
     match = AGO.fullmatch(text.strip())
     if match is None:
         msg = f"{text!r} is no duration; write 90s, 30m, 2h, 3d or 1w"
@@ -19,9 +19,9 @@ def seconds_of(text: str) -> float:
 
 
 def time_ms(text: str, now_s: float) -> int:
-    """Milliseconds since the epoch of a duration before now, or of an ISO 8601 time.
+    """Parse a duration before now, or an ISO 8601 time, to milliseconds since the epoch.
 
-    A time without a zone is UTC, as the log's own are shown. Raises Refused.
+    A time without a zone is UTC, like the displayed times. Raises Refused.
     """
     if AGO.fullmatch(text.strip()):
         return int((now_s - seconds_of(text)) * 1000)
@@ -36,7 +36,7 @@ def time_ms(text: str, now_s: float) -> int:
 
 
 def iso(timestamp_ms: int) -> str | None:
-    """The time of a record in UTC; None for one that has none."""
+    """Return the time of a record in UTC; None if it has none."""
     if timestamp_ms < 0:
         return None
     at = datetime.fromtimestamp(timestamp_ms / 1000, UTC)

@@ -1,8 +1,8 @@
-"""Where a rollout's time went, from the append times of its journal alone.
+"""The division of a rollout's time, from the append times of its journal alone.
 
-The law: every moment between two counted events belongs to one timer, that of what the later event
-brought; so the four add up to the whole. The journal does not know when a server took a call up:
-its queue is in `model`, as is the worker's own time between an event and its command.
+Every interval between two counted events belongs to one timer, that of the later event, so the four
+timers add up to the whole. The journal does not record when a server took up a call: queueing is
+part of `model`, as is the worker's own time between an event and its command.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ OF_ENVIRONMENTS = {
     "bad_config", "bad_history", "box_died", "box_unavailable", "episode_over", "history_needed",
     "raised", "session_lost", "stale_attempt", "unknown_environment", "unknown_kind",
 }  # fmt: skip
-"""Codes that tell whose failure it was where nothing was ever answered at its position."""
+"""Codes that attribute a failure if its position never got an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +44,15 @@ class Timers:
     waiting_for_model: float = 0.0
     """In tries of model calls that brought no answer."""
     model: float = 0.0
-    """From the event before to the model's answer: queue and sampling."""
+    """From the previous event to the model's answer: queue and sampling."""
     environment: float = 0.0
-    """From the event before to what the environment showed, failed tries too."""
+    """From the previous event to the environment's observation, failed tries included."""
     overhead: float = 0.0
-    """Decisions on their way through the journal, and failures that nobody can place."""
+    """Decisions in transit through the journal, and failures that cannot be attributed."""
 
 
 def timers_of(story: Story) -> Timers:
-    """The story's time, each interval given to the event that ended it."""
+    """Return the story's timers, each interval given to the event that ended it."""
     timers = Timers()
     before = story.started_ms
     for entry in story.counted():
@@ -64,7 +64,7 @@ def timers_of(story: Story) -> Timers:
 
 
 def phases_of(story: Story) -> RolloutTimers | None:
-    """The phases of its last attempt, as its trajectory has them; so far, while it is open."""
+    """Return the phases of its last attempt, like its trajectory; so far, while it is open."""
     start = story.entries[0].event
     body = start.body if start else None
     entries = story.last_attempt()
@@ -89,7 +89,7 @@ def _timer(entry: Entry, story: Story) -> str:
 
 
 def _whose(failed: Entry, story: Story) -> Iterator[str]:
-    """The timer of a failure: by what was answered at its position, else by the codes there."""
+    """Yield the timer of a failure: by the answer at its position, else by the codes there."""
     assert failed.event is not None
     place = failed.event.attempt, failed.event.position
     there = [

@@ -1,7 +1,7 @@
-"""What lies on the topics, how fast it comes, and who is how far behind.
+"""Statistics of topics: contents, rates, and lag of groups.
 
-No group is joined. A broker does not tell its clients how many bytes a partition holds, so they are
-estimated from the last records of each: keys, values and headers as they are before compression.
+No group is joined. A broker does not tell clients the size of a partition in bytes, so it is
+estimated from the last records of each: keys, values and headers before compression.
 """
 
 import time
@@ -15,28 +15,28 @@ from consumers.log.reading import read_all
 from schemas.errors import Refused
 
 SAMPLE = 50
-"""Of the last records of a partition."""
+"""The number of last records of a partition that are sampled."""
 RECENT_S = (60, 3600)
 
 
 @dataclass(slots=True)
 class TopicState:
-    """What one topic holds now."""
+    """The present contents of one topic."""
 
     name: str
     partitions: int
     records: int = 0
-    """Offsets between start and end: holes, and what compaction removed, count too."""
+    """Offsets between start and end, including holes and compacted records."""
     estimated_bytes: int = 0
     per_s: dict[str, float] = field(default_factory=dict)
-    """Records a second over the last so many seconds."""
+    """Records a second over each of the last RECENT_S seconds."""
     oldest_ms: int | None = None
     newest_ms: int | None = None
 
 
 @dataclass(slots=True)
 class GroupLag:
-    """How far one group is behind on one topic, by partition that it has committed."""
+    """The lag of one group on one topic, by partition that it has committed."""
 
     group: str
     topic: str
@@ -49,12 +49,12 @@ class GroupLag:
 
 @dataclass(slots=True)
 class LogState:
-    """The state of everything under one prefix."""
+    """The state of all topics and groups under one prefix."""
 
     topics: list[TopicState]
     lags: list[GroupLag]
     held_back: list[OpenTransaction] = field(default_factory=list)
-    """Where open transactions keep every group from reading on."""
+    """Places where open transactions hold back all groups."""
 
     def plain(self) -> dict[str, Any]:
         lags = [
@@ -71,13 +71,13 @@ class LogState:
 
 
 def measure(history: History, *, now_s: float | None = None) -> LogState:
-    """Ask the log; raises Refused where there is none of our topics."""
+    """Measure the topics; raises Refused if there are none with the prefix."""
     log, prefix = history.log, history.topics.prefix
     names = [name for name in log.topic_names() if name.startswith(prefix)]
     if not names:
         msg = f"no topic begins with {prefix!r}; run `rollcall topics apply`"
         raise Refused(msg)
-    # Commits before ends: what is committed meanwhile must not look like less than no lag.
+    # Commits before ends: otherwise later commits could lead to a negative lag.
     committed = {
         (group, name): log.committed(group, name)
         for group in log.group_names()
@@ -129,7 +129,7 @@ def _read(
     spans: Mapping[TopicPartition, tuple[int, int]],
     bounds: Mapping[int, tuple[int, int]],
 ) -> dict[TopicPartition, list[Record]]:
-    """The records of a few short stretches; of a stretch of holes, the first behind it."""
+    """Read the records of a few short ranges; for a range of holes, the first record behind it."""
     records: dict[TopicPartition, list[Record]] = {}
     left = set(spans)
     starts = {(name, n): end for n, (_, end) in bounds.items()}

@@ -1,4 +1,4 @@
-"""What a run was trained on, read back from the log: its steps, and trajectories by place."""
+"""The training data of a run, read back from the log: its steps, and trajectories by position."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,25 +24,28 @@ RecordPlace = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class TrainedRun:
-    """A run that has been trained: whose it is, how it learned, and where its files lie."""
+    """A run that has been trained: its policy, its configuration, and the places of its files."""
 
     run_id: str
     policy_id: str
     config: LearnerConfig
     directory: Path
-    """Of its checkpoints, and of weights that are published to no URL."""
+    """The directory of its checkpoints, and of weights that are not published to a URL."""
     policy: Path
     """The policy that it began with."""
     publishing: Publishing = field(default_factory=Publishing)
-    """How its weights were published: announced digests are of that."""
+    """The form in which its weights were published, to which announced digests refer."""
 
     @property
     def weights(self) -> str:
-        """Where its weights were published: a directory, or a URL."""
+        """The directory or URL to which its weights were published."""
         return self.publishing.place(self.directory)
 
     def retell(self) -> Retell | None:
-        """How the run reads text of others; None where none is shared. Raises Refused."""
+        """Return the function that tokenises text of other policies; None if none is shared.
+
+        Raises Refused.
+        """
         if self.config.share is None:
             return None
         from inference.retelling import Retelling
@@ -51,9 +54,9 @@ class TrainedRun:
 
 
 def steps_of(history: History, run: TrainedRun) -> Iterator[TrainStep]:
-    """The run's steps in the order of the log, those of abandoned branches too.
+    """Yield the run's steps in log order, including those of abandoned branches.
 
-    What a second trainer wrote at the same time and does not count is none of them.
+    Steps of a concurrent second trainer, which do not count, are left out.
     """
     chain = StepChain()
     for record in read_all(history.log, [history.topics.train_steps]):
@@ -64,7 +67,7 @@ def steps_of(history: History, run: TrainedRun) -> Iterator[TrainStep]:
 
 
 def digests_of(history: History, run: TrainedRun, versions: set[int]) -> Iterator[tuple[int, str]]:
-    """Digests of steps whose records were written before they carried them."""
+    """Yield digests of steps whose records are older than the digest field."""
     for record in read_all(history.log, [history.topics.versions]):
         if record.key == run.policy_id.encode() and record.value is not None:
             version = history.codec.decode(record.value, PolicyVersion)
@@ -73,14 +76,15 @@ def digests_of(history: History, run: TrainedRun, versions: set[int]) -> Iterato
 
 
 def fetch(log: Log, steps: Sequence[TrainStep]) -> dict[RecordPlace, Record]:
-    """The record at every place that the steps name; raises Refused where retention took some."""
+    """Return the record at each position that the steps name; raises
+    Refused if retention took some."""
     refs = [ref for step in steps for ref in refs_of(step)]
     topics = sorted({ref.topic for ref in refs})
     starts: dict[TopicPartition, int] = {}
     for topic in topics:
         bounds = log.bounds(topic)
         _refuse_gone(topic, bounds, steps)
-        # Partitions of which nothing is wanted are not read.
+        # Partitions without wanted records are not read.
         starts |= {(topic, number): end for number, (_, end) in bounds.items()}
     for ref in refs:
         at = ref.topic, ref.partition
@@ -101,7 +105,7 @@ def fetch(log: Log, steps: Sequence[TrainStep]) -> dict[RecordPlace, Record]:
 def _refuse_gone(
     topic: str, bounds: dict[int, tuple[int, int]], steps: Sequence[TrainStep]
 ) -> None:
-    """Name what lies beyond retention, and which steps are whole."""
+    """Raise Refused with the trajectories beyond retention, and the steps that are complete."""
     gone: dict[int, list[TrajectoryRef]] = {}
     for step in steps:
         for ref in refs_of(step):
@@ -141,11 +145,11 @@ def samples_of(
     curation: Curation,
     retell: Retell | None = None,
 ) -> tuple[Sample, ...]:
-    """The step's samples in the order of its record, judged as they were then.
+    """Return the step's samples in the order of its record, judged by the original rules.
 
-    `retell` reads the text of others, where some was shared.
+    `retell` tokenises shared text of others, if any.
 
-    Raises TopicRecreated, and Refused where the recipe would not train on them now.
+    Raises TopicRecreated, and Refused if the present recipe would not train on them.
     """
     samples = []
     for ref in refs_of(step):

@@ -1,7 +1,7 @@
-"""Rollouts of a run that ended since its last step, and why they cannot be trained on.
+"""Counts rollouts of a run since its last step that cannot be trained on, with the reasons.
 
-A fold of scored trajectories, which asks of each what the trainer asks (`trainer.samples.judge`).
-What a trainer decides of whole groups, such as staleness and filters, is not in it.
+A fold of scored trajectories, which applies the trainer's test to each (`trainer.samples.judge`).
+The trainer's decisions on whole groups, such as staleness and filters, are not included.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from schemas.messages import ScoredTrajectory
 from trainer.samples import OUTSIDE, Curation, judge
 
 UNREAD = "claim_not_read"
-"""The reason of a record whose object this process has not read: the trainer may have."""
+"""The reason of a record whose object this process has not read; the trainer may have."""
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Untrained:
     curation: Curation
     ended: int = 0
     in_a_row: int = 0
-    """How many that cannot be trained on have come since one that can."""
+    """The number of rollouts that cannot be trained on since the last one that can."""
     by_reason: Counter[str] = field(default_factory=Counter)
     example: str = ""
     """The id of the last one that cannot be trained on."""
@@ -32,7 +32,7 @@ class Untrained:
     """The lowest and the highest reward of those that can be trained on."""
 
     def take(self, scored: ScoredTrajectory) -> bool:
-        """Count one record, and tell whether it can be trained on."""
+        """Count one record; return True if it can be trained on."""
         member = judge(scored, 0, 0, self.curation)
         if member.reason in OUTSIDE or scored.trajectory.status == "cancelled":
             return False
@@ -49,7 +49,7 @@ class Untrained:
         return True
 
     def stepped(self) -> None:
-        """Begin anew: a step was taken."""
+        """Reset the counts after a step."""
         self.ended = self.in_a_row = 0
         self.by_reason.clear()
         self.least, self.most = inf, -inf

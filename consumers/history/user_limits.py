@@ -1,7 +1,7 @@
-"""Which limit of its user a rollout waits for, and when that clears: as far as the log tells.
+"""Finds the user limit that a rollout waits for, and when it clears, according to the log.
 
-How much of a quota a worker may give out depends on which partitions it has. So a rollout may wait
-although its user has room elsewhere; then that is said.
+A worker's share of a quota depends on its partitions. So a rollout may wait although its user has
+room on another worker; this is then stated.
 """
 
 import math
@@ -21,7 +21,7 @@ Call = tuple[Rollout, Outstanding]
 
 
 class UserLimits:
-    """What users may take, and what they have taken by now."""
+    """The limits of users, and their present use."""
 
     def __init__(self, table: QuotaTable, now_ms: int, ended: Mapping[str, int]) -> None:
         """`ended`: rollouts that ended in this hour, by user."""
@@ -30,10 +30,10 @@ class UserLimits:
         self._running: Counter[str] = Counter()
         self._begun: Counter[str] = Counter(ended)
         self._ahead: dict[tuple[Rollout, int], int] = {}
-        """Of a call that its user's rate holds: how many come before it, and itself."""
+        """The place in the queue of a call that its user's rate holds, counted from 1."""
 
     def note(self, running: Iterable[Rollout], unsent: Iterable[Call]) -> None:
-        """Open rollouts whose first command was sent, and the calls that were not sent."""
+        """Note the rollouts whose first command was sent, and the calls that were not sent."""
         for rollout in running:
             self._note_begun(rollout)
         queued: Counter[str] = Counter()
@@ -44,7 +44,7 @@ class UserLimits:
                 continue
             if rollout.at_first_command() and rollout not in let_begin:
                 if self._used_up(user):
-                    continue  # it has not begun: no rate holds it
+                    continue  # not begun, so no rate holds it
                 let_begin.add(rollout)
                 self._note_begun(rollout)
             queued[user] += 1
@@ -57,12 +57,12 @@ class UserLimits:
             self._begun[user] += 1
 
     def of_start(self, user: str) -> str:
-        """Why a first command was not sent."""
+        """Return why a first command was not sent."""
         quota = self.table.of(user)
         return self._used_up(user) or (SHARE if quota.running or quota.per_hour else UNKNOWN)
 
     def _used_up(self, user: str) -> str:
-        """The quota that a user has used up; empty where none is."""
+        """Return the quota that a user has used up; empty if there is none."""
         quota = self.table.of(user)
         running, begun = self._running[user], self._begun[user]
         if quota.running and running >= quota.running:
@@ -74,7 +74,7 @@ class UserLimits:
         return ""
 
     def of_call(self, rollout: Rollout, waits: Outstanding) -> str:
-        """Why a call was not sent; empty where no rate of its user holds it."""
+        """Return why a call was not sent; empty if no rate of its user holds it."""
         ahead = self._ahead.get((rollout, waits.position))
         if ahead is None:
             return ""

@@ -1,4 +1,4 @@
-"""What an evaluation comes to: a result for each version and family, and the difference of two."""
+"""The results of an evaluation: by version and family, and the difference of two versions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from schemas.errors import Refused
 
 ALL_FAMILIES = "all"
 LARGEST_K = 16
-"""Of pass@k that is shown unasked."""
+"""The largest k of pass@k that is shown by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionResult:
-    """One version on one family of tasks."""
+    """The result of one version on one family of tasks."""
 
     policy_id: str
     version: int
@@ -24,11 +24,11 @@ class VersionResult:
     tasks: int
     rollouts: int
     pass_at: dict[int, float]
-    """By k, over the tasks that have so many rollouts."""
+    """By k, over the tasks with at least k rollouts."""
     too_few: dict[int, int]
-    """By k, how many tasks have fewer."""
+    """By k, the number of tasks with fewer rollouts."""
     success: Estimate | None
-    """pass@1 with its interval; None where no rollout has a reward: then nothing was measured."""
+    """pass@1 with its interval; None if no rollout has a reward, so that nothing was measured."""
     reward: Estimate | None
     without_reward: int
     mixed: int
@@ -37,7 +37,7 @@ class VersionResult:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The second version less the first, on the tasks that both were given."""
+    """The second version minus the first, on the tasks that both were given."""
 
     first: Version
     second: Version
@@ -46,7 +46,7 @@ class Difference:
     only_second: int
     success: Estimate
     reward: Estimate | None
-    """Over the tasks that both have a reward of."""
+    """Over the tasks for which both have a reward."""
 
 
 def results_of(
@@ -57,9 +57,9 @@ def results_of(
     only: tuple[str, int | None] = ("", None),
     compare: tuple[str, str] | None = None,
 ) -> tuple[list[VersionResult], Difference | None]:
-    """A result for every version and family, or for those of `only` a policy's version.
+    """Return the results for every version and family, or for the version in `only`.
 
-    With `compare` for two versions and with their difference. Raises Refused for what is not there.
+    With `compare`, for two versions, with their difference. Raises Refused for missing versions.
     """
     difference = None
     if compare:
@@ -80,7 +80,7 @@ def results_of(
 
 
 def parse_version(text: str, known: Mapping[Version, Tasks]) -> Version:
-    """P@VERSION, or VERSION where only one policy is there; raises Refused."""
+    """Parse P@VERSION, or VERSION if there is only one policy; raises Refused."""
     policies = sorted({policy_id for policy_id, _ in known})
     number = whole_number(text)
     if number is not None and len(policies) == 1:
@@ -95,7 +95,7 @@ def parse_version(text: str, known: Mapping[Version, Tasks]) -> Version:
 def version_results(
     versions: Mapping[Version, Tasks], ks: Sequence[int], bootstrap: Bootstrap
 ) -> Iterator[VersionResult]:
-    """Every version in order, each family and, where there are several, all together."""
+    """Yield results by version, for each family and, if there are several, all together."""
     for version, tasks in sorted(versions.items()):
         families = sorted({tally.family for tally in tasks.values()})
         for family in [*families, ALL_FAMILIES] if len(families) > 1 else families:
@@ -111,7 +111,7 @@ def _result(
     ks: Sequence[int],
     bootstrap: Bootstrap,
 ) -> VersionResult:
-    """Of tasks of which one at least has a rollout of this version alone."""
+    """Return the result over tasks of which at least one has a rollout of this version alone."""
     counted = [tally for tally in tallies if tally.rollouts]
     rewarded = [tally for tally in counted if tally.rewarded]
     asked = sorted({1, *(ks or powers(min(tally.rollouts for tally in counted)))})
@@ -137,17 +137,17 @@ def _result(
 
 
 def powers(most: int) -> list[int]:
-    """1, 2, 4 and so on, up to `most` and no further than a table is wide."""
+    """Return 1, 2, 4 and so on, up to `most` and at most LARGEST_K."""
     return [1 << n for n in range(min(max(1, most), LARGEST_K).bit_length())]
 
 
 def shares(tallies: Sequence[TaskTally]) -> list[float]:
-    """Of every task the share of its rollouts that succeeded."""
+    """Return the share of successful rollouts of every task."""
     return [tally.succeeded / tally.rollouts for tally in tallies]
 
 
 def tasks_of_version(versions: Mapping[Version, Tasks], wanted: Version) -> Tasks:
-    """What one version did; raises Refused naming those that are there."""
+    """Return the tasks of one version; raises Refused with the existing versions."""
     if wanted not in versions:
         known = ", ".join(f"{policy_id}@{version}" for policy_id, version in sorted(versions))
         msg = f"no rollouts of {wanted[0]}@{wanted[1]} were read; there is {known}"
@@ -166,7 +166,8 @@ def tasks_of_version(versions: Mapping[Version, Tasks], wanted: Version) -> Task
 def paired_by_task(
     versions: Mapping[Version, Tasks], first: Version, second: Version, bootstrap: Bootstrap
 ) -> Difference:
-    """The second less the first; raises Refused where a version or a common task is missing."""
+    """Return the second minus the first; raises Refused if a version or
+    a common task is missing."""
     one, other = tasks_of_version(versions, first), tasks_of_version(versions, second)
     both = sorted(one.keys() & other.keys())
     if not both:
@@ -198,5 +199,5 @@ def paired_by_task(
 
 
 def _mean_rewards(tallies: Mapping[bytes, TaskTally], keys: Sequence[bytes]) -> list[float]:
-    """Of every task the mean reward of its rollouts."""
+    """Return the mean reward of the rollouts of every task."""
     return [tallies[key].reward / tallies[key].rewarded for key in keys]

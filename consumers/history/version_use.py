@@ -1,11 +1,11 @@
-"""Which versions of a policy are announced, and which its rollouts carry: a fold of the log.
+"""The announced versions of a policy, and those that its rollouts carry: a fold of the log.
 
 A rollout carries the versions that have sampled its tokens, and the one that it is pinned to. It
-counts from its request until what came of it is scored, and no checkpoint that training goes on
-from would have it read again. Its own time begins with its first command, which a pause or a quota
-may hold back for as long as it likes; so once it is answered it counts as open no longer than its
-deadline and ten minutes allow, by the clock of the log, and a start that did not count is none for
-ever. Too many may count for a while; too few never do.
+counts from its request until its trajectory is scored and no checkpoint to resume from would read
+it again. Its own time begins with its first command, which a pause or a quota may delay without
+bound; so after its first answer it counts as open no longer than its deadline plus ten minutes, by
+the clock of the log. A start that did not count does so for ever. The counts may be too high for a
+while, but never too low.
 """
 
 from collections import Counter
@@ -42,44 +42,44 @@ class _Carrying:
     """One rollout that counts as open."""
 
     lasts_ms: int
-    """So long after its last answer it may go on, and what comes of it be read."""
+    """The time for which it may go on after its last answer, and its outcome be read."""
     until_ms: float = inf
-    """No bound before its first answer."""
+    """Without bound before its first answer."""
     attempt: int = 0
     versions: set[int] = field(default_factory=set)
 
 
 @dataclass(eq=False)
 class VersionUse:
-    """The fold, of one policy; a record's time is when it was appended."""
+    """The fold, for one policy; the time of a record is its append time."""
 
     policy_id: str
     now_ms: int = 0
-    """When anything was announced last. Where the log's clock is set back, it goes back too: what
-    was announced since is as young as it is, and what was before stays the longer."""
+    """The time of the last announcement. If the log's clock is set back, this is too: later
+    announcements then have their true ages, and earlier ones are kept longer."""
     announced_ms: dict[int, int] = field(default_factory=dict)
-    """When each version was announced last."""
+    """The time of the last announcement of each version."""
     precisions: dict[int, str] = field(default_factory=dict)
     newest: PolicyVersion | None = None
-    """The highest that is announced."""
+    """The highest announced version."""
     unscored: Counter[int] = field(default_factory=Counter)
-    """By version how many trajectories carry it that are not scored."""
+    """The number of unscored trajectories that carry each version."""
     buffered: Counter[int] = field(default_factory=Counter)
-    """The same of those that are scored, and no step of the newest checkpoint has consumed."""
+    """The number of scored ones that no step of the newest checkpoint has consumed."""
     replayed: Counter[int] = field(default_factory=Counter)
-    """The same of those that were consumed, and may be trained on again."""
+    """The number of consumed ones that may be trained on again."""
     _rollouts: dict[str, _Carrying] = field(default_factory=dict)
     _asked: set[tuple[str, int, int]] = field(default_factory=set)
-    """Of pinned requests that have not begun: rollout, offset, version."""
+    """Pinned requests that have not begun: rollout, offset, version."""
 
     def take_request(self, request: RolloutRequest, offset: int) -> None:
-        """One request that nobody is known to have taken up; before the journal that may tell."""
+        """Take a request that may not have been started; called before the journal is read."""
         _, pinned = request.versions_for(self.policy_id)
         if pinned >= 0:
             self._asked.add((request.rollout_id, offset, pinned))
 
     def take_version(self, version: PolicyVersion, at_ms: int) -> None:
-        """One announcement; others' are passed over, and numbers that no version has."""
+        """Take an announcement; those of other policies and invalid version numbers are ignored."""
         if version.policy_id != self.policy_id or not 0 <= version.version < VERSIONS_END:
             return
         self.announced_ms[version.version] = at_ms
@@ -88,9 +88,9 @@ class VersionUse:
             self.newest = version
 
     def take_event(self, event: Event, at_ms: int, *, is_out: bool) -> None:
-        """One entry of the journal, in the order of its partition.
+        """Take one entry of the journal, in the order of its partition.
 
-        Of an end that `is_out` the trajectory has been written; any other is none yet.
+        `is_out` states for an end that its trajectory has been written; other ends are ignored.
         """
         body, rollout = event.body, self._rollouts.get(event.rollout_id)
         if isinstance(body, RolloutStarted):
@@ -120,27 +120,28 @@ class VersionUse:
             self._asked.discard((rollout_id, body.request_offset, pinned))
 
     def take_trajectory(self, trajectory: Trajectory) -> None:
-        """One that nobody is known to have scored."""
+        """Take a trajectory that may not have been scored."""
         self.unscored.update(self._carried(trajectory))
 
     def take_scored(self, scored: ScoredTrajectory, *, is_read: bool) -> None:
-        """One that is trained on, or may be again; `is_read`: the newest checkpoint has it."""
+        """Take a scored one that may be trained on; `is_read`: the newest
+        checkpoint has consumed it."""
         carried = self._carried(scored.trajectory)
         (self.replayed if is_read else self.buffered).update(carried)
 
     def _carried(self, trajectory: Trajectory) -> set[int]:
-        """The versions of the policy that have sampled its tokens."""
+        """Return the versions of the policy that have sampled its tokens."""
         if self.policy_id not in trajectory.policies:
             return set()
         index = trajectory.policies.index(self.policy_id)
         return versions_of(trajectory.sequences or (), index)
 
     def requested(self) -> Counter[int]:
-        """By version how many requests are pinned to it that have not begun."""
+        """Count by version the pinned requests that have not begun."""
         return Counter(version for _, _, version in self._asked)
 
     def open(self) -> Counter[int]:
-        """By version how many rollouts carry it that have begun."""
+        """Count by version the open rollouts that carry it."""
         return Counter(
             version
             for rollout in self._rollouts.values()
@@ -149,7 +150,7 @@ class VersionUse:
         )
 
     def needs(self, *, checkpoints: Collection[int], awaited: Collection[int]) -> WeightsNeeds:
-        """What of all this keeps files, beside checkpoints and what is evaluated."""
+        """Return all reasons to keep files, together with checkpoints and awaited evaluations."""
         return WeightsNeeds(
             self.now_ms,
             self.announced_ms,
@@ -164,5 +165,6 @@ class VersionUse:
 
 
 def _is_older(event: Event, rollout: _Carrying) -> bool:
-    """Whether an attempt has finished that another has followed: nothing ends by it."""
+    """Return True for the end of an attempt that was followed by another: it
+    does not end the rollout."""
     return isinstance(event.body, RolloutFinished) and event.attempt < rollout.attempt

@@ -1,8 +1,8 @@
-"""Reads from the log which versions are in use, as it is when it is asked.
+"""Reads the versions in use from the log, as of the time of the call.
 
-The law: a rollout moves on while this reads, so its topics are read in its order: requests,
-journal, trajectories, scored ones. Each is read from where it is known that all before has been
-passed on, so what leaves one of them meanwhile is met in the next.
+Rollouts move on while this reads, so the topics are read in the order in which a rollout passes
+through them: requests, journal, trajectories, scored. Each is read from a position below which all
+has been passed on, so a rollout that leaves one topic meanwhile is found in the next.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ Starts = Mapping[TopicPartition, int]
 
 
 class RunOfPolicy(Protocol):
-    """`consumers.training.training_run.TrainingRun`."""
+    """The interface of `consumers.training.training_run.TrainingRun` that is needed here."""
 
     @property
     def run_id(self) -> str: ...
@@ -40,13 +40,13 @@ class RunOfPolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VersionsInUse:
-    """Those of one policy."""
+    """The versions in use of one policy."""
 
     history: History
     policy_id: str
 
     def announced(self) -> VersionUse:
-        """What `policy.versions` says, and nothing of rollouts. Raises Unavailable."""
+        """Read `policy.versions` only, no rollouts. Raises Unavailable."""
         use, topic = VersionUse(self.policy_id), self.history.topics.versions
         for record in read_all(self.history.log, [topic]):
             use.now_ms = record.timestamp_ms
@@ -59,9 +59,9 @@ class VersionsInUse:
     def add_rollouts(
         self, use: VersionUse, run: RunOfPolicy, points: Sequence[ResumePoint]
     ) -> None:
-        """Take in what is asked for, is open, is not scored, and what may be trained on.
+        """Add requested, open and unscored rollouts, and those that may be trained on.
 
-        Training may go on from these points, the newest first. Raises Unavailable.
+        `points` are the places where training may resume, the newest first. Raises Unavailable.
         """
         self._add_requests(use)
         self._add_journal(use)
@@ -69,14 +69,14 @@ class VersionsInUse:
         self._add_scored(use, run, points)
 
     def _add_requests(self, use: VersionUse) -> None:
-        """Those that the agents have not taken up."""
+        """Add the requests that the agents have not committed."""
         topic = self.history.topics.requests
         starts = self._starts(topic, _offsets(self._commits(topic, "agents")))
         for record, request in self._read(topic, starts, RolloutRequest):
             use.take_request(request, record.offset)
 
     def _add_journal(self, use: VersionUse) -> None:
-        """From where all that is open began; what ended below the commit has been written."""
+        """Add the journal from the low watermark; ends below the commit have been written."""
         topic = self.history.topics.events
         commits = self._commits(topic, "agents")
         known = {n: read_watermark(parted(commit.metadata)[0]) for n, commit in commits.items()}
@@ -87,7 +87,8 @@ class VersionsInUse:
             use.take_event(event, record.timestamp_ms, is_out=is_out)
 
     def _add_trajectories(self, use: VersionUse, scoring_id: str) -> None:
-        """Those that the run's scorers are not done with; none where they never will be."""
+        """Add trajectories that the run's scorers have not finished; none
+        if the scoring is retired."""
         topic = self.history.topics.trajectories
         commits = self._commits(topic, "rewards", scoring_id)
         if retired(commits.values()) is not None:
@@ -102,7 +103,7 @@ class VersionsInUse:
                 use.take_trajectory(trajectory)
 
     def _add_scored(self, use: VersionUse, run: RunOfPolicy, points: Sequence[ResumePoint]) -> None:
-        """Those that are read again, wherever training goes on."""
+        """Add scored trajectories that are read again at some resume point."""
         topic = self.history.topics.scored
         starts = self._starts(topic, self._first_wanted(topic, run, points))
         for record in read_all(self.history.log, [topic], starts):
@@ -117,7 +118,7 @@ class VersionsInUse:
     def _first_wanted(
         self, topic: str, run: RunOfPolicy, points: Sequence[ResumePoint]
     ) -> dict[int, int]:
-        """By partition the lowest offset that any of them wants."""
+        """Return by partition the lowest offset that any of them needs."""
         firsts = {}
         for number, (low, _) in self.history.log.bounds(topic).items():
             begun = run.starts.get((topic, number), low)
@@ -125,13 +126,13 @@ class VersionsInUse:
         return firsts
 
     def _commits(self, topic: str, *group: str) -> dict[int, Commit]:
-        """What a group has committed, where that is a place of the topic as it is now."""
+        """Return a group's commits, without those beyond the present end of the topic."""
         commits = self.history.log.commits(self.history.topics.group(*group), topic)
         ends = {number: end for number, (_, end) in self.history.log.bounds(topic).items()}
         return {n: commit for n, commit in commits.items() if commit.offset <= ends.get(n, -1)}
 
     def _starts(self, topic: str, known: Mapping[int, int]) -> Starts:
-        """Where to begin: at the first record where retention has taken what is known."""
+        """Return where to begin; at the first record if the known position is not in the topic."""
         starts = {}
         for number, (low, end) in self.history.log.bounds(topic).items():
             begin = known.get(number, low)
@@ -150,7 +151,7 @@ def _offsets(commits: Mapping[int, Commit]) -> dict[int, int]:
 
 
 def _is_of(run: RunOfPolicy, scored: ScoredTrajectory) -> bool:
-    """Whether a run trains on it."""
+    """Return True if the run trains on it."""
     request = scored.trajectory.request
     if request is None or scored.scoring_id != run.scoring_id:
         return False

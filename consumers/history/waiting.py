@@ -1,7 +1,7 @@
-"""Who waits for whom: reads what is needed of the log, and asks the broker who owns what.
+"""Shows who waits for whom: reads the necessary part of the log, and asks the broker for owners.
 
-Where the broker says which process owns a partition now, that is named; where nobody owns it, that
-is what one came to learn.
+If the broker reports the owner of a partition, it is named; one without an owner is shown as
+held by nobody.
 """
 
 import time
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from producers.admin import Admin
 
 REASONS_OF_ENDED = ("reward", "group")
-"""What rollouts wait for that have ended."""
+"""The reasons for which rollouts wait after their end."""
 MOST_TRAJECTORIES = 10_000
-"""Trajectories that are looked at for a missing score; the newest of each partition."""
+"""The most trajectories that are read for a missing score; the newest of each partition."""
 NOBODY = "nobody"
 TRAINER = "the trainer"
 
@@ -49,18 +49,18 @@ Offsets = dict[tuple[str, int], int]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What is waited for now, who has it, and what was found on the way."""
+    """The present waits, the owners of the work, and remarks on the reading."""
 
     waits: list[Wait]
     control: ControlState
-    """What was said on `control`."""
+    """The state of `control`."""
     owners: Owners | None
-    """None where the broker does not say."""
+    """None if the broker does not report owners."""
     writers: dict[int, str]
     remarks: list[str]
 
     def on(self, wait: Wait) -> str:
-        """The process that has to act; where the broker does not say, who last did."""
+        """Return the process that has to act; if owners are unknown, the one that last did."""
         if wait.at is None:
             return TRAINER
         if self.owners is not None:
@@ -69,23 +69,23 @@ class Waiting:
         return f"{last}?" if last and wait.at.group.endswith("agents") else "?"
 
     def rollouts(self) -> set[str]:
-        """Everybody who has not ended."""
+        """Return the ids of rollouts that have not ended."""
         return {wait.rollout_id for wait in self.waits if wait.reason not in REASONS_OF_ENDED}
 
     def members(self, group_id: str) -> set[str]:
-        """Those of a group who have not ended."""
+        """Return the ids of a group's rollouts that have not ended."""
         waits = [wait for wait in self.waits if wait.group_id == group_id]
         return {wait.rollout_id for wait in waits if wait.reason not in REASONS_OF_ENDED}
 
     def totals(self) -> Iterator[tuple[str, int, int]]:
-        """Reason, how many waits, and since when the oldest, in milliseconds since the epoch."""
+        """Yield reason, number of waits, and the oldest time, in milliseconds since the epoch."""
         for reason in REASONS:
             since = [wait.since_ms for wait in self.waits if wait.reason == reason]
             if since:
                 yield reason, len(since), min(since)
 
     def plain(self, now_ms: int) -> dict[str, Any]:
-        """All of it, as JSON knows it."""
+        """Return all of it as JSON values."""
         return {
             "at_ms": now_ms,
             "paused": self.control.paused,
@@ -97,7 +97,7 @@ class Waiting:
 
 
 def read_control(history: History) -> ControlState:
-    """What `control` says, as every agents worker reads it; raises Unavailable."""
+    """Return the state of `control` as agents workers read it; raises Unavailable."""
     control = ControlState()
     with closing(ControlReader(history.log, history.codec, history.topics)) as reader:
         while not reader.caught_up():
@@ -110,9 +110,9 @@ def read_control(history: History) -> ControlState:
 
 
 class WaitReader:
-    """One reading; each stage begins where the one before says that it matters.
+    """One reading; each stage begins at the position that the earlier ones determine.
 
-    Scorings that nobody has committed for are taken to be `scoring_id`.
+    If no scoring has a group, `scoring_id` is assumed.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class WaitReader:
         quota: Quota = UNLIMITED,
         wall: Clock = time.time,
     ) -> None:
-        """`quota` is that of users who have none of their own."""
+        """`quota` is that of users without one of their own."""
         self.history = history
         self.quota = quota
         self.wall = wall
@@ -138,12 +138,12 @@ class WaitReader:
         self.work = OpenWork(self.topics, world, self._scorings(), group_id=group_id)
 
     def open_rollouts(self, run_id: str, policy_id: str) -> set[str]:
-        """Rollouts of a run, or that ask a policy, which are not started or have not ended."""
+        """Return unstarted or open rollouts that are of the run, or that use the policy."""
         self._open()
         return self.work.asked_of(run_id, policy_id)
 
     def waiting(self) -> Waiting:
-        """Read the log as far as it says something about what is open; raises Unavailable."""
+        """Read the part of the log that concerns open work; raises Unavailable."""
         self._open()
         self._trajectories()
         self._scored()
@@ -157,18 +157,18 @@ class WaitReader:
         return Waiting(waits, control, self._owners(waits), self.work.writers, self.remarks)
 
     def _held_back(self) -> None:
-        """What lies behind open transactions is not shown, for nobody can read it yet."""
+        """Add remarks on open transactions: the records behind them cannot be read yet."""
         log, prefix = self.history.log, self.topics.prefix
         names = [name for name in log.topic_names() if name.startswith(prefix)]
         self.remarks += [str(opened) for opened in log.open_transactions(names)]
 
     def _open(self) -> None:
-        """Who is asked for and has not ended."""
+        """Read the requested and open rollouts."""
         self._journal()
         self._requests()
 
     def _journal(self) -> None:
-        """From the agents' low watermark on; from the start where they left no word."""
+        """Read from the agents' low watermark on; from the start if there is none."""
         topic, group = self.topics.events, self.topics.group("agents")
         commits = self.history.log.commits(group, topic)
         begins = self._starts(topic)
@@ -192,7 +192,7 @@ class WaitReader:
     def _requests(self) -> None:
         topic = self.topics.requests
         wanted, topic_id = self.work.first_requests(), self.history.log.topic_id(topic)
-        # What the journal has started may be gone: then what took its place is read.
+        # The records that the journal has started may be lost: then read their replacements.
         started = [
             Commit(topic, number, journal.last + 1, "", journal.chain.epoch)
             for number, journal in self.work.journals.items()
@@ -208,7 +208,7 @@ class WaitReader:
             self.work.take_request(request, *place, record.leader_epoch, topic_id)
 
     def _scorings(self) -> list[ScoringPosition]:
-        """Every scoring that has a group; else the one of the settings."""
+        """Return every scoring that has a group; else the one of the settings."""
         log, topic, prefix = (
             self.history.log,
             self.topics.trajectories,
@@ -236,7 +236,7 @@ class WaitReader:
         return scorings
 
     def _live(self, groups: Sequence[str]) -> set[str]:
-        """The groups that have members, as far as the broker says."""
+        """Return the groups that have members, if the broker answers."""
         try:
             return {member.group for member in self.admin.members(list(groups))}
         except Unavailable as error:
@@ -244,7 +244,7 @@ class WaitReader:
             return set()
 
     def _trajectories(self) -> None:
-        """From the first on that some scoring has not finished, as far as that is bounded."""
+        """Read from the first trajectory that some scoring has not finished, within a bound."""
         topic, scorings = self.topics.trajectories, self.work.scorings
         owing = [scoring for scoring in scorings if not scoring.retired] or scorings
         bounds = self.history.log.bounds(topic)
@@ -275,7 +275,7 @@ class WaitReader:
             self.work.take_scored(scored, record.timestamp_ms)
 
     def _commands(self) -> None:
-        """Which commands were sent, by their names; their values are not read."""
+        """Find the commands that were sent, by their ids; their values are not read."""
         keys = self.work.wanted_keys()
         names = self.history.log.topic_names()
         for (group, topic), since_ms in self.work.wanted_commands().items():
@@ -288,7 +288,7 @@ class WaitReader:
                     self.work.take_command(name, place)
 
     def _lines(self) -> None:
-        """Whose environment stands in line for a slot; a worker that died there left its word."""
+        """Find the environments that wait for a slot; waits of a dead worker are still listed."""
         topic, since_ms = self.topics.instances, self.work.first_opening_ms()
         if since_ms is None or topic not in self.history.log.topic_names():
             return
@@ -296,7 +296,7 @@ class WaitReader:
             self.work.take_instance(instance, record.timestamp_ms)
 
     def _limits(self) -> UserLimits:
-        """What the users of what is open may take, and what of it they have taken."""
+        """Return the limits of the users of open rollouts, and their present use."""
         table = read_quotas(self.history, self.quota)
         if table.missing:
             self.remarks.append(f"there is no topic {self.topics.quotas}: nobody has a quota there")
@@ -326,7 +326,7 @@ class WaitReader:
         return self.history.log.offsets_for_times([topic], max(0, at_ms - SKEW_MS))
 
     def _records(self, topic: str, starts: Offsets) -> Iterator[Record]:
-        ends = self.history.log.bounds(topic)  # of what was committed the tail may be lost
+        ends = self.history.log.bounds(topic)  # the tail of a commit may be lost
         starts = {tp: min(at, ends[tp[1]][1]) for tp, at in starts.items()}
         passed = passed_in_journal(self.history.log, self.topics)
         for record in read_all(self.history.log, [topic], starts):

@@ -1,4 +1,4 @@
-"""What every rollout that is not done waits for.
+"""The waits of every rollout that is not done.
 
 A wait has a reason, a beginning, mostly a deadline, and a place: the partition whose owner has to
 act.
@@ -26,7 +26,7 @@ from schemas.messages import AttemptStarted, RolloutFinished, RolloutRequest
 
 REASONS = ("admission", "call", "step", "decision", "program", "reward", "group")
 MEMBERS_NAMED = 4
-"""So many missing members of a group are named."""
+"""The number of missing members of a group that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Wait:
     since_ms: int
     deadline_ms: int | None
     at: Place | None
-    """None where the trainer has to act: it is no member of a group."""
+    """None if the trainer has to act: it is no member of a group."""
 
 
 def waits_of(work: OpenWork, limits: UserLimits | None = None) -> list[Wait]:
-    """What every rollout waits for, once for each reason; the oldest first."""
+    """Return the waits of every rollout, one for each reason; the oldest first."""
     return _Waits(work, limits).all()
 
 
@@ -57,7 +57,7 @@ class _Waits:
         self._unloadable: dict[str, str] = {}
 
     def all(self) -> list[Wait]:
-        """Once for each reason; the oldest first."""
+        """Return one wait for each reason; the oldest first."""
         waits = [*self._admissions(), *self._running(), *self._rewards(), *self._groups()]
         same: dict[tuple[str, str], list[Wait]] = defaultdict(list)
         for wait in sorted(waits, key=lambda wait: (wait.since_ms, wait.rollout_id)):
@@ -89,7 +89,8 @@ class _Waits:
                     yield self._outstanding(rollout, waits, journal)
 
     def _missing_program(self, name: str) -> str:
-        """Why a program cannot be loaded here; without it nobody can tell what it asked for."""
+        """Return why a program cannot be loaded here; without it the
+        rollout's wishes are unknown."""
         if name not in self._unloadable:
             try:
                 self.work.world.program_of(name)
@@ -107,7 +108,7 @@ class _Waits:
         if sent is None and rollout.at_first_command() and not limit:
             what = self.limits.of_start(request.user) if self.limits else UNKNOWN
             return _wait(request, "admission", what, waits.opened_ms, None, journal)
-        # The clock of a call stands still while its user's rate holds it.
+        # The deadline of a call does not run while its user's rate holds it.
         deadline = rollout.ends_ms() if limit else min(waits.deadline_ms(), rollout.ends_ms())
         what = f"{self.work.asked_for(rollout, waits)} {'/'.join(map(str, place))}"
         if sent is None:
@@ -120,7 +121,7 @@ class _Waits:
         return _wait(request, reason, what, waits.opened_ms, deadline, sent or journal)
 
     def _rewards(self) -> Iterator[Wait]:
-        """Scores that are owed: one by each scoring that the request names, else one by any."""
+        """Yield owed scores: one by each scoring that the request names, else one by any."""
         known = {each: ScoringPosition(each) for each in self.work.scored}
         known |= {scoring.scoring_id: scoring for scoring in self.work.scorings}
         likely = max(known.values(), key=_takes_unnamed, default=ScoringPosition(""))
@@ -148,7 +149,7 @@ class _Waits:
         return Wait(ended.rollout_id, ended.group_id, "reward", what, ended.ended_ms, None, place)
 
     def _groups(self) -> Iterator[Wait]:
-        """Scored members of groups that are not whole."""
+        """Yield the scored members of incomplete groups."""
         missing: dict[str, set[str]] = defaultdict(set)
         for request in self.work.requests():
             missing[request.group_id].add(request.rollout_id)
@@ -180,16 +181,16 @@ def _wait(
 
 
 def _as_one(waits: Sequence[Wait]) -> Wait:
-    """The oldest of a rollout's waits for one reason, which tells of the others too.
+    """Merge a rollout's waits for one reason into the oldest, which lists the others too.
 
-    A rollout waits for calls side by side; an id may be asked for, or end, more than once.
+    A rollout may wait for several calls at once; an id may be requested, or end, more than once.
     """
     texts = dict.fromkeys(wait.what for wait in waits)
     return replace(waits[0], what=_some(list(texts)))
 
 
 def _decided(rollout: Rollout) -> str:
-    """What an agents worker has to write next."""
+    """Describe the next entry that an agents worker has to write."""
     body = rollout.decision.body if rollout.decision else None
     if isinstance(body, RolloutFinished):
         return f"an agents worker has to write its end: {body.status} {body.code}".rstrip()
@@ -198,7 +199,7 @@ def _decided(rollout: Rollout) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first few of some names; a member that was never asked for has none."""
+    """Return the first few of some names; a member that was never requested has none."""
     if not names:
         return "members that nobody asked for"
     more = f" and {len(names) - MEMBERS_NAMED} more" if len(names) > MEMBERS_NAMED else ""

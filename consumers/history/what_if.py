@@ -1,9 +1,9 @@
-"""The recorded batches of some steps, trained again under another rule from the same checkpoint.
+"""Trains the recorded batches of some steps again under another rule from the same checkpoint.
 
 Exact: the checkpoint with its optimiser, the batches in their order, and how they were judged when
 they were collected. Not exact: another rule would soon have sampled other trajectories; these were
-sampled by the policy of then, and the more steps, the further away. So both are trained side by
-side, as it was and otherwise, and the distance of their weights is told after each step.
+sampled by the original policy, and the deviation grows with the number of steps. So both rules are
+trained side by side, and the distance of their weights is reported after each step.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,47 +27,49 @@ COLLECTED = (
     "capacity_groups", "recorded", "share", "replay_ratio", "filters", "missing", "on_stale",
     "temperature", "steps", "seed",
 )  # fmt: skip
-"""Settings that decided what was collected, and how; the batches are what they are."""
+"""Settings that decided which batches were collected, and how; they
+cannot be changed afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherwiseStep:
-    """One step, as it was and otherwise."""
+    """One step, under the original and the other rule."""
 
     step: int
     version: int
     trajectories: int
     left_out: int
-    """Of the recorded ones, trajectories of tasks that were to be left out."""
+    """The number of recorded trajectories whose tasks were to be left out."""
     exact: bool | None
-    """Whether the step as it was has its bits of then; None where these are announced no more."""
+    """True if the original rule gives the announced bits; None if these
+    are not announced any more."""
     then: Mapping[str, float]
-    """Metrics, trained as it was."""
+    """Metrics under the original rule."""
     now: Mapping[str, float]
     distance: float
-    """Of the weights, Euclidean, between the two."""
+    """The Euclidean distance of the weights between the two."""
     moved: float
-    """The same between what it began with and the step as it was: to compare with."""
+    """The distance from the weights at the beginning to those of the
+    original rule, for comparison."""
 
 
 @dataclass(eq=False)
 class WhatIf:
-    """Both learners; `train` goes through the steps."""
+    """Both learners; `train` runs the steps."""
 
     plan: RetrainingPlan
     config: LearnerConfig
     codec: Codec
     without_task: str = ""
-    """A pattern of task ids, as of file names, that are left out."""
+    """A pattern of task ids to leave out, in the syntax of file names."""
 
     def __post_init__(self) -> None:
         self.then = self.plan.learner(self.plan.run.config)
         self.now = self.plan.learner(self.config)
 
     def train(self) -> Iterator[OtherwiseStep]:
-        """Each step as soon as it is trained; those before the first that was asked for are as
-        they were. Raises Refused for a step of which nothing is left.
-        """
+        """Yield each step after training it; steps before the first requested one use the
+        original rule. Raises Refused for a step without trajectories left."""
         curation, retell = self.plan.curation(self.then), self.plan.run.retell()
         began = self.then.tensors()
         for number in self.plan.numbers():
@@ -97,7 +99,7 @@ class WhatIf:
             )
 
     def states(self) -> tuple[LearnerState, LearnerState]:
-        """What the steps as they were have come to, and the other rule."""
+        """Return the states of the original rule and of the other rule."""
         return self.then.state(), self.now.state()
 
     def _left(self, samples: tuple[Sample, ...], number: int) -> tuple[Sample, ...]:
@@ -114,7 +116,7 @@ class WhatIf:
 
 
 def require_trainable(then: LearnerConfig, now: LearnerConfig) -> None:
-    """Raise Refused for a configuration that would have collected other batches, or the same."""
+    """Raise Refused for a configuration that would have collected other batches."""
     for key in COLLECTED:
         if getattr(then, key) != getattr(now, key):
             msg = (
@@ -125,10 +127,10 @@ def require_trainable(then: LearnerConfig, now: LearnerConfig) -> None:
 
 
 def distance(ours: Mapping[str, RawTensor], theirs: Mapping[str, RawTensor]) -> float:
-    """Euclidean, over all parameters, float32."""
+    """Return the Euclidean distance over all parameters, float32."""
     total = 0.0
     for name, tensor in ours.items():
-        if tensor.dtype != "F32":  # what an adapter says of itself
+        if tensor.dtype != "F32":  # the configuration of an adapter
             continue
         gap = _values(tensor) - _values(theirs[name])
         total += float(gap @ gap)

@@ -1,1 +1,1 @@
-"""The log as workers see it: its protocols, and the two that fulfil them, one of them Kafka."""
+"""The log as workers use it: its protocols, and two implementations, one of them on Kafka."""

@@ -1,7 +1,7 @@
-"""Kafka's consumer; no other module knows it.
+"""The log on Kafka; no other module uses its consumer.
 
-One owner thread per source. Rebalance callbacks run inside `poll`. What is assigned is resumed
-first, and its start is given with the assignment, never by a seek (librdkafka #5113, #2190).
+One thread owns each source. Rebalance callbacks run inside `poll`. Assigned partitions are resumed
+first, and their start is given with the assignment, never by a seek (librdkafka #5113, #2190).
 """
 
 import time
@@ -54,8 +54,8 @@ COMMON = {
     "socket.nagle.disable": True,
     "queued.min.messages": 5000,
     "queued.max.messages.kbytes": 16384,
-    # librdkafka counts a consumer's partitions together, and a full queue is looked at again only
-    # after this, 1000 ms unless set: with 4,000 rollouts live that was two seconds a turn.
+    # librdkafka counts a consumer's partitions together, and a full queue is checked again only
+    # after this time, 1000 ms by default: with 4,000 rollouts live that took two seconds a turn.
     "fetch.queue.backoff.ms": 5,
 }
 GROUP = {
@@ -65,31 +65,33 @@ GROUP = {
 }
 ALONE = {
     "group.protocol": "classic",
-    # It pauses nothing, so a question that waits at the broker keeps no partition from being read.
-    # Every worker has such readers, of topics on which hardly anything is ever said.
+    # It pauses no partition, so a fetch that waits at the broker keeps no partition from being
+    # read. Every worker has such readers, of topics with very few records.
     "fetch.wait.max.ms": 500,
 }
 LOST = {KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION, KafkaError.OFFSET_OUT_OF_RANGE}
-"""What a reader is answered whose position the log does not have any more."""
+"""Error codes for a reader's position that the log no longer has."""
 WATCH_S = 5.0
-"""How often whoever reads asks whether its topics are still the same, and as wide."""
+"""The interval at which readers check that their topics have the same id and partition count."""
 CALL_S = 10.0
 PLACE_S = 45.0
-"""How long a new assignment may wait for a broker; a minute without a poll ends the membership."""
+"""The time that a new assignment may wait for a broker; a minute without a
+poll ends the membership."""
 MEMBER_S = 10.0
-"""How long a member's epoch may stay old: some heartbeats. After that the membership has ended."""
+"""The time that a member's epoch may stay old: some heartbeats. After that
+the membership has ended."""
 GOODBYE_S = 2.0
-"""How long a broker has to answer a member that leaves before it counts as gone."""
+"""The time that a broker has to answer a leaving member before it counts as unavailable."""
 GIVE_BACK_POLL_S = 0.02
 GO_ON = "To go on with the new one restart with --accept-truncation"
 LOOKING = "rollcall-reader"
-"""The group id of readers of everything; nobody subscribes with it."""
+"""The group id of readers without a group; no consumer subscribes with it."""
 RETRY_S = 0.1
 FEW = 4
 GATHER_S = 0.0001
 MOST_GATHER_S = 0.01
-"""Where polls find more than a few records there is load, and waiting a little for each of them
-makes fuller batches here, at the broker and behind it: that is the faster way."""
+"""Polls that find more than a few records mean load; waiting a little for each of these records
+makes fuller batches here, at the broker and downstream, which is faster."""
 
 T = TypeVar("T")
 
@@ -97,16 +99,16 @@ log = structlog.get_logger()
 
 
 class Batches:
-    """Polls for the first record, then takes what is there, under load after a moment.
+    """Polls for the first record, then takes those that are there, under load after a short wait.
 
-    A batched consume alone waits its timeout, whatever has come.
+    A batched consume alone always waits for its timeout.
     """
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self._last = 0
         self.left: set[TopicPartition] = set()
-        """To be told here, when it happens: partitions that leave."""
+        """Partitions that leave; the rebalance callback adds to it."""
 
     def take(self, timeout_s: float, most: int) -> list[Message]:
         first = self._consumer.poll(timeout_s)
@@ -117,13 +119,13 @@ class Batches:
         gather_s = min(self._last * GATHER_S, MOST_GATHER_S) if self._last > FEW else 0
         batch = [first, *self._consumer.consume(most - 1, gather_s)]
         self._last = len(batch)
-        # The client drops what is still in its own hands of a partition that leaves meanwhile; if
-        # that comes back at once, from its commit on, the first message would stand before those.
+        # The client drops the messages of a partition that leaves from its own queues; if the
+        # partition comes back at once, from its commit on, the first message would precede these.
         return batch[1:] if (first.topic(), first.partition()) in self.left else batch
 
 
 class _Polling:
-    """What the two ways to read share."""
+    """The common part of the two ways to read."""
 
     _consumer: Consumer
     _batches: Batches
@@ -137,7 +139,7 @@ class _Polling:
         return messages
 
     def _error(self, message: Message) -> None:
-        """Sort one error message; raises Unfit where the process must not go on."""
+        """Handle one error message; raises Unfit if the process must not go on."""
         error = message.error()
         if error is None or error.code() == KafkaError._PARTITION_EOF:
             return
@@ -165,15 +167,15 @@ class _Polling:
 
 
 ASK_HEADERS = methodcaller("headers")
-"""Calls from C are checked for an error that the client sets beside a result. Once Python 3.11 has
-specialised a method call it no longer checks, and the caller's caller meets the error."""
+"""Calls from C are checked for an error that the client sets beside a result. Once Python 3.11
+has specialised a method call it no longer checks, and the error surfaces in the caller's caller."""
 
 
 def _headers(message: Message) -> Headers | None:
-    """The headers of a message; those in UNREADABLE where the client cannot tell them.
+    """Return the headers of a message; UNREADABLE if the client cannot decode them.
 
-    It raises for a name that is no UTF-8. Asked again it would return what crashes the process when
-    it is looked at, so it is asked once.
+    The client raises for a name that is not UTF-8. A second call would return an object that
+    crashes the process on access, so it is called once.
     """
     try:
         headers: Headers | None = ASK_HEADERS(message)
@@ -228,12 +230,12 @@ class KafkaSource(_Polling):
         self._closing = self._broker_gone = False
         self._owned: set[TopicPartition] = set()
         self._fresh: set[TopicPartition] = set()
-        """Owned, but nothing has come of them yet: a pause would be lost (librdkafka #2190)."""
+        """Owned, but without a record so far: a pause would be lost (librdkafka #2190)."""
         self._to_pause: set[TopicPartition] = set()
         self._epochs: dict[TopicPartition, Epochs] = {}
-        """Of what is owned, which leaders wrote what was read."""
+        """By owned partition, the leader epochs of the records read."""
         self._unplaced: dict[TopicPartition, float] = {}
-        """Assigned, but the group did not say where to begin; until when they are borne."""
+        """Assigned, but the group gave no start; with the time until which that is tolerated."""
         self._ended: list[tuple[str, int, int]] = []
         self.refused = 0
         self._consumer.subscribe(
@@ -248,7 +250,7 @@ class KafkaSource(_Polling):
         for message in self._messages(timeout_s, most):
             tp = message.topic() or "", message.partition() or 0
             error = message.error()
-            if not message.topic():  # of the member itself: it may be one no more
+            if not message.topic():  # of the member itself: its membership may have ended
                 self._error(message)
             if tp not in self._owned:
                 continue
@@ -289,7 +291,8 @@ class KafkaSource(_Polling):
             self._on_commit(None, committed or ())
 
     def _words(self, commits: Sequence[Commit]) -> list[Tp]:
-        """Commits as the client takes them, with the leader epoch of what they count last."""
+        """Return commits in the client's form, with the leader epoch of
+        the last record below each."""
         words = []
         for commit in commits:
             epochs = self._epochs.get((commit.topic, commit.partition))
@@ -305,7 +308,7 @@ class KafkaSource(_Polling):
                 self._refusal(failed)
 
     def _refusal(self, error: KafkaError) -> None:
-        """Count a commit that was not taken; the next poll ends the process where none will be."""
+        """Count a refused commit; the next poll ends the process if none can succeed."""
         self.refused += 1
         verdict = verdict_on(error)
         if verdict is Verdict.FATAL:
@@ -314,7 +317,7 @@ class KafkaSource(_Polling):
             log.warning("commit_refused", error=error.str())
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Pause; a partition of which nothing has come yet is paused when something has."""
+        """Pause; a partition without a record so far is paused after its first record."""
         ours = self._owned.intersection(partitions)
         self._to_pause = (self._to_pause | ours) & self._fresh
         self._consumer.pause([Tp(*tp) for tp in ours - self._fresh])
@@ -325,22 +328,23 @@ class KafkaSource(_Polling):
         self._consumer.resume([Tp(*tp) for tp in partitions if tp in self._owned])
 
     def close(self) -> None:
-        """Leave. A broker that does not answer is not waited for with a last commit, as the client
-        would do for the 45 s of a session: whoever comes next does that work again."""
+        """Leave the group. If the broker does not answer no last commit is made: the client
+        would wait for it for the 45 s of a session. The next owner repeats that work."""
         self._closing, self._broker_gone = True, not self._answers()
         self._give_back()
         self._consumer.close()
 
     def _give_back(self) -> None:
-        """Let go of all partitions first: a client that is told of a rebalance while it closes may
-        wait for itself for ever, and holds the interpreter's lock (librdkafka #4884)."""
+        """Unsubscribe first: a client that gets a rebalance while it closes may deadlock while
+        it holds the GIL (librdkafka #4884)."""
         self._consumer.unsubscribe()
         until = time.monotonic() + GOODBYE_S
         while self._consumer.assignment() and time.monotonic() < until:
             self._consumer.poll(GIVE_BACK_POLL_S)
 
     def _answers(self) -> bool:
-        """Asked before it leaves, for a client that is leaving answers nothing."""
+        """Return True if the broker answers. Called before leaving: a
+        leaving client gets no answers."""
         try:
             self._consumer.list_topics(self._topics[0], timeout=GOODBYE_S)
         except KafkaException:
@@ -348,7 +352,7 @@ class KafkaSource(_Polling):
         return True
 
     def _on_assign(self, consumer: Consumer, partitions: list[Tp]) -> None:
-        if self._closing:  # a client that is leaving answers nothing; it gives them back at once
+        if self._closing:  # a leaving client gets no answers; they are revoked at once
             return
         consumer.resume(partitions)
         until = time.monotonic() + PLACE_S
@@ -357,12 +361,12 @@ class KafkaSource(_Polling):
         except MemberMoved as moved:
             self._leave_unplaced(consumer, partitions, moved)
             return
-        # Not asked of the consumer: it does not know a partition that was added since it began.
+        # The admin client is asked: the consumer does not know partitions added since it began.
         places = retried(lambda: self._places(held), until - time.monotonic())
         consumer.incremental_assign([self._placed(*place) for place in places])
 
     def _places(self, held: Sequence[Tp]) -> list[tuple[Held, Commit | None]]:
-        """What the brokers know of partitions that a group has come to; raises Unavailable."""
+        """Return the brokers' state of newly assigned partitions; raises Unavailable."""
         stretches = self._admin.stretches([(tp.topic, tp.partition) for tp in held])
         ids = self._admin.topic_ids(sorted({tp.topic for tp in held}))
         self._watch.note(ids)
@@ -385,7 +389,7 @@ class KafkaSource(_Polling):
         return places
 
     def _placed(self, held: Held, commit: Commit | None) -> Tp:
-        """Take a partition over, and say from where on it is read."""
+        """Take over a partition; return where it is read from."""
         start = self._listener.assigned(held)
         tp = held.topic, held.partition
         self._owned.add(tp)
@@ -396,13 +400,13 @@ class KafkaSource(_Polling):
         self._epochs[tp] = Epochs(commit.offset, commit.leader_epoch)
         if start != commit.offset or commit.leader_epoch == UNKNOWN:
             return Tp(*tp, start)
-        # With it the client itself sees a tail that is lost between the question and the read.
+        # With the epoch the client itself detects a tail that is lost between this and the read.
         return Tp(*tp, start, leader_epoch=commit.leader_epoch)
 
     def _leave_unplaced(self, consumer: Consumer, partitions: list[Tp], moved: MemberMoved) -> None:
-        """Take an assignment of a membership that has ended, and read nothing of it.
+        """Accept an assignment of a membership that has ended, without reading it.
 
-        Only when this callback has returned is the client told that the partitions are lost.
+        The client learns that the partitions are lost only after this callback has returned.
         """
         log.warning("assignment_not_placed", partitions=len(partitions), error=str(moved))
         until = time.monotonic() + PLACE_S
@@ -410,7 +414,7 @@ class KafkaSource(_Polling):
         consumer.incremental_assign([Tp(tp.topic, tp.partition, OFFSET_END) for tp in partitions])
 
     def _check_unplaced(self) -> None:
-        """Raise Unavailable where a group neither tells where to begin nor takes back."""
+        """Raise Unavailable if the group neither gives a start nor revokes the partition."""
         if self._unplaced and time.monotonic() > min(self._unplaced.values()):
             topic, number = min(self._unplaced)
             msg = f"the group tells nothing of {topic} {number}, and does not take it back either"
@@ -425,7 +429,8 @@ class KafkaSource(_Polling):
         self._leave(consumer, partitions)
 
     def _ours(self, partitions: Iterable[Tp]) -> list[TopicPartition]:
-        """Those that the listener was told of; not what came while the member was leaving."""
+        """Return those that the listener knows; partitions assigned while
+        leaving are not among them."""
         named = ((tp.topic, tp.partition) for tp in partitions)
         return [tp for tp in named if tp in self._owned]
 
@@ -454,7 +459,7 @@ def _commit_of(tp: Tp) -> Commit:
 
 
 def retried(call: Callable[[], T], timeout_s: float = 30.0) -> T:
-    """Ask again while the broker is away, or the membership changes, until the timeout.
+    """Repeat a call while the broker is unavailable, or the membership changes, until the timeout.
 
     Raises Unavailable, MemberMoved or Unfit.
     """
@@ -468,7 +473,7 @@ def retried(call: Callable[[], T], timeout_s: float = 30.0) -> T:
 
 
 def _check_patience(error: Exception, waited_s: float, timeout_s: float) -> None:
-    """Raise what an error means where it is not to be waited for any longer."""
+    """Raise the exception for an error that is not to be waited for any longer."""
     if isinstance(error, Unavailable):
         if waited_s > timeout_s:
             raise error
@@ -487,7 +492,7 @@ def _check_patience(error: Exception, waited_s: float, timeout_s: float) -> None
 
 
 def _offsets_of(looker: Consumer, partitions: list[Tp], timeout_s: float) -> list[Tp]:
-    """What a group has committed; an error on one partition is an error, not the lack of a commit.
+    """Return a group's commits; an error on one partition is an error, not a missing commit.
 
     Raises Unavailable, MemberMoved or Unfit.
     """
@@ -503,10 +508,10 @@ def _offsets_of(looker: Consumer, partitions: list[Tp], timeout_s: float) -> lis
 
 
 class TopicWatch:
-    """Sees that a topic is made anew under its name while it is read, or has more partitions.
+    """Detects that a topic is recreated under its name while it is read, or has more partitions.
 
-    The client goes on at its position in the new one, where other records lie. The question goes
-    through the admin client: a consumer's own stands behind its fetch, which the broker holds.
+    The client would go on at its position in the new topic, among other records. The admin client
+    is used: a consumer's own request would wait behind its fetch, which the broker holds.
     """
 
     def __init__(self, admin: Admin, remedy: str) -> None:
@@ -517,13 +522,13 @@ class TopicWatch:
         self._due = time.monotonic() + WATCH_S
 
     def note(self, ids: Mapping[str, str]) -> None:
-        """The ids of topics from now on."""
+        """Set the ids of topics from now on."""
         self._ids.update(ids)
 
     def check(self) -> dict[str, int]:
-        """The partition counts that were answered since; nothing is waited for.
+        """Return partition counts that have been answered since; does not wait.
 
-        Raises JournalGone where a topic is another one by now.
+        Raises JournalGone if a topic has another id by now.
         """
         if self._asked and all(future.done() for future in self._asked.values()):
             asked, self._asked = self._asked, {}
@@ -543,9 +548,9 @@ class TopicWatch:
 
 
 class CutFinder:
-    """Finds where logs stop to be those that commits speak of.
+    """Finds the offsets at which logs diverge from commits.
 
-    Records are asked for only where another leader was elected since, or a log is too short.
+    Records are read only if another leader was elected since, or if a log is too short.
     """
 
     def __init__(self, settings: Mapping[str, Any], admin: Admin) -> None:
@@ -555,7 +560,8 @@ class CutFinder:
     def find(
         self, commits: Sequence[Commit], stretches: Mapping[TopicPartition, Stretch]
     ) -> dict[TopicPartition, int]:
-        """By partition, only where something below the commit is not as it was."""
+        """Return the divergence by partition, only where records below the
+        commit are lost or replaced."""
         doubted = [c for c in commits if _is_doubted(c, stretches[c.topic, c.partition])]
         if not doubted:
             return {}
@@ -573,9 +579,9 @@ class CutFinder:
         commits: Sequence[Commit],
         stretches: Mapping[TopicPartition, Stretch],
     ) -> dict[TopicPartition, int]:
-        """Where the records end that each commit's leader wrote, and those before it.
+        """Return the end of the records that each commit's leader, or one before it, wrote.
 
-        All partitions are halved side by side: a question takes as long for one as for all.
+        The binary search covers all partitions at once: a read takes as long for one as for all.
         """
         leaders = {(c.topic, c.partition): c.leader_epoch for c in commits}
         ends = {
@@ -607,7 +613,7 @@ def _epoch_of(message: Message | None) -> int:
 def _firsts_from(
     consumer: Consumer, offsets: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Message | None]:
-    """By partition the first record from an offset on, None where there is none.
+    """Return the first record from an offset on by partition, None if there is none.
 
     Raises Unavailable.
     """
@@ -632,7 +638,7 @@ def _firsts_from(
 
 @contextmanager
 def _uncommitted_reader(settings: Mapping[str, Any]) -> Iterator[Consumer]:
-    """A consumer that is given records of open and aborted transactions too."""
+    """Open a consumer that also gets records of open and aborted transactions."""
     config = {**COMMON, **settings, "group.protocol": "classic", "group.id": LOOKING}
     uncommitted = quiet({**config, "isolation.level": "read_uncommitted"})
     consumer = checked_client(Consumer, uncommitted, KafkaException)
@@ -643,13 +649,13 @@ def _uncommitted_reader(settings: Mapping[str, Any]) -> Iterator[Consumer]:
 
 
 def _is_doubted(commit: Commit, here: Stretch) -> bool:
-    """Whether a commit may count what is not there any more."""
+    """Return True if a commit may count records that are gone."""
     elected = UNKNOWN not in (commit.leader_epoch, here.epoch) and commit.leader_epoch < here.epoch
     return commit.offset > here.end or elected
 
 
 class KafkaReader(_Polling):
-    """Reads every partition of some topics; no group, no commits."""
+    """Reads every partition of some topics, without group and commits."""
 
     def __init__(
         self,
@@ -700,7 +706,7 @@ class KafkaReader(_Polling):
         return records
 
     def _read_added(self, topic: str, count: int) -> None:
-        """Read partitions that were added since, too: all that is in them came after."""
+        """Also read partitions that were added since, from their beginning."""
         known = self._partitions[topic]
         if count > known:
             added = [Tp(topic, n, OFFSET_BEGINNING) for n in range(known, count)]
@@ -715,7 +721,7 @@ class KafkaReader(_Polling):
 
 
 class KafkaLog:
-    """Clients of one cluster; settings go to librdkafka as they are."""
+    """Clients of one cluster; settings are passed to librdkafka unchanged."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = dict(settings)
@@ -735,7 +741,8 @@ class KafkaLog:
     ) -> KafkaReader:
         partitions = [(topic, n) for topic in topics for n in range(self.partitions(topic))]
         watch = TopicWatch(self._admin, READ_ANEW)
-        watch.note(self._admin.topic_ids(topics))  # first: of what the bounds are, or one before
+        # Before the bounds, so that these are of this incarnation or a later one.
+        watch.note(self._admin.topic_ids(topics))
         bounds = self._admin.bounds(partitions)
         return KafkaReader(self._settings, watch, bounds, starts or {}, from_end=from_end)
 
@@ -743,19 +750,20 @@ class KafkaLog:
         return KafkaPublisher(self._settings, bulk=bulk)
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """What a group has committed on a topic, by partition; nothing where it has not."""
+        """Return the commits of a group on a topic, by partition; partitions
+        without one are left out."""
         return {number: held.offset for number, held in self.commits(group, topic).items()}
 
     def commits(self, group: str, topic: str) -> dict[int, Commit]:
-        """The same with the words that were committed with it.
+        """Like `committed`, with metadata and epoch.
 
-        Asked through a consumer that never joins: librdkafka 2.16 crashes in the admin client's
+        It uses a consumer that never joins: librdkafka 2.16 crashes in the admin client's
         ListConsumerGroupOffsets when the coordinator answers with an error. Raises Unavailable.
         """
         partitions = [Tp(topic, number) for number in range(self.partitions(topic))]
         looker = self._looker(group)
         try:
-            # The first question about a group that nobody knows yet is answered NOT_COORDINATOR.
+            # The first request about a group that is not known yet is answered NOT_COORDINATOR.
             committed = _offsets_of(looker, partitions, CALL_S)
         except (Unfit, Unavailable) as error:
             msg = f"the offsets of group {group!r} are not to be had: {error}"
@@ -763,14 +771,14 @@ class KafkaLog:
         return {tp.partition: _commit_of(tp) for tp in committed if tp.offset >= 0}
 
     def cuts(self, commits: Sequence[Commit]) -> dict[TopicPartition, int]:
-        """Where logs stop to be those that commits speak of; raises Unavailable."""
+        """Return the offsets at which logs diverge from commits; raises Unavailable."""
         stretches = self._admin.stretches([(c.topic, c.partition) for c in commits])
         return CutFinder(self._settings, self._admin).find(commits, stretches)
 
     def open_transactions(self, topics: Sequence[str]) -> list[OpenTransaction]:
-        """Where readers are held back; who holds a transaction open the client cannot ask.
+        """Return the places where readers are held back; the client cannot tell by which producer.
 
-        The high watermarks are asked first: what is stable later was not held back then.
+        The high watermarks are read first: records that are stable later were not held back then.
         """
         partitions = [(topic, n) for topic in topics for n in range(self.partitions(topic))]
         ends = self._admin.high_watermarks(partitions)
@@ -786,7 +794,7 @@ class KafkaLog:
         ]
 
     def commit_for(self, group: str, commits: Sequence[Commit]) -> None:
-        """Commit in the name of a group that nobody is in; raises Refused where somebody is."""
+        """Commit for a group without members; raises Refused if it has some."""
         looker = self._looker(group)
         try:
             looker.commit(offsets=[_word(c) for c in commits], asynchronous=False)
@@ -795,16 +803,16 @@ class KafkaLog:
             raise Refused(msg) from error
 
     def topic_names(self) -> list[str]:
-        """Every topic there is; raises Unavailable."""
+        """Return all topics; raises Unavailable."""
         self._counts = self._admin.partitions()
         return sorted(self._counts)
 
     def group_names(self) -> list[str]:
-        """Every consumer group that the brokers know; raises Unavailable."""
+        """Return all consumer groups that the brokers know; raises Unavailable."""
         return self._admin.groups()
 
     def offsets_for_times(self, topics: Sequence[str], time_ms: int) -> dict[TopicPartition, int]:
-        """By partition the first offset whose record is not older; its end where there is none."""
+        """Return by partition the first offset not older than a time; the end if there is none."""
         times = [Tp(topic, n, time_ms) for topic in topics for n in range(self.partitions(topic))]
         looker = self._looker(LOOKING)
         offsets = retried(lambda: looker.offsets_for_times(times, timeout=CALL_S)) if times else []
@@ -813,14 +821,14 @@ class KafkaLog:
         return ends | {(tp.topic, tp.partition): tp.offset for tp in offsets if tp.offset >= 0}
 
     def _looker(self, group: str) -> Consumer:
-        """A consumer that never joins the group it asks about."""
+        """Return a consumer that never joins the group whose commits it reads."""
         if group not in self._lookers:
             config = {**self._settings, "group.id": group, "enable.auto.commit": False}
             self._lookers[group] = checked_client(Consumer, quiet(config), KafkaException)
         return self._lookers[group]
 
     def close(self) -> None:
-        """Close what was opened for looking."""
+        """Close the consumers that were opened for look-ups."""
         for looker in self._lookers.values():
             looker.close()
         self._lookers.clear()
@@ -851,7 +859,8 @@ class KafkaLog:
         return Admin(self._settings)
 
     def _check(self, topics: Sequence[str]) -> None:
-        """A missing topic raises no error on subscribe under KIP-848, so ask first."""
+        """Raise TopicsDiffer for missing topics: under KIP-848
+        subscribing to one raises no error."""
         if any(topic not in self._counts for topic in topics):
             self._counts = self._admin.partitions()
         missing = [topic for topic in topics if topic not in self._counts]

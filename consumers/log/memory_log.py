@@ -1,8 +1,8 @@
 """The in-memory log: Kafka's semantics in one process, for tests and for `--log memory`.
 
-What the law rests on and what bites is here: offsets with holes, redelivery after a kill, groups
-that move partitions while work is in flight, commit metadata, refused commits, truncation below a
-position, records from a zombie. If it differs from the real log, this one is wrong.
+It has the properties that the loop relies on and the difficult ones: offsets with holes, redelivery
+after a kill, groups that move partitions while work is in flight, commit metadata, refused commits,
+truncation below a position, records of a zombie. If it differs from the real log, it is wrong.
 """
 
 import time
@@ -29,7 +29,7 @@ from schemas.topics import WantedTopic
 
 
 class MemoryLog:
-    """Topics, groups and commits, in this process; not for several threads."""
+    """Topics, groups and commits, in this process; not thread-safe."""
 
     def __init__(
         self, topics: Iterable[WantedTopic] = (), *, wall: Callable[[], float] = time.time
@@ -40,14 +40,14 @@ class MemoryLog:
         self.groups: dict[str, MemoryGroup] = {}
         self.wall = wall
         self.compacted: set[str] = set()
-        """Topics of which retention takes nothing: the last record of each key stays."""
+        """Topics without retention: the last record of each key stays."""
         for topic in topics:
             if topic.config.get("cleanup.policy") == "compact":
                 self.compacted.add(topic.name)
             self.create(topic.name, topic.partitions)
 
     def create(self, topic: str, partitions: int) -> None:
-        """Make a topic, or add partitions to it."""
+        """Create a topic, or add partitions to it."""
         held = self.topics.setdefault(topic, [])
         held += [MemoryPartition() for _ in range(partitions - len(held))]
 
@@ -67,23 +67,23 @@ class MemoryLog:
         return str(self.incarnations[topic])
 
     def delete(self, topic: str) -> None:
-        """Delete a topic for good; whoever has a record for it is told when it polls."""
+        """Delete a topic for good; publishers with a record for it get an error when they poll."""
         del self.topics[topic]
         self.incarnations[topic] += 1
 
     def limit(self, topic: str, value_bytes: int) -> None:
-        """Let a topic take no value above this any more."""
+        """Set the size of the largest value that a topic takes, in bytes."""
         self.limits[topic] = value_bytes
 
     def refusal(self, topic: str, value: bytes | None) -> WorkFailed | None:
-        """Why the topic does not take a value, None where it does."""
+        """Return the error for a value that the topic does not take, else None."""
         if topic not in self.topics:
             return NoTopic(topic, "it is not there")
         size_bytes = len(value or b"")
         return TooLarge(topic, size_bytes) if size_bytes > self.limits[topic] else None
 
     def recreate(self, topic: str) -> None:
-        """Delete a topic and make it anew; the groups' commits on it go with it."""
+        """Delete a topic and create it again; the groups' commits on it are deleted too."""
         count = self.partitions(topic)
         self.topics[topic] = [MemoryPartition() for _ in range(count)]
         self.incarnations[topic] += 1
@@ -111,11 +111,11 @@ class MemoryLog:
         return number, held[number].end - 1
 
     def partition_of(self, topic: str, key: bytes) -> int:
-        """Return the partition of a record with this key that names none."""
+        """Return the partition of a record that states only this key."""
         return zlib.crc32(key) % len(self._of(topic))
 
     def hole(self, topic: str, partition: int) -> None:
-        """Let one offset be taken by something that no reader is given."""
+        """Use up one offset without a record, as a transaction marker does."""
         self._of(topic)[partition].append(None)
 
     def transaction(
@@ -128,7 +128,7 @@ class MemoryLog:
         return opened
 
     def open_transactions(self, topics: Sequence[str]) -> list[OpenTransaction]:
-        """Where readers are held back."""
+        """Return the places where readers are held back."""
         return [
             OpenTransaction(topic, number, held.stable, held.end, held.time_ms(held.stable))
             for topic in topics
@@ -137,11 +137,11 @@ class MemoryLog:
         ]
 
     def truncate(self, topic: str, partition: int, offset: int) -> None:
-        """Lose the records from an offset on; a new leader goes on from there."""
+        """Lose the records from an offset on; a new leader continues from there."""
         self._of(topic)[partition].cut(offset)
 
     def cut(self, commit: Commit) -> int | None:
-        """Where a log stops to be the one that a commit speaks of."""
+        """Return the offset at which a log diverges from a commit, or None."""
         held = self._of(commit.topic)[commit.partition]
         end = min(held.end_of(commit.leader_epoch), held.end)
         return end if end < commit.offset else None
@@ -151,7 +151,7 @@ class MemoryLog:
         return {tp: at for tp, at in cuts.items() if at is not None}
 
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
-        """Let retention pass an offset; of a compacted topic it takes nothing."""
+        """Let retention pass an offset; compacted topics lose nothing."""
         held = self._of(topic)[partition]
         if topic in self.compacted:
             return
@@ -159,9 +159,9 @@ class MemoryLog:
         held.start = offset
 
     def compact(self, topic: str, partition: int = 0, *, tombstones: bool = False) -> None:
-        """Clean a partition: of every key the last record stays, and nothing without a key.
+        """Compact a partition: of every key the last record stays, and no record without a key.
 
-        With `tombstones`, what takes a key back goes too, as it does a day later.
+        With `tombstones`, tombstones go too, as they do a day later.
         """
         held = self._of(topic)[partition]
         last = {stored[0]: at for at, stored in enumerate(held.records) if stored is not None}
@@ -173,7 +173,7 @@ class MemoryLog:
                 held.records[at] = None
 
     def read(self, topic: str, partition: int, offset: int, most: int) -> tuple[list[Record], int]:
-        """Records from an offset on, and the position after them."""
+        """Return records from an offset on, and the position after them."""
         held = self._of(topic)[partition]
         at = max(offset, held.start)
         records: list[Record] = []
@@ -190,7 +190,7 @@ class MemoryLog:
     def read_on(
         self, topic: str, partition: int, offset: int, most: int, epochs: Epochs
     ) -> tuple[list[Record], int]:
-        """What a client reads that stands at `offset`: it must not skip what is gone.
+        """Read like a client that stands at `offset`: it must not skip lost records.
 
         Raises JournalGone.
         """
@@ -206,7 +206,7 @@ class MemoryLog:
         return records, position
 
     def all(self, topic: str) -> list[Record]:
-        """Everything on a topic, partition by partition."""
+        """Return all records of a topic, partition by partition."""
         return [
             record
             for number, held in enumerate(self._of(topic))
@@ -220,7 +220,7 @@ class MemoryLog:
         return sorted(self.groups)
 
     def offsets_for_times(self, topics: Sequence[str], time_ms: int) -> dict[TopicPartition, int]:
-        """By partition the first offset whose record is not older; its end where there is none."""
+        """Return by partition the first offset not older than a time; the end if there is none."""
         return {
             (topic, number): self._at_time(held, time_ms)
             for topic in topics
@@ -234,18 +234,19 @@ class MemoryLog:
         return held.stable
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """What a group has committed on a topic, by partition; nothing where it has not."""
+        """Return the commits of a group on a topic, by partition; partitions
+        without one are left out."""
         return {number: commit.offset for number, commit in self.commits(group, topic).items()}
 
     def commits(self, group: str, topic: str) -> dict[int, Commit]:
-        """The same with the words that were committed with it."""
+        """Like `committed`, with metadata and epoch."""
         if group not in self.groups:
             return {}
         committed = self.groups[group].committed
         return {tp[1]: self.groups[group].commit_of(tp) for tp in committed if tp[0] == topic}
 
     def commit_for(self, group: str, commits: Sequence[Commit]) -> None:
-        """Commit in the name of a group that nobody is in; raises Refused where somebody is."""
+        """Commit for a group without members; raises Refused if it has some."""
         held = self.group(group)
         if held.members:
             msg = f"group {group!r} has members; nobody else may commit for it"
@@ -321,7 +322,7 @@ class MemoryReader:
                 msg = f"{topic} was deleted and made anew while it was read. {READ_ANEW}"
                 raise JournalGone(msg)
             for number in range(self.log.partitions(topic)):
-                # One that was added since: all that is in it came after.
+                # Read partitions that were added since, from their beginning.
                 self.positions.setdefault((topic, number), self.log.topics[topic][number].start)
         for tp, position in self.positions.items():
             read, self.positions[tp] = self.log.read_on(

@@ -6,13 +6,13 @@ from consumers.log.epochs import UNKNOWN
 from schemas.headers import UNREADABLE, Headers
 
 RawHeaders = Sequence[tuple[str | bytes, bytes]]
-"""Headers as anybody may write them: a name as bytes need not be UTF-8."""
+"""Headers in any form that a producer may write: a name as bytes need not be UTF-8."""
 Stored = tuple[bytes | None, bytes | None, int, RawHeaders | None] | None
-"""Key, value, append time, headers; None is a hole such as a transaction marker leaves."""
+"""Key, value, append time, headers; None is a hole, such as that of a transaction marker."""
 
 
 def readable(headers: RawHeaders) -> Headers:
-    """Headers as a client tells them: all or none, as Kafka's does."""
+    """Return headers as Kafka's client does: all, or UNREADABLE."""
     try:
         return [(n.decode() if isinstance(n, bytes) else n, value) for n, value in headers]
     except UnicodeDecodeError:
@@ -20,13 +20,13 @@ def readable(headers: RawHeaders) -> Headers:
 
 
 class MemoryPartition:
-    """One partition: what is stored, and which leader epochs wrote it."""
+    """One partition: its records, and the leader epochs that wrote them."""
 
     def __init__(self) -> None:
         self.start = 0
         self.records: list[Stored] = []
         self._written = 0
-        """Where the last record ended; a log that ends before that was cut, by whoever it was."""
+        """The end after the last append; a log that ends below it was truncated."""
         self._epochs = [(0, 0)]
         """First offset and epoch, ascending."""
         self.open: list[int] = []
@@ -38,11 +38,11 @@ class MemoryPartition:
 
     @property
     def stable(self) -> int:
-        """Where readers of committed records come to: the first open transaction, or the end."""
+        """The last stable offset: that of the first open transaction, or the end."""
         return min(self.open, default=self.end)
 
     def time_ms(self, offset: int) -> int:
-        """The append time of a record; 0 where a hole is."""
+        """Return the append time of a record; 0 for a hole."""
         stored = self.records[offset - self.start]
         return 0 if stored is None else stored[2]
 
@@ -52,13 +52,13 @@ class MemoryPartition:
         self._written = self.end
 
     def cut(self, offset: int) -> None:
-        """Lose the records from an offset on, as an unclean election does."""
+        """Lose the records from an offset on, as in an unclean election."""
         del self.records[max(0, offset - self.start) :]
         self.open = [first for first in self.open if first < offset]
         self.elect_if_cut()
 
     def elect_if_cut(self) -> None:
-        """Let a new leader go on from where a log ends that has lost its tail."""
+        """Elect a new leader if the log has lost its tail."""
         if self.end < self._written:
             epoch = self._epochs[-1][1] + 1
             self._epochs = [(at, which) for at, which in self._epochs if at < self.end]
@@ -66,22 +66,22 @@ class MemoryPartition:
             self._written = self.end
 
     def leader(self) -> int:
-        """The epoch of whoever leads it now."""
+        """Return the epoch of the current leader."""
         self.elect_if_cut()
         return self._epochs[-1][1]
 
     def epoch_at(self, offset: int) -> int:
-        """The leader epoch that wrote a record."""
+        """Return the leader epoch that wrote a record."""
         return next((epoch for at, epoch in reversed(self._epochs) if at <= offset), UNKNOWN)
 
     def end_of(self, epoch: int) -> int:
-        """Where the records of an epoch and those before it end."""
+        """Return the end of the records of an epoch and those before it."""
         self.elect_if_cut()
         return next((at for at, which in self._epochs if which > epoch >= 0), self.end)
 
 
 class MemoryTransaction:
-    """Records of a partition that nobody reads before they are committed, nor what follows them."""
+    """Records that are hidden, like those behind them, until the transaction is committed."""
 
     def __init__(self, partition: MemoryPartition) -> None:
         self._partition = partition
@@ -94,12 +94,12 @@ class MemoryTransaction:
             self._partition.open.append(self._offsets[0])
 
     def commit(self) -> None:
-        """Let the records be read; the marker behind them takes an offset."""
+        """Make the records readable; the marker behind them takes an offset."""
         self._partition.open.remove(self._offsets[0])
         self._partition.append(None)
 
     def abort(self) -> None:
-        """Let nobody read the records, ever."""
+        """Hide the records for good."""
         for offset in self._offsets:
             if offset >= self._partition.start:
                 self._partition.records[offset - self._partition.start] = None

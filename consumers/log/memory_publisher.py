@@ -1,4 +1,4 @@
-"""The in-memory log's producer: what is sent is there at once, and acked when it says so."""
+"""The in-memory log's producer: records are appended at once, and acked at the next poll."""
 
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ class MemoryPublisher(Publisher):
         self._unacked.append((outgoing.cause, int(self.log.wall() * 1000)))
 
     def push(self) -> None:
-        """Nothing is gathered here."""
+        """Do nothing: records are not batched here."""
 
     def poll(self) -> None:
         if self.hold_acks:
@@ -52,7 +52,7 @@ class MemoryPublisher(Publisher):
     def flush(self, timeout_s: float) -> int:
         del timeout_s
         self.poll()
-        if self.waiting():  # what was sent instead of something refused
+        if self.waiting():  # a replacement of a refused record
             self.poll()
         return self.waiting()
 

@@ -1,4 +1,4 @@
-"""A member of a group of the in-memory log, and the group."""
+"""A consumer group of the in-memory log, and its members."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -15,30 +15,30 @@ WORD_LIMIT = 4095
 
 
 class MemoryGroup:
-    """Who is in a group, who owns which partition, and what was committed."""
+    """The members of a group, the owners of its partitions, and its commits."""
 
     def __init__(self) -> None:
         self.members: list[MemorySource] = []
         self.owner: dict[TopicPartition, MemorySource] = {}
         self.committed: dict[TopicPartition, tuple[int, str]] = {}
         self._epochs: dict[TopicPartition, tuple[int, int]] = {}
-        """Of the commit at an offset, the leader epoch that came with it."""
+        """The offset of the last commit, with its leader epoch."""
 
     def take(self, commit: Commit) -> None:
-        """Keep a commit in the place of the one before."""
+        """Replace the commit of a partition."""
         tp = commit.topic, commit.partition
         self.committed[tp] = commit.offset, commit.metadata
         self._epochs[tp] = commit.offset, commit.leader_epoch
 
     def commit_of(self, tp: TopicPartition) -> Commit:
-        """What was committed."""
+        """Return the commit of a partition."""
         offset, metadata = self.committed[tp]
         at, epoch = self._epochs.get(tp, (-1, UNKNOWN))
         return Commit(*tp, offset, metadata, epoch if at == offset else UNKNOWN)
 
 
 class MemorySource:
-    """A member of a group. Rebalances happen in `poll`, as they do in Kafka."""
+    """A member of a group. Rebalances happen in `poll`, like in Kafka."""
 
     def __init__(
         self, log: "MemoryLog", group: MemoryGroup, topics: Sequence[str], listener: Listener
@@ -54,7 +54,7 @@ class MemorySource:
         self._ended: list[tuple[str, int, int]] = []
         self._epochs: dict[TopicPartition, Epochs] = {}
         self._ids: dict[TopicPartition, str] = {}
-        """Of what is owned, the id of its topic."""
+        """By owned partition, the id of its topic."""
         group.members.append(self)
 
     def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
@@ -77,7 +77,7 @@ class MemorySource:
         return records
 
     def _come_to_end(self, tp: TopicPartition) -> None:
-        """Tell of the end together with the last records, once until there is more."""
+        """Report the end together with the last records, once until there are more."""
         if tp not in self._at_end:
             self._at_end.add(tp)
             self._ended.append((*tp, self.positions[tp]))
@@ -87,7 +87,8 @@ class MemorySource:
         return ended
 
     def _share(self) -> set[TopicPartition]:
-        """Range assignment: the same numbers of every topic meet in one member."""
+        """Return this member's range assignment: equal partition numbers
+        of all topics go together."""
         mine = set()
         for topic in self.topics:
             members = [m for m in self._group.members if topic in m.topics]
@@ -98,7 +99,7 @@ class MemorySource:
 
     def _rebalance(self) -> None:
         share = self._share()
-        # The group deals by the topics' ids: one that is made anew is another one.
+        # The group assigns by topic id: a recreated topic is another one.
         ids = {tp: self.log.topic_id(tp[0]) for tp in self.positions}
         leaving = [tp for tp in self.positions if tp not in share or ids[tp] != self._ids[tp]]
         if leaving:
@@ -110,7 +111,7 @@ class MemorySource:
                 self.positions[tp] = self._place(tp)
 
     def _place(self, tp: TopicPartition) -> int:
-        """Tell the listener of a partition; return where it is read from."""
+        """Assign a partition to the listener; return where it is read from."""
         partition, topic_id = self.log.topics[tp[0]][tp[1]], self.log.topic_id(tp[0])
         bounds = partition.start, partition.stable
         self._ids[tp] = topic_id
@@ -139,7 +140,8 @@ class MemorySource:
 
     def commit(self, commits: Sequence[Commit]) -> None:
         for commit in commits:
-            # Of any member, also for what is another's by now: Kafka checks no more than that.
+            # Accepted from any member, even for partitions of others: Kafka checks no more than
+            # that.
             if self in self._group.members and len(commit.metadata) <= WORD_LIMIT:
                 self._group.take(self._with_epoch(commit))
             else:
@@ -159,7 +161,7 @@ class MemorySource:
         self.paused.update(partitions)
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """What goes on is told anew when it has come to its end."""
+        """Resume; the end of a resumed partition is reported again."""
         going_on = self.paused.intersection(partitions)
         self.paused -= going_on
         self._at_end -= going_on
@@ -170,20 +172,20 @@ class MemorySource:
         self.kill()
 
     def kill(self) -> None:
-        """Leave as SIGKILL does: no callback, no commit; the group deals the partitions anew."""
+        """Leave as by SIGKILL: no callback, no commit; the group reassigns the partitions."""
         if self in self._group.members:
             self._group.members.remove(self)
         owned = [tp for tp, owner in self._group.owner.items() if owner is self]
         self._forget({*self.positions, *owned})
 
     def expel(self) -> None:
-        """Be taken for dead while alive: partitions go to others, this one learns it later."""
+        """Remove this live member from the group: its partitions move, and it learns that later."""
         for tp in self.positions:
             self._group.owner.pop(tp, None)
         self._group.members.remove(self)
 
     def rejoin(self) -> None:
-        """What a zombie's next heartbeat does: everything is lost, then it joins again."""
+        """Lose everything and join again, as a zombie does at its next heartbeat."""
         lost = list(self.positions)
         self.listener.lost(lost)
         self._forget(lost)

@@ -1,7 +1,7 @@
-"""The log as the loop sees it: small protocols behind which Kafka and the in-memory log stand.
+"""The interface of the log: small protocols that Kafka and the in-memory log implement.
 
-An offset that is committed is the next one to read. Nothing here transforms a record; a record is
-finished when its handler has closed it and every output that names it as its cause is acked.
+A committed offset is the next one to read. The log never changes a record; a record is finished
+when its handler has closed it and every output that it caused is acked.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,11 +15,11 @@ from schemas.headers import Headers
 
 TopicPartition = tuple[str, int]
 READ_ANEW = "Restart to read the new one"
-"""What to do where a reader's topic was made anew."""
+"""The remedy if a reader's topic was recreated."""
 
 
 class Record:
-    """One record in hand, and how far its outputs have come."""
+    """One record in flight, with the numbers of outputs that it has caused and that are acked."""
 
     __slots__ = (
         "_headers",
@@ -60,7 +60,7 @@ class Record:
 
     @property
     def headers(self) -> Headers | None:
-        """Read only when somebody asks, and once: they cost more than the rest of a record."""
+        """The headers, decoded on first use only: they cost more than the rest of a record."""
         if callable(self._headers):
             self._headers = self._headers()
         return self._headers
@@ -71,7 +71,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the log knows about a partition when it is assigned."""
+    """The log's state of a partition when it is assigned."""
 
     topic: str
     partition: int
@@ -80,24 +80,24 @@ class Held:
     log_start: int
     log_end: int
     cut: int | None = None
-    """From here on the log is another one than the commit speaks of, because records that it counts
-    are gone; None where everything below the commit is as it was."""
+    """The offset from which the log differs from the one committed, because counted records are
+    gone; None if everything below the commit is unchanged."""
     topic_id: str = ""
-    """The topic's incarnation now."""
+    """The id of the topic's present incarnation."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """Where a transaction that somebody holds open keeps readers of committed records back."""
+    """A place where an open transaction holds back readers of committed records."""
 
     topic: str
     partition: int
     first: int
-    """Readers come so far, the last stable offset."""
+    """The last stable offset, up to which readers come."""
     end: int
-    """The high watermark: what lies between waits, whoever wrote it."""
+    """The high watermark: records of all producers between the two wait."""
     since_ms: int
-    """The append time of the transaction's first record; 0 where that is not known."""
+    """The append time of the transaction's first record; 0 if it is not known."""
 
     def __str__(self) -> str:
         began = datetime.fromtimestamp(self.since_ms / 1000, UTC)
@@ -114,29 +114,30 @@ class OpenTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A position to commit: the next offset to read, and a word to whoever reads on from there."""
+    """A position to commit: the next offset to read, and metadata for the next owner."""
 
     topic: str
     partition: int
     offset: int
     metadata: str
     leader_epoch: int = UNKNOWN
-    """Of the last record below the offset; a member's commits are given it by their source."""
+    """The epoch of the last record below the offset; sources fill it in for members."""
 
 
 class Listener(Protocol):
-    """Told about partitions, on the thread that polls."""
+    """Callbacks about partitions, on the thread that polls."""
 
     def assigned(self, held: Held) -> int:
-        """Return the offset to start from."""
+        """Take over a partition; return the offset to start from."""
         ...
 
     def revoked(self, partitions: Sequence[TopicPartition]) -> None:
-        """Finish and commit what can be; the partitions still belong here until this returns."""
+        """Finish and commit as much as possible; the partitions are still
+        owned until this returns."""
         ...
 
     def lost(self, partitions: Sequence[TopicPartition]) -> None:
-        """Somebody else has them already; drop everything."""
+        """Drop everything: the partitions have another owner already."""
         ...
 
 
@@ -144,35 +145,35 @@ class Source(Protocol):
     """A member of a consumer group."""
 
     refused: int
-    """Commits that were not taken; normal during a rebalance."""
+    """The number of refused commits; some are normal during a rebalance."""
 
     def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
-        """Return as soon as there is something; only records of partitions owned now."""
+        """Return as soon as there are records; only those of partitions owned now."""
         ...
 
     def ended(self) -> list[tuple[str, int, int]]:
-        """Partitions that came to their end in the last poll, and the position there.
+        """Return partitions that came to their end in the last poll, with the position there.
 
-        All records below it were delivered, and there is nothing more for now.
+        All records below it were delivered, and there are no more for now.
         """
         ...
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Ask for a commit; a refusal is counted, the next commit carries more."""
+        """Request a commit; a refusal is counted, and the next commit includes it."""
         ...
 
     def commit_now(self, commits: Sequence[Commit]) -> None:
-        """Commit and wait for it; refused after a loss."""
+        """Commit and wait; refused after a loss."""
         ...
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Give nothing more of these; just after an assignment one poll may still give some."""
+        """Pause partitions; just after an assignment one poll may still return records."""
         ...
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None: ...
 
     def close(self) -> None:
-        """Leave the group; `Listener.revoked` runs for what is owned."""
+        """Leave the group; `Listener.revoked` is called for the owned partitions."""
         ...
 
 
@@ -183,18 +184,18 @@ class Reader(Protocol):
     """
 
     def poll(self, timeout_s: float, most: int = 500) -> list[Record]:
-        """Raises JournalGone where a topic is not the one any more that the reader began with."""
+        """Read records. Raises JournalGone if a topic was recreated since the reader began."""
         ...
 
     def caught_up(self) -> bool:
-        """Whether everything that was there when the reader was made has been delivered."""
+        """Return True if all records that existed when the reader was made have been delivered."""
         ...
 
     def close(self) -> None: ...
 
 
 class Log(Protocol):
-    """Where clients come from."""
+    """A factory of clients, and queries about topics and groups."""
 
     def source(self, group: str, topics: Sequence[str], listener: Listener) -> Source: ...
 
@@ -205,15 +206,16 @@ class Log(Protocol):
         *,
         from_end: bool = False,
     ) -> Reader:
-        """Read from `starts`, elsewhere from the log start, or from the end."""
+        """Return a reader from `starts`, elsewhere from the log start, or from the end."""
         ...
 
     def publisher(self, *, bulk: bool = False) -> Publisher:
-        """A producer for commands and answers, or for heavy records that can wait a little."""
+        """Return a producer for commands and answers, or a bulk one for
+        heavy records that can wait."""
         ...
 
     def partitions(self, topic: str) -> int:
-        """Raises TopicsDiffer for a topic that is not there."""
+        """Return the number of partitions. Raises TopicsDiffer for a missing topic."""
         ...
 
     def partition_of(self, topic: str, key: bytes) -> int:
@@ -221,48 +223,49 @@ class Log(Protocol):
         ...
 
     def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
-        """Of every partition the offset it begins at now and the one it ends before."""
+        """Return the first offset and the end of every partition."""
         ...
 
     def ends(self, topic: str) -> list[Commit]:
-        """Where every partition ends now, as positions that `cuts` can be asked about."""
+        """Return the end of every partition, as positions to be passed to `cuts` later."""
         ...
 
     def topic_id(self, topic: str) -> str:
-        """Names one incarnation of a topic: offsets of another mean nothing in it."""
+        """Return the id of a topic's incarnation: offsets are valid for one incarnation."""
         ...
 
     def open_transactions(self, topics: Sequence[str]) -> list[OpenTransaction]:
-        """The partitions of which readers get nothing more before a transaction ends."""
+        """Return the partitions whose readers get no more records before a transaction ends."""
         ...
 
     def topic_names(self) -> list[str]:
-        """Every topic there is."""
+        """Return all topics."""
         ...
 
     def group_names(self) -> list[str]:
-        """Every consumer group that is known."""
+        """Return all known consumer groups."""
         ...
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """What a group has committed on a topic, by partition; nothing where it has not."""
+        """Return the commits of a group on a topic, by partition; partitions
+        without one are left out."""
         ...
 
     def commits(self, group: str, topic: str) -> dict[int, Commit]:
-        """The same with the words that were committed with it."""
+        """Like `committed`, with metadata and epoch."""
         ...
 
     def cuts(self, commits: Sequence[Commit]) -> dict[TopicPartition, int]:
-        """Where logs stop to be those that commits speak of; nothing where all below is as it was.
+        """Return the offsets at which logs diverge from commits; empty if all are unchanged.
 
-        That is where a tail was lost: by an unclean election, or a disk that was restored.
+        A log diverges if its tail was lost: by an unclean election, or a restored disk.
         """
         ...
 
     def commit_for(self, group: str, commits: Sequence[Commit]) -> None:
-        """Commit in the name of a group that nobody is in; raises Refused where somebody is."""
+        """Commit for a group without members; raises Refused if it has some."""
         ...
 
     def offsets_for_times(self, topics: Sequence[str], time_ms: int) -> dict[TopicPartition, int]:
-        """By partition the first offset whose record is not older; its end where there is none."""
+        """Return by partition the first offset not older than a time; the end if there is none."""
         ...

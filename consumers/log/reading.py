@@ -1,4 +1,4 @@
-"""Reading a stretch of the log without a group: the one way to do it, and safe against Ctrl-C."""
+"""Reads ranges of the log without a group; the only code that does, and safe against Ctrl-C."""
 
 import signal
 import threading
@@ -10,9 +10,9 @@ from consumers.log.protocols import Log, Reader, Record, TopicPartition
 
 POLL_S = 0.2
 MOST = 500
-"""Records of one poll."""
+"""The most records of one poll."""
 MANY = 5_000
-"""Records of one poll where only a few of them are looked into."""
+"""The most records of one poll if only a few of them are decoded."""
 
 
 def read_all(
@@ -21,9 +21,9 @@ def read_all(
     starts: Mapping[TopicPartition, int] | None = None,
     most: int = MOST,
 ) -> Iterator[Record]:
-    """Everything from `starts`, elsewhere from the log start, to the ends as they are now.
+    """Yield all records from `starts`, elsewhere from the log start, to the present ends.
 
-    It may be a little more. Raises TopicsDiffer for a topic that is not there, Unavailable.
+    There may be a few more. Raises TopicsDiffer for a missing topic, and Unavailable.
     """
     with closing(log.reader(topics, starts)) as reader:
         yield from to_the_end(reader, most)
@@ -32,10 +32,10 @@ def read_all(
 def spans(
     log: Log, stretches: Iterable[tuple[TopicPartition, int, int]]
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """From where to where each partition has to be read to meet them all: starts and ends.
+    """Return the starts and ends of the smallest ranges that cover all stretches, by partition.
 
-    A stretch is a partition, its first offset and its last; what retention has taken is left out.
-    Raises Unavailable.
+    A stretch is a partition, its first offset and its last; records that retention took are left
+    out. Raises Unavailable.
     """
     lows: dict[TopicPartition, int] = {}
     starts: dict[TopicPartition, int] = {}
@@ -52,7 +52,7 @@ def spans(
 
 
 def read_partition(log: Log, topic: str, partition: int, start: int = 0) -> Iterator[Record]:
-    """Read one partition from `start`, or from where it begins now, to where it ends now."""
+    """Read one partition from `start`, or from its present beginning, to its present end."""
     low, end = log.bounds(topic)[partition]
     tp = topic, partition
     polled = read_between(log, {tp: max(low, start)}, {tp: end}, lambda: MANY)
@@ -65,7 +65,7 @@ def read_between(
     ends: Mapping[TopicPartition, int],
     most: Callable[[], int] = lambda: MOST,
 ) -> Iterator[list[Record]]:
-    """Polls of what lies between two offsets of each partition, in order within each."""
+    """Yield the records between two offsets of each partition by poll, in order within each."""
     left = {tp for tp, at in starts.items() if at < ends[tp]}
     if not left:
         return
@@ -87,12 +87,12 @@ def read_between(
 
 
 def to_the_end(reader: Reader, most: int = MOST) -> Iterator[Record]:
-    """Everything that was there when the reader was made, and perhaps a little more."""
+    """Yield all records that existed when the reader was made, and perhaps a few more."""
     return chain.from_iterable(polls(reader, lambda: most))
 
 
 def from_now_on(reader: Reader) -> Iterator[Record]:
-    """Every record from where the reader stands, for ever."""
+    """Yield every record from the reader's position on, without end."""
     while True:
         with uninterrupted():
             records = reader.poll(POLL_S)
@@ -100,7 +100,7 @@ def from_now_on(reader: Reader) -> Iterator[Record]:
 
 
 def polls(reader: Reader, most: Callable[[], int] = lambda: MOST) -> Iterator[list[Record]]:
-    """The same as `to_the_end`, poll by poll, each of at most so many; some are empty."""
+    """Yield like `to_the_end`, poll by poll, each of at most `most()` records; some are empty."""
     while not reader.caught_up():
         with uninterrupted():
             records = reader.poll(POLL_S, most())
@@ -109,10 +109,10 @@ def polls(reader: Reader, most: Callable[[], int] = lambda: MOST) -> Iterator[li
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back until a poll has come back, then deliver it to whoever handled it before.
+    """Defer Ctrl-C until a poll has returned, then deliver it to the previous handler.
 
-    Raised inside one of librdkafka's callbacks, it would come out as a SystemError. No signal is
-    handled outside the main thread, so there is nothing to hold back there.
+    Raised inside one of librdkafka's callbacks, it would come out as a SystemError. Signals are
+    handled in the main thread only, so elsewhere there is nothing to defer.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,1 +1,1 @@
-"""The worker loop and what it owes to every group: roles, dead letters, suspects, commits."""
+"""The worker loop and what all groups share: roles, dead letters, suspects, commits."""

@@ -1,4 +1,4 @@
-"""When commits are made, and what they say."""
+"""The schedule and contents of commits."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,12 +10,13 @@ from consumers.loop.role import Role
 
 COMMIT_EVERY_S = 1.0
 COMMIT_EVERY_RECORDS = 5000
-"""At full load every 500 records would be forty commits a second."""
+"""Records after which a commit is made early; at full load, 500 would
+mean forty commits a second."""
 
 
 @dataclass(eq=False)
 class Commits:
-    """Commits what is finished; nothing while a storm of dead letters may be brewing."""
+    """Commits finished records, except while unreadable records may be a storm of dead letters."""
 
     source: Source
     role: Role
@@ -29,11 +30,11 @@ class Commits:
         self._due = self.clock() + COMMIT_EVERY_S
 
     def hasten(self) -> None:
-        """Let the next one come at the end of this turn."""
+        """Make the next commit due at the end of this turn."""
         self._due = self.clock()
 
     def in_time(self, handed: int) -> None:
-        """Ask for a commit where its time has come, or so many records were handed over."""
+        """Request a commit if one is due, or if enough records were handed over since the last."""
         self._records += handed
         now = self.clock()
         if now < self._due and self._records < COMMIT_EVERY_RECORDS:
@@ -50,7 +51,7 @@ class Commits:
             self.source.commit(commits)
 
     def now(self) -> bool:
-        """Commit and wait; False where it was refused."""
+        """Commit and wait; False if the commit was refused."""
         if self.letters.brewing():
             return True
         refused = self.source.refused
@@ -63,13 +64,13 @@ class Commits:
         return False
 
     def last(self, partitions: Iterable[PartitionProgress]) -> None:
-        """Commit what is finished of partitions that go to others, and wait."""
+        """Commit the finished records of partitions that are being revoked, and wait."""
         commits = self._of(partitions)
         if commits:
             self.source.commit_now(commits)
 
     def _forget(self) -> None:
-        """What was refused is said again."""
+        """Make every partition commit again after a refusal."""
         for progress in self.partitions.values():
             progress.committed = NO_COMMIT
 

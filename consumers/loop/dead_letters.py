@@ -1,9 +1,9 @@
-"""Dead letters: burying what nobody can read, and knowing what was buried or skipped before.
+"""Dead letters: burying unreadable records, and knowing which were buried or skipped before.
 
-A letter names the record it is a copy of, so that `dead.letters` also says what a group has decided
-to pass over: a range that somebody skipped, and of the topics that everybody reads (the journal,
-`control`, `policy.versions`) each single record. Whoever reads the journal goes by that, or two
-readers, of whom one has come to know a schema since, would tell two histories.
+A letter identifies the record that it is a copy of, so `dead.letters` also tells which records a
+group passes over: ranges that an operator skipped, and single records of the topics that everybody
+reads (the journal, `control`, `policy.versions`). Every reader of the journal applies this;
+otherwise two readers, one of which has learned a schema since, would fold two histories.
 """
 
 from collections import deque
@@ -26,30 +26,30 @@ STORM_SHARE = 0.1
 STORM_WINDOW = 1000
 STORM_FLUSH_S = 20.0
 BREWING_S = 60.0
-"""While unreadable records follow one another within this time, nothing behind them is committed:
-a restart counts the same ones again and stops too, instead of creeping on."""
+"""While unreadable records follow one another within this time, nothing behind them is
+committed: a restart counts the same ones again and stops too, instead of creeping on."""
 LETTER_BYTES = 1_990_000
-"""Key, value and headers of a letter; its topic takes 2 MiB, of records that cannot be compressed.
-What was buried may be larger than that: its own topic counts what it is compressed to."""
+"""Size limit of a letter's key, value and headers; its topic takes 2 MiB, even of records that
+cannot be compressed. A buried record may be larger: its own topic counts the compressed size."""
 KEY_BYTES = 65_536
-"""As much is kept of a key, and of the headers that a record came with."""
+"""The kept length of a key, and of the headers that a record came with."""
 HEADER_BYTES = 10
-"""A header takes so much beside its name and value at most; one may have neither."""
+"""The most bytes of a header besides its name and value; either may be empty."""
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class Passed:
-    """What `dead.letters` says that a group passes over."""
+    """The records that a group passes over, according to `dead.letters`."""
 
     log: Log
     topics: Topics
     group: str
     skips: dict[TopicPartition, list[Skip]] = field(default_factory=dict)
     places: set[tuple[str, int, int]] = field(default_factory=set)
-    """Records of the topics that everybody reads, of which there is a letter by this group."""
+    """Records of the topics that everybody reads for which this group has written a letter."""
     resends: dict[At, str] = field(default_factory=dict)
-    """The letters whose content is to run once more, and its digest; for every group."""
+    """The letters whose content is to run once more, with its digest; for every group."""
     _read: dict[int, int] = field(default_factory=dict)
     _events: str = ""
     _of_everybody: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class Passed:
         self._of_everybody = topics.events, topics.control, topics.versions
 
     def refresh(self) -> None:
-        """Read what was written since the last time; raises Unavailable."""
+        """Read the records written since the last call; raises Unavailable."""
         topic = self.topics.dead_letters
         bounds = self.log.bounds(topic)
         if {number: end for number, (_, end) in bounds.items()} == self._read:
@@ -82,7 +82,7 @@ class Passed:
             self.places |= {said.origin} if said.origin[0] in self._of_everybody else set()
 
     def sent_again(self, record: Record) -> bool:
-        """Whether somebody ordered that this record of a letter be taken as new."""
+        """Return True if an operator ordered that this record of a letter be treated as new."""
         return is_resent(record, self.resends)
 
     def check(self, record: Record) -> None:
@@ -96,7 +96,7 @@ class Passed:
             raise Skipped(msg)
 
     def counted(self, records: Iterable[Record]) -> list[Record]:
-        """Without the entries of the journal that count for nobody."""
+        """Return the records without journal entries that are passed over."""
         if not self.skips and not self.places:
             return list(records)
         return [record for record in records if not self._uncounted(record)]
@@ -112,25 +112,26 @@ class Passed:
 
 
 def passed_in_journal(log_: Log, topics: Topics) -> Passed:
-    """What whoever reads the journal does not count; raises Unavailable."""
+    """Return what readers of the journal pass over; raises Unavailable."""
     passed = Passed(log_, topics, topics.group("agents"))
     passed.refresh()
     return passed
 
 
 def place_of(record: Record) -> tuple[str, int, int]:
-    """What names a record for good."""
+    """Return the position that identifies a record."""
     return record.topic, record.partition, record.offset
 
 
 def say_away(topic: str, error: Unavailable) -> None:
-    """Log what is away that a topic's records are read with; one name for all who wait."""
+    """Log which service is unavailable that a topic's records are read with; one
+    event name for all callers."""
     away = "store_away" if isinstance(error, StoreAway) else "registry_away"
     log.warning(away, topic=topic, error=str(error))
 
 
 def say_held(record: Record, error: WireError, remedy: str) -> None:
-    """Log that a record is waited for, and what a person may do; one name for all who wait."""
+    """Log that a record holds its partition, and the remedy; one event name for all callers."""
     log.warning(
         "journal_held",
         topic=record.topic,
@@ -142,7 +143,7 @@ def say_held(record: Record, error: WireError, remedy: str) -> None:
 
 
 class DeadLetters:
-    """Buries what nobody can read, and stops the worker when that becomes a storm."""
+    """Buries unreadable records, and stops the worker when they become a storm."""
 
     def __init__(
         self,
@@ -162,18 +163,18 @@ class DeadLetters:
         self._last = 0.0
 
     def brewing(self) -> bool:
-        """Whether this may become a storm."""
+        """Return True if the unreadable records may become a storm."""
         return self.in_a_row > 1 and self.clock() < self._last + BREWING_S
 
     def read(self) -> None:
-        """One more record was readable."""
+        """Note one more readable record."""
         self.in_a_row = 0
         self.recent.append(False)
 
     def bury(self, record: Record, error: WireError) -> None:
         """Write the original bytes, key and headers, and close the record: it waits for that ack.
 
-        What somebody skipped makes no storm: it was looked at. Raises StormOfDeadLetters.
+        Records that an operator skipped do not count towards a storm. Raises StormOfDeadLetters.
         """
         if isinstance(error, Skipped):
             self._write_once(record, error)
@@ -200,14 +201,14 @@ class DeadLetters:
             raise StormOfDeadLetters(msg)
 
     def bury_once(self, found: Iterable[tuple[Record, WireError]]) -> None:
-        """Bury records that many read, except those that one of this group has buried before.
+        """Bury records that many workers read, except those that this group has buried before.
 
-        They stop nobody: who reads a topic for himself, without a group, cannot be led past them.
+        They do not count towards a storm: readers without a group cannot be moved past them.
         """
         try:
             self.passed.refresh()
         except Unavailable as away:
-            log.warning("dead_letters_not_read", error=str(away))  # two letters are read as one
+            log.warning("dead_letters_not_read", error=str(away))  # two letters count as one
         for record, error in found:
             self._write_once(record, error)
 
@@ -238,9 +239,9 @@ class DeadLetters:
 
 
 def fitted(record: Record, added: Headers) -> tuple[bytes | None, bytes | None, Headers]:
-    """Key, value and headers of a letter, each cut where the letter would be too large.
+    """Return key, value and headers of a letter, each cut if the letter would be too large.
 
-    Headers say of what was cut how much there was and its SHA-256.
+    For each cut part, headers state the size and SHA-256 of the whole.
     """
     given = as_given(record.headers)
     cut: Headers = []
@@ -257,6 +258,7 @@ def fitted(record: Record, added: Headers) -> tuple[bytes | None, bytes | None, 
     room = LETTER_BYTES - len(key or b"") - _size(headers)
     if value is not None and len(value) > room:
         cut += _cut("value", value)
+        # Leave room for the headers that describe the cut.
         value = value[: room - KEY_BYTES]
     return key, value, [*headers, *cut]
 

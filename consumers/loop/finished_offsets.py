@@ -1,4 +1,4 @@
-"""The word of a commit that says which records above it are finished too."""
+"""The commit metadata of work topics: the finished offsets above the commit."""
 
 import base64
 import zlib
@@ -9,14 +9,14 @@ from consumers.loop.suspects import MARK_BYTES
 from schemas.bounded import base64_bytes, inflated
 
 METADATA_BYTES = 4095 - MARK_BYTES
-"""What a role's word may take up of the broker's limit."""
+"""The part of the broker's limit that a role's own metadata may take."""
 BITMAP_BYTES = 1 << 18
-"""A bit for two million offsets; no role has a tenth of that in hand or behind."""
+"""Bits for two million offsets; no role has a tenth of that in flight or behind."""
 NOTHING: frozenset[int] = frozenset()
 
 
 class OffsetBits(Set[int]):
-    """Offsets from a first one on, a bit for each."""
+    """A set of offsets from a first one on, with a bit for each."""
 
     __slots__ = ("_bits", "_first")
 
@@ -26,7 +26,7 @@ class OffsetBits(Set[int]):
 
     @classmethod
     def _from_iterable(cls, it: Iterable[int]) -> frozenset[int]:  # type: ignore[override]
-        """The kind of set that unions and differences of this one are."""
+        """Return unions and differences of this set as frozensets."""
         return frozenset(it)
 
     def __contains__(self, offset: object) -> bool:
@@ -44,10 +44,10 @@ class OffsetBits(Set[int]):
 
 
 def above_commit(progress: PartitionProgress) -> str:
-    """The finished offsets above the commit as `1;<base64 of a compressed bitmap>`.
+    """Return the finished offsets above the commit as `1;<base64 of a compressed bitmap>`.
 
-    Bit n stands for offset commit + n. Cut where it would not fit the broker's limit: what is left
-    out is done once more after a restart.
+    Bit n stands for offset commit + n. The bitmap is cut if it exceeds the broker's limit: records
+    left out are processed once more after a restart.
     """
     bits = _finished(progress)[:BITMAP_BYTES]
     while bits := bits.rstrip(b"\0"):
@@ -59,9 +59,10 @@ def above_commit(progress: PartitionProgress) -> str:
 
 
 def _finished(progress: PartitionProgress) -> bytearray:
-    """A bit for each offset from the commit on."""
+    """Return a bitmap of the offsets from the commit on."""
     thinned = max(0, progress.thinned_to - progress.next_offset)
     last = progress.taken[-1].offset - progress.next_offset if progress.taken else 0
+    # Thinned offsets are finished unless an unfinished record in `taken` clears its bit.
     bits = bytearray(b"\xff" * (thinned // 8) + bytes([(1 << thinned % 8) - 1]))
     bits.extend(bytes(max(0, last // 8 + 1 - len(bits))))
     for record in progress.taken:
@@ -74,13 +75,13 @@ def _finished(progress: PartitionProgress) -> bytearray:
 
 
 def finished_above(metadata: str, commit: int) -> Set[int]:
-    """Read `above_commit`; metadata that others wrote, or of too many offsets, counts as none."""
+    """Parse `above_commit`; metadata of other writers, or with too many offsets, counts as none."""
     read = read_finished(metadata, commit)
     return NOTHING if read is None else read
 
 
 def read_finished(metadata: str, commit: int) -> Set[int] | None:
-    """The same, None for what is no such word."""
+    """Like `finished_above`, but None for invalid metadata."""
     if not metadata or metadata == "1;":
         return NOTHING
     packed = base64_bytes(metadata[2:]) if metadata.startswith("1;") else None

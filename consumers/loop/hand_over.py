@@ -1,4 +1,4 @@
-"""From records that are held to messages that are handled: in turns, decoded, the deadly apart."""
+"""Hands held records to the role as decoded messages, in turns, suspects alone."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -24,16 +24,17 @@ from schemas.errors import (
 
 RETRY_S = 1.0
 TURN_S = 0.5
-"""The time in which a turn hands records over; whatever one costs, the loop comes round."""
+"""The time in which one turn hands over records, so that the loop comes
+round whatever one costs."""
 POLL_RECORDS = 500
-"""Records asked for in one poll, at most."""
+"""The most records of one poll."""
 
 log = structlog.get_logger()
 
 
 @dataclass(eq=False)
 class HandOver:
-    """Hands the role what is held of its partitions, while a turn's time lasts."""
+    """Hands the role the held records of its partitions within a turn's time."""
 
     role: Role
     partitions: Mapping[TopicPartition, PartitionProgress]
@@ -43,9 +44,9 @@ class HandOver:
     clock: Callable[[], float]
     counts: Counter[str]
     cut: TopicPartition | None = None
-    """The partition at which the last turn's time was over; nobody need wait for records."""
+    """The partition at which the last turn ran out of time; the next poll then need not wait."""
     _letters_due: float = 0.0
-    """When it is next read what is passed over."""
+    """The time of the next refresh of the records to pass over."""
     _letters_known: bool = False
     _retry_due: float = 0.0
     _most: int = POLL_RECORDS
@@ -54,19 +55,19 @@ class HandOver:
         self.trial = Trial(self.role, self.commits)
 
     def room(self) -> int:
-        """How many records may be polled: what is held already counts."""
+        """Return the number of records to poll: the held ones count as polled."""
         held = [progress for progress in self.partitions.values() if progress.held]
         backlog = sum(len(progress.held) for progress in held if not self.role.waits(progress))
         return max(1, self._most - backlog)
 
     def read_letters_again(self) -> None:
-        """Somebody may have decided what is to be passed over since."""
+        """Refresh the records to pass over at the next turn: an operator may have added some."""
         self._letters_due = self.clock()
 
     def turn(self) -> int:
-        """Hand the role what is held, while the turn's time lasts; return how many records left.
+        """Hand over held records within the turn's time; return the number of records handed.
 
-        Where records cost so much that the time is over before all are handed, fewer are polled.
+        If the time runs out before all are handed, fewer are polled from then on.
         """
         waiting = self._due() if self._knows_letters() else []
         before = sum(len(progress.held) for progress in waiting)
@@ -78,9 +79,9 @@ class HandOver:
         return handed
 
     def _knows_letters(self) -> bool:
-        """Whether it is known what is passed over.
+        """Return True if the records to pass over are known.
 
-        It is read right after an assignment, so that no record waits for that when it comes.
+        They are read right after an assignment, so that no record has to wait for it.
         """
         if self.clock() >= self._letters_due:
             try:
@@ -93,10 +94,11 @@ class HandOver:
         return self._letters_known
 
     def _due(self) -> list[PartitionProgress]:
-        """The partitions with records to hand over, ending with the one that was cut off."""
+        """Return the partitions with records to hand over; the one that was cut off comes last."""
         retry = self.clock() >= self._retry_due
         order = list(self.partitions.values())
         if self.cut is not None and self.cut in self.partitions:
+            # Begin behind the partition that was cut off, so that each has its turn.
             first = list(self.partitions).index(self.cut) + 1
             order = order[first:] + order[:first]
         return [
@@ -106,13 +108,13 @@ class HandOver:
         ]
 
     def _hand(self, waiting: list[PartitionProgress]) -> None:
-        """Hand over what may be taken together, or one suspect alone when nothing is in hand."""
+        """Hand over records of all partitions, or one suspect alone when nothing is in flight."""
         suspect = next((progress for progress in waiting if progress.suspects_next()), None)
         if suspect is None:
             self.trial.end(waiting)
             self.role.handle(self._handing(waiting, self.clock() + TURN_S))
         elif self.role.in_flight():
-            suspect.suspicion.lasts(self.clock())  # others wait for this one
+            suspect.suspicion.lasts(self.clock())  # other records wait for this one
         elif suspect.suspicion.is_in_control(suspect.held[0].offset, self.clock()):
             self.trial.wait(suspect)
         elif self.trial.accuse(suspect, self.clock()):
@@ -122,7 +124,7 @@ class HandOver:
     def _handing(
         self, waiting: list[PartitionProgress], until: float
     ) -> Iterator[tuple[Record, Any]]:
-        """Record by record: what came before one has been handled when it is decoded."""
+        """Yield record by record: each is decoded after those before it have been handled."""
         for progress in waiting:
             room, expected = self._room(progress), self.role.expects(progress.topic)
             while progress.held and room > 0:
@@ -141,7 +143,7 @@ class HandOver:
                         self._wait_for_schema(progress, record, error)
                         break
                     self._passed(progress)
-                    if record.offset >= progress.floor:  # else buried when it was read first
+                    if record.offset >= progress.floor:  # else buried when it was first read
                         self.role.unreadable(record, error)
                         self.letters.bury(record, error)
                 else:
@@ -154,12 +156,12 @@ class HandOver:
                 room -= 1
                 if progress.held and not room:
                     self.cut = progress.topic, progress.number
-                    self.commits.hasten()  # so that a death is known to be near it
+                    self.commits.hasten()  # so that a commit is near if it kills
 
     def _room(self, progress: PartitionProgress) -> int:
-        """How many of the held records of a partition may be handed over now."""
+        """Return the number of held records of a partition that may be handed over now."""
         if progress.away and self.clock() < self._retry_due:
-            return 0  # it was asked for another's sake a moment ago
+            return 0  # another record of it failed a moment ago
         if progress.suspicion.level < FEW:
             return len(progress.held)
         below = sum(record.offset < progress.floor for record in progress.held)
@@ -167,12 +169,12 @@ class HandOver:
         return below or most
 
     def _decode(self, progress: PartitionProgress, record: Record, expected: type) -> Any:
-        """What a record says; raises WireError, also where it is passed over, and Unavailable."""
+        """Decode a record; raises WireError, also if it is passed over, and Unavailable."""
         passed, deaths = self.letters.passed, progress.suspicion.deaths
         if passed.skips or passed.places:
             passed.check(record)
         if deaths and deaths.get(record.offset, 0) > DEATHS:
-            raise self._verdict(record)  # even to answer it instead was too much
+            raise self._verdict(record)  # the refusal killed workers as well
         return self.codec.decode(record.value, expected)
 
     def _passed(self, progress: PartitionProgress) -> None:
@@ -191,10 +193,11 @@ class HandOver:
     def _wait_for_schema(
         self, progress: PartitionProgress, record: Record, error: WireError
     ) -> None:
-        """Hold the partition: a reader that does know the schema would tell another history."""
+        """Hold the partition: a reader that knows the schema would
+        otherwise fold another history."""
         progress.away = True
         self._retry_due = self.clock() + RETRY_S
-        self._letters_due = self._retry_due  # who decides to skip it writes that there
+        self._letters_due = self._retry_due  # an operator's order to skip is read there
         if progress.stuck != record.offset:
             progress.stuck = record.offset
             place = f"{record.partition}@{record.offset}"
@@ -227,9 +230,10 @@ class HandOver:
 
 @dataclass(eq=False)
 class Trial:
-    """At most one partition's next record is on trial: nothing else is in hand meanwhile.
+    """Puts at most one partition's next record on trial, with nothing else in flight.
 
-    It may kill its worker, so the commits come to say that it is in hand alone.
+    The record may kill its worker, so it is handed over only after a commit states that it is
+    alone.
     """
 
     role: Role
@@ -237,9 +241,9 @@ class Trial:
     _accused: PartitionProgress | None = None
 
     def end(self, waiting: list[PartitionProgress]) -> None:
-        """Let the commits say that many are in hand, before the first of a partition is.
+        """Commit that many records are in flight, before the first of a partition is.
 
-        Where nothing is suspected they say nothing, and nothing waits for them.
+        If nothing is suspected no mark is written, and nothing waits for the commit.
         """
         fresh = [
             p
@@ -249,13 +253,13 @@ class Trial:
         for progress in fresh:
             progress.handed = next(r.offset for r in progress.held if r.offset >= progress.floor)
         if self._accused is not None:
-            self._accused.suspicion.acquit()  # also if it is not through: it has had its time
+            self._accused.suspicion.acquit()  # also if it is unfinished: its time is over
         if fresh or self._accused is not None:
             self._accused = None
             self.commits.now()
 
     def accuse(self, progress: PartitionProgress, now: float) -> bool:
-        """Let the commits say that the next record is in hand alone; False if they would not."""
+        """Commit that the next record is in flight alone; False if the commit was refused."""
         if self._accused is not None:
             self._accused.suspicion.acquit()
         self._accused = progress
@@ -264,16 +268,16 @@ class Trial:
         return self.commits.now()
 
     def wait(self, progress: PartitionProgress) -> None:
-        """Let the commits say that a death would be nobody's: nothing is in hand."""
+        """Commit that nothing is in flight, so that a death would count against no record."""
         if not progress.suspicion.controls:
             progress.suspicion.alone, progress.suspicion.controls = None, True
             progress.handed = progress.held[0].offset
             self.commits.now()
 
     def acquit(self, now: float) -> None:
-        """Who has nothing more in hand, or lives on past the trial's time, is not in danger.
+        """End the trial if nothing is in flight any more, or if its time is over.
 
-        The next commit says so.
+        The next commit states it.
         """
         accused = self._accused
         if accused is None or accused.suspicion.alone is None:
@@ -287,8 +291,8 @@ class Trial:
 
 
 def another_may_read(error: WireError) -> bool:
-    """Whether the bytes may be good: what is not to be had here is their schema.
+    """Return True if the bytes may be valid and only their schema is unavailable here.
 
-    A schema of another record is a wrong registry's answer as often as a stray record.
+    A schema of another record type is as often a wrong registry's answer as a stray record.
     """
     return isinstance(error, UnknownSchema)

@@ -1,9 +1,9 @@
-"""The records of `dead.letters`: letters and orders. Every reader of that topic reads them here.
+"""The records of `dead.letters`: letters and orders. Every reader of that topic parses them here.
 
-A letter names the record that it is a copy of, in `dlq_topic`, which every letter has. An order has
-no such header: its header names are those of its kind, each once, and nothing else. So a letter is
-never an order, whatever headers its record came with. Only who may write to `dead.letters` orders
-anything, and each order says by whom it was given.
+A letter identifies the record that it is a copy of, in `dlq_topic`, which every letter has. An
+order has no such header: its header names are those of its kind, each once, and no others. So a
+letter is never an order, whatever headers its record came with. Orders need write access to
+`dead.letters`, and each names its author.
 """
 
 import re
@@ -20,27 +20,27 @@ PLACE = re.compile(r"(\d+)@(\d+)", re.ASCII)
 LETTER = "dlq_topic"
 """The header that every letter has, and no order."""
 SKIP = "dlq_skip"
-"""The header of an order that says what is skipped: `TOPIC PARTITION@FIRST-LAST`."""
+"""The header of an order that states the skipped range: `TOPIC PARTITION@FIRST-LAST`."""
 RESEND = "dlq_resend"
-"""The header of an order to run once more what lies in a letter: its place."""
+"""The header of an order to run the content of a letter once more: the letter's position."""
 MARKS = {"dlq_replayed": "replayed", "dlq_dropped": "dropped"}
 
 Origin = tuple[str, int, int]
-"""Topic, partition and offset of the record that nobody could read."""
+"""Topic, partition and offset of the record that could not be read."""
 At = tuple[int, int]
 """Partition and offset on `dead.letters`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """What a letter says of the record that it is a copy of."""
+    """A letter's description of the record that it is a copy of."""
 
     origin: Origin
     group: str
     error: str
     message: str
     cut: bool
-    """Whether it holds only a part of what was buried."""
+    """True if it holds only a part of the buried record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Skip:
     by: str = ""
 
     def headers(self) -> Headers:
-        """The order on `dead.letters`."""
+        """Return the headers of the order."""
         told = {
             SKIP: f"{self.topic} {self.partition}@{self.first}-{self.last}",
             "dlq_group": self.group,
@@ -68,22 +68,22 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """Leave for the content of one letter to be taken as new, though it was asked for before."""
+    """Permission to treat the content of one letter as new, though it was requested before."""
 
     letter: At
     sha256: str
-    """Of the record that is sent again, by `content_digest`."""
+    """The digest of the record that is sent again, by `content_digest`."""
     by: str
 
     def headers(self) -> Headers:
-        """The order on `dead.letters`."""
+        """Return the headers of the order."""
         place = f"{self.letter[0]}@{self.letter[1]}"
         return _written({RESEND: place, "dlq_sha256": self.sha256, "dlq_by": self.by})
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What was done with a letter."""
+    """The state of a letter that was replayed or dropped."""
 
     state: str
     """One of the values of MARKS."""
@@ -92,7 +92,7 @@ class Mark:
     by: str
 
     def headers(self) -> Headers:
-        """The mark on `dead.letters`."""
+        """Return the headers of the mark."""
         name = next(name for name, state in MARKS.items() if state == self.state)
         place = f"{self.letter[0]}@{self.letter[1]}"
         return _written({name: place, "dlq_marked_at": self.marked_at, "dlq_by": self.by})
@@ -102,14 +102,14 @@ FORMS: Mapping[frozenset[str], str] = {
     frozenset({SKIP, "dlq_group", "dlq_reason", "dlq_by"}): SKIP,
     frozenset({RESEND, "dlq_sha256", "dlq_by"}): RESEND,
     **{frozenset({mark, "dlq_marked_at", "dlq_by"}): mark for mark in MARKS},
-    # Written by releases before this one, which did not say by whom.
+    # Written by earlier releases, which did not state the author.
     **{frozenset({mark, "dlq_marked_at"}): mark for mark in MARKS},
 }
-"""The header names of each order, and the one that says which order it is."""
+"""The header names of each order, and the one that determines its kind."""
 
 
 def letter_record(record: Record) -> Letter | Skip | Resend | Mark | None:
-    """What a record of `dead.letters` says; None where it says nothing that we understand."""
+    """Parse a record of `dead.letters`; None if it is malformed or of an unknown kind."""
     headers = record.headers or []
     told = texts(headers)
     if LETTER in told:
@@ -121,7 +121,7 @@ def letter_record(record: Record) -> Letter | Skip | Resend | Mark | None:
 
 
 def buried_topic(record: Record) -> str | None:
-    """The topic that a letter's record lay on; None for what is no letter."""
+    """Return the topic that a letter's record was on; None for other records."""
     return texts(record.headers).get(LETTER)
 
 
@@ -154,7 +154,7 @@ def _of_letter(kind: str, told: Mapping[str, str]) -> Resend | Mark | None:
 
 
 def place_in(text: str) -> At | None:
-    """The partition and offset that a text names; None where it is no place."""
+    """Parse a partition and offset; None if the text has another form."""
     found = PLACE.fullmatch(text)
     numbers = [whole_number(number) for number in found.groups()] if found else []
     match numbers:
@@ -164,14 +164,14 @@ def place_in(text: str) -> At | None:
 
 
 def content_digest(topic: str, partition: int, key: bytes | None, value: bytes | None) -> str:
-    """The digest of what is sent again, and of where to."""
+    """Return the digest of a record that is sent again, and of its destination."""
     parts = [topic.encode(), b"%d" % partition, key, value]
     sizes = b"".join(b"%d " % (-1 if part is None else len(part)) for part in parts)
     return sha256(sizes + b"".join(part or b"" for part in parts)).hexdigest()
 
 
 def resent_from(record: Record) -> At | None:
-    """The letter that a record says it was; a claim, for who wrote the record wrote this too."""
+    """Return the letter that a record claims to come from; its producer could write any claim."""
     named = [value for name, value in record.headers or [] if name == REPLAYED_FROM]
     if len(named) != 1:
         return None
@@ -179,9 +179,9 @@ def resent_from(record: Record) -> At | None:
 
 
 def is_resent(record: Record, resends: Mapping[At, str]) -> bool:
-    """Whether somebody who may order it had this very record sent again.
+    """Return True if an authorised order exists for this very record.
 
-    `resends` has what each ordered letter holds, by `content_digest`.
+    `resends` has the `content_digest` of each ordered letter.
     """
     at = resent_from(record)
     return at is not None and resends.get(at) == content_digest(

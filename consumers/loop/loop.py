@@ -1,11 +1,11 @@
 """The worker loop: poll, decode, handle, send, commit.
 
-The law it keeps: a record counts as finished when its handler has closed it and all its outputs
-are acked, and the committed offset is the first that is not finished. A crash anywhere brings the
-unfinished ones back; their answers are written once more, and the fold ignores them. One that
-kills whoever takes it is found by the marks that commits carry (`suspects`), and put aside.
+Its invariant: a record counts as finished when its handler has closed it and all its outputs are
+acked, and the committed offset is the first that is not finished. After a crash the unfinished
+records are read again; their answers are written once more, and the fold ignores them. A record
+that kills its workers is found by the marks in commits (`suspects`), and set aside.
 
-One thread owns source, publisher and role. Whoever works elsewhere hands results back in batches.
+One thread owns source, publisher and role. Work on other threads hands back its results in batches.
 """
 
 import faulthandler
@@ -33,18 +33,18 @@ DRAIN_S = 20.0
 ARM_EVERY_S = 5.0
 REVOKE_S = 5.0
 LEAVE_S = 120.0
-"""A client that has not let go after that never will; it lost nothing that was finished."""
+"""A client that has not left the group after that never will; no finished work is lost."""
 CONGESTED_RECORDS = 25_000
-"""So many that wait for their acks are enough."""
+"""The most records that may wait for acks before partitions are paused."""
 GC_THRESHOLDS = (500_000, 50, 1000)
-"""Of Python's collector; with Python's own, thousands of live rollouts, none of them garbage, are
-walked through so often that it takes a sixth of a worker's time."""
+"""Thresholds of Python's collector; with the defaults, thousands of live rollouts, none of them
+garbage, are traversed so often that it takes a sixth of a worker's time."""
 
 log = structlog.get_logger()
 
 
 class Loop:
-    """Drives one role on one log."""
+    """Runs one role on one log."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Loop:
         self.accept_truncation = accept_truncation
         self.partitions: dict[TopicPartition, PartitionProgress] = {}
         self.counts: Counter[str] = Counter()
-        # All of them now, while nobody waits; at an assignment only what has come since.
+        # Read all of them now; an assignment then reads only the new ones.
         letters.passed.refresh()
         self.source = log_.source(letters.group, role.topics, self)
         self.commits = Commits(self.source, role, self.partitions, letters, clock)
@@ -75,9 +75,9 @@ class Loop:
     def turn(self, timeout_s: float = 0.1) -> int:
         """Take one batch through the role; return how many records moved.
 
-        1. poll  2. decode and handle  3. what is due  4. count acks  5. commit what is finished
+        1. poll  2. decode and handle  3. do due work  4. count acks  5. commit finished records
 
-        What was handled leaves at once: whoever waits for it need not wait for the rest.
+        Outputs of the batch are sent at once, before the rest of the turn.
         """
         waited_s = timeout_s if self.hand_over.cut is None else 0.0
         records = self.source.poll(waited_s, self.hand_over.room())
@@ -118,7 +118,7 @@ class Loop:
         self.stop(patient=patient)
 
     def wait_s(self) -> float:
-        """How long the next poll may wait: briefly while work is in flight elsewhere."""
+        """Return the timeout of the next poll: short while work is in flight elsewhere."""
         if self.role.in_flight():
             return self.role.poll_s
         return 0.02 if self._waiting() else 0.1
@@ -126,11 +126,11 @@ class Loop:
     def stop(
         self, drain_s: float = DRAIN_S, *, patient: Callable[[], bool] = lambda: False
     ) -> None:
-        """Take nothing more, finish what was taken, wait for acks, commit, leave, close.
+        """Stop taking records, finish those in flight, wait for acks, commit, leave, close.
 
-        First of all the role lets go of what others go on with: all that follows waits for the
-        broker, which may be away. What is still in flight has `drain_s`, and longer while whoever
-        waits for it is patient.
+        The role first releases the work that other workers can take over: all later steps wait for
+        the broker, which may be unavailable. Work in flight has `drain_s`, and longer while
+        `patient()`.
         """
         self.source.pause(self.partitions)
         until = self.clock() + drain_s
@@ -188,9 +188,10 @@ class Loop:
         return start
 
     def _without_what_is_lost(self, held: Held) -> Held:
-        """The partition as it is to be gone on with, where the commit counts what is gone.
+        """Return the partition with the position to continue from, if records of its commit are
+        lost.
 
-        Raises JournalGone where nobody has accepted the loss.
+        Raises JournalGone if the loss was not accepted.
         """
         lost = lost_tail(held)
         if lost is None:
@@ -205,7 +206,7 @@ class Loop:
         self._flush(REVOKE_S)
         for tp in partitions:
             if tp in self.partitions:
-                self.partitions[tp].handed = -1  # what is in hand is let go, and kills nobody
+                self.partitions[tp].handed = -1  # unfinished records are released, and kill nothing
         self.commits.last(self.partitions[tp] for tp in partitions if tp in self.partitions)
         self.lost(partitions)
 
@@ -217,7 +218,8 @@ class Loop:
                 log.info("partition_dropped", topic=tp[0], partition=tp[1])
 
     def _note_ends(self) -> None:
-        """A partition is at its end when everything before that was handed over, not only read."""
+        """Report the end of a partition when everything before it was
+        handed over, not only read."""
         for topic, partition, offset in self.source.ended():
             if (topic, partition) in self.partitions:
                 self.partitions[topic, partition].ended = offset

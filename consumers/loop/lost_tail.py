@@ -1,4 +1,4 @@
-"""What a group's commit counts of a partition and is there no longer, said in words."""
+"""Lost records: those that a group's commit counts but the partition no longer has."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from consumers.loop.suspects import topic_of
 
 @dataclass(frozen=True, slots=True)
 class LostTail:
-    """Records that a group has counted, or might have had to, and that are gone."""
+    """Records that a group has counted, or might have had to, and that are lost."""
 
     topic: str
     partition: int
     committed: int
     goes_on: int
-    """The first offset of which the group knows nothing."""
+    """The first offset that the group has not seen; it continues from there."""
     made_anew: bool
     counted: str = "committed"
-    """How the offset counts."""
+    """The word for the offset's status in the message."""
 
     def __str__(self) -> str:
         place = f"{self.topic} {self.partition}"
@@ -35,7 +35,7 @@ class LostTail:
 
 
 def lost_tails(log: Log, commits: Sequence[Commit]) -> list[LostTail]:
-    """What commits count that is gone; raises Unavailable."""
+    """Return the losses of several commits; raises Unavailable."""
     cuts = log.cuts(commits)
     topics = {commit.topic for commit in commits}
     ids = {topic: log.topic_id(topic) for topic in topics}
@@ -56,7 +56,7 @@ def lost_tails(log: Log, commits: Sequence[Commit]) -> list[LostTail]:
 
 
 def lost_tail(held: Held) -> LostTail | None:
-    """What is lost of a partition; None where all that was committed is as it was."""
+    """Return the loss of a partition; None if all committed records are intact."""
     if held.committed is None:
         return None
     place = held.topic, held.partition, held.committed

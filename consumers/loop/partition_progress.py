@@ -1,4 +1,4 @@
-"""How far one assigned partition has come: what was delivered, handed over and finished."""
+"""The progress of one assigned partition: records delivered, handed over and finished."""
 
 from collections import deque
 from collections.abc import Callable, Set
@@ -12,45 +12,47 @@ NO_COMMIT = (-1, "")
 
 @dataclass(slots=True)
 class PartitionProgress:
-    """One assigned partition: what was delivered and how much of it is finished."""
+    """One assigned partition: its delivered records, and how many of them are finished."""
 
     topic: str
     number: int
     next_offset: int
-    """The first offset that is not finished; what a commit says."""
+    """The first offset that is not finished; the committed position."""
     floor: int
-    """What lies below was finished before the assignment: read for its history, never committed."""
+    """Records below were finished before the assignment: they are read for
+    history, never committed."""
     end_at_assign: int
     taken: deque[Record] = field(default_factory=deque)
-    """Delivered and not passed yet, in order; below `thinned_to` only what is not finished."""
+    """Delivered records not passed yet, in order; below `thinned_to` only unfinished ones."""
     thinned_to: int = 0
-    """What lies below this offset, is not passed, and not in `taken`, is finished."""
+    """Records below this offset that are not passed and not in `taken` are finished."""
     thinned: int = 0
-    """How many records that is."""
+    """The number of these finished records."""
     held: deque[Record] = field(default_factory=deque)
-    """Delivered and not yet handed over: the turn was over, or the registry is away."""
+    """Records delivered and not yet handed over: the turn was over, or the
+    registry is unavailable."""
     away: bool = False
-    """Whether the first held record waits for the registry."""
+    """True if the first held record waits for the registry."""
     ended: int | None = None
-    """Where the partition was said to end, while records before that are held."""
+    """The reported end of the partition, while records before it are held."""
     end: int = 0
-    """Where the partition last came to its end; behind the last record there may be holes."""
+    """The last reported end of the partition; offsets after the last record may be holes."""
     skip: Set[int] = frozenset()
     """Offsets above the commit that were finished before a restart."""
     needs: Callable[[int, bytes | None], bool] | None = None
-    """Told offset and key, whether a record below the floor is read at all."""
+    """Decides by offset and key if a record below the floor is read at all."""
     stuck: int = -1
-    """The offset that was last said to hold the partition."""
+    """The last offset that was logged as holding the partition."""
     committed: tuple[int, str] = NO_COMMIT
     paused: bool = False
     handed: int = -1
     """The last offset that was handed over, of those that a commit has to wait for."""
     suspicion: Suspicion = field(default_factory=Suspicion)
     topic_id: str = ""
-    """The incarnation of the topic, which is said with every commit."""
+    """The incarnation of the topic, stated with every commit."""
 
     def receive(self, record: Record) -> bool:
-        """Put a record behind those that wait to be handed over; False where it was finished."""
+        """Queue a record to be handed over; False if it was finished before."""
         if record.offset >= self.floor:
             self.taken.append(record)
         elif self.needs and not self.needs(record.offset, record.key):
@@ -62,11 +64,12 @@ class PartitionProgress:
         return True
 
     def advance(self) -> int:
-        """Move past everything finished, never past what is held; return how many records."""
+        """Move past all finished records, but not past held ones; return the number of records."""
         moved = 0
         while self.taken and self.taken[0].finished():
             self.next_offset = self.taken.popleft().offset + 1
             moved += 1
+        # Thinned records are no longer in `taken`: step over those before the first unfinished one.
         if self.next_offset < self.thinned_to:
             first = self.taken[0].offset if self.taken else self.thinned_to
             self.next_offset = max(self.next_offset, min(first, self.thinned_to))
@@ -78,7 +81,7 @@ class PartitionProgress:
         return moved
 
     def thin(self) -> None:
-        """Forget the records that are finished behind one that is not: their offsets are enough."""
+        """Forget finished records behind an unfinished one: their offsets suffice."""
         if self.taken:
             self.thinned_to = max(self.thinned_to, self.taken[-1].offset + 1)
             taken = len(self.taken)
@@ -86,10 +89,10 @@ class PartitionProgress:
             self.thinned += taken - len(self.taken)
 
     def suspects_next(self) -> bool:
-        """Whether the next record may only be handed over alone."""
+        """Return True if the next record may only be handed over alone."""
         return self.suspicion.level == ALONE and self.held[0].offset >= self.floor
 
     def mark(self) -> str:
-        """What a commit says of deaths and of its topic, behind the role's word."""
+        """Return the mark of deaths and topic that follows the role's metadata in a commit."""
         deaths = self.suspicion.mark(self.next_offset, busy=self.handed >= self.next_offset)
         return marked(deaths, self.topic_id)

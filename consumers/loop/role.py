@@ -1,4 +1,4 @@
-"""What a group does with its records; the loop knows nothing else about it."""
+"""The interface between the loop and a group's work on its records."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -11,17 +11,17 @@ from consumers.loop.partition_progress import PartitionProgress
 from schemas.errors import KilledWorkers, WireError
 
 SPAN_RECORDS = 2000
-"""Records of one partition in hand at once."""
+"""The most records of one partition in flight at once."""
 SPAN_THINNED = 200_000
-"""Records that may be finished behind one that takes long, such as an opening that waits for its
-turn. A restart does not repeat them as far as the commit's word has room for their offsets."""
+"""The most records that may be finished behind one that takes long, such as an opening that
+waits for its turn. A restart does not repeat those whose offsets fit into the commit's metadata."""
 
 
 log = structlog.get_logger()
 
 
 def said_once(held: Held) -> None:
-    """Say that the word of a commit is none of ours; it is given with an assignment, once."""
+    """Log that a commit's metadata is invalid; called once, at the assignment."""
     log.warning(
         "commit_word_unreadable",
         topic=held.topic,
@@ -33,84 +33,85 @@ def said_once(held: Held) -> None:
 
 
 class Role(Protocol):
-    """What a group does; it is usable as soon as it is made."""
+    """A group's work on records; ready for use when constructed."""
 
     name: str
     topics: Sequence[str]
     journals: Sequence[str]
-    """Topics of which all readers must come to the same: what one cannot read, it waits for."""
+    """Topics of which all readers must fold the same: a reader waits for what it cannot read."""
     poll_s: float
-    """How long a poll may wait while work is in flight."""
+    """The timeout of a poll while work is in flight, in seconds."""
 
     def expects(self, topic: str) -> type:
-        """The message type of a topic's values."""
+        """Return the message type of a topic's values."""
         ...
 
     def assigned(self, held: Held, progress: PartitionProgress) -> int:
-        """Return the offset to start from."""
+        """Take over a partition; return the offset to start from."""
         ...
 
     def dropped(self, progress: PartitionProgress) -> None:
-        """The partition is gone; forget its work. Nothing of it will be committed any more."""
+        """Forget the work of a partition that is gone. No more of it will be committed."""
         ...
 
     def at_end(self, progress: PartitionProgress) -> None:
-        """All there was up to `progress.end` has been handed over."""
+        """Note that all records up to `progress.end` have been handed over."""
         ...
 
     def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
         """Handle decoded records; each is closed now or later.
 
-        They can be gone through once, and end when the turn's time is over.
+        The batch can be iterated once, and ends when the turn's time is over.
         """
         ...
 
     def unreadable(self, record: Record, error: WireError) -> None:
-        """A record cannot be read; it is buried when this returns."""
+        """Note a record that cannot be read; it is buried after this."""
         ...
 
     def fatal(self, record: Record, message: Any, error: KilledWorkers) -> bool:
-        """Answer a record that kills whoever takes it, and do nothing else with it.
+        """Answer a record that kills workers, and do nothing else with it.
 
-        False where there is no answer: it is buried then.
+        False if there is no answer: it is buried then.
         """
         ...
 
     def tick(self) -> None:
-        """Do what is due, and collect what was finished elsewhere."""
+        """Do due work, and collect results from other threads."""
         ...
 
     def commit_metadata(self, progress: PartitionProgress) -> str:
-        """The word that goes with a commit of `progress.next_offset`."""
+        """Return the metadata for a commit of `progress.next_offset`."""
         ...
 
     def waits(self, progress: PartitionProgress) -> bool:
-        """Whether none of the partition's records may be handed over yet, only kept in order."""
+        """Return True if the partition's records may not be handed over yet, only kept in order."""
         ...
 
     def full(self, progress: PartitionProgress) -> bool:
-        """Whether the partition should be paused."""
+        """Return True if the partition should be paused."""
         ...
 
     def in_flight(self) -> int:
-        """Pieces of work begun and not ended; the loop polls briefly while there are any."""
+        """Return the number of pieces of work in flight; the loop polls
+        briefly while there are any."""
         ...
 
     def leave(self, *, patient: bool) -> None:
-        """The worker takes nothing more: let go at once of what another goes on with as well.
+        """Release at once the work that another worker can take over: no more records are taken.
 
-        Its records stay open. Said again and again while work is in flight; who is patient lets
-        all of that come to its end.
+        The records of released work stay open. Called repeatedly while work is in flight; if
+        `patient`, work in flight may finish.
         """
         ...
 
     def close(self) -> None:
-        """The worker has left its group: give back what would outlive it."""
+        """Release resources that would outlive the worker; it has left its group."""
         ...
 
 
 class WorkRole:
-    """What roles on work topics share: order does not matter, finished offsets are remembered."""
+    """The common part of roles on work topics: order does not matter, finished offsets are kept."""
 
     name = ""
     topics: Sequence[str] = ()
@@ -125,20 +126,20 @@ class WorkRole:
         return progress.next_offset
 
     def dropped(self, progress: PartitionProgress) -> None:
-        """Nothing is kept per partition."""
+        """Do nothing: no state is kept per partition."""
 
     def at_end(self, progress: PartitionProgress) -> None:
-        """Nothing waits for that."""
+        """Do nothing: no work waits for the end."""
 
     def unreadable(self, record: Record, error: WireError) -> None:
-        """Nobody has to be told."""
+        """Do nothing: no other group has to know."""
 
     def fatal(self, record: Record, message: Any, error: KilledWorkers) -> bool:
         del record, message, error
         return False
 
     def tick(self) -> None:
-        """Nothing is due."""
+        """Do nothing: no work is due."""
 
     def commit_metadata(self, progress: PartitionProgress) -> str:
         return above_commit(progress)
@@ -150,7 +151,7 @@ class WorkRole:
     def full(self, progress: PartitionProgress) -> bool:
         share = 2 if progress.paused else 1
         if len(progress.taken) > SPAN_RECORDS // 2:
-            progress.advance()  # what is finished is not in hand, though no commit has said so yet
+            progress.advance()  # finished records are not in flight, even if uncommitted
         if len(progress.taken) > SPAN_RECORDS // share:
             progress.thin()
         in_hand = len(progress.taken) - self.cannot_begin(progress.number)
@@ -158,7 +159,8 @@ class WorkRole:
         return in_hand > SPAN_RECORDS // share or behind > SPAN_THINNED // share
 
     def cannot_begin(self, partition: int) -> int:
-        """Records in hand that wait for what others do not need: they hold up none of these."""
+        """Return the number of records that wait for resources others do not
+        need; they hold up none."""
         del partition
         return 0
 
@@ -166,7 +168,7 @@ class WorkRole:
         return 0
 
     def leave(self, *, patient: bool) -> None:
-        """What is in flight comes to its end soon."""
+        """Do nothing: work in flight ends soon."""
 
     def close(self) -> None:
-        """Nothing outlives it."""
+        """Do nothing: no resource outlives it."""

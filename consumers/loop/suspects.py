@@ -1,29 +1,30 @@
-"""Which record kills its workers: deaths that no `except` sees, counted in the commits' metadata.
+"""Finds records that kill their workers: deaths that no `except` sees, counted in commit metadata.
 
-A record may kill whoever takes it: a segmentation fault, memory, the watchdog. The next worker only
-finds the commit of the one before. Behind the role's own word that commit may carry a mark:
-`!r<level>` while records are in hand, `!q<level>` while none is and one is about to be alone
-again, `!c<level>` where the partition was left alone or in peace, `^<round>` where trials were
-given up before, then `,<offset>.<deaths>` for every suspect, `*` behind the one that is alone.
+A record may kill its worker: by a segmentation fault, out of memory, or the watchdog. The next
+worker only finds the last commit of the dead one. Behind the role's own metadata that commit may
+carry a mark: `!r<level>` while records are in flight, `!q<level>` while none is and one is about to
+be alone again, `!c<level>` where the partition was released or idle, `^<round>` where trials were
+given up before, then `,<offset>.<deaths>` for every suspect, followed by `*` for the one that is
+alone.
 
-1. A partition that is taken over with records left is *noted* until its commit has moved. To die
-   before that raises the suspicion: first *few* records are in hand at once, after the next death
-   one *alone*. One that is taken over at its end is free: no death can have been of its records,
-   and the first that comes waits for no commit. If that one kills, its next worker notes it.
-2. Alone means that nothing else is in hand in the whole process, and that the commit says so before
-   the record is handed over. Only such a death counts against a record; three condemn it.
-3. Others wait for a record that is alone, so it has a time for that. Work that takes longer goes on
+1. A partition that is taken over with records left is *noted* until its commit has moved. A death
+   before that raises the suspicion: first *few* records are in flight at once, after the next death
+   one *alone*. One that is taken over at its end is free: no death can be due to its records, and
+   the first that comes waits for no commit. If that one kills, its next worker notes it.
+2. Alone means that nothing else is in flight in the whole process, and that the commit states it
+   before the record is handed over. Only such a death counts against a record; three condemn it.
+3. Others wait for a record that is alone, so its time is limited. Work that takes longer continues
    beside others; a worker that dies then begins the next *round*, in which each has six times as
-   long. So a verdict comes after some deaths, however long the work is that lies around the record.
-4. Before a record that was alone at a death is handed over again, its worker lives for a while with
-   nothing in hand. One that dies meanwhile was killed by something else: no death counts any more.
-5. A suspicion ends where the commit has passed all that was in hand under it, and nobody died.
+   long. So a verdict is reached after some deaths, however long the work around the record takes.
+4. Before a record that was alone at a death is handed over again, its worker runs for a while with
+   nothing in flight (a control). If it dies meanwhile the cause was another: deaths are reset.
+5. A suspicion ends when the commit has passed all that was in flight under it without a death.
 
-So a worker that is killed from outside condemns a record only if it dies three times in a row
-during that one's moments alone, and never in the longer moments without it. No mark is written in
-normal work, and whoever knows none reads a word with one as a word that others wrote, at worst.
-Behind the mark, or where it would be, `@` and the id of the topic follow, since an offset holds for
-one incarnation of a topic.
+So a worker that is killed from outside condemns a record only if it dies three times in a row while
+that record is alone, and never in the longer controls between. No mark is written in normal work,
+and a reader that does not know marks takes metadata with one as invalid, at worst. Behind the mark,
+or in its place, follows `@` and the id of the topic, since an offset is valid for one incarnation
+of a topic.
 """
 
 import re
@@ -31,18 +32,19 @@ from dataclasses import dataclass, field
 
 FREE, NOTED, FEW, ALONE = range(4)
 FEW_RECORDS = 32
-"""Records in hand at once under the first suspicion; a commit follows each so many."""
+"""Records in flight at once under the first suspicion; a commit follows each batch."""
 ALONE_RECORDS = 200
-"""One by one; more than can lie between a commit and the record that killed under FEW."""
+"""Records to hand over one by one; more than can lie between a commit and the
+record that killed under FEW."""
 QUIET_S = 60.0
-"""So long without a death lowers a suspicion."""
+"""The time without a death that lowers a suspicion."""
 ALONE_S = 10.0
-"""How long a record may be alone in the first round."""
+"""The time that a record may be alone in the first round."""
 LONGER = 6
-"""In each round so many times as long as in the one before."""
+"""The factor by which each round is longer than the one before."""
 MOST_ROUNDS = 7
 CONTROL = 2
-"""So many times as long a worker lives with nothing in hand before one is alone again."""
+"""The length of a control, in times of a trial: the worker runs with nothing in flight."""
 LONGEST_CONTROL_S = 3600.0
 DEATHS = 3
 MOST_SUSPECTS = 8
@@ -54,45 +56,45 @@ PATTERN = re.compile(r"([rcq])([0-3])(?:\^([0-7]))?((?:,\d{1,19}\.\d\*?)*)", re.
 
 @dataclass(slots=True)
 class Suspicion:
-    """What is thought of the records of one partition."""
+    """The suspicion against the records of one partition."""
 
     level: int = NOTED
     deaths: dict[int, int] = field(default_factory=dict)
-    """By offset, how many workers died while they had only that in hand."""
+    """By offset, the number of workers that died with only that record in flight."""
     alone: int | None = None
-    """The offset in hand alone."""
+    """The offset in flight alone."""
     began_at: int = 0
-    """What was committed when the partition was taken over."""
+    """The committed offset when the partition was taken over."""
     left: int = ALONE_RECORDS
     until: float = 0.0
-    """On the loop's clock, when this level, or the trial of a record, is over at the latest."""
+    """The latest end of this level, or of the trial of a record, on the loop's clock."""
     round: int = 0
-    """How often trials were given up for the time that they took."""
+    """The number of times that trials were given up because they took too long."""
     passed_at: int | None = None
-    """The commit that ends the level, where its time is over."""
+    """The commit that ends the level, when its time is over."""
     controls: bool = False
-    """Whether its worker lives with nothing in hand just now."""
+    """True while the worker runs with nothing in flight, as a control."""
     quiet_until: float = 0.0
-    """On the loop's clock, when a record may be alone that was so at a death."""
+    """The end of the control, on the loop's clock; then the record may be alone again."""
 
     @property
     def alone_s(self) -> float:
-        """How long a record may be alone."""
+        """The time that a record may be alone."""
         return float(ALONE_S * LONGER**self.round)
 
     def condemned(self, offset: int) -> bool:
-        """Whether a record has killed too many to be handed over as it is."""
+        """Return True if a record has killed too many workers to be handed over unchanged."""
         return self.deaths.get(offset, 0) >= DEATHS
 
     def began(self, start: int, next_offset: int) -> None:
-        """Reading begins at `start`: nobody takes again what lies before."""
+        """Begin to read at `start`: records before it are not taken again."""
         self.began_at = next_offset
         self.deaths = {offset: n for offset, n in self.deaths.items() if offset >= start}
 
     def moved(self, next_offset: int, known_end: int) -> None:
-        """Whoever comes so far was not stopped at the first step.
+        """Lower the suspicion as the commit moves.
 
-        What was in hand at a death lay below the end that its successor found.
+        Records in flight at a death lay below the end that the next worker found.
         """
         passed = next_offset >= (known_end if self.passed_at is None else self.passed_at)
         if self.level == NOTED and (passed or next_offset > self.began_at):
@@ -101,7 +103,7 @@ class Suspicion:
             self.level, self.round, self.passed_at = FREE, 0, None
 
     def handed(self, offset: int, now: float) -> None:
-        """One more record was handed over and nobody died."""
+        """Note one more record that was handed over without a death."""
         self.left -= 1
         if self.level == ALONE and self.left <= 0:
             self._go_on(now)
@@ -109,7 +111,8 @@ class Suspicion:
             self.passed_at = offset + 1
 
     def lasts(self, now: float) -> None:
-        """Others wait for a trial: where its time is over, go on with a few, one round further."""
+        """End a trial whose time is over, as others wait: continue with few
+        records, one round further."""
         if now >= self.until:
             self.round = min(self.round + 1, MOST_ROUNDS)
             self._go_on(now)
@@ -119,13 +122,14 @@ class Suspicion:
         self.passed_at = None
 
     def is_explained(self, now: float) -> None:
-        """The deaths so far have found their record: the others go on with a few."""
+        """Lower the suspicion, as another record was found to cause the deaths."""
         if self.level == ALONE:
             self.round = 0
             self._go_on(now)
 
     def is_in_control(self, offset: int, now: float) -> bool:
-        """Whether a record that was alone at a death has to wait: its worker may die without it."""
+        """Return True if a record that was alone at a death has to wait
+        for the end of the control."""
         if not 0 < self.deaths.get(offset, 0) < DEATHS:
             return False
         if not self.quiet_until:
@@ -133,18 +137,19 @@ class Suspicion:
         return now < self.quiet_until
 
     def acquit(self) -> None:
-        """The record that was alone has lived through its time: what died before was not its."""
+        """Clear the record that was alone: it has survived its time, so
+        earlier deaths do not count."""
         if self.alone is not None and not self.condemned(self.alone):
             self.deaths.pop(self.alone, None)
         self.alone = None
 
     def accuse(self, offset: int, now: float) -> None:
-        """From here on a record is alone in hand."""
+        """Begin the trial of a record, alone in flight."""
         self.alone, self.until, self.quiet_until = offset, now + self.alone_s, 0.0
         self.controls = False
 
     def mark(self, next_offset: int, *, busy: bool) -> str:
-        """What goes behind the word of a commit of `next_offset`; nothing in normal work."""
+        """Return the mark for a commit of `next_offset`; empty in normal work."""
         suspects = {o: n for o, n in self.deaths.items() if n >= DEATHS or o >= next_offset}
         if busy and self.alone is not None:
             suspects.setdefault(self.alone, 0)
@@ -161,27 +166,28 @@ class Suspicion:
 
 
 def marked(deaths: str, topic_id: str) -> str:
-    """What goes behind a role's word: the mark of deaths, and the id of the topic.
+    """Return the suffix of a role's metadata: the mark of deaths, and the id of the topic.
 
-    Whoever knows of no ids finds a mark that it cannot read, and the word as it is.
+    A reader that does not know ids finds an unreadable mark, and the metadata unchanged.
     """
     return f"{deaths or MARK}{OF_TOPIC}{topic_id}" if topic_id else deaths
 
 
 def parted(metadata: str) -> tuple[str, str]:
-    """The role's own word and the mark of deaths behind it, each perhaps empty."""
+    """Split metadata into the role's own part and the mark of deaths, each possibly empty."""
     word, mark, text = metadata.rpartition(MARK)
     return (word, text.partition(OF_TOPIC)[0]) if mark else (metadata, "")
 
 
 def topic_of(metadata: str) -> str:
-    """The id of the topic that a commit was made for; empty where it does not say."""
+    """Return the id of the topic that a commit was made for; empty if it is not stated."""
     _, mark, text = metadata.rpartition(MARK)
     return text.partition(OF_TOPIC)[2] if mark else ""
 
 
 def suspicion_of(mark: str, now: float) -> Suspicion:
-    """What to think of a partition whose last commit said this: a running one was a death."""
+    """Return the suspicion that follows from the last commit's mark: a
+    running one means a death."""
     found = PATTERN.fullmatch(mark)
     if found is None:
         return Suspicion(until=now + QUIET_S)
@@ -190,7 +196,7 @@ def suspicion_of(mark: str, now: float) -> Suspicion:
         offset, _, count = suspect.partition(".")
         before = int(count.rstrip("*"))
         if found[1] == "q" and before < DEATHS:
-            continue  # its worker died while it was not in hand
+            continue  # the worker died without it in flight
         deaths[int(offset)] = before + (died and suspect.endswith("*"))
     made = Suspicion(max(NOTED, min(level + died, ALONE)), deaths, round=int(found[3] or 0))
     made.until = now + (made.alone_s if made.level == ALONE else QUIET_S)

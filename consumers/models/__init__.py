@@ -1,1 +1,1 @@
-"""The models group: calls in, continuations out, each from the version that was asked for."""
+"""The models group: answers model calls, each with the version that the call asks for."""

@@ -1,10 +1,10 @@
-"""How many servers of a policy take up a version at once: decided by `control` alone.
+"""Limit of the servers of a policy that adopt a version at the same time, by records on `control`.
 
-A server that wants to says so, and waits until the log has brought its word back and fewer than so
-many said so before it and are not done. Who reads the log comes to the same, whoever he is: places
-are given in log order, and one that is not given back is free again a lease after it was given, by
-the log's time; so one that dies over an adoption holds nobody up for longer. Who waits serves what
-it has; who has nothing to serve yet asks nobody.
+A server that wants to adopt writes a request, and waits until it has read its own record and fewer
+than `at_once` earlier requests are unfinished. All readers of the log compute the same result:
+places are given in log order, and a place that is not given back is free again one lease after it
+was given, by the log's time; so a server that dies during an adoption delays others no longer. A
+waiting server continues with its weights; one that serves nothing yet does not wait.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from consumers.log.protocols import Record
 from schemas.messages import Control
 
 LEASE_S = 60.0
-"""So long a server may take for a version; reading one of a billion parameters takes less."""
+"""Time for one adoption; reading a version of a billion parameters takes less."""
 ADOPTING, ADOPTED = "adopting", "adopted"
 
 log = structlog.get_logger()
@@ -26,18 +26,18 @@ log = structlog.get_logger()
 
 @dataclass(eq=False)
 class AdoptionTurns:
-    """Which servers of one policy have a place; times are milliseconds of the log."""
+    """The servers of one policy that have a place; times are milliseconds of the log."""
 
     at_once: int
     lease_ms: int
     _given: dict[str, int] = field(default_factory=dict)
-    """When each got its place."""
+    """The time when each got its place."""
     _waiting: dict[str, None] = field(default_factory=dict)
-    """In log order."""
+    """Servers that wait, in log order."""
     _now_ms: int = 0
 
     def take(self, kind: str, server: str, at_ms: int) -> None:
-        """Fold one word. Said twice it counts once; what was not said cannot be taken back."""
+        """Fold one record. Repeats count once, and an end without a request does nothing."""
         self.pass_to(at_ms)
         if kind == ADOPTING and server not in self._given:
             self._waiting.setdefault(server)
@@ -47,9 +47,10 @@ class AdoptionTurns:
         self._give(self._now_ms)
 
     def pass_to(self, now_ms: int) -> None:
-        """The log's time is so much at least; places whose lease has ended by then are free."""
+        """Advance the log's time, and free places whose lease has ended."""
         self._now_ms = max(self._now_ms, now_ms)
         while self._given:
+            # In a fixed order, so that all readers pass a place on at the same time.
             server = min(self._given, key=lambda each: (self._given[each], each))
             ends_ms = self._given[server] + self.lease_ms
             if ends_ms > self._now_ms:
@@ -61,7 +62,7 @@ class AdoptionTurns:
         return server in self._given
 
     def is_known(self, server: str) -> bool:
-        """Whether it has a place or waits for one."""
+        """Return True if it has a place or waits for one."""
         return server in self._given or server in self._waiting
 
     def _give(self, at_ms: int) -> None:
@@ -73,22 +74,22 @@ class AdoptionTurns:
 
 @dataclass(eq=False)
 class AdoptionTurn:
-    """One server's part in it: `begin` before it takes up a version, `end` after."""
+    """One server's part in it: `begin` before it adopts a version, `end` after."""
 
     policy_id: str
     server: str
     turns: AdoptionTurns
     control: ControlReader
     say: Callable[[Control], None]
-    """Writes a word, without waiting for it."""
+    """Writes a record, without waiting for it."""
     clock: Clock
     """The log's time, in seconds."""
     _said_at: float | None = None
 
     def begin(self) -> bool:
-        """Whether this server may now; asks for it where it has not. To be called again and again.
+        """Return True if this server may adopt now; request a place if needed. Call it repeatedly.
 
-        Where the log is away nobody's turn comes, and all serve what they have.
+        While the log is unreachable no server gets a place, and all serve what they have.
         """
         self._follow()
         if self._said_at is not None and self.turns.has_place(self.server):
@@ -102,7 +103,7 @@ class AdoptionTurn:
         return False
 
     def end(self) -> None:
-        """Give the place back, if one was asked for, now or by whoever had this name before."""
+        """Give the place back, if this server, or an earlier one of this name, requested one."""
         if self._said_at is not None or self.turns.is_known(self.server):
             self._said_at = None
             self.say(self._word(ADOPTED))

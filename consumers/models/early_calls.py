@@ -1,7 +1,7 @@
-"""Calls that cannot begin yet: the weights that they want are not there.
+"""Calls that cannot begin yet, because the weights that they want are missing.
 
-They count against nobody who can begin. So there are bounds on them alone: which version a call may
-hope for, and how many may hope at once. A call beyond these fails by name.
+They do not count against calls that can begin. So they have their own bounds: the version that a
+call may wait for, and the number of waiting calls. A call beyond these is refused.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,15 +11,15 @@ from consumers.log.protocols import Record
 from schemas.messages import CallFailed, ModelCall
 
 MOST_AHEAD = 1000
-"""Versions above the newest that one may wait for. A trainer asks for the next one, or for a few
-more where it has taken steps that no server has read of."""
+"""Versions above the newest that a call may wait for. A trainer asks for the next one, or for a
+few more if it has taken steps that no server has read of."""
 MOST_EARLY = 2000
-"""Of all partitions; where so many wait for versions that are announced, nothing more is taken."""
+"""Limit over all partitions; if so many wait for announced versions, no more are taken."""
 
 
 @dataclass
 class EarlyCalls:
-    """Those of one server, each with the record that holds it."""
+    """The early calls of one server, each with its record."""
 
     most: int = MOST_EARLY
     _calls: list[tuple[Record, ModelCall]] = field(default_factory=list)
@@ -28,19 +28,19 @@ class EarlyCalls:
         return len(self._calls)
 
     def of(self, partition: int) -> int:
-        """How many came from a partition."""
+        """Count the calls from a partition."""
         return sum(record.partition == partition for record, _ in self._calls)
 
     def full(self) -> bool:
-        """Whether there are too many, of which each wants what is announced."""
+        """Return True if there are too many, all of which want announced versions."""
         return len(self._calls) > self.most
 
     def add(
         self, record: Record, call: ModelCall, newest: int
     ) -> tuple[Record, ModelCall, CallFailed] | None:
-        """Let a call wait; the one that has to leave for it, if there are too many.
+        """Add a call; if there are too many, return the one to refuse.
 
-        That is the one that wants the highest version of those that are not announced.
+        That is the one that wants the highest version, if this is not announced.
         """
         self._calls.append((record, call))
         if len(self._calls) <= self.most:
@@ -56,24 +56,24 @@ class EarlyCalls:
         return leaving, its_call, CallFailed("version_awaited", msg, True)
 
     def drain(self) -> Iterator[tuple[Record, ModelCall]]:
-        """All of them, to be tried again."""
+        """Remove and yield all of them, to be tried again."""
         calls, self._calls = self._calls, []
         yield from calls
 
     def abort(self, gone: Callable[[ModelCall], bool]) -> None:
-        """Forget those that nobody waits for; their records are closed without an answer."""
+        """Drop the calls of aborted rollouts; their records are closed without an answer."""
         for record, call in self._calls:
             record.closed = record.closed or gone(call)
         self._calls = [(record, call) for record, call in self._calls if not record.closed]
 
 
 def wanted_by(call: ModelCall) -> int:
-    """The version that a call waits for, at least."""
+    """Return the lowest version that a call accepts."""
     return max(call.policy_version, call.min_policy_version)
 
 
 def too_far(call: ModelCall, newest: int) -> CallFailed | None:
-    """The answer to a call for a version that will not come; None where it may."""
+    """Return the refusal of a call for a version that will not come; None if it may come."""
     wanted = wanted_by(call)
     if wanted <= max(0, newest) + MOST_AHEAD:
         return None

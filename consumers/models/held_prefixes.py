@@ -1,4 +1,4 @@
-"""Token sequences that calls go on from by a digest, so that they need not be sent whole again."""
+"""Token sequences that calls continue by a digest, so that they are not sent whole again."""
 
 from dataclasses import replace
 
@@ -7,11 +7,11 @@ from schemas.ids import LONG_PREFIX, prefix_digest
 from schemas.messages import CallFailed, ModelAnswered, ModelCall
 
 PREFIX_BYTES = 256 << 20
-"""Of the token sequences that were answered last: 2,000 of 32,768 tokens."""
+"""Memory for the sequences that were answered last: 2,000 of 32,768 tokens."""
 
 
 class HeldPrefixes:
-    """Those that one server holds, as far as they have come."""
+    """The sequences that one server holds."""
 
     def __init__(self) -> None:
         self._held: AnswerCache[bytes] = AnswerCache(PREFIX_BYTES)
@@ -20,7 +20,7 @@ class HeldPrefixes:
         return len(self._held)
 
     def filled(self, call: ModelCall) -> ModelCall | CallFailed:
-        """The call with the tokens that it names; a failure where they are not held here."""
+        """Return the call with the tokens that it names, or a failure if they are not held here."""
         if call.prefix_ids is not None or not call.prefix_length:
             return call
         ids = self._held.get(call.prefix_digest)
@@ -30,9 +30,9 @@ class HeldPrefixes:
         return replace(call, prefix_ids=ids)
 
     def keep(self, call: ModelCall, body: ModelAnswered) -> None:
-        """Keep a sequence that was extended, in place of what it was before.
+        """Keep an extended sequence, in place of its prefix.
 
-        A short one is never named. One that was only counted was not extended.
+        Short ones are never named, and a call without sampled tokens extends nothing.
         """
         before, added, sampled = call.prefix_ids or b"", body.added_ids, body.token_ids
         long = len(before) + len(added) + len(sampled) >= 4 * LONG_PREFIX

@@ -1,10 +1,10 @@
-"""Whether a server is full, and the calls that it turns away for that.
+"""Detection of overload of a server, and the calls that it refuses for it.
 
-Full is where a call that comes now would not begin in time: so many wait before it, so many are
-answered in a second, and then it is too late. Such a call is answered `busy`, which costs it no
-try, instead of `expired` later, which costs one. Its rollout asks again at once, here or wherever
-its partition is by then, so the answer is held back for a while: longer each time, and more or less
-by chance of its id. That bounds what a full server adds to the log.
+A server is full if a new call would not begin in time, by the count of waiting calls and of answers
+per second. Such a call is answered `busy`, which does not count as a try, instead of `expired`
+later, which does. Its rollout asks again at once, here or at the partition's next owner, so the
+answer is delayed: longer each time, with jitter from the command id. That bounds the records
+that a full server adds to the log.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,14 +18,14 @@ from schemas.messages import CallFailed, ModelCall
 BUSY = "busy"
 FIRST_HOLD_S, LONGEST_HOLD_S = 0.25, 8.0
 LEAST_S, LEAST_ANSWERS = 1.0, 4
-"""Seen under load before anything is said of the speed."""
+"""Time and answers under load that are needed before a rate is known."""
 WINDOW_S = 30.0
-"""What was seen so long ago counts half."""
+"""Observations older than this count half."""
 
 
 @dataclass(slots=True)
 class Speed:
-    """Answers in a second, as long as more calls are in hand than the engine takes at once."""
+    """Answers per second, while more calls are in hand than the engine takes at once."""
 
     wall: Clock
     capacity: int
@@ -33,7 +33,7 @@ class Speed:
     _answers: float = 0.0
 
     def look(self, in_hand: int) -> None:
-        """To be told of how many calls are in hand, whenever that may have changed."""
+        """Note the number of calls in hand, whenever it may have changed."""
         if in_hand <= self.capacity:
             self._since = None
             return
@@ -47,7 +47,7 @@ class Speed:
         self._answers += 1
 
     def rate(self) -> float | None:
-        """None where the engine is not full, or too little was seen of it."""
+        """Return answers per second; None if the engine is not full, or was observed too little."""
         if self._since is None or self._answers < LEAST_ANSWERS:
             return None
         spent_s = self.wall() - self._since
@@ -64,11 +64,11 @@ class _Held:
 
 @dataclass
 class Load:
-    """What a server knows of its load."""
+    """The load of a server, and its delayed refusals."""
 
     wall: Clock
     capacity: int
-    """Calls that its engine takes at once."""
+    """The number of calls that its engine takes at once."""
     speed: Speed = field(init=False)
     _held: dict[tuple[bytes, bytes, int], _Held] = field(default_factory=dict)
 
@@ -79,12 +79,12 @@ class Load:
         return len(self._held)
 
     def of(self, partition: int) -> int:
-        """How many records of a partition are held."""
+        """Count the held records of a partition."""
         records = (record for held in self._held.values() for record in held.records)
         return sum(record.partition == partition for record in records)
 
     def refusal(self, call: ModelCall, now_ms: int, in_hand: int) -> CallFailed | None:
-        """The answer to a call that would not begin in time; None where it would, or may."""
+        """Return the refusal of a call that would not begin in time, else None."""
         self.speed.look(in_hand)
         rate = self.speed.rate()
         if rate is None:
@@ -99,19 +99,19 @@ class Load:
         return CallFailed(BUSY, msg, True)
 
     def hold(self, call: ModelCall, body: CallFailed, records: list[Record], now_ms: int) -> None:
-        """Keep a refusal until its time has come."""
+        """Keep a refusal until it is due."""
         due = self.wall() + hold_s(call, now_ms)
         self._held[command_key(call)] = _Held(due, call, body, list(records))
 
     def join(self, call: ModelCall, record: Record) -> bool:
-        """Whether a call is held already; its record is answered along with the others."""
+        """Return True if the call is held already; its record is answered with the others."""
         held = self._held.get(command_key(call))
         if held is not None:
             held.records.append(record)
         return held is not None
 
     def due(self) -> Iterator[tuple[ModelCall, CallFailed, Record]]:
-        """The refusals whose time has come."""
+        """Remove and yield the refusals that are due."""
         now = self.wall()
         for held in [each for each in self._held.values() if each.due <= now]:
             del self._held[command_key(held.call)]
@@ -119,7 +119,7 @@ class Load:
                 yield held.call, held.body, record
 
     def abort(self, gone: Callable[[ModelCall], bool]) -> None:
-        """Forget calls that nobody waits for; their records are closed without an answer."""
+        """Drop aborted calls; their records are closed without an answer."""
         for held in [each for each in self._held.values() if gone(each.call)]:
             del self._held[command_key(held.call)]
             for record in held.records:
@@ -127,9 +127,9 @@ class Load:
 
 
 def hold_s(call: ModelCall, now_ms: int) -> float:
-    """How long a refusal is held back: twice as long each time, within bounds; the same for the
-    same call, and another one for another. Not past the time in which the call might have begun:
-    soon after, its rollout would count it as failed."""
+    """Return the delay of a refusal: doubled each time, within bounds, with a jitter that is fixed
+    by the command id. It ends before the time in which the call might have begun: soon after, its
+    rollout would count it as failed."""
     longest: float = min(LONGEST_HOLD_S, FIRST_HOLD_S * 2.0 ** min(call.tries, 10))
     left_s = max(FIRST_HOLD_S / 2, (call.not_after_ms - now_ms) / 1000)
     return min(left_s, longest * (0.5 + sum(call.command_id[:1]) / 510))

@@ -1,8 +1,8 @@
-"""Engines that each serve one version, beside the one that goes along with the newest.
+"""Engines that each serve one fixed version, beside the engine that follows the newest.
 
-A held-out rollout is asked of one version and lasts longer than that is the newest, so its calls
-are answered by an engine that stays where it is. There are few of them: another version takes the
-place of one that nobody has asked for a while, and what is not asked at all gives its memory back.
+A held-out rollout asks for one version and lasts longer than that version is the newest, so its
+calls are answered by an engine that stays at it. There are few of them: a version replaces one
+that was not asked for recently, and the memory of unused ones is freed.
 """
 
 from collections import Counter
@@ -22,8 +22,8 @@ from schemas.messages import ModelCall, PolicyVersion
 MOST = 2
 """A run may ask for the next evaluation before the last rollout of the one before has ended."""
 HOLD = 10
-"""A version keeps its engine from others for so many times what it took to load, between two turns
-of a rollout for one: so at most a tenth of the time goes into loading, however many are asked for.
+"""A version keeps its engine from others between two turns of a rollout, for this multiple of
+its loading time: so at most a tenth of the time goes into loading, for any number of versions.
 """
 IDLE_S = 30.0
 RETRY_S = 1.0
@@ -41,7 +41,7 @@ class _Pin:
 
 @dataclass(eq=False)
 class Pinned:
-    """`twin` makes an engine that holds no weights yet; `thread` stages them beside the loop's."""
+    """`twin` makes an engine without weights; `thread` stages them beside the loop's thread."""
 
     twin: Callable[[], Engine]
     wall: Clock
@@ -50,21 +50,21 @@ class Pinned:
     _staging: Staging | None = None
     _began: float = 0.0
     _asked_at: float = 0.0
-    """When what is being staged was asked for last."""
+    """The time when the version that is being staged was last asked for."""
     _pins: dict[int, _Pin] = field(default_factory=dict)
     _spare: Engine | None = None
     _failures: Counter[int] = field(default_factory=Counter)
     _not_before: dict[int, float] = field(default_factory=dict)
 
     def versions(self) -> list[int]:
-        """Which versions are held now."""
+        """Return the versions that are held now."""
         return sorted(self._pins)
 
     def serving(self, version: PolicyVersion, coming: PolicyVersion | None = None) -> Engine | None:
-        """The engine that holds this version; None where one has to wait for it.
+        """Return the engine that holds this version; None while it is loading or has to wait.
 
-        What is `coming` into service by itself is waited for: its twin holds no weights of its own.
-        Raises WorkFailed(`version_gone`) where it cannot be had any more.
+        A version that is `coming` into service by itself is waited for, without its own engine.
+        Raises WorkFailed(`version_gone`) if the version cannot be had any more.
         """
         now = self.wall()
         pin = self._pins.get(version.version) or self._opened(version, coming, now)
@@ -83,11 +83,11 @@ class Pinned:
         return answers
 
     def waits_s(self) -> list[float]:
-        """How long the next step of each that has calls in hand may be waited for."""
+        """Return how long to wait at most for the next step of each engine with calls in hand."""
         return [pin.engine.wait_s for pin in self._pins.values() if pin.engine.busy()]
 
     def expire(self, now_ms: int) -> list[ModelCall]:
-        """Forget the calls that have not begun and may not begin any more; return them."""
+        """Drop and return the calls that have not begun and are past their deadline."""
         return [call for pin in self._pins.values() for call in pin.engine.expire(now_ms)]
 
     def abort(self, rollout_id: str, attempt: int) -> None:
@@ -95,7 +95,7 @@ class Pinned:
             pin.engine.abort(rollout_id, attempt)
 
     def tidy(self) -> None:
-        """Let engines go that nobody has asked for longer than another would take to load."""
+        """Release engines that were not asked for longer than another one takes to load."""
         now = self.wall()
         for number, pin in list(self._pins.items()):
             if now - pin.used_at > max(IDLE_S, pin.loaded_s) and not pin.engine.busy():
@@ -123,7 +123,7 @@ class Pinned:
         return self._pins.get(version.version)
 
     def _adopted(self, staging: Staging, now: float) -> WorkFailed | None:
-        """Pin what is staged; what it comes to where that version cannot be had any more."""
+        """Pin the staged version; return the failure if it cannot be had any more."""
         version = staging.version
         assert version is not None
         number = version.version
@@ -161,7 +161,7 @@ class Pinned:
         return WorkFailed("version_gone", msg, retriable=False)
 
     def _free(self, number: int) -> Engine | None:
-        """An engine that can adopt this version, for versions never go back; None for now."""
+        """Return an engine that can adopt this version (none goes back); None if all are used."""
         engine, self._spare = self._spare, None
         if engine is None and len(self._pins) >= self.most:
             idle = self._idle()
@@ -171,7 +171,7 @@ class Pinned:
         return engine if engine is not None and engine.version < number else self.twin()
 
     def _idle(self) -> list[int]:
-        """Versions whose engine may be had, the one that was asked last the longest ago first."""
+        """Return the versions whose engine may be replaced, the least recently used first."""
         now = self.wall()
         idle = [
             (pin.used_at, number)
@@ -181,7 +181,7 @@ class Pinned:
         return [number for _, number in sorted(idle)]
 
     def _note_failure(self, version: PolicyVersion, error: Exception) -> WorkFailed | None:
-        """A store that is away is waited for; what is missing or wrong is tried a few times."""
+        """Retry an unreachable store without limit, missing or wrong weights only a few times."""
         log.warning("version_not_pinned", version=version.version, error=str(error))
         lasting = not isinstance(error, Unavailable | WeightsDiffer)
         if not lasting and not isinstance(error, WeightsMissing):

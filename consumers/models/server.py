@@ -1,8 +1,8 @@
-"""The models group of one policy: calls in, continuations out, weights adopted in between.
+"""The models group of one policy: answers calls, and adopts weights in between.
 
-The engine is driven by the loop's thread, one decode step a turn, so calls join and leave its
-batch between steps and every token has one version. Nothing is served before the newest announced
-version is: a restarted server reads `policy.versions` to its end first. A call that wants one
+The loop's thread drives the engine, one decode step per turn, so calls join and leave its batch
+between steps, and every token has one version. Nothing is served before the newest announced
+version: a restarted server reads `policy.versions` to its end first. A call that wants one
 version is answered by an engine that is pinned to it (`consumers.models.pinned_engines`).
 """
 
@@ -36,15 +36,15 @@ from schemas.messages import CallFailed, Control, ModelAnswered, ModelCall
 VERSIONS_EVERY_S = 0.05
 WAIT_SAID_S = 15.0
 CAPACITY = 256
-"""Calls that an engine takes at once, where nobody says."""
+"""The default number of calls that an engine takes at once."""
 HELD_POLL_S = 0.02
-"""How long to poll while calls in hand wait for weights, and no engine has anything to do."""
+"""The poll time while calls in hand wait for weights, and no engine has work."""
 
 log = structlog.get_logger()
 
 
 HELD = 4
-"""So many times as many calls as in hand may wait to be turned away, which takes seconds."""
+"""The most delayed refusals, as a multiple of the calls in hand; each lasts for seconds."""
 
 
 class Models(WorkRole):
@@ -69,7 +69,7 @@ class Models(WorkRole):
         self.load = Load(self.wall, capacity)
         self._in_hand: dict[bytes, tuple[ModelCall, list[Record]]] = {}
         self._beside: dict[bytes, list[tuple[Record, ModelCall]]] = {}
-        """Calls of other rollouts under an id that is in hand; they wait for its answer."""
+        """Calls of other rollouts with the id of a call in hand; they wait for its answer."""
         self._early = EarlyCalls()
         self.turn = _turn(answers, engine.policy_id, adopt_at_once) if adopt_at_once else None
         self.versions = Versions(
@@ -133,7 +133,7 @@ class Models(WorkRole):
             self._beside.setdefault(call.command_id, []).append((record, call))
 
     def _take_beside(self, call: ModelCall) -> None:
-        """Take up what another rollout asks under the same id: engines know calls by that."""
+        """Take up the calls of other rollouts with the same id, which engines cannot tell apart."""
         for record, other in self._beside.pop(call.command_id, ()):
             self._take_call(record, other, self.answers.now_ms())
 
@@ -142,7 +142,7 @@ class Models(WorkRole):
         self.load.hold(call, body, records, self.answers.now_ms())
 
     def _begin(self, record: Record, call: ModelCall) -> None:
-        """Hand a call to the engine that may serve it, as soon as there is one."""
+        """Pass a call to the engine for it, or queue it until there is one."""
         try:
             engine = self._engine_of(call)
         except WorkFailed as error:
@@ -174,7 +174,7 @@ class Models(WorkRole):
         engine.add(filled)
 
     def _engine_of(self, call: ModelCall) -> Engine | None:
-        """None: the weights are still to come. Raises WorkFailed where they never will."""
+        """Return the engine for a call; None if its weights may still come. Raises WorkFailed."""
         wanted = call.policy_version
         if wanted < 0:
             return self.engine if self._current(call) else None
@@ -184,7 +184,7 @@ class Models(WorkRole):
         newest = max(self.versions.newest(), self.engine.version)
         if not self.versions.current or wanted > newest:
             return None
-        if wanted == self.engine.version:  # it was never announced: then there is none after it
+        if wanted == self.engine.version:  # it was never announced, so no later one was either
             return self.engine
         msg = (
             f"version {wanted} of {call.policy_id!r} is not announced any more; the newest is "
@@ -201,11 +201,11 @@ class Models(WorkRole):
         return self.load.refusal(call, now_ms, len(self._in_hand)) or expired(call, now_ms)
 
     def _current(self, call: ModelCall) -> bool:
-        """Whether the call may be served with the present weights."""
+        """Return True if the call may be served with the present weights."""
         return self.versions.current and self.engine.version >= max(0, call.min_policy_version)
 
     def _say_if_waiting(self) -> None:
-        """Nothing is served before the newest version at the start; later ones may take a while."""
+        """Warn once if the start waits long for the newest version; later ones may take a while."""
         if self._said or self.wall() <= self._say_at:
             return
         self._said = True
@@ -219,9 +219,9 @@ class Models(WorkRole):
         )
 
     def _abort(self, call: ModelCall) -> None:
-        """Forget a rollout's calls: their records are closed without an answer.
+        """Drop a rollout's calls: their records are closed without an answer.
 
-        Engines know rollouts by their ids: what another one has asked under the same is begun anew.
+        Engines know rollouts by id: calls of another rollout with the same id begin again.
         """
         self.engine.abort(call.rollout_id, call.attempt)
         self.pinned.abort(call.rollout_id, call.attempt)
@@ -247,7 +247,7 @@ class Models(WorkRole):
                 self._take_call(record, held, self.answers.now_ms())
 
     def dropped(self, progress: PartitionProgress) -> None:
-        """Calls of a lost partition run on: their answers are as good as anybody's."""
+        """Keep calls of a lost partition running: their answers are as good as the new owner's."""
 
     def tick(self) -> None:
         now = self.wall()
@@ -273,14 +273,14 @@ class Models(WorkRole):
         self.poll_s = self._wait_s()
 
     def _wait_s(self) -> float:
-        """An engine that computes is driven as fast as it goes; nobody spins for another."""
+        """Return the poll time: short for an engine that computes, longer if it awaits others."""
         waits_s = self.pinned.waits_s()
         if self.engine.busy():
             waits_s.append(self.engine.wait_s)
         return min(waits_s, default=HELD_POLL_S)
 
     def _expire(self, now_ms: int) -> None:
-        """Do no work for calls that may not begin any more: a full server would do no other."""
+        """Answer calls past their deadline without work: a full server would do no other."""
         for call in (*self.engine.expire(now_ms), *self.pinned.expire(now_ms)):
             busy = self.load.refusal(call, now_ms, len(self._in_hand))
             self.counts["expired"] += busy is None
@@ -303,7 +303,7 @@ class Models(WorkRole):
             self._take_beside(call)
 
     def full(self, progress: PartitionProgress) -> bool:
-        """What cannot begin, or is turned away a moment later, does not count against others."""
+        """Return True to pause the partition; early and refused calls are counted separately."""
         most = self.most_in_hand // 2 if progress.paused else self.most_in_hand
         begun = len(self._in_hand) if self.versions.current else len(self._early)
         over = begun > most or len(self.load) > HELD * most or self._early.full()

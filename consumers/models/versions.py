@@ -1,11 +1,12 @@
-"""Which versions of a policy are announced, and how a server comes to serve the best of them.
+"""The announced versions of a policy, and the choice of the one that a server serves.
 
-A record that cannot be served stops nobody: it is refused by reason, once, and the next lower one
-takes its place. What cannot be read now may come to be, so it is only passed over.
+A record that cannot be served stops no server: it is refused once, with the reason, and the next
+lower version is taken. Weights that cannot be read now may appear later, so they are only passed
+over.
 
-A canary that is off says that record and engine do not fit, not which of them is wrong. A server
-that serves goes on with its weights, loads the version anew, and leaves after three canaries in a
-row. One that begins has just loaded everything: there the record is refused. So a bad record costs
+A wrong canary shows that record and engine do not fit, but not which of them is wrong. A server
+with weights in service keeps them, loads the version again, and stops after three wrong canaries in
+a row. A starting server has just loaded everything, so it refuses the record. So a bad record costs
 each server one restart, and a bad engine does not serve old weights for ever.
 """
 
@@ -29,12 +30,12 @@ from schemas.messages import PolicyVersion
 
 RETRY_S = 1.0
 AWAY_TRIES = 15
-"""After so many tries a server that has served nothing yet takes what it can have."""
+"""Tries after which a server that has served nothing yet takes the best readable version."""
 PASSED_RETRY_S = 30.0
 CANARIES = 3
-"""So many in a row may be off."""
+"""The number of wrong canaries in a row after which a server stops."""
 KEEP_ANNOUNCED = 64
-"""So many versions may still be asked for by number."""
+"""The number of versions that may still be asked for by number."""
 REMEDY = "mend what wrote this record; a higher version that can be served is adopted as usual"
 
 log = structlog.get_logger()
@@ -49,7 +50,7 @@ class _Away:
 
 
 class Versions:
-    """What `policy.versions` says of the policy of one engine."""
+    """The announcements on `policy.versions` for the policy of one engine."""
 
     def __init__(
         self,
@@ -65,14 +66,14 @@ class Versions:
         self.engine = engine
         self.staging = Staging(engine, thread)
         self.turn = turn
-        """Where no more than some servers may take up a version at once."""
+        """Set if only some servers may adopt a version at once."""
         self.reader = reader
         self.wall = wall
         self.bury = bury
         self.known: dict[int, PolicyVersion] = {}
-        """What was announced last, by version, without what is refused."""
+        """The last announcement of each version, without refused ones."""
         self.current = False
-        """Whether the engine has served the newest there was, or could be had, at the start."""
+        """True once the engine has served the newest version that was available at the start."""
         self.refused = 0
         self._key = engine.policy_id.encode()
         self._away: dict[int, _Away] = {}
@@ -80,20 +81,20 @@ class Versions:
         self._canaries_off = 0
         self._due = 0.0
         self._unread = DecodeInOrder(codec, PolicyVersion, passed=passed, clock=wall)
-        """Announcements that wait for the registry or a schema; nothing behind them is read."""
+        """Announcements that wait for the registry or a schema; later ones wait behind them."""
 
     def newest(self) -> int:
-        """The highest that is announced; -1 where there is none."""
+        """Return the highest announced version; -1 if there is none."""
         return max(self.known, default=-1)
 
     def follow(self) -> None:
-        """Read what is announced, and adopt what is best."""
+        """Read announcements, and adopt the best version."""
         read = self.reader.poll(0.0)
         self._unread.add(record for record in read if record.key == self._key and record.value)
         if self._unread and self.wall() >= self._due:
             self._take()
         self._adopt_best()
-        # What is known is bounded; the way back to what was served last stays open.
+        # The table is bounded, but keeps the version that was served last.
         for number in sorted(self.known.keys() - {self._served})[:-KEEP_ANNOUNCED]:
             self._forget(number)
         if not self.current:
@@ -117,7 +118,7 @@ class Versions:
             self._away.pop(number, None)
         elif self.known[number].weights_digest != version.weights_digest:
             self._refuse(version, f"version {number} was announced before with other weights")
-        else:  # the same weights, which may lie elsewhere now
+        else:  # the same weights, perhaps at another place
             self.known[number] = version
 
     def _refuse(self, version: PolicyVersion, reason: str) -> None:
@@ -138,9 +139,9 @@ class Versions:
     # Adopting
 
     def _adopt_best(self) -> None:
-        """Go down from the highest to one that can be had, or that is still hoped for.
+        """Adopt the highest version that can be read, or wait for one that may still come.
 
-        A version that is being staged is waited for, though a newer one may be known by now.
+        The staging of a version is completed, even if a newer one is known by now.
         """
         if not self._adopt_staged():
             return
@@ -158,16 +159,16 @@ class Versions:
                 return
 
     def _is_its_turn(self) -> bool:
-        """Who serves nothing yet does not wait for those who do."""
+        """Return True if this server may adopt; one that serves nothing yet does not wait."""
         return self.turn is None or self.engine.version < 0 or self.turn.begin()
 
     def _hoped_for(self, number: int) -> bool:
-        """Nothing is served before the newest version at the start, if that comes in time."""
+        """Return True while a starting server should wait for this version."""
         away = self._away.get(number)
         return not self.current and away is not None and away.tries < AWAY_TRIES
 
     def _adopt_staged(self) -> bool:
-        """Put in service what is staged, if anything is; False while it is being staged."""
+        """Adopt the staged version, if there is one; return False while it is being staged."""
         version = self.staging.version
         if version is None:
             return True
@@ -176,7 +177,7 @@ class Versions:
         try:
             self.staging.adopt()
         except (Unavailable, WeightsDiffer) as error:
-            # A torn file is as good as none: its trainer writes it again when it resumes.
+            # A damaged file is like a missing one: its trainer writes it again when it resumes.
             self._note_away(version, error)
         except (WorkFailed, WireError) as error:
             if isinstance(error, WorkFailed) and error.code == "canary":
@@ -197,7 +198,7 @@ class Versions:
         if self.engine.version == number:
             self._served = number
             log.info("version_adopted", policy_id=version.policy_id, version=number)
-        else:  # below what this engine serves: versions never go back
+        else:  # below the version of this engine, which never goes back
             self._away[number] = _Away(AWAY_TRIES, self.wall() + PASSED_RETRY_S)
 
     def _pass_for_good(self, version: PolicyVersion, error: Exception) -> None:
@@ -206,7 +207,7 @@ class Versions:
         self._refuse(version, str(error))
 
     def _note_canary(self, version: PolicyVersion, error: WorkFailed) -> None:
-        """Try again what is off where something serves meanwhile; raises CanaryOff."""
+        """Retry a wrong canary if other weights are in service meanwhile. Raises CanaryOff."""
         self._canaries_off += 1
         if self.engine.version < 0:
             self._pass_for_good(version, error)
@@ -245,7 +246,7 @@ class Versions:
             )
 
     def _is_current(self) -> bool:
-        """Whether the engine serves the best that can be had of all that is announced."""
+        """Return True if the engine serves the best available version of all that are announced."""
         if self._unread or not self.reader.caught_up() or self.engine.version < 0:
             return False
         above = [number for number in self.known if number > self.engine.version]

@@ -1,4 +1,4 @@
-"""Rows as Parquet: columns are built when a lot is full, so that what is held stays small."""
+"""Rows as Parquet: columns are built lot by lot, which bounds the memory."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,9 +21,9 @@ from schemas.whole_files import appear_durably
 DAY_MS = 86_400_000
 COMPRESSION = "zstd"
 LOT_BYTES = 16 << 20
-"""Rows in hand at once."""
+"""Memory for rows that are not written yet."""
 ROW_BYTES, TURN_BYTES = 1000, 250
-"""What a row takes beside its text."""
+"""The memory of a row beside its text."""
 TYPES: Mapping[str, Any] = {
     "string": pa.string(),
     "strings": pa.list_(pa.string()),
@@ -40,7 +40,7 @@ TYPES: Mapping[str, Any] = {
         ("scorer", pa.string()), ("sequence", pa.int32()), ("scores", pa.list_(pa.float32())),
     ])),
 }  # fmt: skip
-"""Times are UTC, without saying so: whoever reads them needs no table of time zones."""
+"""Times are UTC without a time zone, so that readers need no table of time zones."""
 
 
 def _schema(columns: Mapping[str, str]) -> Any:
@@ -52,11 +52,11 @@ SCHEMAS: Mapping[str, Any] = {
     "turns": _schema({**OWNERS, **TURNS}),
     "scores": _schema(SCORES),
 }
-"""By table."""
+"""The schemas by table."""
 
 
 def day_of(at_ms: int) -> str:
-    """The folder of a record's day, in UTC, as Hive would name it."""
+    """Return the folder of a record's day, in UTC, in the style of Hive."""
     return _day(max(0, at_ms) // DAY_MS)
 
 
@@ -67,15 +67,15 @@ def _day(number: int) -> str:
 
 @dataclass
 class Lot:
-    """Rows of one day, in hand until somebody writes them."""
+    """Rows of one day, in memory until they are written."""
 
     trajectories: list[Row] = field(default_factory=list)
     turns: list[Row] = field(default_factory=list)
     scores: list[Row] = field(default_factory=list)
     owners: list[int] = field(default_factory=list)
-    """Of each turn the number of its trajectory in this lot."""
+    """The number, in this lot, of each turn's trajectory."""
     size_bytes: int = 0
-    """About what the rows take as Python's objects."""
+    """The approximate memory of the rows as Python objects."""
 
     def take_trajectory(self, record: Record, topic_id: str, trajectory: Trajectory) -> None:
         number = len(self.trajectories)
@@ -92,7 +92,7 @@ class Lot:
         self.size_bytes += ROW_BYTES + sum(len(each.scores) for each in scored.token_scores)
 
     def tables(self) -> Iterator[tuple[str, Any]]:
-        """What there is of each table, as Arrow has it."""
+        """Yield the tables that have rows, as Arrow tables."""
         if self.trajectories:
             trajectories = _table(self.trajectories, TRAJECTORIES)
             yield "trajectories", trajectories
@@ -106,7 +106,7 @@ class Lot:
 
 
 def _table(taken: list[Row], columns: Mapping[str, str]) -> Any:
-    """Column by column; a row and the names agree in number, or this raises."""
+    """Build a table by columns. Raises ValueError if rows and names differ in number."""
     arrays = [
         pa.array(values, TYPES[kind])
         for values, kind in zip(zip(*taken, strict=True), columns.values(), strict=True)
@@ -116,11 +116,11 @@ def _table(taken: list[Row], columns: Mapping[str, str]) -> Any:
 
 @dataclass(eq=False)
 class ParquetWriters:
-    """One file for each table and day below a directory, which appear when all are whole.
+    """One file for each table and day below a directory; all appear when they are complete.
 
-    Until `finish` the files lie hidden beside their places, under the writer's own mark. Rows are
-    gathered in lots; where a lot ends depends on the rows alone, so the same rows are the same
-    files. A file that is there already is left as it is.
+    Until `finish` the files are hidden beside their places, under the writer's own mark. Rows are
+    written in lots; the end of a lot depends only on the rows, so the same rows give the same
+    files. A file that exists already is left as it is.
     """
 
     directory: Path
@@ -129,7 +129,7 @@ class ParquetWriters:
     lot_bytes: int = LOT_BYTES
     rows: Counter[str] = field(default_factory=Counter)
     size_bytes: Counter[str] = field(default_factory=Counter)
-    """Of the files, once they are finished."""
+    """Sizes of the finished files."""
     _lots: dict[str, Lot] = field(default_factory=dict)
     _open: dict[Path, Any] = field(default_factory=dict)
 
@@ -145,7 +145,7 @@ class ParquetWriters:
         return self._lots.setdefault(day_of(record.timestamp_ms), Lot())
 
     def _write_full(self) -> None:
-        """Let go of the largest lot when all together are too much to hold."""
+        """Write the largest lots while all together exceed the limit."""
         while sum(lot.size_bytes for lot in self._lots.values()) > self.lot_bytes:
             day = max(self._lots, key=lambda each: self._lots[each].size_bytes)
             self._write(day, self._lots.pop(day))
@@ -166,7 +166,7 @@ class ParquetWriters:
         return path.with_name(f".{path.name}.{self.mark}")
 
     def finish(self) -> None:
-        """Write what is in hand, and let every file appear under its name, on the disk."""
+        """Write the remaining rows, and rename every file to its final name, durably."""
         for day in sorted(self._lots):
             self._write(day, self._lots.pop(day))
         for path, writer in self._open.items():
@@ -183,7 +183,7 @@ class ParquetWriters:
         appear_durably(hidden, path)
 
     def abandon(self) -> None:
-        """Leave nothing behind."""
+        """Remove the unfinished files."""
         for path, writer in self._open.items():
             writer.close()
             self._hidden(path).unlink(missing_ok=True)
@@ -192,16 +192,16 @@ class ParquetWriters:
 
 
 def last_offset(path: Path) -> int:
-    """The highest offset of the rows of one file."""
+    """Return the highest offset of the rows of one file."""
     offsets = pq.read_table(path, columns=["offset"])["offset"]
     return int(max(offsets.to_pylist(), default=-1))
 
 
 def sweep(directory: Path, name: str) -> None:
-    """Remove what a worker of this name left unfinished when it was killed.
+    """Remove unfinished files of a killed worker of this name.
 
-    One that lives nevertheless finds its files gone and ends; another under its name, with a mark
-    of its own, writes them again.
+    If that worker is still alive, it finds its files missing and ends; another one of its name,
+    with its own mark, writes them again.
     """
     for left in directory.glob(f"*/day=*/.*.parquet.{escape(name)}.*"):
         left.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
 """SQL over exported and archived tables, with DuckDB in this process.
 
-The files hold the log record by record; the views show what counts. `trajectories` has one row for
-each trajectory, its first record, and beside it what the first scoring made of it, with every total
+The files hold the log record by record; the views show the records that count. `trajectories` has
+one row for each trajectory, its first record, with the result of its first scoring, and every total
 by scoring id in `totals`; `turns` are the turns of these; `scores` has one row for each trajectory
-and scoring id. Nothing but the given directories is read, and nothing at all is written.
+and scoring id. Only the given directories are read, and nothing is written.
 """
 
 import re
@@ -23,16 +23,16 @@ from consumers.tables.table_files import SCHEME, TableFiles
 from schemas.errors import Refused
 
 EXPLAIN = re.compile(r"\s*explain\b(\s*analyze\b)?(\s*\([^()]*\))?", re.ASCII | re.IGNORECASE)
-"""What makes a statement an EXPLAIN; what is left of one is the statement that it explains."""
+"""Matches the head of an EXPLAIN; the rest is the statement that it explains."""
 FETCHED = 1000
-"""Rows at a time."""
+"""Rows that are fetched at a time."""
 READ = ("hive_partitioning", "union_by_name", "filename", "file_row_number")
 PLACE = 'topic_id, partition, "offset"'
 ROW = "filename, file_row_number"
-"""A row of a file: the same record may be in several."""
+"""The key of a row in a file: the same record may be in several files."""
 END = "rollout_id, attempt, journal_partition, last_offset"
 FIRST = 'appended_at, partition, "offset"'
-# Of two rewards by scorers of one name the first counts: a map has no two.
+# Of two rewards by scorers of one name the first counts, since a map's keys are unique.
 BY_SCORER = """
 map_from_entries(list_transform(
     list_filter(rewards, lambda each, n:
@@ -74,7 +74,7 @@ create temp view trajectories as
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """What a query gave: the names of its columns, and its rows as they come."""
+    """The result of a query: the names of its columns, and its rows as an iterator."""
 
     columns: list[str]
     rows: Iterator[tuple[Any, ...]]
@@ -82,7 +82,7 @@ class QueryResult:
 
 @contextmanager
 def open_tables(directories: Sequence[Path]) -> Iterator["Tables"]:
-    """What was exported or archived there; raises Refused where nothing was."""
+    """Open the exported or archived tables. Raises Refused for a directory without any."""
     for directory in directories:
         if not any(directory.glob("*/day=*/*.parquet")):
             msg = (
@@ -99,7 +99,7 @@ def open_tables(directories: Sequence[Path]) -> Iterator["Tables"]:
 
 
 class Tables:
-    """An open look at some directories of tables."""
+    """Tables of some directories, opened for queries."""
 
     def __init__(self, connection: Any, directories: Sequence[Path]) -> None:
         self._connection = connection
@@ -119,7 +119,7 @@ class Tables:
             connection.execute(VIEWS)
 
     def _as_written(self, name: str, directories: Sequence[Path]) -> None:
-        """Every record of one table; a table of which there is no file is empty."""
+        """Make a view of all records of one table; it is empty if there is no file."""
         view = f"{name}_as_written"
         files = [
             f"{SCHEME}://{escape(str(path))}/{name}/day=*/*.parquet"
@@ -136,7 +136,7 @@ class Tables:
         self._connection.execute(f"create temp view {view} as select * from read_parquet({reads})")
 
     def ask(self, sql: str) -> QueryResult:
-        """One query; raises Refused for what is wrong with it, and for anything that writes."""
+        """Run one query. Raises Refused for its errors, and for any statement that writes."""
         with _errors_in("the query", sql):
             statements = self._connection.extract_statements(sql)
             if len(statements) != 1:
@@ -147,7 +147,7 @@ class Tables:
         return QueryResult([column[0] for column in result.description], self._fetched(result, sql))
 
     def _require_select(self, statement: Any, sql: str) -> None:
-        """Raise Refused for what is no SELECT nor its EXPLAIN: ANALYZE carries out the others."""
+        """Raise Refused unless it is a SELECT or its EXPLAIN: EXPLAIN ANALYZE runs all others."""
         kind = statement.type
         if kind == duckdb.StatementType.EXPLAIN:
             inner = self._connection.extract_statements(EXPLAIN.sub("", sql, count=1))
@@ -166,13 +166,13 @@ class Tables:
 
 
 def _sql_list(texts: Any) -> str:
-    """A list of SQL literals."""
+    """Return a list of SQL literals."""
     return "[" + ", ".join("'" + text.replace("'", "''") + "'" for text in texts) + "]"
 
 
 @contextmanager
 def _errors_in(what: str, sql: str = "") -> Iterator[None]:
-    """DuckDB's errors as one line, with the place where they say one."""
+    """Raise errors of DuckDB as Refused, in one line, with the place if there is one."""
     try:
         yield
     except duckdb.Error as error:
@@ -188,7 +188,7 @@ def _errors_in(what: str, sql: str = "") -> Iterator[None]:
 
 
 def _line_and_column(sql: str, position: int) -> str:
-    """Line and column of a byte of the text, as people count them."""
+    """Return line and column of a byte offset, counted from 1."""
     before = sql.encode()[:position].decode(errors="replace")
     column = len(before) - (before.rfind("\n") + 1) + 1
     word = sql[len(before) :].split(maxsplit=1)

@@ -28,9 +28,9 @@ SCHEMA = pa.schema([
 
 @contextmanager
 def rewards_file(directory: Path) -> Iterator[Callable[[ScoredTrajectory], None]]:
-    """What adds rows to `rewards.parquet`, which is there whole or not at all.
+    """Yield a function that adds rows to `rewards.parquet`; the file appears once complete.
 
-    Raises Refused where the directory is there and not empty.
+    Raises Refused if the directory exists and is not empty.
     """
     refuse_used(directory, "--parquet")
     directory.mkdir(parents=True, exist_ok=True)

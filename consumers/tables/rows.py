@@ -1,9 +1,9 @@
-"""Trajectories, their turns and their scores as rows: the log as it lies, record by record.
+"""Trajectories, their turns and their scores as rows, record by record as in the log.
 
 A record on `trajectories` is one row of the table `trajectories`, and one row for each of its turns
-in `turns`; a record on `trajectories.scored` is one row of `scores`. A row is a function of its
-record and of nothing else, so whoever writes a stretch of the log again writes the same rows. What
-was written twice is there twice; the views of `rollcall query` show what counts.
+in `turns`; a record on `trajectories.scored` is one row of `scores`. A row depends only on its
+record, so writing a range of the log again gives the same rows. Repeated records are repeated rows;
+the views of `rollcall query` show the ones that count.
 """
 
 import re
@@ -30,12 +30,12 @@ Row = tuple[Any, ...]
 PLACE: Mapping[str, str] = {
     "topic_id": "string", "partition": "int32", "offset": "int64", "appended_at": "time",
 }  # fmt: skip
-"""Where the record lies, and when it came there."""
+"""The place of the record in the log, and its append time."""
 KEY: Mapping[str, str] = {
     "rollout_id": "string", "attempt": "int32", "journal_partition": "int32",
     "last_offset": "int64",
 }  # fmt: skip
-"""Which end of which rollout: records that agree in it tell of the same trajectory."""
+"""The end of a rollout: records with the same key hold the same trajectory."""
 TRAJECTORIES: Mapping[str, str] = {
     **PLACE, **KEY, "run_id": "string", "policy_id": "string", "group_id": "string",
     "group_size": "int32", "purpose": "string", "user": "string", "agent": "string",
@@ -51,7 +51,7 @@ TRAJECTORIES: Mapping[str, str] = {
     "execution_s": "float64",
 }  # fmt: skip
 OWNERS: Mapping[str, str] = {**PLACE, **KEY, "run_id": "string", "policy_id": "string"}
-"""What a turn takes from its trajectory."""
+"""The columns that a turn takes from its trajectory."""
 TURNS: Mapping[str, str] = {
     "line": "int32", "turn": "int32", "sequence": "int32", "role": "string", "content": "string",
     "tool_calls": "string", "prompt_tokens": "int32", "sampled_tokens": "int32",
@@ -65,7 +65,7 @@ SCORES: Mapping[str, str] = {
 }  # fmt: skip
 
 ANSWER = re.compile(rb"(\x00*)(\x01+)")
-"""In a loss mask: what a call added to the prompt, and what was sampled."""
+"""Matches in a loss mask the tokens that a call added to the prompt, and the sampled ones."""
 NO_REQUEST = (None,) * 14
 NO_CALL = (None, None)
 NO_STEP = (None,) * 8
@@ -73,19 +73,19 @@ NO_TIMERS = (None,) * 4
 
 
 def place_of(record: Record, topic_id: str) -> Row:
-    """Of a record, by PLACE."""
+    """Return the columns of PLACE for a record."""
     appended = record.timestamp_ms if record.timestamp_ms >= 0 else None
     return topic_id, record.partition, record.offset, appended
 
 
 def key_of(trajectory: Trajectory) -> Row:
-    """Which end of which rollout a trajectory tells of, by KEY."""
+    """Return the columns of KEY for a trajectory."""
     place = trajectory.journal_partition, trajectory.last_offset
     return trajectory.rollout_id, trajectory.attempt, *place
 
 
 def trajectory_row(place: Row, trajectory: Trajectory) -> Row:
-    """One row, by TRAJECTORIES."""
+    """Return one row, by TRAJECTORIES."""
     steps, sequences = trajectory.steps, trajectory.sequences
     versions = versions_of(sequences or ())
     first = sequences[0] if sequences else None
@@ -139,7 +139,7 @@ def _request_columns(request: RolloutRequest | None) -> Row:
 
 
 def versions_of(sequences: tuple[Sequence, ...]) -> tuple[int | None, int | None]:
-    """The oldest and the newest version that sampled a token; None where none was sampled."""
+    """Return the oldest and the newest version that sampled a token; None if none was sampled."""
     packed = b"".join(each.versions for each in sequences)
     if not packed:
         return None, None
@@ -147,17 +147,17 @@ def versions_of(sequences: tuple[Sequence, ...]) -> tuple[int | None, int | None
     newest = int(versions.max())
     if newest < 0:
         return None, None
-    # What was not sampled has the version -1: as an unsigned number it is the largest of all.
+    # Tokens that were not sampled have version -1, the largest unsigned number.
     return int(versions.view("<u4").min()), newest
 
 
 def turn_rows(trajectory: Trajectory) -> Iterator[Row]:
-    """By TURNS: the messages of each conversation in order, each step beside what led to it.
+    """Yield rows by TURNS: the messages of each conversation in order, with the resulting steps.
 
-    A turn is an answer of the model, the messages that were new to it, and the environment's step
-    that followed; what comes before the first answer's messages is turn 0. Where a trajectory does
-    not tell which answer a step followed (several conversations, a call that failed for good), the
-    steps have lines of their own behind the messages.
+    A turn is an answer of the model, the messages that were new to it, and the following step of
+    the environment; steps before the first answer's messages are turn 0. If a trajectory does not
+    tell which answer a step followed (several conversations, a call that failed for good), the
+    steps have rows of their own after the messages.
     """
     steps = trajectory.steps or ()
     sequences = trajectory.sequences or ()
@@ -197,7 +197,7 @@ def _lines(
 
 
 def _counts(sequence: Sequence) -> list[Row] | None:
-    """Tokens read and sampled, by answer; None where messages and mask do not tell the same."""
+    """Return tokens read and sampled, by answer; None if messages and mask do not agree."""
     counts = [(len(m[1]), len(m[2])) for m in ANSWER.finditer(sequence.loss_mask)]
     spoken = sum(message.role == "assistant" for message in sequence.messages)
     return counts if len(counts) == spoken else None
@@ -206,9 +206,9 @@ def _counts(sequence: Sequence) -> list[Row] | None:
 def _followers(
     steps: tuple[StepTaken, ...], answers: int, failures: int
 ) -> list[list[StepTaken]] | None:
-    """The steps before the first answer and after each; None where positions do not tell.
+    """Return the steps before the first answer and after each; None if positions do not tell.
 
-    Steps and answers share one run of positions, so an answer lies where no step does.
+    Steps and answers share one sequence of positions, so a position without a step is an answer.
     """
     followers: list[list[StepTaken]] = [[] for _ in range(answers + 1)]
     gaps, expected = 0, 0
@@ -239,7 +239,7 @@ def _interleaved(
 
 
 def score_row(place: Row, scored: ScoredTrajectory) -> Row:
-    """One row, by SCORES."""
+    """Return one row, by SCORES."""
     return (
         *place,
         *key_of(scored.trajectory),

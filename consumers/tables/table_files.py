@@ -1,7 +1,7 @@
-"""The files of exported tables, for DuckDB: they can be read, and nothing else can be done.
+"""The files of exported tables, as a read-only file system for DuckDB.
 
-DuckDB knows no other files while its own file systems are disabled. So whatever a statement makes
-of itself, there is no way to write, to remove, or to read anything beside the tables.
+It is the only one that DuckDB has, since its own file systems are disabled. So no statement can
+write, remove, or read anything but the tables.
 """
 
 import errno
@@ -22,7 +22,7 @@ class TableFile(io.RawIOBase):
     """One file; DuckDB drops it without closing it, which closes it as well."""
 
     _descriptor = -1
-    """Where it could not be opened."""
+    """Stays -1 if the file could not be opened."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class TableFile(io.RawIOBase):
 
 
 class TableFiles(AbstractFileSystem):  # type: ignore[misc]
-    """Serves `tables://PATH` for the regular files below some directories, opened for reading."""
+    """Serves `tables://PATH` for the regular files below some directories, for reading only."""
 
     protocol = SCHEME
     cachable = False
@@ -91,7 +91,7 @@ class TableFiles(AbstractFileSystem):  # type: ignore[misc]
         return datetime.fromtimestamp(self.info(path)["mtime"], UTC)
 
     def _real(self, path: str) -> Path:
-        """Where a file lies, links followed; raises OSError for what is no file of the tables."""
+        """Return the path of a file, with links resolved. Raises OSError for other files."""
         real = Path(os.path.realpath(self._strip_protocol(path)))
         if not any(real.is_relative_to(root) for root in self.roots):
             raise PermissionError(errno.EPERM, "no file of the tables", path)

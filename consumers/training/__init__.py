@@ -1,1 +1,1 @@
-"""The training group: scored trajectories in, versions out, rollouts kept in the air."""
+"""The training group: read scored trajectories, publish versions, keep rollouts in flight."""

@@ -1,4 +1,4 @@
-"""The records that announce a step: its version of the policy, and what it was made of."""
+"""The records that announce a step: its version of the policy, and the samples of the step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from trainer.samples import Sample
 from trainer.step import Learner
 
 NOT_OURS = frozenset({"other_run", "other_purpose", "other_policy", "duplicate"})
-"""Reasons for dropping a record that was none of the run's own rollouts, or one counted before."""
+"""Drop reasons of records that are not rollouts of the run, or that were counted before."""
 
 log = structlog.get_logger()
 
@@ -27,11 +27,11 @@ NOT_WRITTEN = WeightsFile("", "", 0, "", -1)
 
 @dataclass(frozen=True, slots=True)
 class StepRecords:
-    """What will be announced of a step, but for where its weights lie."""
+    """The records that announce a step, before the location of its weights is known."""
 
     version: PolicyVersion
     step: TrainStep | None
-    """None where the weights are those that a run begins with."""
+    """None for the weights that a run begins with."""
 
     def encoded(
         self,
@@ -40,9 +40,9 @@ class StepRecords:
         weights: Published,
         stamp: Callable[[TrainStep], TrainStep],
     ) -> dict[str, bytes]:
-        """The records by the names that a checkpoint holds them under; raises Unavailable.
+        """Encode the records, under the names that a checkpoint uses. Raises Unavailable.
 
-        `stamp` puts the step behind the one before.
+        `stamp` sets the step's writer and its predecessor.
         """
         digest = weights.weights_digest
         version = replace(
@@ -57,7 +57,7 @@ class StepRecords:
 
 @dataclass(eq=False)
 class Announcements:
-    """Makes them; a step's tells what was dropped since the last one's."""
+    """Makes the records of steps; each step counts what was dropped since the step before."""
 
     codec: Codec
     topics: Topics
@@ -66,12 +66,12 @@ class Announcements:
     unreadable: int = 0
     """Records that could not be read since the last step."""
     left_out: LeftOut = field(default_factory=LeftOut)
-    """Since this process began."""
+    """Counts since this process began."""
     _dropped_before: dict[str, int] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
 
     def begin(self, drops: Mapping[str, Tally]) -> None:
-        """What was dropped so far has been told."""
+        """Count drops from here on; earlier ones have been announced."""
         self._dropped_before = _counts(drops)
 
     def records(
@@ -82,14 +82,14 @@ class Announcements:
         drops: Mapping[str, Tally],
         consumed: tuple[Consumed, ...],
     ) -> StepRecords:
-        """Of what the learner has just come to; `drops` are all so far. Asked for once a step."""
+        """Return the records of the learner's step; `drops` are totals. Call once per step."""
         step = self._step(parent, samples, metrics, drops) if samples else None
         if step is not None:
             self._say_left_out(step)
         return StepRecords(self._version(parent, consumed), step)
 
     def _say_left_out(self, step: TrainStep) -> None:
-        """Warn once of each reason that more than a few rollouts are left out for."""
+        """Log each reason once, if more than a few rollouts are left out for it."""
         self.left_out.take(step)
         for reason, count in self.left_out.said().items():
             if reason not in self._said:

@@ -1,6 +1,6 @@
-"""What is done with a whole batch: a step and its metrics; or it is dropped, and counted.
+"""Training on whole batches: take a step and its metrics, or drop the batch and count it.
 
-Whichever batch ends the process is named by its places in the log: no step's record will tell.
+If a batch ends the process, the error names its offsets, since no step record will have them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,14 +19,14 @@ from trainer.reading import Reading
 from trainer.samples import Sample
 
 MOST_STRETCHES = 32
-"""Of a batch, told."""
+"""The most ranges of offsets that are named of one batch."""
 
 log = structlog.get_logger()
 
 
 @dataclass(eq=False)
 class BatchTraining:
-    """Takes the steps of one run, one after the other."""
+    """Takes the steps of one run, one after another."""
 
     config: LearnerConfig
     intake: Intake
@@ -35,17 +35,17 @@ class BatchTraining:
     streamed: StreamedStep
     clock: Callable[[], float]
     reading: Reading
-    """How far the policy reads what it is trained on."""
+    """The limits of what the policy can read: its vocabulary and its context."""
     batch: tuple[Sample, ...] = field(default=(), init=False)
-    """What was taken from the buffer, until it is trained on or dropped."""
+    """The samples that were taken from the buffer, until the batch is trained on or dropped."""
     _failed_in_a_row: int = field(default=0, init=False)
 
     def train(self) -> None:
-        """Train on the batch and have it saved; a batch that cannot be trained on is dropped.
+        """Train on the batch and have the step saved; drop a batch that cannot be trained on.
 
-        Raises Unavailable where a store is away: the batch is still there, or a step that has to be
-        saved. Raises DiskFull where it cannot be saved, Unfit after `max_skipped` batches in a row
-        that were dropped, or whose gradients were not finite.
+        Raises Unavailable if a store is unreachable; the batch, or the unsaved step, is kept for a
+        retry. Raises DiskFull if the step cannot be saved, and Unfit after `max_skipped` batches
+        in a row that were dropped or had gradients that are not finite.
         """
         began, samples, parent = self.clock(), self.batch, self.intake.learner.version
         try:
@@ -60,7 +60,7 @@ class BatchTraining:
         self.batch, self._failed_in_a_row = (), 0
         try:
             self._tell(samples, metrics, parent, began)
-        # Whatever it is, the learner alone knows of the step, and must not go on from there.
+        # Only the learner has the step now, and it must not continue from a step that is not saved.
         except Exception as error:
             msg = (
                 f"step {self.intake.learner.steps_done} was taken and could not be told of: "
@@ -75,7 +75,7 @@ class BatchTraining:
     def _tell(
         self, samples: tuple[Sample, ...], metrics: dict[str, float], parent: int, began: float
     ) -> None:
-        """Hand a step that was taken to what saves it, with all that its record tells."""
+        """Pass the step and all metrics of its record to the saver."""
         intake = self.intake
         metrics["step_seconds"] = self.clock() - began
         metrics["held"] = float(intake.buffer.held())
@@ -90,7 +90,7 @@ class BatchTraining:
         self.saver.trained(samples, metrics, parent)
 
     def _learn(self, samples: tuple[Sample, ...]) -> tuple[dict[str, float], tuple[Sample, ...]]:
-        """The metrics of a step, and its samples in the order in which they were added."""
+        """Take a step; return its metrics, and its samples in the order of summation."""
         version, learner = self.saver.next_version(), self.intake.learner
         if self.config.interrupts:
             learner.note([*self.intake.buffer.noteworthy(), *samples])
@@ -101,8 +101,8 @@ class BatchTraining:
     def _drop(self, samples: tuple[Sample, ...], error: BatchFailed) -> None:
         """Count a batch that cannot be trained on as dropped, so that the next one is tried.
 
-        Raises Unfit after `max_skipped` in a row, with all of them in the checkpoint: then it is
-        not the batch, and whoever begins again does not meet these again.
+        Raises Unfit after `max_skipped` in a row: then the fault is not in the batch. The
+        checkpoint is saved first, so that a restart does not meet these batches again.
         """
         self.intake.buffer.spoil(samples, "step_failed")
         self.intake.note_dropped()
@@ -118,7 +118,7 @@ class BatchTraining:
             raise Unfit(msg) from error
 
     def _place(self, samples: Sequence[Sample]) -> str:
-        """Where a batch lies: `rl.trajectories.scored 0@17-20, 1@3`."""
+        """Return the offsets of a batch: `rl.trajectories.scored 0@17-20, 1@3`."""
         found = list(stretches((sample.partition, sample.offset) for sample in samples))
         told = [f"{at}@{first}" + f"-{last}" * (last > first) for at, first, last in found]
         more = f" and {len(told) - MOST_STRETCHES} more" if len(told) > MOST_STRETCHES else ""
@@ -126,7 +126,7 @@ class BatchTraining:
 
 
 def stretches(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Partition, first and last offset of what lies side by side, in order."""
+    """Merge places into ranges: yield partition, first and last offset, in order."""
     stretch: tuple[int, int, int] | None = None
     for partition, offset in sorted(set(places)):
         if stretch and stretch[0] == partition and offset == stretch[2] + 1:
@@ -140,7 +140,7 @@ def stretches(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int
 
 
 def _lent(samples: Sequence[Sample]) -> dict[str, float]:
-    """How many of a batch were used before, recorded by another run, shared by one; if any were."""
+    """Count the samples that were used before, recorded by another run, or shared; omit zeros."""
     counts = {
         "replayed": sum(sample.uses > 0 for sample in samples),
         RECORDED: sum(sample.lent == RECORDED for sample in samples),

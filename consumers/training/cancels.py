@@ -1,7 +1,7 @@
-"""The trainer's own words on `control`: rollouts that nobody needs any more are cancelled.
+"""Cancel commands that the trainer writes to `control`, for rollouts it no longer needs.
 
-A word is a courtesy that saves work and may be said twice: whatever a rollout comes to all the
-same, the accounts say what becomes of it. So nothing is remembered of who was told.
+A cancel only saves work and may be repeated: the accounts handle the rollout whatever its end.
+So there is no record of which rollouts were cancelled.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ REDUNDANT = "redundant: the other members of its group are enough"
 
 @dataclass(frozen=True, slots=True)
 class Cancels:
-    """Asks the agents to end rollouts, each by its id."""
+    """Asks agents to end rollouts, by id."""
 
     publisher: Publisher
     codec: Codec
@@ -26,7 +26,7 @@ class Cancels:
     source: str
 
     def ask(self, rollout_ids: Iterable[str], reason: str) -> None:
-        """Have these end as cancelled, as soon as their owners hear of it."""
+        """Ask for these to end as cancelled."""
         for rollout_id in rollout_ids:
             word = Control("cancel", rollout_id=rollout_id, reason=reason)
             write_control(self.publisher, self.codec, self.topics, word, self.source)

@@ -1,8 +1,8 @@
-"""What a complete batch leaves unfinished: cancelled, and gone on with first in the next round.
+"""Rollouts that are unfinished when a batch is complete: cancelled, and continued first.
 
-A rollout that was cancelled for this goes on as a fork of itself, so that nothing is sampled or
-trained on twice; one that cannot be forked begins again. Its next id is a function of its own, so a
-trainer that begins again finds in the log which were asked for. Source: APRIL, `algorithms` §5.
+A cancelled rollout continues as a fork of itself, so that nothing is sampled or trained on twice;
+one that cannot be forked begins again. Its next id is a function of its own id, so a restarted
+trainer finds in the log which were asked for. Source: APRIL, `algorithms` §5.
 """
 
 import time
@@ -20,31 +20,31 @@ from trainer.curation import Buffer
 from trainer.samples import Member
 
 Continue = Callable[[Sequence[Trajectory]], Sequence[RolloutRequest]]
-"""The requests by which cancelled rollouts go on, in order, still under their own ids."""
+"""Returns the requests that continue cancelled rollouts, in order, under their old ids."""
 
 log = structlog.get_logger()
 
 
 INTERRUPT_S = 10.0
-"""So long a step waits at most for what it has cut off to end."""
+"""The longest time that a step waits for the rollouts that it cancelled to end."""
 
 
 @dataclass(eq=False)
 class Continuing:
-    """Ends what is running when a batch is there, and asks for it again when it has ended."""
+    """Cancels the running rollouts when a batch is complete, and asks for their continuations."""
 
     buffer: Buffer
     accounts: Accounts
     cancels: Cancels
     submitter: Submitter
     continue_: Continue
-    """Raises Unavailable where the log cannot be read now."""
+    """Raises Unavailable if the log cannot be read now."""
     clock: Callable[[], float] = time.monotonic
     interrupted_at: float | None = None
-    """Since when a step waits for what it has cut off; nothing begins meanwhile."""
+    """Time since when a step waits for cancelled rollouts; no rollout begins meanwhile."""
 
     def has_ended(self) -> bool:
-        """Cut off what is running, once; whether all of it has ended, or is waited for no more."""
+        """Cancel what is running, once; return True if all has ended or the wait has timed out."""
         if self.interrupted_at is None:
             self.interrupted_at = self.clock()
             self.cancel()
@@ -55,11 +55,11 @@ class Continuing:
         return late or not running
 
     def cancel(self) -> None:
-        """Have all that is running end for now."""
+        """Ask for all running rollouts to end, to be continued later."""
         self.cancels.ask(self.accounts.unended(), UNFINISHED)
 
     def go_on(self, min_version: int) -> int:
-        """Ask for the rest of what was cancelled; returns how many. Raises Unavailable."""
+        """Request the rest of cancelled rollouts; return how many. Raises Unavailable."""
         members = self.buffer.cut_off.members()
         if not members:
             return 0
@@ -76,7 +76,7 @@ class Continuing:
 
 
 def _next(member: Member, request: RolloutRequest, min_version: int) -> RolloutRequest:
-    """A request under the next id, with a seed of its own."""
+    """Return the request under its next id, with another sampling seed."""
     own = member.scored.trajectory.rollout_id
     generation = parted_id(own)[1] + 1
     seed, _, _ = request.seed_key.partition("+")

@@ -1,4 +1,4 @@
-"""Whether the disk has room for the next version: asked before a step, and said by name."""
+"""Checks before a step that the disk has room for the next version."""
 
 import errno
 import shutil
@@ -15,17 +15,17 @@ from trainer.weights_needs import besides
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 NEWEST = 2
-"""So many checkpoints a run goes on from, the second where the first is damaged."""
+"""Checkpoints that a restart needs: the newest, and the one before in case of damage."""
 
 
 def require_room(run: TrainingRun, needed_bytes: int) -> None:
-    """Raise DiskFull where a version that takes so much cannot be saved."""
+    """Raise DiskFull if there are fewer free bytes than the next version needs."""
     if shutil.disk_usage(run.directory).free < needed_bytes:
         raise disk_full(run, needed_bytes)
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether an error, or what it was raised from, says that a disk or a quota is full."""
+    """Return True if an error, or one of its causes, reports a full disk or quota."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in FULL:
             return True
@@ -34,7 +34,7 @@ def is_full(error: BaseException | None) -> bool:
 
 
 def disk_full(run: TrainingRun, needed_bytes: int) -> DiskFull:
-    """The error, with what is needed, what is free, and what could go."""
+    """Return the error, with the bytes needed and free, and what could be deleted."""
     free = shutil.disk_usage(run.directory).free
     could_go = "; ".join(_could_go(run)) or "nothing of this run"
     return DiskFull(
@@ -45,7 +45,7 @@ def disk_full(run: TrainingRun, needed_bytes: int) -> DiskFull:
 
 
 def sizes_of(state: LearnerState) -> tuple[int, int, int]:
-    """The bytes of weights, of the optimiser's tensors and of the random state."""
+    """Return the bytes of the weights, of the optimiser's tensors and of the random state."""
     weights, optimiser, rng = (
         sum(len(tensor.data) for tensor in kind.values())
         for kind in (state.weights, state.optimiser, state.rng)
@@ -54,8 +54,8 @@ def sizes_of(state: LearnerState) -> tuple[int, int, int]:
 
 
 def needed_bytes(state: LearnerState, run: TrainingRun) -> int:
-    """What a version of such a state takes on this machine: weights, twice where they are published
-    here, and moments, also where none are yet.
+    """Return the disk space of a version: weights, twice if they are published on this machine,
+    and moments, even before they exist.
     """
     weights, optimiser, rng = sizes_of(state)
     times = 2 if local_path(run.weights) else 1
@@ -63,7 +63,7 @@ def needed_bytes(state: LearnerState, run: TrainingRun) -> int:
 
 
 def _size_of(path: Path) -> int:
-    """Bytes of a file, or of all files in a folder."""
+    """Return the bytes of a file, or of all files in a folder."""
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files if file.is_file())
 

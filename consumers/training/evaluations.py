@@ -1,4 +1,4 @@
-"""When held-out evaluations are asked for, what they come to, and whether they end a run."""
+"""Held-out evaluations: when they are requested, their results, and whether they end a run."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ log = structlog.get_logger()
 
 @dataclass(eq=False)
 class Evaluations:
-    """Those of one run; without a plan there are none, and nobody waits for any."""
+    """The evaluations of one run; none without a plan."""
 
     heldout: HeldOut | None
     publish: Callable[..., None]
-    """All of the requests that it is given, or, where it raises Unavailable, none."""
+    """Publishes all of the requests, or raises Unavailable and publishes none."""
     on_the_log: frozenset[str]
-    """Rollouts that another trainer of the run has asked for."""
+    """Rollouts that an earlier trainer of the run has asked for."""
     reached: bool = False
-    """Whether the newest version that is wholly evaluated reached the goal."""
+    """True if the newest fully evaluated version reached the goal."""
 
     def due(self, step: int) -> bool:
-        """Whether the plan wants an evaluation after this step."""
+        """Return True if the plan evaluates after this step."""
         return self.heldout is not None and self.heldout.due(step)
 
     def ask(self, version: int) -> None:
-        """Have a version evaluated, once; raises Unavailable before anything is asked for."""
+        """Request the evaluation of a version, once. Raises Unavailable, with nothing requested."""
         if self.heldout is None or version in self.heldout.asked:
             return
         requests = self.heldout.plan.requests(version)
@@ -36,29 +36,29 @@ class Evaluations:
         self.heldout.asked.append(version)
 
     def complete(self, version: int) -> bool:
-        """Whether nothing is waited for any more about a version."""
+        """Return True if no result of a version is outstanding."""
         return self.heldout is None or self.heldout.complete(version)
 
     def missing(self) -> int:
-        """How many results have not come of what was asked for."""
+        """Count the results that are outstanding."""
         return sum(self.heldout.missing(v) for v in self.heldout.asked) if self.heldout else 0
 
     def awaited(self) -> set[int]:
-        """Versions that are being evaluated: their weights must stay."""
+        """Return the versions under evaluation, whose weights must be kept."""
         return {v for v in self.heldout.asked if not self.complete(v)} if self.heldout else set()
 
     def requests_of(self, group: str) -> Iterable[RolloutRequest]:
-        """The requests of one evaluation that was asked for, by their group; else none."""
+        """Return the requests of one evaluation by its group, or none if it was not asked for."""
         return self.heldout.requests_of(group) if self.heldout else ()
 
     def hear(self, scored: ScoredTrajectory) -> None:
-        """Note a scored trajectory, if it is of an evaluation."""
+        """Note a scored trajectory if it belongs to an evaluation."""
         version = self.heldout.take(scored) if self.heldout else None
         if version is not None:
             self._conclude(version)
 
     def give_up(self) -> int:
-        """Count what is missing as saying nothing; returns how many."""
+        """Count outstanding results as failed to arrive; return their number."""
         lost = 0
         for version in sorted(self.awaited()):
             lost += self.heldout.give_up(version) if self.heldout else 0
@@ -66,7 +66,7 @@ class Evaluations:
         return lost
 
     def _conclude(self, version: int) -> None:
-        """At the goal the last weights are evaluated, and that is it."""
+        """Log the result of a complete version, and note whether the goal is reached."""
         if self.heldout is None or not self.heldout.complete(version):
             return
         success = self.heldout.success(version)

@@ -1,8 +1,8 @@
-"""One trainer of a run at a time, fenced by the log: a lock on a file reaches one host only.
+"""Fencing of trainers by the log: one trainer per run, also across hosts, unlike a file lock.
 
 Every step names the step before it and its writer (`trainer.step_chain`). A trainer writes a step,
-reads it back, and announces its version only if the step counts. Whoever finds a step of another
-trainer in the log leaves: that one goes on.
+reads it back, and announces its version only if the step counts. A trainer that finds a step of
+another trainer in the log stops: the other one continues.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ from trainer.step_chain import StepChain, step_id, writer_of
 READ_BACK_S = 30.0
 POLL_S = 0.02
 ELSEWHERE = "elsewhere"
-"""The file of a run's folder that names trainers which went on while this one left."""
+"""The file in a run's folder that lists trainers which continued after this one stopped."""
 
 
 @dataclass(eq=False)
@@ -46,12 +46,12 @@ class Fence:
     _lock: Lock = field(default_factory=Lock)
     _reader: Reader | None = None
     _unread: deque[Record] = field(default_factory=deque)
-    """What was polled and not taken yet: a registry may be away in between."""
+    """Records that were polled and not processed yet, since a registry may be unreachable."""
     _taken: str = ""
-    """Why this trainer leaves; it never goes on."""
+    """The reason for which this trainer stops; once set it stays."""
 
     def begin(self, held: Checkpoint | None) -> None:
-        """Read the steps so far; raises Unavailable, and RunTaken where the run is elsewhere."""
+        """Read the steps so far. Raises Unavailable, and RunTaken if another trainer continued."""
         self.writer = f"{self.name}-{token_hex(4)}"
         topic = self.topics.train_steps
         bounds = self.log.bounds(topic)
@@ -66,7 +66,7 @@ class Fence:
             self._require_ours(held)
 
     def _require_ours(self, held: Checkpoint) -> None:
-        """The checkpoint is a step that counts, and nobody has gone on where this folder was."""
+        """Raise RunTaken unless the checkpoint's step counts and no trainer continued after it."""
         step = None
         if "step" in held.pending:
             step = self.codec.decode(held.pending["step"], TrainStep)
@@ -83,20 +83,20 @@ class Fence:
             self._leave(f"step {taken[-1]} is not in this folder, which was left then; {remedy}")
 
     def stamp(self, step: TrainStep) -> TrainStep:
-        """The step as this trainer writes it: behind the last one that counts."""
+        """Return the step with this trainer as writer and the last step that counts before it."""
         stamped = replace(step, writer=self.writer, predecessor=self.chain.head)
         self._ours.add(step_id(stamped))
         return stamped
 
     def follow(self) -> None:
-        """Read on; raises RunTaken where another trainer's step counts, Unavailable."""
+        """Read new steps. Raises RunTaken if another trainer's step counts, and Unavailable."""
         with self._lock:
             self._read(0.0)
             if self._taken:
                 self._leave(self._taken)
 
     def settle(self, value: bytes) -> None:
-        """Wait until a step that was written is read back; raises RunTaken, Unavailable."""
+        """Wait until a written step is read back. Raises RunTaken and Unavailable."""
         step = self.codec.decode(value, TrainStep)
         until = self.clock() + READ_BACK_S
         with self._lock:
@@ -113,6 +113,7 @@ class Fence:
     def _read(self, timeout_s: float) -> None:
         if self._reader is None:
             return
+        # Steps of other writers are history until ours is written or all of the topic is read.
         following = bool(self._ours) or self._reader.caught_up()
         self._unread.extend(self._reader.poll(timeout_s))
         while self._unread:
@@ -147,5 +148,5 @@ class Fence:
 
 
 def _same(step: TrainStep) -> tuple[str | None, ...]:
-    """What the log may hold in the place of a step: nothing yet, or the step itself."""
+    """Return what the log may hold for a step: nothing yet, or the step itself."""
     return (None, step_id(step))

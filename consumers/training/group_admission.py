@@ -1,7 +1,6 @@
-"""Which rollouts a trainer asks for: whole groups, evaluations, and the rest of what was cut off.
+"""Admission of rollouts by a trainer: whole groups, evaluations, continuations of cancelled ones.
 
-Nothing is asked for after the last step, nor before the starting weights are evaluated, but what
-evaluates weights.
+After the last step, and before the starting weights are evaluated, only evaluations are requested.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from trainer.step import Learner
 
 @dataclass(frozen=True, slots=True)
 class GroupAdmission:
-    """Keeps as many rollouts in the air as the rule of a run says."""
+    """Keeps as many rollouts in flight as the admission rule of a run allows."""
 
     run: TrainingRun
     config: LearnerConfig
@@ -33,21 +32,21 @@ class GroupAdmission:
     continuing: Continuing | None
 
     def stopped(self) -> bool:
-        """No further step is taken: all are done, or the goal is reached."""
+        """Return True if no further step is taken: all are done, or the goal is reached."""
         return self.evaluations.reached or 0 < self.run.steps <= self.learner.steps_done
 
     def before_training(self) -> bool:
-        """Whether the starting weights are still being evaluated."""
+        """Return True while the starting weights are being evaluated."""
         return self.learner.steps_done == 0 and not self.evaluations.complete(self.learner.version)
 
     def evaluate_if_due(self) -> None:
-        """Ask for the evaluation of the newest weights, once. Raises Unavailable."""
+        """Request the evaluation of the newest weights, once. Raises Unavailable."""
         due = self.evaluations.due(self.learner.steps_done) or self.stopped()
         if due and self.others.all_there():
             self.evaluations.ask(self.learner.version)
 
     def admit(self) -> int:
-        """Publish as many whole groups as the rule grants; return how many."""
+        """Publish as many whole groups as the rule grants; return their number."""
         if not self.run.admits or self.stopped() or self.before_training():
             return 0
         if self._interrupting():
@@ -70,13 +69,13 @@ class GroupAdmission:
         self.published(draw, group)
 
     def published(self, draw: int, group: list[RolloutRequest]) -> None:
-        """Note that a draw is in the air."""
-        # Where running groups are waited for by it, with the newest version.
+        """Note that a draw is in flight."""
+        # With "wait", a step waits for running groups by the version under which they began.
         begun_under = self.learner.version if self.config.on_stale == "wait" else None
         self.accounts.published(draw, len(group), begun_under)
 
     def go_on(self) -> int:
-        """Ask for the rest of what was cancelled for the time being; return how many."""
+        """Request the continuations of cancelled rollouts; return their number."""
         if self.continuing is None or self.stopped() or self._interrupting():
             return 0
         return self.continuing.go_on(self._least_version())
@@ -85,14 +84,14 @@ class GroupAdmission:
         return self.continuing is not None and self.continuing.interrupted_at is not None
 
     def _least_version(self, ahead: int = 0) -> int:
-        """What rollouts are begun with that so many batches are trained before.
+        """Return the lowest version for rollouts that are trained on after `ahead` further batches.
 
-        Weights that will be too old by then are not sampled from: a server that has not come to
-        newer ones yet would work for what is dropped.
+        Weights that will be too stale by then are excluded: a server that has not loaded newer ones
+        would only produce rollouts that are dropped.
         """
         newest = self.learner.version
         if self.config.interrupts:
-            return newest  # what older weights say after they were trained nobody can score
+            return newest  # tokens of older weights cannot be scored once these are trained on
         oldest = self.config.max_staleness
         if self.run.others or (oldest and self.config.on_stale != "drop"):
             return 0

@@ -1,7 +1,7 @@
-"""What comes of a run's rollouts: into the buffer, the evaluations, and what was consumed.
+"""Intake of a run's scored rollouts: into the buffer, the evaluations and the consumed offsets.
 
-An unreadable record may be the end of one of them. Where it says whose, that one has ended; where
-it does not, it is counted, and when nothing else is left to wait for, what is missing is given up.
+An unreadable record may be the end of one of them. If its headers name the rollout, that rollout
+has ended; if not, it is counted, and once nothing else is in flight, missing rollouts are given up.
 """
 
 from collections import defaultdict
@@ -24,14 +24,14 @@ from trainer.consumption import Consumption, Leader, counted
 from trainer.curation import Buffer
 
 FARTHEST = 10_000
-"""So many draws may be missing below one that is met first: its partition is read sooner."""
+"""The most draws that may be missing below a newly met one, as partitions are read unevenly."""
 
 log = structlog.get_logger()
 
 
 @dataclass(eq=False)
 class Intake:
-    """Takes scored trajectories in, one record after the other."""
+    """Takes in scored trajectories, one record after another."""
 
     words: Announcements
     curriculum: Curriculum
@@ -39,11 +39,11 @@ class Intake:
     consumption: Consumption
     evaluations: Evaluations
     unaccounted: int = 0
-    """Unreadable records that may have been some of those in the air."""
+    """Unreadable records that may have been rollouts in flight."""
 
     def __post_init__(self) -> None:
         self._epochs: defaultdict[int, Epochs] = defaultdict(Epochs)
-        """By partition, of what was read."""
+        """The leader epochs of the records read, by partition."""
         self.codec, self.run, self.learner = self.words.codec, self.words.run, self.words.learner
 
     @property
@@ -51,7 +51,7 @@ class Intake:
         return self.buffer.accounts
 
     def restore(self, held: Checkpoint) -> None:
-        """Go on where a checkpoint stood."""
+        """Restore the state of a checkpoint."""
         self.buffer.restore(held.recent if held.book else (), held.drops, held.used)
         self.unaccounted = held.book.unreadable if held.book else 0
         for topic, partition, offset, epoch in held.leaders:
@@ -60,14 +60,14 @@ class Intake:
         self.words.begin(self.buffer.drops())
 
     def reader(self, log_: Log, scored: str) -> Reader:
-        """Read scored trajectories from the lowest not consumed."""
+        """Return a reader of scored trajectories from the lowest offset that is not consumed."""
         starts = {tp: at for tp, at in self.run.starts.items() if tp[0] == scored}
         for mark in self.consumption.marks():
             starts[mark.topic, mark.partition] = mark.next_offset
         return log_.reader([scored], starts)
 
     def leaders(self) -> tuple[Leader, ...]:
-        """Who wrote the last record that is consumed of each partition, where that is known."""
+        """Return the leader epoch of the last consumed record of each partition, where known."""
         found = []
         for mark in self.consumption.marks():
             place = mark.topic, mark.partition, counted(mark)
@@ -75,7 +75,7 @@ class Intake:
         return tuple(leader for leader in found if leader.epoch != UNKNOWN)
 
     def offer(self, record: Record) -> None:
-        """Sort one record in; raises Unavailable where it has to be offered again."""
+        """Process one record. Raises Unavailable if it has to be offered again."""
         self._epochs[record.partition].saw(record.offset, record.leader_epoch)
         if not self.consumption.delivered(record.partition, record.offset):
             return
@@ -96,7 +96,7 @@ class Intake:
             self.buffer.offer(scored, record.partition, record.offset)
 
     def _learn_of_draw(self, scored: ScoredTrajectory) -> None:
-        """Who does not admit hears of draws by what comes of them; all below were published too."""
+        """Learn of a draw and all lower ones from its results, if this trainer does not admit."""
         request = scored.trajectory.request
         if self.run.admits or request is None or request.purpose != "train":
             return
@@ -108,12 +108,12 @@ class Intake:
         known, size = draw < self.accounts.next_draw, request.group_size
         if known and size >= self.curriculum.group_size:
             return
-        # A made-up number would be waited for; the ids of a draw's members cannot be.
+        # A made-up draw would be waited for; so only ids that this draw really has are accepted.
         if request.rollout_id in self.curriculum.draws.ids(draw):
             self.accounts.published(draw, size)
 
     def _named(self, record: Record) -> ScoredTrajectory | None:
-        """Whose end an unreadable record is; where it does not say, it may be anybody's."""
+        """Return the end of the rollout that an unreadable record names; count it otherwise."""
         if event_id(record) is None:
             self.unaccounted = min(self.unaccounted + 1, self.in_the_air())
             return None
@@ -124,9 +124,9 @@ class Intake:
         return end_of(record, self.evaluations.requests_of(group), self.run.scoring_id)
 
     def _requested(self, scored: ScoredTrajectory) -> ScoredTrajectory:
-        """With its request, where that was one of ours: it is left out where nobody could read it.
+        """Add the request, which is left out if no agent could read it, where it was one of ours.
 
-        What was only asked for again has not ended.
+        A rollout that was merely requested again has not ended.
         """
         trajectory = scored.trajectory
         if trajectory.code == REPEATED:
@@ -139,23 +139,23 @@ class Intake:
         return replace(scored, trajectory=replace(trajectory, request=request))
 
     def _drawn(self, draw: int) -> list[RolloutRequest]:
-        """The members of a draw under the ids that they go by now."""
+        """Return the requests of a draw under their current ids."""
         return [
             replace(request, rollout_id=self.accounts.drawn.name_of(draw, request.rollout_id))
             for request in self.curriculum.group(draw)
         ]
 
     def note_dropped(self) -> None:
-        """What the buffer let go of is consumed."""
+        """Mark the records that the buffer has released as consumed."""
         for dropped in self.buffer.released():
             self.consumption.consumed(dropped.partition, dropped.offset)
 
     def in_the_air(self) -> int:
-        """All that was asked for and whose end has not been read."""
+        """Count the rollouts that were requested and whose end has not been read."""
         return self.accounts.running() + self.evaluations.missing()
 
     def give_up(self) -> None:
-        """Where all that is in the air has come, though unreadable, go on without it."""
+        """Give up rollouts in flight, if all of them may have come as unreadable records."""
         if 0 < self.in_the_air() <= self.unaccounted:
             lost = self.buffer.give_up() + self.evaluations.give_up()
             self.unaccounted -= lost
@@ -164,7 +164,7 @@ class Intake:
 
 
 def event_id(record: Record) -> str | None:
-    """The CloudEvents id in a record's headers."""
+    """Return the CloudEvents id in a record's headers."""
     value = dict(record.headers or ()).get("ce_id")
     return None if value is None else value.decode(errors="replace")
 
@@ -172,7 +172,7 @@ def event_id(record: Record) -> str | None:
 def end_of(
     record: Record, requests: Iterable[RolloutRequest], scoring_id: str
 ) -> ScoredTrajectory | None:
-    """The bare end of the one of these requests that the record names, under this scoring."""
+    """Return an unreadable end of the request that the record's id names, under this scoring."""
     name = event_id(record)
     for request in requests:
         for attempt in range(request.limits.max_attempts + 1):

@@ -1,7 +1,7 @@
-"""What a trainer counts of the log and is there no longer: named, or gone on without if accepted.
+"""Checks that the offsets in a checkpoint still exist in the log; a loss must be accepted.
 
-A checkpoint says how far it has consumed. In a log that was cut, or in a topic that was made anew
-under its name, other records lie there.
+A checkpoint records how far it has consumed. In a log that was truncated, or in a topic that was
+deleted and created again, other records are at these offsets.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class LostHead:
-    """Records that retention has taken before they were consumed."""
+    """Records that retention has deleted before they were consumed."""
 
     topic: str
     partition: int
@@ -43,21 +43,21 @@ class LostHead:
 
 Lost = LostTail | LostHead
 Gone = Mapping[TopicPartition, int]
-"""Where to go on in partitions that have lost something."""
+"""The offset to continue at, for partitions that have lost records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What a trainer begins with."""
+    """The run and the checkpoint that a trainer begins with."""
 
     run: TrainingRun
     held: Checkpoint | None
     lost: tuple[Lost, ...] = ()
-    """What it goes on without."""
+    """The accepted losses."""
 
 
 class LostMarks:
-    """Compares what a trainer begins with and what the log has."""
+    """Compares a trainer's offsets with the log."""
 
     def __init__(
         self, log_: Log, topics: Topics, run: TrainingRun, held: Checkpoint | None
@@ -71,7 +71,7 @@ class LostMarks:
         self.bounds = {name: log_.bounds(name) for name in names}
 
     def beginning(self, *, accept: bool) -> Beginning:
-        """The same where nothing is lost; raises JournalGone where nobody has accepted a loss."""
+        """Return run and checkpoint without lost records. Raises JournalGone if not accepted."""
         lost = tuple(self._lost())
         if lost and not accept:
             more = f" ({len(lost) - 1} more partitions have lost records, too)" if lost[1:] else ""
@@ -94,11 +94,12 @@ class LostMarks:
             low = self.bounds[mark.topic][mark.partition][0]
             if tp in cuts:
                 yield LostTail(*tp, counted(mark), max(cuts[tp], low), False, "counted")
+            # Other topics are read from what retention left; unconsumed scored records are a loss.
             elif mark.topic == self.scored and mark.next_offset < low:
                 yield LostHead(*tp, mark.next_offset, low)
 
     def _marks(self) -> list[Consumed]:
-        """What the checkpoint counts, and of all other partitions where the run began."""
+        """Return the checkpoint's offsets, and for all other partitions the start of the run."""
         held = (*self.held.consumed, *(self.held.book or Book()).asked) if self.held else ()
         starts = (Consumed(*tp, at, ()) for tp, at in self.run.starts.items())
         known = {(mark.topic, mark.partition): mark for mark in (*starts, *held)}
@@ -116,7 +117,7 @@ class LostMarks:
         return Commit(*place, "", epoch)
 
     def _without(self, lost: tuple[Lost, ...]) -> Beginning:
-        """What is gone on with: nothing counts what is lost, nor a topic that was another one."""
+        """Return run and checkpoint without the lost offsets and without topics created anew."""
         gone = {(each.topic, each.partition): each.goes_on for each in lost}
         anew = {each.topic for each in lost if isinstance(each, LostTail) and each.made_anew}
         starts = self.run.starts.items()
@@ -137,7 +138,7 @@ class LostMarks:
     def _mended(
         self, marks: tuple[Consumed, ...], gone: Gone, anew: set[str]
     ) -> tuple[Consumed, ...]:
-        """Marks that count nothing of what is gone; of a topic made anew, its beginning."""
+        """Lower offsets to what is left; a topic created anew starts at its beginning."""
         mended = []
         for mark in marks:
             at = gone.get((mark.topic, mark.partition))
@@ -154,7 +155,7 @@ class LostMarks:
         return tuple(mended)
 
     def _replayed(self, book: ReplayBook, gone: Gone, anew: set[str]) -> ReplayBook:
-        """What may be trained on again where its place still holds it."""
+        """Keep the samples for replay whose offsets still hold them."""
 
         def is_there(place: ScoredPlace) -> bool:
             number, offset = place

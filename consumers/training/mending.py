@@ -1,7 +1,7 @@
-"""Weights that were published and are gone: the trainer has them, and publishes them again, full.
+"""Repair of published weights that are lost: the trainer publishes its own again, in full.
 
-A server that begins has nothing else to begin with, and the step that would publish the next ones
-may be waiting for that server. Full weights of the same digest are the same version.
+A starting server has no other source, and the step that would publish the next version may be
+waiting for that server. Full weights of the same digest are the same version.
 """
 
 from dataclasses import dataclass, replace
@@ -20,10 +20,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Mending:
-    """Looks whether what a version's record leads to is there.
+    """Checks that the files to which a version's record refers exist.
 
-    Both methods return the record, encoded, where it leads elsewhere now; None where nothing is to
-    be announced. Both raise Unavailable.
+    Both methods return the record, encoded, if it refers to other files now, and None if there is
+    nothing to announce. Both raise Unavailable.
     """
 
     publication: Publication
@@ -31,7 +31,7 @@ class Mending:
     topic: str
 
     def torn(self, value: bytes | None, learner: Learner) -> bytes | None:
-        """Read every file of the version that a learner begins with, and replace what is torn."""
+        """Read every file of the version that a learner begins with, and replace damaged ones."""
         try:
             record = self.codec.decode(value, PolicyVersion)
         except WireError:
@@ -40,7 +40,7 @@ class Mending:
         return self._again(record, mended, learner.version)
 
     def lost(self, value: bytes, learner: Learner) -> bytes | None:
-        """Look at names and sizes of the learner's version alone, and replace what is lost."""
+        """Check only names and sizes of the learner's version, and replace lost files."""
         if not self.publication.lost():
             return None
         record = self.codec.decode(value, PolicyVersion)

@@ -1,6 +1,6 @@
-"""The other policies of a run, as the trainer that admits sees them: their steps and versions.
+"""The other policies of a run, as seen by the trainer that admits: their steps and versions.
 
-All it knows comes from `policy.versions`, so no trainer asks another, and any of them may be away.
+Its only source is `policy.versions`: trainers do not call each other, and any may be down.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from schemas.messages import PolicyVersion, RolloutRequest
 from schemas.topics import Topics
 
 STARVED_S = 20.0
-"""So long nothing may be in the air at a closed barrier: then one batch more is let through."""
+"""The longest time with a closed barrier and nothing in flight, before a batch is let through."""
 
 log = structlog.get_logger()
 
 
 @dataclass(eq=False)
 class OtherPolicies:
-    """Where each of them stands; with a barrier, whether new rollouts may begin."""
+    """The step of each policy; with a barrier, decides whether new rollouts may begin."""
 
     log: Log
     codec: Codec
@@ -35,15 +35,15 @@ class OtherPolicies:
     versions: dict[str, int] = field(default_factory=dict)
     _closed_since: float | None = None
     _apart: dict[str, int] = field(default_factory=dict)
-    """By how many steps each was behind us when a batch was let through a closed barrier."""
+    """Steps that each was behind us when a batch was last let through a closed barrier."""
     _apart_at: int = 0
-    """Our own step then."""
+    """Our own step at that time."""
 
     def __post_init__(self) -> None:
         self.reader = self.log.reader([self.topics.versions]) if self.run.others else None
 
     def follow(self) -> None:
-        """Take in what was announced since; raises Unavailable."""
+        """Read new announcements. Raises Unavailable."""
         while self.reader is not None and (records := self.reader.poll(0.0)):
             for record in records:
                 self._take(record)
@@ -58,16 +58,16 @@ class OtherPolicies:
             self.versions[policy_id] = announced.version
 
     def all_there(self) -> bool:
-        """Whether each of them has weights that somebody can serve."""
+        """Return True if each of them has weights that can be served."""
         return self.versions.keys() >= self.run.others.keys()
 
     def granted(self, groups: int, batch: int, step: int, running: int) -> int:
-        """How many of so many granted groups may begin while our own policy stands at a step.
+        """Return how many of the granted `groups` may begin while our own policy is at `step`.
 
-        `running` are in the air, `batch` groups make a step. A policy that waits for a batch which
-        no rollout in the air can fill would wait for ever: after `STARVED_S` with none in the air
-        one more batch begins. Who is as far apart after it has lost a batch for good: that counts
-        as level from then on.
+        `running` are in flight, `batch` groups make a step. A policy whose batch cannot be filled
+        by those in flight would wait for ever, so after `STARVED_S` with none in flight one more
+        batch begins. A policy that is as far behind afterwards has lost a batch for good: that gap
+        counts as level from then on.
         """
         if not self.run.barrier or self._level(step):
             self._closed_since = None
@@ -84,7 +84,7 @@ class OtherPolicies:
         return batch
 
     def _level(self, step: int) -> bool:
-        """Whether all stand where we do but for batches lost, or have taken their last step."""
+        """Return True if all are at our step, except for lost batches, or have taken their last."""
         known = self._apart if step > self._apart_at else {}
         gaps = {policy_id: step - at for policy_id, at in self._unfinished().items()}
         return all(
@@ -93,7 +93,7 @@ class OtherPolicies:
         )
 
     def _unfinished(self) -> dict[str, int]:
-        """Where each stands that has not taken its last step."""
+        """Return the steps of the policies that have not taken their last one."""
         stands = {policy_id: self.steps.get(policy_id, 0) for policy_id in self.run.others}
         return {
             policy_id: stands[policy_id]
@@ -102,5 +102,5 @@ class OtherPolicies:
         }
 
     def pinned(self, request: RolloutRequest) -> RolloutRequest:
-        """The same, answered by the version that each of them has now."""
+        """Return the request with the current version of each of them."""
         return replace(request, policy_versions=dict(self.versions)) if self.versions else request

@@ -1,8 +1,8 @@
-"""Groups that an earlier run has recorded: where they lie in the log, and which of them come next.
+"""Groups that an earlier run has recorded: their offsets, and which of them come next.
 
-They are read where they are. The stretch ends where the topic did when this run was made, so it is
-the same for every trainer of the run, and how far it is drawn is a place in it: what retention has
-taken since changes nothing of the rest. A group comes in the order in which its last member lies.
+They are read in place. The range ends where the topic ended when this run was made, so it is the
+same for every trainer of the run; the position of drawing is an offset in it, so what retention
+deletes later does not change the rest. Groups are ordered by the offset of their last member.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,14 +30,14 @@ class _Group:
     """A whole group in the log."""
 
     at: ScoredPlace
-    """Offset and partition of its last member: its place in the order."""
+    """Offset and partition of its last member, which define the order of groups."""
     members: tuple[ScoredPlace, ...]
     """Partition and offset."""
 
 
 @dataclass(eq=False)
 class EarlierRun:
-    """Draws the recorded groups of a run, once each, or several times over."""
+    """Draws the recorded groups of a run, once each or in several passes."""
 
     log: Log
     codec: Codec
@@ -46,14 +46,14 @@ class EarlierRun:
     rule: Recorded
     curation: Curation
     ends: Mapping[TopicPartition, int]
-    """Where every partition ended when this run was made."""
+    """The end of every partition when this run was made."""
     keeps: Callable[[Sequence[Sample]], bool] = lambda samples: True
-    """What the filters of groups say."""
+    """Returns True if the filters of groups keep a group."""
     mark: Mark = ()
     _groups: list[_Group] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Raises Refused where there is nothing, Unavailable."""
+        """Index the groups. Raises Refused if there are none, and Unavailable."""
         self._groups = self._whole_groups()
         where = f"run {self.rule.run!r} scored under {self.scoring_id!r}"
         if self._groups or self.mark:
@@ -66,11 +66,11 @@ class EarlierRun:
         raise Refused(msg)
 
     def ready(self, groups: int) -> int:
-        """How many of so many there are."""
+        """Return how many groups can be drawn, at most `groups`."""
         return len(list(islice(self._next(), groups)))
 
     def draw(self, groups: int) -> list[Sample]:
-        """The next of them, in their order. Raises Unavailable, and nothing is drawn then."""
+        """Return the samples of the next groups. Raises Unavailable, with nothing drawn."""
         drawn = list(islice(self._next(), groups))
         found = self._read([group for _, group in drawn])
         if drawn:
@@ -84,7 +84,7 @@ class EarlierRun:
         ]
 
     def _next(self) -> Iterator[tuple[int, _Group]]:
-        """How often each was drawn before, and the group."""
+        """Yield how often each group was drawn before, and the group."""
         first, *at = self.mark or (0, -1, -1)
         again = first
         while self._groups and (again < self.rule.passes or not self.rule.passes):
@@ -101,7 +101,7 @@ class EarlierRun:
             scored = self._ours(record)
             sample = self._sample(scored, record) if scored is not None else None
             if scored is None or sample is None or group_of(scored) in whole:
-                continue  # what is written again is the same group
+                continue  # a record that was written twice is the same group
             members = held.setdefault(group_of(scored), {})
             members.setdefault(scored.trajectory.rollout_id, sample)
             if len(members) == group_size_of(scored):
@@ -113,7 +113,7 @@ class EarlierRun:
         return sorted(groups, key=lambda group: group.at)
 
     def _extent(self) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-        """From where to where each partition is read."""
+        """Return the first and the end offset of each partition to read."""
         given = self.rule.stretches()
         starts: dict[TopicPartition, int] = {}
         ends: dict[TopicPartition, int] = {}
@@ -131,7 +131,7 @@ class EarlierRun:
         return chain.from_iterable(read_between(self.log, starts, ends))
 
     def _ours(self, record: Record) -> ScoredTrajectory | None:
-        """What a record holds; None for what is of no drawn group, without decoding it."""
+        """Decode a record of the earlier run; return None for others, most of them undecoded."""
         if not (record.key or b"").startswith(self.rule.run.encode()):
             return None
         scored = decoded(self.codec, record, ScoredTrajectory)

@@ -1,4 +1,4 @@
-"""Where scored trajectories go, as a checkpoint left it; empty where there is none."""
+"""Makes the intake as a checkpoint left it, or an empty one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from trainer.samples import Curation
 
 @dataclass(frozen=True, slots=True)
 class IntakeMaker:
-    """What an intake is made of, whatever the checkpoint."""
+    """The parts of an intake that do not depend on the checkpoint."""
 
     past: RunLog
     config: LearnerConfig
@@ -35,9 +35,9 @@ class IntakeMaker:
     clock: Callable[[], float]
 
     def intake(self, held: Checkpoint | None, abandoned: Ranges) -> Intake:
-        """The intake where a checkpoint stood; the learner is loaded with it.
+        """Return the intake at a checkpoint, and load the learner from it.
 
-        Raises Refused where groups of an earlier run are wanted and there are none.
+        Raises Refused if groups of an earlier run are configured and there are none.
         """
         run, learner, log = self.past.run, self.words.learner, self.past.log
         curation = replace(
@@ -59,9 +59,9 @@ class IntakeMaker:
         return intake
 
     def _recorded(self, curation: Curation, mark: Mark) -> EarlierRun | None:
-        """The groups of an earlier run, from where a checkpoint stood; None where none are named.
+        """Return the groups of an earlier run from the checkpoint's position; None without any.
 
-        Raises Refused where there are none.
+        Raises Refused if there are none.
         """
         rule, past = self.config.recorded, self.past
         if rule is None:

@@ -1,8 +1,8 @@
-"""What the log says to a trainer that begins again: what was announced, asked for and consumed.
+"""The state that a restarting trainer reads from the log: announced, requested, consumed.
 
-Nothing is asked of the log that a checkpoint knows: requests are read from where they stood when it
-was saved. Only a checkpoint of a release before the book of accounts has them read from the run's
-beginning, and the scored trajectories that it consumed, once.
+A checkpoint's own knowledge is not read again: requests are read from the offsets at which it was
+saved. Only for a checkpoint of a release before the book of accounts, the requests are read from
+the beginning of the run, and the scored trajectories that it consumed, once.
 """
 
 from collections.abc import Iterable
@@ -36,22 +36,22 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class NewestOnLog:
-    """What the log says about a policy before its trainer goes on."""
+    """The newest announcements of a policy in the log before its trainer continues."""
 
     highest_version: int = -1
     highest_step_record: int = -1
     last_run_id: str = ""
-    """Who announced the version that is newest in the log; empty where that cannot be one."""
+    """The run that announced the newest version in the log; empty if that record is invalid."""
 
 
 @dataclass(slots=True)
 class RunRequests:
-    """Requests of a run that were found: its draws from some draw on, and its evaluations."""
+    """The requests found of a run: its draws from some draw on, and its evaluations."""
 
     published: Published
     evaluations: set[str] = field(default_factory=set)
     first_draws: dict[int, int] = field(default_factory=dict)
-    """By partition the first draw that was found in it."""
+    """The first draw that was found in each partition."""
 
     def take(self, request: RolloutRequest, partition: int) -> None:
         draw = self.published.take(request)
@@ -65,23 +65,23 @@ class RunRequests:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """What a trainer goes on with."""
+    """The state that a trainer continues with."""
 
     accounts: Accounts
     asked: Asked
     unfinished: tuple[RolloutRequest, ...]
-    """Members of begun groups that a crash kept from being published."""
+    """Members of begun groups that were not published because of a crash."""
     evaluations: frozenset[str]
-    """Rollouts of held-out evaluations that need not be asked for again."""
+    """Rollouts of held-out evaluations that need not be requested again."""
     highest_draw: int
-    """What the accounts count as published once the unfinished have been."""
+    """The highest published draw, once the unfinished are published."""
     continued: tuple[tuple[int, str], ...] = ()
-    """Draws and ids of requests since that go on with a cancelled one."""
+    """Draws and ids of later requests that continue a cancelled rollout."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunLog:
-    """The log of one run, as its trainer reads it once when it begins."""
+    """The log of one run, as its trainer reads it once at the start."""
 
     log: Log
     codec: Codec
@@ -89,7 +89,7 @@ class RunLog:
     run: TrainingRun
 
     def announced(self) -> NewestOnLog:
-        """What was announced of the policy; what cannot be read was not ours."""
+        """Read the announcements of the policy; skip unreadable records, which are not ours."""
         seen = NewestOnLog()
         for record in read_all(self.log, [self.topics.versions, self.topics.train_steps]):
             if record.key != self.run.policy_id.encode() or record.value is None:
@@ -105,9 +105,9 @@ class RunLog:
         return seen
 
     def known(self, held: Checkpoint | None, curriculum: Curriculum) -> Resumption:
-        """The accounts of the newest checkpoint, and what the log has been asked for since.
+        """Return the accounts of the newest checkpoint, and the requests written since.
 
-        Where curators choose the draws, they hear all that became of the run's draws so far.
+        If curators choose the draws, they are given all results of the run's draws so far.
         """
         book = held.book if held else Book()
         asked = self._asked(held)
@@ -133,7 +133,7 @@ class RunLog:
         )
 
     def _tell(self, curriculum: Curriculum, accounts: Accounts) -> None:
-        """Have curators hear what became of every draw; without curators nothing is read."""
+        """Pass the results of every draw to the curators; read nothing if there are none."""
         if not curriculum.curators:
             return
         starts = _starts(self.begin(self.topics.scored))
@@ -145,7 +145,7 @@ class RunLog:
         log.info("curators_resumed", draws=curriculum.outcomes.next_draw)
 
     def replay(self, buffer: Buffer, book: ReplayBook) -> None:
-        """Read what may be trained on again; what retention has taken is forgotten, and said."""
+        """Read the samples for replay; log and forget those that retention has deleted."""
         wanted = book.places()
         samples = {
             place: judge(scored, *place, buffer.curation).sample
@@ -156,9 +156,9 @@ class RunLog:
             log.warning("replay_forgets", records=len(gone), kept=len(wanted) - len(gone))
 
     def begin(self, topic: str, marks: Iterable[Consumed] = ()) -> tuple[Consumed, ...]:
-        """Where to read on: at the marks, else where the run began, at most what retention left.
+        """Return the offsets to read from: marks, else the start of the run, or the low watermark.
 
-        Marks hold, for `LostMarks` has looked; a run's beginning that lies beyond the end does not.
+        Marks are valid, since `LostMarks` has checked them; a start beyond the end is not.
         """
         topic_id = self.log.topic_id(topic)
         noted = {mark.partition: mark.next_offset for mark in marks}
@@ -170,7 +170,7 @@ class RunLog:
         return tuple(marks_now)
 
     def asked_now(self) -> Asked:
-        """All that has been asked for by now lies below."""
+        """Return the current end of the request topic: all requests so far are below it."""
         topic = self.topics.requests
         topic_id, ends = self.log.topic_id(topic), self.log.ends(topic)
         return Asked(
@@ -179,7 +179,7 @@ class RunLog:
         )
 
     def _asked(self, held: Checkpoint | None) -> Asked:
-        """As a checkpoint says, or from the run's beginning."""
+        """Return the position in the request topic by the checkpoint, or the start of the run."""
         topic, leaders = self.topics.requests, held.leaders if held else ()
         marks = self.begin(topic, held.book.asked if held and held.book else ())
         return Asked(marks, tuple(leader for leader in leaders if leader.topic == topic))
@@ -187,10 +187,10 @@ class RunLog:
     def _leave_out_made_up(
         self, published: Published, accounts: Accounts, held: Checkpoint | None
     ) -> None:
-        """Count no more draws as published than admission can have granted.
+        """Limit the published draws to the number that admission can have granted.
 
-        It grants while fewer than so many are running, and what is not running any more has been
-        scored by now: anybody can work out the ids of draws to come, and ask for them.
+        Anyone can compute the ids of future draws and request them. Admission grants only while
+        fewer than the rule's `max_running` are running, and all others have been scored by now.
         """
         size, rule = accounts.group_size, self.run.rule
         room = rule.max_running + (rule.batch if self.run.barrier else 0)
@@ -203,7 +203,7 @@ class RunLog:
             log.warning("draws_made_up", draws=beyond, published=published.highest_draw + 1)
 
     def _came(self, consumed: Iterable[Consumed]) -> int:
-        """How many of the run's rollouts have been scored, or may have, and were not consumed."""
+        """Count rollouts of the run that were, or may have been, scored and are not consumed."""
         marks = self.begin(self.topics.scored, consumed)
         above = {mark.partition: set(mark.above) for mark in consumed}
         came, unread = set[str](), 0
@@ -232,10 +232,10 @@ class RunLog:
     def _without_book(
         self, requests: RunRequests, consumed: Iterable[Consumed], group_size: int
     ) -> Accounts:
-        """The accounts of a checkpoint that holds none, from all that was asked for.
+        """Rebuild the accounts for a checkpoint that holds none, from all requests.
 
-        What it consumed has ended. So has what retention has taken the request of: a rollout does
-        not live as long.
+        Rollouts that it consumed have ended, and so have those whose request retention has deleted:
+        retention is longer than the life of a rollout.
         """
         published, topic = requests.published, self.topics.requests
         cut = [
@@ -264,7 +264,7 @@ def _starts(marks: Iterable[Consumed]) -> dict[TopicPartition, int]:
 
 
 def _number(record: Record, announcement: PolicyVersion | TrainStep | None) -> int:
-    """The version that a record tells of; -1 for one that cannot be."""
+    """Return the version that a record announces; -1 if it is unreadable or out of range."""
     if announcement is None or announcement.version < VERSIONS_END:
         return -1 if announcement is None else announcement.version
     place = {"topic": record.topic, "partition": record.partition, "offset": record.offset}

@@ -1,8 +1,8 @@
-"""What of a run's weights and checkpoints stays, and what goes: looked at after each version.
+"""Retention of a run's weights and checkpoints, applied after each version.
 
-The law is `trainer.weights_needs`; the journal is read only where something could go but for it,
-and at most once a minute. Where the run has a bound, older checkpoints go too, the
-oldest first, until what is left keeps to it. The newest one stays, and all that somebody needs.
+The rule is `trainer.weights_needs`; the journal is read only if a file could be deleted but for
+it, and at most once a minute. If the run has a bound, older checkpoints are deleted too, the oldest
+first, until the rest fits. The newest one is kept, and all that is needed.
 """
 
 import time
@@ -47,29 +47,29 @@ class InUse(Protocol):
 
 @dataclass(eq=False)
 class Retention:
-    """Takes away what nobody needs any more."""
+    """Deletes what is not needed any more."""
 
     run: TrainingRun
     config: LearnerConfig
     in_use: InUse
     clock: Callable[[], float] = time.monotonic
     kept_bytes: int = 0
-    """What weights and checkpoints took when this last looked."""
+    """The size of weights and checkpoints at the last look."""
     _due: float = -inf
     _said: bool = False
-    """That the bound cannot be kept to."""
+    """True once it was logged that the bound cannot be kept."""
 
     def require_bound(self, state: LearnerState) -> None:
-        """Raise Refused where one full version and one checkpoint do not fit into the bound."""
+        """Raise Refused if one full version and one checkpoint do not fit into the bound."""
         weights, optimiser, rng = sizes_of(state)
         published = weights // 2 if self.run.publishing.rounds else weights
         moments = optimiser if self.config.lora else max(optimiser, 2 * weights)
         check_bound(self.run.publishing.keep_bytes, published, weights + moments + rng)
 
     def collect(self, awaited: Collection[int]) -> None:
-        """Let go what may go; where log or store is away it goes after the next version.
+        """Delete what may go; if log or store is unreachable, try again after the next version.
 
-        Awaited are versions that are evaluated, or whose weights may have to score tokens.
+        `awaited` are versions under evaluation, or whose weights may have to score tokens.
         """
         every = self.config.checkpoint_keep_every
         checkpoints.prune(self.run.checkpoints, checkpoints.NEWEST, every)
@@ -131,7 +131,7 @@ class Retention:
 
 
 def taken_bytes(weights: str, root: Path) -> int:
-    """What weights and checkpoints take; a file with two names is one. Raises Unavailable."""
+    """Return the bytes of weights and checkpoints; hard links count once. Raises Unavailable."""
     here = local_path(weights)
     elsewhere = 0 if here else sum(file.size_bytes for file in weights_files.files_in(weights))
     files = (path for folder in (here, root) if folder for path in folder.rglob("*"))

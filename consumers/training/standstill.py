@@ -1,4 +1,4 @@
-"""A run that stands still: it says so, lets a filtered group through, and gives up what is lost."""
+"""Detection of stalls: log them, let a filtered group through, give up lost rollouts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,21 +10,21 @@ from consumers.training.intake import Intake
 
 IDLE_S = 30.0
 NO_BATCH_S = 600.0
-"""After so long without a batch the next group is trained on whatever the filters say."""
+"""Time without a batch after which the next group is trained on whatever the filters say."""
 
 log = structlog.get_logger()
 
 
 @dataclass(eq=False)
 class Standstill:
-    """Since when nothing came, and since when there was no batch."""
+    """Times since when nothing came, and since when there was no batch."""
 
     admission: GroupAdmission
     intake: Intake
     clock: Callable[[], float]
     has_lost: bool = False
-    """Whether what is in the air may never come, for the log has lost records: it counts as lost,
-    once, after so long without a batch."""
+    """True if rollouts in flight may never come, since the log has lost records: after
+    `NO_BATCH_S` without a batch they count as lost, once."""
     _idle_since: float = field(init=False)
     _batch_at: float = field(init=False)
 
@@ -32,15 +32,15 @@ class Standstill:
         self.begin()
 
     def begin(self) -> None:
-        """Count from now on."""
+        """Restart both times now."""
         self._idle_since = self._batch_at = self.clock()
 
     def batch(self) -> None:
-        """There is a batch now."""
+        """Note that there is a batch now."""
         self._batch_at = self.clock()
 
     def say_if_idle(self, moves: bool) -> None:
-        """Say what is waited for, unless something came or there is nothing to wait for."""
+        """Log what is waited for, unless something came or there is nothing to wait for."""
         now, buffer = self.clock(), self.intake.buffer
         if moves:
             self._idle_since = now
@@ -56,11 +56,12 @@ class Standstill:
             )
 
     def say_if_forced(self) -> None:
-        """Nothing passes the filters: let something through, and say so."""
+        """Let a group through if the filters have passed none for too long, and log it."""
         buffer = self.intake.buffer
         late = self.clock() - self._batch_at > NO_BATCH_S
         if late and self.has_lost:
             self.has_lost = False
+            # Count all of them as unreadable, so that `give_up` gives them up.
             self.intake.unaccounted = self.intake.in_the_air()
         if late and not self.admission.stopped():
             self.batch()
@@ -69,9 +70,9 @@ class Standstill:
             log.warning("group_forced_through", why=why, **self._dropped())
 
     def give_up(self) -> None:
-        """Wait no longer for rollouts that can only have come unreadable, or are lost.
+        """Stop waiting for rollouts that can only have come unreadable, or are lost.
 
-        Who does not admit does not know all that is in the air.
+        A trainer that does not admit does not know all rollouts in flight, so it gives up none.
         """
         admission = self.admission
         if not admission.run.admits:

@@ -1,8 +1,8 @@
-"""What every step tells of the balance: what came, what became of it, how long the trainer waited.
+"""Metrics of the balance in every step: produced, used and lost rollouts, and waiting time.
 
-Counts are of what happened since the step before. What was produced is used, dropped, cancelled, or
-is still held; means of lengths, in tokens that the policy sampled, tell whether long rollouts are
-lost, and are 0 where there were none.
+Counts are of the time since the step before. A produced rollout is used, dropped, cancelled, or
+still held. Means of lengths, in tokens sampled by the policy, show whether long rollouts are
+lost; they are 0 if there were none.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from trainer.samples import Sample
 
 @dataclass(eq=False)
 class StepBalance:
-    """The trainer's own measure; one that goes on counts what it holds as come again."""
+    """The balance of one trainer; after a restart, held rollouts count as produced again."""
 
     clock: Callable[[], float]
     _drops: Mapping[str, Tally] = field(default_factory=dict)
@@ -25,18 +25,18 @@ class StepBalance:
     _waits_since: float = 0.0
 
     def begin(self, drops: Mapping[str, Tally]) -> None:
-        """What was dropped so far has been told."""
+        """Count drops from here on; earlier ones have been announced."""
         self._drops = drops
         self._trained_at = self._waits_since = self.clock()
 
     def waits(self) -> None:
-        """From now on the trainer waits for rollouts."""
+        """Note that the trainer waits for rollouts from now on."""
         self._waits_since = self.clock()
 
     def step(
         self, began: float, samples: Sequence[Sample], drops: Mapping[str, Tally], held: int
     ) -> dict[str, float]:
-        """Metrics of a step that has been computed now, from when it began; all drops so far."""
+        """Return the metrics of a step that ended now and began at `began`; `drops` are totals."""
         now = self.clock()
         wait_s, cycle_s = max(0.0, began - self._waits_since), now - self._trained_at
         lost = {r: t for r, t in self._since(drops).items() if r not in NOT_OURS}

@@ -1,12 +1,12 @@
-"""What was learnt, saved and announced: weights, checkpoint, step, version, in this order.
+"""Saving and announcing of a step: weights, checkpoint, step, version, in this order.
 
 The checkpoint is saved before anything is announced, and it holds the records that announce it, so
 a crash in between loses neither. A version number is never used twice.
 
-With `save = "async"` all of this is done by a thread with a publisher of its own, from a snapshot,
-while the next batch is trained; one version at a time, and none before all of the one before is
-acked. With `announce = "early"` the records are written before the checkpoint: a crash in between
-abandons what was announced, as a lost checkpoint does.
+With `save = "async"` a thread with its own publisher does all of this from a snapshot, while the
+next batch is trained; one version at a time, and none before the one before is fully acked. With
+`announce = "early"` the records are written before the checkpoint: after a crash in between, the
+announced version is abandoned, as after the loss of a checkpoint.
 """
 
 import time
@@ -48,26 +48,26 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class _Unsaved:
-    """A version, and all that was true when it was made; nothing here changes any more."""
+    """A version that is to be saved, and the state when it was made; immutable."""
 
     version: int
     step: int
     snapshot: Snapshot[LearnerState]
     records: StepRecords
     checkpoint: Callable[..., Checkpoint]
-    """Of a learner's state, and the records to come as `pending`."""
+    """Makes the checkpoint from a learner's state, and the records as `pending`."""
     metrics: Mapping[str, float]
     awaited: frozenset[int]
-    """Versions that are evaluated, or whose weights may have to score tokens."""
+    """Versions under evaluation, or whose weights may have to score tokens."""
 
 
 @dataclass(eq=False)
 class StepSaver:
-    """Saves and announces the learner's weights, and all that the next trainer goes on with."""
+    """Saves and announces the learner's weights, and the state for the next trainer."""
 
     name: str
     publisher: Publisher
-    """Where this may be another thread's, nobody else's."""
+    """Used by no other thread if saving has its own thread."""
     config: LearnerConfig
     intake: Intake
     highest: int
@@ -76,21 +76,21 @@ class StepSaver:
     asked: Asked
     retention: Retention
     executor: Executor
-    """Of one thread, or of none."""
+    """An executor of one thread, or one that runs inline."""
     fence: Fence
     parent: int = -1
     pending: Mapping[str, bytes] = field(default_factory=dict)
     """The records that announce the newest checkpoint."""
     stalled_s: float = 0.0
-    """How long training has stood still for saving since somebody set it to 0."""
+    """Seconds that training has waited for saving since this was last set to 0."""
     _written: int = -1
-    """The version of the step that was written last."""
+    """The version of the last step that was written."""
     _needed_bytes: int = 0
-    """What the next version takes on the disk."""
+    """The disk space that the next version needs."""
     _unsaved: deque[_Unsaved] = field(default_factory=deque)
-    """The last step, and the one before where that is being saved, or a store is away."""
+    """The last step, and the one before while it is being saved or a store is unreachable."""
     _saving: Future[None] | None = None
-    """Of the first of them."""
+    """The saving of the first of them."""
 
     def __post_init__(self) -> None:
         self.words, self.topics = self.intake.words, self.intake.words.topics
@@ -100,7 +100,7 @@ class StepSaver:
         self.learner.published = self.run.publishing.precision or FLOAT32
 
     def begin(self, held: Checkpoint | None, seen: NewestOnLog) -> None:
-        """Go on from a checkpoint that was loaded, or announce the weights of a run's start."""
+        """Continue from a loaded checkpoint, or announce the initial weights of a run."""
         if held is not None:
             self._begin_again(held, seen)
             return
@@ -110,15 +110,15 @@ class StepSaver:
         self.save_trained(wait=True)
 
     def next_version(self) -> int:
-        """A number that nobody has used."""
+        """Return a version number that was never used."""
         return checkpoints.next_version(self.highest, self.learner.version)
 
     def _begin_again(self, held: Checkpoint, seen: NewestOnLog) -> None:
-        """Announce what was not announced; raises RunTaken where the run is another's by now."""
+        """Announce what was not announced. Raises RunTaken if another trainer has the run."""
         self.fence.begin(held)
         self.parent, self.pending = held.parent, held.pending
         mended = self._mend_weights()
-        # Compaction leaves the newest record alone: a foreign one would be all that servers find.
+        # Compaction keeps only the newest record: servers would find just the one of the other run.
         foreign = seen.last_run_id != self.run.run_id
         if seen.highest_step_record < held.version and "step" in held.pending:
             self._publish_step(held.pending["step"], held.version)
@@ -132,9 +132,9 @@ class StepSaver:
         log.info("training_resumed", step=self.learner.steps_done, version=self.learner.version)
 
     def _mend_weights(self) -> bool:
-        """The checkpoint has what servers read: where their files are torn, full ones are made.
+        """Replace damaged weights files by full ones from the checkpoint.
 
-        Whether the version has to be announced again, for they are others.
+        Return True if the version has to be announced again because its files are others.
         """
         mended = self._mending.torn(self.pending.get("version"), self.learner)
         if mended is not None:
@@ -142,9 +142,9 @@ class StepSaver:
         return mended is not None
 
     def mend_lost(self) -> None:
-        """Publish the newest weights again where a file of theirs is lost, and say where they are.
+        """Publish the newest weights again if a file is lost, and announce their location.
 
-        Nothing is looked at while a version is being saved. Raises Unavailable.
+        Do nothing while a version is being saved. Raises Unavailable.
         """
         if self._unsaved:
             return
@@ -157,7 +157,7 @@ class StepSaver:
     def trained(
         self, samples: tuple[Sample, ...], metrics: Mapping[str, float], parent: int
     ) -> None:
-        """Note a step that the learner has taken, as all is now; `save_trained` comes next."""
+        """Queue a step that the learner has taken, with the present state, for `save_trained`."""
         self.parent, learner = parent, self.learner
         marks, drops = self.intake.consumption.marks(), self.intake.buffer.drops()
         later = self.config.save == "async"
@@ -178,10 +178,10 @@ class StepSaver:
         return frozenset({*self.intake.evaluations.awaited(), *scoring})
 
     def save_trained(self, *, wait: bool = False) -> None:
-        """Have what was trained saved; raises Unavailable where it has to be tried again.
+        """Save the queued steps. Raises Unavailable if it has to be tried again.
 
-        Where a thread does it, this waits for it only if it is told to, or if another version is
-        there already. Raises DiskFull, and nothing was announced that is not on the disk.
+        With a saving thread, wait for it only if `wait` is set or another version is queued. Raises
+        DiskFull; then nothing was announced that is not on the disk.
         """
         began = time.monotonic()
         try:
@@ -196,11 +196,11 @@ class StepSaver:
             self.stalled_s += time.monotonic() - began
 
     def require_room(self) -> None:
-        """Raise DiskFull where what the next step comes to could not be saved."""
+        """Raise DiskFull if the next step could not be saved."""
         require_room(self.run, self._needed_bytes)
 
     def all_saved(self) -> bool:
-        """Whether nothing was trained that is not announced."""
+        """Return True if every trained step is announced."""
         return not self._unsaved
 
     def _require_acked(self) -> None:
@@ -210,7 +210,7 @@ class StepSaver:
             raise Unavailable(msg)
 
     def _conclude(self) -> None:
-        """Wait for what is being saved; what could not be for a while is begun anew."""
+        """Wait for the saving in progress; after a passing failure the next call saves again."""
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.result()
@@ -229,9 +229,9 @@ class StepSaver:
         )
 
     def _save_and_announce(self, unsaved: _Unsaved) -> None:
-        """1. weights  2. checkpoint, with the records to come  3. step  4. version.
+        """Write 1. weights  2. checkpoint, with the records  3. step  4. version.
 
-        Where it is announced early, 2 comes last. Raises RunTaken.
+        With early announcement 2 comes last. Raises RunTaken.
         """
         self.fence.follow()
         try:
@@ -250,8 +250,8 @@ class StepSaver:
         self.retention.collect(unsaved.awaited)
 
     def _published_file(self, weights: Published) -> PublishedFile:
-        """What a checkpoint of the same weights need not do again."""
-        # Who saves at once keeps the weights twice, and can mend the ones by the others.
+        """Return the file and digests that a checkpoint of the same weights can reuse."""
+        # With synchronous saving weights are stored twice, so that each copy can repair the other.
         once = self.config.save == "async"
         sha256s = {} if self.run.publishing.rounds else weights.sha256s
         return PublishedFile(local_path(weights.newest.uri) if once else None, sha256s)
@@ -274,7 +274,7 @@ class StepSaver:
         self.publisher.flush(FLUSH_S)
 
     def _publish_step(self, value: bytes, version: int) -> None:
-        """Write a step, once, and read it back: nothing of it is announced unless it counts."""
+        """Write a step once and read it back; nothing of it is announced unless it counts."""
         if self._written != version:
             self._publish(self.topics.train_steps, value, "TrainStep", version)
             self._written = version
@@ -284,7 +284,7 @@ class StepSaver:
         self.fence.settle(value)
 
     def save_again(self) -> None:
-        """Write the newest checkpoint once more, with what was consumed since."""
+        """Write the newest checkpoint again, with what was consumed since."""
         self.save_trained(wait=True)
         self._save(self._checkpoint(), self.learner.state(), self.pending)
 
@@ -300,7 +300,7 @@ class StepSaver:
         checkpoints.save(self.run.checkpoints, made, published)
 
     def _checkpoint(self) -> Callable[..., Checkpoint]:
-        """The checkpoint of what is there now, but for `state` and for `pending`."""
+        """Return a maker of the present checkpoint, which needs `state` and `pending`."""
         buffer, accounts = self.intake.buffer, self.intake.accounts
         return partial(
             Checkpoint,

@@ -1,8 +1,8 @@
-"""The step that is under way where gradients are added as groups complete.
+"""The step in progress when gradients are added as groups complete.
 
-A group that was added stays in the buffer until its batch is whole, so it is counted where every
-other group is, and a trainer that begins again meets it again. What the batch then holds decides:
-is it not what was added, the step is computed anew from it.
+An added group stays in the buffer until its batch is whole, so it is counted like every other
+group, and a restarted trainer adds it again. If the final batch differs from the added groups, the
+step is computed anew from the batch.
 """
 
 import time
@@ -22,22 +22,22 @@ log = structlog.get_logger()
 
 @dataclass(eq=False)
 class StreamedStep:
-    """Adds what has completed, and takes the step."""
+    """Adds gradients of complete groups, and takes the step."""
 
     learner: Learner
     buffer: Buffer
     clock: Callable[[], float] = time.monotonic
     added_s: float = 0.0
-    """Seconds in which gradients of the step under way were added, before its batch was whole."""
+    """Seconds spent adding gradients of the step in progress, before its batch was whole."""
     _streaming: Streaming | None = None
     _added: set[str] = field(default_factory=set)
     _broken: bool = False
-    """A group could not be added; the batch that it is in says so in the end."""
+    """True if a group could not be added; the step of its batch will raise the error."""
 
     def add_complete(self) -> int:
-        """Add the gradients of groups that have completed since; returns how many.
+        """Add the gradients of newly completed groups; return their number.
 
-        Raises Unavailable where all of them have to be added again.
+        Raises Unavailable if all of them have to be added again.
         """
         new = [each for each in self.buffer.complete() if each[0] not in self._added]
         began = self.clock()
@@ -50,7 +50,7 @@ class StreamedStep:
                 self._broken = True
                 break
             except Unavailable:
-                self._streaming = None  # it has lost what was added before, too
+                self._streaming = None  # the groups that were added before are lost too
                 self._added.clear()
                 raise
             self._added.add(key)
@@ -60,9 +60,9 @@ class StreamedStep:
     def take(
         self, samples: tuple[Sample, ...], version: int
     ) -> tuple[dict[str, float], tuple[Sample, ...]]:
-        """Take the step of a whole batch; its metrics, and its samples in the order of the sums.
+        """Take the step of a whole batch; return metrics, and samples in the order of summation.
 
-        Raises what `Learner.step` does.
+        Raises the errors of `Learner.step`.
         """
         streaming, self._streaming = self._streaming, None
         whole = streaming is not None and not self._broken

@@ -1,9 +1,7 @@
-"""The training group of one policy: scored trajectories in, versions out, rollouts kept in the air.
+"""The training group of one policy: read trajectories, train, publish, keep rollouts in flight.
 
-Progress is the optimiser's: the checkpoint holds weights, optimiser, RNG and what was consumed, and
-a restart reads on from there.
-
-It reads with `assign`, not as a group member: its position is in the checkpoint.
+Progress is kept in the checkpoint: it holds weights, optimiser, RNG and consumed offsets, and a
+restart reads on from there. So the trainer reads with `assign`, not as a group member.
 """
 
 import time
@@ -53,11 +51,11 @@ from trainer.reading import Reading
 from trainer.step import Learner
 
 ACK_S = 1.0
-"""How long a turn waits for acks before a step."""
+"""The longest wait of a turn for acks before a step."""
 LOOK_EVERY_S = 10.0
-"""Between two looks at whether the newest weights are still there."""
+"""Seconds between two checks that the newest weights still exist."""
 AWAY_S = 0.5
-"""Between two tries while broker, registry or a store is away."""
+"""Seconds between two tries while broker, registry or a store is unreachable."""
 
 log = structlog.get_logger()
 
@@ -77,24 +75,24 @@ class Trainer:
     draws: Draws
     heldout: HeldOut | None = None
     curators: Sequence[Curator] = ()
-    """Who chooses the tasks; nobody: they are drawn uniformly."""
+    """The rules that choose the tasks; without them tasks are drawn uniformly."""
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
     in_use: InUse = field(kw_only=True)
-    """Which versions the log says are in use."""
+    """Reads from the log which versions are in use."""
     continue_: Continue | None = field(default=None, kw_only=True)
-    """How cancelled rollouts go on; needed where some may."""
+    """Makes the requests that continue cancelled rollouts; needed if rollouts may be cancelled."""
     retell: Retell | None = field(default=None, kw_only=True)
-    """How text of others is read; needed where some is shared."""
+    """Reads shared text of others; needed if some is shared."""
     reading: Reading = field(default=Reading(), kw_only=True)
-    """How far the policy reads; of a learner without a model nothing is known."""
+    """The limits of what the policy can read; unknown for a learner without a model."""
     executor: Executor = field(default_factory=InlineExecutor, kw_only=True)
-    """What saves steps, where they are saved while the next batch is trained."""
+    """Saves steps; with a thread, while the next batch is trained."""
     accept_truncation: bool = field(default=False, kw_only=True)
-    """Whether it goes on without what its checkpoint counts and the log has lost."""
+    """True to continue without consumed records that the log has lost."""
     _unread: deque[Record] = field(default_factory=deque, init=False)
-    """What was polled and not offered yet."""
+    """Records that were polled and not processed yet."""
     _looked_at: float = field(default=0.0, init=False)
-    """When the newest weights were looked for last."""
+    """The time when the newest weights were last checked."""
 
     def __post_init__(self) -> None:
         latest = checkpoints.load_latest(self.run.checkpoints)
@@ -127,7 +125,7 @@ class Trainer:
         if held is not None and latest.path is not None:
             checkpoints.require_recipe(latest.path, self.config.digest(), checkpoints.CHANGED)
         self.accounts = known.accounts
-        # Whoever saved the checkpoint may not have been heard when it ended what was running.
+        # Cancels of the process that saved the checkpoint may have been lost when it ended.
         cut_off = self.accounts.unended() if self.config.cuts_off else []
         self.evaluations = Evaluations(self.heldout, self._ask_pinned, known.evaluations)
         highest = max(announced.highest_version, announced.highest_step_record)
@@ -152,7 +150,7 @@ class Trainer:
             self.cancels.ask(cut_off, UNFINISHED)
 
     def _put_together(self, highest: int, abandoned: checkpoints.Ranges, asked: Asked) -> None:
-        """What acts on what comes in: saving, asking for rollouts, taking steps."""
+        """Build the parts that act on incoming rollouts: saving, admission, training."""
         self.continuing = None
         if self.config.cuts_off:
             self.continuing = self._continuing()
@@ -181,7 +179,7 @@ class Trainer:
         )  # fmt: skip
 
     def _continuing(self) -> Continuing:
-        """What goes on with cancelled rollouts; raises Refused where nothing can."""
+        """Return the part that continues cancelled rollouts. Raises Refused if none can be."""
         why = "batch" if self.config.refills else "over_provision"
         if not self.run.admits or self.run.others:
             msg = f"{why} cancels rollouts of a run with one policy; take it out of [learner]"
@@ -194,22 +192,22 @@ class Trainer:
         )
 
     def _ask_pinned(self, *requests: RolloutRequest) -> None:
-        """Ask for evaluations, of the versions that other policies have now."""
+        """Request evaluations with the current versions of the other policies."""
         self.submitter.publish(*map(self.others.pinned, requests))
 
     def go_on(self, stopping: Callable[[], bool]) -> None:
-        """Train until the run is done or somebody stops it; all that was announced is acked."""
+        """Train until the run is done or is stopped; at the end all announcements are acked."""
         while not stopping() and not self.done():
             self.turn()
-        with suppress(Unavailable):  # its next start takes the step again
+        with suppress(Unavailable):  # the next start takes the step again
             self.saver.save_trained(wait=True)
         flush_all(self.publisher, FLUSH_S, "records of the trainer", "its next start repeats them")
 
     def turn(self, timeout_s: float = 0.05) -> int:
-        """Read, keep rollouts in the air, train when a batch is there; return records read.
+        """Read, admit rollouts, train if a batch is there; return the number of records read.
 
-        While broker, registry or a store is away nothing is lost or done twice: what was read is
-        offered later, a step that was taken is announced before anything else.
+        While broker, registry or a store is unreachable nothing is lost or done twice: records are
+        processed later, and a step that was taken is announced before anything else.
         """
         if not (self._unread or self._full()):
             self._unread.extend(self.reader.poll(timeout_s))
@@ -246,21 +244,21 @@ class Trainer:
         return records
 
     def _look_for_weights(self) -> None:
-        """Have weights that were lost published again: whoever begins to serve needs them."""
+        """Publish the newest weights again if they are lost, since new servers need them."""
         now = self.clock()
         if now - self._looked_at >= LOOK_EVERY_S:
             self._looked_at = now
             self.saver.mend_lost()
 
     def _full(self) -> bool:
-        """Whether reading would only fill memory: not while it is what everybody waits for."""
+        """Return True if reading should pause to save memory; never after the last step."""
         return self.buffer.full() and not self.admission.stopped()
 
     def _train(self) -> bool:
-        """Take a step if a batch is there, and all that was written before it is acked.
+        """Take a step if a batch is there and all earlier records are acked.
 
         So one checkpoint holds all that is announced and not acked, and all requests of draws below
-        its own lie below where they ended when it was saved.
+        its own are below the end of the request topic that it records.
         """
         if self.admission.stopped():
             return False
@@ -283,7 +281,7 @@ class Trainer:
         return True
 
     def _batch(self, groups: int) -> bool:
-        """Take a batch from the buffer; whether one was there."""
+        """Take a batch from the buffer; return False if there is none."""
         samples = self.buffer.take(groups, self.learner.version)
         self.intake.note_dropped()
         if self.continuing is not None:
@@ -297,17 +295,17 @@ class Trainer:
         return True
 
     def _waits_for_what_it_cut_off(self) -> bool:
-        """Whether a step is held back until all that its weights have sampled can be scored."""
+        """Return True while a step waits for its cancelled rollouts, to score their tokens."""
         if self.continuing is None or not self.config.interrupts:
             return False
         return not self.continuing.has_ended()
 
     def done(self) -> bool:
-        """Whether the run has come to its end and its last weights are evaluated."""
+        """Return True if the run has ended and its last weights are evaluated."""
         if not (self.admission.stopped() and self.saver.all_saved()):
             return False
         return self.evaluations.complete(self.learner.version)
 
     def running(self) -> int:
-        """Rollouts published and not seen scored yet."""
+        """Return the number of rollouts that are published and not seen scored yet."""
         return self.accounts.running()

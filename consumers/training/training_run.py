@@ -1,4 +1,4 @@
-"""What one training run is."""
+"""The description of one training run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,28 +11,28 @@ from trainer.publication import Publishing
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """Its names, its folder, and the rule that it keeps rollouts in the air by."""
+    """The names, the folder and the admission rule of a run."""
 
     run_id: str
     policy_id: str
     directory: Path
-    """Checkpoints lie here, and weights that are published to no URL."""
+    """Folder of the checkpoints, and of weights that are published to no URL."""
     starts: Mapping[TopicPartition, int]
-    """Where every topic ended when the run was made: nothing of the run lies before."""
+    """The end of every topic when the run was made; all records of the run are above."""
     scoring_id: str
-    """Whose rewards are trained on."""
+    """The scoring whose rewards are trained on."""
     rule: AdmissionRule
-    """How many rollouts may be in the air."""
+    """The rule that bounds the rollouts in flight."""
     steps: int = 0
-    """No rollouts are admitted beyond this many steps; 0 is without end."""
+    """No rollouts are admitted beyond this many steps; 0 means no end."""
     admits: bool = True
-    """Whether its trainer asks for the rollouts; of several policies in a rollout one does."""
+    """True if this trainer requests the rollouts; with several policies only one does."""
     others: Mapping[str, int] = field(default_factory=dict)
-    """The other policies that its rollouts are sampled from, and how many steps each takes."""
+    """The other policies that its rollouts are sampled from, and the number of steps of each."""
     barrier: bool = False
-    """Whether new rollouts wait until all policies stand at the same step."""
+    """True if new rollouts wait until all policies are at the same step."""
     publishing: Publishing = field(default_factory=Publishing)
-    """How its weights are published."""
+    """The form and place in which weights are published."""
 
     @property
     def checkpoints(self) -> Path:
@@ -40,5 +40,5 @@ class TrainingRun:
 
     @property
     def weights(self) -> str:
-        """Where its weights are published: a directory, or a URL."""
+        """Return where its weights are published: a directory, or a URL."""
         return self.publishing.place(self.directory)

@@ -1,7 +1,7 @@
-"""One attempt at a rollout: its program runs, wishes, waits and learns.
+"""One attempt at a rollout: runs its program, opens its wishes and applies their answers.
 
-Whatever a program does wrong comes back as ProgramFailed, by value: whoever runs the attempt
-decides what that means.
+Errors of a program are returned as ProgramFailed, not raised: the caller of the attempt decides
+what follows.
 """
 
 from collections import deque
@@ -59,23 +59,27 @@ POSITIONS_PER_TURN = 8
 """A program that never calls a model is ended after this many wishes per allowed turn, unless its
 limits name another number."""
 FREE_FAILURES = {"history_needed", "prefix_needed"}
-"""Requests for more, not failures of work: they number a try but, the first time, use none up."""
+"""Requests for more data, not failures of work: each counts as a try, but the first
+one does not use one up."""
 BUSY = "busy"
-"""A server that is full, not a failure of work: it numbers a try and uses none up."""
+"""The code of a server that is full. It is no failure of work: it counts as
+a try, but uses none up."""
 MOST_BUSY = 1000
-"""So often at one position; more count as failures. A server holds each such answer back for a
-while, so that is hours, but what has another one's manners must not keep a rollout for ever."""
+"""Most busy answers at one position; further ones count as failures. A server holds each
+such answer back for a while, so the bound takes hours to reach; it ends rollouts at a
+server that does not wait."""
 
 Answer = ModelAnswered | EnvironmentStepped | CallFailed
 StepRow = tuple[int, str, str | None, str, float, bool, bool, str]
 """A StepTaken, field by field."""
 Turn = list[Outstanding] | Finish | ProgramFailed
-"""What a program came to: wishes (none while it waits for others), its end, or its failure."""
+"""The result of running a program: its new wishes (none while it waits),
+its end, or its failure."""
 
 
 @dataclass(slots=True)
 class Session:
-    """One environment of an attempt, as far as the journal tells."""
+    """One environment session of an attempt, according to the journal."""
 
     reset: Outstanding
     """The wish that opened it, as it stood when it was answered."""
@@ -83,14 +87,14 @@ class Session:
     environment_config: str
     seed: int
     since: int
-    """How many steps its attempt had taken when it was opened."""
+    """The number of steps of its attempt when it was opened."""
     applied: int = 0
-    """How many actions it has been told."""
+    """The number of actions applied to it."""
     done: bool = False
 
 
 class Attempt:
-    """One attempt at a rollout: its program, what it waits for, and what it has learned."""
+    """One attempt at a rollout: its program, its outstanding wishes, and the answers so far."""
 
     __slots__ = (
         "agent", "answers", "completed", "conversations", "due_ms", "failures", "how_asked",
@@ -109,13 +113,14 @@ class Attempt:
         self.agent: Agent | None = None
         self.outstanding: dict[int, Outstanding] = {}
         self.wished: list[int] | int | None = []
-        """Where the wishes are that the program waits for; a number where it yielded no list, None
-        where it waits for whatever comes next."""
+        """Positions of the wishes that the program waits for; a number where it yielded a single
+        wish, None where it waits for whichever completes next."""
         self.answers: dict[int, object] = {}
         self.completed: deque[Completed] = deque()
-        """What came of other wishes, in log order, while the program waited for something else."""
+        """Outcomes of other wishes, in log order, that came while the program
+        waited for something else."""
         self.over = False
-        """Whether the program is not gone on with; what it still waits for counts all the same."""
+        """True if the program is not resumed any more; answers to its open wishes still count."""
         self.conversations: list[Conversation] = []
         self.sessions: dict[str, Session] = {}
         self.steps: PackedRows[StepRow] = PackedRows()
@@ -126,9 +131,10 @@ class Attempt:
         self.sampled_tokens = 0
         self.failures = 0
         self.how_asked = spelt(request.sampling)
-        """Made once: nearly every call is sampled as the request asks."""
+        """Computed once, as nearly every call uses the request's sampling."""
         self.due_ms = 0
-        """Nothing is overdue before; most attempts need not be looked at when deadlines are due."""
+        """No deadline passes before this time, so that most attempts can be
+        skipped in deadline checks."""
 
     def begin(self, program: Program, now_ms: int) -> Turn:
         """Start the program; `now_ms` is the event's append time."""
@@ -157,7 +163,7 @@ class Attempt:
         return next(self.agent)
 
     def close_program(self) -> None:
-        """Let the generator go; whatever it does on the way out is its own affair."""
+        """Close the generator; errors that it raises while closing are ignored."""
         if self.agent is not None and hasattr(self.agent, "close"):
             try:
                 with self.world.guard:
@@ -194,6 +200,7 @@ class Attempt:
             if isinstance(yielded, Finish):
                 return self._finished(check_finish(yielded))
             opened += self._open_all(yielded, now_ms)
+            # An outcome that was kept answers an AsCompleted at once.
             if self.wished is not None or not self.completed:
                 return opened
             resume, told = cast(Agent, self.agent).send, self.completed.popleft()
@@ -205,7 +212,7 @@ class Attempt:
         return finish
 
     def _open_all(self, yielded: object, now_ms: int) -> list[Outstanding]:
-        """What was yielded to be carried out side by side."""
+        """Open the wishes of a yielded list or AsCompleted, to be carried out concurrently."""
         first, name = self.next_position, self.request.agent
         if not isinstance(yielded, AsCompleted):
             wishes = check_wishes(yielded, name, first)
@@ -222,16 +229,17 @@ class Attempt:
         return opened
 
     def _refuse(self, wish: CallModel, error: Reserved) -> None:
-        """Let the program hear, as of any other outcome, that a call was not made."""
+        """Report to the program that a call was not made, like any other outcome."""
         self.completed.append(Completed(wish, WishFailed("token_limit", str(error))))
 
     def _withdraw(self, first: int, model_calls: int) -> None:
-        """Forget wishes that were spoilt by another one or by their guard: nobody heard them."""
+        """Discard the wishes of a turn that failed; their commands were never sent."""
         self.outstanding = {at: waits for at, waits in self.outstanding.items() if at < first}
         self.next_position, self.model_calls = first, model_calls
 
     def take(self, waits: Outstanding, answer: Answer, command_id: bytes, now_ms: int) -> Turn:
-        """Apply an answer that fits; the program goes on when what it waits for is answered."""
+        """Apply a fitting answer; resume the program when all wishes that
+        it waits for are answered."""
         if isinstance(answer, ModelAnswered):
             said = self._answered(waits, answer, command_id, now_ms)
             return self._settle(waits, said, now_ms)
@@ -243,6 +251,7 @@ class Attempt:
         busy = failure.code == BUSY and waits.turned_away < MOST_BUSY
         waits.turned_away += busy
         history = failure.code in FREE_FAILURES and not waits.with_history
+        # Every failure numbers a try, so that late answers are recognised; free ones use none up.
         free = busy or history
         if waits.sequence is not None:
             waits.sequence.misses += failure.code == "prefix_needed"
@@ -259,7 +268,8 @@ class Attempt:
         return self._settle(waits, WishFailed(failure.code, failure.message), now_ms)
 
     def _send_history(self, waits: Outstanding) -> None:
-        """From now on with all there is; a step is then an opening too, and takes as long."""
+        """Send the full history from now on; a step then reopens its
+        environment, so its timeout grows."""
         if isinstance(waits.wish, Step) and not waits.with_history:
             waits.timeout_s += self.request.limits.open_timeout_s
         waits.with_history = True
@@ -287,6 +297,7 @@ class Attempt:
     def _observed(self, waits: Outstanding, body: EnvironmentStepped) -> EnvironmentAnswer:
         wish, action = waits.wish, None
         if isinstance(wish, Reset):
+            # A session may be opened again: its actions are those after this opening.
             environment = environment_of(wish, self.request.task)
             session = self.sessions[wish.session] = Session(waits, *environment, len(self.steps))
         else:
@@ -311,18 +322,18 @@ class Attempt:
         )
 
     def steps_taken(self) -> Iterator[StepTaken]:
-        """All of its steps, in log order."""
+        """Return all steps, in log order."""
         return (make_step_taken(*row) for row in self.steps)
 
     def actions_of(self, name: str) -> tuple[str, ...]:
-        """What an open session has been told since it was opened."""
+        """Return the actions of an open session since it was opened."""
         since = islice(self.steps_taken(), self.sessions[name].since, None)
         return tuple(
             taken.action for taken in since if taken.session == name and taken.action is not None
         )
 
     def _settle(self, waits: Outstanding, answer: object, now_ms: int) -> Turn:
-        """Close one wish; when all that the program waits for are closed, it goes on."""
+        """Close one wish; resume the program when all wishes that it waits for are closed."""
         position, wished = waits.position, self.wished
         del self.outstanding[position]
         if self.over:

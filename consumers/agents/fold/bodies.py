@@ -1,4 +1,4 @@
-"""What a wish says, as a digest: an answer fits the wish whose digest it carries."""
+"""Digests of the contents of wishes: an answer fits the wish whose digest it carries."""
 
 from collections.abc import Iterable
 from hashlib import blake2b
@@ -10,7 +10,7 @@ from schemas.messages import Task as WireTask
 
 
 def environment_of(wish: Reset, task: WireTask) -> tuple[str, str, int]:
-    """Name, configuration and seed of the environment that a reset opens."""
+    """Return name, configuration and seed of the environment that a reset opens."""
     config = task.environment_config if wish.environment_config is None else wish.environment_config
     return (
         task.environment if wish.environment is None else wish.environment,
@@ -20,7 +20,7 @@ def environment_of(wish: Reset, task: WireTask) -> tuple[str, str, int]:
 
 
 def digest_of(*parts: object) -> bytes:
-    """Names what is said by these parts, 16 bytes."""
+    """Return the 16-byte digest of these parts."""
     return _digest("\0".join(map(str, parts)))
 
 
@@ -35,7 +35,8 @@ def call_digest(
     policy_id: str,
     how: str,
 ) -> bytes:
-    """Of a call as it stands: where it goes on from, what is new in it, `how` it is sampled."""
+    """Return the digest of a call: the prefix that it extends, its new
+    messages, and its sampling `how`."""
     said = "\1".join([f"{m.role}\0{m.content}\0{m.tool_calls}\0{m.tool_call_id}" for m in new])
     where = f"{policy_id}\0{sequence.index}\0{sequence.length}"
     begun = "" if sequence.answers or not sequence.begun else f"\0{sequence.packed().hex()}"
@@ -43,10 +44,10 @@ def call_digest(
 
 
 def step_digest(wish: Step, applied: int) -> bytes:
-    """Of a step, so many actions after its session was opened."""
+    """Return the digest of a step that follows `applied` actions of its session."""
     return _digest(f"step\0{wish.session}\0{applied}\0{wish.action}")
 
 
 def spelt(how: Sampling) -> str:
-    """What of a sampling is part of a call's digest."""
+    """Return the sampling parameters that are part of a call's digest, as text."""
     return str((how.temperature, how.top_p, how.top_k, how.max_tokens, how.stop))

@@ -1,8 +1,8 @@
-"""The chain of starts of one journal partition: which request is the next that may start.
+"""The chain of starts of one journal partition: decides which request may start next.
 
-A request is named by the id of its topic, the leader epoch that wrote it, and its offset. Offsets
-alone do not tell whether it was started: the requests' log may have been cut and have grown again,
-or have been made anew under its name.
+A request is identified by the id of its topic, the leader epoch that wrote it, and its offset. The
+offset alone does not tell whether it was started: the requests' log may have been truncated and
+have grown again, or its topic may have been recreated under the same name.
 """
 
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from schemas.messages import NO_EPOCH, RolloutRefused, RolloutStarted
 
 Start = RolloutStarted | RolloutRefused
 STARTED_BEFORE = "started_before"
-"""Reason of a start that does not count: its request has been started, or is of a log that is
-gone."""
+"""The reason of a start that does not count: its request was started before, or belongs to a
+log that no longer exists."""
 START_AFTER_GAP = "start_after_gap"
-"""Reason of a start that does not count: requests before its own were never started."""
+"""The reason of a start that does not count: earlier requests were never started."""
 MOST_LEFT = 8
-"""Ids that are remembered of topics which were made anew."""
+"""The number of remembered ids of earlier incarnations of the topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +24,15 @@ class Chain:
     """The last request that was started."""
 
     last: int | None = None
-    """Its offset; None where none has been counted."""
+    """Its offset; None if no start has counted."""
     epoch: int = NO_EPOCH
     requests: str = ""
-    """The id of its topic, empty where no start has told it."""
+    """The id of its topic, empty if no start has stated it."""
     left: tuple[str, ...] = ()
-    """Ids of topics that were there before, the latest first."""
+    """Ids of earlier incarnations of the topic, the latest first."""
 
     def breaks(self, start: Start) -> str:
-        """Why a start does not count, empty where it does."""
+        """Return the reason why a start does not count, empty if it does."""
         if self.started(start.requests_id, start.request_epoch, start.request_offset):
             return STARTED_BEFORE
         same_log = self.last is not None and not self._made_anew(start.requests_id)
@@ -41,7 +41,7 @@ class Chain:
         return ""
 
     def started(self, requests_id: str, epoch: int, offset: int) -> bool:
-        """Whether no start of a request can count any more."""
+        """Return True if no further start of a request can count."""
         if requests_id and requests_id in self.left:
             return True
         if self.last is None or self._made_anew(requests_id):
@@ -54,7 +54,7 @@ class Chain:
         return "" not in (requests_id, self.requests) and requests_id != self.requests
 
     def then(self, start: Start) -> "Chain":
-        """The chain behind a start that counts."""
+        """Return the chain after a start that counts."""
         requests, left = start.requests_id or self.requests, self.left
         if self._made_anew(requests):
             left = (self.requests, *left)[:MOST_LEFT]

@@ -1,5 +1,5 @@
-"""What a program may yield. What cannot go on the wire must end its rollout here: later it would
-end the worker. Every check raises ProgramFailed(`rubbish`)."""
+"""Checks of the values that a program yields. A value that cannot be serialised must end its
+rollout here: later it would end the worker. Every check raises ProgramFailed(`rubbish`)."""
 
 from collections.abc import Iterable, Sequence
 
@@ -18,13 +18,13 @@ from schemas.foreign_text import plain, shown
 from schemas.messages import Message, Sampling
 
 RESULT_CHARS = 200_000
-"""A result above this would not fit into the journal; it belongs into a file."""
+"""The largest result that fits into the journal; a larger one belongs into a file."""
 
 
 def check_wishes(
     yielded: object, program_name: str, position: int
 ) -> Sequence[Reset | CallModel | Step]:
-    """The wishes of a list that was yielded."""
+    """Return the wishes of a yielded list."""
     wishes = yielded if isinstance(yielded, list | tuple) else ()
     if not wishes or any(not isinstance(wish, WISHES) for wish in wishes):
         msg = (
@@ -38,7 +38,7 @@ def check_wishes(
 def check_as_completed(
     yielded: AsCompleted, open_: Iterable[object], program_name: str, position: int
 ) -> Sequence[Reset | CallModel | Step]:
-    """Its wishes, none among them, beside those that are open."""
+    """Return its wishes, possibly none, after checking them against the open ones."""
     if isinstance(yielded.wishes, list | tuple) and not yielded.wishes:
         return ()
     wishes = check_wishes(yielded.wishes, program_name, position)
@@ -54,8 +54,8 @@ def check_as_completed(
 
 
 def check_finish(finish: Finish) -> Finish:
-    """The same with a result that can be written; raises ProgramFailed(`result_too_large`), and
-    (`rubbish`) for conversations that are none."""
+    """Return the Finish with a result that can be written; raises
+    ProgramFailed(`result_too_large`), and (`rubbish`) for malformed conversations."""
     recalled = finish.recalled
     if not isinstance(recalled, (list, tuple)) or not all(map(_is_recalled, recalled)):
         msg = f"Finish needs as recalled conversations with all their tokens, found {shown(finish)}"
@@ -70,7 +70,7 @@ def check_finish(finish: Finish) -> Finish:
 
 
 def check_call(wish: CallModel) -> None:
-    """Anything but the messages themselves."""
+    """Check everything but the messages themselves."""
     messages, how = wish.messages, wish.sampling
     if not isinstance(messages, (list, tuple)) or not messages:
         msg = f"CallModel needs a list of Message, found {shown(messages)}"
@@ -104,7 +104,7 @@ def check_messages(messages: Sequence[object]) -> None:
 
 
 def check_reset(wish: Reset, name: str, config: str, seed: int) -> None:
-    """A reset into the environment that it comes to mean."""
+    """Check a reset, given the name, configuration and seed that it resolves to."""
     if not _is_text(wish.session, name, config) or not _is_whole(seed, 64):
         msg = f"Reset needs texts and a 64-bit seed, found {shown(wish)}"
         raise ProgramFailed("rubbish", msg)
@@ -117,12 +117,12 @@ def check_step(wish: Step) -> None:
 
 
 def _is_text(*values: object) -> bool:
-    """Whether these are strings that can be written; a lone surrogate cannot."""
+    """Return True for strings that can be written as UTF-8; a lone surrogate cannot."""
     try:
         for value in values:
             if not isinstance(value, str):
                 return False
-            if not value.isascii():  # which costs nothing to ask
+            if not value.isascii():  # the cheap check first
                 value.encode()
     except UnicodeEncodeError:
         return False
@@ -134,7 +134,7 @@ def _is_whole(value: object, bits: int) -> bool:
 
 
 def _is_begun(begun: object, messages: int) -> bool:
-    """Whether these are tokens of fewer messages than there are."""
+    """Return True for the tokens of fewer messages than the call has."""
     return (
         isinstance(begun, Begun)
         and isinstance(begun.ids, bytes)
@@ -147,7 +147,8 @@ def _is_begun(begun: object, messages: int) -> bool:
 
 
 def _is_recorded(begun: Begun, tokens: int) -> bool:
-    """Whether it is told of every token, or of none, what was sampled of it and how."""
+    """Return True if mask, log-probabilities and versions are given for
+    every token, or for none."""
     columns = (begun.mask, begun.logprobs, begun.versions)
     return (
         all(isinstance(column, bytes) for column in columns)
@@ -159,7 +160,7 @@ def _is_recorded(begun: Begun, tokens: int) -> bool:
 
 
 def _is_recalled(recalled: object) -> bool:
-    """Whether this is a conversation with tokens of all its messages."""
+    """Return True for a conversation with the tokens of all its messages."""
     return (
         isinstance(recalled, Recalled)
         and isinstance(recalled.messages, (list, tuple))

@@ -1,4 +1,5 @@
-"""What is sent for a wish: the same place, the same bytes, however often it is put together."""
+"""The command that is sent for a wish: deterministic, so that sending it
+again gives the same bytes."""
 
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ make_step = maker(EnvironmentStep)
 
 
 def command(attempt: Attempt, waits: Outstanding) -> Command:
-    """The command of one outstanding wish, as it stands."""
+    """Return the command of one outstanding wish in its present state."""
     wish = waits.wish
     if isinstance(wish, CallModel):
         return _call(attempt, waits, wish)
@@ -29,14 +30,15 @@ def command(attempt: Attempt, waits: Outstanding) -> Command:
 
 
 def place(attempt: Attempt, waits: Outstanding) -> tuple[str, int, int, int, bytes, bytes]:
-    """What names a command, and the event that answers it."""
+    """Return the fields that identify a command, and the event that answers it."""
     rollout_id, position = attempt.request.rollout_id, waits.position
     named = command_id(rollout_id, attempt.number, position, waits.tries)
     return rollout_id, attempt.number, position, waits.tries, named, waits.digest
 
 
 def courtesy(attempt: Attempt) -> list[Command]:
-    """Close what is open elsewhere: saves work, never needed for history."""
+    """Return commands that release open sessions and calls; they save work
+    and do not affect history."""
     closing: list[Command] = [
         replace(command(attempt, session.reset), kind="close")
         for session in attempt.sessions.values()

@@ -1,4 +1,4 @@
-"""Conversations: token sequences that are only ever extended, and the same as messages."""
+"""Conversations: token sequences that are only ever extended, with the same content as messages."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,17 +8,18 @@ from schemas.ids import LONG_PREFIX, prefix_hash
 from schemas.messages import Message, ModelAnswered, Sampling
 
 MISS_EVERY = 16
-"""Answers to a question for a prefix; servers that ask more often, or always, are sent it whole."""
+"""The number of answers per tolerated `prefix_needed`; a server that asks more
+often is sent whole prefixes."""
 
 
 class AnswerTokens(NamedTuple):
-    """What an answer added to its sequence beside the ids, packed."""
+    """The data that an answer added to its sequence besides the ids, packed."""
 
     read: int
-    """How many its prompt was given; those that were sampled came behind them."""
+    """The number of prompt tokens that were added; the sampled ones follow them."""
     logprobs: bytes
     version: bytes
-    """The one of all its tokens; where they differ, of each."""
+    """One version for all its tokens, or one for each if they differ."""
 
     @classmethod
     def of(cls, answer: ModelAnswered) -> "AnswerTokens":
@@ -28,13 +29,13 @@ class AnswerTokens(NamedTuple):
         return cls(len(answer.added_ids) // 4, answer.logprobs, version)
 
     def versions(self) -> bytes:
-        """Of each sampled token."""
+        """Return the version of each sampled token."""
         sampled = len(self.logprobs)
         return self.version if len(self.version) == sampled else self.version * (sampled // 4)
 
 
 class Conversation:
-    """One token sequence that is only ever extended, and the same as messages."""
+    """One token sequence that is only ever extended, with the same content as messages."""
 
     __slots__ = (
         "answers", "begun", "busy", "hash", "ids", "index", "last", "messages", "misses",
@@ -50,37 +51,40 @@ class Conversation:
         self.messages: list[Message] = list(messages)
         self.answers: list[AnswerTokens] = []
         self.last: ModelAnswered | None = None
-        """The last of them, as it came."""
+        """The last answer, unchanged."""
         self.recorded = recorded
-        """Where some of what it began with was sampled: which, how probable it was, and by what."""
+        """The mask, log-probabilities and versions of its first tokens, if
+        some of them were sampled."""
         self.samplings: list[Sampling] = list(recorded.samplings) if recorded else []
-        """How each answer was asked for."""
+        """The sampling parameters of each answer."""
         self.begun = len(begun) // 4
-        """Tokens that were there before the first answer; they stand for the first messages."""
+        """The number of tokens before the first answer; they stand for the first messages."""
         self.ids = bytearray(begun)
-        """Of all its tokens, packed."""
+        """All its token ids, packed."""
         self.hash = prefix_hash(begun)
-        """Of all its tokens: a long one is named at every turn, and not gone through for that."""
+        """The running hash of all its tokens, so that a long prefix is not
+        hashed again at every turn."""
         self.busy = False
         self.misses = 0
-        """How often its prefix was asked for."""
+        """The number of times that a server asked for its prefix."""
         self.tools = tools
-        """Of which its policy was told where it began; None: nobody knows, they are in the tokens
-        that it began with."""
+        """The tool definitions at its beginning; None if they are unknown, since they are part
+        of the tokens that it began with."""
         self.untrainable = False
-        """Whether some answer in it says that its tokens are not those that were sampled."""
+        """True if some answer states that its tokens are not those that were sampled."""
 
     @property
     def length(self) -> int:
-        """How many tokens it has."""
+        """The number of its tokens."""
         return len(self.ids) // 4
 
     def sampled(self) -> bool:
-        """Whether a policy has said anything in it."""
+        """Return True if some of its tokens were sampled by a policy."""
         return bool(self.answers) or self.recorded is not None
 
     def begins(self, wish: CallModel, policy_id: str) -> bool:
-        """Whether a call's messages go on from here, with at least one new and the same tools."""
+        """Return True if a call extends it by at least one message, with
+        the same policy and tools."""
         messages, known = wish.messages, len(self.messages)
         if policy_id != self.policy_id or len(messages) <= known or not self._told_of(wish.tools):
             return False
@@ -88,19 +92,19 @@ class Conversation:
         return (first if isinstance(first, list) else list(first)) == self.messages
 
     def adopt(self, messages: Sequence[Message]) -> None:
-        """Hold the last message as the call that goes on from here has it: it is the same, and an
-        agent's process that sends it back would have it held twice."""
+        """Replace the last message by the equal one of the call that extends it: an agent's
+        process that sends it back would otherwise have it held in memory twice."""
         if self.messages:
             self.messages[-1] = messages[len(self.messages) - 1]
 
     def _told_of(self, tools: str | None) -> bool:
-        """Whether a call with these needs no other definitions in its prompt."""
+        """Return True if a call with these tools needs no other definitions in its prompt."""
         return tools is None or self.tools is None or tools == self.tools
 
     def take(
         self, new: Sequence[Message], answer: ModelAnswered, reply: Message, sampling: Sampling
     ) -> None:
-        """Extend it by what was new in a call and by what the model answered."""
+        """Extend it by the new messages of a call and by the model's answer."""
         self.messages += new
         self.messages.append(reply)
         self.answers.append(AnswerTokens.of(answer))
@@ -112,25 +116,27 @@ class Conversation:
         self.hash.update(added)
 
     def held(self) -> bool:
-        """Whether its server may be expected to hold it."""
+        """Return True if its server can be expected to hold its tokens."""
         answered = len(self.answers)
         seldom = self.misses * MISS_EVERY <= answered + MISS_EVERY
         return self.length >= LONG_PREFIX and answered > 0 and seldom
 
     def packed(self) -> bytes:
-        """All token ids, as they are now."""
+        """Return a copy of all token ids."""
         return bytes(self.ids)
 
 
 def conversation_for(
     wish: CallModel, policy_id: str, conversations: list[Conversation]
 ) -> Conversation:
-    """The longest one that a call extends, the latest among equals; else a new one.
+    """Return the longest conversation that a call extends, the latest among equals; else a new one.
 
-    One that began with other tools is not extended: templates tell of them where a sequence begins,
-    and nothing that was sampled is put after words which were not there then.
+    A conversation that began with other tools is not extended: templates state the tools at the
+    beginning of a sequence, and sampled tokens must not follow a prompt that did not exist when
+    they were sampled.
 
-    Tokens that a call begins with begin a new one, unless one that is known reaches as far.
+    A call with `begun` tokens begins a new one, unless a known conversation has at least as many
+    messages.
     """
     known = [c for c in conversations if not c.busy and c.begins(wish, policy_id)]
     if wish.begun is not None:
@@ -147,9 +153,10 @@ def conversation_for(
 def counted_after(
     wish: CallModel, policy_id: str, conversations: list[Conversation]
 ) -> Conversation:
-    """What tokens are only counted after: a copy, so that the rollout's own stays as it is.
+    """Return a copy of the conversation for a call that only counts tokens, so that the rollout's
+    own is unchanged.
 
-    Of the same conversation that a call would extend, also where that is being extended now.
+    It is the conversation that a sampling call would extend, even if another call extends it now.
     """
     known = [c for c in conversations if c.begins(wish, policy_id)]
     found = max(known, key=lambda c: (len(c.messages), c.index), default=None)
@@ -168,7 +175,7 @@ def _begun_by(wish: CallModel, policy_id: str, index: int) -> Conversation:
 
 
 def recalled_as(recalled: Recalled, policy_id: str, index: int) -> Conversation:
-    """One that no call goes on with."""
+    """Return the conversation of a Recalled; no call extends it."""
     begun = recalled.begun
     recorded = begun if begun.mask else None
     return Conversation(index, policy_id, recalled.messages, begun.ids, None, recorded)

@@ -1,4 +1,4 @@
-"""One journal partition, folded: its open rollouts and its chain of starts."""
+"""The fold of one journal partition: its open rollouts and its chain of starts."""
 
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -26,21 +26,21 @@ START = (RolloutStarted, RolloutRefused)
 # As a tuple: `isinstance` with A | B makes the union anew each time.
 COMMANDS = (ModelCall, EnvironmentStep)
 FEW_RECORDS = 20_000
-"""Folded in a second; a reader that has no more to read needs no stragglers named."""
+"""The number of records that are folded in about a second; below it no stragglers are named."""
 
 
 @dataclass(slots=True)  # not frozen: one is made for every event
 class Taken:
-    """What came of one event."""
+    """The result of one event."""
 
     reason: str = ""
-    """Why it does not count, a key of `Journal.ignored`; empty where it does."""
+    """The reason why it does not count, a key of `Journal.ignored`; empty if it counts."""
     effects: Sequence[Effect] = ()
-    """What it gives rise to, in the order in which that is to be sent."""
+    """Its outputs, in the order in which they are to be sent."""
     rollout: Rollout | None = None
     """The rollout that it began, changed or ended."""
     ended: Trajectory | None = None
-    """The end that it was; one of the effects."""
+    """The trajectory, if it ended a rollout; also one of the effects."""
 
     @property
     def counted(self) -> bool:
@@ -69,9 +69,10 @@ class Journal:
         self.writer = writer
         begin = begin or Watermark(0)
         self.chain = Chain(begin.last, begin.epoch, begin.requests, begin.left)
-        """The last request that a start counted of."""
+        """The last request whose start counted."""
         self.bulk_low = begin.bulk_low
-        """Below this, only stragglers are read, and whether they count is known."""
+        """Below this offset only records of stragglers are read, and `stragglers`
+        decides which starts count."""
         self.open: dict[str, Rollout] = {}
         self.ignored: Counter[str] = Counter()
         self._stragglers = frozenset(begin.stragglers)
@@ -82,11 +83,12 @@ class Journal:
 
     @property
     def last(self) -> int | None:
-        """The last counted request offset; None where none has been counted."""
+        """The last counted request offset; None if none has been counted."""
         return self.chain.last
 
     def needs(self, offset: int, key: bytes | None) -> bool:
-        """Whether a record has to be folded; asked in log order, it decides without decoding."""
+        """Return True if a record has to be folded. Called in log order;
+        decides without decoding."""
         if offset >= self.bulk_low:
             return True
         if offset in self._stragglers:
@@ -96,7 +98,7 @@ class Journal:
     def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> Taken:
         """Apply one event, in log order. `now_ms` is its append time.
 
-        Silently, answers give rise to no commands: for readers that would not send them.
+        If `silent`, answers yield no commands: for readers that would not send them.
         """
         body = event.body
         if isinstance(body, START):
@@ -104,6 +106,7 @@ class Journal:
         rollout = self.open.get(event.rollout_id)
         if rollout is None:
             return self._ignore("not_open")
+        # Decided before the newer attempt was read; a cancel or a deadline ends any attempt.
         if isinstance(body, RolloutFinished) and event.attempt != rollout.attempt.number:
             return self._ignore("older_attempt")
         if isinstance(body, END):
@@ -126,7 +129,7 @@ class Journal:
     def _start(
         self, event: Event, body: RolloutStarted | RolloutRefused, offset: int, now_ms: int
     ) -> Taken:
-        """Open a rollout, if its start counts."""
+        """Open a rollout if its start counts."""
         if reason := self._breaks_chain(body, offset):
             return self._ignore(reason)
         if event.rollout_id in self.open:
@@ -152,10 +155,11 @@ class Journal:
             return Taken("", [rollout.give_up(error)], rollout)
 
     def _breaks_chain(self, body: RolloutStarted | RolloutRefused, offset: int) -> str:
-        """Why a start does not count; one that does becomes the last of the chain.
+        """Return why a start does not count; a start that counts becomes the last of the chain.
 
-        Where none was counted, the first does.
+        If none was counted before, the first one counts.
         """
+        # The chain begins at `bulk_low`; the stragglers tell which earlier starts count.
         if offset < self.bulk_low:
             return "" if offset in self._stragglers else "no_straggler"
         if reason := self.chain.breaks(body):
@@ -165,7 +169,8 @@ class Journal:
         return ""
 
     def _firsts(self, commit: int, most: int) -> list[int]:
-        """First offsets below `commit` of the oldest rollouts that count as open there."""
+        """Return the first offsets below `commit` of the oldest rollouts
+        that count as open there."""
         known = {
             *(first for _, first in self._ended),
             *(first for first, _ in self._twice),
@@ -174,15 +179,17 @@ class Journal:
         return nsmallest(most, (first for first in known if first < commit))
 
     def watermark(self, commit: int) -> Watermark:
-        """Where a reader must begin to know all that is open at `commit`; commits go up only.
+        """Return where a reader must begin to know all that is open at `commit`; commits only rise.
 
         A rollout whose end lies at or above the commit counts as open: its end will be read again.
-        So does one that was started twice while it was open, as long as the second start is read:
-        without the first it would count. Stragglers are named where that at least halves what has
-        to be read; `bulk_low` never goes back, for what lies below it may be unknown here.
+        So does one that was started twice while it was open, until the second start is below the
+        watermark: a reader that had not seen the first start would count the second. Stragglers are
+        named if that at least halves the records to be read; `bulk_low` never goes back, since
+        records below it may be unknown here.
         """
         while self._ended and self._ended[0][0] < commit:
             self._ended.popleft()
+        # Look for stragglers only if there would be more than `few` records to read again.
         firsts = self._firsts(commit, 1)
         lows = [*firsts, commit]
         if lows[0] < max(commit - self.few, self.bulk_low):
@@ -195,6 +202,7 @@ class Journal:
             self._twice.popleft()
         while self._starts and self._starts[0][0] < low:
             self._starts.popleft()
+        # State the chain as of `low`: a reader folds the later starts again.
         chain = self._starts[0][1] if self._starts else self.chain
         return Watermark(
             low,

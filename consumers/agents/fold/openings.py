@@ -1,4 +1,4 @@
-"""How a wish is noted that a program has just made: what it asks, and until when."""
+"""Opens a wish that a program has just made: its digest, command fields and timeout."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 
 ONE_AT_A_TIME = SHARED_BUDGET = 1
-"""The rules since which a session has one wish open, and open calls share what is left."""
+"""The version of the rules since which a session has one wish open, and open
+calls share the token budget."""
 
 
 class Reserved(ProgramFailed):
-    """No token is left for a call while others are open; there may be some when these end."""
+    """Raised if no token is left for a call while others are open; some
+    may be left when these end."""
 
 
 def open_together(
@@ -30,9 +32,9 @@ def open_together(
     now_ms: int,
     refuse: Callable[[CallModel, Reserved], None] | None = None,
 ) -> list[Outstanding]:
-    """Note wishes that are made side by side; raises ProgramFailed.
+    """Open wishes that are made concurrently; raises ProgramFailed.
 
-    `refuse` is told of a call that no token is left for, where its program can hear of that.
+    `refuse` is called with a call for which no token is left, if its program can be told so.
     """
     calls = sum(isinstance(wish, CallModel) for wish in wishes)
     opened = []
@@ -50,9 +52,9 @@ def open_together(
 def open_wish(
     attempt: "Attempt", wish: Reset | CallModel | Step, now_ms: int, calls_behind: int = 0
 ) -> Outstanding:
-    """Note one wish of its program; raises ProgramFailed for one that it may not make.
+    """Open one wish of the program; raises ProgramFailed if it is not allowed.
 
-    So many calls that are made at the same time come behind it.
+    `calls_behind` is the number of calls that follow it in the same list; they share the budget.
     """
     position = attempt.next_position
     if position >= attempt.most_wishes:
@@ -74,7 +76,8 @@ def open_wish(
 
 
 def _check_alone(attempt: "Attempt", wish: Reset | Step) -> None:
-    """A session takes one action after another: of two at once nobody could tell the answers."""
+    """Raise ProgramFailed if the session has a wish open: answers to two at once
+    could not be told apart."""
     if attempt.rules < ONE_AT_A_TIME:
         return
     for waits in attempt.outstanding.values():
@@ -115,7 +118,8 @@ def _open_call(attempt: "Attempt", wish: CallModel, now_ms: int, calls_behind: i
 
 
 def _sampling(attempt: "Attempt", wish: CallModel, calls_behind: int) -> Sampling:
-    """How a call is sampled: with no more tokens than its part of what the attempt has left."""
+    """Return the sampling of a call, with no more tokens than its share of the
+    attempt's remaining budget."""
     sampling = wish.sampling or attempt.request.sampling
     budget = attempt.request.limits.max_tokens
     left = budget - attempt.sampled_tokens

@@ -1,4 +1,4 @@
-"""One wish whose answer has not been counted yet: which answer fits it, and until when."""
+"""One wish whose answer has not been counted yet: the answer that fits it, and its deadlines."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -8,10 +8,11 @@ from consumers.agents.wishes import CallModel, Wish
 from schemas.messages import CallFailed, Event, Message, ModelAnswered, Sampling
 
 PATIENCE = 2.5
-"""In timeouts of a command: one to be begun in, one to be carried out in, half for the ways. Were
-its owner to give up when it may just be begun, a full server would work for nobody."""
+"""The deadline of an answer, in timeouts of its command: one to be begun in, one to be
+carried out in, half of one for transport. With less, a full server would work on
+commands that are given up."""
 FAR_MS = 10**13
-"""Three hundred years: a timeout beyond is as good as none, and fits every clock."""
+"""Three hundred years in ms: a longer timeout counts as none, and every clock can hold this one."""
 
 
 @dataclass(slots=True)
@@ -29,25 +30,25 @@ class Outstanding:
     tries: int = 0
     failures: int = 0
     turned_away: int = 0
-    """By servers that were full."""
+    """The number of tries that were answered by a full server."""
     with_history: bool = False
-    """Whether all there is was asked for and is sent."""
+    """True if the full history was asked for and is sent."""
     deadline_written: bool = False
-    """Forgotten in a crash, harmlessly."""
+    """True if its deadline was written. It is lost in a crash, which is harmless."""
 
     def fits(self, event: Event) -> bool:
-        """Whether the event answers just this wish and try."""
+        """Return True if the event has this wish's digest and type, and no later try."""
         if event.body_digest != self.digest or event.tries > self.tries:
             return False
         of_model = isinstance(event.body, ModelAnswered)
         return of_model == isinstance(self.wish, CallModel) or isinstance(event.body, CallFailed)
 
     def not_after_ms(self) -> int:
-        """When it is too late to begin with this wish."""
+        """Return the time after which work on this wish must not begin."""
         return self.opened_ms + whole_ms(self.timeout_s)
 
     def deadline_ms(self) -> int:
-        """When it is too late for an answer to this wish."""
+        """Return the time after which no answer to this wish is waited for."""
         return self.opened_ms + whole_ms(PATIENCE * self.timeout_s)
 
     def try_again(self, now_ms: int) -> None:
@@ -58,6 +59,6 @@ class Outstanding:
 
 @lru_cache(maxsize=1024)
 def whole_ms(timeout_s: float) -> int:
-    """A timeout as the clock of the log counts; what is no number of seconds never passes."""
+    """Convert a timeout to whole ms; one that is no finite number never passes."""
     ms = timeout_s * 1000
     return int(ms) if -FAR_MS < ms < FAR_MS else FAR_MS

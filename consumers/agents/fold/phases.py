@@ -1,15 +1,15 @@
 """The phases of a rollout, from its journal alone: submitted, scheduled, started, executed.
 
-Append times say when something was known, and an answer says how long its work took: so its slot
-was had so long before it came. Only the last attempt is timed; what came before it is nobody's
-phase. What a journal of an older release does not say stays None.
+Append times tell when something was known, and an answer states how long its work took: its slot
+was obtained that long before the answer. Only the last attempt is timed; earlier attempts belong to
+no phase. Values that the journal of an older release does not contain stay None.
 """
 
 from schemas.messages import EnvironmentStepped, RolloutTimers
 
 
 class AttemptPhases:
-    """How far one attempt has come, by its counted observations."""
+    """The phase times of one attempt so far, from its counted observations."""
 
     __slots__ = ("_began_ms", "_first_ms", "_starting_s", "_to_slot_s")
 
@@ -30,9 +30,9 @@ class AttemptPhases:
             self._to_slot_s = max(0.0, (at_ms - self._began_ms) / 1000 - body.took_s)
 
     def timers(self, requested_ms: int, started_ms: int, ended_ms: int) -> RolloutTimers | None:
-        """All four at the rollout's end; None where its journal tells of none.
+        """Return all four durations at the rollout's end; None if its journal has none of them.
 
-        Brokers' clocks differ: nothing takes less than no time.
+        Clocks of brokers differ, so negative durations become 0.
         """
         submission_s = max(0, started_ms - requested_ms) / 1000 if requested_ms > 0 else None
         if self._first_ms is None:

@@ -1,6 +1,6 @@
-"""One open rollout: its attempts, what is decided about it, and its end.
+"""One open rollout: its attempts, the decisions about it, and its end.
 
-What is decided is written now and acted upon when it is read.
+A decision is written when it is made and takes effect when it is read back.
 """
 
 from collections.abc import Sequence
@@ -31,11 +31,11 @@ from schemas.messages import (
 
 Effect = Command | Event | Trajectory
 Outcome = Outstanding | Effect
-"""What an event gives rise to, as long as wishes have not been made into commands."""
+"""An output of an event, before wishes are made into commands."""
 
 
 class Rollout:
-    """One open rollout: its present attempt, and what was decided about it."""
+    """One open rollout: its current attempt, and the last decision about it."""
 
     __slots__ = (
         "admitted", "attempt", "broken", "deadline_written", "decision", "first_offset", "heard_ms",
@@ -66,18 +66,19 @@ class Rollout:
         self.writer = writer
         self.deadline_written = False
         self.admitted = False
-        """Whether its user's quota lets it run; the worker's affair, not history's."""
+        """True if its user's quota lets it run; kept by the worker, not part of history."""
         self.runs_ms = started_ms
-        """Since when its own deadline counts: not while a quota holds it."""
+        """The time from which its own deadline counts: time in which a
+        quota holds it is left out."""
         self.heard_ms = 0
-        """When the first answer came that counts; 0 before."""
+        """The time of the first answer that counted; 0 before."""
         self._open_attempt(1)
 
     def _open_attempt(self, number: int) -> None:
         self.attempt = Attempt(number, self.request, self.partition, self.world, self.rules)
         self.broken = False
         self.decision: Event | None = None
-        """What was decided last, until it is read or another attempt begins."""
+        """The last decision, until it is read back or another attempt begins."""
 
     def begin(self, now_ms: int) -> Sequence[Outcome]:
         """Start the program of the current attempt; `now_ms` is the event's append time."""
@@ -89,7 +90,7 @@ class Rollout:
         return self._outcomes(self.attempt.begin(program, now_ms))
 
     def take(self, event: Event, now_ms: int) -> Sequence[Outcome] | None:
-        """Apply one answer or AttemptStarted; None when it does not count."""
+        """Apply one answer or AttemptStarted; None if it does not count."""
         body = event.body
         if isinstance(body, AttemptStarted):
             return self._new_attempt(event.attempt, now_ms)
@@ -104,17 +105,17 @@ class Rollout:
         if waits is None or not waits.fits(event):
             return self._broken(_disagreement(event, waits, attempt))
         self.heard_ms = self.heard_ms or now_ms
-        answer: Any = body  # whatever fits is one
+        answer: Any = body  # only answers fit
         if isinstance(answer, EnvironmentStepped):
             self.phases.observe(answer, now_ms)
         if isinstance(answer, CallFailed) and answer.code == "session_lost" and self._may_retry():
-            del attempt.outstanding[waits.position]  # answered: nothing counts here any more
+            del attempt.outstanding[waits.position]  # answered: nothing counts here now
             attempt.over = True
             return self._retry(answer.message)
         return self._outcomes(attempt.take(waits, answer, event.command_id, now_ms))
 
     def _outcomes(self, turn: Turn) -> Sequence[Outcome]:
-        """What the program came to; where that is its end, the decision to write it."""
+        """Return the wishes of a turn, or the decision that ends the rollout."""
         if isinstance(turn, list):
             return turn
         if isinstance(turn, Finish):
@@ -122,7 +123,7 @@ class Rollout:
         return self._fail(turn.code, str(turn))
 
     def effects(self, outcomes: Sequence[Outcome], *, silent: bool) -> list[Effect]:
-        """With the commands made of what was wished for; silently none is, as none will be sent."""
+        """Return the outcomes with wishes made into commands; if `silent` wishes are left out."""
         if silent:
             return [outcome for outcome in outcomes if not isinstance(outcome, Outstanding)]
         return [
@@ -131,27 +132,28 @@ class Rollout:
         ]
 
     def resend(self) -> list[Effect]:
-        """What this rollout has asked for and has no answer to, and its undelivered decision."""
+        """Return the commands of all unanswered wishes, and the decision
+        that has not been read back."""
         attempt = self.attempt
         sent: list[Effect] = [command(attempt, waits) for waits in attempt.outstanding.values()]
         return [*sent, self.decision] if self.decision else sent
 
     def at_first_command(self) -> bool:
-        """Whether nothing has been answered yet."""
+        """Return True if no command has been answered yet."""
         return self.attempt.number == 1 and 0 in self.attempt.outstanding
 
     def restart_clock(self, now_ms: int) -> None:
-        """Let all deadlines begin now: the first command was held back until now."""
+        """Begin all deadlines now: the first command was held back until now."""
         self.runs_ms = now_ms
         for waits in self.attempt.outstanding.values():
             waits.opened_ms = now_ms
 
     def ends_ms(self) -> int:
-        """When it is too late for the rollout."""
+        """Return the deadline of the rollout."""
         return self.runs_ms + whole_ms(self.request.limits.rollout_timeout_s)
 
     def overdue(self, now_ms: int) -> list[Event]:
-        """What has to be written because a deadline has passed; each only once."""
+        """Return the events to be written for deadlines that have passed; each is returned once."""
         attempt = self.attempt
         if now_ms < attempt.due_ms:
             return []
@@ -172,13 +174,13 @@ class Rollout:
         return Event(*place(self.attempt, waits), self.writer, body)
 
     def cancelled(self, reason: str, by: str = "") -> Event:
-        """The event that ends this rollout when it is read back."""
+        """Return the event that ends this rollout when it is read back."""
         return self._event(RolloutCancelled(reason[:REASON_CHARS], by))
 
     def give_up(self, error: Exception) -> Event:
-        """The decision to end a rollout that cannot be gone on with, whatever the reason is.
+        """Return the decision to end a rollout that cannot continue because of an error.
 
-        Its state stays as it is: answers count on until the end is read, here and elsewhere.
+        Its state stays as it is: answers still count until the end is read, here and elsewhere.
         """
         self._fail("broken", f"it cannot be gone on with: {raised(error)}")
         return cast(Event, self.decision)
@@ -203,7 +205,7 @@ class Rollout:
         return self._finish("failed", code=code, reason=reason)
 
     def _may_retry(self) -> bool:
-        """Whether its limits allow another attempt."""
+        """Return True if its limits allow another attempt."""
         return self.attempt.number < self.request.limits.max_attempts
 
     def _retry(self, reason: str) -> list[Outcome]:
@@ -225,9 +227,10 @@ class Rollout:
         return [*closing, *self.begin(now_ms)]
 
     def end(self, body: Terminal, offset: int, now_ms: int) -> tuple[Trajectory, list[Command]]:
-        """What a counted terminal event gives rise to, and what closes all that is open."""
+        """Return the trajectory of a counted terminal event, and commands
+        that close all that is open."""
         closing: list[Command] = []
-        with suppress(Exception):  # it saves work, no more
+        with suppress(Exception):  # only saves work elsewhere
             closing = courtesy(self.attempt)
         self.attempt.close_program()
         trajectory = ended_trajectory(
@@ -243,7 +246,7 @@ class Rollout:
 
 
 def _disagreement(event: Event, waits: Outstanding | None, attempt: Attempt) -> DeterminismError:
-    """The journal answers what the program does not ask."""
+    """Return the error of an answer that does not fit the program's wishes."""
     found = type(event.body).__name__
     if waits is None:
         wishes = f"has made {attempt.next_position} wishes"

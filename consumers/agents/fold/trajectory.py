@@ -1,4 +1,4 @@
-"""What is written at an end: the trajectory of a rollout that has ended or was refused."""
+"""The trajectory that is written when a rollout has ended or was refused."""
 
 from consumers.agents.fold.attempt import Attempt
 from consumers.agents.fold.conversation import Conversation
@@ -31,9 +31,10 @@ def ended_trajectory(
     ended_ms: int,
     timers: RolloutTimers | None = None,
 ) -> Trajectory:
-    """The attempt as it stands, under the status of the event that ended it.
+    """Return the trajectory of the attempt as it stands, with the status of the event that ended
+    it.
 
-    Calls without an answer are not counted: that a program made them may be its guard's decision.
+    Calls without an answer are not counted: whether a program made them may depend on the guard.
     """
     status, code, reason, result = _ending(body)
     waiting = sum(isinstance(w.wish, CallModel) for w in attempt.outstanding.values())
@@ -66,7 +67,7 @@ def ended_trajectory(
 def refused_trajectory(
     event: Event, body: RolloutRefused, partition: int, offset: int, now_ms: int
 ) -> Trajectory:
-    """The trajectory of a request that was refused: it ends where it begins, with nothing in it."""
+    """Return the trajectory of a request that was refused: empty, and its end is its beginning."""
     return Trajectory(
         rollout_id=event.rollout_id,
         attempt=event.attempt,
@@ -99,8 +100,8 @@ def _ending(body: Terminal) -> tuple[str, str, str, str]:
 def _sequences(
     attempt: Attempt,
 ) -> tuple[tuple[str, ...], tuple[Sequence, ...] | None, str]:
-    """The policies that sampled, and one sequence for each conversation in which they did, or why
-    these cannot be put together."""
+    """Return the policies that sampled, and one sequence for each conversation in which they
+    did, or the reason why these cannot be assembled."""
     answered = [c for c in attempt.conversations if c.sampled()]
     policies, asked = tuple(sorted({c.policy_id for c in answered})), attempt.request.sampling
     try:
@@ -111,9 +112,10 @@ def _sequences(
 
 
 def _sequence(conversation: Conversation, policy_index: int, asked: Sampling) -> Sequence:
-    """Token by token what was read (mask 0) and what was sampled (mask 1), as packed bytes.
+    """Return the columns token by token, packed: prompt tokens with mask 0, sampled ones with mask
+    1.
 
-    Where an answer is untrainable nothing in the sequence is: all of it is only read.
+    If any answer is untrainable the whole sequence is masked out.
     """
     last = conversation.last
     if conversation.untrainable:
@@ -138,7 +140,7 @@ def _sequence(conversation: Conversation, policy_index: int, asked: Sampling) ->
 
 
 def _columns(conversation: Conversation, policy_index: int) -> tuple[bytes, ...]:
-    """Ids, mask, log-probabilities, versions and policies of all of it."""
+    """Return ids, mask, log-probabilities, versions and policies of the whole conversation."""
     begun = _begun_columns(conversation, policy_index)
     mask, logprobs, versions, policy = ([column] for column in begun)
     for answer in conversation.answers:
@@ -152,17 +154,17 @@ def _columns(conversation: Conversation, policy_index: int) -> tuple[bytes, ...]
 
 
 def _unsampled(ids: bytes) -> tuple[bytes, ...]:
-    """The same columns of tokens that nobody sampled."""
+    """Return the same columns for tokens that no policy sampled."""
     return ids, *_unsampled_columns(len(ids) // 4)
 
 
 def _unsampled_columns(count: int) -> tuple[bytes, bytes, bytes, bytes]:
-    """Without the ids."""
+    """Return the columns without the ids."""
     return bytes(count), bytes(4 * count), b"\xff" * (4 * count), b"\xff" * count
 
 
 def _begun_columns(conversation: Conversation, policy_index: int) -> tuple[bytes, ...]:
-    """Mask, log-probabilities, versions and policies of what it began with."""
+    """Return mask, log-probabilities, versions and policies of the tokens that it began with."""
     recorded = conversation.recorded
     if recorded is None:
         return _unsampled_columns(conversation.begun)
@@ -171,5 +173,5 @@ def _begun_columns(conversation: Conversation, policy_index: int) -> tuple[bytes
 
 
 def _drawn(sampling: Sampling) -> tuple[float, float, int]:
-    """What decides the distribution that tokens are drawn from."""
+    """Return the parameters that decide the distribution from which tokens are sampled."""
     return sampling.temperature, sampling.top_p, sampling.top_k

@@ -1,4 +1,4 @@
-"""What the fold is given from outside, and the wall around all that a user wrote."""
+"""The fold's dependencies, and the guard around all user code."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class DrawnOnce:
-    """A seeded generator that is made when it is first asked for; most programs never ask."""
+    """A seeded generator that is made on first use; most programs never use it."""
 
     make: Callable[[int], "Random"]
     seed: int
@@ -30,20 +30,21 @@ class DrawnOnce:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What the fold is given from outside; none of it may depend on time or settings."""
+    """The dependencies of the fold; none of them may depend on time or settings."""
 
     program_of: Callable[[str], Program]
-    """Raises Refused for a program that is not there."""
+    """Raises Refused for an unknown program."""
     random_of: Callable[[int], "Random"]
     guard: AbstractContextManager[object] = field(default_factory=nullcontext)
-    """Entered around all that runs a program or looks at what it yielded; may raise ProgramFailed
-    inside it."""
+    """Entered around all code that runs a program or inspects a value that it yielded; may raise
+    ProgramFailed inside it."""
 
     def failure(self, program_name: str, error: BaseException) -> ProgramFailed:
-        """What was raised inside the guard, as the end of its rollout alone.
+        """Convert an exception that was raised inside the guard to the failure of its rollout
+        alone.
 
-        A user's program may raise anything, also what ends a process. A wish that failed and was
-        not caught ends it by the wish's own code. Raises what came from outside again.
+        A user's program may raise anything, even what ends a process. A WishFailed that was not
+        caught ends the rollout with the wish's own code. An interrupt from outside is raised again.
         """
         if isinstance(error, ProgramFailed):
             return error

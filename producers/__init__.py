@@ -1,1 +1,1 @@
-"""What puts records on topics: the publisher, topic provisioning, submission, admission's rules."""
+"""Writers of records: the publisher, topic provisioning, submission, admission's rules."""

@@ -1,4 +1,4 @@
-"""Kafka's admin client; no other module knows it."""
+"""Kafka's admin client; the only module that uses it."""
 
 import time
 from collections import deque
@@ -36,20 +36,20 @@ from schemas.topics import WantedTopic
 
 RETRY_S = 0.1
 MOST_HEARD = 20
-"""Of the client's own errors the last are kept: they say why nobody answers."""
+"""The number of the client's last own errors that are kept, as the reason of a silence."""
 DONE_BEFORE = {
     KafkaError.TOPIC_ALREADY_EXISTS,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.GROUP_ID_NOT_FOUND,
 }
-"""What a broker answers where nothing is left to do."""
+"""Answers of a broker if the work is already done."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A process in a consumer group, and the partitions in its hands."""
+    """A process in a consumer group, and its partitions."""
 
     group: str
     client_id: str
@@ -58,7 +58,7 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Where a partition begins and ends, and which leader epoch it is in."""
+    """The first and the end offset of a partition, and its leader epoch."""
 
     start: int
     end: int
@@ -66,7 +66,7 @@ class Stretch:
 
 
 class Admin:
-    """What provisioning and looking at a cluster need."""
+    """Operations to provision and to inspect a cluster."""
 
     def __init__(self, settings: Mapping[str, Any], *, timeout_s: float = 10.0) -> None:
         self._heard: deque[KafkaError] = deque(maxlen=MOST_HEARD)
@@ -78,7 +78,7 @@ class Admin:
         self._protocol = settings.get("security.protocol", "")
 
     def answers(self) -> bool:
-        """Whether the cluster answers a metadata request."""
+        """Return True if the cluster answers a metadata request."""
         try:
             self._client.list_topics(timeout=self._timeout_s)
         except KafkaException:
@@ -86,7 +86,7 @@ class Admin:
         return True
 
     def partitions(self) -> dict[str, int]:
-        """Every topic and its partition count; raises Unavailable."""
+        """Return every topic with its partition count. Raises Unavailable."""
         try:
             topics = self._client.list_topics(timeout=self._timeout_s).topics
         except KafkaException as error:
@@ -94,8 +94,8 @@ class Admin:
         return {name: len(topic.partitions) for name, topic in topics.items()}
 
     def _silence(self, error: KafkaError) -> str:
-        """What to say of brokers that do not answer: what the client met, and what to do."""
-        self._client.poll(0)  # its errors are heard here
+        """Describe why brokers do not answer, by the client's own errors, and the remedy."""
+        self._client.poll(0)  # calls the callback for its errors
         met = [each for each in self._heard if each.code() != KafkaError._ALL_BROKERS_DOWN]
         why = (met or [error])[-1].str()
         protocol = self._protocol
@@ -107,7 +107,7 @@ class Admin:
         )
 
     def groups(self) -> list[str]:
-        """The name of every consumer group; raises Unavailable."""
+        """Return the name of every consumer group. Raises Unavailable."""
         listing = self._client.list_consumer_groups(request_timeout=self._timeout_s)
         try:
             return sorted(group.group_id for group in listing.result().valid)
@@ -116,7 +116,7 @@ class Admin:
             raise Unavailable(msg) from error
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
-        """The id of each topic's incarnation; raises Unavailable."""
+        """Return the id of each topic. Raises Unavailable."""
 
         def ask() -> dict[str, str]:
             asked = self.ask_topic_ids(topics)
@@ -125,14 +125,14 @@ class Admin:
         return self._answer_to(ask, f"the ids of {', '.join(topics)}") if topics else {}
 
     def ask_topic_ids(self, topics: Sequence[str]) -> "Mapping[str, Future[TopicDescription]]":
-        """Ask for them, and wait for nothing."""
+        """Request the ids, without waiting."""
         described: Mapping[str, Future[TopicDescription]] = self._client.describe_topics(
             TopicCollection(list(topics)), request_timeout=self._timeout_s
         )
         return described
 
     def configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Each topic's settings; raises Unavailable."""
+        """Return each topic's settings. Raises Unavailable."""
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
         if not resources:
             return {}
@@ -155,7 +155,7 @@ class Admin:
             self._until_listed({topic.topic for topic in wanted})
 
     def _until_listed(self, topics: set[str]) -> None:
-        """The controller has made them; a broker hears of it a moment later."""
+        """Wait until brokers list new topics, a moment after the controller has made them."""
         until = time.monotonic() + self._timeout_s
         while not topics <= self.partitions().keys():
             if time.monotonic() > until:
@@ -180,12 +180,12 @@ class Admin:
             self._wait(self._client.incremental_alter_configs(resources))
 
     def delete_topics(self, names: Sequence[str]) -> None:
-        """Delete topics; those that are gone already are passed over. Raises Refused."""
+        """Delete topics; skip those that are gone already. Raises Refused."""
         if names:
             self._wait(self._client.delete_topics(list(names)))
 
     def delete_groups(self, names: Sequence[str]) -> None:
-        """Delete consumer groups that nobody is in, with their offsets. Raises Refused."""
+        """Delete consumer groups without members, with their offsets. Raises Refused."""
         if names:
             self._wait(self._client.delete_consumer_groups(list(names)))
 
@@ -200,12 +200,12 @@ class Admin:
                 raise Refused(msg) from error
 
     def ends(self, topics: Mapping[str, int]) -> dict[tuple[str, int], int]:
-        """The end offset of every partition; raises Unavailable."""
+        """Return the end offset of every partition. Raises Unavailable."""
         partitions = [(topic, n) for topic, count in topics.items() for n in range(count)]
         return self._offsets(partitions, OffsetSpec.latest())
 
     def stretches(self, partitions: Collection[tuple[str, int]]) -> dict[tuple[str, int], Stretch]:
-        """The same as `bounds`, and which leader epoch each partition is in."""
+        """Return the same as `bounds`, with the leader epoch of each partition."""
         starts = self._answered(partitions, OffsetSpec.earliest())
         ends = self._answered(partitions, OffsetSpec.latest())
         return {
@@ -216,7 +216,7 @@ class Admin:
     def bounds(
         self, partitions: Collection[tuple[str, int]]
     ) -> dict[tuple[str, int], tuple[int, int]]:
-        """Where each partition begins now, and its end as a committed reader sees it."""
+        """Return the low watermark of each partition, and its end for a read-committed reader."""
         starts = self._offsets(partitions, OffsetSpec.earliest())
         ends = self._offsets(partitions, OffsetSpec.latest())
         return {tp: (start, ends[tp]) for tp, start in starts.items()}
@@ -224,7 +224,7 @@ class Admin:
     def high_watermarks(
         self, partitions: Collection[tuple[str, int]]
     ) -> dict[tuple[str, int], int]:
-        """Where each partition ends, open transactions included; raises Unavailable."""
+        """Return the end of each partition, open transactions included. Raises Unavailable."""
         isolation = IsolationLevel.READ_UNCOMMITTED
         answered = self._answered(partitions, OffsetSpec.latest(), isolation)
         return {tp: int(answer.offset) for tp, answer in answered.items()}
@@ -241,9 +241,8 @@ class Admin:
         which: OffsetSpec,
         isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
     ) -> dict[tuple[str, int], ListOffsetsResultInfo]:
-        """Ask for offsets. A topic that was just made or grown has no leader for a moment, nor has
-        one of a broker that just died, of which the client gives a negative offset: it is asked
-        again.
+        """Ask for offsets, again while there is no leader, as for a moment after a topic was
+        made or grown, or after its broker died, for which the client returns a negative offset.
         """
         wanted = {TopicPartition(*tp): which for tp in partitions}
         if not wanted:
@@ -264,28 +263,28 @@ class Admin:
         return self._answer_to(ask, f"the offsets of {names}")
 
     def _answer_to(self, ask: Callable[[], T], what: str) -> T:
-        """Ask until it is answered; raises Unavailable, naming what was asked for."""
+        """Ask until it is answered. Raises Unavailable, with the name of the request."""
         until = time.monotonic() + self._timeout_s
         while True:
             try:
                 return ask()
             except KafkaException as error:
                 said = error.args[0]
-                # A partition that was just added has no leader yet: librdkafka calls that _NOENT.
+                # A partition that was just added has no leader yet: librdkafka reports _NOENT.
                 leaderless = said.code() == KafkaError._NOENT
                 fatal = verdict_on(said) is Verdict.FATAL and not leaderless
                 if fatal or time.monotonic() > until:
                     msg = f"{what} are not to be had: {error.args[0].str()}"
                     raise Unavailable(msg) from error
-            # What the client knows of a topic that has grown, or of leaders after a restart of the
-            # broker, is asked for anew by this alone.
+            # Only this makes the client refresh its metadata of a topic that grew, or of leaders
+            # after a restart of the broker.
             self.answers()
             time.sleep(RETRY_S)
 
     def members(self, groups: Sequence[str]) -> list[GroupMember]:
-        """Who is in some groups now, and with which partitions; raises Unavailable.
+        """Return the present members of some groups, with their partitions. Raises Unavailable.
 
-        The first question about a group that nobody ever joined is answered with an error.
+        The first request about a group that no process ever joined is answered with an error.
         """
         if not groups:
             return []

@@ -1,8 +1,8 @@
-"""The rules of admission: how many rollouts may be in the air, and which come next.
+"""The rules of admission: how many rollouts may be in flight, and which come next.
 
-Everything here is a function of its arguments. What was published since the checkpoint is known
-again from the log: request ids are digests of (run, draw, member), so a restart neither forgets nor
-doubles one.
+Everything here is a function of its arguments. Requests published since the checkpoint are found
+in the log: request ids are digests of (run, draw, member), so a restart neither forgets nor
+repeats one.
 """
 
 import math
@@ -14,12 +14,12 @@ from schemas.ids import digest, draw_of, group_id, parted_id, request_id
 from schemas.messages import RolloutRequest, Task
 
 MOST_MEMBERS = 4096
-"""Of a group whose size only its requests tell."""
+"""The most members of a group whose size is known only from its requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRule:
-    """AReaL's staleness manager (§5.1), counting rollouts everywhere.
+    """AReaL's staleness manager (§5.1), with all counts in rollouts.
 
     capacity = min( max_running − running, (η + v + 1)·B − (accepted + running) ), floored to
     whole groups; negative grants nothing.
@@ -32,10 +32,10 @@ class AdmissionRule:
     max_running: int
     group_size: int
     over_provision: float = 1.0
-    """Above 1, so many times B are kept started, whatever their age: what a batch leaves unfinished
-    is cancelled and gone on with (APRIL)."""
+    """The multiple of B kept started if above 1, whatever the staleness: rollouts that a batch
+    leaves unfinished are cancelled and continued (APRIL)."""
     refills: bool = False
-    """Whether as many are kept in flight as may be, whatever a batch is (C3PO++)."""
+    """True if `max_running` are kept in flight, whatever the size of a batch (C3PO++)."""
 
     def __post_init__(self) -> None:
         if self.max_running < self.group_size:
@@ -46,10 +46,10 @@ class AdmissionRule:
             raise Refused(msg)
 
     def grant(self, version: int, accepted: int, running: int) -> int:
-        """How many whole groups may start now.
+        """Return how many whole groups may start now.
 
-        `version` counts the run's steps. `accepted` counts the batches of these steps, B each,
-        and what is in the buffer now; `running` those published that are in neither.
+        `version` is the number of the run's steps. `accepted` counts their batches, B each,
+        and the buffer; `running` counts published rollouts that are in neither.
         """
         started = accepted + running
         bound = (self.staleness + version + 1) * self.batch - started
@@ -61,43 +61,43 @@ class AdmissionRule:
         return max(0, capacity) // self.group_size
 
     def batches_ahead(self, version: int, started: int) -> int:
-        """How many whole batches, that of the next step among them, are there for those before.
+        """Return how many whole batches precede a rollout, with the batch of the next step.
 
-        With `started` as `grant` counts it, of rollouts before the one that is asked about.
+        `started` counts the rollouts before it, as in `grant`.
         """
         return max(0, started // self.batch - version)
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """A run's endless series of groups: draw n is the same group for ever."""
+    """A run's endless series of groups: a draw's number fixes its group."""
 
     template: RolloutRequest
-    """What all requests of the run share; ids, seed and group are filled in."""
+    """The common part of all requests of the run; ids, seed and group are filled in."""
     run_seed: int
     group_size: int
     seed_range: tuple[int, int]
     """Task seeds are drawn from [first, end), uniformly."""
     tasks: tuple[Task, ...] = ()
-    """What a seed stands for where it is the number of a task: `task_of_seed`."""
+    """The tasks that seeds select, if there are several: `task_of_seed`."""
 
     def ids(self, draw: int) -> set[str]:
-        """Of the members of one group."""
+        """Return the ids of the members of one group."""
         run_id = self.template.run_id
         return {request_id(run_id, draw, member) for member in range(self.group_size)}
 
     def group(self, draw: int) -> list[RolloutRequest]:
-        """The members of one group: one task, their own ids."""
+        """Return the members of one group: one task, their own ids."""
         return self.members(draw, self.request(draw, self.seed(draw)))
 
     def seed(self, draw: int, refusals: int = 0) -> int:
-        """The task seed of a draw, or the one that follows so many that were refused for it."""
+        """Return the task seed of a draw, after so many refused seeds."""
         first, end = self.seed_range
         place = ("draw", self.run_seed, draw) + ((refusals,) if refusals else ())
         return first + int.from_bytes(digest(*place, size_bytes=8), "big") % (end - first)
 
     def request(self, draw: int, seed: int) -> RolloutRequest:
-        """What all members of a draw share where its task is that of a seed."""
+        """Return the common request of a draw's members, with the task of a seed."""
         return replace(
             self.template,
             task=task_of_seed(self.template.task, self.tasks, seed),
@@ -106,7 +106,7 @@ class Draws:
         )
 
     def members(self, draw: int, shared: RolloutRequest) -> list[RolloutRequest]:
-        """One request for each member of a draw, of what all of them share."""
+        """Return one request for each member of a draw, from the common one."""
         return [
             replace(
                 shared,
@@ -117,42 +117,42 @@ class Draws:
         ]
 
     def task_number(self, seed: int) -> int:
-        """Names the task of a seed: seeds that stand for one task share its number."""
+        """Return the number of a seed's task, which all seeds of that task share."""
         return seed % len(self.tasks) if self.tasks else seed
 
     def task_count(self) -> int:
-        """How many tasks there are to draw from."""
+        """Return the number of tasks to draw from."""
         first, end = self.seed_range
         return min(len(self.tasks), end - first) if self.tasks else end - first
 
 
 def task_of_seed(shared: Task, tasks: Sequence[Task], seed: int) -> Task:
-    """The task of a seed: that which all share, or one of several, in turn."""
+    """Return the task of a seed: the common one, or one of several in turn."""
     task = tasks[seed % len(tasks)] if tasks else shared
     return replace(task, seed=seed, task_id=f"{task.task_id or 'seed'}-{seed}")
 
 
 @dataclass
 class Published:
-    """The fold of a run's own requests from one draw on: what need not be published again.
+    """The fold of a run's own requests from one draw on, which are not published again.
 
-    A request is one of a draw's if its id is: anybody may write the name of a group.
+    A request belongs to a draw if its id does, since a group's name can be written in any request.
     """
 
     run_id: str
     first: int = 0
     group_size: int = 0
-    """The most members that a draw can have; 0 where only its requests tell."""
+    """The most members of a draw; 0 if it is known only from its requests."""
     ids: set[str] = field(default_factory=set)
     highest_draw: int = -1
     drawn: dict[int, RolloutRequest] = field(default_factory=dict)
-    """Of each draw that was met a request: it says what the draw is, whoever has drawn it."""
+    """One request of each draw that was found: it defines the draw, from any writer."""
     continued: list[tuple[int, str]] = field(default_factory=list)
-    """Draws and ids of requests that go on with another one."""
+    """Draws and ids of requests that continue another one."""
     _met: set[int] = field(default_factory=set)
 
     def take(self, request: RolloutRequest) -> int:
-        """Note one record of `rollout.requests`; returns its draw, -1 where it has none."""
+        """Note one record of `rollout.requests`; return its draw, -1 if it has none."""
         ours = request.run_id == self.run_id and request.purpose == "train"
         draw = draw_of(self.run_id, request.group_id) if ours else -1
         base, generation = parted_id(request.rollout_id)
@@ -174,12 +174,12 @@ class Published:
         return {request_id(self.run_id, draw, member) for member in range(size)}
 
     def empty_seats(self) -> int:
-        """Seats that draws which were met leave empty, as their groups are smaller."""
+        """Count the seats that smaller groups leave empty."""
         sizes = (each.group_size for draw, each in self.drawn.items() if draw >= self.first)
         return sum(self.group_size - size for size in sizes if 1 <= size < self.group_size)
 
     def keep_below(self, most: int) -> int:
-        """Count no draw from `most` on as published; returns how many that were met are let go."""
+        """Drop the draws from `most` on; return how many of them were found."""
         beyond = {draw for draw in self._met if draw >= most}
         self._met -= beyond
         self.drawn = {draw: each for draw, each in self.drawn.items() if draw < most}
@@ -189,6 +189,6 @@ class Published:
     def unfinished(
         self, group: Callable[[int], Iterable[RolloutRequest]]
     ) -> Iterator[RolloutRequest]:
-        """Members of begun groups that a crash kept from being published; `group` by draw."""
+        """Yield members of begun groups that a crash left unpublished; `group` maps a draw."""
         for draw in range(self.first, self.highest_draw + 1):
             yield from (r for r in group(draw) if r.rollout_id not in self.ids)

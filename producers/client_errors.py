@@ -1,4 +1,4 @@
-"""What a process says of its brokers: a client's connection errors, once and for all clients."""
+"""Logging of brokers' connection errors, once per process instead of once per client."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 SAY_AGAIN_S = 300.0
 AWAY = {"_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_RESOLVE"}
-"""One and the same thing to people: nobody answers."""
+"""Errors that mean the same to a reader: no broker answers."""
 
 KEYS = (
     "acks", "api.version.request", "broker.address.family", "broker.address.ttl",
@@ -40,14 +40,14 @@ KEYS = (
     "ssl.key.password", "ssl.key.pem", "ssl.keystore.location", "ssl.keystore.password",
     "ssl.providers", "ssl.sigalgs.list", "statistics.interval.ms",
 )  # fmt: skip
-"""What librdkafka's clients are set by as a rule; only to name the nearest of a misspelt one."""
+"""Usual settings of librdkafka's clients, only used to suggest one for a misspelt name."""
 C = TypeVar("C")
 
 log = structlog.get_logger()
 
 
 class ConsoleThrottle:
-    """What this process has said of its brokers lately; all its clients see the same ones."""
+    """Times of the last log entries about brokers, common to all clients of this process."""
 
     def __init__(self, again_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._again_s = again_s
@@ -55,7 +55,7 @@ class ConsoleThrottle:
         self._at: dict[str, float] = {}
 
     def first(self, what: str) -> bool:
-        """Whether nobody has said so for a while; it counts as said then."""
+        """Return True if this was not logged recently, and count it as logged now."""
         now = self._clock()
         if now - self._at.get(what, -self._again_s) < self._again_s:
             return False
@@ -72,9 +72,9 @@ def quiet(
     *,
     throttle: ConsoleThrottle = THROTTLE,
 ) -> dict[str, Any]:
-    """Client settings whose connection errors are said once, not by every client and every try.
+    """Return client settings that log connection errors once, not for every client and try.
 
-    Fatal ones are put into `fatal`: raising inside a callback would come out as something else.
+    Fatal errors are put into `fatal`: raised inside a callback they would change their type.
     """
 
     def once(error: "KafkaError") -> None:
@@ -90,9 +90,9 @@ def quiet(
 def checked_client(
     make: Callable[[dict[str, Any]], C], settings: dict[str, Any], refusal: type[Exception]
 ) -> C:
-    """A client of librdkafka's, which raises `refusal` for a setting that it does not have.
+    """Return a librdkafka client, which raises `refusal` for an unknown setting.
 
-    Raises Refused in its place, naming the nearest that there is.
+    Raises Refused instead, with the nearest known name.
     """
     try:
         return make(settings)

@@ -1,4 +1,4 @@
-"""What operators say: a word on `control` (cancel, pause, resume, drain), a user's quota."""
+"""Commands of operators: on `control` (cancel, pause, resume, drain), and users' quotas."""
 
 from producers.publisher import Publisher, flush_all
 from schemas.bounds import check_quota
@@ -12,7 +12,7 @@ FLUSH_S = 30.0
 
 
 def control_key(word: Control) -> str:
-    """The key of a word: in the compacted topic a later word with the same key replaces it."""
+    """Return the key of a command: in the compacted topic, a later one of the key replaces it."""
     if word.kind == "cancel" and word.rollout_id:
         return f"cancel/rollout/{word.rollout_id}"
     if word.kind == "cancel":
@@ -29,7 +29,7 @@ def control_key(word: Control) -> str:
 def write_control(
     out: Publisher, codec: Codec, topics: Topics, word: Control, source: str = "rollcall"
 ) -> None:
-    """Write one word, without waiting for its ack."""
+    """Write one command, without waiting for its ack."""
     key = control_key(word)
     about = word.rollout_id or word.group_id or word.worker or word.run_id or word.kind
     headers = full_headers("Control", f"{word.kind}/{about}", source, about, about)
@@ -37,14 +37,14 @@ def write_control(
 
 
 def retire_control(out: Publisher, topics: Topics, key: bytes) -> None:
-    """Take back what stands under a key of `control`, without waiting for the ack."""
+    """Revoke the command under a key of `control`, without waiting for the ack."""
     about = key.decode(errors="replace")
     headers = full_headers("Control", f"retired/{about}", "rollcall", about, about)
     out.send(topics.control, key, None, headers=headers)
 
 
 def send_control(out: Publisher, codec: Codec, topics: Topics, word: Control) -> None:
-    """Write one word and wait for its ack; raises DeliveryFailed."""
+    """Write one command and wait for its ack. Raises DeliveryFailed."""
     write_control(out, codec, topics, word)
     if out.flush(FLUSH_S):
         msg = f"the {word.kind} was not acked within {FLUSH_S:g} s; it may still arrive"
@@ -54,9 +54,9 @@ def send_control(out: Publisher, codec: Codec, topics: Topics, word: Control) ->
 def send_quota(
     out: Publisher, codec: Codec, topics: Topics, user: str, quota: Quota | None
 ) -> None:
-    """Set a user's quota, or take it back with None, and wait for the ack.
+    """Set a user's quota, or revoke it with None, and wait for the ack.
 
-    Raises Refused for what can be no quota, DeliveryFailed.
+    Raises Refused for an invalid quota, and DeliveryFailed.
     """
     check_quota(quota or Quota(user))
     value = None if quota is None else codec.encode(topics.quotas, quota)

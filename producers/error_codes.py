@@ -1,7 +1,7 @@
-"""The one table of Kafka's error codes: whether to go on, to ask again, or to end the process.
+"""The table of Kafka's error codes: whether to continue, to retry, or to end the process.
 
-Commits, fetches of offsets, polls and questions to the brokers are all judged by it. A code that
-concerns one record is the publisher's, which gives that record back.
+It applies to commits, fetches of offsets, polls and requests to the brokers. A code that
+concerns one record is handled by the publisher, which returns that record.
 """
 
 from enum import Enum
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 class Verdict(Enum):
-    """What to do about an error of a broker or of the client."""
+    """The reaction to an error of a broker or of the client."""
 
     PASSING = "passing"
-    """The membership is changing: the rebalance settles it, and the next call goes through."""
+    """The membership is changing: after the rebalance the next call succeeds."""
     WAITED = "waited for"
-    """A broker, or what it knows, is away for now: ask again."""
+    """A broker, or its metadata, is unavailable for now: retry."""
     ABSENT = "absent"
-    """The topic is not there: waited for while it is made, the end of whoever reads it already."""
+    """The topic is missing: wait while it is being made; fatal for its present readers."""
     FATAL = "fatal"
-    """No wait mends it: the process ends, and names it."""
+    """No wait helps: the process ends with this error."""
 
 
 PASSING = """
@@ -47,8 +47,8 @@ WAITED = """
     UNKNOWN_TOPIC_ID
     UNSTABLE_OFFSET_COMMIT
 """
-"""`OFFSET_METADATA_TOO_LARGE` is of one commit: the next one says something else. `INVALID_MSG` and
-`_BAD_MSG` are of one fetch: what was torn on its way is fetched again."""
+"""`OFFSET_METADATA_TOO_LARGE` concerns one commit: the next one has other metadata. `INVALID_MSG`
+and `_BAD_MSG` concern one fetch: data damaged on its way is fetched again."""
 ABSENT = "UNKNOWN_TOPIC_OR_PART"
 FATAL = """
     _APPLICATION _AUTHENTICATION _AUTO_OFFSET_RESET _BAD_COMPRESSION _CRIT_SYS_RESOURCE _DESTROY
@@ -94,7 +94,7 @@ VERDICTS = {
 
 
 def verdict_on(error: "KafkaError") -> Verdict:
-    """Judge an error; a code that the table lacks is waited for where the client would."""
+    """Judge an error; a code that is not in the table is retried if the client would."""
     if error.fatal():
         return Verdict.FATAL
     later = Verdict.WAITED if error.retriable() else Verdict.FATAL

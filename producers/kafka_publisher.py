@@ -1,7 +1,7 @@
-"""Kafka's producer; no other module knows it.
+"""Kafka's producer; the only module that uses it.
 
-A record that Kafka gives up ends the process without a commit: the log has not moved, and the
-restart does the work again. There is no partial recovery.
+A record that Kafka gives up ends the process without a commit: the committed offset has not moved,
+and the restart does the work again. There is no partial recovery.
 """
 
 import time
@@ -21,14 +21,14 @@ QUEUE_RECORDS = 50_000
 RETRY_S = 0.1
 REFRESH_S = 10.0
 GROWTH_S = 3.0
-"""What brokers have to hear of partitions that were added."""
+"""Time until brokers know of partitions that were added."""
 BURST = 1024
-"""Records handed to the client together, so that they leave in batches although nothing lingers."""
+"""Records handed to the client together, so that they leave in batches without lingering."""
 LINGER_MS, LEAVE_S = 5, 0.001
-"""What lingers leaves together with what is handed over next, but a burst is sent off when it is
-complete: by a flush, which waits for the first acks so long at most. Without lingering a burst's
-first record would leave alone, and the client would spin until that is acked: while a partition of
-an idempotent producer has more than five records on their way, the rest waits for them."""
+"""Lingering records leave together with the next ones, but a complete burst is sent at once: by a
+flush, which waits for the first acks at most this long. Without lingering, a burst's first record
+would leave alone, and the client would spin until it is acked: while a partition of an idempotent
+producer has more than five records in flight, the rest waits for them."""
 FAST = {"linger.ms": LINGER_MS, "compression.type": "lz4"}
 BULK = {"linger.ms": 20, "compression.type": "zstd", "batch.size": 1_048_576}
 COMMON = {
@@ -49,9 +49,9 @@ GONE = {
     KafkaError._DESTROY,
 }
 LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
-"""What concerns one topic, not the process. A batch may be too large where none of its records is,
-and what was on its way when its topic went is given up as if the broker did: these are tried once
-more, alone."""
+"""Codes that concern one topic, not the process. A batch may be too large if none of its records
+is, and records in flight when their topic is deleted are given up as if by the broker: these are
+tried once more, alone."""
 ALONE_S = 1.0
 TRANSACTION_S = 10.0
 
@@ -71,23 +71,23 @@ class KafkaPublisher(Publisher):
         self._failed: DeliveryFailed | None = None
         self.acked_ms = 0
         self._acked: deque[Cause] = deque()
-        """What waits for one ack less; told when `poll` or `flush` runs, whoever heard of it."""
+        """Causes of acked records; counted when `poll` or `flush` runs, on whichever thread."""
         self._gathered: deque[Outgoing] = deque()
         self._alone: deque[Outgoing] = deque()
-        """Refused together with others; each is tried once more by itself."""
+        """Records refused together with others; each is tried once more by itself."""
         self._refused: deque[tuple[WorkFailed, Outgoing]] = deque()
 
     def _put(self, outgoing: Outgoing) -> None:
-        """Gather; a burst goes out when it is full, and with the next `push`, `poll` or `flush`.
+        """Queue a record; a burst leaves when it is full, or at the next `push`, `poll` or `flush`.
 
-        Handed over one by one they would leave one by one, and the broker would do nothing else.
+        One by one they would leave in batches of one, which would occupy the broker completely.
         """
         self._gathered.append(outgoing)
         if len(self._gathered) >= BURST:
             self.push()
 
     def push(self) -> None:
-        """Hand over what was gathered and see it off; from any thread."""
+        """Hand queued records to the client and send them; from any thread."""
         handed = False
         while self._gathered and not self._alone:
             try:
@@ -122,9 +122,9 @@ class KafkaPublisher(Publisher):
                 return
 
     def _learn_of_growth(self, topic: str) -> None:
-        """Ask for the partitions of a topic that has grown.
+        """Refresh the partitions of a topic that has grown.
 
-        The client would learn it in five minutes by itself, and refuse the record until then.
+        The client would do so by itself only after five minutes, and refuse the record until then.
         """
         with suppress(KafkaException):
             self._producer.list_topics(topic, timeout=REFRESH_S)
@@ -142,7 +142,7 @@ class KafkaPublisher(Publisher):
         return report
 
     def _given_up(self, error: KafkaError, sent: Outgoing) -> None:
-        """Sort what became of a record: its topic will not have it, or nobody answers."""
+        """Handle a failed record: its topic refuses it, or no broker answers."""
         size_bytes = len(sent.value or b"")
         if error.code() in (*LARGE, KafkaError._DESTROY) and not sent.alone:
             sent.alone = True
@@ -160,10 +160,11 @@ class KafkaPublisher(Publisher):
         self._failed = self._failed or DeliveryFailed(reason)
 
     def _settle(self) -> None:
-        """Count acks; try alone what was refused with others; tell whoever sent it of what remains
+        """Count acks; retry alone what was refused with others; report the records that remain
         refused."""
         while self._acked:
             self._acked.popleft().acked += 1
+        # A record is alone only if no other is in flight.
         while self._alone and not len(self._producer):
             self._produce(self._alone.popleft())
             self._producer.flush(ALONE_S)
@@ -205,12 +206,12 @@ class KafkaPublisher(Publisher):
 
 
 class HeldTransaction:
-    """A transaction of a producer of its own, open until it is aborted; for faults and tests."""
+    """A transaction of its own producer, open until it is aborted; for faults and tests."""
 
     def __init__(
         self, settings: Mapping[str, Any], name: str, topic: str, partitions: Iterable[int]
     ) -> None:
-        """Write one record into each partition, which nobody reads; raises Unavailable."""
+        """Write one record into each partition, which is never committed. Raises Unavailable."""
         config = {**settings, "transactional.id": name}
         self._producer = Producer(quiet(config))
         try:
@@ -224,7 +225,7 @@ class HeldTransaction:
             raise Unavailable(msg) from error
 
     def abort(self) -> None:
-        """End it; where no broker answers, its timeout does."""
+        """Abort it; if no broker answers, its timeout does."""
         try:
             self._producer.abort_transaction(TRANSACTION_S)
         except KafkaException as error:

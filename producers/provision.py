@@ -1,7 +1,7 @@
-"""Topics and schemas of a cluster, brought to what the manifest says.
+"""Provisioning: brings topics and schemas of a cluster to the state of the manifest.
 
-A plan is a list of changes and nothing has happened yet; applying it twice changes nothing the
-second time. Topics never shrink, and the journal's topics grow together.
+A plan is a list of changes, and making it changes nothing; applying it again changes nothing
+either. Topics never shrink, and the journal's topics grow together.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that is not as it should be, and the topic to mend."""
+    """One difference from the manifest, and the topic to change."""
 
     kind: str
     """create, grow, alter, register, level, or refuse."""
@@ -31,11 +31,11 @@ class Change:
 def plan(
     admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic], *, exact: bool = False
 ) -> list[Change]:
-    """What `apply` would do, in its order.
+    """Return the changes of `apply`, in order.
 
-    A topic that has more partitions than is wanted was given them by an operator: the cluster
-    remembers that count, and topics that grow together are made with it. Where the counts are
-    `exact`, that is refused instead, for topics never shrink.
+    If a topic has more partitions than wanted, an operator has added them: that count is kept, and
+    topics that grow together are made with it. With `exact` counts that is refused instead, since
+    topics never shrink.
     """
     counts = admin.partitions()
     wanted = wanted if exact else _as_chosen(wanted, counts)
@@ -50,12 +50,12 @@ def plan(
 
 
 def _as_chosen(wanted: Sequence[WantedTopic], counts: dict[str, int]) -> list[WantedTopic]:
-    """The same with the larger counts that topics have; those that grow together have one."""
+    """Return the topics with their larger present counts; those that grow together share one."""
     together = max((counts.get(t.name, 0) for t in wanted if t.grows_with), default=0)
     chosen = []
     for topic in wanted:
         there = max(counts.get(topic.name, 0), together if topic.grows_with else 0)
-        # What has one partition for the sake of its order must not have more.
+        # A topic with one partition, to keep its order, must not have more.
         count = max(topic.partitions, there) if topic.partitions > 1 else topic.partitions
         chosen.append(replace(topic, partitions=count))
     return chosen
@@ -107,14 +107,14 @@ def _schema(topic: WantedTopic, registry: HttpRegistry) -> list[Change]:
 def apply(
     admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic], *, exact: bool = False
 ) -> list[Change]:
-    """Carry a plan out; raises TopicsDiffer before anything is changed when part is impossible."""
+    """Apply a plan. Raises TopicsDiffer before any change if a part is impossible."""
     return _carry_out(admin, registry, plan(admin, registry, wanted, exact=exact))
 
 
 def complete(admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic]) -> list[Change]:
-    """Make what is missing, such as a new policy's topic, and leave alone what is there.
+    """Make what is missing, such as a new policy's topic, and leave existing topics as they are.
 
-    What is there is an operator's; raises TopicsDiffer where nobody could work with it.
+    Their settings are an operator's choice. Raises TopicsDiffer if workers could not use them.
     """
     missing = [c for c in plan(admin, registry, wanted) if c.kind in ("create", "register")]
     missing += [Change("level", c.topic, "") for c in missing if c.kind == "create"]
@@ -139,12 +139,12 @@ def _carry_out(admin: Admin, registry: HttpRegistry, changes: list[Change]) -> l
 
 
 def require(admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic]) -> None:
-    """Raise TopicsDiffer where a worker could not keep its promises.
+    """Raise TopicsDiffer if workers could not give their guarantees on these topics.
 
-    How many partitions a topic has and how long it is kept are an operator's choice. Missing
-    topics, unknown schemas, a journal that is compacted, or journal topics of unequal counts are
-    not. What is optional may be missing. The cleanup policy of the release before is accepted and
-    logged: both releases work side by side until the last old worker has left.
+    Partition counts and retention times are an operator's choice. Missing topics, unknown schemas,
+    a compacted journal, or journal topics of unequal counts are errors. Optional topics may be
+    missing. The cleanup policy of the release before is accepted and logged: both releases work
+    side by side until the last old worker has left.
     """
     counts = admin.partitions()
     existing = [topic for topic in wanted if topic.name in counts]
@@ -166,7 +166,7 @@ def require(admin: Admin, registry: HttpRegistry, wanted: Sequence[WantedTopic])
 
 
 def _unequal(topics: Sequence[WantedTopic], counts: dict[str, int]) -> list[str]:
-    """Topics that must have one partition count and do not."""
+    """Describe topics that must have the same partition count and do not."""
     together = {topic.name: counts[topic.name] for topic in topics if topic.grows_with}
     if len(set(together.values())) <= 1:
         return []

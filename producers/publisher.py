@@ -1,4 +1,4 @@
-"""The way out into the log, whatever the log is: a Kafka producer, or the one in memory."""
+"""The interface for writing to the log: a Kafka producer, or the log in memory."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from schemas.errors import DeliveryFailed, TooLarge, WorkFailed
 from schemas.headers import Headers
 
 VALUE_LIMIT_BYTES = 1_000_000
-"""Below every topic's max.message.bytes, with room for key, headers and batch."""
+"""The largest value: below topics' max.message.bytes, with room for key, headers and batch."""
 LETTER_LIMIT_BYTES = 2_000_000
 
 
 class Cause(Protocol):
-    """Whatever waits for acks: a record in hand."""
+    """A record in hand, which waits for acks of its outputs."""
 
     sent: int
     acked: int
@@ -22,7 +22,7 @@ class Cause(Protocol):
 
 @dataclass(slots=True)
 class Outgoing:
-    """One record on its way, and whom to tell what became of it."""
+    """One record to be written, with the callback for its failure."""
 
     topic: str
     key: str | bytes | None
@@ -32,11 +32,11 @@ class Outgoing:
     cause: Cause | None = None
     refused: Callable[[WorkFailed], None] | None = None
     alone: bool = False
-    """Whether it is tried once more, by itself."""
+    """True if it is tried once more, by itself."""
 
 
 class Publisher(ABC):
-    """The way out. Acks are counted when `poll` runs, on the caller's thread."""
+    """Writes records. Acks are counted when `poll` runs, on the caller's thread."""
 
     acked_ms: int = 0
     """Append time of the record acked last; 0 before the first."""
@@ -54,8 +54,8 @@ class Publisher(ABC):
     ) -> None:
         """Hand a record over. Raises TooLarge for a value that no topic would take.
 
-        `refused` is called by `poll` or `flush` where the topic will not have it: it is gone, or
-        its limit is lower by now. What that sends instead stands for the record. Without it
+        `refused` is called by `poll` or `flush` if the topic refuses the record: it is gone, or its
+        limit was lowered. A record that the callback sends replaces it. Without a callback,
         `poll` raises DeliveryFailed.
         """
         if value is not None and len(value) > VALUE_LIMIT_BYTES:
@@ -66,34 +66,34 @@ class Publisher(ABC):
 
     @abstractmethod
     def _put(self, outgoing: Outgoing) -> None:
-        """Let a record go, or gather it."""
+        """Write a record, or queue it."""
 
     @abstractmethod
     def push(self) -> None:
-        """Let what was sent leave now; `poll` and `flush` do so too. Any thread may call it."""
+        """Send queued records now; `poll` and `flush` do so too. Any thread may call it."""
 
     @abstractmethod
     def poll(self) -> None:
-        """Count acks; raises DeliveryFailed when a record was given up."""
+        """Count acks. Raises DeliveryFailed if a record was given up."""
 
     @abstractmethod
     def flush(self, timeout_s: float) -> int:
-        """Wait until all is acked; return how many are not."""
+        """Wait until all is acked; return the number of records that are not."""
 
     @abstractmethod
     def waiting(self) -> int:
-        """Records handed over and not acked."""
+        """Return the number of records handed over and not acked."""
 
 
 def _check_size(topic: str, size_bytes: int) -> None:
-    """Letters hold records whole, so they may be larger than any; raises TooLarge."""
+    """Raise TooLarge above the limit, which is larger for dead letters: they hold whole records."""
     limit = LETTER_LIMIT_BYTES if topic.endswith("dead.letters") else VALUE_LIMIT_BYTES
     if size_bytes > limit:
         raise TooLarge(topic, size_bytes, limit)
 
 
 def flush_all(publisher: Publisher, timeout_s: float, what: str, then: str) -> None:
-    """Wait for every ack; raises DeliveryFailed with how many are missing, and what to do then."""
+    """Wait for every ack. Raises DeliveryFailed with the number missing, and advice (`then`)."""
     if missing := publisher.flush(timeout_s):
         msg = f"{missing:,} {what} were not acked within {timeout_s:g} s; {then}"
         raise DeliveryFailed(msg)

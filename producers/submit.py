@@ -1,4 +1,4 @@
-"""Requests from people and programs: checked at the door, published, counted."""
+"""Requests of users and programs: checked, published, counted."""
 
 import dataclasses
 import re
@@ -19,7 +19,7 @@ from schemas.topics import Topics
 NESTED: Mapping[str, type] = {"task": Task, "sampling": Sampling, "limits": Limits}
 ROLLOUT_ID = re.compile(r"[A-Za-z0-9._:/-]{1,200}")
 MARK_CHARS = 8
-"""Hexadecimal digits that tell the ids of one submission from those of the last."""
+"""Hexadecimal digits that distinguish the ids of one submission from those of another."""
 PYTHON: Mapping[str, Any] = {"str": str, "int": int, "float": (int, float), "bool": bool}
 
 BY_POLICY = frozenset({"min_policy_versions", "policy_versions"})
@@ -39,8 +39,8 @@ class Submitter:
     def publish(self, *requests: RolloutRequest) -> None:
         """Hand requests over; they are accepted when the producer's flush returns.
 
-        All or none: where one cannot be encoded now, Unavailable is raised before any is sent, so
-        that whoever asks again asks for nothing twice.
+        All or none: if one cannot be encoded now, Unavailable is raised before any is sent, so that
+        a retry repeats none.
         """
         values = [self.codec.encode(self.topic, request) for request in requests]
         for request, value in zip(requests, values, strict=True):
@@ -50,7 +50,7 @@ class Submitter:
 
 
 def new_rollout_id() -> str:
-    """A fresh id; rollouts are born here and nowhere else."""
+    """Return a new rollout id; all new ones are made here."""
     return uuid4().hex
 
 
@@ -61,9 +61,9 @@ def requests_of(
     defaults: RolloutRequest,
     group_size: int = 1,
 ) -> Iterator[RolloutRequest]:
-    """Read JSON Lines; a bad line is refused by its number. Each becomes `group_size` rollouts.
+    """Read JSON Lines; each line becomes `group_size` rollouts.
 
-    Raises Refused.
+    Raises Refused, with the number of a bad line.
     """
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -78,7 +78,7 @@ def requests_of(
 
 
 def grouped(request: RolloutRequest, group_size: int) -> Iterator[RolloutRequest]:
-    """One task as `group_size` rollouts of one group; a single one is left as it is."""
+    """Yield one task as `group_size` rollouts of one group; a single one is left as it is."""
     if group_size <= 1:
         yield request
         return
@@ -91,7 +91,7 @@ def grouped(request: RolloutRequest, group_size: int) -> Iterator[RolloutRequest
 
 
 def asked_again(requests: Iterable[RolloutRequest]) -> Iterator[RolloutRequest]:
-    """The same under new ids, rollouts and groups alike; the old ones can be told from them."""
+    """Yield the same requests under new rollout and group ids, made from the old ones."""
     mark = f"-{uuid4().hex[:MARK_CHARS]}"
     for request in requests:
         group_id = request.group_id and request.group_id + mark
@@ -101,7 +101,7 @@ def asked_again(requests: Iterable[RolloutRequest]) -> Iterator[RolloutRequest]:
 
 
 def _fitting(rollout_id: str) -> str:
-    """The id itself; raises Refused."""
+    """Return the id. Raises Refused if it is not valid."""
     if not ROLLOUT_ID.fullmatch(rollout_id):
         msg = f"rollout_id {rollout_id!r} must be 1-200 of A-Z a-z 0-9 . _ : / -"
         raise Refused(msg)
@@ -109,7 +109,7 @@ def _fitting(rollout_id: str) -> str:
 
 
 def request_of(values: Mapping[str, Any], defaults: RolloutRequest) -> RolloutRequest:
-    """A request from a JSON object over defaults; unknown keys and wrong types are refused."""
+    """Make a request from a JSON object over defaults. Raises Refused for bad keys and types."""
     fields: dict[str, Any] = {"rollout_id": new_rollout_id()}
     for key, value in values.items():
         if key in NESTED:
@@ -155,7 +155,7 @@ def _nested(key: str, value: Any, default: Any) -> Any:
 
 
 def _by_policy(key: str, value: Any) -> dict[str, int]:
-    """Versions by policy."""
+    """Check versions by policy. Raises Refused."""
     if not isinstance(value, dict) or not all(type(each) is int for each in value.values()):
         msg = f"{key} must be an object of versions by policy, found {value!r:.80}"
         raise Refused(msg)

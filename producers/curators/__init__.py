@@ -1,1 +1,1 @@
-"""Curators: which task is drawn next, one rule to a file, folded from what became of the last."""
+"""Curators: rules that choose the next task from the outcomes so far, one per file."""

@@ -1,11 +1,11 @@
-"""Every task that is drawn is started: uniform draws."""
+"""Start every task that is drawn: uniform draws."""
 
 from producers.curators.curator import Curator
 from schemas.rules import NoOptions, Rule
 
 
 def accept_all(tasks: int, options: NoOptions) -> Curator:
-    """A curator that refuses nothing."""
+    """Make a curator that refuses nothing."""
     del tasks, options
     return Curator()
 

@@ -14,9 +14,9 @@ LEAST = 2
 @dataclass(frozen=True, slots=True)
 class AdaptiveRolloutsOptions:
     fewer_above: float = 0.6
-    """A task with a success rate of at most this is given whole groups."""
+    """A task with a success rate of at most this gets whole groups."""
     keep: float = 0.5
-    """How much of a task's earlier rollouts counts when its next group is there."""
+    """The factor on the counts of a task's earlier rollouts at each further group."""
     success_above: float = 0.0
 
     def __post_init__(self) -> None:
@@ -26,16 +26,16 @@ class AdaptiveRolloutsOptions:
 
 
 def rollouts_at(p: float, most: int, fewer_above: float = 0.6) -> int:
-    """n = max(2, ⌊G·(1 − p)/(1 − 0.6) + 0.5⌋), G at most. Source: DART, adaptive rollouts; ours:
+    """n = max(2, ⌊G·(1 − p)/(1 − 0.6) + 0.5⌋), at most G. Source: DART, adaptive rollouts; ours:
     the line from G at 0.6 down to nothing at 1."""
-    # The tolerance lets 8·0.3/0.4 be the 6 that it is on paper.
+    # The tolerance makes 8·0.3/0.4 the exact 6 in spite of rounding.
     wanted = floor(most * (1 - p) / (1 - fewer_above) + 0.5 + 1e-9)
     return min(most, max(LEAST, wanted))
 
 
 @dataclass
 class AdaptiveRollouts(Curator):
-    """The size of a group by how often its task has succeeded."""
+    """Sets the size of a group by the success rate of its task."""
 
     options: AdaptiveRolloutsOptions = AdaptiveRolloutsOptions()
     rates: SuccessRates = field(init=False)
@@ -52,7 +52,7 @@ class AdaptiveRollouts(Curator):
 
 
 def adaptive_rollouts(tasks: int, options: AdaptiveRolloutsOptions) -> Curator:
-    """A curator that makes groups of what is nearly solved smaller."""
+    """Make a curator that gives nearly solved tasks smaller groups."""
     del tasks
     return AdaptiveRollouts(options)
 

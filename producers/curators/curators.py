@@ -17,10 +17,10 @@ CURATORS = table(ACCEPT_ALL, PASS_RATE, FILTER_SOLVED, GRESO, PACED, ADAPTIVE_RO
 
 
 def curators_of(value: object, tasks: int) -> tuple[Curator, ...]:
-    """What a recipe's `curator` means: a name, a table with a name and options, or several.
+    """Return the curators of a recipe's `curator`: a name, a table with options, or several.
 
-    Of several every one has to admit a task, and the smallest group and the fewest turns count.
-    Nothing at all, and `accept_all` alone, are uniform draws, with nothing to fold. Raises Refused.
+    With several, all must admit a task, and the smallest group and the fewest turns apply.
+    None, or `accept_all` alone, means uniform draws, with nothing to fold. Raises Refused.
     """
     named: Sequence[Any] = value if isinstance(value, list | tuple) else [value] if value else []
     chosen = [choose("curator", each, CURATORS) for each in named]

@@ -1,7 +1,7 @@
-"""Which task comes next: curators over a run's endless series of draws.
+"""The choice of the next task: curators over a run's endless series of draws.
 
-The law: a draw's task stands in its requests, so whoever begins again asks the log what was drawn
-and the curators only for what was not. Without curators every draw is a function of its number.
+A draw's task is stored in its requests, so after a restart the log gives the tasks of earlier
+draws, and the curators choose only new ones. Without curators, a draw's number fixes its task.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from schemas.ids import digest
 from schemas.messages import RolloutRequest, ScoredTrajectory
 
 FORCE_AFTER = 256
-"""After so many refusals in a row one task is drawn unasked, lest nothing be drawn for ever."""
+"""Refusals in a row after which one task is drawn without asking, so that draws never stop."""
 
 log = structlog.get_logger()
 
@@ -33,7 +33,7 @@ class Curriculum:
         self.refused = 0
         """Tasks that were drawn and not started."""
         self.forced = 0
-        """Draws that no curator was asked about any more."""
+        """Draws that were started without the consent of the curators."""
         template = draws.template
         self.outcomes = Outcomes(template.run_id, template.policy_id, scoring_id, draws.group_size)
         self._version, self._low = -1, 0
@@ -45,29 +45,29 @@ class Curriculum:
         return self.draws.group_size
 
     def knows(self, drawn: Mapping[int, RolloutRequest]) -> None:
-        """What was drawn before, by draw any of its requests."""
+        """Note the requests of earlier draws, one for each draw."""
         if self.curators:
             self._drawn |= {d: r for d, r in drawn.items() if self._fits(r)}
 
     def group(self, draw: int) -> list[RolloutRequest]:
-        """The members of a group that was drawn, as they were published."""
+        """Return the members of a drawn group, as they were published."""
         drawn = self._drawn.get(draw)
         return self.draws.members(draw, drawn) if drawn else self.draws.group(draw)
 
     def next_group(self, draw: int, version: int = -1) -> list[RolloutRequest]:
-        """The members of a group that may have to be drawn first, under the newest version."""
+        """Return the members of a group, drawn now if needed, under the newest version."""
         if self.curators and draw not in self._drawn:
             self._drawn[draw] = self._draw(draw, version)
         return self.group(draw)
 
     def hear(self, scored: ScoredTrajectory) -> None:
-        """Fold in what became of a rollout."""
+        """Fold in the result of a rollout."""
         if self.curators:
             self.outcomes.take(scored)
             self._fold()
 
     def settle(self, low: int) -> None:
-        """All draws below have ended: what was not heard of them never will be."""
+        """Note that all draws below have ended, so that missing results will not come."""
         if self.curators and low > self._low:
             self._low = low
             self.outcomes.settle(low)
@@ -96,7 +96,7 @@ class Curriculum:
         return self._shaped(draw, self.draws.seed(draw, FORCE_AFTER))
 
     def _shaped(self, draw: int, seed: int) -> RolloutRequest:
-        """What a draw asks for: its task, so many members, so many turns."""
+        """Return the common request of a draw, with its task, group size and turns."""
         shared, task = self.draws.request(draw, seed), self.draws.task_number(seed)
         size, turns = shared.group_size, shared.limits.max_turns
         for curator in self.curators:
@@ -106,5 +106,5 @@ class Curriculum:
         return replace(shared, group_size=size, limits=limits)
 
     def _fits(self, request: RolloutRequest) -> bool:
-        """Whether a request can be one of ours: nobody else's makes a group larger."""
+        """Return True if a request can belong to this run: no request makes a group larger."""
         return 1 <= request.group_size <= self.group_size

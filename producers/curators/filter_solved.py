@@ -1,4 +1,4 @@
-"""Tasks that are solved are let go of."""
+"""Solved tasks are not drawn any more."""
 
 from dataclasses import dataclass, field
 from random import Random
@@ -10,7 +10,7 @@ from schemas.rules import Rule, require
 @dataclass(frozen=True, slots=True)
 class FilterSolvedOptions:
     keep: float = 0.9
-    """How much of the estimate stays with each group."""
+    """The share of the old estimate that is kept at each group."""
     solved_at: float = 0.95
 
     def __post_init__(self) -> None:
@@ -22,7 +22,7 @@ class FilterSolvedOptions:
 class FilterSolved(Curator):
     """q ← 0.9·q + 0.1·(share of rewards > 0), prior 0; a task is admitted while q < 0.95.
 
-    Source: AstraFlow, data curation. Slow to let go: 29 groups, all correct.
+    Source: AstraFlow, data curation. A task needs 29 groups, all correct, to be dropped.
     """
 
     options: FilterSolvedOptions = FilterSolvedOptions()
@@ -38,7 +38,7 @@ class FilterSolved(Curator):
 
 
 def filter_solved(tasks: int, options: FilterSolvedOptions) -> Curator:
-    """A curator that refuses what is solved."""
+    """Make a curator that refuses solved tasks."""
     del tasks
     return FilterSolved(options)
 

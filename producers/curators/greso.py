@@ -1,4 +1,4 @@
-"""Tasks whose groups keep teaching nothing are drawn less and less, never not at all."""
+"""Tasks whose groups repeatedly have no variance are drawn less often, but never stop."""
 
 from dataclasses import dataclass, field
 from random import Random
@@ -13,16 +13,16 @@ LEAST, MOST = 0.01, 0.99
 @dataclass(frozen=True, slots=True)
 class GresoOptions:
     easy: float = 0.5
-    """p of tasks that always succeed, to begin with."""
+    """Initial p of tasks that always succeed."""
     hard: float = 0.5
-    """p of tasks that always fail, to begin with."""
+    """Initial p of tasks that always fail."""
     easy_floor: float = 0.10
     hard_floor: float = 0.40
     easy_target: float = 0.083
-    """The share of groups that may be easy ones of zero variance."""
+    """The target share of groups that are easy ones of zero variance."""
     hard_target: float = 0.167
     epoch: int = 0
-    """p moves once so many groups have been seen; 0: as many as there are tasks."""
+    """The number of groups after which p begins to change; 0: the number of tasks."""
 
     def __post_init__(self) -> None:
         for key in ("easy", "hard"):
@@ -36,7 +36,7 @@ class GresoOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Dull:
-    """How often in a row a task's group has taught nothing, and on which side."""
+    """The number of zero-variance groups of a task in a row, and their side."""
 
     groups: int
     easy: bool
@@ -44,11 +44,11 @@ class _Dull:
 
 @dataclass
 class Greso(Curator):
-    """P(admit) = 1 where z = 0, else max(p^z, floor), with p and floor of its side.
+    """P(admit) = 1 if z = 0, else max(p^z, floor), with p and floor of its side.
 
-    z counts the task's groups of zero variance in a row: spread sets 0, a flip from easy
-    (mean > 0.5) to hard or back begins at 1. With each new version, after one epoch: p −= 0.01
-    where the side's share of the window has reached its target, else p += 0.01.
+    z counts the task's groups of zero variance in a row: a spread sets 0, a change from easy
+    (mean > 0.5) to hard or back sets 1. With each new version, after one epoch: p −= 0.01
+    if the side's share of the window has reached its target, else p += 0.01.
 
     Source: GRESO, arXiv 2506.02177, as in AstraFlow; seeded here, which the public code is not.
     """
@@ -62,14 +62,14 @@ class Greso(Curator):
     window_easy: int = 0
     window_hard: int = 0
     easy: float = field(init=False)
-    """p of its side, as it has moved."""
+    """The present p of this side."""
     hard: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.easy, self.hard = self.options.easy, self.options.hard
 
     def chance(self, task: int) -> float:
-        """P(admit)."""
+        """Return P(admit)."""
         known = self.dull.get(task)
         if known is None:
             return 1.0
@@ -104,7 +104,7 @@ class Greso(Curator):
 
 
 def greso(tasks: int, options: GresoOptions) -> Curator:
-    """A curator that draws dull tasks less often."""
+    """Make a curator that draws tasks without variance less often."""
     return Greso(tasks, options)
 
 

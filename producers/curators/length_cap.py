@@ -1,4 +1,4 @@
-"""No rollout of a task is given more turns than its longest success has taken."""
+"""No rollout of a task gets more turns than its longest success has taken."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from schemas.rules import Rule, require
 @dataclass(frozen=True, slots=True)
 class LengthCapOptions:
     most: int = 50
-    """Turns of a task that has never succeeded, and at most of any."""
+    """Turns for a task that has never succeeded, and the most for any task."""
     success_above: float = 0.0
 
     def __post_init__(self) -> None:
@@ -33,7 +33,7 @@ class LengthCap(Curator):
 
 
 def length_cap(tasks: int, options: LengthCapOptions) -> Curator:
-    """A curator that shortens rollouts."""
+    """Make a curator that limits the turns of rollouts."""
     del tasks
     return LengthCap(options)
 

@@ -1,8 +1,8 @@
-"""What became of a run's draws, in their order, from scored trajectories in any order.
+"""Outcomes of a run's draws in their order, from scored trajectories in any order.
 
-The law: an outcome comes out once all members of its draw and of all draws before it have ended.
-So whoever reads the same records, in whatever interleaving of partitions, how often and from
-wherever he was cut off, gets the same outcomes in the same order.
+An outcome is ready once all members of its draw and of all draws before it have ended. So every
+reader of the same records gets the same outcomes in the same order, for any interleaving of
+partitions and after any restart.
 """
 
 import math
@@ -17,17 +17,17 @@ from schemas.packed import ids_of, mask_of
 
 @dataclass(slots=True)
 class _OpenDraw:
-    """A draw of which a record was met."""
+    """A draw of which a record was read."""
 
     seed: int
     seats: dict[str, int]
     heard: dict[int, tuple[float | None, int, int]] = field(default_factory=dict)
-    """Of each member that has ended its reward, turns and newest version."""
+    """Reward, turns and newest version of each member that has ended."""
 
 
 @dataclass
 class Outcomes:
-    """The fold of `trajectories.scored` that curators live on."""
+    """The fold of `trajectories.scored` that feeds the curators."""
 
     run_id: str
     policy_id: str
@@ -35,7 +35,7 @@ class Outcomes:
     group_size: int
     """The most members that a draw can have, whatever a record claims."""
     next_draw: int = 0
-    """Outcomes of all draws below have come out."""
+    """The first draw whose outcome was not returned yet."""
     _open: dict[int, _OpenDraw] = field(default_factory=dict)
     _low: int = 0
     """Every member of every draw below has ended, whether it was read or not."""
@@ -47,7 +47,7 @@ class Outcomes:
             return
         if request.run_id != self.run_id or request.purpose != "train":
             return
-        if trajectory.reason == UNFINISHED:  # it goes on, and is heard of when it has ended
+        if trajectory.reason == UNFINISHED:  # it continues, and its end comes later
             return
         draw = draw_of(self.run_id, request.group_id)
         if draw < self.next_draw:
@@ -63,11 +63,11 @@ class Outcomes:
             at.heard[seat] = _reward(scored), trajectory.model_calls, self._newest(trajectory)
 
     def settle(self, low: int) -> None:
-        """All members of all draws below have ended: what was not read of them never will be."""
+        """Note that all draws below have ended, so that missing members will not come."""
         self._low = max(self._low, low)
 
     def ready(self) -> Iterator[tuple[int, Outcome]]:
-        """Outcomes that are complete now, each with its task's seed, in the order of draws."""
+        """Yield the outcomes that are complete, each with its task's seed, in order of draws."""
         while True:
             at = self._open.get(self.next_draw)
             whole = at is not None and len(at.heard) == len(at.seats)
@@ -79,7 +79,7 @@ class Outcomes:
                 yield at.seed, _outcome(draw, at)
 
     def _newest(self, trajectory: Trajectory) -> int:
-        """The newest weights that sampled one of the policy's tokens; -1 where none did."""
+        """Return the newest version that sampled one of the policy's tokens; -1 if none did."""
         if self.policy_id not in trajectory.policies:
             return -1
         index = trajectory.policies.index(self.policy_id)
@@ -103,6 +103,6 @@ def _outcome(draw: int, at: _OpenDraw) -> Outcome:
 
 
 def _reward(scored: ScoredTrajectory) -> float | None:
-    """The total; None where there is none that means anything."""
+    """Return the total, or None if it is missing or not finite."""
     total = scored.total
     return total if total is not None and math.isfinite(total) else None

@@ -13,7 +13,7 @@ class PacedOptions:
     alpha: float = 1.0
     beta: float = 1.0
     keep: float = 0.5
-    """How much of a task's earlier rollouts counts when its next group is there."""
+    """The factor on the counts of a task's earlier rollouts at each further group."""
     success_above: float = 0.0
 
     def __post_init__(self) -> None:
@@ -23,13 +23,13 @@ class PacedOptions:
 
 
 def weight(p: float, options: PacedOptions) -> float:
-    """p^α·(1 − p)^β, for p in [0, 1]. Source: PACED, the weight of a task."""
+    """Return p^α·(1 − p)^β, for p in [0, 1]. Source: PACED, the weight of a task."""
     return float(p**options.alpha * (1 - p) ** options.beta)
 
 
 @dataclass
 class Paced(Curator):
-    """A task is drawn in proportion to its weight, and surely while nothing is known of it.
+    """A task is drawn in proportion to its weight, and always while nothing is known of it.
 
     p is (s + 1) / (n + 2) of the policy's own rollouts, so no task is given up for ever (ours).
     """
@@ -44,7 +44,7 @@ class Paced(Curator):
         self.peak = weight(alpha / (alpha + beta), self.options)
 
     def chance(self, task: int) -> float:
-        """P(admit): the weight over the largest there can be."""
+        """Return P(admit): the weight over the largest possible one."""
         p = self.rates.hedged(task)
         return 1.0 if p is None else weight(p, self.options) / self.peak
 
@@ -56,7 +56,7 @@ class Paced(Curator):
 
 
 def paced(tasks: int, options: PacedOptions) -> Curator:
-    """A curator that prefers what is solved about half of the time."""
+    """Make a curator that prefers tasks that are solved about half of the time."""
     del tasks
     return Paced(options)
 

@@ -1,4 +1,4 @@
-"""Tasks that are sometimes solved, and only these."""
+"""Only tasks that are sometimes solved are drawn."""
 
 from dataclasses import dataclass, field
 from random import Random
@@ -10,9 +10,9 @@ from schemas.rules import Rule, require
 @dataclass(frozen=True, slots=True)
 class PassRateOptions:
     measure: int = 8
-    """So many scored rollouts are a task's measurement."""
+    """The number of scored rollouts in a task's measurement."""
     again_after: int = 0
-    """A measurement is made again after so many versions, since the rate moves; 0: never."""
+    """Versions after which a task is measured again, since the rate moves; 0: never."""
     success_above: float = 0.0
 
     def __post_init__(self) -> None:
@@ -25,7 +25,7 @@ class _Measurement:
     members: int = 0
     successes: int = 0
     version: int = -1
-    """Of the newest weights when it was begun."""
+    """The newest version when it was begun."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class PassRate(Curator):
 
 
 def pass_rate(tasks: int, options: PassRateOptions) -> Curator:
-    """A curator that refuses what always or never succeeds."""
+    """Make a curator that refuses tasks that always or never succeed."""
     del tasks
     return PassRate(options)
 

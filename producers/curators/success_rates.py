@@ -1,4 +1,4 @@
-"""How often each task succeeds, as far as its outcomes say; older ones count less."""
+"""Success rates of tasks by their outcomes; older outcomes count less."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ class SuccessRates:
     """Discounted counts per task: n ← keep·n + members, s ← keep·s + successes."""
 
     keep: float
-    """How much of what was known stays with each further group; 1 forgets nothing."""
+    """The factor on the earlier counts at each further group; 1 forgets nothing."""
     success_above: float = 0.0
     _counts: dict[int, tuple[float, float]] = field(default_factory=dict)
 
@@ -23,11 +23,11 @@ class SuccessRates:
             )
 
     def rate(self, task: int) -> float | None:
-        """s / n; None for a task that was never scored."""
+        """Return s / n; None for a task that was never scored."""
         successes, members = self._counts.get(task, (0.0, 0.0))
         return successes / members if members else None
 
     def hedged(self, task: int) -> float | None:
-        """(s + 1) / (n + 2): never 0 or 1, however often all was the same. None likewise."""
+        """Return (s + 1) / (n + 2), which is never 0 or 1; None for a task without scores."""
         successes, members = self._counts.get(task, (0.0, 0.0))
         return (successes + 1) / (members + 2) if members else None

@@ -1,1 +1,1 @@
-"""Curation, advantages, losses, steps, checkpoints and weights; knows no Kafka."""
+"""Curation, advantages, losses, steps, checkpoints and weights; independent of Kafka."""

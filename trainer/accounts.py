@@ -1,11 +1,11 @@
-"""Which of a run's rollouts are in the air, which wait in the buffer, and which have ended.
+"""The state of each of a run's rollouts: running, held in the buffer, or ended.
 
-The law: every member of every published draw is exactly one of running, held or ended, and what has
-ended has ended for good, whatever is written again. Ids are functions of (draw, member), so a
-bitmap above a low watermark says it all: it grows with what is unfinished, not with the run.
+Invariant: every member of every published draw is exactly one of running, held or ended, and an
+ended member stays ended, even if its record is written again. Ids are functions of (draw, member),
+so a bitmap above a low watermark is enough: it grows with the unfinished draws, not with the run.
 
-Rollouts of the run that admission did not draw are known by their names instead, the last few
-thousand of them; they are in none of the counts.
+Rollouts of the run that admission did not draw are tracked by name instead, for the last few
+thousand of them; no count includes them.
 """
 
 from collections.abc import Iterable
@@ -18,11 +18,11 @@ from trainer.drawn_groups import DrawnGroups
 from trainer.named_rollouts import NamedRollouts, group_in
 
 OLD_GROUPS = 1024
-"""How many draws that have left are named for trainers that know no bitmap."""
+"""The number of draws that are named for older trainers, which do not read the bitmap."""
 
 
 class Accounts:
-    """The accounts of one run; with a group size of 0 it has no draws, only names."""
+    """The rollout states of one run; with a group size of 0 it has no draws, only names."""
 
     def __init__(self, run_id: str = "", group_size: int = 0, book: Book | None = None) -> None:
         self.run_id = run_id
@@ -33,61 +33,61 @@ class Accounts:
 
     @property
     def next_draw(self) -> int:
-        """Every draw below was published."""
+        """The next draw to publish: every draw below was published."""
         return self.drawn.next_draw
 
     @property
     def low(self) -> int:
-        """Every member of every draw below has ended."""
+        """The low watermark: every member of every draw below has ended."""
         return self.drawn.low
 
-    # How many
+    # Counts
 
     def running(self) -> int:
-        """Drawn rollouts that were published, have not ended and are not held."""
+        """Return the number of published drawn rollouts that are neither ended nor held."""
         return self.next_draw * self.group_size - self.drawn.ended - self._held
 
     def held(self) -> int:
-        """Drawn rollouts that are held."""
+        """Return the number of drawn rollouts that are held."""
         return self._held
 
     def taken(self) -> int:
-        """Drawn rollouts whose places in the buffer or in a batch are taken, beside those running.
+        """Return the places in the buffer or a batch that drawn rollouts occupy beside `running()`.
 
-        A group that is whole takes the places of all its members, redundant ones included, and a
-        smaller group those of a whole one.
+        A complete group occupies the places of all its members, redundant ones included, and a
+        smaller group those of a full-size one.
         """
         return self._held + self.drawn.spare()
 
     def losers(self) -> list[str]:
-        """Redundant rollouts of groups that have left, and that have not ended."""
+        """Return redundant rollouts that have not ended, of groups that have left the buffer."""
         return [name for draw in self.drawn.losing() for name in self.drawn.unseen(draw)]
 
     def unended(self) -> list[str]:
-        """All that is running and not redundant."""
+        """Return the ids of all running rollouts that are not redundant."""
         draws = (d for d in range(self.low, self.next_draw) if not self.drawn.at(d).won)
         return [name for draw in draws for name in self.drawn.unseen(draw)]
 
     def others(self) -> int:
-        """Rollouts that are held and were not drawn."""
+        """Return the number of held rollouts that admission did not draw."""
         return self._named.held()
 
     def ended(self) -> int:
-        """Drawn rollouts that have ended, and seats that smaller groups leave empty."""
+        """Return the number of ended drawn rollouts, plus empty seats of smaller groups."""
         return self.drawn.ended
 
-    # What happens to one
+    # Changes of state
 
     def published(self, draw: int, size: int | None = None, version: int | None = None) -> None:
-        """A draw was published, and with it all below; `size` where it may have fewer members,
-        `version` the newest, where it is asked for again (`begun`)."""
+        """Record that a draw and all below it were published; `size` if it may have fewer members,
+        `version` the newest policy version, if `begun` is to report it."""
         self.drawn.publish(draw, size, version)
 
     def enter(self, group: str, rollout_id: str, attempt: int) -> str:
-        """Hold a rollout that has come. Returns why it cannot be: duplicate, redundant, late or
-        not_drawn.
+        """Hold a rollout that has arrived. Return the reason if it cannot be held: duplicate,
+        redundant, late or not_drawn.
 
-        What is late or redundant has ended with this.
+        A late or redundant rollout is marked ended by this call.
         """
         draw = self.drawn.number(group)
         if draw < 0:
@@ -100,6 +100,7 @@ class Accounts:
         at = self.drawn.opened(draw)
         if at.seen(member):
             return "duplicate"
+        # A lower generation was continued already; a higher one was never requested.
         if (passed := parted_id(rollout_id)[1] - at.generations.get(member, 0)) != 0:
             return "duplicate" if passed < 0 else "not_drawn"
         if at.won or at.left:
@@ -111,7 +112,7 @@ class Accounts:
         return ""
 
     def end(self, group: str, rollout_id: str, attempt: int) -> None:
-        """What was held is used or dropped. Raises ValueError for what was not held."""
+        """Mark a held rollout as ended: used or dropped. Raises ValueError if it was not held."""
         draw = self.drawn.number(group)
         if draw < 0:
             self._named.end(rollout_id, attempt)
@@ -126,12 +127,12 @@ class Accounts:
         self.drawn.mark_ended(draw, member)
 
     def fill(self, group: str) -> None:
-        """A group is complete: one that was not drawn takes no more members than it said."""
+        """Record that a group is complete: one that was not drawn accepts no more members."""
         if self.drawn.number(group) < 0:
             self._named.fill(group)
 
     def win(self, group: str) -> list[str]:
-        """A group is whole; returns which of its members have not come: they are redundant."""
+        """Record that a group is complete; return its missing members, now redundant."""
         draw = self.drawn.number(group)
         if draw < self.low:
             return []
@@ -140,8 +141,8 @@ class Accounts:
         return self.drawn.unseen(draw)
 
     def go_on(self, group: str, rollout_id: str) -> bool:
-        """What was held was cancelled, and is gone on with under the next id; False where its group
-        has left, so that it has ended after all.
+        """Record that a held, cancelled rollout continues under its next id; False if its group has
+        left the buffer, so that the rollout has ended instead.
         """
         draw = self.drawn.number(group)
         member = self.drawn.seat(draw, rollout_id)
@@ -158,14 +159,14 @@ class Accounts:
         return True
 
     def went_on(self, draw: int, rollout_id: str) -> None:
-        """A request that goes on with another one was found in the log."""
+        """Record a request in the log that continues another one."""
         member = self.drawn.seat(draw, rollout_id) if draw >= self.low else None
         if member is not None and not self.drawn.at(draw).ended >> member & 1:
             known = self.drawn.opened(draw).generations
             known[member] = max(known.get(member, 0), parted_id(rollout_id)[1])
 
     def leave(self, group: str) -> None:
-        """A group leaves the buffer: members that come from now on are late."""
+        """Record that a group leaves the buffer: members that arrive later are late."""
         draw = self.drawn.number(group)
         if draw < 0:
             self._named.leave(group)
@@ -174,14 +175,14 @@ class Accounts:
             at.left, at.spare = True, 0
 
     def settle(self, group: str, rollout_id: str) -> None:
-        """A rollout is known to have ended long ago, and its group to have left."""
+        """Record that a rollout has ended earlier, and that its group has left the buffer."""
         draw = self.drawn.number(group)
         if self.low <= draw and (member := self.drawn.seat(draw, rollout_id)) is not None:
             self.drawn.opened(draw).left = True
             self.drawn.mark_ended(draw, member)
 
     def lose(self) -> int:
-        """Give up everything that is running; returns how many. What comes after all is known."""
+        """Mark all running rollouts as ended; return their number. Late arrivals are duplicates."""
         lost = self.running()
         for draw in range(self.low, self.next_draw):
             at = self.drawn.opened(draw)
@@ -191,31 +192,31 @@ class Accounts:
                     self.drawn.mark_ended(draw, member)
         return lost
 
-    # What is known
+    # Queries
 
     def drew(self, group: str) -> bool:
-        """Whether admission drew a group."""
+        """Return True if admission drew the group."""
         return self.drawn.number(group) >= 0
 
     def size(self, group: str, claimed: int) -> int:
-        """How many members a group has: of a draw what was drawn, whatever a record claims."""
+        """Return the size of a group: for a draw as drawn, whatever a record claims."""
         draw = self.drawn.number(group)
         return claimed if draw < 0 else self.drawn.size(draw)
 
     def book(self, unreadable: int = 0, asked: Iterable[Consumed] = ()) -> Book:
-        """What a checkpoint holds; what is held is read again and not in it."""
+        """Return the state for a checkpoint, without held rollouts: they are read again."""
         return replace(self.drawn.book(), unreadable=unreadable, asked=tuple(asked))
 
     def names(self) -> tuple[str, ...]:
-        """Rollouts and groups that are gone for good and were not drawn; `know` takes them back."""
+        """Return names of ended rollouts and groups that were not drawn, for `know`."""
         return self._named.names()
 
     def know(self, names: Iterable[str]) -> None:
-        """These are gone for good; of groups that admission drew the bitmap knows better."""
+        """Take in names of ended rollouts and groups, but of drawn groups: the bitmap has them."""
         self._named.know(name for name in names if self.drawn.number(group_in(name)) < 0)
 
     def left(self) -> tuple[str, ...]:
-        """Draws that have left lately, in the same form: for trainers that know no bitmap."""
+        """Return the draws that left recently, as names: for older trainers without the bitmap."""
         recent = range(max(0, self.next_draw - OLD_GROUPS), self.next_draw)
         gone = (d for d in recent if d < self.low or self.drawn.at(d).left)
         return tuple(f"g:{group_id(self.run_id, draw)}" for draw in gone)

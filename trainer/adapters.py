@@ -1,9 +1,9 @@
-"""Low-rank adapters: small matrices beside frozen weights, which alone are trained.
+"""Low-rank adapters: small trained matrices beside frozen weights.
 
-Source: LoRA, arXiv 2106.09685, §4, by peft. What is announced is the merged weights, under the
-names of the model that the run began with, so engines know nothing of adapters; a checkpoint holds
-the adapters besides. Or it is the adapter alone (`schemas.adapter_weights`), and a checkpoint holds
-nothing else. The frozen weights are those of the policy's directory.
+Source: LoRA, arXiv 2106.09685, §4, by peft. By default the merged weights are announced, under the
+names of the initial model, so that engines need no adapters; a checkpoint then also holds the
+adapters. Alternatively the adapter alone is announced (`schemas.adapter_weights`), and a checkpoint
+holds nothing else. The frozen weights are those of the policy's directory.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,9 +36,9 @@ class Lora(Table):
 
     rank: int = 16
     alpha: float = 32.0
-    """What the product of the two matrices is multiplied by, times rank."""
+    """The factor of the product of the two matrices, times rank."""
     targets: tuple[str, ...] = ()
-    """What the modules' names end with, such as q_proj; none: every linear layer but the head."""
+    """Suffixes of module names, such as q_proj; none: every linear layer but the head."""
 
     def __post_init__(self) -> None:
         whole = isinstance(self.rank, int) and self.rank >= 1
@@ -47,7 +47,7 @@ class Lora(Table):
 
 
 def with_adapters(model: nn.Module, lora: Lora) -> nn.Module:
-    """The model with adapters in it, which alone are trained; they begin as no change.
+    """Return the model with adapters; only these are trained, and they begin as no change.
 
     Raises Refused where peft is not installed, or no module has such a name.
     """
@@ -65,7 +65,7 @@ def with_adapters(model: nn.Module, lora: Lora) -> nn.Module:
 
 
 def peft_config(lora: Lora, *, transposed: bool) -> Any:
-    """The same as peft has it. Raises Refused where that is not installed."""
+    """Return the same as a peft configuration. Raises Refused if peft is not installed."""
     try:
         from peft import LoraConfig
     except ImportError as error:
@@ -81,12 +81,12 @@ def peft_config(lora: Lora, *, transposed: bool) -> Any:
 
 
 def _is_transposed(model: nn.Module) -> bool:
-    """Whether its linear layers are [in, out], as GPT-2's are."""
+    """Return True if the linear layers are [in, out], as GPT-2's are."""
     return any(isinstance(module, Conv1D) for module in model.modules())
 
 
 def merged(model: nn.Module) -> dict[str, RawTensor]:
-    """The weights with their adapters added, in order of the names that they have without."""
+    """Return the weights with their adapters added, sorted by the names of the plain model."""
     modules = dict(model.named_modules())
     found = {}
     with torch.no_grad():
@@ -100,9 +100,9 @@ def merged(model: nn.Module) -> dict[str, RawTensor]:
 
 
 def _added(module: nn.Module) -> Tensor:
-    """What an adapted module's weight comes to be more by, whole: all ranks have to ask.
+    """Return the full change that an adapter makes to its weight; all ranks have to call it.
 
-    As peft's `get_delta_weight`, to the bit, which knows no weights that lie apart.
+    Gives the same bits as peft's `get_delta_weight`, which does not support sharded weights.
     """
     layer: Any = module
     down, up = whole(layer.lora_A[NAME].weight), whole(layer.lora_B[NAME].weight)
@@ -112,7 +112,7 @@ def _added(module: nn.Module) -> Tensor:
 
 @contextmanager
 def as_merged(model: nn.Module) -> Iterator[None]:
-    """Within, a model has the weights that are announced of it; then its own again, bit for bit."""
+    """Give the model its merged weights inside the context; restore its own bits afterwards."""
     adapted = [each for each in model.modules() if NAME in getattr(each, "lora_A", ())]
     with torch.no_grad():
         masters = [module.base_layer.weight.detach().clone() for module in adapted]
@@ -131,12 +131,12 @@ def as_merged(model: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Adaptation:
-    """A model with adapters in it: what is told of it, and how it goes on."""
+    """A model with adapters: what is announced and checkpointed of it, and how it is loaded."""
 
     model: nn.Module
     about: AdapterAbout
     alone: bool
-    """Whether the adapter is announced, and not what it comes to."""
+    """True if the adapter alone is announced, and not the merged weights."""
 
     @classmethod
     def of(cls, model: nn.Module, lora: Lora, *, alone: bool) -> Self:
@@ -146,21 +146,22 @@ class Adaptation:
         return cls(with_adapters(model, lora), about, alone)
 
     def tensors(self) -> dict[str, RawTensor]:
-        """What is announced."""
+        """Return the tensors to announce."""
         if not self.alone:
             return merged(self.model)
         parts = {_published(name): raw_of(tensor) for name, tensor in _parts(self.model)}
         return dict(sorted((parts | {KIND: self.about.tensor()}).items()))
 
     def besides(self) -> dict[str, RawTensor]:
-        """What a checkpoint holds besides, among the optimiser's tensors."""
+        """Return the tensors that a checkpoint holds in addition, among those of the optimiser."""
         if self.alone:
             return {}
         return {f"{name}{PLACE}": raw_of(tensor) for name, tensor in _parts(self.model)}
 
     @contextmanager
     def as_announced(self, precision: str) -> Iterator[None]:
-        """Within, the model has the weights that servers come to; then its own again."""
+        """Give the model the weights that servers compute with; restore its own afterwards."""
+        # Rounding applies to what is published: the adapter before merging, or the merged weights.
         alone, rest = (precision, FLOAT32) if self.alone else (FLOAT32, precision)
         with (
             as_published(self.model, alone, PART),
@@ -170,9 +171,9 @@ class Adaptation:
             yield
 
     def load(self, weights: Mapping[str, RawTensor], held: Mapping[str, RawTensor]) -> None:
-        """Go on from a checkpoint, whether it holds the adapter alone or what it came to.
+        """Load a checkpoint, whether it holds the adapter alone or the merged weights.
 
-        What is frozen has to be what the adapters were trained beside. Raises Unfit.
+        The frozen weights must be those that the adapters were trained with. Raises Unfit.
         """
         about = AdapterAbout.of(weights)
         if about is None:
@@ -187,7 +188,7 @@ class Adaptation:
         _load_parts(parts, given)
 
     def _require_base(self, about: AdapterAbout) -> None:
-        """An adapter says itself beside what it was trained."""
+        """Raise Unfit if the adapter names another base model than ours."""
         ours = self.about.base or base_digest(_frozen(self.model))
         if about.base != ours:
             msg = (
@@ -199,12 +200,12 @@ class Adaptation:
 
 
 def _published(name: str) -> str:
-    """peft's name in a file for a part of the model: without the adapter's own."""
+    """Return peft's name of an adapter tensor in a file, which leaves out the adapter's name."""
     return name.replace(f".{NAME}.", ".")
 
 
 def _frozen(model: nn.Module) -> dict[str, RawTensor]:
-    """The weights without any adapter, under the names that they have without."""
+    """Return the frozen weights, under the names of the plain model."""
     named = exported(model).items()
     return {n.replace(f"{BASE}.", "."): raw_of(t) for n, t in named if PART not in n}
 

@@ -1,8 +1,8 @@
-"""How per-token losses become one number: what each token's cost is multiplied by.
+"""Aggregation of per-token losses into one number: the weight of each token's cost.
 
-Weights that already hold every denominator turn costs into a scalar by one sum, so a batch in
-pieces gives the gradient of the whole. Denominators count tokens before any masking of a loss.
-Trajectories without a sampled token do not count, neither above nor below the line.
+Weights already contain every denominator, so the loss is one sum, and a batch in pieces gives the
+gradient of the whole. Denominators count tokens before any masking by a loss. Trajectories without
+a sampled token are left out of numerator and denominator.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from schemas.rules import Rule, choose, table
 from trainer.rewards import Floats, Ints
 
 Aggregate = Callable[..., Floats]
-"""(lengths [N], norm) to weights [N]."""
+"""A function of (lengths [N], norm) to weights [N]."""
 
 
 def token_mean(lengths_N: Ints, norm: int) -> Floats:
@@ -67,7 +67,7 @@ AGGREGATES = table(
 
 
 def token_weights(aggregate: str, lengths_N: Ints, norm: int = 0) -> Floats:
-    """What each token's cost of trajectory i is multiplied by, so that the loss is one sum."""
+    """Return the factor of each token's cost per trajectory, so that the loss is one sum, [N]."""
     weights: Floats = choose("aggregate", aggregate, AGGREGATES).rule.function(lengths_N, norm)
     return weights
 

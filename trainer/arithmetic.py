@@ -1,7 +1,7 @@
-"""How a model is computed: in which precision, and which of its layers twice.
+"""Precision, deterministic kernels and activation checkpointing of a model.
 
-Weights, gradients and moments are float32 whatever is chosen here, and so is all that follows the
-logits. The same choice gives the same bits on the same number of threads.
+Weights, gradients and moments are always float32, and so is every computation after the logits.
+The same choice gives the same bits on the same number of threads.
 """
 
 import os
@@ -21,11 +21,11 @@ FLOAT32, BFLOAT16 = PRECISIONS = ("float32", "bfloat16")
 
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 CUBLAS_SAME_BITS = ":4096:8"
-"""With this workspace cuBLAS gives the same bits each time; it reads the variable at its start."""
+"""The workspace with which cuBLAS is deterministic; it reads the variable when it starts."""
 
 
 def computing(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """In which a model's products are made in this precision; `float32` is what it does anyway."""
+    """Return a context in which a model computes its products in this precision."""
     if precision == FLOAT32:
         return nullcontext()
     context: AbstractContextManager[object] = torch.autocast(device.type, torch.bfloat16)
@@ -34,11 +34,11 @@ def computing(precision: str, device: torch.device) -> AbstractContextManager[ob
 
 @contextmanager
 def same_bits(device: str) -> Iterator[None]:
-    """Compute with kernels that give the same bits each time, which on a CPU all do.
+    """Use deterministic kernels; on a CPU all kernels are deterministic already.
 
-    On a GPU the quickest kernels add in the order in which threads come. The switch is the
-    process's, so it is put back: what samples in the same process may use kernels that have no such
-    form.
+    On a GPU the fastest kernels add in the order in which threads finish. The switch is global to
+    the process, so it is restored: sampling in the same process may need kernels that have no
+    deterministic form.
     """
     if torch.device(device).type != "cuda":
         yield
@@ -53,7 +53,7 @@ def same_bits(device: str) -> Iterator[None]:
 
 
 def on(device: str, model: nn.Module) -> nn.Module:
-    """The model there; raises Refused where there is no such device."""
+    """Move the model to a device. Raises Refused if the device cannot be used."""
     os.environ.setdefault(CUBLAS_WORKSPACE, CUBLAS_SAME_BITS)
     try:
         moved: nn.Module = model.to(device)
@@ -64,7 +64,7 @@ def on(device: str, model: nn.Module) -> nn.Module:
 
 
 def require_precision(model: nn.Module, precision: str) -> None:
-    """Raise Refused where device or model cannot be computed in it: it is tried on two tokens."""
+    """Raise Refused if device or model do not support the precision: two tokens are tried."""
     if precision == FLOAT32:
         return
     device = next(model.parameters()).device
@@ -75,9 +75,9 @@ def require_precision(model: nn.Module, precision: str) -> None:
 
 
 def compute_twice(model: nn.Module) -> None:
-    """Keep only what enters each layer; the rest is computed again on the way back.
+    """Keep only the input of each layer; recompute its activations in the backward pass.
 
-    The model's own switch works in training mode alone, where dropout is on; ours does in any.
+    The model's own switch works in training mode only, where dropout is on; this works in any mode.
     Source: Training Deep Nets with Sublinear Memory Cost, arXiv 1604.06174, §4. Raises Refused.
     """
     layers = list(_layers(model))
@@ -93,7 +93,7 @@ def compute_twice(model: nn.Module) -> None:
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:
-    """What transformers would compute again."""
+    """Yield the layers that transformers can recompute."""
     if getattr(model, "supports_gradient_checkpointing", False):
         yield from (
             each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)
@@ -107,6 +107,6 @@ def _why_no_bfloat16(model: nn.Module, device: torch.device) -> str:
     try:
         with torch.no_grad(), computing(BFLOAT16, device):
             logits = model(input_ids=ids, use_cache=False).logits
-    except Exception as error:  # whatever a model raises that is not made for it
+    except Exception as error:  # a model that does not support bfloat16 may raise anything
         return raised(error)
     return "" if bool(logits.isfinite().all()) else "its logits are not finite"

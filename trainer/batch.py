@@ -1,9 +1,9 @@
-"""Samples to padded tensors, and a batch to micro-batches that add up to the same gradient.
+"""Conversion of samples to padded tensors, and of a batch to micro-batches.
 
 Shapes: N trajectories, B sequences (rows) of a micro-batch, T tokens of its longest one. Rows stay
-in log order. Everything that a mean divides by is taken over the whole batch before it is split:
-each row carries its final weight, so micro-batches are summed, never averaged. Padding is on the
-right, where no real token of a causal model can see it.
+in log order. All denominators are computed over the whole batch before it is split: each row
+carries its final weight, so the gradients of micro-batches are summed, never averaged. Padding is
+on the right, where no real token of a causal model attends to it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ from trainer.uniform import first_of_turns
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """One sequence of one trajectory, masked to our policy; arrays are [T]."""
+    """One sequence of one trajectory, masked to the tokens of our policy; arrays are [T]."""
 
     trajectory: int
     token_ids: NDArray[np.int32]
@@ -38,38 +38,38 @@ class BatchRow:
     behaviour_logprobs: NDArray[np.float32]
     versions: NDArray[np.int32]
     advantages: Floats
-    """0 where the mask is."""
+    """0 where the mask is 0."""
     reward: float
     weight: float
-    """What each sampled token's loss is multiplied by; see `aggregates.token_weights`."""
+    """The factor of each sampled token's loss; see `aggregates.token_weights`."""
     entropy: float
-    """What each sampled token's entropy is worth."""
+    """The coefficient of each sampled token's entropy bonus."""
     uniform: Floats
-    """What each token pays for going away from the uniform distribution; 0 where the mask is."""
+    """The coefficient of KL(uniform ‖ policy) on each token; 0 where the mask is 0."""
     seen: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-    """What a look at the tokens before their gradient has found, where a rule needs it: `prox`,
-    `ref`, `ewma`, `snapshot`, `entropy`."""
+    """Results of extra forward passes before the gradient, where a rule needs them: `prox`, `ref`,
+    `ewma`, `snapshot`, `noted`, `entropy`."""
     heard: int = 0
-    """1 where it is text of another policy: nobody has sampled these tokens, so μ is what the
-    trainer says of them at the step's start."""
+    """1 for text of another policy, tokenised for ours: its tokens have no log-probability of a
+    sampler, so the trainer's at the step's start is taken for μ."""
     teacher: NDArray[np.float32] | None = None
-    """A teacher's log-probabilities, nan where it gave none, where a rule needs them."""
+    """A teacher's log-probabilities, nan where it gave none; set if a rule needs them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A whole step's rows, with what is known per trajectory."""
+    """All rows of a step, with values per trajectory."""
 
     rows: tuple[BatchRow, ...]
     rewards_N: Floats
     advantages_N: Floats
     lengths_N: Ints
     min_versions_N: Ints
-    """-1 of what another run has lent."""
+    """-1 for trajectories of other runs."""
     names: tuple[str, ...] = ()
-    """Of each trajectory the id that it was first asked for under."""
+    """The id under which each trajectory was first requested."""
     told: Mapping[str, float] = field(default_factory=dict)
-    """What has been done to it, for the metrics of the step."""
+    """Further metrics of the step, such as `turns_kept`."""
 
     @property
     def tokens(self) -> int:
@@ -91,21 +91,21 @@ class MicroBatch:
     reward_B: Tensor
     weight_B: Tensor
     entropy_B1: Tensor
-    """float32, as what it is multiplied with."""
+    """float32, like the entropies that it is multiplied with."""
     uniform_BT: Tensor
     seen: Mapping[str, Tensor]
-    """[B,T] each, of what all of its rows hold."""
+    """Each [B,T]; only the names that all of its rows have."""
     teacher_BT: Tensor | None = None
     shared: ModelInput | None = None
-    """What the model is given in place of these rows, where they share what they begin with."""
+    """The model's input in place of these rows, where they share a prefix."""
     precision: str = FLOAT32
-    """What its products are made in."""
+    """The precision of matrix products."""
     exact: bool = False
-    """Whether each token is computed in the shape in which the engine computed it."""
+    """True: compute each token in the shape in which the engine computed it."""
 
 
 Look = Callable[[Batch, Rewards], tuple[Batch, Rewards]]
-"""What is looked at before anything is computed of it: the same two, with what was found."""
+"""A function that adds the results of extra passes to a batch and its rewards."""
 
 
 def make_batch(
@@ -114,11 +114,11 @@ def make_batch(
     look: Look | None = None,
     entropy: float | None = None,
 ) -> Batch:
-    """Rows in the order of the samples; advantages and weights over all of them at once.
+    """Return rows in the order of the samples, with advantages and weights over all of them.
 
     Sequences without a token of our policy are left out; a trajectory counts once, however many
-    sequences it has. `entropy` is what entropies are worth by now, where that is not what the
-    configuration says.
+    sequences it has. `entropy` is the current entropy coefficient, if it differs from the
+    configuration's.
     """
     batch, scored = laid_out(samples, config)
     if look is not None:
@@ -130,7 +130,7 @@ def make_batch(
 
 
 def laid_out(samples: Sequence[Sample], config: LearnerConfig) -> tuple[Batch, Rewards]:
-    """Rows that are worth nothing yet, and rewards as they were scored."""
+    """Return rows with advantages 0, and the rewards as scored."""
     scored = rewards_of(samples, config.rules.advantage.everything_needed)
     weights_N = token_weights(config.aggregate, scored.lengths_N, config.aggregate_norm)
     rows = [
@@ -151,7 +151,7 @@ def laid_out(samples: Sequence[Sample], config: LearnerConfig) -> tuple[Batch, R
 
 
 def _valued(scored: Rewards, config: LearnerConfig) -> Advantages:
-    """What shaping and the advantage rule make of rewards."""
+    """Apply shaping and the advantage rule to rewards."""
     shaped = scored
     for shape in config.rules.shaping:
         shaped = replace(shaped, totals_N=shape(shaped))
@@ -160,7 +160,7 @@ def _valued(scored: Rewards, config: LearnerConfig) -> Advantages:
 
 
 def _with_worth(batch: Batch, worth: Advantages, bonuses: Bonuses) -> Batch:
-    """The batch with what its tokens are worth; sequences of a trajectory follow one another."""
+    """Set advantages and bonuses in the batch; sequences of a trajectory must be adjacent."""
     taken = np.zeros(len(batch.lengths_N), dtype=np.int64)
     rows = []
     for row in batch.rows:
@@ -186,7 +186,7 @@ def _with_worth(batch: Batch, worth: Advantages, bonuses: Bonuses) -> Batch:
 
 
 def aged(batch: Batch, v_now: int, bound: int) -> Batch:
-    """The batch with advantages of what is older than the bound made smaller; no weight changes."""
+    """Scale down the advantages of trajectories older than the bound; no weight changes."""
     ages = [v_now - int(version) if version >= 0 else 0 for version in batch.min_versions_N]
     factors = [stale_weight(age, bound) for age in ages]
     rows = [replace(row, advantages=row.advantages * factors[row.trajectory]) for row in batch.rows]
@@ -197,7 +197,7 @@ def aged(batch: Batch, v_now: int, bound: int) -> Batch:
 def require_known(batch: Batch, vocabulary: int) -> None:
     """Raise IndexError for a token that the model has no embedding for.
 
-    A GPU that is asked for one raises later, and for everything from then on.
+    On a GPU such a token raises later, and every later call fails too.
     """
     for b, row in enumerate(batch.rows):
         if not 0 <= row.token_ids.min() <= row.token_ids.max() < vocabulary:
@@ -207,7 +207,7 @@ def require_known(batch: Batch, vocabulary: int) -> None:
 
 
 def micro_batches(batch: Batch, budget_tokens: int, device: str = "cpu") -> Iterator[MicroBatch]:
-    """Rows of like length together, B·T within the budget (one row may exceed it alone).
+    """Yield rows of similar length together, B·T within the budget (a single row may exceed it).
 
     The split and its order depend on the rows alone: the same batch gives the same sums.
     """
@@ -225,9 +225,9 @@ def micro_batches(batch: Batch, budget_tokens: int, device: str = "cpu") -> Iter
 def shared_micro_batches(
     batch: Batch, worth: Worth, budget_tokens: int, device: str = "cpu", *, fill: bool = False
 ) -> Iterator[MicroBatch]:
-    """The same rows, but the model is given once what several begin with.
+    """Yield the same rows, but with shared prefixes given to the model once.
 
-    With `fill`, what shares nothing lies end to end too; the budget counts what the model is given.
+    With `fill`, rows that share nothing are concatenated too; the budget counts input tokens.
     Raises ValueError for a row whose first token was sampled.
     """
     rows = [pack_row(b, row.token_ids, row.mask) for b, row in enumerate(batch.rows)]
@@ -238,7 +238,7 @@ def shared_micro_batches(
 
 
 def padded(batch: Batch, rows: Sequence[int], device: str = "cpu") -> MicroBatch:
-    """The given rows as tensors, in log order, padded on the right with token 0 and mask 0."""
+    """Return the given rows as tensors, in log order, padded on the right with token and mask 0."""
     rows = sorted(rows)
     chosen = [batch.rows[b] for b in rows]
     width = max(len(row.token_ids) for row in chosen)
@@ -271,7 +271,7 @@ def padded(batch: Batch, rows: Sequence[int], device: str = "cpu") -> MicroBatch
 
 
 def _rows(number: int, sample: Sample, weight: float, teacher: str) -> Iterator[BatchRow]:
-    """The trajectory's sequences in which our policy has sampled."""
+    """Yield the trajectory's sequences in which our policy has sampled."""
     sequences = sample.scored.trajectory.sequences or ()
     masks = [mine(sequence, sample.policy_index) for sequence in sequences]
     taught = teacher_logprobs(sample.scored, masks, teacher) if teacher else None

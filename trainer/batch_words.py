@@ -1,7 +1,7 @@
-"""A batch as named tensors and back: what rank 0 tells the other ranks of it.
+"""Serialisation of a batch as named tensors, which rank 0 sends to the other ranks.
 
-Arrays of rows lie end to end, beside how long each row is. Whatever a row may hold later goes along
-by its type; what has none that is known here is refused, never left out.
+Arrays of rows are concatenated, and the length of each row is sent too. Fields are serialised by
+their type, so new fields of a known type need no change here; other types are refused.
 """
 
 from collections.abc import Mapping
@@ -24,17 +24,17 @@ ROWS, SIZES, SEEN, NUMBERS = "rows", "sizes", "seen", "told"
 
 
 def raw(array: np.ndarray[Any, Any]) -> RawTensor:
-    """A copy of an array's bits. Raises KeyError for a dtype that none of ours has."""
+    """Return a copy of an array's bits. Raises KeyError for an unsupported dtype."""
     return RawTensor(NAMES[array.dtype], array.shape, np.ascontiguousarray(array).tobytes())
 
 
 def array_of(tensor: RawTensor) -> np.ndarray[Any, Any]:
-    """An array of its own memory."""
+    """Return an array with its own memory."""
     return np.frombuffer(tensor.data, DTYPES[tensor.dtype]).reshape(tensor.shape).copy()
 
 
 def written(batch: Batch) -> dict[str, RawTensor]:
-    """All of a batch. Raises TypeError for a field of a kind that is not known here."""
+    """Serialise a batch. Raises TypeError for a field of an unsupported type."""
     sizes = [len(row.token_ids) for row in batch.rows]
     told = {SIZES: raw(np.array(sizes, np.int64))}
     for field in fields(Batch):
@@ -54,7 +54,7 @@ def written(batch: Batch) -> dict[str, RawTensor]:
 
 
 def read(told: Mapping[str, RawTensor]) -> Batch:
-    """The batch that was written. Raises LengthsDisagree."""
+    """Read back the batch that was written. Raises LengthsDisagree."""
     sizes = array_of(told[SIZES])
     arrays = {each.name for each in fields(Batch)} - {ROWS, NUMBERS}
     own: dict[str, Any] = {name: array_of(told[name]) for name in arrays}
@@ -83,12 +83,12 @@ def read(told: Mapping[str, RawTensor]) -> Batch:
 
 
 def _text(words: tuple[str, ...]) -> np.ndarray[Any, Any]:
-    """Words as bytes, by which they are told from numbers."""
+    """Return strings as an array of bytes; its dtype U8 marks them as text."""
     return np.frombuffer(orjson.dumps(words), np.uint8)
 
 
 def _column(name: str, values: list[Any]) -> np.ndarray[Any, Any]:
-    """One field of all rows: arrays end to end, or numbers side by side."""
+    """Return one field of all rows: arrays concatenated, or numbers as [B, 1]."""
     if all(isinstance(value, np.ndarray) for value in values):
         return np.concatenate(values)
     for kind, dtype in ((int, np.int64), (float, np.float64)):
@@ -99,7 +99,7 @@ def _column(name: str, values: list[Any]) -> np.ndarray[Any, Any]:
 
 
 def _values(column: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any], name: str) -> list[Any]:
-    """Of each row its own: what is [B, 1] is a number each."""
+    """Split a column into the values of each row; [B, 1] holds one number per row."""
     if column.ndim == 2:
         return [value.item() for value in column[:, 0]]
     if len(column) != sizes.sum():

@@ -1,4 +1,4 @@
-"""The accounts of a run as a checkpoint holds them."""
+"""The rollout states of a run, as stored in a checkpoint."""
 
 from dataclasses import dataclass
 
@@ -7,25 +7,25 @@ from schemas.messages import Consumed
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """What was published and has ended; what is held is read again and not in it."""
+    """The published draws and ended members; held members are left out: they are read again."""
 
     next_draw: int = 0
-    """Every draw below was published whole, and its records are acked."""
+    """The next draw: every draw below was published completely, and its records acknowledged."""
     low: int = 0
-    """Every member of every draw below has ended."""
+    """The low watermark: every member of every draw below has ended."""
     ended: bytes = b""
-    """One bit a member, from the first member of draw `low` on; the lowest bit comes first."""
+    """One bit per member, from the first member of draw `low`; the lowest bit comes first."""
     left: tuple[int, ...] = ()
     """Draws whose group has left the buffer before all their members had ended."""
     unreadable: int = 0
-    """Records that may have been some of those in the air, for all that can be read of them."""
+    """The number of unreadable records that may have been results of running rollouts."""
     asked: tuple[Consumed, ...] = ()
-    """Requests of draws from `next_draw` on lie here or above."""
+    """Offsets at or above which the requests of draws from `next_draw` on lie."""
     won: tuple[int, ...] = ()
-    """Those of `left` whose group was whole without the rest, which is redundant."""
+    """Draws of `left` whose group was complete early, so that other members are redundant."""
     sizes: tuple[tuple[int, int], ...] = ()
-    """Draws that are unfinished and have fewer members than others, and how many."""
+    """Unfinished draws with fewer members than `group_size`, and their size."""
     begun: tuple[tuple[int, int], ...] = ()
-    """Draws that are unfinished and the newest version when they were published, where told."""
+    """Unfinished draws, and the newest version at their publication, where it is known."""
     continued: tuple[tuple[int, int, int], ...] = ()
-    """Draw, member, and how often it was cancelled and gone on with, where it has not ended."""
+    """Draw, member and number of continuations, of members that have not ended."""

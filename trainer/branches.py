@@ -1,7 +1,7 @@
-"""Which steps a version descends from, as train.steps tells.
+"""Ancestry of policy versions, from the records of train.steps.
 
-A trainer that went on from an older checkpoint has abandoned what was announced above it: then a
-step has two records. Versions name their parents, so one version names one branch.
+A trainer that resumes from an older checkpoint abandons the versions announced above it; a step
+then has two records. Versions name their parents, so one version identifies one branch.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +13,7 @@ from schemas.messages import TrainStep
 
 
 class Parented(Protocol):
-    """A step as far as its version and the one that it was made from."""
+    """The version of a step and the version that it was made from."""
 
     @property
     def version(self) -> int: ...
@@ -27,15 +27,16 @@ S = TypeVar("S", bound=Parented)
 def descent(
     by_version: Mapping[int, S], tip: int | None = None, *, over_gaps: bool = False
 ) -> Iterator[S]:
-    """The steps that a version descends from, its own first; by default those of the newest.
+    """Yield the steps that a version descends from, its own first; by default of the newest.
 
-    They end before a step that has no record, unless gaps are passed over: then the newest one
-    recorded below comes next.
+    Stops at a step that has no record; with `over_gaps` it continues with the newest recorded
+    version below.
     """
     at = max(by_version, default=-1) if tip is None else tip
     while at in by_version:
         step = by_version[at]
         yield step
+        # Always downwards: a wrong parent in a record must not cause a loop.
         at = min(step.parent, at - 1)
         if over_gaps and at not in by_version:
             at = max((version for version in by_version if version < at), default=-1)
@@ -43,18 +44,18 @@ def descent(
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """The steps that lead to one version, as far back as their records are there."""
+    """The steps that lead to one version, as far back as records exist."""
 
     version: int
     root: int
     """The version that the first of the steps was made from."""
     steps: dict[int, TrainStep]
-    """By number, in order."""
+    """The steps by number, in order."""
     abandoned: dict[int, tuple[int, ...]]
-    """Of step numbers the versions that lie on other branches."""
+    """By step number, the versions on other branches."""
 
     def step_of(self, version: int) -> int | None:
-        """After which step a version of this branch stood; None for versions of other branches."""
+        """Return the step that produced a version of this branch; None for other branches."""
         if version == self.root:
             return min(self.steps) - 1
         return next((n for n, step in self.steps.items() if step.version == version), None)
@@ -77,7 +78,7 @@ class Branch:
 
 
 def branch_of(steps: Iterable[TrainStep], version: int | None = None) -> Branch:
-    """The branch of a version, by default of the newest; raises Refused for one that is not there.
+    """Return the branch of a version, by default of the newest. Raises Refused if it is unknown.
 
     `steps` are those of one run and must not be empty.
     """
@@ -96,7 +97,7 @@ def branch_of(steps: Iterable[TrainStep], version: int | None = None) -> Branch:
 
 
 def _listed(numbers: list[int]) -> str:
-    """Numbers as ranges: 1..4, 7."""
+    """Format sorted numbers as ranges: 1..4, 7."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and number == ranges[-1][1] + 1:

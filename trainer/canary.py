@@ -1,4 +1,4 @@
-"""A fixed prompt that trainer and servers score alike: a server of other weights is seen by it."""
+"""A fixed prompt that trainer and servers score, to detect a server with wrong weights."""
 
 from dataclasses import dataclass
 
@@ -12,15 +12,15 @@ CANARY_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """A fixed prompt and what the learner thinks of it, packed as in PolicyVersion."""
+    """A fixed prompt and the learner's log-probabilities of it, packed as in PolicyVersion."""
 
     ids: bytes
     logprobs: bytes
-    """Of ids[1:], float32."""
+    """Log-probabilities of ids[1:], float32."""
 
 
 def canary_of(model: nn.Module, device: str) -> Canary:
-    """The same ids for ever, spread over the vocabulary, scored at temperature 1."""
+    """Score the fixed ids, spread over the vocabulary, at temperature 1."""
     size = model.config.vocab_size
     ids = [(7 * place + 1) % size for place in range(CANARY_TOKENS)]
     with torch.no_grad():

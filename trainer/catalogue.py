@@ -1,4 +1,4 @@
-"""Every rule that a learner's configuration can choose by name, by kind."""
+"""The tables of rules that a learner's configuration chooses by name, one per kind."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -96,7 +96,7 @@ OLDS: Mapping[str, Rule[OldLogprobs]] = table(
 STEP_SIZES: Mapping[str, Rule[StepSize]] = table(SCHEDULED, ESS)
 
 FILTERS: Mapping[str, Rule[Filter]] = table(NONE, ZERO_VARIANCE, HIGH_ENTROPY)
-"""A configuration may choose several of them."""
+"""A configuration may choose several."""
 
 COMPLETIONS: Mapping[str, Rule[Completion]] = table(GROUPS, TOKEN_BUDGET)
 
@@ -115,4 +115,4 @@ KINDS: Mapping[str, Mapping[str, Rule[Any]]] = {
     "schedule": SCHEDULES,
     "distill": DISTILS,
 }
-"""The keys of a configuration that choose a rule."""
+"""By configuration key, the rules that it chooses from."""

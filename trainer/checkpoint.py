@@ -1,24 +1,24 @@
-"""Checkpoints: a directory per version that is there whole or not at all.
+"""Checkpoints: one directory per version, written atomically.
 
-The law: files of parts first, one of each kind for each rank, flushed and named by their content,
-then the manifest under a temporary name, then one rename. A directory without a manifest is no
-checkpoint, and one that is written again is the old one until the rename. Loading verifies every
-digest, the manifest's own too, and passes over what is incomplete or damaged with a reason. Nothing
-in a checkpoint is ever unpickled: tensors are safetensors, the manifest is JSON.
+Files of tensor parts are written first, one per kind and rank, flushed and named by their content;
+then the manifest under a temporary name, then one rename. A directory without a manifest is not a
+checkpoint, and a rewritten one is the old one until the rename. Loading verifies every digest,
+including the manifest's, and skips incomplete or damaged directories with a reason. Nothing in a
+checkpoint is ever unpickled: tensors are safetensors, the manifest is JSON.
 
-The manifest lists of every tensor its parts (`trainer.shards`), so that any number of ranks loads
-what another number wrote. Ranks are plain numbers here: who runs them carries `RankFiles` from each
-to the one that seals. Formats 1, of one rank and whole tensors, and 2, where every digest is a
-sha256, are still read.
+The manifest lists the parts of every tensor (`trainer.shards`), so that any number of ranks can
+load a checkpoint of any other number. Ranks are plain numbers here: the caller carries `RankFiles`
+from each rank to the one that calls `seal`. Formats 1 (one rank, whole tensors) and 2 (every digest
+is a sha256) are still read.
 
-`pending` holds the records that announce this version. Between the save and the announcement lies
-a crash that loses them; whoever loads the checkpoint publishes them again, bytes unchanged.
+`pending` holds the records that announce this version. A crash between the save and the
+announcement would lose them; the process that loads the checkpoint publishes the same bytes again.
 
-Which checkpoints stay is `prune`'s policy: the newest to go on from, some older ones to train again
-from the record.
+`prune` decides which checkpoints are kept: the newest to resume from, and some older ones from
+which steps can be reproduced.
 
-A version number is never used twice: after a restart numbering goes on above the highest that was
-announced, and announced versions above the checkpoint belong to an abandoned branch.
+A version number is never used twice: after a restart, numbering continues above the highest
+announced version, and announced versions above the checkpoint belong to an abandoned branch.
 """
 
 import base64
@@ -63,16 +63,16 @@ from trainer.shards import merged, rows_of
 FORMAT = 3
 FORMATS = (1, 2, FORMAT)
 NEWEST = 3
-"""So many checkpoints training may go on from, the next where the one before is damaged."""
+"""The number of newest checkpoints to resume from: the next one if a newer one is damaged."""
 UNREADABLE = (RollcallError, OSError, ValueError, KeyError, TypeError)
-"""What reading a checkpoint raises that is damaged."""
+"""Exceptions that reading a damaged checkpoint raises."""
 CHANGED = "put [learner] and seed of the run's recipe back as they were, or begin a new run"
 Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """All that a trainer needs to go on as if nothing had happened."""
+    """The complete state that a trainer needs to resume."""
 
     state: LearnerState
     parent: int
@@ -80,20 +80,20 @@ class Checkpoint:
     config_digest: str = ""
     consumed: tuple[Consumed, ...] = ()
     recent: tuple[str, ...] = ()
-    """Names of what is gone for good: `Buffer.recent()`, and for old readers `Accounts.left()`."""
+    """Names of ended rollouts and groups: `Buffer.recent()`, for old readers `Accounts.left()`."""
     drops: Mapping[str, Tally] = field(default_factory=dict)
     abandoned: Ranges = ()
-    """Versions, both ends included, that were announced and that nothing descends from."""
+    """Ranges, both ends included, of announced versions that are not on the current branch."""
     pending: Mapping[str, bytes] = field(default_factory=dict)
-    """Encoded records of this step by a name of the caller's, to be published again."""
+    """Encoded records of this step, by a name that the caller chooses, to be published again."""
     used: int = 0
-    """Trajectories trained on so far."""
+    """The number of trajectories trained on so far."""
     book: Book | None = None
-    """`Accounts.book()`; None in checkpoints of the releases before it."""
+    """`Accounts.book()`; None in checkpoints of releases that did not have it."""
     replay: ReplayBook = field(default_factory=ReplayBook)
-    """What was used and may be used again."""
+    """The used samples that may be replayed."""
     leaders: tuple[Leader, ...] = ()
-    """Of what `consumed` and the book's `asked` count; none in checkpoints of earlier releases."""
+    """Leader epochs at the offsets of `consumed` and `asked`; empty in older checkpoints."""
 
     @property
     def version(self) -> int:
@@ -102,28 +102,28 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class LatestCheckpoint:
-    """What a search for the latest checkpoint came to."""
+    """The result of a search for the latest checkpoint."""
 
     checkpoint: Checkpoint | None
     path: Path | None
     passed_over: tuple[str, ...]
-    """Newer directories that are no checkpoint, each with the reason."""
+    """Newer directories that are not valid checkpoints, each with the reason."""
 
 
 def save(root: str | Path, checkpoint: Checkpoint, published: PublishedFile | None = None) -> Path:
     """Write `root/v<version>` as the only process; it is durable when this returns.
 
-    A published file of these weights is linked, not written again, nor hashed where that was done.
+    A published file of these weights is linked, not written again; known digests are reused.
     """
     written = write_rank(root, parts_of_state(checkpoint.state), published)
     return seal(root, checkpoint, [written])
 
 
 def seal(root: str | Path, checkpoint: Checkpoint, written: Sequence[RankFiles]) -> Path:
-    """Make a checkpoint of what all ranks have written, in their order; what was there is replaced.
+    """Complete a checkpoint from the files of all ranks, in their order; replace an old one.
 
-    Of the checkpoint's state the tensors are not looked at. Raises Refused for no ranks, and
-    WeightsDiffer where a part of a tensor is missing: then all is as it was before.
+    The tensors in the checkpoint's state are ignored. Raises Refused for no ranks, and
+    WeightsDiffer if a part of a tensor is missing; then nothing has changed.
     """
     rows_of(0, 0, len(written))
     directory = directory_of(root, checkpoint.version)
@@ -135,15 +135,17 @@ def seal(root: str | Path, checkpoint: Checkpoint, written: Sequence[RankFiles])
         "files": named,
         "tensors": {kind: written_tensors(each) for kind, each in tensors.items()},
     }
+    # The names of the files must be durable before a manifest refers to them.
     to_disk(directory)
     write_body(directory, body)
     to_disk(Path(root))
+    # Only now: until the rename of the manifest the old checkpoint needs its files.
     _clear(directory, named)
     return directory
 
 
 def load_latest(root: str | Path, rank: int = 0, world: int = 1) -> LatestCheckpoint:
-    """The newest checkpoint whose every digest agrees, with what is one rank's."""
+    """Load the newest checkpoint whose digests all match, with the parts of one rank."""
     passed_over: list[str] = []
     for directory in _newest_first(Path(root)):
         try:
@@ -154,10 +156,10 @@ def load_latest(root: str | Path, rank: int = 0, world: int = 1) -> LatestCheckp
 
 
 def load(directory: Path, rank: int = 0, world: int = 1) -> Checkpoint:
-    """One checkpoint, verified, with what one rank of so many has of its tensors.
+    """Load and verify one checkpoint, with the parts of its tensors for one rank of `world`.
 
-    It may have been written by any other number of ranks. Raises FileNotFoundError where there is
-    no manifest.
+    It may have been written by any other number of ranks. Raises FileNotFoundError if there is no
+    manifest.
     """
     body = read_body(directory)
     if body["format"] not in FORMATS:
@@ -185,7 +187,7 @@ def load(directory: Path, rank: int = 0, world: int = 1) -> Checkpoint:
 
 
 def kept(root: str | Path) -> dict[int, Path]:
-    """What is there with a manifest, by version, oldest first; not verified."""
+    """Return the directories with a manifest, by version, oldest first; not verified."""
     whole = [path for path in reversed(_newest_first(Path(root))) if (path / MANIFEST).exists()]
     return {int(path.name.removeprefix("v")): path for path in whole}
 
@@ -193,13 +195,13 @@ def kept(root: str | Path) -> dict[int, Path]:
 def needed_by_newest(
     root: str | Path, scoring_versions: Callable[[int], Iterable[int]]
 ) -> set[int]:
-    """Versions whose weights a trainer needs that goes on from one of the newest checkpoints."""
+    """Return the versions whose weights are needed to resume from one of the newest checkpoints."""
     newest = list(kept(root))[-NEWEST:]
     return {*newest, *(needed for version in newest for needed in scoring_versions(version))}
 
 
 def newest_words(root: str | Path) -> str:
-    """What tells the newest checkpoint from any other, not verified; `none` where there is none."""
+    """Return an identifier of the newest checkpoint, not verified; `none` if there is none."""
     path = next(reversed(kept(root).values()), None)
     if path is None:
         return "none"
@@ -211,7 +213,7 @@ def newest_words(root: str | Path) -> str:
 
 
 def require_recipe(path: Path, config_digest: str, remedy: str) -> None:
-    """Raise Refused where a checkpoint was made by a learner of another configuration."""
+    """Raise Refused if a checkpoint was made with another learner configuration."""
     made_with = read_body(path)["config_digest"]
     if made_with != config_digest:
         msg = (
@@ -224,8 +226,8 @@ def require_recipe(path: Path, config_digest: str, remedy: str) -> None:
 def prune(root: str | Path, keep: int, every: int = 0) -> tuple[Path, ...]:
     """Delete all but the newest `keep` checkpoints, the first, and one in every `every` versions.
 
-    With 0 none stays for good, the first neither. What is no checkpoint and older than the newest
-    goes too. Keep two or more, so that a damaged one costs a step and not the run.
+    With `every` 0 only the newest are kept. Older directories that are not checkpoints are deleted
+    too. Keep two or more, so that a damaged checkpoint costs a step and not the run.
     """
     whole = kept(root)
     newest = list(whole)[-max(keep, 1) :]
@@ -240,13 +242,13 @@ def prune(root: str | Path, keep: int, every: int = 0) -> tuple[Path, ...]:
 
 
 def remove(directory: Path) -> None:
-    """Delete one checkpoint: the manifest first, so that a deletion cut short leaves none."""
+    """Delete one checkpoint: the manifest first, so that an interrupted deletion leaves none."""
     (directory / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(directory)
 
 
 def _lasting(versions: Iterable[int], every: int) -> set[int]:
-    """The first, and each that lies `every` or more above the last one chosen."""
+    """Return the first version, and each that is `every` or more above the last one chosen."""
     chosen: list[int] = []
     for version in sorted(versions) if every else ():
         if not chosen or version >= chosen[-1] + every:
@@ -255,12 +257,12 @@ def _lasting(versions: Iterable[int], every: int) -> set[int]:
 
 
 def next_version(highest_announced: int, held: int = -1) -> int:
-    """A number that nobody has used: above all that were announced and above our own."""
+    """Return an unused version number: above all announced ones and above our own."""
     return max(highest_announced, held) + 1
 
 
 def abandon(abandoned: Ranges, held: int, highest_announced: int) -> Ranges:
-    """The ranges after a restart from version `held`: what was announced above it is abandoned."""
+    """Add the versions announced above `held` to the abandoned ranges, after a restart from it."""
     if highest_announced <= held:
         return abandoned
     return (*abandoned, (held + 1, highest_announced))
@@ -291,7 +293,7 @@ def _body(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _clear(directory: Path, files: Iterable[str]) -> None:
-    """Remove what no manifest names: of an earlier one, or of a crash."""
+    """Remove files that the manifest does not name: of an earlier manifest, or of a crash."""
     for path in directory.iterdir():
         if path.name not in {MANIFEST, *files}:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

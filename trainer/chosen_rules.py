@@ -1,4 +1,4 @@
-"""The rules that a learner's configuration names, with their options, and what they need."""
+"""The rules that a learner's configuration names, with their options and needs."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
     from trainer.config import LearnerConfig
 
 LOOKS = frozenset({"prox", "ref", "entropy", "norms"})
-"""What rules of rewards may need that somebody has to look at."""
+"""The needs of reward rules that require an extra pass over the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenRules:
-    """Each is looked up when it is asked for, and raises Refused where it is none.
+    """The chosen rules. Each is looked up when it is read, and raises Refused if it is unknown.
 
-    A configuration has asked for all of them when it was made.
+    A configuration looks all of them up when it is created, so it is validated then.
     """
 
     config: "LearnerConfig"
 
     @property
     def advantage(self) -> Chosen[AdvantageRule]:
-        """What turns rewards into advantages."""
+        """The rule that turns rewards into advantages."""
         return choose("advantage", self.config.advantage, ADVANTAGES)
 
     @property
     def loss(self) -> Chosen[Loss]:
-        """The loss with its options, however they are spelled."""
+        """The loss, with options from its table and from the flat keys `clip_*`."""
         config = self.config
         choice = Choice.of("loss", config.loss)
         dual = config.clip_dual or None
@@ -66,12 +66,12 @@ class ChosenRules:
 
     @property
     def distil(self) -> Chosen[Distil]:
-        """What a teacher adds to advantages."""
+        """The rule that adds a teacher's term to advantages."""
         return choose("distill", self.config.distill, DISTILS)
 
     @property
     def objective(self) -> Objective:
-        """What is minimised for each token. Raises Refused for rules that do not fit together."""
+        """The objective of each token. Raises Refused for incompatible rules."""
         return Objective(
             self.loss,
             self.distil,
@@ -82,17 +82,17 @@ class ChosenRules:
 
     @property
     def step_size(self) -> Chosen[StepSize]:
-        """What a step's learning rate is multiplied by."""
+        """The rule for the factor of a step's learning rate."""
         return choose("step_size", self.config.step_size, STEP_SIZES)
 
     @property
     def exploration(self) -> Chosen[Exploration]:
-        """What gives each trajectory's entropy its weight."""
+        """The rule for the entropy coefficient of each trajectory."""
         return choose("exploration", self.config.exploration, EXPLORATIONS)
 
     @property
     def shaping(self) -> list[Chosen[Shaping]]:
-        """What is done to totals, in order."""
+        """The rules that change totals, in order."""
         return [choose("shaping", each, SHAPINGS) for each in self.config.shaping]
 
     @property
@@ -101,45 +101,45 @@ class ChosenRules:
 
     @property
     def turn_filters(self) -> list[Chosen[Filter]]:
-        """Filters that choose among the turns of a batch; the others choose among groups."""
+        """The filters that select turns of a batch; the others select groups."""
         return [each for each in self.filters if each.needs("entropy")]
 
     @property
     def completion(self) -> Rule[Completion]:
-        """What says that a batch is whole."""
+        """The rule that decides when a batch is complete."""
         return choose("batch", self.config.batch, COMPLETIONS).rule
 
     @property
     def teacher(self) -> str:
-        """What the scorer's name begins with whose token scores are needed; empty for none."""
+        """The prefix of the name of the scorer whose token scores are needed; empty for none."""
         chosen = self.distil
         return str(getattr(chosen.options, "scorer", "")) if chosen.needs("teacher") else ""
 
     @property
     def looks(self) -> frozenset[str]:
-        """What some rule has to know of a batch's tokens before its gradient."""
+        """The quantities that rules need of a batch's tokens before its gradient."""
         rules = [self.step_size, self.advantage, self.exploration, *self.turn_filters]
         heard = {"prox"} if self.config.share else set[str]()
         return self.objective.needs.union(heard, *(rule.everything_needed for rule in rules))
 
     @property
     def values_look(self) -> bool:
-        """Whether advantages or bonuses wait for a look at the tokens of the whole batch."""
+        """True if advantages or bonuses need an extra pass over the tokens of the whole batch."""
         return any(rule.everything_needed & LOOKS for rule in (self.advantage, self.exploration))
 
     @property
     def reference(self) -> str:
-        """The directory of the frozen reference; empty for what the policy began as."""
+        """The directory of the frozen reference; empty for the initial policy."""
         return next(iter(self.references), "")
 
     @property
     def references(self) -> set[str]:
-        """Directories that rules name which look at a reference."""
+        """The directories named by rules that use a reference."""
         rules = (self.objective.kl, self.advantage)
         return {getattr(each.options, "directory", "") for each in rules if each.needs("ref")}
 
     @property
     def admitted_limits(self) -> frozenset[str]:
-        """Ends at a limit that some shaping rule says the worth of."""
+        """The limits at which a rollout may end and still be trained on, if shaping values it."""
         told = any(rule.needs("limits") for rule in self.shaping)
         return LIMITS if told else frozenset()

@@ -1,4 +1,4 @@
-"""Updates of the weights by AdamW, clipped; one that is not finite changes nothing."""
+"""Updates of the weights by AdamW with gradient clipping; non-finite updates are skipped."""
 
 from collections.abc import Callable, Mapping
 from math import isfinite
@@ -15,12 +15,12 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class ClippedUpdates:
-    """The optimiser of one model, and how many of its updates were skipped."""
+    """The optimiser of one model, and the number of its skipped updates."""
 
     def __init__(self, model: nn.Module, config: LearnerConfig) -> None:
         self._model, self._config = model, config
         self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        """What is changed, by name."""
+        """The trained parameters, by name."""
         self.optimiser = torch.optim.AdamW(
             self.trained.values(),
             lr=config.lr,
@@ -29,18 +29,18 @@ class ClippedUpdates:
         )
         self.skipped = 0
         self.in_a_row = 0
-        """Updates that were skipped since the last one that was not."""
+        """The number of consecutive skipped updates."""
         self.touched = False
-        """Whether weights or moments may have changed since somebody set it to False."""
+        """True if weights or moments may have changed since the caller set it to False."""
 
     def clear(self) -> None:
-        """Forget what was added to the gradient."""
+        """Clear the gradients."""
         self.optimiser.zero_grad(set_to_none=True)
 
     def apply(
         self, cost: float, lr: float, step: int, before: Callable[[], None]
     ) -> dict[str, float]:
-        """Clip what has been added and change the weights by it, unless it is not finite.
+        """Clip the accumulated gradient and update the weights, unless it is not finite.
 
         `before` is called just before anything changes. Raises Unfit after `max_skipped` updates in
         a row that were not finite, the last at this step.
@@ -60,7 +60,7 @@ class ClippedUpdates:
         return {"loss": cost, "grad_norm": norm, "lr": lr, "skipped": float(skip)}
 
     def moments(self, raw: Callable[[Tensor], RawTensor]) -> dict[str, RawTensor]:
-        """What the next update depends on, by parameter and moment."""
+        """Return the optimiser state, by parameter and moment."""
         return {
             f"{name}/{moment}": raw(self.optimiser.state[parameter][moment])
             for name, parameter in self.trained.items()
@@ -69,7 +69,7 @@ class ClippedUpdates:
         }
 
     def load(self, moments: Mapping[str, RawTensor], skipped: int) -> None:
-        """Go on where these were taken."""
+        """Restore the optimiser state and the count of skipped updates."""
         self.optimiser.state.clear()
         for name, parameter in self.trained.items():
             if f"{name}/step" in moments:

@@ -1,4 +1,4 @@
-"""How far a topic has been consumed, out of log order."""
+"""Consumed positions of a topic, where records are consumed out of log order."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,7 +8,8 @@ from schemas.messages import Consumed
 
 
 class Leader(NamedTuple):
-    """Who wrote the last record below an offset: with that a cut shows once a log has regrown."""
+    """The leader epoch of the last record below an offset, to detect a log that was truncated
+    and has grown again."""
 
     topic: str
     partition: int
@@ -18,35 +19,35 @@ class Leader(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Where the requests lie that the next trainer has to read, for its checkpoint."""
+    """Positions of the requests that the next trainer has to read, for its checkpoint."""
 
     marks: tuple[Consumed, ...]
     leaders: tuple[Leader, ...] = ()
 
 
 def counted(mark: Consumed) -> int:
-    """The offset behind the last record that a mark counts as consumed."""
+    """Return the offset after the last record that a mark counts as consumed."""
     return max(mark.next_offset, mark.above[-1] + 1 if mark.above else 0)
 
 
 @dataclass(slots=True)
 class _PartitionMarks:
     start: int
-    """No offset below this is wanted any more, whatever is delivered."""
+    """Offsets below this are skipped when delivered, unless they are outstanding."""
     outstanding: set[int] = field(default_factory=set)
     consumed: set[int] = field(default_factory=set)
 
     def mark(self) -> tuple[int, tuple[int, ...]]:
-        """Where to go on and what to skip above; what lies below is forgotten."""
+        """Return the next offset and the consumed offsets above it; forget those below."""
         next_offset = min(self.outstanding, default=self.start)
         self.consumed = {offset for offset in self.consumed if offset > next_offset}
         return next_offset, tuple(sorted(self.consumed))
 
 
 class Consumption:
-    """How far a topic has been consumed, per partition, out of log order.
+    """The consumed positions of a topic per partition, out of log order.
 
-    Offsets have holes (transaction markers, compaction), so only delivered ones are waited for:
+    Offsets have gaps (transaction markers, compaction), so only delivered ones are waited for:
     the next offset is the lowest that was delivered and not consumed, or, where there is none,
     the one after the last delivered.
     """
@@ -61,7 +62,7 @@ class Consumption:
         }
 
     def delivered(self, partition: int, offset: int) -> bool:
-        """Note a record that was read; False if it is already consumed and must be skipped."""
+        """Record that a record was read; False if it is already consumed and must be skipped."""
         at = self._partitions.setdefault(partition, _PartitionMarks(offset))
         if offset < at.start and offset not in at.outstanding:
             return False
@@ -72,13 +73,13 @@ class Consumption:
         return True
 
     def consumed(self, partition: int, offset: int) -> None:
-        """Note a record that was used or dropped; it must have been delivered."""
+        """Record that a delivered record was used or dropped."""
         at = self._partitions[partition]
         at.outstanding.remove(offset)
         at.consumed.add(offset)
 
     def marks(self) -> tuple[Consumed, ...]:
-        """Where to go on, for the checkpoint: seek to `next_offset`, skip what is above."""
+        """Return the positions for the checkpoint: seek to `next_offset`, skip those in `above`."""
         return tuple(
             Consumed(self.topic, partition, *at.mark(), self.topic_id)
             for partition, at in sorted(self._partitions.items())

@@ -1,14 +1,15 @@
-"""Which scored trajectories are trained on, and when.
+"""The buffer of scored trajectories: it decides which are trained on, and when.
 
-The law: whatever is offered is, at any moment, exactly one of held, used or dropped, and what is
-dropped is counted with its length under one reason. A group leaves whole, in one `take`: its
-members are consumed together or not at all, so a restart never meets half a group that it cannot
-complete. Nothing is evicted: a full buffer says so, and its caller pauses the partitions.
+Invariant: every offered record is exactly one of held, used or dropped, and a dropped one is
+counted with its length under one reason. A group leaves as a whole, in one `take`: its members are
+consumed together or not at all, so a restart never finds half a group that it cannot complete.
+Nothing is evicted: `full` tells the caller to pause the partitions.
 
 Order is earliest deadline first (AstraFlow): the group with the lowest token version is the next
-to go stale, so it is trained on first; `fifo` is there to compare with. Time is the policy version
-and the ends of rollouts. Where a step is held back, no record may come: there a clock goes on from
-the end of the last one. Steps that are trained again take their batches from the record.
+to go stale, so it is trained on first; `fifo` is there to compare with. Time is measured by policy
+versions and by the ends of rollouts in the log. While a step is held back there may be no new
+record, so a clock continues from the end of the last one. Steps that are reproduced take their
+batches from the record instead.
 """
 
 import heapq
@@ -43,11 +44,11 @@ from trainer.staleness import StaleWait, oldest_kept
 from trainer.waiting_group import WaitingGroup
 
 HELD_BACK = 2
-"""Times the capacity, at most, while a step is held back: what it waits for must be read."""
+"""The factor of the capacity while a step is held back, so that awaited groups can be read."""
 
 
 class Buffer:
-    """Groups that wait to be complete, and complete ones in order of their deadlines."""
+    """Incomplete groups, and complete ones in order of their deadlines."""
 
     def __init__(
         self,
@@ -78,12 +79,12 @@ class Buffer:
         self._log_ms = 0
         self._log_at = clock()
         self._asked = (0, 0)
-        """What `take` was asked for last, and at which version; 0 where it gave that."""
+        """The groups and version of the last `take`; 0 groups if it returned a batch."""
         self._took_ms = 0
-        """The time of the log when it gave something last."""
+        """The time of the log at the last batch."""
 
     def offer(self, scored: ScoredTrajectory, partition: int, offset: int) -> None:
-        """Take one record of `trajectories.scored` in; it is held or dropped when this returns."""
+        """Add one record of `trajectories.scored`; it is held or dropped when this returns."""
         if scored.trajectory.ended_ms > self._log_ms:
             self._log_ms, self._log_at = scored.trajectory.ended_ms, self.clock()
         if self.foreign.takes(scored, partition, offset, self._drops):
@@ -106,7 +107,7 @@ class Buffer:
             self._complete(group)
 
     def went_on(self, member: Member) -> None:
-        """It was asked for again, under its next id: its record is not needed any more."""
+        """Release a record that was cut off: its rollout continues under its next id."""
         self.cut_off.let_go(member)
         key, rollout_id = group_of(member.scored), member.scored.trajectory.rollout_id
         self._drops.add(member, "continued" if self.accounts.go_on(key, rollout_id) else "late")
@@ -114,18 +115,18 @@ class Buffer:
     def _begin(self, key: str, claimed: int) -> WaitingGroup:
         size = self.accounts.size(key, claimed)
         spare = self.curation.redundancy if self.accounts.drew(key) else 0
-        # A group that a curator has made smaller is still one to compare in.
+        # A smaller group keeps at least two members, since advantages compare within it.
         least = 1 if size == self.accounts.group_size else min(size, 2)
         self._groups[key] = WaitingGroup(key, size, max(least, size - spare))
         return self._groups[key]
 
     def take(self, groups: int, v_now: int) -> tuple[Sample, ...] | None:
-        """The samples of the most urgent groups in log order; None while they are no whole batch.
+        """Return the samples of the most urgent groups in log order; None if there is no batch yet.
 
-        `groups` are `groups_per_step`; how many are taken says the rule of the batch. Groups with
-        v_now − min_version > max_staleness are dropped first, complete or not. Under
-        `wait` it is None too while a running group would go stale by the step. A share of them was
-        used before, where replay has some; these have `uses`; and a share is `lent` by other runs.
+        `groups` is `groups_per_step`; the completion rule decides how many are taken. Groups with
+        v_now − min_version > max_staleness are dropped first, complete or not. Under `wait` the
+        result is also None while the step would make a running group stale. Replay contributes a
+        share of used groups (`uses` above 0), and other runs a share of theirs (`lent`).
         Raises Refused, and Unavailable with nothing taken.
         """
         if groups > self.curation.capacity_groups:
@@ -152,7 +153,7 @@ class Buffer:
         return tuple(sorted(samples, key=_place))
 
     def whole(self, groups: int) -> int:
-        """How many of the groups that wait are a whole batch now; 0 while none is."""
+        """Return the number of waiting groups that form a batch now; 0 if there is none."""
         keys = [key for _, _, key in sorted(self._ready)]
         tokens = tuple(sum(s.length for s in self._groups[key].samples()) for key in keys)
         wanted = self.replay.rule.fresh(groups) - self.foreign.ready(groups)
@@ -160,17 +161,17 @@ class Buffer:
         return max(0, min(taken, len(keys)))
 
     def noteworthy(self) -> list[Sample]:
-        """All that is held with tokens of ours, what was cut off for the time being included."""
+        """Return all held samples with tokens of our policy, including cut-off rollouts."""
         samples = [each for group in self._groups.values() for each in group.samples()]
         return samples + self.cut_off.samples()
 
     def complete(self) -> list[tuple[str, list[Sample]]]:
-        """The groups that wait to be trained on, by name, each with its samples in log order."""
+        """Return the complete groups, by name, each with its samples in log order."""
         groups = ((key, self._groups[key].samples()) for _, _, key in sorted(self._ready))
         return [(key, sorted(each, key=_place)) for key, each in groups]
 
     def spoil(self, samples: Sequence[Sample], reason: str) -> None:
-        """Count samples that were taken and could not be used as dropped after all."""
+        """Count samples as dropped that were taken and could not be used."""
         self.replay.forget(samples)
         fresh = [sample for sample in samples if sample.fresh]
         self.used -= len(fresh)
@@ -180,10 +181,10 @@ class Buffer:
             self._drops.add(member, reason)
 
     def full(self) -> bool:
-        """Whether to pause. Incomplete groups do not count: a pause would keep them incomplete.
+        """Return True if reading must pause. Incomplete groups do not count, since they need reads.
 
-        Nor is anything paused while a step is held back: what it waits for has yet to be read. That
-        ends by its deadline, or where twice as many groups are there as it may hold.
+        Reading continues while a step is held back, since the awaited group has yet to be read.
+        That ends by its deadline, or when HELD_BACK times the capacity is reached.
         """
         if len(self._ready) < self.curation.capacity_groups:
             return False
@@ -192,43 +193,43 @@ class Buffer:
         return not (wanted and self._held_back(wanted, v_now))
 
     def held(self) -> int:
-        """How many records wait here."""
+        """Return the number of held records."""
         return self.accounts.held() + self.accounts.others()
 
     def ready_groups(self) -> int:
         return len(self._ready)
 
     def drops(self) -> dict[str, Tally]:
-        """Everything dropped so far, by reason."""
+        """Return counts of dropped records so far, by reason."""
         return dict(self._drops.tallies)
 
     def released(self) -> tuple[Dropped, ...]:
-        """What was dropped since this was last asked; mark it consumed with the next checkpoint."""
+        """Return the records dropped since the last call; a checkpoint marks them consumed."""
         return tuple(self._drops.released())
 
     def losers(self) -> tuple[str, ...]:
-        """Rollouts that became redundant since this was last asked; nobody needs them any more."""
+        """Return the rollouts that became redundant since the last call, to be cancelled."""
         losers, self._losers = tuple(self._losers), []
         return losers
 
     def replay_book(self) -> ReplayBook:
-        """What may be trained on again, and how far recorded groups are, for the checkpoint."""
+        """Return the replay state and the position in recorded groups, for the checkpoint."""
         return replace(self.replay.book(), recorded=self.foreign.mark)
 
     def recent(self) -> tuple[str, ...]:
-        """What is gone for good and was not drawn by admission; `restore` knows it again."""
+        """Return names of ended rollouts and groups that were not drawn, for `restore`."""
         return self.accounts.names()
 
     def restore(self, recent: Iterable[str], drops: Mapping[str, Tally], used: int = 0) -> None:
-        """Go on where a checkpoint stood; what was held then is read again from the log."""
+        """Restore a checkpoint's state; records held at that time are read again from the log."""
         self.accounts.know(recent)
         self._drops = Drops(drops)
         self.used = used
 
     def give_up(self) -> int:
-        """Drop every incomplete group and all that is in the air; return how many were there.
+        """Drop every incomplete group and give up running rollouts; return the number of these.
 
-        For where they have come, but as records that nobody can read.
+        Used if their results have arrived as unreadable records.
         """
         waiting = [group for group in self._groups.values() if not group.complete]
         for group in waiting:
@@ -257,7 +258,7 @@ class Buffer:
         heapq.heappush(self._ready, (urgency, group.place(), group.key))
 
     def _unfit(self, group: WaitingGroup) -> str:
-        """Why a group with all its members is not trained on; empty if it is."""
+        """Return the reason why a complete group is not trained on; empty if it is."""
         samples = group.samples()
         if not group.may_become_whole() and self.curation.missing == "drop":
             return BESIDE_LIMIT if group.spoilt_at_limits() else "incomplete"
@@ -267,10 +268,11 @@ class Buffer:
         return self.gate.rejected_by([*samples, stored] if stored else samples)
 
     def _held_back(self, groups: int, v_now: int) -> bool:
-        """Whether a step now would make a group stale that is running, and that is waited for."""
+        """Return True if the step must wait for a running group that it would make stale."""
         if self.curation.on_stale != "wait" or len(self._ready) >= self._most_held():
             return False
         batches = len(self._ready) // groups
+        # The first batch was complete when its last group had ended, or at the last `take`.
         whole = sorted(self._groups[key].ended_ms() for _, _, key in self._ready)[groups - 1]
         since_ms = max(whole, self._took_ms)
         return self._wait.holds_back(
@@ -278,15 +280,15 @@ class Buffer:
         )
 
     def _most_held(self) -> int:
-        """So many groups that wait end a step's being held back: memory is not without end."""
+        """Return the number of complete groups that ends holding a step back: a memory bound."""
         return HELD_BACK * self.curation.capacity_groups
 
     def _now_ms(self) -> int:
-        """The time of the log, gone on by a clock since its newest record was read."""
+        """Return the time of the log, advanced by a clock since its newest record was read."""
         return self._log_ms + int(1000 * (self.clock() - self._log_at))
 
     def _oldest_running(self) -> int | None:
-        """The lowest version that an incomplete group was begun under, as far as it is known."""
+        """Return the lowest version at the start of an incomplete group, as far as known."""
         begun = self.accounts.drawn.begun()
         for group in self._groups.values():
             at = None if group.complete else group.deadline()

@@ -1,4 +1,4 @@
-"""Rollouts that were cancelled only for the time being: held until they are asked for again."""
+"""Rollouts that were cut off: held until they are requested again to continue."""
 
 from dataclasses import replace
 
@@ -8,20 +8,20 @@ from trainer.samples import Curation, Member, Sample, judge
 
 
 class CutOff:
-    """Those of one run that wait to be gone on with."""
+    """The cut-off rollouts of one run that wait to be continued."""
 
     def __init__(self, curation: Curation, accounts: Accounts) -> None:
         self._curation, self._accounts = curation, accounts
         self._members: list[Member] = []
 
     def is_one(self, member: Member, group: str) -> bool:
-        """Whether it was cancelled only for the time being."""
+        """Return True if a member was cancelled to be continued later."""
         trajectory, reason = member.scored.trajectory, self._curation.continues
         cancelled = trajectory.status == "cancelled" and trajectory.reason == reason != ""
         return cancelled and self._accounts.drew(group)
 
     def hold(self, member: Member) -> bool:
-        """Hold it; False where it was gone on with so often that it is given up."""
+        """Hold a member; return False if it was continued `retention` times already."""
         _, generation = parted_id(member.scored.trajectory.rollout_id)
         if 0 < self._curation.retention <= generation:
             return False
@@ -29,15 +29,15 @@ class CutOff:
         return True
 
     def members(self) -> tuple[Member, ...]:
-        """All that are held."""
+        """Return all held members."""
         return tuple(self._members)
 
     def let_go(self, member: Member) -> None:
-        """It was asked for again: its record is not needed any more."""
+        """Release the record of a rollout that was requested again."""
         self._members.remove(member)
 
     def samples(self) -> list[Sample]:
-        """What was finished of those that have anything of ours."""
+        """Return the finished parts of members that have tokens of our policy."""
         return [each for m in self._members if (each := self._part(m)) is not None]
 
     def _part(self, member: Member) -> Sample | None:

@@ -1,4 +1,4 @@
-"""The groups that admission drew, a bit a member: a window above the lowest that has not ended."""
+"""The groups that admission drew, one bit per member, from the lowest unfinished draw on."""
 
 from dataclasses import dataclass, field
 
@@ -10,32 +10,32 @@ from trainer.book import Book
 
 @dataclass(slots=True)
 class Draw:
-    """One group."""
+    """The state of one drawn group; `ended` and `held` are bitmaps of members."""
 
     ended: int = 0
     held: int = 0
     left: bool = False
     won: bool = False
-    """Its group is whole: whoever comes from now on is redundant."""
+    """True if its group is complete: members that arrive later are redundant."""
     spare: int = 0
-    """Members that have ended though their group, which has won, has not left."""
+    """The number of ended members of a group that is complete and has not left the buffer."""
     seats: dict[str, int] = field(default_factory=dict)
     generations: dict[int, int] = field(default_factory=dict)
-    """By member how often it was cancelled and gone on with."""
+    """By member, the number of its continuations after a cancellation."""
 
     def seen(self, member: int) -> bool:
-        """Whether a member has ended or is held."""
+        """Return True if a member has ended or is held."""
         return bool((self.ended | self.held) >> member & 1)
 
 
 class DrawnGroups:
-    """Those of one run; with a group size of 0 there are none."""
+    """The drawn groups of one run; with a group size of 0 there are none."""
 
     def __init__(self, run_id: str, group_size: int, book: Book) -> None:
         self.run_id, self.group_size = run_id, group_size
         self.next_draw, self.low = book.next_draw, book.low
         self.ended = book.low * group_size
-        """Members that have ended, and seats that smaller groups leave empty."""
+        """The number of ended members, plus the seats that smaller groups leave empty."""
         self._draws = {draw: Draw(left=True, won=draw in book.won) for draw in book.left}
         self._sizes = dict(book.sizes)
         self._begun = dict(book.begun)
@@ -47,19 +47,19 @@ class DrawnGroups:
             self.opened(draw).generations[member] = generation
 
     def number(self, group: str) -> int:
-        """Which draw a group is; -1 where it is none."""
+        """Return the draw number of a group; -1 if it was not drawn."""
         return draw_of(self.run_id, group) if self.group_size else -1
 
     def at(self, draw: int) -> Draw:
-        """What is known of a draw; not to be changed."""
+        """Return the state of a draw; the caller must not change it."""
         return self._draws.get(draw) or Draw()
 
     def opened(self, draw: int) -> Draw:
-        """What is known of a draw from `low` on."""
+        """Return the state of a draw from `low` on, to be changed."""
         return self._draws.setdefault(draw, Draw())
 
     def publish(self, draw: int, size: int | None, version: int | None) -> None:
-        """A draw was published, and with it all below."""
+        """Record that a draw and all below it were published."""
         self.next_draw = max(self.next_draw, draw + 1)
         if version is not None:
             self._begun[draw] = version
@@ -69,7 +69,7 @@ class DrawnGroups:
                 self.mark_ended(draw, member)
 
     def mark_ended(self, draw: int, member: int) -> None:
-        """A member has ended, for good."""
+        """Mark a member as ended."""
         at = self.opened(draw)
         if at.ended >> member & 1:
             return
@@ -78,6 +78,7 @@ class DrawnGroups:
         self.ended += 1
         if self._whole(at):
             at.left, at.seats = True, {}
+        # A draw whose members have all ended needs no state: below `low` everything has ended.
         while self.low in self._draws and self._whole(self._draws[self.low]):
             del self._draws[self.low]
             self._sizes.pop(self.low, None)
@@ -85,11 +86,11 @@ class DrawnGroups:
             self.low += 1
 
     def has_ended(self, draw: int) -> bool:
-        """Whether all members of a draw have ended."""
+        """Return True if all members of a draw have ended."""
         return draw < self.low or (draw in self._draws and self._whole(self._draws[draw]))
 
     def seat(self, draw: int, rollout_id: str) -> int | None:
-        """Which member of a published draw a rollout is."""
+        """Return the member number of a rollout in a published draw; None if it has none."""
         if draw >= self.next_draw:
             return None
         at = self.opened(draw)
@@ -98,42 +99,42 @@ class DrawnGroups:
         return at.seats.get(parted_id(rollout_id)[0])
 
     def size(self, draw: int) -> int:
-        """How many members a draw has."""
+        """Return the number of members of a draw."""
         return self._sizes.get(draw, self.group_size)
 
     def with_member(self, rollout_id: str) -> int:
-        """Which of the draws with members that have not ended holds a rollout; -1 for none."""
+        """Return the unfinished draw that contains a rollout; -1 for none."""
         unfinished = range(self.low, self.next_draw)
         return next((d for d in unfinished if self.seat(d, rollout_id) is not None), -1)
 
     def name_of(self, draw: int, rollout_id: str) -> str:
-        """The id that a drawn rollout goes by now."""
+        """Return the current id of a drawn rollout, with its continuation."""
         member = self.seat(draw, rollout_id)
         return rollout_id if member is None else self._id(draw, member)
 
     def unseen(self, draw: int) -> list[str]:
-        """The members of a draw that have neither ended nor come."""
+        """Return the ids of members that are neither ended nor held."""
         at = self.at(draw)
         return [self._id(draw, m) for m in range(self.group_size) if not at.seen(m)]
 
     def losing(self) -> list[int]:
-        """Draws that have left, and whose members that have not ended are redundant."""
+        """Return the draws that have left the buffer and whose unended members are redundant."""
         return [draw for draw, at in self._draws.items() if at.won and at.left]
 
     def spare(self) -> int:
-        """Seats that are taken though nobody is held on them, less those that nobody waits for."""
+        """Return occupied seats without a held member, less the redundant ones still running."""
         losing = [self._draws[draw] for draw in self.losing()]
         unended = sum(self.group_size - (at.ended | at.held).bit_count() for at in losing)
         return sum(at.spare for at in self._draws.values()) + self._empty() - unended
 
     def begun(self) -> dict[str, int]:
-        """Of groups with members in the air the version that was newest when they were begun."""
+        """Return the newest version at the start of each group with running members."""
         waiting = [d for d in self._begun if d >= self.low]
         gone = {d for d in waiting if self.at(d).left or self.at(d).won}
         return {group_id(self.run_id, d): self._begun[d] for d in waiting if d not in gone}
 
     def book(self) -> Book:
-        """All of this, as a checkpoint holds it."""
+        """Return the state for a checkpoint."""
         open_draws = {draw: at for draw, at in self._draws.items() if draw >= self.low}
         window = max(open_draws, default=self.low - 1) + 1 - self.low
         bits = np.zeros((window, self.group_size), bool)
@@ -157,7 +158,7 @@ class DrawnGroups:
         )
 
     def _empty(self) -> int:
-        """Seats that smaller groups leave empty, until these are whole or leave."""
+        """Return the empty seats of smaller groups that are neither complete nor left."""
         waiting = (d for d in self._sizes if not (self.at(d).left or self.at(d).won))
         return sum(self.group_size - self._sizes[draw] for draw in waiting)
 

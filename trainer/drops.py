@@ -1,4 +1,4 @@
-"""What was dropped: each record under one reason, counted with its length."""
+"""Dropped records: each is counted under one reason with its length."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from trainer.samples import RENAMED, Member
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """One record that will not be trained on; its place in the log is free to be consumed."""
+    """One record that will not be trained on; its offset may be marked consumed."""
 
     partition: int
     offset: int
@@ -20,21 +20,21 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many records were dropped for one reason, and how many sampled tokens they held."""
+    """The number of records dropped for one reason, and of sampled tokens in them."""
 
     count: int = 0
     length: int = 0
 
 
 class Drops:
-    """What was dropped so far, by reason, and what of it has not been told yet."""
+    """Counts of dropped records by reason, and the ones not yet reported."""
 
     def __init__(self, tallies: Mapping[str, Tally] | None = None) -> None:
         self.tallies = under_names_of_now(tallies or {})
         self._released: list[Dropped] = []
 
     def add(self, member: Member, reason: str) -> None:
-        """One record will not be trained on."""
+        """Drop one record."""
         trajectory = member.scored.trajectory
         self.count(reason, 1, member.length)
         self._released.append(
@@ -42,18 +42,18 @@ class Drops:
         )
 
     def count(self, reason: str, records: int, length: int = 0) -> None:
-        """So many are lost of which there is no record."""
+        """Add to a count only, for losses without a record."""
         before = self.tallies.get(reason, Tally())
         self.tallies[reason] = Tally(before.count + records, before.length + length)
 
     def released(self) -> Sequence[Dropped]:
-        """What was dropped since this was last asked."""
+        """Return the records dropped since the last call."""
         released, self._released = tuple(self._released), []
         return released
 
 
 def under_names_of_now(drops: Mapping[str, Tally]) -> dict[str, Tally]:
-    """What was dropped, also where a release with other names for the reasons has counted it."""
+    """Return the counts under current reason names, mapping those of older releases."""
     counted: dict[str, Tally] = {}
     for reason, tally in drops.items():
         name = RENAMED.get(reason, reason)

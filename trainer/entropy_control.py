@@ -1,5 +1,5 @@
-"""What an exploration rule that watches the policy's entropy goes by: it follows from step to step,
-and a checkpoint holds it.
+"""The state of an exploration rule that follows the policy's entropy from step to step; it is
+kept in checkpoints.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from trainer.rewards import Exploration
 from trainer.tensors import raw_of, tensor_of
 
 PLACE = "followed/entropy"
-"""Its name among those of the optimiser's tensors: two numbers in float64."""
+"""The name of its tensor among those of the optimiser: two numbers in float64."""
 
 
 class EntropyControl:
-    """The weight of entropies by now, and the entropy of the step before."""
+    """The current entropy coefficient, and the entropy of the previous step."""
 
     def __init__(self, rule: Chosen[Exploration], weight: float) -> None:
         self.follows = rule.needs("history")
@@ -26,18 +26,18 @@ class EntropyControl:
         self.weight, self.entropy = weight, nan
 
     def after_step(self, entropy: float) -> None:
-        """A step's tokens had this mean entropy, in nats."""
+        """Update the coefficient from the mean entropy of a step's tokens, in nats."""
         if self.follows:
             self.weight, self.entropy = self._options.after(self.weight, entropy), entropy
 
     def state(self) -> dict[str, RawTensor]:
-        """What a checkpoint has to hold; nothing where no rule asks."""
+        """Return the state for a checkpoint; empty if no rule uses it."""
         if not self.follows:
             return {}
         return {PLACE: raw_of(torch.tensor([self.weight, self.entropy], dtype=torch.float64))}
 
     def load(self, state: Mapping[str, RawTensor]) -> None:
-        """Become what `state` was taken of; as at the beginning where it holds nothing."""
+        """Restore from `state`; reset to the initial values if it is absent."""
         self.weight, self.entropy = self._first, nan
         if self.follows and PLACE in state:
             self.weight, self.entropy = tensor_of(state[PLACE]).tolist()

@@ -1,9 +1,9 @@
-"""Logits that are the engine's, bit for bit: the same kernels on the same shapes.
+"""Logits equal to the engine's bit for bit: the same kernels on the same shapes.
 
-The law: a token is computed in a pass over its own row alone, of the width that its place decides
-(`schemas.exact_widths`), by float32 weights, on a CPU with as many threads as the engine has. So
-where the versions agree there is no mismatch to correct. A row costs as many passes as there are
-widths with something sampled in them.
+A token is computed in a pass over its own row alone, of the width that its position determines
+(`schemas.exact_widths`), with float32 weights, on a CPU with as many threads as the engine has. So
+for equal versions there is no mismatch to correct. A row costs one pass per width that contains
+sampled tokens.
 """
 
 from collections import defaultdict
@@ -17,7 +17,7 @@ from trainer.batch import MicroBatch
 
 
 def exact_logits(model: nn.Module, micro: MicroBatch) -> Tensor:
-    """Logits before each sampled token, [M, V], in the order of the mask's places."""
+    """Return the logits before each sampled token, [M, V], in the order of the mask's positions."""
     most = most_positions(model)
     places: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for number, (row, at) in enumerate(micro.mask_BT.nonzero().tolist()):
@@ -30,6 +30,7 @@ def exact_logits(model: nn.Module, micro: MicroBatch) -> Tensor:
         order += [number for number, _ in told]
     if not found:
         return torch.zeros(0, model.get_output_embeddings().weight.shape[0])
+    # Passes are grouped by row and width; argsort restores the order of the mask.
     return torch.cat(found)[torch.tensor(order).argsort()]
 
 
@@ -44,12 +45,12 @@ def _row_logits(model: nn.Module, tokens_T: Tensor, width: int) -> Tensor:
 
 
 def most_positions(model: nn.Module) -> int:
-    """Of the longest sequence that a model can read."""
+    """Return the length of the longest sequence that a model can read."""
     return int(model.config.max_position_embeddings)
 
 
 def require_exact(model: nn.Module, device: str) -> None:
-    """Raise Refused where bits cannot agree, whatever the recipe says."""
+    """Raise Refused if device or attention make equal bits impossible."""
     if device != "cpu":
         msg = f"exact is for a CPU, and training.device is {device!r}; take exact out"
         raise Refused(msg)

@@ -1,4 +1,4 @@
-"""What a batch's tokens look like to other weights, or to those of now before any gradient."""
+"""Log-probabilities of a batch's tokens under other weights, or the current ones before a step."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ from trainer.tensors import load_tensors
 
 Pieces = Callable[[Batch], Iterable[MicroBatch]]
 PastWeights = Callable[[int], Mapping[str, RawTensor] | None]
-"""The weights of a version; None where they are gone."""
+"""A function that returns the weights of a version; None if they are gone."""
 Floats32 = NDArray[np.float32]
 
 
@@ -28,9 +28,9 @@ def looked_at(
     temperature: float,
     sure_of: str = "",
 ) -> Batch:
-    """The batch with what each model thinks of its tokens, by its name: one pass for all of them.
+    """Add each model's log-probabilities to the batch, by the model's name, in one pass.
 
-    Without gradients; 0 where the mask is. `sure_of` names the model whose entropies are noted too.
+    Without gradients; 0 where the mask is 0. `sure_of` names the model whose entropies are added.
     """
     found: dict[int, dict[str, Floats32]] = {}
     for micro in pieces(batch) if models else ():
@@ -45,9 +45,9 @@ def looked_at(
 
 
 def with_own_words(batch: Batch) -> Batch:
-    """The batch where what nobody has sampled counts as sampled by the model of the step's start.
+    """Set μ of shared text, which has no sampler of ours, to the model's own at the step's start.
 
-    Every first ratio on it is 1, and no correction changes it. It must have been looked at.
+    Its first ratios are then 1, and no correction changes it. `looked_at` must have run before.
     """
     rows = [
         replace(row, behaviour_logprobs=row.seen["prox"]) if row.heard else row
@@ -63,10 +63,10 @@ def with_snapshots(
     past: PastWeights,
     temperature: float,
 ) -> Batch:
-    """The batch with what the weights that sampled a token think of it, as `snapshot`.
+    """Add the log-probabilities under the weights that sampled each token, as `snapshot`.
 
-    nan on sampled tokens whose weights are gone, 0 on what nobody sampled. `scratch` is a model
-    of the same shape; its weights are overwritten.
+    nan on sampled tokens whose weights are gone, 0 on other tokens. `scratch` is a model of the
+    same shape; its weights are overwritten.
     """
     seen = [
         np.where(row.mask, np.float32(np.nan), np.float32(0)).astype(np.float32)
@@ -92,7 +92,7 @@ def with_snapshots(
 
 
 def with_looks(batch: Batch, rewards: Rewards) -> Rewards:
-    """What rules of rewards see of a batch that was looked at."""
+    """Add to the rewards the quantities that reward rules need from extra passes."""
     rows = batch.rows
     if rows and all("ref" in row.seen for row in rows):
         gaps: list[list[Floats]] = [[np.zeros(0)] for _ in batch.lengths_N]
@@ -106,13 +106,13 @@ def with_looks(batch: Batch, rewards: Rewards) -> Rewards:
 
 
 def step_start(batch: Batch) -> StepStart:
-    """The view of a batch whose tokens the model has looked at; empty where it has not."""
+    """Return the input of step-size rules; empty if the batch has no `prox`."""
     sums_N, seen_N = _log_weights(batch)
     return StepStart(sums_N[seen_N > 0], seen_N[seen_N > 0])
 
 
 def _log_weights(batch: Batch) -> tuple[Floats, Ints]:
-    """Of each trajectory Σ_t of lp less μ over its tokens that were looked at, their count, [N]."""
+    """Return per trajectory Σ_t of lp less μ over tokens that have `prox`, and their count, [N]."""
     count = len(batch.lengths_N)
     sums_N, seen_N = np.zeros(count), np.zeros(count, dtype=np.int64)
     for row in batch.rows:
@@ -127,7 +127,7 @@ def _log_weights(batch: Batch) -> tuple[Floats, Ints]:
 def _said(
     model: nn.Module, micro: MicroBatch, batch: Batch, temperature: float
 ) -> Iterator[tuple[int, Floats32, Floats32]]:
-    """Of each row of a piece its log-probabilities and entropies, [T]."""
+    """Yield each row of a piece with its log-probabilities and entropies, [T]."""
     with torch.no_grad():
         said = forward(model, micro, temperature)
     lp_BT, entropy_BT = said.lp_BT.cpu().numpy(), said.entropy_BT.cpu().numpy()

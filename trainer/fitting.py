@@ -1,4 +1,4 @@
-"""Choices that are each possible, and not together: refused before anything starts."""
+"""Checks of combinations of settings: incompatible ones are refused before anything starts."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -15,11 +15,11 @@ COUNTS_TOKENS = {
     "seq_mean_token_sum": False,
     "seq_mean_token_sum_norm": False,
 }
-"""Whether an aggregate's denominator is of all tokens; else it is of all trajectories with any."""
+"""True if an aggregate's denominator counts all tokens; else it counts trajectories with any."""
 
 
 def require_fitting(config: "LearnerConfig") -> None:
-    """Raise Refused for the first that does not fit, with the reason and what does."""
+    """Raise Refused for the first incompatible combination, with the reason and a remedy."""
     _batches(config)
     _costs(config)
     _one_reference(config)
@@ -51,9 +51,9 @@ def require_fitting(config: "LearnerConfig") -> None:
 
 
 def require_own_aggregate(config: "LearnerConfig") -> None:
-    """Raise Refused where a rule is of another aggregate than the one that was not chosen.
+    """Raise Refused if a rule is defined with another aggregate than the default.
 
-    A configuration that names its aggregate has its way: it says what it departs from.
+    To be called only if the configuration does not name its aggregate: a named one is accepted.
     """
     for chosen in (config.rules.loss, config.rules.advantage):
         rule = chosen.rule
@@ -69,7 +69,7 @@ def require_own_aggregate(config: "LearnerConfig") -> None:
 
 
 def _batches(config: "LearnerConfig") -> None:
-    """What has to be there of a batch and of a group."""
+    """Check sizes of batches and groups against the rules."""
     if config.capacity_groups < config.groups_per_step:
         msg = (
             f"capacity_groups is {config.capacity_groups}, fewer than the groups_per_step "
@@ -99,7 +99,7 @@ def _batches(config: "LearnerConfig") -> None:
 
 
 def _costs(config: "LearnerConfig") -> None:
-    """What a loss, its aggregate and a teacher need of one another."""
+    """Check the loss, its aggregate and the distillation against each other."""
     if config.aggregate == "seq_mean_token_sum_norm" and config.aggregate_norm < 1:
         msg = f"aggregate_norm is {config.aggregate_norm}; set it to the maximum of new tokens"
         raise Refused(msg)
@@ -167,7 +167,7 @@ def _what_is_cut_off(config: "LearnerConfig") -> None:
 
 
 def _budget(config: "LearnerConfig") -> None:
-    """A batch that counts no groups has no share of groups in it."""
+    """Check a batch that does not count groups: it cannot contain a share of groups."""
     rule = config.rules.completion
     if rule.name == "groups":
         return
@@ -186,7 +186,7 @@ def _budget(config: "LearnerConfig") -> None:
 
 
 def _foreign(config: "LearnerConfig") -> None:
-    """What other runs lend has no versions of ours, and text besides no μ."""
+    """Check groups of other runs: they have no versions of ours, and shared text has no μ."""
     objective = config.rules.objective
     tables = {"[learner.recorded]": config.recorded, "[learner.share]": config.share}
     names = " and ".join(name for name, rule in tables.items() if rule)
@@ -224,7 +224,7 @@ def _foreign(config: "LearnerConfig") -> None:
 
 
 def _require_own_groups(config: "LearnerConfig") -> None:
-    """Raise Refused where a batch would hold none of the run's own new groups."""
+    """Raise Refused if a batch would contain no new group of the run itself."""
     groups, own = config.groups_per_step, config.fresh_groups
     for rule in (config.recorded, config.share):
         own -= groups_of(rule.ratio, groups) if rule else 0
@@ -237,7 +237,7 @@ def _require_own_groups(config: "LearnerConfig") -> None:
 
 
 def _streamed(config: "LearnerConfig") -> None:
-    """Whatever has to see more than one group, or weights that have moved, does not stream."""
+    """Check streaming: it excludes rules over several groups, and off-policy data."""
     advantage, loss = config.rules.advantage, config.rules.loss
     rules = [advantage, config.rules.exploration, *config.rules.turn_filters]
     wide = next((rule.rule for rule in rules if rule.needs("batch")), None)
@@ -272,7 +272,7 @@ def _ranks(config: "LearnerConfig") -> None:
 
 
 def _adapters(config: "LearnerConfig") -> None:
-    """What needs other weights of the trained ones' shape finds none: adapters have another."""
+    """Check adapters: rules that need other full weights, such as an average, are excluded."""
     out = "take one of them out"
     reasons = {
         f"what needs 'ewma', an average of the weights; {out}": "ewma" in config.rules.looks,

@@ -1,9 +1,9 @@
-"""What a batch may hold beside a run's own rollouts: recorded by an earlier run, or shared.
+"""Settings for groups of other runs in a batch: recorded by an earlier run, or shared as text.
 
-Recorded groups are tokens of the same tokenizer, with log-probabilities as they were noted when
-they were sampled. Shared groups are text: whoever trains on them reads it as tokens of its own, and
-has no log-probabilities for them but its own. Neither's versions are numbers of ours, so both have
-none here. Sources: UI-S1 (semi-online replay); SAPO, arXiv 2509.08721 (swarm sharing).
+Recorded groups are tokens of the same tokenizer, with the log-probabilities of their sampling.
+Shared groups are text: the trainer tokenises it for its own policy, and has only its own
+log-probabilities for it. The versions of both belong to other runs, so they are dropped here.
+Sources: UI-S1 (semi-online replay); SAPO, arXiv 2509.08721 (swarm sharing).
 """
 
 import re
@@ -20,17 +20,17 @@ STRETCH = re.compile(r"(\d{1,9}):(\d{1,18})-(\d{1,18})")
 
 @dataclass(frozen=True)
 class Recorded(Table):
-    """`[learner.recorded]`: groups of an earlier run, in log order, from where they lie."""
+    """`[learner.recorded]`: groups of an earlier run, in log order, read from the log."""
 
     run: str = ""
     policy: str = ""
-    """Whose tokens are trained on; empty: those of the run's first policy, which is named as it."""
+    """The policy whose tokens are trained on; empty: the run's first, which has the run's name."""
     ratio: float = 0.25
-    """The share of a batch's groups, as long as there are some."""
+    """The share of a batch's groups, as long as recorded groups are left."""
     offsets: tuple[str, ...] = ()
-    """Stretches `PARTITION:FIRST-END` of `trajectories.scored`; none: all from before this run."""
+    """Ranges `PARTITION:FIRST-END` of `trajectories.scored`; none: all from before this run."""
     passes: int = 1
-    """How often all of them are gone through; 0: without end."""
+    """The number of passes over all of them; 0: unlimited."""
 
     def __post_init__(self) -> None:
         text = isinstance(self.run, str) and isinstance(self.policy, str)
@@ -42,11 +42,11 @@ class Recorded(Table):
 
     @property
     def policy_id(self) -> str:
-        """Whose tokens are trained on."""
+        """The policy whose tokens are trained on."""
         return self.policy or self.run
 
     def stretches(self) -> dict[int, tuple[int, int]]:
-        """By partition its first offset and the one to end before. Raises Refused."""
+        """Return by partition the first offset and the end, exclusive. Raises Refused."""
         found = {}
         for text in self.offsets:
             match = STRETCH.fullmatch(text) if isinstance(text, str) else None
@@ -59,16 +59,16 @@ class Recorded(Table):
 
 @dataclass(frozen=True)
 class Share(Table):
-    """`[learner.share]`: groups that other runs are trained on at the same time, as text."""
+    """`[learner.share]`: groups of other runs that train at the same time, as text."""
 
     ratio: float = 0.25
-    """The share of a batch's groups, as far as there are some: the batch waits for none."""
+    """The share of a batch's groups, if there are that many: a batch does not wait for them."""
     runs: tuple[str, ...] = ()
-    """Whose; none named: those of all runs with the same scoring."""
+    """The ids of these runs; none: all runs with the same scoring."""
     max_age_s: float = 300.0
-    """In seconds of the log since a rollout ended: what is older is dropped."""
+    """The largest age since a rollout ended, in seconds of the log; older groups are dropped."""
     capacity: int = 64
-    """So many whole groups are kept, the newest."""
+    """The number of complete groups that are kept, the newest."""
 
     def __post_init__(self) -> None:
         _require_share(self.ratio)
@@ -79,12 +79,12 @@ class Share(Table):
         require("capacity", self.capacity, whole, "give a number of groups, such as 64")
 
     def wants(self, run_id: str) -> bool:
-        """Whether groups of another run are taken."""
+        """Return True if groups of that other run are used."""
         return run_id in self.runs if self.runs else run_id != ""
 
 
 def groups_of(ratio: float, groups: int) -> int:
-    """How many groups of a batch that share is."""
+    """Return the number of groups of a batch that the share amounts to, rounded down."""
     return floor(groups * ratio + 1e-9)
 
 

@@ -1,8 +1,8 @@
-"""Groups of others that wait to be trained on, and how many of them a batch is given.
+"""Groups of other runs that wait to be trained on, and their number in a batch.
 
-The law: what is shared came by the log as everything does, is held, used or dropped, and counted;
-its place is not consumed before. So a trainer that begins again reads it again, and no state of its
-own is kept. What is recorded lies in the past of the log: who draws it keeps how far it is.
+Invariant: shared records are held, used or dropped, and counted, like our own; their offsets are
+not consumed before. So a restarted trainer reads them again, and needs no further state. Recorded
+groups lie in the past of the log; their source keeps its position.
 """
 
 from dataclasses import dataclass, field
@@ -17,45 +17,45 @@ from trainer.foreign_samples import Retell, judge_shared
 from trainer.samples import Curation, Member, Sample, group_of, group_size_of
 
 EQUAL = 1e-8
-"""Rewards of a group that differ by less have no advantage."""
+"""Rewards of a group count as equal, without an advantage, up to this difference."""
 
 Mark = tuple[int, ...]
-"""How far recorded groups have been drawn: passes, offset and partition; empty at the beginning."""
+"""The position in recorded groups: passes, offset and partition; empty at the beginning."""
 
 
 class RecordedGroups(Protocol):
-    """Where recorded groups come from."""
+    """A source of recorded groups."""
 
     def ready(self, groups: int) -> int:
-        """How many of so many there are."""
+        """Return the number of available groups, at most `groups`."""
         ...
 
     def draw(self, groups: int) -> list[Sample]:
-        """The next of them. Raises Unavailable, and nothing is drawn then."""
+        """Return the members of the next groups. Raises Unavailable with nothing drawn."""
         ...
 
     @property
     def mark(self) -> Mark:
-        """How far it is, for the checkpoint."""
+        """The position, for the checkpoint."""
         ...
 
 
 @dataclass(eq=False)
 class SharedGroups:
-    """Whole groups of other runs, the newest of them; and those that are not whole yet."""
+    """The newest complete groups of other runs, and incomplete ones."""
 
     share: Share
     curation: Curation
     retell: Retell
     accounts: Accounts
-    """Which know what is held and what is gone by its name."""
+    """The accounts that track held and ended rollouts of other runs, by name."""
     _members: dict[str, dict[tuple[str, int], Member]] = field(default_factory=dict)
-    """By group, and by rollout with its attempt; whole ones are in `_ready` too."""
+    """By group, then by rollout and attempt; complete groups are in `_ready` too."""
     _ready: dict[str, tuple[Sample, ...]] = field(default_factory=dict)
     _log_ms: int = 0
 
     def wants(self, scored: ScoredTrajectory) -> bool:
-        """Whether a record is one of another run that is trained on here."""
+        """Return True if a record is of another run whose groups are used here."""
         request = scored.trajectory.request
         if request is None or request.purpose != "train":
             return False
@@ -65,7 +65,7 @@ class SharedGroups:
         return self.share.wants(request.run_id)
 
     def offer(self, scored: ScoredTrajectory, partition: int, offset: int, drops: Drops) -> None:
-        """Take one record in that is wanted; it is held or dropped when this returns."""
+        """Add one wanted record; it is held or dropped when this returns."""
         member = judge_shared(scored, partition, offset, self.curation, self.retell)
         key, trajectory = group_of(scored), scored.trajectory
         self._log_ms = max(self._log_ms, trajectory.ended_ms)
@@ -81,11 +81,11 @@ class SharedGroups:
         self._forget_old(drops)
 
     def ready(self, groups: int) -> int:
-        """How many of so many there are."""
+        """Return the number of complete groups, at most `groups`."""
         return min(groups, len(self._ready))
 
     def draw(self, groups: int, drops: Drops) -> list[Sample]:
-        """The newest, in the time of the log."""
+        """Return the members of the newest groups, by the time of the log."""
         drawn: list[Sample] = []
         for key in self._newest()[: max(groups, 0)]:
             drawn += self._ready[key]
@@ -101,7 +101,7 @@ class SharedGroups:
         if len(samples) < len(members) and self.curation.missing == "drop":
             self._drop(key, "shared_incomplete", drops)
         elif max(rewards, default=0.0) - min(rewards, default=0.0) <= EQUAL:
-            self._drop(key, "shared_equal", drops)  # no advantage: it would only take a place
+            self._drop(key, "shared_equal", drops)  # no advantage: it would waste a place
         else:
             self._ready[key] = samples
         for surplus in self._newest()[self.share.capacity :]:
@@ -135,7 +135,7 @@ class SharedGroups:
 
 @dataclass(frozen=True)
 class Foreign:
-    """Both sources, as a buffer draws from them; a batch waits for neither."""
+    """Both sources of groups of other runs, for the buffer; a batch waits for neither."""
 
     curation: Curation
     recorded: RecordedGroups | None = None
@@ -149,7 +149,7 @@ class Foreign:
         recorded: RecordedGroups | None,
         retell: Retell | None,
     ) -> Self:
-        """What `curation` names; raises Refused where nothing reads it."""
+        """Build the sources that `curation` names. Raises Refused if a reader is missing."""
         share = curation.share
         if (curation.recorded is None) != (recorded is None) or (share and retell is None):
             msg = "recorded and share of [learner] need somebody who reads what is others'"
@@ -158,25 +158,25 @@ class Foreign:
         return cls(curation, recorded, shared)
 
     def takes(self, scored: ScoredTrajectory, partition: int, offset: int, drops: Drops) -> bool:
-        """Whether a record is shared; it is held or dropped then."""
+        """Hold or drop a shared record and return True; False for any other record."""
         if self.shared is None or not self.shared.wants(scored):
             return False
         self.shared.offer(scored, partition, offset, drops)
         return True
 
     def ready(self, groups: int) -> int:
-        """How many groups of a batch are others' now."""
+        """Return the number of groups of other runs that a batch would contain now."""
         recorded = self.recorded.ready(self._recorded(groups)) if self.recorded else 0
         return recorded + (self.shared.ready(self._shared(groups)) if self.shared else 0)
 
     def draw(self, groups: int, drops: Drops) -> list[Sample]:
-        """The members of so many. Raises Unavailable, and nothing is drawn then."""
+        """Return the members of their groups in a batch. Raises Unavailable with nothing drawn."""
         drawn = self.recorded.draw(self._recorded(groups)) if self.recorded else []
         return drawn + (self.shared.draw(self._shared(groups), drops) if self.shared else [])
 
     @property
     def mark(self) -> Mark:
-        """How far recorded groups have been drawn."""
+        """The position in recorded groups."""
         return self.recorded.mark if self.recorded else ()
 
     def _recorded(self, groups: int) -> int:

@@ -1,4 +1,4 @@
-"""Whether a record of another run can be trained on here: the same answer whoever asks."""
+"""The check if a record of another run can be trained on; a function of the record alone."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +8,7 @@ from trainer.foreign import RECORDED, SHARED
 from trainer.samples import UNTOLD, Curation, Member, judge
 
 Retell = Callable[[ScoredTrajectory], ScoredTrajectory | None]
-"""The same rollout as tokens of our policy alone; None where its text cannot be read as such."""
+"""A function that tokenises a rollout for our policy; None if that is not possible."""
 
 
 def judge_any(
@@ -18,7 +18,7 @@ def judge_any(
     curation: Curation,
     retell: Retell | None = None,
 ) -> Member:
-    """What a record of a batch is, whosever it is; never raises."""
+    """Judge a record of a batch, of our run or of another; never raises."""
     request = scored.trajectory.request
     if request is None or request.run_id == curation.run_id:
         return judge(scored, partition, offset, curation)
@@ -31,7 +31,7 @@ def judge_any(
 def judge_recorded(
     scored: ScoredTrajectory, partition: int, offset: int, curation: Curation
 ) -> Member:
-    """A record of the run that `curation.recorded` names, with its tokens as they were sampled."""
+    """Judge a record of the run in `curation.recorded`, with its tokens as sampled."""
     recorded = curation.recorded
     if recorded is None:
         return judge(scored, partition, offset, curation)
@@ -48,7 +48,7 @@ def judge_shared(
     curation: Curation,
     retell: Retell | None,
 ) -> Member:
-    """A record of any other run, with its text as tokens of ours."""
+    """Judge a record of any other run, with its text tokenised for our policy."""
     request = scored.trajectory.request
     told = retell(scored) if retell is not None and curation.share is not None else None
     if told is None or request is None:
@@ -59,7 +59,7 @@ def judge_shared(
 
 
 def _lent(member: Member, how: str) -> Member:
-    """Versions of another numbering say nothing here: it has none."""
+    """Mark a member's sample as lent and clear its versions, which belong to another run."""
     if member.sample is None:
         return member
     return replace(member, version=None, sample=replace(member.sample, lent=how, min_version=-1))

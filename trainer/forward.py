@@ -1,7 +1,7 @@
-"""What the model says to a piece of a batch.
+"""The forward pass over a piece of a batch.
 
-Dropout is off: the model stays in evaluation mode, so that lp is the log-probability of the policy
-that was sampled from. B sequences, T tokens, V words, M sampled tokens of the piece.
+Dropout is off: the model stays in evaluation mode, so that lp is the log-probability of the
+sampled policy. B sequences, T tokens, V words, M sampled tokens of the piece.
 """
 
 from dataclasses import dataclass, replace
@@ -25,14 +25,14 @@ from trainer.uniform import uniform_kl_of
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """`b_M`, `t_M` are the places of the sampled tokens."""
+    """Log-probabilities and entropies; `b_M`, `t_M` are the indices of the sampled tokens."""
 
     lp_BT: Tensor
     entropy_BT: Tensor
     b_M: Tensor
     t_M: Tensor
     uniform_M: Tensor | None = None
-    """KL(uniform ‖ policy) where something was sampled; None where nobody has asked for it."""
+    """KL(uniform ‖ policy) at sampled tokens; None if it was not requested."""
 
 
 def forward(
@@ -40,7 +40,7 @@ def forward(
 ) -> Forward:
     """lp[b,t] = log softmax(logits[b,t−1] / temperature)[token[b,t]], 0 where mask is 0.
 
-    `words` asks for KL(uniform ‖ policy), over these, or over all where it is empty.
+    `words` requests KL(uniform ‖ policy) over these token ids, or over all if it is empty.
     """
     if micro.shared is not None:
         return _forward_shared(model, micro, micro.shared, temperature, words)
@@ -53,7 +53,7 @@ def forward(
 
 
 def _logits(model: nn.Module, micro: MicroBatch) -> Tensor:
-    """Of all places, [B, T, V]."""
+    """Return the logits of all positions, [B, T, V]."""
     with computing(micro.precision, micro.token_ids_BT.device):
         logits: Tensor = model(
             input_ids=micro.token_ids_BT,
@@ -71,7 +71,7 @@ def _forward_shared(
     temperature: float,
     words: tuple[int, ...] | None,
 ) -> Forward:
-    """The same, with shared beginnings computed once and logits only where they are needed."""
+    """Compute the same with shared prefixes once, and logits only where they are needed."""
     b_M, t_M = micro.mask_BT.nonzero(as_tuple=True)
     with computing(micro.precision, micro.token_ids_BT.device):
         logits_UV = kept_logits(model, given).flatten(0, 1)
@@ -84,7 +84,7 @@ def _forward_shared(
 
 
 def kept_logits(model: nn.Module, given: ModelInput) -> Tensor:
-    """Logits of the last `keep` places of each pack, [P, keep, V]."""
+    """Return the logits of the last `keep` positions of each pack, [P, keep, V]."""
     mask = given.attention_mask
     logits: Tensor = model(
         input_ids=given.token_ids_PW,
@@ -108,7 +108,7 @@ def _placed(
 
 
 def loaded(model_directory: str) -> nn.Module:
-    """The causal language model of a local directory, in float32. Raises Refused."""
+    """Load the causal language model of a local directory, in float32. Raises Refused."""
     wrong, remedy = f"no causal language model at {model_directory!r}", "give a local directory"
     if not (Path(model_directory) / "config.json").is_file():  # transformers would ask a hub
         msg = f"{wrong}: no config.json is there; {remedy}"

@@ -1,7 +1,7 @@
-"""A batch's gradient, gathered piece by piece in the parameters of a model.
+"""The gradient of a batch, accumulated piece by piece in the parameters of a model.
 
-Pieces are summed, never averaged: each token's weight holds every denominator already, so a batch
-in pieces gives the gradient of the whole.
+Pieces are summed, never averaged: each token's weight contains every denominator already, so a
+batch in pieces gives the gradient of the whole.
 """
 
 from dataclasses import dataclass, field
@@ -20,24 +20,24 @@ from trainer.tokens import StepTokens, Tokens
 
 @dataclass
 class Gradient:
-    """One update's: `add` the pieces, then read what it came to."""
+    """The gradient of one update: `add` the pieces, then read the sums."""
 
     model: nn.Module
     config: LearnerConfig
     objective: Objective
     version: int
-    """Of the weights at the step's start."""
+    """The version of the weights at the step's start."""
     step: StepTokens | None = None
     words: tuple[int, ...] | None = None
-    """Whose uniform distribution some rule wants the distance from; empty: all words."""
+    """Token ids for KL(uniform ‖ policy), if a rule needs it; empty: all tokens."""
     cost: float = 0.0
     told: tuple[str, ...] = ()
-    """What rules have said per token besides what every loss says."""
+    """Names of further metrics per token that rules return."""
     tokens: dict[int, np.ndarray] = field(default_factory=dict)
-    """Numbers per token of each row that was added."""
+    """Metrics per token of each added row."""
 
     def add(self, micro: MicroBatch) -> None:
-        """Leave the gradient of a piece in the parameters, beside what is there."""
+        """Add the gradient of a piece to that in the parameters."""
         said = forward(self.model, micro, self.config.temperature, self.words)
         costs, told = self.objective(tokens_of(micro, said.lp_BT, self.step, self.version))
         cost_BT = costs.cost_BT - micro.entropy_B1 * said.entropy_BT
@@ -52,12 +52,12 @@ class Gradient:
         self.tokens |= numbers_per_token(micro, said, costs, told.values())
 
     def numbers(self) -> list[np.ndarray]:
-        """Numbers per token of each row that was added, in log order."""
+        """Return the metrics per token of each added row, in log order."""
         return [self.tokens[row] for row in sorted(self.tokens)]
 
 
 def tokens_of(micro: MicroBatch, lp_BT: Tensor, step: StepTokens | None, version: int) -> Tokens:
-    """What a loss sees of a piece."""
+    """Return the input of a loss for a piece."""
     return Tokens(
         lp_BT,
         micro.behaviour_logprobs_BT,
@@ -78,7 +78,7 @@ def tokens_of(micro: MicroBatch, lp_BT: Tensor, step: StepTokens | None, version
 
 
 def step_tokens(batch: Batch) -> StepTokens | None:
-    """The sampled tokens of an update in log order; None where nobody has looked before it."""
+    """Return the sampled tokens of an update in log order; None without a pass before the step."""
     prox = [row.seen["prox"][row.mask] for row in batch.rows if "prox" in row.seen]
     if not prox:
         return None

@@ -1,4 +1,4 @@
-"""How far each trajectory alone would move the weights."""
+"""Squared gradient norms of single trajectories."""
 
 from dataclasses import replace
 
@@ -15,9 +15,9 @@ from trainer.rewards import Floats
 def gradient_norms(batch: Batch, pieces: Pieces, model: nn.Module, temperature: float) -> Floats:
     """‖∇ Σ_t log π(token_t)‖² of each trajectory over all parameters, [N].
 
-    The sum over its sampled tokens, in all of its sequences, is divided by nothing; 0 where there
-    are none. One forward and backward pass a trajectory: the gradients in the parameters stay as
-    they are.
+    The sum over its sampled tokens, in all of its sequences, is not normalised; 0 if there are
+    none. Costs one forward and backward pass per trajectory; gradients in the parameters stay
+    unchanged.
     """
     parameters = [each for each in model.parameters() if each.requires_grad]
     norms_N = np.zeros(len(batch.lengths_N))

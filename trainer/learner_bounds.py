@@ -1,4 +1,4 @@
-"""What each value of `[learner]` may be by itself; which of them go together says `fitting`."""
+"""Bounds of single values of `[learner]`; combinations are checked in `fitting`."""
 
 from collections.abc import Callable, Mapping
 from math import isfinite
@@ -19,7 +19,7 @@ NAMED = {
     "packing": PACKINGS, "precision": PRECISIONS,
     "save": ("sync", "async"), "announce": ("durable", "early"),
 }  # fmt: skip
-"""What is one of a few names and no rule."""
+"""Settings with a fixed set of names that are not rules."""
 
 BOUNDS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "clip_low": (lambda x: 0 <= x <= 1, "give a number in [0, 1]"),
@@ -56,7 +56,7 @@ BOUNDS: Mapping[str, tuple[Callable[[float], bool], str]] = {
 
 
 def require_bounds(config: "LearnerConfig") -> None:
-    """Raise Refused for the first value that no key of its name can have."""
+    """Raise Refused for the first value that is out of bounds or unknown."""
     for key, rules in KINDS.items():
         value = getattr(config, key)
         for each in value if isinstance(value, tuple) else (value,):

@@ -1,4 +1,4 @@
-"""What a learner's state is copied from, and loaded into."""
+"""The parts that a learner's state is copied from and loaded into."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from trainer.tensors import load_tensors, raw_of, tensor_of, tensors_of
 
 @dataclass(frozen=True, slots=True)
 class LearnerParts:
-    """All of a learner that the next step depends on, but its numbers."""
+    """The parts of a learner that the next step depends on, except step and version."""
 
     model: nn.Module
     adapted: Adaptation | None
@@ -28,7 +28,7 @@ class LearnerParts:
     def copier(
         self, step: int, version: int, raw: Callable[[Tensor], RawTensor]
     ) -> Callable[[], LearnerState]:
-        """What gives the state as it is now; the large tensors only when it is called."""
+        """Return a function that builds the state; it reads the large tensors when it is called."""
         skipped, entropy = self.updates.skipped, self.entropy.state()
         rng = {"torch": raw_of(torch.get_rng_state())}
 
@@ -43,7 +43,7 @@ class LearnerParts:
         return copied
 
     def small(self) -> Callable[[], None]:
-        """What sets all that is small back to what it is now: counters, entropy, random numbers."""
+        """Return a function that restores the current counters, entropy and random state."""
         updates, entropy, rng = self.updates, self.entropy, torch.get_rng_state()
         skipped, in_a_row = updates.skipped, updates.in_a_row
         weight, followed = entropy.weight, entropy.entropy
@@ -56,7 +56,7 @@ class LearnerParts:
         return set_back
 
     def load(self, state: LearnerState) -> None:
-        """Become what `state` was taken of."""
+        """Restore a learner's state."""
         if self.adapted:
             self.adapted.load(state.weights, state.optimiser)
         else:
@@ -70,5 +70,5 @@ class LearnerParts:
 def announced(
     model: nn.Module, adapted: Adaptation | None, raw: Callable[[Tensor], RawTensor]
 ) -> dict[str, RawTensor]:
-    """What is announced, in order of names, tied tensors once: weights, or adapters alone."""
+    """Return the tensors to announce, sorted by name, tied ones once: weights or adapters."""
     return adapted.tensors() if adapted else tensors_of(model, raw)

@@ -1,4 +1,4 @@
-"""All that a learner is, so that it goes on bit for bit."""
+"""The complete state of a learner, from which it resumes bit for bit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from schemas.weights import RawTensor
 
 @dataclass(frozen=True, slots=True)
 class LearnerState:
-    """Its weights, its optimiser's moments, and what it draws from, at one step."""
+    """Weights, optimiser state and random state at one step."""
 
     step: int
     version: int
     skipped: int
-    """Updates that changed nothing, since they were not finite."""
+    """The number of updates that were skipped because they were not finite."""
     weights: Mapping[str, RawTensor]
     optimiser: Mapping[str, RawTensor]
     rng: Mapping[str, RawTensor]

@@ -1,7 +1,7 @@
-"""Which values of a configuration decide what is learned, in one digest.
+"""A digest of the values of a configuration that affect what is learned.
 
-A value that came later counts only where it is not its default: so checkpoints from before it stay
-usable, and those of today by a trainer of yesterday. A default never changes then.
+A setting added later counts only if it is not its default, so that checkpoints from before it stay
+usable, and new ones by an older trainer. Therefore such a default must never change.
 """
 
 import dataclasses
@@ -21,16 +21,16 @@ FIRST = frozenset({
     "groups_per_step", "group_size", "capacity_groups", "filters", "missing", "on_stale",
     "temperature", "seed", "micro_batch_tokens", "max_skipped",
 })  # fmt: skip
-"""What the digest of the first release was taken over, whatever its values."""
+"""Settings of the first release, which are always in the digest."""
 
 FREE = frozenset({
     "checkpoint_keep_every", "gradient_checkpointing", "ranks", "save", "announce", "adapter_alone",
 })  # fmt: skip
-"""What may change between two checkpoints: it decides nothing that is learned."""
+"""Settings that do not affect what is learned, so they may change between checkpoints."""
 
 
 def learning_digest(config: "LearnerConfig") -> str:
-    """sha256, in hexadecimal."""
+    """Return the sha256, in hexadecimal."""
     values = {
         field.name: _plain(getattr(config, field.name))
         for field in dataclasses.fields(config)
@@ -41,7 +41,7 @@ def learning_digest(config: "LearnerConfig") -> str:
 
 
 def _plain(value: object) -> object:
-    """As it stands in a configuration."""
+    """Return a value as it is written in a configuration."""
     if isinstance(value, tuple):
         return tuple(_plain(each) for each in value)
     return value.plain() if isinstance(value, Choice) else value

@@ -1,7 +1,7 @@
-"""What a run leaves out of its training: which rollouts, for which reason, and what to do about it.
+"""Rollouts that a run leaves out of its training, by reason, with a remedy for each.
 
-A fold of the run's steps. A rollout is dropped as a whole, under one reason; or it is trained on,
-though its policy could not read all of it (`trainer.reading`).
+A fold of the run's steps. A rollout is dropped as a whole, under one reason; or it is trained on
+although its policy could not read all of it (`trainer.reading`).
 """
 
 from collections import Counter
@@ -13,16 +13,16 @@ from trainer.samples import BESIDE_LIMIT, LIMITS, UNASKED
 
 UNKNOWN, CONTEXT, WINDOW = "unknown_words", "context_full", "window_full"
 PARTS = (UNKNOWN, CONTEXT, WINDOW)
-"""Names of what a step counts: rollouts that are trained on in part."""
+"""Metrics of a step that count rollouts that the policy could read only in part."""
 
 SAID_ABOVE = 0.01
-"""A share of a run's rollouts that is no more than this is not said."""
+"""Reasons with a share of at most this are not reported."""
 
 CANCELLED = frozenset({"redundant", "cancelled", "continued"})
-"""Reasons for dropping what was ended before its time; all others tell of something amiss."""
+"""Reasons of rollouts that were cancelled as planned; other reasons may indicate a problem."""
 
 ASKED_FOR = frozenset({"zero_variance", "high_entropy", UNASKED})
-"""Reasons that the recipe has chosen itself."""
+"""Reasons that follow from the recipe's own choices."""
 
 _AT_LIMIT = "raise it in [limits], or give shaping = ['overlong'] to train on what ended there"
 REMEDIES: Mapping[str, str] = dict.fromkeys(LIMITS, f"ended at a limit: {_AT_LIMIT}") | {
@@ -47,14 +47,14 @@ REMEDIES: Mapping[str, str] = dict.fromkeys(LIMITS, f"ended at a limit: {_AT_LIM
 
 @dataclass(slots=True)
 class LeftOut:
-    """Of one policy's rollouts that have ended, those that were left out."""
+    """Counts of the ended rollouts of one policy that were left out."""
 
     rollouts: int = 0
-    """All that were trained on or dropped, without those that were ended before their time."""
+    """The number of rollouts trained on or dropped, without the cancelled ones."""
     by_reason: Counter[str] = field(default_factory=Counter)
 
     def take(self, step: TrainStep) -> None:
-        """Count what a step says of itself."""
+        """Add the counts of one step."""
         dropped = {r: n for r, n in step.dropped.items() if r not in CANCELLED}
         self.rollouts += int(step.metrics.get("used", len(step.trajectories)))
         self.rollouts += sum(dropped.values())
@@ -63,11 +63,11 @@ class LeftOut:
         self.by_reason.update({part: count for part, count in parts.items() if count})
 
     def share(self, reason: str) -> float:
-        """Of all rollouts."""
+        """Return the share of a reason in all rollouts."""
         return self.by_reason[reason] / self.rollouts if self.rollouts else 0.0
 
     def said(self) -> dict[str, int]:
-        """How many for each reason that is worth saying, the commonest first."""
+        """Return the counts of reasons above SAID_ABOVE, the most frequent first."""
         common = sorted(self.by_reason.items(), key=lambda item: (-item[1], item[0]))
         return {reason: count for reason, count in common if self.share(reason) > SAID_ABOVE}
 
@@ -77,12 +77,12 @@ class LeftOut:
         return f"{', '.join(told)} of {self.rollouts:,} rollouts" if told else ""
 
     def lines(self) -> list[str]:
-        """The same, with a line for each reason that says what to do."""
+        """Return the same as lines, with a remedy per reason."""
         said = self.said()
         return [f"left out {self}", *(f"       {r}: {remedy_for(r)}" for r in said)] if said else []
 
     def plain(self) -> dict[str, dict[str, int | float | str]]:
-        """By reason how many, which share, and what to do."""
+        """Return by reason the count, the share and the remedy, as plain values."""
         return {
             reason: {
                 "rollouts": count,
@@ -94,5 +94,5 @@ class LeftOut:
 
 
 def remedy_for(reason: str) -> str:
-    """What may be done about it."""
+    """Return the remedy for a reason."""
     return REMEDIES.get(reason, "dropped: see `rollcall trajectory ID` of one of them")

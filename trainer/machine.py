@@ -1,4 +1,4 @@
-"""What the bits of a step depend on besides its samples and the weights before it."""
+"""Properties of the machine that the bits of a step depend on."""
 
 import platform
 from collections.abc import Iterator, Mapping
@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 
 def machine(device: str) -> dict[str, str]:
-    """Threads and processes, which CPU it is and what of it torch uses, torch's version and the
-    device, as train.steps records them.
+    """Return threads, ranks, CPU model and capability, torch's version and the device, as recorded
+    in train.steps.
     """
     where = torch.device(device)
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else where.type
@@ -27,7 +27,7 @@ def machine(device: str) -> dict[str, str]:
 
 
 def differing(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    """What was otherwise, or was not recorded, one by one."""
+    """Yield a description of each property that differs or was not recorded."""
     for key in sorted({*then, *now}):
         was, is_ = then.get(key, ""), now.get(key, "")
         if was != is_:
@@ -36,9 +36,9 @@ def differing(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
 
 @cache
 def processor() -> str:
-    """Vendor, family and model of the CPU, as Linux tells them; elsewhere its architecture.
+    """Return vendor, family and model of the CPU from /proc/cpuinfo; elsewhere the architecture.
 
-    Two that can do the same for torch may add in another order: its libraries choose by model.
+    CPUs with the same capability may still sum in another order: libraries dispatch by model.
     """
     told: dict[str, str] = {}
     with suppress(OSError):

@@ -1,6 +1,6 @@
-"""The manifest of a checkpoint: JSON with a digest of itself, and how its values are written there.
+"""The manifest of a checkpoint: JSON with a digest of itself, and the encoding of its values.
 
-What is not in use is left out. Nobody but `trainer.checkpoint` reads or writes one.
+Unused values are left out.
 """
 
 import base64
@@ -24,9 +24,9 @@ MANIFEST = "manifest.json"
 
 
 def read_body(directory: Path) -> dict[str, Any]:
-    """What the manifest of a checkpoint says; raises WeightsDiffer, FileNotFoundError, ValueError.
+    """Read the manifest of a checkpoint. Raises WeightsDiffer, FileNotFoundError, ValueError.
 
-    ValueError, KeyError and TypeError are those of a file that is no manifest at all.
+    A file that is not a manifest at all raises ValueError, KeyError or TypeError.
     """
     manifest = orjson.loads((directory / MANIFEST).read_bytes())
     body: dict[str, Any] = manifest["body"]
@@ -41,7 +41,7 @@ def read_body(directory: Path) -> dict[str, Any]:
 
 
 def write_body(directory: Path, body: Mapping[str, Any]) -> None:
-    """Write the manifest, or another in its place; it is durable when this returns."""
+    """Write or replace the manifest; it is durable when this returns."""
     hidden = directory / f".{MANIFEST}.{secrets.token_hex(4)}.tmp"
     try:
         hidden.write_bytes(orjson.dumps({"sha256": _digest(body), "body": body}))
@@ -51,22 +51,22 @@ def write_body(directory: Path, body: Mapping[str, Any]) -> None:
 
 
 def written_files(files: Iterable[PartsFile]) -> dict[str, tuple[int, str]]:
-    """By name the size of each file of tensors, and the digest of its header."""
+    """Return by name the size of each file of tensors, and the digest of its header."""
     return {file.name: (file.size_bytes, file.head_sha256) for file in files}
 
 
 def require_written(directory: Path, files: Mapping[str, Any]) -> None:
-    """Raise WeightsDiffer where one of them is not as it was written."""
+    """Raise WeightsDiffer if a file is not as it was written."""
     require_files(directory, {name: (size, head) for name, (size, head) in files.items()})
 
 
 def written_tensors(tensors: Mapping[str, ShardedTensor]) -> dict[str, Any]:
-    """As plain values."""
+    """Return tensors as plain values."""
     return {name: dataclasses.asdict(tensor) for name, tensor in tensors.items()}
 
 
 def tensors_of(written: Mapping[str, Any]) -> dict[str, ShardedTensor]:
-    """The other way round."""
+    """Read tensors from plain values."""
     return {
         name: ShardedTensor(
             tensor["dtype"],
@@ -87,7 +87,7 @@ def tensors_of(written: Mapping[str, Any]) -> dict[str, ShardedTensor]:
 
 
 def written_book(book: Book) -> dict[str, Any]:
-    """As plain values; what is not in use is left out, for older readers do not know it."""
+    """Return a book as plain values; unused fields are left out for older readers."""
     written = dataclasses.asdict(book) | {"ended": base64.b64encode(book.ended).decode()}
     for key in ("won", "sizes", "begun", "continued"):
         if not written[key]:
@@ -96,7 +96,7 @@ def written_book(book: Book) -> dict[str, Any]:
 
 
 def book_of(written: Mapping[str, Any]) -> Book:
-    """The other way round."""
+    """Read a book from plain values."""
     return Book(
         **{
             **written,
@@ -112,7 +112,7 @@ def book_of(written: Mapping[str, Any]) -> Book:
 
 
 def replay_of(written: Mapping[str, Any]) -> ReplayBook:
-    """What may be trained on again."""
+    """Read the replay state from plain values."""
     return ReplayBook(
         tuple(
             (uses, tuple((partition, offset) for partition, offset in places))
@@ -124,7 +124,7 @@ def replay_of(written: Mapping[str, Any]) -> ReplayBook:
 
 
 def marks_of(written: Iterable[Mapping[str, Any]]) -> tuple[Consumed, ...]:
-    """What was consumed."""
+    """Read consumed positions from plain values."""
     return tuple(Consumed(**{**mark, "above": tuple(mark["above"])}) for mark in written)
 
 

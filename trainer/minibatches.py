@@ -1,4 +1,4 @@
-"""A batch in parts, each of which is one update of the weights."""
+"""Splitting of a batch into minibatches, one update of the weights each."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,10 +12,10 @@ from trainer.rewards import Ints
 
 
 def minibatches(batch: Batch, config: LearnerConfig, version: int) -> Iterator[Batch]:
-    """The batch as it is gone through: `minibatch` trajectories to one update, 0 for all.
+    """Yield the minibatches of all epochs: `minibatch` trajectories per update, 0 for all.
 
-    The order of trajectories is drawn anew for each epoch, from seed and version; rows of one
-    update stay in log order, and its denominators are its own.
+    Each epoch draws a new order of trajectories from seed and version; rows of one update stay in
+    log order, and its denominators are its own.
     """
     size, epochs, count = config.minibatch, config.epochs, len(batch.lengths_N)
     if not 0 < size < count:
@@ -30,7 +30,7 @@ def minibatches(batch: Batch, config: LearnerConfig, version: int) -> Iterator[B
 
 
 def _only(batch: Batch, chosen: Ints, config: LearnerConfig) -> Batch:
-    """Some of the batch's trajectories as a batch of their own."""
+    """Return some of the batch's trajectories as a batch of their own."""
     lengths_N = batch.lengths_N[chosen]
     weights_N = token_weights(config.aggregate, lengths_N, config.aggregate_norm)
     places = {int(number): place for place, number in enumerate(chosen)}

@@ -1,4 +1,4 @@
-"""An exponentially weighted moving average of a model's weights, which a checkpoint holds."""
+"""An exponentially weighted moving average of a model's weights, kept in checkpoints."""
 
 import copy
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from schemas.weights import RawTensor
 from trainer.tensors import exported, raw_of, tensor_of, whole
 
 PLACE = "average"
-"""Names of its tensors end so among those of the optimiser."""
+"""The suffix of the names of its tensors among those of the optimiser."""
 TOTAL = f"total/{PLACE}"
 
 
 @dataclass(frozen=True, slots=True)
 class Decay:
-    """`decay` is d: 0.889 has its centre of mass 8 updates back."""
+    """The decay d of the average: 0.889 has its centre of mass 8 updates back."""
 
     decay: float = 0.889
 
@@ -27,7 +27,7 @@ class Decay:
 
 
 class MovingAverage:
-    """θ̄ of a model; it begins as the model itself with W = 1.
+    """The average θ̄ of a model; it begins as the model itself with W = 1.
 
     After each update W' = d·W + 1 and θ̄ ← θ̄·d·W/W' + θ/W'.
     Source: Batch size-invariance for policy optimization, arXiv 2110.00641, §3, and its code.
@@ -39,7 +39,7 @@ class MovingAverage:
         self.model = copy.deepcopy(model).requires_grad_(False)
 
     def update(self, model: nn.Module) -> None:
-        """Take the weights of now in."""
+        """Add the current weights to the average."""
         total = self.decay * self.total + 1
         now = exported(model)
         with torch.no_grad():
@@ -50,12 +50,12 @@ class MovingAverage:
         self.total = total
 
     def state(self) -> dict[str, RawTensor]:
-        """All that it is, bit for bit."""
+        """Return the state for a checkpoint, bit for bit."""
         weights = {f"{name}/{PLACE}": raw_of(t) for name, t in exported(self.model).items()}
         return weights | {TOTAL: raw_of(torch.tensor(self.total, dtype=torch.float64))}
 
     def load(self, state: Mapping[str, RawTensor], model: nn.Module) -> None:
-        """Become what `state` was taken of; the model itself where it holds none."""
+        """Restore from `state`; use the model's weights if it has no average."""
         now = exported(model)
         known = TOTAL in state
         self.total = tensor_of(state[TOTAL]).item() if known else 1.0

@@ -1,14 +1,14 @@
-"""Rollouts of a run that admission did not draw: known by their names, the last few thousand."""
+"""Rollouts of a run that admission did not draw, tracked by name: the last few thousand."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
 
 NAMES = 8192
-"""How many names of what was not drawn are remembered against records written twice."""
+"""The number of remembered names, to detect records that are written twice."""
 
 
 class NamedRollouts:
-    """Which of them are held, and which are gone for good; groups that have left are `g:GROUP`."""
+    """The held and the ended ones; groups that have left are named `g:GROUP`."""
 
     def __init__(self) -> None:
         self._gone: OrderedDict[str, None] = OrderedDict()
@@ -19,7 +19,7 @@ class NamedRollouts:
         return len(self._held)
 
     def enter(self, group: str, rollout_id: str, attempt: int) -> str:
-        """Hold one. Returns why it cannot be: duplicate or late."""
+        """Hold a rollout. Return the reason if it cannot be held: duplicate or late."""
         name = _name(rollout_id, attempt)
         if name in self._gone or name in self._held:
             return "duplicate"
@@ -29,21 +29,21 @@ class NamedRollouts:
         return ""
 
     def end(self, rollout_id: str, attempt: int) -> None:
-        """What was held is used or dropped."""
+        """Mark a held rollout as ended: used or dropped."""
         self._held.remove(_name(rollout_id, attempt))
         self.know([_name(rollout_id, attempt)])
 
     def fill(self, group: str) -> None:
-        """A group that is held is complete: members that come from now on are late."""
+        """Record that a held group is complete: members that arrive later are late."""
         self._full.add(group)
 
     def leave(self, group: str) -> None:
-        """A group has left: members that come from now on are late."""
+        """Record that a group has left the buffer: members that arrive later are late."""
         self._full.discard(group)
         self.know([_group(group)])
 
     def names(self) -> tuple[str, ...]:
-        """What is gone for good; `know` takes it back."""
+        """Return the names of ended rollouts and groups, for `know`."""
         return tuple(self._gone)
 
     def know(self, names: Iterable[str]) -> None:
@@ -53,7 +53,7 @@ class NamedRollouts:
 
 
 def group_in(name: str) -> str:
-    """The group that a name is of; empty where it is a rollout's."""
+    """Return the group of a name; empty if it names a rollout."""
     return name[2:] if name[:2] == "g:" else ""
 
 

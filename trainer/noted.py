@@ -1,8 +1,7 @@
-"""What the weights of a version said of its own tokens, before they were changed.
+"""Log-probabilities that a version gave to its own tokens, noted before the next update.
 
-Trajectories go by the id that they were first asked for under, so that what was noted of one that
-was cut off is known of the one that goes on with it: that begins with the same tokens. Where it
-does not, nothing is known of it.
+Trajectories are keyed by the id of their first request, so that notes of a rollout that was cut off
+apply to its continuation, which begins with the same tokens. If it does not, the notes are ignored.
 """
 
 from collections.abc import Mapping
@@ -17,26 +16,26 @@ from trainer.batch import Batch, BatchRow
 from trainer.tensors import raw_of, tensor_of
 
 PLACE = "noted"
-"""The names of its tensors end so among those of the optimiser."""
+"""The suffix of the names of its tensors among those of the optimiser."""
 
 Row = tuple[str, int]
-"""A trajectory's first id, and which of its rows with tokens of ours."""
+"""A trajectory's first id, and the number of a row among its rows with tokens of ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Of one row, [T] each; lp is nan where nothing was said."""
+    """The notes of one row, [T] each; lp is nan where nothing was noted."""
 
     token_ids: NDArray[np.int32]
     versions: NDArray[np.int32]
     lp: NDArray[np.float32]
 
     def columns(self) -> NDArray[np.float64]:
-        """Ids, versions and log-probabilities, [T, 3]."""
+        """Return ids, versions and log-probabilities, [T, 3]."""
         return np.stack([self.token_ids, self.versions, self.lp], axis=1, dtype=np.float64)
 
     def begins(self, row: BatchRow) -> bool:
-        """Whether a row begins with these tokens, of the same weights."""
+        """Return True if a row begins with the same tokens of the same versions."""
         length = len(self.lp)
         return (
             np.array_equal(row.token_ids[:length], self.token_ids)
@@ -45,7 +44,7 @@ class Note:
 
 
 class Noted:
-    """All that was noted and may still be trained on."""
+    """All notes of tokens that may still be trained on."""
 
     def __init__(self) -> None:
         self._notes: dict[Row, Note] = {}
@@ -54,20 +53,21 @@ class Noted:
         return len(self._notes)
 
     def note(self, batch: Batch, version: int, oldest: int) -> None:
-        """Keep what `prox` says of this version's tokens; forget what is older than `oldest`."""
+        """Keep `prox` of this version's tokens; forget notes of versions below `oldest`."""
         notes = dict(self._notes)
         for at, row in rows_of(batch):
             lp = self._known(at, row)
             fresh = row.mask & (row.versions == version)
             lp[fresh] = row.seen["prox"][fresh]
             notes[at] = Note(row.token_ids, row.versions, lp)
+        # A row without notes gets `oldest - 1`, and is dropped too.
         self._notes = {
             at: note for at, note in notes.items()
             if min(note.versions[~np.isnan(note.lp)], default=oldest - 1) >= oldest
         }  # fmt: skip
 
     def seen(self, batch: Batch) -> Batch:
-        """The batch with what was noted of it, as `noted`; nan where nothing was."""
+        """Add the notes to the batch as `noted`; nan where there is none."""
         rows = [
             replace(row, seen={**row.seen, PLACE: self._known(at, row)})
             for at, row in rows_of(batch)
@@ -75,14 +75,14 @@ class Noted:
         return replace(batch, rows=tuple(rows))
 
     def state(self) -> dict[str, RawTensor]:
-        """For the checkpoint: ids, versions and log-probabilities, [T, 3] in float64."""
+        """Return the state for a checkpoint: `columns` of each note, in float64."""
         return {
             f"{name}/{number}/{PLACE}": raw_of(torch.from_numpy(note.columns()))
             for (name, number), note in self._notes.items()
         }
 
     def load(self, state: Mapping[str, RawTensor]) -> None:
-        """Become what `state` was taken of."""
+        """Restore from a checkpoint's state."""
         self._notes = {}
         for key, raw in state.items():
             rest, _, place = key.rpartition("/")
@@ -102,7 +102,7 @@ class Noted:
 
 
 def rows_of(batch: Batch) -> list[tuple[Row, BatchRow]]:
-    """Every row of a batch and what it goes by."""
+    """Return every row of a batch with its key."""
     found: list[tuple[Row, BatchRow]] = []
     numbers: dict[int, int] = {}
     for row in batch.rows:

@@ -1,4 +1,4 @@
-"""What is minimised for each token, but for the entropy bonus: rules that fit together."""
+"""The objective of each token without the entropy bonus: a compatible set of rules."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from trainer.tokens import (
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Loss, times correction, plus what leaving the reference costs."""
+    """Loss times correction, plus the KL penalty to the reference."""
 
     loss: Chosen[Loss]
     distil: Chosen[Distil]
@@ -46,17 +46,17 @@ class Objective:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What has to be looked at before the gradient."""
+        """The quantities that an extra pass has to provide before the gradient."""
         rules = (self.loss.rule, self.correction.rule, self.kl.rule, self.old.rule)
         return frozenset().union(*(rule.needs for rule in rules)) - self.old.rule.gives
 
     @property
     def decay(self) -> float:
-        """Of the moving average of the weights."""
+        """The decay of the moving average of the weights."""
         return next(self._decays())
 
     def __call__(self, tokens: Tokens) -> tuple[Costs, dict[str, Tensor]]:
-        """Costs [B,T] with all terms in them, and numbers per token for the metrics, by name."""
+        """Return costs [B,T] with all terms, and metrics per token by name."""
         if self.distil.needs("teacher"):
             tokens = replace(tokens, advantage_BT=self.distil(tokens))
         tokens, told = self._with_old(tokens)

@@ -1,4 +1,4 @@
-"""Weights beside those that are trained, as far as a rule needs them: what they see of a batch."""
+"""Extra models beside the trained one, as rules need them, and their passes over a batch."""
 
 import copy
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from trainer.rewards import Rewards
 
 
 class Onlookers:
-    """A frozen reference, the moving average, old versions; and the model itself, before a step."""
+    """The reference, the moving average and old versions, and the model itself before a step."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Onlookers:
             raise Refused(msg + "; use recompute")
 
     def before_step(self, batch: Batch, pieces: Pieces, temperature: float) -> Batch:
-        """What is looked at once for all updates of a step."""
+        """Run the passes that serve all updates of a step; return the batch with their results."""
         models = {"prox": self.model} if self.needs & {"prox", "step", "entropy"} else {}
         if self.reference is not None:
             models["ref"] = self.reference
@@ -62,9 +62,9 @@ class Onlookers:
         return batch
 
     def note(self, batch: Batch, pieces: Pieces, temperature: float, ages: tuple[int, int]) -> None:
-        """Note what the model says of its own tokens, before it is changed, where a rule asks.
+        """Note the model's log-probabilities of its own tokens before it changes, if needed.
 
-        `ages` are the version of now, and the oldest that may still be trained on.
+        `ages` are the current version, and the oldest that may still be trained on.
         """
         if self.noted is not None:
             self.noted.note(looked_at(batch, pieces, {"prox": self.model}, temperature), *ages)
@@ -72,7 +72,7 @@ class Onlookers:
     def for_rewards(
         self, batch: Batch, rewards: Rewards, pieces: Pieces, temperature: float
     ) -> Rewards:
-        """What rules of rewards see of a batch that was looked at."""
+        """Add to the rewards the quantities that reward rules need from extra passes."""
         rewards = with_looks(batch, rewards)
         if "norms" not in self.needs:
             return rewards
@@ -80,7 +80,7 @@ class Onlookers:
         return replace(rewards, gradient_norms_N=norms_N)
 
     def before_update(self, batch: Batch, pieces: Pieces, temperature: float) -> Batch:
-        """What has changed since the last update."""
+        """Run the passes whose model changes with every update."""
         if self.average is None:
             return batch
         return looked_at(batch, pieces, {"ewma": self.average.model}, temperature)
@@ -90,12 +90,12 @@ class Onlookers:
             self.average.update(self.model)
 
     def state(self) -> dict[str, RawTensor]:
-        """What a checkpoint has to hold of them."""
+        """Return the state for a checkpoint."""
         parts = [each.state() for each in (self.average, self.noted) if each is not None]
         return {name: raw for part in parts for name, raw in part.items()}
 
     def load(self, state: Mapping[str, RawTensor]) -> None:
-        """Become what `state` was taken of; the model has its weights already."""
+        """Restore from `state`; the model's weights must be loaded before."""
         if self.average is not None:
             self.average.load(state, self.model)
         if self.noted is not None:
@@ -107,7 +107,7 @@ def _frozen(model: nn.Module) -> nn.Module:
 
 
 def _reference(model: nn.Module, named: str) -> nn.Module:
-    """The model of a directory. Raises Refused for one of other words, or that reads less."""
+    """Load a reference. Raises Refused for another vocabulary or a shorter context."""
     reference = loaded(named).to(next(model.parameters()).device).eval().requires_grad_(False)
     theirs, ours = reference.config.vocab_size, model.config.vocab_size
     if theirs != ours:

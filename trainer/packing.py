@@ -1,15 +1,15 @@
-"""Rows that begin alike as one: what they share is computed once, their own parts side by side.
+"""Packing of rows with a shared prefix, so that the prefix is computed once.
 
-A pack is a tree of tokens laid out flat. Every token attends to its ancestors alone, at the
-position that it has in its row, so it is told what it would be told in a row of its own; where two
-rows part, one place is the last of both. What no sampled token follows is left out. In a pack that
-shares nothing the rows stay rows.
+A pack is a tree of tokens stored flat. Every token attends to its ancestors only, with the position
+that it has in its row, so it gets the same result as in a row of its own; where two rows diverge,
+the last shared token serves both. Tokens that no sampled token follows are left out. If nothing is
+shared in a piece, rows stay plain rows.
 
-Packs that share nothing may be laid end to end: the mask keeps them apart, and only the end of a
-row is padded.
+Packs that share nothing may be concatenated: the mask separates them, and only the end of the
+result is padded.
 
-P packs, W tokens of the widest, M sampled tokens of a piece. Which rows share a pack depends on
-the rows alone.
+P packs, W tokens of the widest, M sampled tokens of a piece. The assignment of rows to packs is a
+function of the rows alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,44 +23,44 @@ from torch import Tensor
 Ids = NDArray[np.integer]
 
 MOST_WIDE = 4096
-"""Tokens of a pack, at most: its mask is their square."""
+"""The most tokens of a pack: its mask has their square."""
 
 SPENT_ON_MASKS = 4
-"""A token of a filled pack meets others for at most a quarter of what it costs by itself."""
+"""A bound for filled packs: attention costs a token at most a quarter of its other cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """When it pays to share, for a model."""
+    """The cost model that decides if sharing a prefix pays, for one model."""
 
     pairs: int
-    """A token costs as much as so many pairs of a token and one that it may attend to."""
+    """The cost of a token, as a number of (token, attended token) pairs."""
     longest: int
-    """Rows with more tokens stay alone: the model has a mask of its own for them."""
+    """Rows with more tokens are not packed: some layers restrict attention beyond this length."""
     widest: int = MOST_WIDE
-    """Tokens of a pack of several rows, at most."""
+    """The most tokens of a pack of several rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackRow:
-    """A row as it is computed: its tokens but those that nothing sampled follows."""
+    """A row to compute: its tokens up to the one before the last sampled token."""
 
     row: int
     ids: Ids
     before: Ids
-    """Which of them a sampled token follows, ascending."""
+    """Indices of tokens that a sampled token follows, ascending."""
 
 
 @dataclass
 class Pack:
-    """Rows in order of their tokens; `paths` are the places of each row's tokens in the pack."""
+    """Rows sorted by their tokens; `paths` are the indices of each row's tokens in the pack."""
 
     rows: list[PackRow] = field(default_factory=list)
     paths: list[Ids] = field(default_factory=list)
     width: int = 0
 
     def shared(self, row: PackRow) -> int:
-        """How many first tokens the pack holds already. Rows come in order of their tokens."""
+        """Return the length of the prefix shared with the last row; rows come sorted."""
         if not self.rows:
             return 0
         last, now = self.rows[-1].ids, row.ids
@@ -69,7 +69,7 @@ class Pack:
         return int(other[0]) if len(other) else length
 
     def takes(self, row: PackRow, worth: Worth) -> bool:
-        """Whether what is saved outweighs a wider mask: its pairs are the square of its width."""
+        """Return True if the saved tokens outweigh the wider mask (the square of its width)."""
         shared = self.shared(row)
         width = self.width + len(row.ids) - shared
         wider = width**2 - self.width**2 - len(row.ids) ** 2
@@ -86,11 +86,11 @@ class Pack:
         self.width = width
 
     def longest(self) -> int:
-        """Tokens of the longest row."""
+        """Return the number of tokens of the longest row."""
         return max(len(row.ids) for row in self.rows)
 
     def append(self, other: "Pack") -> None:
-        """Take the rows of another in, after one's own; nothing of them is shared."""
+        """Append the rows of another pack, without sharing."""
         self.paths += [path + self.width for path in other.paths]
         self.rows += other.rows
         self.width += other.width
@@ -98,20 +98,20 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """What the model is given for a piece, and where its answers are looked up."""
+    """The model's input for a piece, and the indices of its outputs."""
 
     token_ids_PW: Tensor
     position_ids_PW: Tensor
     attention_mask: Tensor
-    """[P, W] of rows that share nothing, [P, 1, W, W] of packs: to be added to the scores."""
+    """[P, W] for rows without sharing; [P, 1, W, W] for packs, to be added to the scores."""
     keep: int
-    """So many last places of each pack need logits."""
+    """The number of last positions of each pack that need logits."""
     place_M: Tensor
-    """Which of all kept places a token was sampled after, in log order of rows and tokens."""
+    """Per sampled token, the kept position before it, in log order of rows and tokens."""
 
 
 def pack_row(row: int, token_ids: Ids, mask: NDArray[np.bool_]) -> PackRow:
-    """Raises ValueError for a first token that was sampled: nothing says how likely it was."""
+    """Build a PackRow. Raises ValueError if the first token was sampled: it has no logits."""
     sampled = np.flatnonzero(mask)
     if sampled[0] == 0:
         msg = f"row {row} begins with a sampled token"
@@ -120,8 +120,9 @@ def pack_row(row: int, token_ids: Ids, mask: NDArray[np.bool_]) -> PackRow:
 
 
 def packs_of(rows: Sequence[PackRow], worth: Worth) -> list[Pack]:
-    """Every row in one pack."""
+    """Assign every row to one pack."""
     packs = [Pack()]
+    # Big-endian bytes sort like token ids, so rows with a common prefix become neighbours.
     for row in sorted(rows, key=lambda row: (row.ids.astype(">i4").tobytes(), row.row)):
         if packs[-1].rows and not packs[-1].takes(row, worth):
             packs.append(Pack())
@@ -130,10 +131,10 @@ def packs_of(rows: Sequence[PackRow], worth: Worth) -> list[Pack]:
 
 
 def filled(packs: Sequence[Pack], worth: Worth, budget: int) -> list[Pack]:
-    """Packs end to end, as wide as a mask of pairs is worth, so that little is padded.
+    """Concatenate packs, as wide as the cost of a mask allows, to reduce padding.
 
-    Each row still sees itself alone, from position 0 on. Every pack goes to the first that has
-    room, the widest first; one with a row that has to stay alone does.
+    Each row still attends to itself alone, from position 0 on. First fit, the widest pack first; a
+    pack with a row longer than `worth.longest` stays alone.
     """
     room = min(worth.widest, budget, worth.pairs // SPENT_ON_MASKS)
     made: list[Pack] = []
@@ -150,9 +151,9 @@ def filled(packs: Sequence[Pack], worth: Worth, budget: int) -> list[Pack]:
 
 
 def pieces_of(packs: Sequence[Pack], budget: int) -> Iterator[list[Pack]]:
-    """Packs of like width together, P·W within the budget (one may exceed it alone).
+    """Yield packs of similar width together, P·W within the budget (one pack may exceed it).
 
-    Packs of one row come in pieces of their own: they need no mask of pairs.
+    Packs of one row are in separate pieces: they need no mask of pairs.
     """
     alone = [pack for pack in packs if len(pack.rows) == 1]
     for kind in (alone, [pack for pack in packs if len(pack.rows) > 1]):
@@ -167,7 +168,7 @@ def pieces_of(packs: Sequence[Pack], budget: int) -> Iterator[list[Pack]]:
 
 
 def model_input(packs: Sequence[Pack], device: str = "cpu") -> ModelInput:
-    """The packs of a piece as tensors: the places whose logits are needed come last."""
+    """Return the packs of a piece as tensors, with the positions that need logits last."""
     shares = any(len(pack.rows) > 1 for pack in packs)
     kept = [_needed(pack) for pack in packs]
     width = max(pack.width for pack in packs)
@@ -195,13 +196,13 @@ def model_input(packs: Sequence[Pack], device: str = "cpu") -> ModelInput:
 
 
 def _needed(pack: Pack) -> Ids:
-    """The places that sampled tokens follow, each once."""
+    """Return the positions that sampled tokens follow, each once."""
     places = [path[row.before] for row, path in zip(pack.rows, pack.paths, strict=True)]
     return np.unique(np.concatenate(places))
 
 
 def _laid_out(pack: Pack, needed: Ids, width: int) -> Ids:
-    """Where each place goes: padding, then what needs no logits, then the rest, in order."""
+    """Return new positions: padding, then those without logits, then the others, in order."""
     other = np.setdiff1d(np.arange(pack.width), needed, assume_unique=True)
     at = np.empty(pack.width, np.int64)
     at[np.concatenate([other, needed])] = np.arange(width - pack.width, width)
@@ -209,9 +210,9 @@ def _laid_out(pack: Pack, needed: Ids, width: int) -> Ids:
 
 
 def _added(ok: NDArray[np.bool_], device: str) -> Tensor:
-    """The mask as what is added to scores; padding sees itself, since nothing must see nothing."""
+    """Return the additive mask. Padding attends to itself: a softmax over nothing is nan."""
     P, W, _ = ok.shape
     ok[:, np.arange(W), np.arange(W)] = True
-    mask = torch.zeros((P, 1, W, W), device=device)  # filled there: a quarter of it travels
+    mask = torch.zeros((P, 1, W, W), device=device)  # filled there: moves fewer bytes
     mask.masked_fill_(torch.from_numpy(~ok[:, None]).to(device), torch.finfo(mask.dtype).min)
     return mask

@@ -1,7 +1,7 @@
-"""How large a piece of a batch may be: as configured, or less since the device's memory ran out.
+"""The size limit of a batch's pieces: as configured, or lower after the memory ran out.
 
-What is lowered stays lowered until the process ends, and each step says it: the same batch in other
-pieces has the same gradient but for rounding, so whoever trains it again needs the same pieces.
+A lowered limit stays until the process ends, and each step records it: the same batch in other
+pieces has the same gradient only up to rounding, so reproducing a step needs the same pieces.
 """
 
 import gc
@@ -19,7 +19,7 @@ OUT_OF_MEMORY = (
     "out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory",
     "alloc_failed", "failed to allocate",
 )  # fmt: skip
-"""What libraries say that raise no class of their own for it, in lower case."""
+"""Messages of out-of-memory errors without an exception class of their own, in lower case."""
 
 
 LESS_MEMORY = (
@@ -29,11 +29,11 @@ LESS_MEMORY = (
 
 
 class NoRoom(Exception):
-    """The memory of the device, or the machine's, was not enough; nothing has changed."""
+    """Raised when memory of device or machine was not enough; nothing has changed."""
 
 
 class PieceBudget:
-    """Tokens that are computed at once."""
+    """The number of tokens that are computed at once."""
 
     def __init__(self, configured: int) -> None:
         self.configured = self.tokens = configured
@@ -44,7 +44,7 @@ class PieceBudget:
         return self.tokens < self.configured
 
     def noted(self, pieces: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
-        """The pieces, of which the one that was given last is known."""
+        """Yield the pieces, and remember the size of the last one."""
         for micro in pieces:
             self._rows = len(micro.rows)
             given = micro.token_ids_BT if micro.shared is None else micro.shared.token_ids_PW
@@ -52,23 +52,23 @@ class PieceBudget:
             yield micro
 
     def lower(self) -> bool:
-        """Halve what the piece had that did not fit; False where it was of one row."""
+        """Set the limit to half of the piece that did not fit; False if it had one row."""
         if self._rows <= 1:
             return False
         self.tokens = max(1, min(self.tokens, self._given) // 2)
         return True
 
     def told(self) -> dict[str, float]:
-        """What a step's record has to say of it."""
+        """Return the metric for a step's record; empty if the limit is not lowered."""
         return {PIECE_TOKENS: float(self.tokens)} if self.lowered else {}
 
     def follow(self, metrics: Mapping[str, float]) -> None:
-        """Be what it was when a step with these metrics was taken."""
+        """Set the limit of a recorded step, from its metrics."""
         self.tokens = int(metrics.get(PIECE_TOKENS, self.configured))
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory was not enough, the device's or the machine's, whoever says so."""
+    """Return True if the error means that memory of device or machine was not enough."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     said = str(error).lower()
@@ -76,7 +76,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def meaning_of(error: BaseException, count: int, torn: str) -> BaseException:
-    """What follows from what was raised while so many samples were trained on."""
+    """Map an exception raised while training on `count` samples to the one to raise."""
     if isinstance(error, Unfit | Unavailable) or not isinstance(error, Exception):
         return error
     what = f"{type(error).__name__}: {error}"
@@ -90,7 +90,7 @@ def meaning_of(error: BaseException, count: int, torn: str) -> BaseException:
 
 
 def give_back() -> None:
-    """Free what a computation has left that did not come to its end."""
+    """Free the memory of an interrupted computation."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

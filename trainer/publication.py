@@ -1,7 +1,7 @@
-"""How a trainer publishes its weights: in which precision, full or as what changed.
+"""Publication of a trainer's weights: precision, full or as deltas.
 
-Masters stay float32 whatever is published: what servers hold is made of them, the digest and the
-canary are of that, and a delta is between two of those.
+Master weights stay float32; published weights are made from them. Digest, canary and deltas refer
+to the published weights.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,44 +34,44 @@ DELTA, FULL = "delta", "full"
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """What a recipe says of it; where it says nothing, any server of the last release can read."""
+    """Settings of a recipe; with the defaults, servers of the last release can read the files."""
 
     precision: str = ""
     """float32 or bfloat16; empty: float32."""
     weights: str = ""
     """full, delta, or the adapter alone, which is small and always full; empty: full."""
     full_every: int = 10
-    """Among deltas, versions that are divisible by it are full."""
+    """With deltas, versions divisible by this are full."""
     url: str = ""
-    """Where they are published, any fsspec URL; empty: into the run's folder."""
+    """The location, any fsspec URL; empty: the run's folder."""
     keep_bytes: int = 0
-    """Weights and checkpoints together take no more than this; 0 is without bound."""
+    """The most bytes of weights and checkpoints together; 0: no bound."""
 
     def place(self, directory: Path) -> str:
-        """Where the weights of a run lie whose folder this is."""
+        """Return the location of the weights, given the run's folder."""
         return self.url or str(directory / "weights")
 
     @property
     def by_tensor(self) -> bool:
-        """Whether digests are over digests of tensors, which the last release does not know."""
+        """True if digests are over digests of tensors, which the last release does not support."""
         return bool(self.precision or self.weights)
 
     def of(self, tensors: Mapping[str, RawTensor]) -> Mapping[str, RawTensor]:
-        """What servers are given of a trainer's weights: float32 rounded to nearest, ties even."""
+        """Return the weights for servers: rounded to nearest, ties to even, if bfloat16 is set."""
         return rounded(tensors) if self.rounds else tensors
 
     @property
     def rounds(self) -> bool:
-        """Whether what is published are other tensors than the trainer's own."""
+        """True if published tensors differ from the trainer's own."""
         return self.precision == BFLOAT16
 
     def digest(self, tensors: Mapping[str, RawTensor], like: str) -> str:
-        """What a trainer's weights are known by once they are published; compare with `like`."""
+        """Return the digest of the published weights, of the same kind as the digest `like`."""
         return weights_digest(self.of(tensors), like)
 
 
 def check_bound(keep_bytes: int, version_bytes: int, checkpoint_bytes: int) -> None:
-    """Raise Refused where both do not fit into a bound; 0 is none."""
+    """Raise Refused if one version and one checkpoint exceed the bound; 0: no bound."""
     least = version_bytes + checkpoint_bytes
     if 0 < keep_bytes < least:
         msg = (
@@ -83,7 +83,7 @@ def check_bound(keep_bytes: int, version_bytes: int, checkpoint_bytes: int) -> N
 
 
 def rounded(tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
-    """Float32 tensors in bfloat16, the others as they are; all in memory of their own."""
+    """Convert float32 tensors to bfloat16, keep others; all get their own memory."""
 
     def bfloat16(name: str) -> RawTensor:
         tensor = tensors[name]
@@ -94,7 +94,7 @@ def rounded(tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
 
 
 def widened(tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
-    """Bfloat16 tensors in float32, as a trainer computes with them; nothing is lost."""
+    """Convert bfloat16 tensors to float32, which is exact."""
     return {
         name: raw_of(tensor_of(tensor).float()) if tensor.dtype == "BF16" else tensor
         for name, tensor in tensors.items()
@@ -103,9 +103,9 @@ def widened(tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
 
 @contextmanager
 def as_published(model: nn.Module, precision: str, part: str = "") -> Iterator[None]:
-    """Within, a model has the weights that are published of it; then its own again, bit for bit.
+    """Give the model its published weights inside the context; restore its own bits afterwards.
 
-    `part` is in the names of those that are.
+    Only tensors with `part` in their name are changed.
     """
     rounds = precision == BFLOAT16
     named = exported(model).items()
@@ -123,19 +123,19 @@ def as_published(model: nn.Module, precision: str, part: str = "") -> Iterator[N
 
 @dataclass(eq=False)
 class Publication:
-    """Writes versions of one policy, and knows which one the next delta is made from."""
+    """The writer of versions of one policy; it keeps the base of the next delta."""
 
     where: str
     """A directory or a URL."""
     publishing: Publishing
     _newest: Published | None = None
     _held: Mapping[str, RawTensor] = field(default_factory=dict)
-    """The weights of the newest, where a delta may follow."""
+    """The newest published weights, if a delta may follow."""
 
     def write(self, version: int, tensors: Mapping[str, RawTensor]) -> Published:
-        """Publish a trainer's weights; asked again for the same version, the same is returned.
+        """Publish a trainer's weights; a second call for the same version returns the first result.
 
-        Raises Unavailable; then all is as before.
+        Raises Unavailable with nothing changed.
         """
         if self._newest is not None and self._newest.newest.version == version:
             return self._newest
@@ -145,22 +145,22 @@ class Publication:
     def resume(
         self, record: PolicyVersion | None, version: int, tensors: Mapping[str, RawTensor]
     ) -> Published | None:
-        """Go on from a checkpoint's weights; where their files are gone or torn, write full ones.
+        """Continue from a checkpoint's weights; write full ones if their files are gone or torn.
 
-        Returns what was written. Raises Unavailable.
+        Return the files if written. Raises Unavailable.
         """
         now = self.publishing.of(tensors)
         if record is not None and _is_whole(record):
-            # A recipe may have been changed to another precision: then a full version is next.
+            # The recipe may have another precision now; then the next version must be full.
             if self.publishing.digest(tensors, record.weights_digest) == record.weights_digest:
                 self._keep(Published(record.full, record.deltas), now)
             return None
         return self._keep(self._full(version, now), now)
 
     def lost(self) -> bool:
-        """Whether a file that leads to the newest version is gone, or was cut short.
+        """Return True if a file that the newest version is made from is missing or truncated.
 
-        Only names and sizes are looked at. Raises Unavailable.
+        Only names and sizes are compared. Raises Unavailable.
         """
         if self._newest is None:
             return False
@@ -169,9 +169,9 @@ class Publication:
         return any(sizes.get(file.uri.rpartition("/")[2]) != file.size_bytes for file in files)
 
     def write_again(self, tensors: Mapping[str, RawTensor]) -> Published | None:
-        """Publish the newest version's weights once more, full; None where there is none.
+        """Publish the newest version's weights again, as full weights; None if there is none.
 
-        Raises Unavailable; then all is as before.
+        Raises Unavailable with nothing changed.
         """
         if self._newest is None:
             return None
@@ -185,7 +185,7 @@ class Publication:
         return Published(file.as_version(version, now), sha256s=file.sha256s)
 
     def _delta(self, version: int, now: Mapping[str, RawTensor]) -> Published | None:
-        """None where the version is to be full."""
+        """Write a delta; None if the version has to be full."""
         base, every = self._newest, self.publishing.full_every
         if base is None or self.publishing.weights != DELTA:  # an adapter is small, and full
             return None
@@ -196,6 +196,7 @@ class Publication:
     def _keep(self, published: Published, now: Mapping[str, RawTensor]) -> Published:
         self._newest = published
         if self.publishing.weights == DELTA:
+            # Float32 tensors may be views of the live weights; rounded ones are copies already.
             self._held = now if self.publishing.precision == BFLOAT16 else owned(now)
         return published
 

@@ -1,4 +1,4 @@
-"""What one rank writes of a checkpoint's tensors, and what it reads of them."""
+"""The parts of a checkpoint's tensors that one rank writes and reads."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ from trainer.shards import (
 
 KINDS = ("weights", "optimiser", "rng")
 OF_RANK = "@"
-"""Between the name of a generator and the rank whose it is; rank 0 goes without."""
+"""The separator of a generator's name and its rank; rank 0 has no suffix."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateParts:
-    """What one rank holds of a learner's state, by kind."""
+    """One rank's parts of a learner's state, by kind."""
 
     rank: int
     version: int
@@ -37,28 +37,28 @@ class StateParts:
 
 @dataclass(frozen=True, slots=True)
 class PublishedFile:
-    """What is known of a state's weights because they were published before."""
+    """File and digests of a state's weights, known from their publication."""
 
     path: Path | None = None
     """A file on this machine that holds them."""
     sha256s: Mapping[str, str] = field(default_factory=dict)
-    """Of every tensor, whole."""
+    """Digests of every whole tensor."""
 
     def sha256s_of(self, parts: Mapping[str, TensorPart]) -> Mapping[str, str] | None:
-        """Of these parts, where each of them is a whole tensor that is known."""
+        """Return the digests of parts, if all of them are whole tensors with a known digest."""
         known = all(part.held.shape == part.shape for part in parts.values())
         return self.sha256s if known and parts.keys() == self.sha256s.keys() else None
 
 
 @dataclass(frozen=True, slots=True)
 class RankFiles:
-    """What one rank has written, by kind."""
+    """The files that one rank has written, by kind."""
 
     kinds: Mapping[str, PartsFile]
 
 
 def parts_of_state(state: LearnerState, rank: int = 0, world: int = 1) -> StateParts:
-    """What one rank writes of a state that all of them hold whole; generators are its own."""
+    """Return one rank's parts of a state that all ranks hold whole, and its own generators."""
     kinds = {kind: parts_of(getattr(state, kind), rank, world) for kind in ("weights", "optimiser")}
     mine = f"{OF_RANK}{rank}" if rank else ""
     generators = {f"{name}{mine}": each for name, each in state.rng.items()}
@@ -68,10 +68,10 @@ def parts_of_state(state: LearnerState, rank: int = 0, world: int = 1) -> StateP
 def write_rank(
     root: str | Path, parts: StateParts, published: PublishedFile | None = None
 ) -> RankFiles:
-    """Write what one rank has; it is part of a checkpoint once that is sealed. Raises OSError.
+    """Write one rank's parts; `seal` makes them a part of a checkpoint. Raises OSError.
 
-    A published file that holds these very weights is linked, so that they are written once; if they
-    are damaged in it later, they are so here too.
+    A published file of the same weights is linked, so that they are written once; later damage of
+    that file damages the checkpoint too.
     """
     published = published or PublishedFile()
     directory = directory_of(root, parts.version)
@@ -88,14 +88,14 @@ def write_rank(
 
 
 def directory_of(root: str | Path, version: int) -> Path:
-    """Where a checkpoint lies."""
+    """Return the directory of a checkpoint."""
     return Path(root) / f"v{version:08d}"
 
 
 def read_rank(
     directory: Path, body: Mapping[str, Any], rank: int, world: int
 ) -> dict[str, dict[str, RawTensor]]:
-    """Weights, optimiser and generators, as far as they are one rank's."""
+    """Read one rank's parts of weights, optimiser state and generators."""
     if body["format"] == 1:
         whole = {kind: _read_whole(directory, body["shards"][kind]) for kind in KINDS}
         return {
@@ -115,13 +115,13 @@ def read_rank(
 
 
 def _own(generators: Mapping[str, ShardedTensor], rank: int) -> dict[str, ShardedTensor]:
-    """The states of one rank's generators; a rank that there was none of takes the first one's."""
+    """Return the generator states of one rank; those of rank 0 for a rank without its own."""
     first = {name: each for name, each in generators.items() if OF_RANK not in name}
     return {name: generators.get(f"{name}{OF_RANK}{rank}", each) for name, each in first.items()}
 
 
 def _read_whole(directory: Path, entry: Mapping[str, Any]) -> dict[str, RawTensor]:
-    """A shard of format 1: all tensors of a kind in one weights file."""
+    """Read a shard of format 1: all tensors of a kind in one weights file."""
     file = WeightsFile(**entry)
     return read_weights(dataclasses.replace(file, uri=str(directory / file.uri)))
 

@@ -1,8 +1,8 @@
-"""The processes that one learner is, and what they tell one another.
+"""The processes (ranks) of one learner, and the messages between them.
 
-Each holds a part of every tensor and computes some of a batch's rows. What they tell is bytes:
-numbers by safetensors, words by JSON; nothing is ever unpickled. Whatever is added up over ranks is
-added in their order, on each, so that all come to the same bits.
+Each holds a part of every tensor and computes some of a batch's rows. Messages are bytes: tensors
+as safetensors, plain values as JSON; nothing is ever unpickled. Each rank sums values of all ranks
+in rank order, so that all get the same bits.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,12 +23,12 @@ from schemas.weights import RawTensor, from_safetensors, to_safetensors
 from trainer.batch import Batch
 
 PATIENCE = timedelta(days=7)
-"""How long a rank waits for words: as long as rank 0 may wait for a batch. One that dies is noticed
-at once, for its connections close."""
+"""The timeout of a rank that waits for a message: as long as rank 0 may wait for a batch. A rank
+that dies is noticed at once, since its connections close."""
 
 
 class Ranks(Protocol):
-    """Which of them this process is, and its line to the others."""
+    """The rank of this process, and its communication with the others."""
 
     @property
     def rank(self) -> int: ...
@@ -37,15 +37,15 @@ class Ranks(Protocol):
     def count(self) -> int: ...
 
     def exchanged(self, words: bytes) -> list[bytes]:
-        """What every rank has said, in their order. All have to ask."""
+        """Return the messages of all ranks, in rank order. All ranks have to call it."""
         ...
 
     def heard(self, words: bytes = b"") -> bytes:
-        """What rank 0 says; the others' own words go nowhere. All have to ask."""
+        """Return the message of rank 0 (broadcast). All ranks have to call it."""
         ...
 
     def spread(self, model: nn.Module) -> None:
-        """Leave of each tensor of the model this rank's part."""
+        """Shard the model: keep this rank's part of each tensor."""
         ...
 
 
@@ -59,7 +59,7 @@ class ProcessRanks:
     def join(
         cls, device: str, method: str = "env://", rank: int = -1, count: int = -1
     ) -> "ProcessRanks":
-        """Meet the others: gloo carries words and what lies on CPUs, nccl what lies on GPUs."""
+        """Join the process group: gloo for messages and CPU tensors, nccl for GPU tensors."""
         backend = "gloo" if torch.device(device).type == "cpu" else "cpu:gloo,cuda:nccl"
         dist.init_process_group(
             backend, init_method=method, rank=rank, world_size=count, timeout=PATIENCE
@@ -73,6 +73,7 @@ class ProcessRanks:
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
         with self._all_alive():
             dist.all_gather(sizes, torch.tensor([len(words)]))
+            # all_gather needs equal sizes, so messages are padded to the longest.
             most = max(int(size) for size in sizes)
             said = [torch.zeros(most, dtype=torch.uint8) for _ in sizes]
             dist.all_gather(said, _bytes(words.ljust(most, b"\0")))
@@ -88,7 +89,7 @@ class ProcessRanks:
 
     @contextmanager
     def _all_alive(self) -> Iterator[None]:
-        """Raise Unfit where another rank is gone."""
+        """Raise Unfit if another rank has ended."""
         try:
             yield
         except RuntimeError as error:
@@ -96,7 +97,7 @@ class ProcessRanks:
             raise Unfit(msg) from error
 
     def spread(self, model: nn.Module) -> None:
-        """FSDP2: layer by layer; gradients are summed, for each token's weight holds its share.
+        """Shard by FSDP2, layer by layer; gradients are summed: weights contain the denominators.
 
         Source: PyTorch FSDP, arXiv 2304.11277, §3.
         """
@@ -109,14 +110,14 @@ class ProcessRanks:
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
-                # gloo knows plain sums alone.
+                # gloo supports plain sums only.
                 module.set_force_sum_reduction_for_comms(True)
 
 
 def own_rows(batch: Batch, rank: int, count: int) -> list[int]:
-    """A stretch of the batch's rows, in log order: equal tokens for every rank, but for one row.
+    """Return a contiguous range of rows, in log order, with about equal tokens for every rank.
 
-    Rows of a group lie side by side, so most of what they share stays on one rank.
+    Rows of a group are adjacent, so most shared prefixes stay on one rank.
     """
     sizes = np.array([len(row.token_ids) for row in batch.rows])
     middles = np.cumsum(sizes) - sizes / 2
@@ -125,7 +126,7 @@ def own_rows(batch: Batch, rank: int, count: int) -> list[int]:
 
 
 def require_alike(ranks: Ranks, said: Mapping[str, str]) -> None:
-    """Raise Refused, on all ranks, where one says something else than rank 0; names both."""
+    """Raise Refused, on all ranks, if one has another value than rank 0; name both values."""
     first, *others = [orjson.loads(words) for words in ranks.exchanged(orjson.dumps(dict(said)))]
     for rank, other in enumerate(others, 1):
         for key in sorted(first.keys() | other.keys()):
@@ -139,7 +140,7 @@ def require_alike(ranks: Ranks, said: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Plain values and tensors, as they go from rank to rank."""
+    """A message between ranks: plain values and tensors."""
 
     plain: Mapping[str, object]
     tensors: Mapping[str, RawTensor]
@@ -155,7 +156,7 @@ class Words:
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The layers that transformers tells apart, none within another."""
+    """Return the transformer layers of a model, without nested ones."""
     found: list[nn.Module] = []
     inside: set[nn.Module] = set()
     for module in model.modules():

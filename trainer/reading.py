@@ -1,4 +1,4 @@
-"""What a policy cannot read of what it is trained on: unknown words, and what is cut off."""
+"""Parts of training samples that a policy cannot read: unknown words, and truncated text."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,17 +19,17 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How far a policy reads."""
+    """The limits of a policy's input."""
 
     unknown: int = -1
-    """The token that stands for every word without one; negative: there is none."""
+    """The token id for unknown words; negative: there is none."""
     context: int = 0
-    """So many positions it reads; 0: not known."""
+    """The number of positions that it reads; 0: not known."""
     window: bool = False
-    """Whether a sliding window or longrope ends them, and the model itself has more."""
+    """True if a sliding window or longrope limits them, and the model has more."""
 
     def told(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """How many of the samples are read in part, by reason; nothing where all are whole."""
+        """Return the number of samples read only in part, by reason; zeros are left out."""
         full = WINDOW if self.window else CONTEXT
         counts = {
             UNKNOWN: sum(map(self._reads_unknown, samples)),
@@ -41,7 +41,7 @@ class Reading:
         return self.unknown >= 0 and any(map(self._has_unknown, _ours(sample)))
 
     def _has_unknown(self, sequence: TokenSequence) -> bool:
-        """Among what was read: a policy that samples the token means it."""
+        """Return True if the token is in the text read; a sampled one is the policy's choice."""
         read = mask_of(sequence.loss_mask) == 0
         return bool((ids_of(sequence.token_ids)[read] == self.unknown).any())
 
@@ -52,7 +52,7 @@ class Reading:
 
 
 def reading_of(directory: Path, config: Any) -> Reading:
-    """Of a policy's directory and its model's configuration; it is said where it ends earlier."""
+    """Read the limits from a policy's directory and configuration; log a shorter window."""
     positions, read = int(getattr(config, "max_position_embeddings", 0)), positions_used(config)
     if 0 < read < positions:
         log.warning("context_ends_at_window", policy=str(directory), positions=positions, read=read)
@@ -60,7 +60,7 @@ def reading_of(directory: Path, config: Any) -> Reading:
 
 
 def unknown_token(directory: Path) -> int:
-    """The token that text becomes for which a policy has none; -1 where all text has tokens."""
+    """Return the token id for unknown words; -1 if the tokenizer covers all text."""
     path = directory / "tokenizer.json"
     if not path.is_file():
         return -1

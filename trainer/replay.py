@@ -1,8 +1,8 @@
-"""Samples that are trained on again: of groups used lately, and single successes for failed groups.
+"""Replay of used samples: recent groups, and single successes for failed groups.
 
-The law: what is replayed was used before and is consumed already; it is counted in no account of
-admission. It keeps its own versions and log-probabilities, so losses and corrections see its age.
-Where the records lie says it all: a checkpoint holds places, and the log what lies there.
+Invariant: replayed samples were used and consumed before, and admission does not count them. They
+keep their own versions and log-probabilities, so losses and corrections see their age. A checkpoint
+stores only their offsets; the records are read again from the log.
 
 Source: AstraFlow (replay mix), DART, arXiv 2509.23866 (experience pool of successes).
 """
@@ -17,55 +17,55 @@ from trainer.samples import Sample, ScoredPlace, group_size_of
 
 @dataclass(frozen=True, slots=True)
 class ReplayRule:
-    """How much is trained on again, and for how long."""
+    """The amount and the age of replayed samples."""
 
     ratio: float = 0.0
-    """The share of a batch's groups that were used before."""
+    """The share of replayed groups in a batch."""
     capacity: int = 64
-    """So many groups are kept."""
+    """The number of groups that are kept."""
     max_age: int = 8
-    """In versions, of the oldest token; what is older is forgotten."""
+    """The largest age of the oldest token, in versions; older samples are forgotten."""
     max_uses: int = 4
-    """So often a group is trained on at most, its first time included."""
+    """The most uses of a group, the first included."""
     pool: int = 0
-    """Of so many tasks the latest success is kept for groups that wholly fail; 0: none."""
+    """The number of tasks whose latest success is kept for failed groups; 0: none."""
 
     def groups(self, groups: int) -> int:
-        """How many groups of a batch are replayed, where there are so many."""
+        """Return the number of replayed groups in a batch, if that many are kept."""
         return floor(groups * self.ratio + 1e-9)
 
     def fresh(self, groups: int) -> int:
-        """How many of them are used for the first time."""
+        """Return the number of groups in a batch that are used for the first time."""
         return groups - self.groups(groups)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayBook:
-    """What is kept, as a checkpoint holds it: places in `trajectories.scored`."""
+    """The kept samples in a checkpoint, as places in `trajectories.scored`."""
 
     groups: tuple[tuple[int, tuple[ScoredPlace, ...]], ...] = ()
-    """How often each has been used, and its members; the oldest first."""
+    """The number of uses of each group, and its members; the oldest first."""
     successes: tuple[tuple[int, ScoredPlace], ...] = ()
-    """How often each has been used, and where it lies."""
+    """The number of uses of each success, and its place."""
     recorded: tuple[int, ...] = ()
-    """How far the groups of an earlier run have been drawn; empty: not at all."""
+    """The position in the groups of an earlier run; empty: none was drawn."""
 
     def places(self) -> set[ScoredPlace]:
-        """Everything that has to be read again."""
+        """Return all places that have to be read again."""
         members = {place for _, places in self.groups for place in places}
         return members | {place for _, place in self.successes}
 
 
 @dataclass(eq=False)
 class Replay:
-    """What was used and may be used again."""
+    """The used samples that may be used again."""
 
     rule: ReplayRule
     _groups: deque[tuple[Sample, ...]] = field(default_factory=deque)
     _successes: OrderedDict[str, Sample] = field(default_factory=OrderedDict)
 
     def draw(self, groups: int, v_now: int) -> list[Sample]:
-        """The members of up to so many groups, those used last first; each counts as a use."""
+        """Return members of up to `groups` groups, the last used first; count it as a use."""
         self._forget_old(v_now)
         drawn: list[Sample] = []
         kept: deque[tuple[Sample, ...]] = deque()
@@ -75,13 +75,14 @@ class Replay:
                 groups -= 1
                 group = _used_again(group)
                 drawn += group
+            # The group was trained on `uses` + 1 times; appendleft keeps the order of age.
             if group[0].uses < self.rule.max_uses - 1:
                 kept.appendleft(group)
         self._groups = kept
         return drawn
 
     def keep(self, samples: Sequence[Sample]) -> None:
-        """A group was used for the first time."""
+        """Keep a group after its first use."""
         if self.rule.ratio > 0 and self.rule.max_uses > 1 and samples:
             self._groups.append(tuple(samples))
             while len(self._groups) > self.rule.capacity:
@@ -94,13 +95,13 @@ class Replay:
                     self._successes.popitem(last=False)
 
     def success_for(self, samples: Sequence[Sample]) -> Sample | None:
-        """A stored success of the task of a group that has wholly failed; None for any other."""
+        """Return the stored success of a failed group's task; None for other groups."""
         if not (self.rule.pool and samples and wholly_failed(samples)):
             return None
         return self._successes.get(task_of(samples[0]))
 
     def lend(self, samples: Sequence[Sample], taken: Iterable[Sample]) -> list[Sample]:
-        """The success that a failed group is given in a batch, unless it is there already."""
+        """Return the stored success for a failed group, unless the batch contains it already."""
         stored = self.success_for(samples)
         if stored is None or any(_place(stored) == _place(sample) for sample in taken):
             return []
@@ -109,7 +110,7 @@ class Replay:
         return [lent]
 
     def forget(self, samples: Iterable[Sample]) -> None:
-        """These cannot be trained on after all."""
+        """Remove samples that cannot be trained on."""
         gone = {_place(sample) for sample in samples}
         self._groups = deque(
             group for group in self._groups if not any(_place(s) in gone for s in group)
@@ -119,7 +120,7 @@ class Replay:
                 del self._successes[task]
 
     def book(self) -> ReplayBook:
-        """For the checkpoint."""
+        """Return the state for a checkpoint."""
         return ReplayBook(
             tuple((group[0].uses, tuple(map(_place, group))) for group in self._groups),
             tuple((sample.uses, _place(sample)) for sample in self._successes.values()),
@@ -128,7 +129,7 @@ class Replay:
     def restore(
         self, book: ReplayBook, read: Callable[[ScoredPlace], Sample | None]
     ) -> list[ScoredPlace]:
-        """Go on where a checkpoint stood; returns places of which `read` has no sample any more."""
+        """Restore a checkpoint's state; return the places for which `read` has no sample."""
         gone = []
         for uses, places in book.groups:
             found = [read(place) for place in places]
@@ -156,9 +157,9 @@ class Replay:
 
 
 def adopted(samples: Sequence[Sample]) -> list[Sample]:
-    """The same samples, each lone success joined to the wholly failed group of its task.
+    """Return the samples with each lone success joined to the failed group of its task.
 
-    A function of the batch alone, so that whoever trains it again forms the same groups.
+    It depends on the batch alone, so that reproducing a step forms the same groups.
     """
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
@@ -178,12 +179,12 @@ def adopted(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def wholly_failed(samples: Sequence[Sample]) -> bool:
-    """Whether nobody of a group has earned anything."""
+    """Return True if no sample of a group has a reward above 0."""
     return all(sample.reward <= 0 for sample in samples)
 
 
 def task_of(sample: Sample) -> str:
-    """Names the task of a sample: seeds that stand for one task of a folder share its name."""
+    """Return the task name of a sample; seeds of the same task of a folder share it."""
     request = sample.scored.trajectory.request
     if request is None:
         return ""

@@ -1,7 +1,8 @@
-"""Where training may go on from, and which scored trajectories it would read again there.
+"""The checkpoints to resume from, and the scored trajectories that each would read again.
 
-A trainer goes on from its newest checkpoint, or from the next where that one is damaged. What steps
-since have consumed is unread there, and what the replay pool has let go since is still in it.
+A trainer resumes from its newest checkpoint, or from the next if that is damaged. In an older
+checkpoint, records that later steps consumed are unread, and its replay pool still has samples
+that were removed later.
 """
 
 from collections.abc import Mapping
@@ -16,31 +17,31 @@ from trainer.samples import ScoredPlace
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """One checkpoint, as far as it says what is read again."""
+    """The positions of one checkpoint that determine what is read again."""
 
     consumed: Mapping[int, Consumed]
-    """By partition."""
+    """The consumed positions by partition."""
     replayed: frozenset[ScoredPlace]
-    """What was consumed and may be trained on again."""
+    """Places of consumed records that may be replayed."""
 
     def first(self, partition: int, start: int) -> int:
-        """The lowest offset of a partition that is read again; the run began at `start`."""
+        """Return the lowest offset of a partition to read again; the run began at `start`."""
         mark = self.consumed.get(partition)
         places = [offset for number, offset in self.replayed if number == partition]
         return min([mark.next_offset if mark else start, *places])
 
     def is_unread(self, partition: int, offset: int) -> bool:
-        """Whether no step before it has consumed a record."""
+        """Return True if the checkpoint has not consumed a record."""
         mark = self.consumed.get(partition)
         return mark is None or (offset >= mark.next_offset and offset not in mark.above)
 
     def wants(self, partition: int, offset: int) -> bool:
-        """Whether a record is read again."""
+        """Return True if a record is read again."""
         return self.is_unread(partition, offset) or (partition, offset) in self.replayed
 
 
 def resume_points(root: str | Path) -> tuple[ResumePoint, ...]:
-    """Those of the newest checkpoints, the newest first; damaged manifests are passed over."""
+    """Return those of the newest checkpoints, the newest first; skip damaged manifests."""
     points = []
     for path in list(reversed(kept(root).values()))[:NEWEST]:
         try:

@@ -1,4 +1,4 @@
-"""What an advantage rule sees of a batch: one frozen view, rows in log order.
+"""The inputs and results of reward rules: shaping, advantages, exploration; rows in log order.
 
 N is the number of trajectories; a trajectory counts once, however many sequences it has.
 """
@@ -21,67 +21,67 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """What is known of N trajectories before anything is computed on their tokens."""
+    """The rewards of N trajectories, and further quantities that rules need."""
 
     totals_N: Floats
     groups_N: Ints
-    """Numbers of groups, in order of appearance."""
+    """The group number of each trajectory, in order of appearance."""
     lengths_N: Ints
-    """Tokens that our policy sampled."""
+    """The number of tokens that our policy sampled."""
     channels: Mapping[str, Floats] = field(default_factory=dict)
-    """By scorer what it gave, [N]; nan where it gave nothing."""
+    """The rewards by scorer, [N]; nan where it gave none."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """By scorer its weight in the total."""
+    """The weight of each scorer in the total."""
     tasks: tuple[str, ...] = ()
-    """Of each trajectory the id of its task."""
+    """The task id of each trajectory."""
     ends: tuple[str, ...] = ()
-    """Of each trajectory why it ended: `finished`, or the limit that it ended at."""
+    """The end of each trajectory: `finished`, or the limit that it ended at."""
     logprob_sums_N: Floats | None = None
     """Σ of the behaviour log-probabilities of our tokens, nats; for rules that need `logprobs`."""
     kl: tuple[Floats, ...] | None = None
-    """Of each trajectory its sampled tokens' KL estimates to the reference, nats; for `ref`."""
+    """KL estimates to the reference of each trajectory's sampled tokens, nats; for `ref`."""
     log_weights_N: Floats | None = None
-    """Σ_t of lp less μ over the sampled tokens, lp of the step's start; for `prox`."""
+    """Σ_t of lp less μ over the sampled tokens, lp at the step's start; for `prox`."""
     gradient_norms_N: Floats | None = None
     """‖∇ log π(τ_i)‖² at the step's start, log π(τ) the sum over tokens; for `norms`."""
     entropy_before: float = nan
-    """The mean entropy of the tokens of the step before, nats; nan before any."""
+    """The mean token entropy of the previous step, nats; nan before the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """What a rule gives where one number per trajectory does not say it all."""
+    """The result of an advantage rule that is more than one number per trajectory."""
 
     values_N: Floats
     tokens: tuple[Floats, ...] | None = None
-    """Per token: of each trajectory its sampled tokens' advantages, over all its sequences."""
+    """Advantages per token: each trajectory's sampled tokens, over all its sequences."""
     keep_N: Bools | None = None
-    """False: leaves the update; no denominator changes."""
+    """False: left out of the update; no denominator changes."""
 
 
 AdvantageRule = Callable[..., Floats | Advantages]
-"""(rewards, options) to advantages; a user's function without options takes the rewards alone."""
+"""A function of (rewards, options) to advantages; without options it takes the rewards alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bonuses:
-    """What a rule of exploration gives where the weights of entropies do not say it all."""
+    """The result of an exploration rule that is more than entropy coefficients."""
 
     entropy_N: Floats
     uniform_N: Floats
-    """What KL(uniform ‖ policy) costs on each one's tokens."""
+    """The coefficient of KL(uniform ‖ policy) on the tokens of each trajectory."""
     first: int = 0
-    """On so many of the first tokens of each turn; 0: on all."""
+    """The number of first tokens of each turn that the KL applies to; 0: all."""
 
 
 Exploration = Callable[..., Floats | Bonuses]
-"""(rewards, the learner's entropy weight, options) to the weight of each one's entropy, [N]."""
+"""A function of (rewards, the learner's entropy weight, options) to entropy weights, [N]."""
 Shaping = Callable[..., Floats]
-"""(rewards, options) to the totals that advantages are made of, [N]."""
+"""A function of (rewards, options) to the totals for the advantages, [N]."""
 
 
 def rewards_of(samples: Sequence[Sample], needs: frozenset[str] = frozenset()) -> Rewards:
-    """The view of a batch; what none of the `needs` asks for is not computed."""
+    """Build the view of a batch; log-probability sums only if `needs` contains `logprobs`."""
     return Rewards(
         np.array([sample.reward for sample in samples], dtype=np.float64),
         group_numbers([sample.group for sample in samples]),
@@ -95,7 +95,7 @@ def rewards_of(samples: Sequence[Sample], needs: frozenset[str] = frozenset()) -
 
 
 def group_numbers(groups: Sequence[str]) -> Ints:
-    """Groups numbered in order of appearance, [N]."""
+    """Number the groups in order of appearance, [N]."""
     numbers: dict[str, int] = {}
     return np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.int64)
 
@@ -103,11 +103,11 @@ def group_numbers(groups: Sequence[str]) -> Ints:
 def per_group(
     rewards: Rewards, advantages_of: Callable[[Floats], Floats], *, shifted: bool = True
 ) -> Floats:
-    """Advantages of each group by itself, [N].
+    """Compute advantages within each group, [N].
 
-    Rewards are shifted by one of their number before anything else, which changes no formula that
-    compares and makes the law exact: equal rewards teach nothing. `shifted` is false for a formula
-    that does more than compare. Raises Refused for a group of one.
+    Rewards are shifted by the first of the group, so that equal rewards give exactly 0 in a formula
+    of differences. Set `shifted` to False for a formula that depends on absolute rewards. Raises
+    Refused for a group of one.
     """
     advantages = np.empty_like(rewards.totals_N)
     for rows in members(rewards.groups_N):
@@ -117,7 +117,7 @@ def per_group(
 
 
 def members(groups_N: Ints) -> list[Bools]:
-    """Of each group which rows are its own, bool [N]; raises Refused for a group of one."""
+    """Return a mask of rows per group, bool [N]. Raises Refused for a group of one."""
     found = rows_by_group(groups_N)
     for group, rows in enumerate(found):
         if rows.sum() < 2:
@@ -127,12 +127,12 @@ def members(groups_N: Ints) -> list[Bools]:
 
 
 def rows_by_group(groups_N: Ints) -> list[Bools]:
-    """The same, whatever the groups hold."""
+    """Return a mask of rows per group, bool [N]; groups may have any size."""
     return [groups_N == group for group in np.unique(groups_N)]
 
 
 def failed_groups(rewards: Rewards, above: float) -> Bools:
-    """Trajectories of groups in which no reward is above a bound, bool [N]."""
+    """Return a mask of trajectories whose group has no reward above a bound, bool [N]."""
     failed_N = np.zeros(len(rewards.totals_N), dtype=np.bool_)
     for rows in rows_by_group(rewards.groups_N):
         failed_N[rows] = rewards.totals_N[rows].max() <= above

@@ -1,9 +1,9 @@
-"""Whether one scored trajectory, looked at alone, can be trained on, and if not, why.
+"""The check of a single scored trajectory: can it be trained on, and if not, for which reason.
 
-The law: a record of another run, purpose or policy is no business of ours and nobody waits for it;
-every other record is a member of a group, fit to train on or missing for one stated reason. This is
-the one door between a topic that anybody may write and the arithmetic: a sample that has passed
-names tokens that the model has, in sequences that it can read, with finite numbers.
+A record of another run, purpose or policy is ignored, and no group waits for it; every other record
+is a member of a group, with a sample or with one reason for its absence. This is the only check
+between a topic that any process may write and the computation: a sample that has passed has tokens
+of the model's vocabulary, in sequences that it can read, with finite numbers.
 """
 
 import math
@@ -26,59 +26,58 @@ ScoredPlace = tuple[int, int]
 """Partition and offset."""
 
 REWARD_LIMIT = 1e9
-"""A total beyond this, either way, is no score: its square must stay finite in float32."""
+"""The largest absolute total: its square must stay finite in float32."""
 
 LOGPROB_LEAST = -1000.0
-"""In nats; nothing is ever sampled that is less likely."""
+"""The lowest valid log-probability of a sampled token, in nats."""
 
 OUTSIDE = frozenset({"other_run", "other_purpose", "other_policy"})
-"""Reasons of records that are no member of a group of ours, so nobody waits for them."""
+"""Reasons of records that are not a member of a group of ours; no group waits for them."""
 
 UNASKED = "unasked"
-"""Reason of a rollout that another policy asked for and that had no question for ours."""
+"""The reason of a rollout that another policy requested and that did not call ours."""
 
 UNTOLD = "untold"
-"""Reason of a shared rollout whose text cannot be read as tokens of ours."""
+"""The reason of a shared rollout whose text cannot be tokenised for our policy."""
 
 LIMITS = frozenset({"turn_limit", "token_limit", "too_long", "deadline", "agent_deadline"})
-"""Codes of rollouts that ended at a limit: what they sampled is whole, only nobody scored it."""
+"""Codes of rollouts that ended at a limit: their samples are complete, but may be unscored."""
 
 BESIDE_LIMIT = "beside_limit"
-"""Reason of a rollout that could be trained on, in a group that one at a limit has spoilt."""
+"""The reason of a usable rollout whose group is incomplete because a member hit a limit."""
 
 RENAMED = {
     "unknown_token": "vocabulary",
     "beyond_context": "too_long",
     "reward_out_of_range": "unscored",
 }
-"""Reasons as the first releases wrote them into checkpoints and steps, and their names now."""
+"""Reason names of the first releases in checkpoints and steps, and the current names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A scored trajectory that can be trained on, seen by one policy."""
+    """A scored trajectory that can be trained on, for one policy."""
 
     scored: ScoredTrajectory
     partition: int
     offset: int
     policy_index: int
-    """Which of the trajectory's policies is ours."""
+    """The index of our policy among the trajectory's policies."""
     reward: float
     min_version: int
-    """Of the tokens that our policy sampled."""
+    """The lowest version of the tokens that our policy sampled."""
     length: int
-    """Tokens that our policy sampled, over all sequences."""
+    """The number of tokens that our policy sampled, over all sequences."""
     uses: int = 0
-    """How often it was trained on before: what was is consumed, and counted by admission."""
+    """The number of earlier uses; above 0 it is consumed, and admission has counted it."""
     compared_in: str = ""
-    """The group that it is compared in, where that is not the one it was drawn for."""
+    """The group that it is compared in, if that is not its own."""
     lent: str = ""
-    """How it came here, where another run asked for it: `recorded` or `shared`; its versions are
-    then no numbers of ours."""
+    """`recorded` or `shared` if another run requested it; its versions then belong to that run."""
 
     @property
     def fresh(self) -> bool:
-        """Whether this use is what consumes it."""
+        """True if this use consumes the record."""
         return not self.uses and self.lent != RECORDED
 
     @property
@@ -87,13 +86,13 @@ class Sample:
 
     @property
     def task_id(self) -> str:
-        """As its request has it; empty where there is none."""
+        """The task id of its request; empty if there is none."""
         request = self.scored.trajectory.request
         return request.task.task_id if request else ""
 
     @property
     def end(self) -> str:
-        """Why the rollout ended: `finished`, or the limit that it ended at, one of `LIMITS`."""
+        """The end of the rollout: `finished`, or the limit that it ended at, one of `LIMITS`."""
         return _limit(self.scored.trajectory) or "finished"
 
     def ref(self, topic: str) -> TrajectoryRef:
@@ -105,56 +104,56 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Curation:
-    """What a buffer admits and how it decides."""
+    """The settings by which a buffer admits samples."""
 
     run_id: str
     policy_id: str
     max_staleness: int = 2
     missing: str = "drop"
-    """A group with failed members: `drop`, or `train_partial` on the others."""
+    """The treatment of a group with failed members: `drop`, or `train_partial` on the others."""
     continues: str = ""
-    """Drawn rollouts that were cancelled for this reason are gone on with; empty: none are."""
+    """The reason of cancelled drawn rollouts that are continued later; empty: none."""
     retention: int = 0
-    """How often one may be gone on with; 0 is no bound."""
+    """The most continuations of a rollout; 0: no bound."""
     redundancy: int = 0
-    """So many of a drawn group's members may be missing: the first of the others make it whole."""
+    """The number of members that may be missing when a drawn group counts as complete."""
     order: str = "edf"
-    """Which group goes first: `edf` the one that is stale next, `fifo` the one that came first."""
+    """The order of groups: `edf` the one that is stale next, `fifo` the one that came first."""
     on_stale: str = "drop"
-    """Groups that are too old: `drop`; or `wait`, and take no step that would make a running one
-    so; or `weight`, and let them count for less."""
+    """The treatment of stale groups: `drop`; or `wait` with a step that would make a running group
+    stale; or `weight` their advantages down."""
     stale_wait_s: float = 60.0
-    """How long a step may be held back, in seconds of the log."""
+    """The longest time that a step is held back, in seconds of the log."""
     stale_wait_steps: int = 0
-    """So many more batches may pile up meanwhile; 0: any number."""
+    """The number of batches that may accumulate meanwhile; 0: any number."""
     filters: tuple[str | Choice, ...] = ("none",)
     batch: str | Choice = "groups"
-    """What says that a batch is whole."""
+    """The rule that decides when a batch is complete."""
     needs_group: bool = True
-    """Whether the advantage rule compares within a group, so that a group of one is useless."""
+    """True if the advantage rule compares within a group, so that a group of one is useless."""
     temperature: float = 1.0
-    """What the trainer divides logits by; samples drawn otherwise are refused."""
+    """The trainer's temperature; samples of another temperature are refused."""
     capacity_groups: int = 64
     vocabulary: int = 0
-    """Tokens of the model; 0: not known, and token ids are not looked at."""
+    """The vocabulary size of the model; 0: not known, token ids are not checked."""
     context: int = 0
-    """Positions of the model; 0: not known, and lengths are not looked at."""
+    """The number of positions of the model; 0: not known, lengths are not checked."""
     abandoned: tuple[tuple[int, int], ...] = ()
-    """Ranges of versions, both ends included, that no checkpoint descends from."""
+    """Ranges of abandoned versions, both ends included."""
     admits_limits: frozenset[str] = frozenset()
-    """Rollouts that ended at these of `LIMITS` are trained on, since a shaping rule says what they
-    earn; unshaped they earn what was scored, and 0 where nothing was."""
+    """The limits at which a rollout may end and still be trained on, if a shaping rule values it;
+    before shaping its reward is the score, or 0 without one."""
 
     teacher: str = ""
-    """Beginning of the name of the scorer whose scores every token of ours must have; "": none."""
+    """The prefix of the scorer that must have scored every token of our policy; "": none."""
 
     recorded: Recorded | None = None
-    """Whose recorded groups a batch may hold."""
+    """The settings of recorded groups of an earlier run, if used."""
     share: Share | None = None
-    """Whose groups a batch may hold as text."""
+    """The settings of groups shared by other runs, if used."""
     joins: bool = False
-    """Whether another policy asks for the rollouts: those without a token of ours are members of
-    their groups too, and nobody waits for such tokens."""
+    """True if another policy requests the rollouts: those without a token of ours still count as
+    members of their groups."""
 
     def __post_init__(self) -> None:
         _one_of("missing", self.missing, ("drop", "train_partial"))
@@ -166,7 +165,7 @@ class Curation:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A record of a group: fit to train on where `sample` is set, else missing for a reason."""
+    """A member of a group: usable if `sample` is set, else missing for `reason`."""
 
     scored: ScoredTrajectory
     place: ScoredPlace
@@ -177,7 +176,7 @@ class Member:
 
 
 def judge(scored: ScoredTrajectory, partition: int, offset: int, curation: Curation) -> Member:
-    """Whether one record, looked at alone, can be trained on, and if not, why; never raises."""
+    """Return a record as a member, with a sample or the reason for its absence; never raises."""
     trajectory, place = scored.trajectory, (partition, offset)
     reason = _outside(scored, curation)
     if reason:
@@ -193,13 +192,13 @@ def judge(scored: ScoredTrajectory, partition: int, offset: int, curation: Curat
     if reason or version is None:
         without = UNASKED if curation.joins and index == 255 else _tokenless(trajectory)
         return Member(scored, place, length, version, reason or without)
-    total = scored.total or 0.0  # at a limit there may be none
+    total = scored.total or 0.0  # a rollout at a limit may be unscored
     sample = Sample(scored, partition, offset, index, total, version, length)
     return Member(scored, place, length, version, sample=sample)
 
 
 def versions_of(sequences: Iterable[TokenSequence], policy_index: int) -> set[int]:
-    """The weights that sampled the policy's tokens."""
+    """Return the versions that sampled the policy's tokens."""
     versions: set[int] = set()
     for sequence in sequences:
         versions.update(ids_of(sequence.versions)[mine(sequence, policy_index)].tolist())
@@ -211,14 +210,14 @@ def sampled_tokens(sequences: Iterable[TokenSequence], policy_index: int) -> int
 
 
 def mine(sequence: TokenSequence, policy_index: int) -> NDArray[np.bool_]:
-    """bool [T]: the tokens that this policy sampled."""
+    """Return a mask of the tokens that this policy sampled, bool [T]."""
     ours = mask_of(sequence.policy_index) == policy_index
     both: NDArray[np.bool_] = ours & (mask_of(sequence.loss_mask) == 1)
     return both
 
 
 def group_of(scored: ScoredTrajectory) -> str:
-    """The group's id; a rollout without one is a group of its own."""
+    """Return the group id; a rollout without one is a group of its own."""
     request = scored.trajectory.request
     return (request.group_id if request else "") or f"alone:{scored.trajectory.rollout_id}"
 
@@ -243,7 +242,7 @@ def _outside(scored: ScoredTrajectory, curation: Curation) -> str:
 def _missing(
     scored: ScoredTrajectory, policy_index: int, versions: set[int], curation: Curation
 ) -> str:
-    """Why a member of a group of ours cannot be trained on; empty if it can."""
+    """Return why a member of our group cannot be trained on; empty if it can."""
     trajectory = scored.trajectory
     at_limit = _limit(trajectory) in curation.admits_limits
     if trajectory.status != "finished" and not at_limit:
@@ -271,37 +270,37 @@ def _missing(
 
 
 def _untaught(scored: ScoredTrajectory, policy_index: int, teacher: str) -> bool:
-    """Whether a token of ours has no score of a teacher, or none that can be one."""
+    """Return True if a token of ours has no valid score of the teacher."""
     ours = [mine(each, policy_index) for each in scored.trajectory.sequences or ()]
     return teacher_logprobs(scored, ours, teacher) is None
 
 
 def _limit(trajectory: Trajectory) -> str:
-    """The limit that a rollout ended at, one of `LIMITS`; empty for none."""
+    """Return the limit that a rollout ended at, one of `LIMITS`; empty for none."""
     ended = trajectory.status != "finished" and trajectory.code in LIMITS
     return trajectory.code if ended else ""
 
 
 def _possible(total: float | None) -> bool:
-    """Whether a total can be learned from: it is there, finite and within `REWARD_LIMIT`."""
+    """Return True if a total is present, finite and within `REWARD_LIMIT`."""
     return total is not None and math.isfinite(total) and abs(total) <= REWARD_LIMIT
 
 
 def _tokenless(trajectory: Trajectory) -> str:
-    """Why no token of ours is there: nobody asked for one, or what answered gave none by id."""
+    """Return why there is no token of ours: no model call, or answers without token ids."""
     return "no_token_ids" if trajectory.model_calls else "no_tokens"
 
 
 def _followed(sampling: Sampling, temperature: float) -> bool:
-    """Whether the trainer computes the distribution that was sampled from.
+    """Return True if the trainer can compute the distribution that was sampled from.
 
-    top-p and top-k renormalise over a set of tokens that was not recorded, so it cannot.
+    It cannot for top-p and top-k, which renormalise over a set of tokens that is not recorded.
     """
     return (sampling.top_p, sampling.top_k, sampling.temperature) == (1.0, 0, temperature)
 
 
 def _malformed(sequence: TokenSequence, policy_index: int) -> bool:
-    """Sampled tokens without a version, with an impossible log-probability, or without a prompt."""
+    """Return True if a sampled token has no version, no valid log-probability or no prompt."""
     sampled = mine(sequence, policy_index)
     logprobs = logprobs_of(sequence.behaviour_logprobs)[sampled]
     possible = (logprobs <= 1e-3) & (logprobs >= LOGPROB_LEAST)
@@ -310,7 +309,7 @@ def _malformed(sequence: TokenSequence, policy_index: int) -> bool:
 
 
 def _foreign(sequence: TokenSequence, vocabulary: int) -> bool:
-    """Whether it names a token, read or sampled, that the model does not have."""
+    """Return True if it has a token id, read or sampled, outside the vocabulary."""
     ids = ids_of(sequence.token_ids)
     return vocabulary > 0 and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary
 

@@ -1,4 +1,4 @@
-"""How the learning rate goes down: (steps done, steps in all) to a factor of it."""
+"""Learning-rate schedules: functions of (steps done, all steps) to a factor of the rate."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ def linear(done: int, steps: int) -> float:
 
 
 def constant(done: int, steps: int) -> float:
-    """1, always."""
+    """The factor 1 at every step."""
     return 1.0
 
 

@@ -1,9 +1,9 @@
-"""A learner that is several processes. Rank 0 is the one that the trainer has; it tells the others.
+"""A learner of several processes. The trainer calls rank 0, which sends the calls to the others.
 
-Every rank makes the same calls in the same order, since a call on a model whose weights lie apart
-needs them all: what rank 0 is asked for, it tells first, then all do it. Each computes its own
-rows; gradients are summed, never averaged, so any number of ranks gives the gradient of one. A rank
-that cannot go on ends, and with it the others: none may be left waiting.
+Every rank makes the same calls in the same order, since a call on a model with sharded weights
+needs all ranks: rank 0 broadcasts each call, then all execute it. Each computes its own rows;
+gradients are summed, never averaged, so any number of ranks gives the gradient of one. A rank that
+cannot continue ends, and the others end with it, so that none waits for ever.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,9 +36,9 @@ T = TypeVar("T")
 
 
 class ShardedLearner(Learner):
-    """The methods of `Learner`, for rank 0; the others `follow`.
+    """A `Learner` over several ranks: rank 0 is called, the others run `follow`.
 
-    Raises Refused, on all ranks, where they disagree about configuration or starting weights.
+    Raises Refused, on all ranks, if they differ in configuration or starting weights.
     """
 
     def __init__(
@@ -47,16 +47,16 @@ class ShardedLearner(Learner):
     ) -> None:  # fmt: skip
         self.ranks = ranks
         self._together = False
-        """Whether all ranks are within one call already."""
+        """True while all ranks execute one call."""
         require_alike(ranks, {"world size": str(ranks.count), **_written(config)})
         super().__init__(model_directory, config, device=device, version=version, past=past)
 
     def step(self, samples: Sequence[Sample], *, version: int | None = None) -> dict[str, float]:
-        """See Learner. Raises Unfit where the ranks cannot compute what rank 0 could make."""
+        """Take a step as `Learner.step`. Raises Unfit if the ranks cannot compute the batch."""
         if not samples:
             return super().step(samples)
         try:
-            with self._or_nothing(len(samples)):  # no rank knows of it yet
+            with self._or_nothing(len(samples)):  # the other ranks take no part yet
                 batch = self._made(samples)
                 told = written(batch)
         except NoRoom as error:
@@ -75,7 +75,7 @@ class ShardedLearner(Learner):
             return super().state()
 
     def snapshot(self) -> Snapshot[LearnerState]:
-        """Copied at once: whoever asks for it later has not all ranks with him."""
+        """Return a snapshot that is copied at once: a later copy would need all ranks."""
         state = self.state()
         return Snapshot(lambda: state)
 
@@ -88,7 +88,7 @@ class ShardedLearner(Learner):
             return super().canary()
 
     def follow(self) -> None:
-        """Do what rank 0 is asked for, until it says that this is all. For the other ranks."""
+        """Execute the calls of rank 0 until it ends; run by the other ranks."""
         self._together = True
         while True:
             words = Words.of(self.ranks.heard())
@@ -97,7 +97,7 @@ class ShardedLearner(Learner):
             self._follow(str(words.plain["call"]), words)
 
     def end(self) -> None:
-        """Let the other ranks go."""
+        """End the other ranks' `follow`."""
         with self._all(END):
             pass
 
@@ -114,14 +114,14 @@ class ShardedLearner(Learner):
         elif call == LOOK:
             self._before_step(read(words.tensors))
         else:
-            # All that one has of it here is that the others have their answer.
+            # The result is dropped: this rank only takes part in the collective operations.
             {STATE: super().state, TENSORS: super().tensors}[call]()
 
     @contextmanager
     def _all(
         self, call: str, tensors: dict[str, RawTensor] | None = None, **plain: int | str | None
     ) -> Iterator[None]:
-        """Have the other ranks make this call too, unless they are within one already."""
+        """Broadcast this call to the other ranks, unless all ranks are within one already."""
         if self._together:
             yield
             return
@@ -138,7 +138,7 @@ class ShardedLearner(Learner):
         )
 
     def _or_end(self, do: Callable[[], T]) -> T:
-        """Raise Unfit for what one learner would take up again: the others are in the middle."""
+        """Turn recoverable errors into Unfit: the other ranks are in the middle of the call."""
         try:
             return do()
         except Exception as error:
@@ -148,7 +148,7 @@ class ShardedLearner(Learner):
             raise Unfit(msg) from error
 
     def _lower(self, error: NoRoom) -> NoReturn:
-        """End: the other ranks wait in the middle of a step, with pieces as large as they were."""
+        """Raise Unfit: the other ranks are in the middle of a step with unchanged pieces."""
         msg = (
             f"rank {self.ranks.rank} of {self.ranks.count}: {error}; lower micro_batch_tokens, or "
         )
@@ -160,7 +160,7 @@ class ShardedLearner(Learner):
         self.ranks.spread(self.model)
 
     def _before_step(self, batch: Batch) -> Batch:
-        """Within a step; or before it, where advantages are made of what is seen."""
+        """Run the passes before a step, within a call of all ranks or as a call of its own."""
         if self._together:
             return self._all_seen(super()._before_step(batch))
         with self._all(LOOK, written(batch)):
@@ -170,7 +170,7 @@ class ShardedLearner(Learner):
         return self._all_seen(super()._before_update(batch))
 
     def _pieces(self, batch: Batch) -> list[MicroBatch]:  # type: ignore[override]
-        """Those of this rank's rows, and idle ones, so that all ranks have as many."""
+        """Return the pieces of this rank's rows, and idle ones, so that all ranks have as many."""
         own = own_rows(batch, self.ranks.rank, self.ranks.count)
         part = replace(batch, rows=tuple(batch.rows[b] for b in own))
         pieces = [
@@ -190,7 +190,7 @@ class ShardedLearner(Learner):
             gradient.tokens |= {int(b): array_of(told) for b, told in words.tensors.items()}
 
     def _all_seen(self, batch: Batch) -> Batch:
-        """What each rank has seen of its own rows, on all of them."""
+        """Exchange the results of passes, which each rank has for its own rows."""
         if not self._onlookers.needs:
             return batch
         seen = {
@@ -221,18 +221,18 @@ def _state_of(words: Words) -> LearnerState:
 
 
 def _written(config: LearnerConfig) -> dict[str, str]:
-    """Each of its values by the name that a recipe has for it."""
+    """Return each value of a configuration by its name in a recipe."""
     return {f"[learner] {each.name}": repr(getattr(config, each.name)) for each in fields(config)}
 
 
 def _told(gradient: Gradient) -> Words:
-    """A cost as text, since JSON has no nan; `repr` gives the same number again."""
+    """Pack a gradient's results; the cost as text, since JSON has no nan and repr is exact."""
     tokens = {str(row): raw(numbers) for row, numbers in gradient.tokens.items()}
     return Words({"cost": repr(gradient.cost), "told": gradient.told}, tokens)
 
 
 def _idle(batch: Batch, device: str, precision: str) -> MicroBatch:
-    """A piece without a row, for a rank that has done its share: two tokens that weigh nothing."""
+    """Return a piece for a rank without rows left: two tokens of weight 0."""
     like, nothing = batch.rows[0], np.zeros(2, np.float32)
     row = replace(
         like,

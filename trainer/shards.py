@@ -1,13 +1,13 @@
-"""Tensors in parts: some number of processes writes them, any other number reads what is its own.
+"""Tensors in parts, written by some number of processes and read by any other number.
 
-The law: a file of parts is safetensors, named by the digest of its content, and written through.
-Its entries say of every tensor dtype and shape, and of every part the place in the tensor (offset,
-shape), the file, the first byte in it, and its digest. Nothing is handed out whose digest was not
-compared, and nothing that no part covers. Source: ByteCheckpoint, arXiv 2407.20143, §3.2.
+A file of parts is safetensors, named by the digest of its content, and flushed to disk. Its entries
+give dtype and shape of every tensor, and for every part its place in the tensor (offset, shape),
+the file, the first byte in it, and its digest. No data is returned without a comparison of its
+digest, and no region that the parts do not cover. Source: ByteCheckpoint, arXiv 2407.20143, §3.2.
 
-Digests are there against damage, for nobody else writes a checkpoint: they are XXH3's of 128 bits,
-`xxh3:` before them, which take a thirtieth of what sha256 takes of a core that trains meanwhile.
-Where a tensor's sha256 is known already, it is that, in hexadecimal; so are those of format 2.
+Digests protect against damage, not against an attacker: they are XXH3 of 128 bits, prefixed by
+`xxh3:`, at a thirtieth of the CPU time of sha256 on a core that also trains. If a tensor's sha256
+is known already, it is used, in hexadecimal; digests of format 2 are sha256 too.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ PREFIX = "xxh3:"
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """What one process holds of a tensor of some shape."""
+    """The part of a tensor that one process holds."""
 
     shape: tuple[int, ...]
     offset: tuple[int, ...]
@@ -47,13 +47,13 @@ class Shard:
     shape: tuple[int, ...]
     file: str
     begin: int
-    """Its first byte in the file; in C order it is all of its bytes that follow."""
+    """Its first byte in the file; its bytes follow in C order."""
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedTensor:
-    """A tensor, and where its parts lie."""
+    """A tensor and the places of its parts."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -67,14 +67,14 @@ class PartsFile:
     name: str
     size_bytes: int
     head_sha256: str
-    """Of its header: what other programs find the tensors by."""
+    """The digest of its safetensors header."""
     tensors: Mapping[str, ShardedTensor]
 
 
 def rows_of(rows: int, rank: int, world: int) -> range:
-    """Which rows of a tensor are whose: equal stretches, the last ones shorter, as FSDP2 has them.
+    """Return a rank's rows of a tensor: equal ranges, the last ones shorter, like FSDP2.
 
-    Raises Refused for a rank that is none.
+    Raises Refused for a rank outside the world.
     """
     if not 0 <= rank < world:
         msg = f"rank {rank} of a world of {world}; give a world of at least 1 and a rank below it"
@@ -84,7 +84,7 @@ def rows_of(rows: int, rank: int, world: int) -> range:
 
 
 def held_of(tensor: RawTensor, rank: int = 0, world: int = 1) -> RawTensor:
-    """A rank's rows of a tensor; of a number, which has none, that itself."""
+    """Return a rank's rows of a tensor; a scalar is returned whole."""
     if world == 1 or not tensor.shape:
         return tensor
     rows = rows_of(tensor.shape[0], rank, world)
@@ -94,7 +94,7 @@ def held_of(tensor: RawTensor, rank: int = 0, world: int = 1) -> RawTensor:
 
 
 def part_of(tensor: RawTensor, rank: int = 0, world: int = 1) -> TensorPart | None:
-    """The rows of one rank; None for one that has none. A number is the first one's."""
+    """Return the part of one rank; None if it has no rows. A scalar belongs to rank 0."""
     rows = rows_of(tensor.shape[0] if tensor.shape else 1, rank, world)
     if rank and not rows:
         return None
@@ -105,7 +105,7 @@ def part_of(tensor: RawTensor, rank: int = 0, world: int = 1) -> TensorPart | No
 def parts_of(
     tensors: Mapping[str, RawTensor], rank: int = 0, world: int = 1
 ) -> dict[str, TensorPart]:
-    """What one rank has of these tensors."""
+    """Return one rank's parts of the tensors."""
     parts = {name: part_of(tensor, rank, world) for name, tensor in tensors.items()}
     return {name: part for name, part in parts.items() if part is not None}
 
@@ -118,8 +118,8 @@ def write_parts(
 ) -> PartsFile:
     """Write one file `<stem>-<digest>.safetensors`; it is durable when this returns.
 
-    Each tensor goes to the file once, and through its digest on its way unless all of theirs are
-    known: on this core alone, for the others compute the next step meanwhile. Raises OSError.
+    Each tensor is read once, for the file and for its digest unless that is known; on one core,
+    since the others compute the next step meanwhile. Raises OSError.
     """
     tensors = {name: part.held for name, part in parts.items()}
     head = safetensors_head(tensors)
@@ -142,9 +142,9 @@ def link_parts(
     file: Path,
     known: Mapping[str, str] | None = None,
 ) -> PartsFile | None:
-    """The same, where a file holds these very tensors already: under one more name.
+    """Link a file that contains exactly these tensors under a new name, instead of writing.
 
-    None where it holds others, or where it cannot be linked: then it has to be written.
+    None if it contains others or cannot be linked; then the parts have to be written.
     """
     tensors = {name: part.held for name, part in parts.items()}
     head = safetensors_head(tensors)
@@ -164,19 +164,19 @@ def link_parts(
 
 
 def digests_of(tensors: Mapping[str, RawTensor]) -> dict[str, str]:
-    """Of each tensor's bits."""
+    """Return the digest of each tensor's bytes."""
     return {name: _digest(tensor.data) for name, tensor in tensors.items()}
 
 
 def _digest(data: bytes | memoryview, like: str = PREFIX) -> str:
-    """The digest of bytes, of the kind that `like` is of."""
+    """Return the digest of bytes, of the same kind as the digest `like`."""
     if like.startswith(PREFIX):
         return PREFIX + xxhash.xxh3_128_hexdigest(data)
     return hashlib.sha256(data).hexdigest()
 
 
 def _read_once(tensors: Mapping[str, RawTensor], digests: dict[str, str]) -> Iterator[memoryview]:
-    """The bytes of a file in their order; what has no digest yet gets one on the way."""
+    """Yield the bytes of a file in order; add missing digests on the way."""
     for name in laid_out(tensors):
         data, digest = memoryview(tensors[name].data), xxhash.xxh3_128()
         for begin in range(0, len(data), BUFFER_BYTES):
@@ -194,7 +194,7 @@ def _hidden(directory: Path, stem: str) -> Path:
 def _described(
     stem: str, head: bytes, parts: Mapping[str, TensorPart], digests: Mapping[str, str]
 ) -> PartsFile:
-    """A file of these parts, named by what is in it."""
+    """Describe a file of parts, named by its content."""
     order = laid_out({name: part.held for name, part in parts.items()})
     content = hashlib.sha256(head + "".join(digests[name] for name in order).encode())
     file, begin = f"{stem}-{content.hexdigest()[:16]}.safetensors", len(head)
@@ -208,7 +208,7 @@ def _described(
 
 
 def merged(written: Iterable[Mapping[str, ShardedTensor]]) -> dict[str, ShardedTensor]:
-    """The tensors of all ranks as one; raises WeightsDiffer where they do not fit or one lacks."""
+    """Merge the tensors of all ranks. Raises WeightsDiffer for a mismatch or a missing part."""
     whole: dict[str, ShardedTensor] = {}
     for rank, tensors in enumerate(written):
         for name, tensor in tensors.items():
@@ -231,9 +231,9 @@ def merged(written: Iterable[Mapping[str, ShardedTensor]]) -> dict[str, ShardedT
 def read_part(
     directory: Path, name: str, tensor: ShardedTensor, rank: int = 0, world: int = 1
 ) -> RawTensor:
-    """The rows that one rank of so many has, from whatever shards overlap them.
+    """Read one rank's rows of a tensor, from all shards that overlap them.
 
-    Raises WeightsDiffer for what is not what was written, and OSError.
+    Raises WeightsDiffer for damaged data, and OSError.
     """
     box: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
     if tensor.shape:
@@ -246,7 +246,7 @@ def read_part(
 def overlap(
     shard: Shard, offset: Sequence[int], shape: Sequence[int]
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-    """Where a shard and a wanted box meet: as slices of the shard and of the box, or None."""
+    """Return the overlap of a shard and a box, as slices of the shard and of the box, or None."""
     theirs, ours = [], []
     for at, long, wanted_at, wanted in zip(shard.offset, shard.shape, offset, shape, strict=True):
         first, last = max(at, wanted_at), min(at + long, wanted_at + wanted)
@@ -258,7 +258,7 @@ def overlap(
 
 
 def require_files(directory: Path, files: Mapping[str, tuple[int, str]]) -> None:
-    """Raise WeightsDiffer where a file is gone, or its size or header is another's."""
+    """Raise WeightsDiffer if a file is missing, or its size or header differs."""
     for name, (size_bytes, head_sha256) in files.items():
         path = directory / name
         found = path.stat().st_size if path.is_file() else -1

@@ -1,14 +1,15 @@
-"""Whether a model can be given rows that share their beginning: it is tried, on itself.
+"""A test of a model: can it process packed rows with a shared prefix.
 
-What a library says of an architecture would not do: some ignore a mask of four dimensions, some
-count positions by themselves, some keep a state. So two short rows are computed apart, together
-(what is heard after a sampled token lies before it in the pack, as in every row of two turns), and
-together under a mask that lets one see the other; the first two must agree, the last must not.
+The library's description of an architecture is not sufficient: some ignore a mask of four
+dimensions, some count positions themselves, some keep a state. So two short rows are computed
+separately, packed (with text after a sampled token placed before it in the pack, as in any row of
+two turns), and packed under a mask that lets one row attend to the other; the first two results
+must agree, the last must differ.
 
-Some layers look at a window, a chunk or the best few of the tokens before. Only the configuration
-says how many these are: rows with more stay alone. Some layers count places of the pack in spite of
-the mask. So a pack that is wider than such a bound is tried too; where it fails, no pack reaches
-the bound.
+Some layers attend to a window, a chunk or the top few of the tokens before. Only the configuration
+gives their number: longer rows are not packed. Some layers count positions of the pack in spite of
+the mask. So a pack that is wider than such a bound is tried too; if it fails, packs stay below the
+bound.
 """
 
 import re
@@ -27,17 +28,17 @@ from trainer.packing import MOST_WIDE, ModelInput, PackRow, Worth, model_input, 
 log = structlog.get_logger()
 
 ALIKE = 1e-4
-"""Of logits: what arithmetic in another order may differ by, relative to the largest."""
+"""The tolerance for logits computed in another order, relative to the largest."""
 EVERYTHING = Worth(pairs=2**40, longest=2**40, widest=2**40)
 BOUNDS = re.compile(
     r"(window|chunk|block)_(size|len|length)$"
     r"|^(local_attention|index_topk|floor_scale|original_max_position_embeddings)$"
 )
-"""Fields of a configuration that say after how many tokens a layer computes something else."""
+"""Configuration fields with a number of tokens beyond which a layer computes differently."""
 
 
 def sharing_with(model: nn.Module) -> Worth | None:
-    """When it pays to share; None for a model that cannot, whose rows are padded: it is said."""
+    """Return when sharing pays; None, with a log warning, if the model does not support it."""
     found = sharing_of(model)
     if isinstance(found, Worth):
         return found
@@ -46,7 +47,7 @@ def sharing_with(model: nn.Module) -> Worth | None:
 
 
 def sharing_of(model: nn.Module) -> Worth | str:
-    """When it pays to share with this model; or why it cannot, in words."""
+    """Return when sharing pays for this model; or the reason why it is not supported."""
     reason = _tried(model)
     if reason:
         return reason
@@ -56,14 +57,14 @@ def sharing_of(model: nn.Module) -> Worth | str:
 
 
 def _tried(model: Any, beside: int = 0) -> str:
-    """Why two rows together are not the rows apart; empty if they are.
+    """Return why two packed rows differ from the rows alone; empty if they do not.
 
-    A third row of so many tokens lies `beside` them, between what they share and what they do not.
+    A third row of `beside` tokens lies between the shared and the own ones, to widen the pack.
     """
     try:
         with torch.no_grad():
             return _told_apart(model, beside)
-    except Exception as error:  # whatever a model raises that is not made for it
+    except Exception as error:  # a model that does not support packing may raise anything
         return f"it raises {type(error).__name__}"
 
 
@@ -104,14 +105,14 @@ def _scores(model: Any, given: ModelInput) -> Tensor:
 
 
 def _seeing_all(given: ModelInput) -> ModelInput:
-    """The same tokens where every one sees every one before it."""
+    """Return the same input with a plain causal mask: every token attends to all before."""
     width = given.token_ids_PW.shape[1]
     causal = torch.full((width, width), torch.finfo(torch.float32).min).triu(1)
     return replace(given, attention_mask=causal[None, None])
 
 
 def longest_alike(config: Any) -> int:
-    """Tokens of a row up to which no layer leaves out what the mask lets it see."""
+    """Return the row length up to which every layer attends to all that the mask allows."""
     fields = config.to_dict().items()
     bounds = [value for name, value in fields if BOUNDS.search(name) and isinstance(value, int)]
     return min(

@@ -1,9 +1,10 @@
-"""A learner's state as it is now, read where it lies, or copied before it changes.
+"""A snapshot of a learner's state: read in place, or copied before the state changes.
 
-Nothing is copied while somebody reads: a learner that is about to change waits for him, and copies
-only what nobody has read to its end. So a step waits for no more of it than it does not overlap
-with, `max(0, reading - forward and backward)`, and there is no second state in memory. Source:
-DataStates-LLM, arXiv 2406.10707, §4, which copies; we read on, for who saves is waited for anyway.
+A learner that is about to change waits for a reader, and copies the state only if it was not read
+completely. So a step waits only for the part of the reading that does not overlap with it,
+`max(0, reading - forward and backward)`, and usually no second state is in memory. Source:
+DataStates-LLM, arXiv 2406.10707, §4, which copies; here the reader continues in place, since the
+save is waited for anyway.
 """
 
 import time
@@ -16,7 +17,7 @@ S = TypeVar("S")
 
 
 class Snapshot(Generic[S]):
-    """`look` is the state where it lies, `copy` one that nothing changes any more."""
+    """A snapshot; `look` returns the state in place, `copy` an independent copy."""
 
     def __init__(self, copy: Callable[[], S], look: Callable[[], S] | None = None) -> None:
         self._copy, self._look = copy, look or copy
@@ -24,12 +25,12 @@ class Snapshot(Generic[S]):
         self._gone = self._read = False
         self._changed = Condition()
         self.waited_s = 0.0
-        """How long the learner stood still for whoever read, and for the copy."""
+        """The time that the learner waited for readers and for the copy, in seconds."""
 
     @contextmanager
     def reading(self) -> Iterator[S]:
-        """The state, which does not change within. Once somebody has come to the end without an
-        error nobody needs it any more: then RuntimeError is raised.
+        """Provide the state, which does not change inside the context. After one complete reading
+        without an error the state is released, and later calls raise RuntimeError.
         """
         with self._changed:
             if self._gone:
@@ -47,7 +48,7 @@ class Snapshot(Generic[S]):
                 self._changed.notify_all()
 
     def settle(self) -> None:
-        """Called by the learner before it changes: what is not read then is copied."""
+        """Wait for a reader and copy an unread state; the learner calls it before it changes."""
         began = time.monotonic()
         with self._changed:
             self._changed.wait_for(lambda: not self._read)

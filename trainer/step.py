@@ -1,17 +1,17 @@
-"""One step: a batch of samples in, new weights and their metrics out.
+"""A training step: from a batch of samples to new weights and metrics.
 
-`begin` has what is known before any gradient (advantages, denominators), `add` the gradient of a
-piece, `apply` the clipped update. Laws: the same batches on the same number of threads give the
-same bits; a batch in pieces gives the gradient of the whole; an update without a finite gradient
-changes nothing.
+`begin` computes what is needed before any gradient (advantages, denominators), `add` the gradient
+of a piece, `apply` the clipped update. Invariants: the same batches on the same number of threads
+give the same bits; a batch in pieces gives the gradient of the whole; an update with a non-finite
+gradient changes nothing.
 
-A step is taken whole or not at all, whatever raises where. What is small is set back. The weights
-are not copied for that: until the optimiser begins they have not changed, and that is a
-`BatchFailed`, and no step. What raises later leaves weights of no version: then the learner does
-nothing but `load`, and its process ends, so that the next one goes on from the checkpoint. Only a
-step of several updates has a copy of what was before it, and takes back what it has changed.
+A step is atomic under any exception. Small state is restored. The weights are not copied for that:
+they are unchanged until the optimiser begins, and an exception before then is a `BatchFailed`. An
+exception during the update leaves weights that belong to no version: the learner then accepts only
+`load`, and its process ends, so that the next one resumes from the checkpoint. Only a step of
+several updates keeps a copy of the state before it, and restores that.
 
-Where memory is not enough the batch is computed again in smaller pieces, down to a single row.
+If memory is not enough, the batch is computed again in smaller pieces, down to a single row.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,7 +72,7 @@ log = structlog.get_logger()
 
 
 class Learner:
-    """A policy that is trained. `version` numbers the weights it holds now."""
+    """A policy in training. `version` is the number of its current weights."""
 
     def __init__(
         self,
@@ -88,12 +88,12 @@ class Learner:
         self.device = device
         self.version = version
         self.published = FLOAT32
-        """In which precision servers are given the weights."""
+        """The precision of the published weights."""
         self.steps_done = 0
         self._snapshot: Snapshot[LearnerState] | None = None
         self._room = PieceBudget(config.micro_batch_tokens)
         self._torn = ""
-        """Why the weights are of no version; empty where they are of one."""
+        """The reason why the weights belong to no version; empty if they belong to one."""
         self._objective, self._step_size = config.rules.objective, config.rules.step_size
         self.model, self._adapted = trainable(model_directory, config, device)
         return_large_blocks(sum(parameter.nbytes for parameter in self.model.parameters()))
@@ -113,9 +113,9 @@ class Learner:
     def step(self, samples: Sequence[Sample], *, version: int | None = None) -> dict[str, float]:
         """Train on the samples once; the result is `version`, by default the next number.
 
-        Raises BatchFailed where the samples cannot be computed with, and Unavailable where past
-        weights cannot be read now; nothing has changed then. Raises Unfit after `max_skipped` steps
-        in a row whose loss or gradient was not finite.
+        Raises BatchFailed if the samples cannot be computed, and Unavailable if past weights cannot
+        be read now; nothing has changed then. Raises Unfit after `max_skipped` steps in a row whose
+        loss or gradient was not finite.
         """
         if not samples:
             msg = "a step without samples; wait until the buffer gives a batch"
@@ -124,12 +124,12 @@ class Learner:
         return self._step(partial(take, samples), len(samples), version)
 
     def streaming(self) -> Streaming:
-        """Begin a step to which groups are added one by one; one at a time may be under way."""
+        """Begin a step to which groups are added one by one; only one may be open at a time."""
         self._updates.clear()
         return Streaming(self)
 
     def stream(self, streaming: Streaming, samples: Sequence[Sample]) -> None:
-        """Add one group to a step. Raises BatchFailed and Unavailable: nothing of it is left."""
+        """Add one group to a step. Raises BatchFailed and Unavailable, which discard the step."""
         try:
             with self._or_nothing(len(samples)):
                 streaming.add(samples)
@@ -141,7 +141,7 @@ class Learner:
         raise BatchFailed(msg)
 
     def finish(self, streaming: Streaming, *, version: int | None = None) -> dict[str, float]:
-        """Take the step with all that was added to it; raises as `step` does."""
+        """Take the step with all added groups; raises like `step`."""
         try:
             with self._or_nothing(len(streaming.samples)):
                 return self._stepped(self._applied(streaming), version)
@@ -165,6 +165,7 @@ class Learner:
     def _step(
         self, take: Callable[[], dict[str, float]], count: int, version: int | None
     ) -> dict[str, float]:
+        # A later update of several may fail after the first has changed the weights.
         several = self.config.epochs > 1 or self.config.minibatch
         before = self.state() if several else None
         while True:
@@ -173,18 +174,18 @@ class Learner:
                     return self._stepped(take(), version)
             except NoRoom as error:
                 self._lower(error)
-            give_back()  # here, where no traceback holds tensors any more
+            give_back()  # here, since a traceback no longer keeps tensors alive
 
     @contextmanager
     def _or_nothing(self, count: int, before: LearnerState | None = None) -> Iterator[None]:
-        """Have nothing changed by what raises; raise what that means for so many samples."""
+        """Undo changes if the body raises, and map its exception to the one to raise."""
         self._require_whole()
         set_back, numbers = self._parts.small(), (self.steps_done, self.version)
         self._updates.touched = False
         try:
             with same_bits(self.device):
                 yield
-        # Whatever a batch, a user's plug-in on it, a library or an interrupt raises.
+        # BaseException: a plug-in, a library or an interrupt may raise anything.
         except BaseException as error:
             self.steps_done, self.version = numbers
             self._take_back(set_back, before, error)
@@ -196,7 +197,7 @@ class Learner:
     def _take_back(
         self, set_back: Callable[[], None], before: LearnerState | None, error: BaseException
     ) -> None:
-        """Undo what a step has changed; where that cannot be, nothing goes on with what is left."""
+        """Undo the changes of a step; if that is impossible, refuse to use what is left."""
         if self._updates.touched:
             self._torn = (
                 f"a step to version {self.version + 1} broke off while it changed the weights: "
@@ -209,12 +210,12 @@ class Learner:
         set_back()
 
     def _require_whole(self) -> None:
-        """Raise Unfit where a step broke off in the middle, until something is loaded."""
+        """Raise Unfit if a step was interrupted during its update and nothing was loaded since."""
         if self._torn:
             raise Unfit(self._torn)
 
     def _lower(self, error: NoRoom) -> None:
-        """Have smaller pieces from now on; raises Unfit where one row did not fit alone."""
+        """Use smaller pieces from now on. Raises Unfit if a single row did not fit."""
         if not self._room.lower():
             msg = f"{error}, not even for a single row; {LESS_MEMORY}"
             raise Unfit(msg)
@@ -231,7 +232,7 @@ class Learner:
         self._room.follow(metrics)
 
     def note(self, samples: Sequence[Sample]) -> None:
-        """Note what the weights of now say of what they have sampled of these, for later steps."""
+        """Note the current log-probabilities of tokens that the current weights sampled."""
         config = self.config
         oldest = oldest_kept(self.version, config.max_staleness, config.on_stale)
         while True:
@@ -248,11 +249,11 @@ class Learner:
             give_back()
 
     def begin(self, samples: Sequence[Sample]) -> Batch:
-        """All that is known of a batch before any gradient: advantages, weights, denominators."""
+        """Compute what a batch needs before any gradient: advantages, weights, denominators."""
         return self._looked(self._made(samples))
 
     def _made(self, samples: Sequence[Sample]) -> Batch:
-        """Advantages, weights, denominators; no model is asked unless `values_look`."""
+        """Compute advantages, weights, denominators; without a pass unless `values_look`."""
         config = self.config
         samples = adopted(samples) if config.success_pool else samples
         batch = make_batch(samples, config, self._look, self._entropy.weight)
@@ -261,7 +262,7 @@ class Learner:
         return batch
 
     def _looked(self, batch: Batch) -> Batch:
-        """With what is looked at once for all updates."""
+        """Run the passes that serve all updates, unless done before, and filter the turns."""
         if not self.config.rules.values_look:
             batch = self._before_step(batch)
         return without_turns(batch, self.config.rules.turn_filters)
@@ -273,12 +274,12 @@ class Learner:
         return self._onlookers.before_update(batch, self._pieces, self.config.temperature)
 
     def add(self, gradient: Gradient, batch: Batch) -> None:
-        """Leave the gradient of a batch, or of some rows of one, in the parameters."""
+        """Add the gradient of a batch, or of some of its rows, to that in the parameters."""
         for micro in self._pieces(batch):
             gradient.add(micro)
 
     def apply(self, cost: float, lr: float) -> dict[str, float]:
-        """Clip what has been added and change the weights by it, unless it is not finite.
+        """Clip the accumulated gradient and update the weights, unless it is not finite.
 
         Raises Unfit after `max_skipped` such updates in a row.
         """
@@ -289,18 +290,18 @@ class Learner:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens the model has."""
+        """The vocabulary size of the model."""
         return int(self.model.config.vocab_size)
 
     @property
     def context(self) -> int:
-        """How many positions the model has; 0 where its configuration does not say."""
+        """The number of positions of the model; 0 if its configuration does not give it."""
         return int(getattr(self.model.config, "max_position_embeddings", 0))
 
     def canary(self) -> Canary:
-        """The same ids for ever, spread over the vocabulary, scored at temperature 1.
+        """Score the fixed ids of the canary at temperature 1.
 
-        By the weights that are published: what servers compute with is compared with it.
+        Uses the published weights, since the scores of servers are compared with it.
         """
         self._require_whole()
         as_announced = (
@@ -310,31 +311,31 @@ class Learner:
             return canary_of(self.model, self.device)
 
     def tensors(self) -> dict[str, RawTensor]:
-        """What is announced, in order of names, tied tensors once: weights, or adapters alone."""
+        """Return the tensors to announce, sorted by name, tied ones once: weights or adapters."""
         self._require_whole()
         return announced(self.model, self._adapted, raw_of)
 
     def state(self) -> LearnerState:
-        """A copy of everything that the next step depends on."""
+        """Return a copy of everything that the next step depends on."""
         self._require_whole()
         return self._copier(raw_of)()
 
     def snapshot(self) -> Snapshot[LearnerState]:
-        """The same, read where it lies, or else copied before the weights change."""
+        """Return the same as a snapshot, read in place or copied before the weights change."""
         self._require_whole()
         self._settle()
         self._snapshot = Snapshot(self._copier(raw_of), self._copier(view_of))
         return self._snapshot
 
     def load(self, state: LearnerState) -> None:
-        """Become what `state` was taken of."""
+        """Restore a state."""
         self._settle()
         self._parts.load(state)
         self.steps_done, self.version = state.step, state.version
         self._torn = ""
 
     def _look(self, batch: Batch, rewards: Rewards) -> tuple[Batch, Rewards]:
-        """What the rules need to know of a batch before advantages are made."""
+        """Run the passes that rules need before advantages are computed."""
         require_known(batch, self.vocabulary)
         rewards = replace(rewards, entropy_before=self._entropy.entropy)
         if not self.config.rules.values_look:
@@ -346,13 +347,13 @@ class Learner:
         return self._parts.copier(self.steps_done, self.version, raw)
 
     def _settle(self) -> None:
-        """Have the copy of a snapshot made before anything changes that it is of."""
+        """Complete the open snapshot before its state changes."""
         if self._snapshot is not None:
             self._snapshot.settle()
             self._snapshot = None
 
     def _updated(self, batch: Batch) -> dict[str, float]:
-        """Change the weights, once or for every minibatch; return what is known of it all."""
+        """Update the weights, once per minibatch; return the metrics."""
         lr = self.config.lr_at(self.steps_done)
         pace: Pace = self._step_size(step_start(batch))
         known = {**batch_metrics(batch, self.version), **batch.told, **pace.told}
@@ -364,21 +365,21 @@ class Learner:
             self._updates.clear()
             gradient = self.gradient_of(update)
             self.add(gradient, update)
-            if not told:  # the weights are still those that the newest tokens were sampled by
+            if not told:  # before the first update the weights are those of the newest tokens
                 known |= generation_gap(update, gradient.numbers(), self.version)
             tokens += gradient.numbers()
-            if number == len(parts):  # what can fail comes before what cannot be undone
+            if number == len(parts):  # may fail, so it comes before the last update
                 known |= token_metrics(tokens, gradient.told)
             told.append(self.apply(gradient.cost, lr * pace.factor))
         return known | {key: fmean(one[key] for one in told) for key in told[0]}
 
     def gradient_of(self, batch: Batch) -> Gradient:
-        """An update's, or a part's, before anything is added; what is in the parameters stays."""
+        """Return an empty Gradient for an update; gradients in the parameters stay."""
         step = step_tokens(batch)
         return Gradient(self.model, self.config, self._objective, self.version, step, self._words)
 
     def _spread(self) -> None:
-        """Where a learner is several processes, each keeps its part of the weights from here on."""
+        """Shard the weights, in a learner of several processes; here nothing is to be done."""
 
     def _pieces(self, batch: Batch) -> Iterator[MicroBatch]:
         budget, precision = self._room.tokens, self.config.precision

@@ -1,9 +1,9 @@
-"""The steps of one run as a chain in the log: each names the one before it, and who wrote it.
+"""The steps of one run as a chain in the log: each names its predecessor and its writer.
 
-The law: a step counts if the step that it names is the last one that counts where it stands in the
-log. So of two trainers that go on from the same step the first in the log wins, whoever reads it;
-what the other one wrote, and all that names it, counts for nobody. Steps of releases that named
-neither count as they come, each version once.
+Invariant: a step counts if its predecessor is the last counted step at its place in the log. So of
+two trainers that continue from the same step, the first in the log wins, for every reader; the step
+of the other one, and all steps that follow it, do not count. Steps of releases that named neither
+predecessor nor writer count in log order, each version once.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Chained(Protocol):
-    """A step as far as the chain goes."""
+    """The fields of a step that the chain uses."""
 
     @property
     def version(self) -> int: ...
@@ -22,23 +22,23 @@ class Chained(Protocol):
 
 
 def step_id(step: Chained) -> str:
-    """Names one step of a run: its version and who wrote it."""
+    """Return the id of a step within a run: its version and its writer."""
     return f"{step.version}/{step.writer}"
 
 
 @dataclass
 class StepChain:
-    """The fold of one run's steps, in the order of the log."""
+    """The fold of one run's steps, in log order."""
 
     head: str = ""
-    """The last step that counts; empty before the first."""
+    """The last counted step; empty before the first."""
     counted: dict[int, str] = field(default_factory=dict)
-    """By version the id of the step that counts."""
+    """By version, the id of the counted step."""
     lost: set[str] = field(default_factory=set)
-    """Steps that do not count: others came first."""
+    """Steps that do not count, since others came first."""
 
     def take(self, step: Chained) -> bool:
-        """Whether a step counts, or says again what counts."""
+        """Add a step; return True if it counts or repeats a counted one."""
         name = step_id(step)
         if self.counted.get(step.version) == name:
             return True
@@ -49,9 +49,9 @@ class StepChain:
         return True
 
     def _is_behind(self, step: Chained) -> bool:
-        """Whether it goes on from a step that another one has gone on from before.
+        """Return True if its predecessor does not count, or another step follows it already.
 
-        One that names a step which is not there may follow what is lost from the log.
+        A step with an unknown predecessor counts: the log may have lost that record.
         """
         if not step.writer:
             return False
@@ -61,10 +61,10 @@ class StepChain:
         return named != self.head and (not named or known or named in self.lost)
 
     def after(self, version: int) -> list[str]:
-        """The steps that count above a version, in the order of their versions."""
+        """Return the counted steps above a version, in order of versions."""
         return [self.counted[each] for each in sorted(self.counted) if each > version]
 
 
 def writer_of(name: str) -> str:
-    """Who wrote a step, by its id."""
+    """Return the writer of a step, from its id."""
     return name.partition("/")[2]

@@ -1,4 +1,4 @@
-"""What is told of a step: numbers per token and per trajectory, and their means in log order."""
+"""Metrics of a step: values per token and per trajectory, and their means in log order."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +14,7 @@ from trainer.tokens import Costs, k3
 def numbers_per_token(
     micro: MicroBatch, forward: Forward, costs: Costs, more: Iterable[Tensor] = ()
 ) -> dict[int, np.ndarray]:
-    """Per row of the batch float64 [5 + more, n]: ratio, clipped, entropy, k3, log-ratio."""
+    """Return per row float64 [5 + more, n]: ratio, clipped, entropy, k3, log-ratio."""
     b_M, t_M = forward.b_M, forward.t_M
     lp_M, old_M = forward.lp_BT[b_M, t_M], micro.behaviour_logprobs_BT[b_M, t_M]
     numbers = [costs.ratio_BT[b_M, t_M], costs.clipped_BT[b_M, t_M], forward.entropy_BT[b_M, t_M]]
@@ -25,7 +25,7 @@ def numbers_per_token(
 
 
 def token_metrics(tokens: Sequence[np.ndarray], more: Sequence[str] = ()) -> dict[str, float]:
-    """Means over all sampled tokens, summed in log order; `more` names the rows after the fifth."""
+    """Return means over sampled tokens, in log order; `more` names the rows after the fifth."""
     ratio, clipped, entropies, kl, log_ratios, *told = np.concatenate(tokens, axis=1)
     return {
         "ratio_mean": float(ratio.mean()),
@@ -38,8 +38,8 @@ def token_metrics(tokens: Sequence[np.ndarray], more: Sequence[str] = ()) -> dic
 
 
 def batch_metrics(batch: Batch, version_now: int) -> dict[str, float]:
-    """What the batch was made of; staleness_i = v_now − min version of its sampled tokens, of what
-    no other run has lent.
+    """Return metrics of a batch; staleness_i = v_now − min version of its sampled tokens, without
+    trajectories of other runs.
     """
     ours = batch.min_versions_N >= 0
     staleness = (version_now - batch.min_versions_N)[ours] if ours.any() else np.zeros(1)
@@ -62,8 +62,8 @@ def batch_metrics(batch: Batch, version_now: int) -> dict[str, float]:
 def generation_gap(batch: Batch, tokens: Sequence[np.ndarray], version: int) -> dict[str, float]:
     """`gen_kl`: KL(engine ‖ trainer) where both had the same weights, from numbers per token.
 
-    The mean of k3 over tokens that `version` sampled, the weights of now; absent where there are
-    none, for then nothing tells the engine's arithmetic from what the weights have learned since.
+    The mean of k3 over tokens that the current `version` sampled. Absent without such tokens: then
+    the mismatch of the engine cannot be separated from later updates of the weights.
     """
     now = np.concatenate([row.versions[row.mask] for row in batch.rows]) == version
     if not now.any():
@@ -72,8 +72,8 @@ def generation_gap(batch: Batch, tokens: Sequence[np.ndarray], version: int) -> 
 
 
 def teacher_gap(batch: Batch) -> float | None:
-    """The mean of μ − lp_teacher over tokens that a teacher scored, which estimates
-    KL(student ‖ teacher); None where there was no teacher.
+    """Return the mean of μ − lp_teacher over tokens that a teacher scored, an estimate of
+    KL(student ‖ teacher); None without a teacher.
     """
     gaps = [
         row.behaviour_logprobs[row.mask].astype(np.float64) - row.teacher[row.mask]

@@ -1,9 +1,9 @@
-"""A step whose gradients are added as its groups complete, and applied when the batch is whole.
+"""Streaming steps: gradients are added as groups complete, and applied with the whole batch.
 
-Each group is begun alone: its advantages are its own, and what every mean divides by is divided by
-once, at the end. So any order gives the gradient of the whole batch up to rounding, and the same
-order the same bits. Weights stand still until the end. Sources: FlexMARL; Periodic Asynchrony:
-g = Σ_m (b_m/B)·∇L_m(θ_k).
+Each group is computed alone: its advantages need no other group, and the common denominator is
+divided out once, at the end. So any order gives the gradient of the whole batch up to rounding, and
+the same order gives the same bits. The weights do not change until the end. Sources: FlexMARL;
+Periodic Asynchrony: g = Σ_m (b_m/B)·∇L_m(θ_k).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Streaming:
-    """One step under way: the gradients are in the parameters, divided by nothing yet."""
+    """An open step: the parameters hold the undivided sum of gradients."""
 
     learner: "Learner"
     count: int = 0
-    """What the sums are divided by in the end."""
+    """The denominator for the end."""
     cost: float = 0.0
     samples: list[Sample] = field(default_factory=list)
-    """What was added, group after group; whoever adds the same in this order has the same bits."""
+    """The added samples, group after group; the same order gives the same bits."""
     _batches: list[Batch] = field(default_factory=list)
     _numbers: list[np.ndarray] = field(default_factory=list)
     _told: tuple[str, ...] = ()
@@ -43,6 +43,7 @@ class Streaming:
         """Add the undivided gradient of one whole group."""
         batch = self.learner.begin(samples)
         count = denominator(batch.lengths_N, tokens=COUNTS_TOKENS[self.learner.config.aggregate])
+        # Remove the group's own denominator; `apply` divides by that of the batch.
         rows = tuple(replace(row, weight=row.weight * count) for row in batch.rows)
         gradient = self.learner.gradient_of(undivided := replace(batch, rows=rows))
         self.learner.add(gradient, undivided)
@@ -54,7 +55,7 @@ class Streaming:
         self._told = gradient.told
 
     def apply(self, lr: float, step_size: Chosen[StepSize]) -> dict[str, float]:
-        """Divide once, clip once, change the weights; what is known of the step. Raises Unfit."""
+        """Divide and clip once, update the weights; return the metrics. Raises Unfit."""
         batch = joined(self._batches)
         pace: Pace = step_size(step_start(batch))
         for parameter in self.learner.model.parameters():
@@ -68,12 +69,12 @@ class Streaming:
 
 
 def denominator(lengths_N: Ints, *, tokens: bool) -> int:
-    """What the aggregate of a group alone has divided by."""
+    """Return the denominator that the aggregate uses for a group alone."""
     return max(int(lengths_N.sum() if tokens else (lengths_N > 0).sum()), 1)
 
 
 def by_group(samples: Iterable[Sample]) -> list[list[Sample]]:
-    """The groups of a batch in the order in which they appear."""
+    """Return the groups of a batch in order of appearance."""
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
         groups.setdefault(sample.group, []).append(sample)
@@ -81,7 +82,7 @@ def by_group(samples: Iterable[Sample]) -> list[list[Sample]]:
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """Several as one, trajectories numbered through."""
+    """Concatenate batches, with consecutive trajectory numbers."""
     firsts = np.cumsum([0, *(len(batch.lengths_N) for batch in batches)])
     rows = tuple(
         replace(row, trajectory=row.trajectory + int(first))

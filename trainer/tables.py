@@ -1,4 +1,4 @@
-"""Tables of a recipe that become options: their keys are the fields, and no others."""
+"""Conversion of a recipe's tables to options, whose fields are the allowed keys."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -8,13 +8,13 @@ from schemas import names
 
 
 class Table:
-    """Made from a table whose keys are the fields of a dataclass."""
+    """A base of dataclasses that are made from a table with their fields as keys."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """From a recipe, lists as tuples; a key that is none is refused. Raises Refused."""
+        """Build it from a recipe's table, lists as tuples. Raises Refused for an unknown key."""
         known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         for key in values:
             if key not in known:

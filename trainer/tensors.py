@@ -1,4 +1,4 @@
-"""Tensors of torch as raw tensors of the weights file and back, bit for bit."""
+"""Conversion of torch tensors to raw tensors of a weights file and back, bit for bit."""
 
 from collections.abc import Callable, Mapping
 
@@ -17,13 +17,13 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor itself; or, of one that ranks hold parts of, all of it: then all have to ask."""
+    """Return the full tensor; for a sharded one it is gathered, and all ranks have to call it."""
     gather = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
 
 
 def like(tensor: Tensor, value: Tensor) -> Tensor:
-    """A whole value as `tensor` holds it: of one that ranks hold parts of, this rank's part."""
+    """Convert a full value to the form of `tensor`: for a sharded one, to this rank's part."""
     if not hasattr(tensor, "full_tensor"):
         return value.to(tensor.device)
     from torch.distributed.tensor import distribute_tensor
@@ -35,14 +35,14 @@ def like(tensor: Tensor, value: Tensor) -> Tensor:
 
 
 def raw_of(tensor: Tensor) -> RawTensor:
-    """A copy of the tensor's bits."""
+    """Return a copy of the tensor's bits."""
     flat = whole(tensor.detach()).cpu().contiguous().reshape(-1)
     data = flat.view(torch.uint8).numpy().tobytes() if len(flat) else b""
     return RawTensor(NAMES[tensor.dtype], tuple(tensor.shape), data)
 
 
 def view_of(tensor: Tensor) -> RawTensor:
-    """The tensor's bits where they lie, where that can be; they change with it."""
+    """Return a view of the tensor's bits, if possible, else a copy; a view changes with it."""
     flat = whole(tensor.detach())
     if flat.device.type != "cpu" or not flat.is_contiguous() or not flat.numel():
         return raw_of(tensor)
@@ -51,23 +51,23 @@ def view_of(tensor: Tensor) -> RawTensor:
 
 
 def seen(raw: RawTensor) -> Tensor:
-    """A tensor that is only read: where the bits can be changed in place, it is these."""
+    """Return a tensor for reading only, on the same memory if that is writable."""
     if isinstance(raw.data, bytes) or raw.data.readonly:
         return tensor_of(raw)
     return torch.frombuffer(raw.data, dtype=DTYPES[raw.dtype]).reshape(raw.shape)
 
 
 def tensor_of(raw: RawTensor) -> Tensor:
-    """A tensor of its own memory on the CPU."""
+    """Return a tensor with its own memory on the CPU."""
     if not raw.data:
         return torch.empty(raw.shape, dtype=DTYPES[raw.dtype])
     return torch.frombuffer(bytearray(raw.data), dtype=DTYPES[raw.dtype]).reshape(raw.shape)
 
 
 def exported(model: nn.Module) -> dict[str, Tensor]:
-    """The model's parameters and saved buffers in order of names, tied ones once.
+    """Return the model's parameters and saved buffers, sorted by name, tied ones once.
 
-    A tied tensor goes by the name under which the module first owns it: GPT-2's head is
+    A tied tensor has the name under which the module first owns it: GPT-2's head is
     `transformer.wte.weight`, as in the files of its directory.
     """
     saved = model.state_dict(keep_vars=True).keys()
@@ -78,7 +78,7 @@ def exported(model: nn.Module) -> dict[str, Tensor]:
 def tensors_of(
     model: nn.Module, raw: Callable[[Tensor], RawTensor] = raw_of
 ) -> dict[str, RawTensor]:
-    """What the weights file of this model holds."""
+    """Return the content of this model's weights file."""
     return {name: raw(tensor) for name, tensor in exported(model).items()}
 
 

@@ -1,9 +1,9 @@
-"""Log-probabilities and entropies of sampled tokens, from logits that are laid out once.
+"""Log-probabilities and entropies of sampled tokens, with a single copy of the logits.
 
-Written by hand because the vocabulary is what a step's memory goes into: log_softmax, its
-exponential and their gradients are four copies of [U, V], this keeps the logits and returns their
-gradient. U places that something was sampled after, V words, M sampled tokens; several tokens may
-have been sampled after one place.
+A hand-written autograd function, because tensors over the vocabulary dominate a step's memory:
+log_softmax, its exponential and their gradients need four copies of [U, V]; this keeps the logits
+and returns their gradient. U positions before sampled tokens, V vocabulary, M sampled tokens;
+several tokens may be sampled after one position.
 """
 
 from typing import Any
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 ROWS = 64
-"""So many places at a time: what is laid out beside the logits stays small."""
+"""The number of positions computed at a time, to bound temporary memory."""
 
 
 def token_scores(
     logits_UV: Tensor, place_M: Tensor, token_M: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """lp [M] of tokens after places, and the entropy [M] there: nats, of softmax(logits / T)."""
+    """Return lp [M] of tokens after positions, and the entropy [M] there: nats, at T."""
     if logits_UV.dtype in (torch.float16, torch.bfloat16):
         logits_UV = logits_UV.float()
     scores: tuple[Tensor, Tensor] = _TokenScores.apply(logits_UV, place_M, token_M, temperature)
@@ -57,7 +57,7 @@ class _TokenScores(torch.autograd.Function):  # type: ignore[misc]  # torch is u
 
 
 def _normaliser_and_entropy(z_UV: Tensor) -> tuple[Tensor, Tensor]:
-    """log Σ exp z and H = lse − Σ p z, [U]; a logit of −inf adds 0."""
+    """Return log Σ exp z and H = lse − Σ p z, [U]; a logit of −inf adds 0."""
     lse_U = z_UV.logsumexp(dim=-1)
     p_UV = (z_UV - lse_U[:, None]).exp_()
     return lse_U, lse_U - p_UV.mul_(z_UV.clamp(min=-1e30)).sum(dim=-1)

@@ -1,4 +1,4 @@
-"""What a loss sees of a piece of a batch, and what it gives: one frozen view each.
+"""The inputs and results of losses and other rules per token.
 
 B sequences, T tokens; K sampled tokens of a whole optimiser step. All log-probabilities are in
 nats, and 0 where the mask is 0.
@@ -21,96 +21,96 @@ LOG_RATIO_LIMIT = 20.0
 class StepTokens:
     """The sampled tokens of a whole optimiser step in log order, [K], before its first gradient.
 
-    For rules whose bounds are statistics of the batch: they are the same for every piece of it.
+    Used by rules whose bounds are statistics of the batch, equal for all of its pieces.
     """
 
     lp_K: Tensor
     mu_K: Tensor
     advantage_K: Tensor
     sequence_K: Tensor
-    """Which row of the batch a token belongs to."""
+    """The row of the batch that each token belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """One piece: what is not chosen by any rule's `needs` is None and was not computed."""
+    """The tokens of one piece; fields that no rule's `needs` names are None."""
 
     lp_BT: Tensor
-    """log π_θ now; the only one with a gradient."""
+    """log π_θ of the current weights; the only field with a gradient."""
     mu_BT: Tensor
-    """What the engine reported when it sampled."""
+    """Log-probabilities that the engine reported when it sampled."""
     old_BT: Tensor
-    """The trainer's own network at sampling time, as far as it is known; else μ."""
+    """Log-probabilities of the trainer's own network at sampling time, if known; else μ."""
     advantage_BT: Tensor
     mask_BT: Tensor
-    """bool: sampled by our policy."""
+    """bool: True for tokens that our policy sampled."""
     reward_B: Tensor
     versions_BT: Tensor
-    """Of the weights that sampled; -1 where nothing was."""
+    """Versions of the weights that sampled each token; -1 where none did."""
     exact_BT: Tensor | None = None
-    """bool: where `old` really is the trainer's own network when it sampled; None is nowhere."""
+    """bool: True where `old` is exact, from the trainer's own network; None: nowhere."""
     version: int = 0
-    """Of the weights at the step's start."""
+    """The version of the weights at the step's start."""
     prox_BT: Tensor | None = None
-    """The trainer at the step's start."""
+    """Log-probabilities of the trainer at the step's start."""
     ref_BT: Tensor | None = None
-    """A frozen reference."""
+    """Log-probabilities of the frozen reference."""
     ewma_BT: Tensor | None = None
-    """The moving average of the weights."""
+    """Log-probabilities of the moving average of the weights."""
     snapshot_BT: Tensor | None = None
-    """The weights that sampled a token; nan where they are gone."""
+    """Log-probabilities of the weights that sampled a token; nan if they are gone."""
     noted_BT: Tensor | None = None
-    """The weights that sampled a token, as they said before they were changed; nan where nobody
-    has asked them."""
+    """Log-probabilities of the weights that sampled a token, noted before their update; nan where
+    none were noted."""
     teacher_BT: Tensor | None = None
-    """What a teacher thinks of these tokens; nan where it said nothing."""
+    """A teacher's log-probabilities; nan where it gave none."""
     step: StepTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a loss gives for each token; values outside the mask mean nothing."""
+    """The result of a loss per token; values outside the mask are ignored."""
 
     cost_BT: Tensor
     ratio_BT: Tensor
     clipped_BT: Tensor
-    """bool: tokens whose gradient the loss has taken away."""
+    """bool: tokens whose gradient the loss removes by clipping."""
 
 
 Loss = Callable[..., Costs]
-"""(tokens, options) to costs; a user's function without options takes the tokens alone."""
+"""A function of (tokens, options) to costs; without options it takes the tokens alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Old:
-    """What is taken for the trainer's own network at sampling time."""
+    """Log-probabilities taken for those of the trainer's own network at sampling time."""
 
     old_BT: Tensor
     exact_BT: Tensor | None = None
-    """bool: where it really is; None is nowhere."""
+    """bool: True where they are exact; None: nowhere."""
 
 
 def where_known(known_BT: Tensor, mu_BT: Tensor) -> Old:
-    """What is known, and exact there; where that is nan, what the engine reported."""
+    """Return the known values as exact ones, and the engine's where they are nan."""
     gone_BT = known_BT.isnan()
     return Old(known_BT.where(~gone_BT, mu_BT), ~gone_BT)
 
 
 OldLogprobs = Callable[..., Old]
-"""(tokens, options) to `old`; the tokens hold μ in its place."""
+"""A function of (tokens, options) to `old`; in its input `old_BT` is μ."""
 
 Correction = Callable[..., Tensor]
-"""(tokens, options) to what each token's cost weighs, [B,T], without a gradient; 0 masks it."""
+"""A function of (tokens, options) to weights of costs, [B,T], without a gradient; 0 masks."""
 
 KlEstimate = Callable[..., Tensor]
-"""(tokens, options) to an estimate of the KL to the reference on each token, [B,T]."""
+"""A function of (tokens, options) to an estimate of the KL to the reference, [B,T]."""
 
 Distil = Callable[..., Tensor]
-"""(tokens, options) to the advantages [B,T] that the loss is to see."""
+"""A function of (tokens, options) to the advantages for the loss, [B,T]."""
 
 
 def log_ratio(lp_BT: Tensor, old_BT: Tensor) -> Tensor:
-    """lp − old within ±20, so that its exponential stays finite."""
+    """Return lp − old clamped to ±20, so that its exponential stays finite."""
     return (lp_BT - old_BT).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
@@ -120,7 +120,7 @@ def entropy(log_softmax_MV: Tensor) -> Tensor:
 
 
 def k3(lp: Tensor, old: Tensor) -> Tensor:
-    """e^x − x − 1 with x = lp − old: estimates KL(old ‖ now) on tokens that old has sampled.
+    """e^x − x − 1 with x = lp − old: an estimate of KL(old ‖ now) on tokens sampled by old.
 
     Source: Approximating KL Divergence, Schulman 2020 (k3).
     """
@@ -129,14 +129,14 @@ def k3(lp: Tensor, old: Tensor) -> Tensor:
 
 
 def sampled_mean(value_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """The mean over each sequence's sampled tokens, [B, 1]; 0 where there are none."""
+    """Return the mean over each sequence's sampled tokens, [B, 1]; 0 if there are none."""
     mask = mask_BT.to(value_BT.dtype)
     n_B1 = mask.sum(dim=1, keepdim=True).clamp(min=1)
     return (value_BT * mask).sum(dim=1, keepdim=True) / n_B1
 
 
 def needed(value: X | None, name: str) -> X:
-    """What a rule has named among its `needs`; raises Refused where nobody has computed it."""
+    """Return a value that a rule needs. Raises Refused if it was not computed."""
     if value is None:
         msg = f"{name} is missing; name it in the `needs` of the rule that looks at it"
         raise Refused(msg)

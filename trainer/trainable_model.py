@@ -1,4 +1,4 @@
-"""A model as a learner has it: on its device, in its precision, with adapters where it has any."""
+"""Loading of a model for training: device, precision and adapters."""
 
 from torch import nn
 
@@ -12,9 +12,9 @@ from trainer.forward import loaded
 def trainable(
     directory: str, config: LearnerConfig, device: str
 ) -> tuple[nn.Module, Adaptation | None]:
-    """The model of a directory, and the adapters that are trained in place of its weights.
+    """Load the model of a directory, and the adapters that are trained instead of its weights.
 
-    Raises Refused where it has no way to compute what the configuration says.
+    Raises Refused if it does not support the configuration.
     """
     model, adapted = loaded(directory), None
     if config.lora is not None:

@@ -1,6 +1,6 @@
-"""Turns of a batch: what the policy said between two things that it was told.
+"""Turns of a batch: runs of tokens that the policy sampled, between two inputs.
 
-The law: what a filter leaves out of an update changes no denominator, and no other turn's cost.
+Invariant: a turn that a filter leaves out changes no denominator, and no other turn's cost.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,17 +16,17 @@ from trainer.rewards import Bools
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Sampled tokens that follow one another in a row of a batch."""
+    """Consecutive sampled tokens in a row of a batch."""
 
     row: int
     first: int
     end: int
     entropy: float
-    """The mean over its tokens at the step's start, nats."""
+    """The mean entropy of its tokens at the step's start, nats."""
 
 
 def turns_of(batch: Batch) -> list[Turn]:
-    """All of them, in log order; somebody has looked at their entropies."""
+    """Return all turns, in log order; the batch must have `entropy`."""
     return [
         Turn(number, first, end, float(row.seen["entropy"][first:end].astype(np.float64).mean()))
         for number, row in enumerate(batch.rows)
@@ -35,9 +35,9 @@ def turns_of(batch: Batch) -> list[Turn]:
 
 
 def without_turns(batch: Batch, filters: Sequence[Chosen[Filter]]) -> Batch:
-    """The batch with the turns that every filter keeps; it tells their share, `turns_kept`.
+    """Keep the turns that every filter keeps; add the metric `turns_kept`, their share.
 
-    A row of which nothing is left is gone; what its tokens weigh is as it was.
+    Rows without turns left are removed; weights of tokens stay unchanged.
     """
     if not filters:
         return batch
@@ -59,6 +59,6 @@ def _masked(row: BatchRow, mask: Bools) -> BatchRow:
 
 
 def _stretches(mask: Bools) -> Iterator[tuple[int, int]]:
-    """Of each run of true values where it begins and where it has ended."""
+    """Yield the begin and end of each run of true values."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
     return ((int(first), int(end)) for first, end in edges.reshape(-1, 2))

@@ -1,4 +1,4 @@
-"""How far a policy is from one that finds every word as likely as any other."""
+"""The distance of a policy from the uniform distribution over tokens."""
 
 from math import log
 
@@ -12,7 +12,7 @@ from trainer.rewards import Bools, Exploration
 
 
 def words_of(rule: Chosen[Exploration], vocabulary: int) -> tuple[int, ...] | None:
-    """Over which token ids a rule wants the uniform distribution, () for all; None for no rule.
+    """Return the token ids of a rule's uniform distribution, () for all; None without such a rule.
 
     Raises Refused for ids that the model does not have.
     """
@@ -29,22 +29,23 @@ def words_of(rule: Chosen[Exploration], vocabulary: int) -> tuple[int, ...] | No
 
 
 def first_of_turns(mask_T: Bools, count: int) -> Bools:
-    """Which of a row's sampled tokens are among the first `count` of their turn, bool [T]; 0: all.
+    """Return a mask of the first `count` sampled tokens of each turn, bool [T]; 0: all.
 
-    A turn is what was sampled between two things that the policy was told.
+    A turn is a run of sampled tokens between two inputs.
     """
     if not count:
         return mask_T
+    # At each token, the sampled ones before its turn: the count at the last unsampled token.
     sampled_T = np.cumsum(mask_T)
     before_turn_T = np.maximum.accumulate(np.where(mask_T, 0, sampled_T))
     return mask_T & (sampled_T - before_turn_T <= count)
 
 
 def uniform_kl_of(logits_UV: Tensor, words: tuple[int, ...], temperature: float) -> Tensor:
-    """KL(U ‖ softmax(logits / T)) at each place, [U], nats; U is uniform over `words`, or over all.
+    """KL(U ‖ softmax(logits / T)) per position, [U], nats; U is uniform over `words`, or all.
 
-    −mean_{v ∈ V} log p(v) − log |V|, with a gradient. A word of which the model says −inf counts
-    as one of −1000 nats, and has no gradient. Raises IndexError for a word that there is not.
+    −mean_{v ∈ V} log p(v) − log |V|, with a gradient. Log-probabilities are clamped to −1000
+    nats, without a gradient below. Raises IndexError for an id outside the vocabulary.
     """
     z_UV = (logits_UV.float() if logits_UV.dtype.itemsize < 4 else logits_UV) / temperature
     lse_U = z_UV.logsumexp(dim=-1)

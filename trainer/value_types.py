@@ -1,6 +1,6 @@
-"""Whether what a configuration file says of a learner is of the kind that its field wants.
+"""Type checks of a learner's values from a configuration file.
 
-Bounds and names are looked at later, by what may compare numbers and look names up.
+Bounds and names are checked later, by code that may then compare numbers and look up names.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from schemas.errors import Refused
 from schemas.rules import Choice
 
 MOST = 2**63 - 1
-"""The largest whole number that a checkpoint's manifest can hold."""
+"""The largest integer that a checkpoint's manifest can hold."""
 WORDS = {
     bool: "true or false",
     int: "a whole number",
@@ -22,9 +22,9 @@ WORDS = {
 
 
 def require_types(owner: type, values: Mapping[str, Any], rules: Mapping[str, Any]) -> None:
-    """Raise Refused for a value that is not what the field of a dataclass is annotated with.
+    """Raise Refused for a value that does not match the annotation of its dataclass field.
 
-    A field that is named as a kind of `rules` may be a choice too.
+    A field whose name is a kind of `rules` may be a Choice too.
     """
     hints = get_type_hints(owner)
     for key, value in values.items():
@@ -35,7 +35,7 @@ def require_types(owner: type, values: Mapping[str, Any], rules: Mapping[str, An
 
 
 def fits(value: object, wanted: Any) -> bool:
-    """Whether a value is of an annotated type; whole numbers are numbers, truth values are none."""
+    """Return True if a value has an annotated type; an int is a float, a bool is not an int."""
     arguments = get_args(wanted)
     if get_origin(wanted) is tuple:
         if not isinstance(value, tuple):
@@ -52,7 +52,7 @@ def fits(value: object, wanted: Any) -> bool:
 
 
 def words_of(wanted: Any) -> str:
-    """What to give, for people."""
+    """Describe an annotated type for an error message."""
     arguments = get_args(wanted)
     if get_origin(wanted) is tuple:
         if arguments[-1] is Ellipsis:
@@ -64,7 +64,7 @@ def words_of(wanted: Any) -> str:
 
 
 def _shown(value: object) -> str:
-    """As it was written, as far as one line goes."""
+    """Return a value as written, shortened to one line."""
     if isinstance(value, Choice):
         return f"a table with name = {value.name!r}"
     return repr(list(value) if isinstance(value, tuple) else value)[:200]

@@ -1,4 +1,4 @@
-"""A group that waits to be complete, or to be trained on."""
+"""A group that waits for members, or to be trained on."""
 
 from dataclasses import dataclass, field
 
@@ -7,47 +7,47 @@ from trainer.samples import LIMITS, UNASKED, Member, Sample, ScoredPlace
 
 @dataclass(slots=True)
 class WaitingGroup:
-    """What has come of it so far."""
+    """A group and its members so far."""
 
     key: str
     size: int
     needed: int
-    """So many members that can be trained on make it whole, before all of them have come."""
+    """The number of usable members that make it complete, before all have arrived."""
     complete: bool = False
     members: list[Member] = field(default_factory=list)
 
     def samples(self) -> list[Sample]:
-        """Of the members that can be trained on."""
+        """Return the samples of the usable members."""
         return [member.sample for member in self.members if member.sample is not None]
 
     def whole(self) -> bool:
-        """Whether enough have come that can be trained on."""
+        """Return True if enough usable members have arrived."""
         return len(self.samples()) >= self.needed
 
     def all_there(self) -> bool:
-        """Whether nobody is waited for any more."""
+        """Return True if no further member is awaited."""
         return self.whole() or len(self.members) >= self.size
 
     def may_become_whole(self) -> bool:
-        """Whether those that were never asked for would have made it whole."""
+        """Return True if it is complete when `unasked` members are counted as usable."""
         unasked = sum(member.reason == UNASKED for member in self.members)
         return len(self.samples()) + unasked >= self.needed
 
     def spoilt_at_limits(self) -> bool:
-        """Whether those that ended at a limit would have made it whole, by themselves."""
+        """Return True if members that ended at a limit alone kept it from being complete."""
         cut = sum(member.reason in LIMITS and not member.sample for member in self.members)
         unasked = sum(member.reason == UNASKED for member in self.members)
         return len(self.samples()) + unasked + cut >= self.needed
 
     def deadline(self) -> int | None:
-        """The lowest version that would be trained on; of failed members where all have failed."""
+        """Return the lowest version of its samples; of failed members if all have failed."""
         fit = [sample.min_version for sample in self.samples()]
         return min(fit or [m.version for m in self.members if m.version is not None], default=None)
 
     def ended_ms(self) -> int:
-        """When the last of its members ended, by the log."""
+        """Return the end of its last member, by the log, in ms."""
         return max(member.scored.trajectory.ended_ms for member in self.members)
 
     def place(self) -> ScoredPlace:
-        """Where the first of its members lies."""
+        """Return the place of its first member in the log."""
         return min(member.place for member in self.members)

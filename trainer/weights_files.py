@@ -1,9 +1,9 @@
-"""The weights files of a run: what a crash left is cleared, and what was announced is read.
+"""The weights files of a run: cleaning up after a crash, and reading of announced versions.
 
-They lie in a directory or under any fsspec URL; servers read them by the URI of the record that
-announces them. Their names say version and content, and of a delta the version that it was made
-from: `v00000010-1f...safetensors` is full, `v00000011-on-v00000010-9c...delta` is what changed.
-What goes when is said in `trainer.weights_needs`.
+They are in a directory or under any fsspec URL; servers read them by the URI of the record that
+announces them. Their names contain version and content digest, and for a delta its base version:
+`v00000010-1f...safetensors` is full, `v00000011-on-v00000010-9c...delta` is a delta.
+`trainer.weights_needs` decides when files are deleted.
 """
 
 from contextlib import suppress
@@ -19,9 +19,9 @@ SUFFIXES = ("safetensors", "delta")
 
 
 def clear_temporary(where: str) -> None:
-    """Remove what a crash in the middle of writing weights has left; nobody refers to it.
+    """Remove the temporary files of an interrupted write; no record refers to them.
 
-    Raises Unavailable, as all here do that say nothing else.
+    Raises Unavailable, like all functions here.
     """
     for file in listed(where):
         if file.name.endswith(".tmp"):
@@ -29,28 +29,28 @@ def clear_temporary(where: str) -> None:
 
 
 def clear_unannounced(where: str, newest: int) -> None:
-    """Remove weights of versions above the newest: their numbers will be used for others."""
+    """Remove weights of versions above the newest, since their numbers will be reused."""
     for file in files_in(where):
         if file.version > newest:
             remove(where, file.name)
 
 
 def of_version(where: str, version: int) -> dict[str, RawTensor] | None:
-    """The weights of a version that was announced from here, in float32; None where they are gone.
+    """Return the weights of an announced version, in float32; None if they are gone.
 
-    They are made of the last full ones and what changed since, where they are published so.
+    Deltas are applied to the last full weights.
     """
     published = published_of(where, version)
     return None if published is None else widened(published)
 
 
 def published_of(where: str, version: int) -> dict[str, RawTensor] | None:
-    """The same as servers are given them."""
+    """Return the weights of a version in the published precision; None if they are gone."""
     return _published(where, files_in(where), version)
 
 
 def files_in(where: str) -> list[KeptFile]:
-    """Every weights file, the oldest version first."""
+    """Return every weights file, the oldest version first."""
     files = [kept for file in listed(where) if (kept := _named(file)) is not None]
     return sorted(files, key=lambda file: (file.version, file.name))
 
@@ -67,7 +67,7 @@ def _published(where: str, files: list[KeptFile], version: int) -> dict[str, Raw
 
 
 def _named(file: StoredFile) -> KeptFile | None:
-    """What the name says; None for a file of another kind."""
+    """Parse a file's name; None for a file of another kind."""
     stem, _, suffix = file.name.rpartition(".")
     version, *rest = stem.split("-")
     base = rest[1].removeprefix("v") if rest[:1] == ["on"] and len(rest) == 3 else ""

@@ -1,10 +1,10 @@
-"""Which files of weights somebody still needs: a function of the log, the buffer and the folder.
+"""The weights files that are still needed: a function of the log, the buffer and the folder.
 
-The law: a file stays while its version is one of the newest, was announced less than ten minutes
-ago by the clock of the log, is what a request is pinned to that has not begun, is carried by an
-open rollout or by a trajectory that is not scored, waits or may be trained on again, belongs to a
-checkpoint that training may go on from, or is awaited; and so does every file that such a version
-is made from. Whatever else is announced goes. What the log does not know yet stays.
+A file is kept while its version is one of the newest, was announced less than ten minutes ago by
+the time of the log, is pinned by a request that has not begun, is carried by an open rollout or by
+a trajectory that is unscored, in the buffer or in a replay pool, belongs to a checkpoint that
+training may resume from, or is awaited; and so is every file that such a version is made from.
+Other announced versions are deleted. Versions that are not announced yet are kept.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 YOUNG_S = 600.0
 NEWEST = 2
-"""So many versions: the one that servers come to, and the one that most of them come from."""
+"""The number of newest versions kept: that servers change to, and that most change from."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptFile:
-    """One file of weights, as its name tells."""
+    """One weights file, as parsed from its name."""
 
     name: str
     version: int
@@ -28,29 +28,32 @@ class KeptFile:
 
 @dataclass(frozen=True, slots=True)
 class WeightsNeeds:
-    """What is known when it is decided what may go."""
+    """The inputs of the decision which files may be deleted.
+
+    A rollout carries the versions that sampled its tokens, and the one that it is pinned to.
+    """
 
     now_ms: int
-    """When anything was announced last, by the clock of the log."""
+    """The time of the last announcement, by the log."""
     announced_ms: Mapping[int, int]
-    """When each version was announced last, as far as the log still knows."""
+    """The time of each version's last announcement that is still in the log."""
     checkpoints: Collection[int] = ()
-    """Versions of the checkpoints that training may go on from."""
+    """Versions of the checkpoints that training may resume from."""
     open: Mapping[int, int] = field(default_factory=dict)
-    """How many open rollouts carry a version."""
+    """By version, the number of open rollouts that carry it."""
     buffered: Mapping[int, int] = field(default_factory=dict)
-    """How many trajectories that wait to be trained on carry it."""
+    """By version, the number of trajectories in the buffer that carry it."""
     awaited: Collection[int] = ()
     """Versions that are evaluated, or whose weights may have to score tokens."""
     replayed: Mapping[int, int] = field(default_factory=dict)
-    """How many carry it that were trained on and may be again, from whichever checkpoint."""
+    """By version, the number of trajectories that carry it in replay pools of any checkpoint."""
     requested: Mapping[int, int] = field(default_factory=dict)
-    """How many requests that have not begun are pinned to it."""
+    """By version, the number of requests that are pinned to it and have not begun."""
     unscored: Mapping[int, int] = field(default_factory=dict)
-    """How many trajectories that nobody has scored carry it."""
+    """By version, the number of unscored trajectories that carry it."""
 
     def reasons(self, version: int) -> tuple[str, ...]:
-        """Why its weights stay, whatever is made from them."""
+        """Return why its weights are kept, apart from deltas made from them."""
         known = sorted(self.announced_ms)
         said_ms = self.announced_ms.get(version)
         reasons = {
@@ -69,7 +72,7 @@ class WeightsNeeds:
 
 
 def holders(files: Collection[KeptFile], needs: WeightsNeeds) -> dict[int, tuple[str, ...]]:
-    """By version why its files stay; nothing for those of one that may go."""
+    """Return by version why its files are kept; empty if they may be deleted."""
     versions = {file.version for file in files}
     found = {version: needs.reasons(version) for version in sorted(versions)}
     kept = chains(files, (version for version, reasons in found.items() if reasons))
@@ -83,19 +86,19 @@ def holders(files: Collection[KeptFile], needs: WeightsNeeds) -> dict[int, tuple
 
 
 def may_go(files: Collection[KeptFile], needs: WeightsNeeds) -> tuple[KeptFile, ...]:
-    """The files that nobody needs, the oldest first."""
+    """Return the files that are not needed, the oldest first."""
     found = holders(files, needs)
     return tuple(file for file in _in_order(files) if not found[file.version])
 
 
 def besides(files: Collection[KeptFile], versions: Iterable[int]) -> tuple[KeptFile, ...]:
-    """The files without which these versions can be had, the oldest first."""
+    """Return the files that these versions do not depend on, the oldest first."""
     kept = chains(files, versions)
     return tuple(file for file in _in_order(files) if file.version not in kept)
 
 
 def chains(files: Iterable[KeptFile], versions: Iterable[int]) -> set[int]:
-    """These versions, and all that they are made from."""
+    """Return these versions and all versions that they are made from."""
     bases: dict[int, set[int]] = {}
     for file in files:
         bases.setdefault(file.version, set()).add(file.base)

@@ -1,1 +1,1 @@
-"""Advantage rules, one to a file: the rewards of a batch in, what its tokens are worth out."""
+"""Advantage rules, one per file: from the rewards of a batch to advantages of its tokens."""

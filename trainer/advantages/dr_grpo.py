@@ -1,4 +1,4 @@
-"""Group-relative advantages without the division that prefers easy and hard tasks."""
+"""Group-relative advantages without the division that favours easy and hard tasks."""
 
 from schemas.rules import NoOptions, Rule
 from trainer.advantages.spread import centred

@@ -1,4 +1,4 @@
-"""Rewards of several scorers, each over its own spread before they are added."""
+"""Rewards of several scorers, each divided by its own spread before they are added."""
 
 import numpy as np
 
@@ -11,8 +11,8 @@ from trainer.rewards import Floats, Rewards, members
 def gdpo(rewards: Rewards, options: NoOptions) -> Floats:
     """A = (S − mean_batch) / (std_batch + 1e-4), S = Σ_k w_k (R_k − mean_g R_k) / (std_g + 1e-4).
 
-    K ≥ 2 scorers with their weights; a missing reward counts 0. A sum of rewards cannot tell (1, 0)
-    from (0, 1), this can. Source: GDPO, method section. Raises Refused with one scorer.
+    K ≥ 2 scorers with their weights; a missing reward counts 0. Unlike a sum of rewards, it tells
+    (1, 0) from (0, 1). Source: GDPO, method section. Raises Refused with one scorer.
     """
     del options
     if len(rewards.channels) < 2:

@@ -1,4 +1,4 @@
-"""Medians in place of means: one rollout that is far off moves no other's baseline."""
+"""Medians in place of means, so that an outlier does not change the baseline of others."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,12 @@ EPSILON = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class MedianScale:
-    """What is done to the quotients."""
+    """Bound and scale of the quotients."""
 
     bound: float = 10.0
-    """No advantage is larger, either way."""
+    """The largest absolute value of an advantage."""
     rescale: bool = False
-    """Whether each is multiplied by (members of its group / members whose advantage is not 0)."""
+    """True: multiply each by (members of its group / members whose advantage is not 0)."""
 
     def __post_init__(self) -> None:
         require("bound", self.bound, self.bound > 0, "give a number above 0")
@@ -26,9 +26,9 @@ class MedianScale:
 def mc_grpo(rewards: Rewards, options: MedianScale) -> Advantages:
     """A_i = (R_i − median_g) / (MAD_g + 1e-3), MAD_g = median_g |R − median_g|.
 
-    The median rollout, the first in the log among equals, leaves the update; give groups an odd
-    size. A MAD of 0 (a minority among equal rewards) would blow up: the scale is 1 then, and no
-    advantage is beyond `bound`. Source: MC-GRPO, method section; the last two are ours.
+    The median rollout, the first in the log among equals, is left out of the update; give groups an
+    odd size. Where the MAD is 0 (most rewards are equal) the scale is 1, and advantages are clipped
+    to `bound`. Source: MC-GRPO, method section; the last two rules are ours.
     """
     values_N = np.empty_like(rewards.totals_N)
     keep_N = np.ones(len(values_N), dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""The baseline with the least variance off-policy: what moves the weights most counts most."""
+"""The baseline of least variance off-policy: weighted by squared gradient norms."""
 
 from dataclasses import dataclass
 
@@ -15,12 +15,12 @@ CENTRES = ("mean", "median")
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Over whom it is taken, and how."""
+    """The scope and the form of the baseline."""
 
     scope: str = "group"
     """Trajectories of one `group`, or of the whole `batch`."""
     centre: str = "mean"
-    """Weighted; the `median` heeds no single trajectory of a huge gradient."""
+    """Weighted `mean` or `median`; the median is robust to one trajectory with a huge gradient."""
     over_length: bool = False
     """Divide weights by the square of the length, so that long answers do not set the baseline."""
     over_std: bool = False
@@ -32,15 +32,15 @@ class Baseline:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Whom a trajectory is compared with."""
+        """The set of trajectories that each one is compared with."""
         return frozenset({self.scope})
 
 
 def opob(rewards: Rewards, options: Baseline) -> Floats:
     """A_i = R_i − b, b = Σ w_i²·‖∇log π(τ_i)‖²·R_i / Σ w_i²·‖∇log π(τ_i)‖².
 
-    w_i = π(τ_i)/μ(τ_i) at the step's start, uncapped; where nobody's gradient weighs anything, b is
-    the plain mean. Source: VCPO, optimal off-policy baseline; the median is the lower one.
+    w_i = π(τ_i)/μ(τ_i) at the step's start, uncapped; where all weights are 0, b is the plain mean.
+    Source: VCPO, optimal off-policy baseline; the median is the lower one.
     """
     logs_N = needed(rewards.log_weights_N, "prox")
     norms_N = needed(rewards.gradient_norms_N, "norms")
@@ -59,13 +59,13 @@ def opob(rewards: Rewards, options: Baseline) -> Floats:
 
 
 def weighted_mean(values: Floats, weights: Floats) -> float:
-    """Σ w·v / Σ w; the plain mean where nothing weighs anything."""
+    """Σ w·v / Σ w; the plain mean where all weights are 0."""
     total = float(weights.sum())
     return float((weights * values).sum()) / total if total > 0 else float(values.mean())
 
 
 def weighted_median(values: Floats, weights: Floats) -> float:
-    """The lowest value that half of the weight lies at or below."""
+    """The lowest value at or below which half of the weight lies."""
     order = np.argsort(values, kind="stable")
     given = weights if weights.sum() > 0 else np.ones_like(weights)
     reached = np.cumsum(given[order])

@@ -14,19 +14,19 @@ TINY = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class TokenPenalty:
-    """What each token pays for going away from the reference."""
+    """The penalty of each token for its distance from the reference."""
 
     beta: float = 0.0
-    """Times the token's KL estimate, in nats; above 0 a reference is looked at."""
+    """The factor of the token's KL estimate, in nats; above 0 a reference model is evaluated."""
     directory: str = ""
-    """Of the frozen model; where none is named, what the policy itself began as."""
+    """Directory of the frozen model; empty: the initial policy."""
 
     def __post_init__(self) -> None:
         require("beta", self.beta, self.beta >= 0, "give 0 (off) or more")
 
     @property
     def needs(self) -> frozenset[str]:
-        """The reference, where leaving it costs something."""
+        """`ref`, if beta is above 0."""
         return frozenset({"ref"}) if self.beta else frozenset()
 
 
@@ -34,7 +34,7 @@ def reinforce_pp(rewards: Rewards, options: TokenPenalty) -> Advantages:
     """A[i,t] = (ret − mean) / sqrt(var + 1e-8), ret[i,t] = R_i − β·Σ_{u≥t} kl[i,u].
 
     kl = μ − log π_ref of the sampled token, μ the policy that sampled it. Mean and var are over all
-    sampled tokens of the batch; what is between two turns of a trajectory resets nothing.
+    sampled tokens of the batch; the sum runs over the turns of a trajectory without a reset.
     Source: REINFORCE++, arXiv 2501.03262, §3. Raises Refused without the KL that β asks for.
     """
     totals_N = rewards.totals_N - rewards.totals_N[0]
@@ -49,7 +49,7 @@ def reinforce_pp(rewards: Rewards, options: TokenPenalty) -> Advantages:
 
 
 def reinforce_pp_baseline(rewards: Rewards, options: NoOptions) -> Advantages:
-    """As `reinforce_pp` with ret[i,t] = R_i − mean_g. Source: REINFORCE++, arXiv 2501.03262, §3."""
+    """`reinforce_pp` with ret[i,t] = R_i − mean_g. Source: REINFORCE++, arXiv 2501.03262, §3."""
     del options
     centred_N = per_group(rewards, centred)
     pairs = zip(centred_N, rewards.lengths_N, strict=True)

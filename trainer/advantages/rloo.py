@@ -1,4 +1,4 @@
-"""Leave one out: the baseline of each is the mean of the others."""
+"""Leave-one-out advantages: the baseline of each trajectory is the mean of the others."""
 
 from schemas.rules import NoOptions, Rule
 from trainer.advantages.spread import centred

@@ -1,4 +1,4 @@
-"""How far rewards lie from their mean, in float64 on the CPU, so that a re-run gives the same bits.
+"""Deviation of rewards from their mean, in float64 on the CPU: a re-run gives the same bits.
 
 std divides by n − 1.
 """

@@ -1,4 +1,4 @@
-"""The rarer a success in its group, the more it weighs: the gradient of the log success rate."""
+"""Successes weighted by their rarity in the group: the gradient of the log success rate."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ from trainer.rewards import Floats, Rewards, per_group
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """What counts as one, and what a failure can still be told."""
+    """The threshold of a success, and the weight of differences between failures."""
 
     above: float = 0.0
     """A reward up to this is a failure."""
     shortfall: float = 0.0
-    """How much it weighs, in its group, that a failure lies below `above` more than others do."""
+    """The weight c of a failure's distance below `above`, relative to others of its group."""
 
     def __post_init__(self) -> None:
         require(
@@ -28,9 +28,8 @@ def success_weighted(rewards: Rewards, options: Success) -> Floats:
     """A_i = (S_i − mean_g S) / mean_g S + c·(F_i − mean_g F), the first 0 without a success.
 
     S = max(R − above, 0), F = min(R − above, 0). One success among eight weighs 7, eight among
-    eight nothing; what failures cost, such as words that nobody understands, is told apart from
-    that. Source: ours; for binary rewards the expectation is the gradient of the log of the group's
-    success rate.
+    eight 0; costs of failures, such as for unreadable output, are compared apart. Source: ours;
+    for binary rewards the expectation is the gradient of the log of the group's success rate.
     """
 
     def weighted(group: Floats) -> Floats:

@@ -1,1 +1,1 @@
-"""When what waits makes a batch, one rule to a file: complete groups in, how many are taken out."""
+"""Rules for when a batch is complete, one per file: from complete groups to a number to take."""

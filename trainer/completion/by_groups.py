@@ -1,11 +1,11 @@
-"""A batch is so many groups, whatever is in them."""
+"""Batches of a fixed number of groups."""
 
 from schemas.rules import NoOptions, Rule
 from trainer.completion.waiting import Completion, Waiting
 
 
 def by_groups(waiting: Waiting, options: NoOptions) -> int:
-    """n = `groups_per_step` once as many are complete. Ours."""
+    """n = `groups_per_step` once that many are complete. Ours."""
     del options
     return waiting.wanted if len(waiting.tokens) >= waiting.wanted else 0
 

@@ -1,4 +1,4 @@
-"""A batch is so many tokens: what is long makes it whole sooner, and nothing waits for a count."""
+"""Batches of a number of sampled tokens: fewer groups where rollouts are long."""
 
 from dataclasses import dataclass
 
@@ -10,21 +10,21 @@ from trainer.completion.waiting import Completion, Waiting
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Φ; the run's `max_running` is Ω, and the learner's `retention` σ."""
+    """The budget Φ; the run's `max_running` is Ω, and the learner's `retention` σ."""
 
     tokens: int = 16384
-    """Sampled ones, of members that are trained on."""
+    """Sampled tokens of members that are trained on."""
 
     def __post_init__(self) -> None:
         require("tokens", self.tokens, self.tokens >= 1, "give at least 1")
 
 
 def token_budget(waiting: Waiting, options: Budget) -> int:
-    """The smallest n with Σ_{i ≤ n} tokens_i ≥ Φ; all there are once no more may wait.
+    """The smallest n with Σ_{i ≤ n} tokens_i ≥ Φ; all groups once the buffer is full.
 
-    At most Ω rollouts are in flight and each that ends makes room for another. What runs when a
-    batch is whole is cancelled and gone on with in the next round, and dropped as `retention` when
-    that has come more than σ times. Source: C3PO++, token-budgeted rollouts.
+    At most Ω rollouts are in flight, and each that ends makes room for another. Rollouts that run
+    when a batch is complete are cancelled and continued in the next round, and dropped as
+    `retention` after more than σ continuations. Source: C3PO++, token-budgeted rollouts.
     """
     reached = np.flatnonzero(np.cumsum(waiting.tokens) >= options.tokens)
     if len(reached):

@@ -1,4 +1,4 @@
-"""What a rule sees of the groups that wait to be trained on."""
+"""The input of a completion rule: the groups that wait to be trained on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,18 +6,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Groups that are complete, in the order in which they would be taken."""
+    """The complete groups, in the order in which they would be taken."""
 
     tokens: tuple[int, ...]
-    """Of each how many the policy sampled in the members that would be trained on."""
+    """Sampled tokens of each group, in the members that would be trained on."""
     wanted: int
-    """`groups_per_step`, less those that are trained on again."""
+    """`groups_per_step`, less the replayed groups and those of other runs."""
     capacity: int
-    """So many may wait: nothing more is read then, so that no rule may ask for more."""
+    """The most groups that may wait. Reading pauses then, so a rule must not ask for more."""
 
 
 Completion = Callable[..., int]
-"""(waiting, options) to how many of these groups are a whole batch now; 0 while none is.
+"""A function of (waiting, options) to the number of groups in a batch now; 0 if incomplete.
 
-A function of what it sees: a trainer that begins again reads the same groups and comes to the same
-batches."""
+It must be deterministic: a restarted trainer reads the same groups and forms the same batches."""

@@ -1,1 +1,1 @@
-"""Corrections, one to a file: what a token's cost weighs where the engine is not the trainer."""
+"""Importance corrections for the mismatch of engine and trainer, one rule per file."""

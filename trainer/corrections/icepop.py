@@ -1,4 +1,4 @@
-"""Masking on both sides: what the engine found much likelier or much less likely is left out."""
+"""Two-sided masking: tokens whose ratio trainer/engine is outside a window are left out."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from trainer.tokens import Tokens
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Both ends belong to it."""
+    """The window of ratios that are kept, both ends included."""
 
     low: float = 0.5
     high: float = 5.0

@@ -1,4 +1,4 @@
-"""Whose ratio a correction looks at: a token's, or that of all sampled tokens of a sequence."""
+"""The level of a correction's ratio: per token, or over all sampled tokens of a sequence."""
 
 from collections.abc import Mapping
 
@@ -10,9 +10,9 @@ LEVELS = ("token", "sequence", "geometric")
 
 
 def log_ratio_at(level: str, tokens: Tokens) -> Tensor:
-    """log (old/μ) as [B,T], or [B,1]: its sum over a sequence, or with `geometric` the mean.
+    """Return log (old/μ) as [B,T], or [B,1]: its sum over a sequence, or with `geometric` the mean.
 
-    Without a gradient.
+    The result has no gradient.
     """
     apart_BT = log_ratio(tokens.old_BT, tokens.mu_BT).detach()
     if level == "token":
@@ -24,10 +24,10 @@ def log_ratio_at(level: str, tokens: Tokens) -> Tensor:
 
 
 def whole_sequences(options: object) -> bool:
-    """Whether a correction with these options treats a sequence as one."""
+    """Return True if a correction with these options has one ratio per sequence."""
     return getattr(options, "level", "token") != "token"
 
 
 def within(value: float | None, level: str, ranges: Mapping[str, float]) -> float:
-    """A bound as it was given, or the level's own."""
+    """Return the given bound, or the level's default."""
     return ranges[level] if value is None else value

@@ -1,4 +1,4 @@
-"""Masked importance sampling: ratios outside a range are left out, the others are the weights."""
+"""Masked importance sampling: ratios in a range are the weights, others are masked."""
 
 from dataclasses import dataclass
 
@@ -15,18 +15,18 @@ HIGH = {"token": 2.0, "sequence": 10.0, "geometric": 1.001}
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Of tokens outside [0.5, 2], of sequences outside [0.1, 10] by the product of their ratios,
-    or outside [0.999, 1.001] by its geometric mean; unless `low` and `high` say otherwise.
+    """The kept range: [0.5, 2] for tokens, [0.1, 10] for sequences by the product of their
+    ratios, [0.999, 1.001] by the geometric mean; `low` and `high` override it.
     """
 
     level: str = "token"
     low: float | None = None
     high: float | None = None
     veto: float = 1e-4
-    """A sequence with one ratio below this goes as a whole; 0 is off."""
+    """A sequence with one token ratio below this is masked as a whole; 0 is off."""
     weight: str = "level"
-    """What is left weighs its ratio at the same level; `token` its ratio of each token, as with a
-    rejection of whole sequences beside weights of tokens; `none` is 1, a rejection alone."""
+    """The weight of kept tokens: `level` is the ratio at the same level, `token` the ratio of each
+    token (for rejection of sequences with token weights), `none` is 1 (rejection only)."""
 
     def __post_init__(self) -> None:
         require("level", self.level, self.level in LEVELS, f"use one of {', '.join(LEVELS)}")
@@ -42,8 +42,8 @@ class Rejection:
 def mis(tokens: Tokens, options: Rejection) -> Tensor:
     """w = k where low ≤ k ≤ high, else 0; k is the ratio exp(old − μ) at its level.
 
-    Source: When Speed Kills Stability, Liu et al. 2025 (masked importance sampling, veto). The same
-    as TRL's `token_mask` and `sequence_mask`, but for the veto.
+    Source: When Speed Kills Stability, Liu et al. 2025 (masked importance sampling, veto). Equal
+    to TRL's `token_mask` and `sequence_mask`, except for the veto.
     """
     ratio_BT = log_ratio_at(options.level, tokens).exp().expand_as(tokens.mu_BT)
     low = within(options.low, options.level, LOW)

@@ -11,7 +11,7 @@ from trainer.tokens import Tokens
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """The weight is at most `cap`; of a token, or of its sequence as a whole."""
+    """The weight is at most `cap`; the level is a token or its whole sequence."""
 
     cap: float = 2.0
     level: str = "token"

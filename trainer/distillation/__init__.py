@@ -1,1 +1,1 @@
-"""What is learned from a teacher: terms beside the advantage, one file each."""
+"""Distillation rules: terms of a teacher added to the advantage, one per file."""

@@ -1,4 +1,4 @@
-"""No distillation: the advantage is what the rewards say."""
+"""No distillation: advantages come from rewards only."""
 
 from torch import Tensor
 
@@ -7,7 +7,7 @@ from trainer.tokens import Tokens
 
 
 def no_teacher(tokens: Tokens, options: NoOptions) -> Tensor:
-    """A_t as it is, [B,T]."""
+    """A_t unchanged, [B,T]."""
     return tokens.advantage_BT
 
 

@@ -1,4 +1,4 @@
-"""On-policy distillation: the student samples, the teacher says how likely it finds that."""
+"""On-policy distillation: the student samples, and a teacher scores its tokens."""
 
 from dataclasses import dataclass
 
@@ -11,16 +11,16 @@ from trainer.tokens import Tokens
 
 @dataclass(frozen=True, slots=True)
 class ReverseKl:
-    """`weight` is λ: 1 where nothing else is rewarded, small (such as 0.005) beside a reward."""
+    """`weight` is λ: 1 without another reward, small (such as 0.005) beside a reward."""
 
     weight: float = 1.0
     alone: bool = False
-    """Learn from the teacher only: A = 0, whatever was earned."""
+    """True: learn from the teacher only, A = 0 whatever the reward."""
     only_failed: bool = False
-    """Guide rollouts alone that earned less than `solved_at`; on solved ones guidance is noise."""
+    """True: guide only rollouts with a reward below `solved_at`; guiding solved ones adds noise."""
     solved_at: float = 1.0
     scorer: str = TEACHER
-    """Whose token scores: the first whose name begins so."""
+    """The prefix of the scorer's name; the first match is used."""
 
     def __post_init__(self) -> None:
         require("weight", self.weight, self.weight > 0, "give a number above 0, such as 1")
@@ -28,7 +28,7 @@ class ReverseKl:
 
 
 def reverse_kl(tokens: Tokens, options: ReverseKl) -> Tensor:
-    """A_t ← A_t − λ·sg[lp_student − lp_teacher], [B,T]; A_t alone where the teacher said nothing.
+    """A_t ← A_t − λ·sg[lp_student − lp_teacher], [B,T]; A_t where the teacher gave none.
 
     Source: On-Policy Distillation of Language Models (GKD), arXiv 2306.13649, §3, with the reverse
     KL on the student's own tokens as a term of their advantage.

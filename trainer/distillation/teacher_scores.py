@@ -1,4 +1,4 @@
-"""What a teacher gave for the tokens of a rollout: read, and checked at the door."""
+"""Reading and validation of a teacher's scores for the tokens of a rollout."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ from schemas.messages import ScoredTrajectory
 from schemas.packed import logprobs_of
 
 TEACHER = "teacher:"
-"""What the name of a teacher's scorer begins with, unless a recipe names another."""
+"""The prefix of the names of teacher scorers, unless a recipe gives another."""
 LEAST = -1000.0
-"""In nats; what a teacher finds less likely it was never meant to score."""
+"""The lowest valid log-probability, in nats."""
 
 Floats32 = NDArray[np.float32]
 
@@ -19,11 +19,11 @@ Floats32 = NDArray[np.float32]
 def teacher_logprobs(
     scored: ScoredTrajectory, sampled: Sequence[NDArray[np.bool_]], scorer: str
 ) -> list[Floats32] | None:
-    """For each sequence what a teacher gave, [T]; nan where our policy did not sample.
+    """Return a teacher's log-probabilities per sequence, [T]; nan where our policy did not sample.
 
-    `sampled` are our tokens by sequence, bool [T]; of several scorers whose names begin with
-    `scorer` the first counts. None where a sequence with tokens of ours has no scores, or
-    impossible ones.
+    `sampled` marks our tokens by sequence, bool [T]; of several scorers whose names begin with
+    `scorer` the first is used. None if a sequence with tokens of ours has no scores or invalid
+    ones.
     """
     known: dict[int, Floats32] = {}
     for each in scored.token_scores:

@@ -1,1 +1,1 @@
-"""How much entropy is worth to whom, one rule to a file: rewards of a batch in, weights out."""
+"""Exploration rules, one per file: from the rewards of a batch to entropy coefficients."""

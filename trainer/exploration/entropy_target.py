@@ -1,4 +1,4 @@
-"""As much of a bonus as keeps the policy's entropy where it should be."""
+"""An entropy bonus that keeps the policy's entropy at a target."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ from trainer.rewards import Floats, Rewards
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the entropy is held, and how fast the weight follows."""
+    """The target entropy, and the rate of change of the coefficient."""
 
     target: float = 0.2
-    """Nats a token."""
+    """Nats per token."""
     change: float = 0.005
-    """Δ: by how much the weight grows after a step below the target, and falls after one above."""
+    """Δ: the increase of the weight after a step below the target, the decrease after one above."""
     most: float = 1.0
-    """The weight never grows beyond this."""
+    """The largest weight."""
 
     def __post_init__(self) -> None:
         require("target", self.target, self.target > 0, "give nats a token above 0, such as 0.2")
@@ -25,9 +25,9 @@ class Target:
         require("most", self.most, self.most > 0, "give a number above 0, such as 1")
 
     def after(self, weight: float, entropy: float) -> float:
-        """The weight after a step whose tokens had this mean entropy: c + Δ or c − Δ, at least 0.
+        """Return the weight after a step with this mean entropy: c + Δ or c − Δ, at least 0.
 
-        An entropy that is no number changes nothing.
+        An entropy that is not finite changes nothing.
         """
         if not np.isfinite(entropy) or entropy == self.target:
             return weight
@@ -38,8 +38,8 @@ class Target:
 def entropy_target(rewards: Rewards, entropy: float, options: Target) -> Floats:
     """c_i = c_k where the entropy was at most the target in the step before, else 0.
 
-    `entropy` is c_k: c_0 is the learner's own weight, and each step changes it as `Target.after`
-    says. The entropy is that of the step before, so no pass is made to look at it. Source:
+    `entropy` is c_k: c_0 is the learner's own weight, and each step changes it by `Target.after`.
+    The entropy is that of the previous step, so no extra pass is needed. Source:
     Skywork-OR1, arXiv 2505.22312, adaptive entropy control.
     """
     above = rewards.entropy_before > options.target

@@ -1,4 +1,4 @@
-"""The same bonus for all."""
+"""The same entropy bonus for all trajectories."""
 
 import numpy as np
 

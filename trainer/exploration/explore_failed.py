@@ -1,4 +1,4 @@
-"""Groups that wholly failed explore, groups with a success exploit."""
+"""A larger entropy bonus for groups without a success."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ from trainer.rewards import Floats, Rewards, failed_groups
 
 @dataclass(frozen=True, slots=True)
 class FailedGroups:
-    """Which those are, and what their entropy is worth."""
+    """The criterion of a failed group, and the entropy coefficient in it."""
 
     weight: float = 0.05
     above: float = 0.0
-    """A group has failed where no reward of it is above this."""
+    """A group has failed if none of its rewards is above this."""
 
     def __post_init__(self) -> None:
         require("weight", self.weight, self.weight >= 0, "give 0 or a small number, such as 0.05")
@@ -23,8 +23,8 @@ class FailedGroups:
 def explore_failed(rewards: Rewards, entropy: float, options: FailedGroups) -> Floats:
     """c_i = weight in a group without a success, else c.
 
-    So what is right in one place only is not unlearned there before anybody has found it, and is
-    not kept alive where something else works. Source: ours.
+    So an action that is right for few tasks stays likely there until a rollout succeeds with it,
+    and no bonus keeps it alive where another action works. Source: ours.
     """
     weights_N = np.full(len(rewards.totals_N), entropy)
     weights_N[failed_groups(rewards, options.above)] = options.weight

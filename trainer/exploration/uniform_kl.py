@@ -1,4 +1,4 @@
-"""Where nothing works every word is kept within reach, however unlikely it has become."""
+"""A pull towards the uniform distribution in failed groups, so that every token stays likely."""
 
 from dataclasses import dataclass
 
@@ -10,15 +10,15 @@ from trainer.rewards import Bonuses, Rewards, failed_groups
 
 @dataclass(frozen=True, slots=True)
 class Lifted:
-    """Which groups, which words, and what their distance from the uniform distribution costs."""
+    """The groups, the tokens, and the cost of their distance from the uniform distribution."""
 
     weight: float = 0.3
     above: float = 0.0
-    """A group has failed where no reward of it is above this."""
+    """A group has failed if none of its rewards is above this."""
     tokens: tuple[int, ...] = ()
-    """Ids of the words that are to be within reach; none: all that the model has."""
+    """Ids of the tokens over which the distribution is uniform; none: all of the model's."""
     first: int = 0
-    """So many of each turn's first tokens pay; 0: all of them."""
+    """The number of first tokens of each turn that the cost applies to; 0: all."""
 
     def __post_init__(self) -> None:
         require("weight", self.weight, self.weight >= 0, "give 0 (off) or such as 0.3")
@@ -35,9 +35,9 @@ def uniform_kl(rewards: Rewards, entropy: float, options: Lifted) -> Bonuses:
     """In a group without a success each token costs weight·KL(U ‖ π), U uniform over `tokens`.
 
     KL(U ‖ π) = −mean_{v ∈ V} log π(v) − log |V|. Its gradient by a logit is π(v) − U(v): unlike the
-    entropy's, −π(v)·(log π(v) + H), it does not vanish with π(v), so it lifts what has been
-    forgotten. The entropy of all keeps the learner's own weight. With `first` = k only the first k
-    sampled tokens of each turn pay: what decides the answer is explored, how it goes on is not.
+    entropy's, −π(v)·(log π(v) + H), it does not vanish with π(v), so it raises tokens that have
+    become unlikely. The entropy bonus keeps the learner's own weight everywhere. With `first` = k
+    the cost applies to the first k sampled tokens of each turn, which usually decide the action.
     Source: ours.
     """
     uniform_N = np.zeros(len(rewards.totals_N))

@@ -1,1 +1,1 @@
-"""Filters: which groups, once they are scored, are worth training on; one rule to a file."""
+"""Filters that select scored groups or turns for training, one rule per file."""

@@ -1,4 +1,4 @@
-"""Every group is trained on."""
+"""No filter: every group is trained on."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from trainer.samples import Sample
 
 
 def every_group(samples: Sequence[Sample], options: NoOptions) -> bool:
-    """Keep it."""
+    """Keep every group."""
     del samples, options
     return True
 

@@ -1,11 +1,11 @@
-"""What a filter is."""
+"""The type of filter rules."""
 
 from collections.abc import Callable
 from typing import Any
 
 Filter = Callable[..., Any]
-"""(samples of a whole group, options) to whether it is worth training on. Rewards are as scored,
-before any shaping; a user's function without options takes the samples alone.
+"""A function of (samples of a complete group, options) to True if the group is trained on. Rewards
+are as scored, before any shaping; a user's function without options takes the samples alone.
 
-One that needs `entropy` is asked of a batch instead: (mean entropies of its turns [K], options) to
-which turns are trained on, bool [K]."""
+A filter that needs `entropy` is applied to a batch instead: (mean entropies of its turns [K],
+options) to a mask of the turns that are trained on, bool [K]."""

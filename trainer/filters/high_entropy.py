@@ -1,4 +1,4 @@
-"""Turns in which the policy was sure of itself teach little: the surest are left out."""
+"""A filter of turns by entropy: the turns of lowest entropy are left out."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ SOURCE = "DART, arXiv 2509.23866, step filter"
 
 @dataclass(frozen=True, slots=True)
 class Surest:
-    """How many are left out."""
+    """The share of turns that is left out."""
 
     quantile: float = 0.2
     """Turns below this quantile of the batch."""

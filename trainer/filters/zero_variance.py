@@ -1,4 +1,4 @@
-"""Groups whose members all earned the same teach nothing."""
+"""A filter of groups with equal rewards, whose advantages are all 0."""
 
 from collections.abc import Sequence
 

@@ -1,1 +1,1 @@
-"""Losses, one to a file: J per token, to be maximised, of what a batch's tokens are worth."""
+"""Losses, one per file: an objective J per token, to be maximised."""

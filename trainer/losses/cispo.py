@@ -1,4 +1,4 @@
-"""Clipped importance sampling: the weight is bounded, the gradient never goes away."""
+"""Clipped importance sampling: the weight is bounded, and every token keeps a gradient."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from trainer.tokens import Costs, Tokens, log_ratio, nothing_clipped
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """The ratio as a weight stays within [1 − low, 1 + high]; `low` 1 is no lower bound."""
+    """Bounds [1 − low, 1 + high] of the ratio as a weight; `low` 1 is no lower bound."""
 
     low: float = 1.0
     high: float = 0.28

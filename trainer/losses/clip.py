@@ -1,4 +1,4 @@
-"""How far a ratio may move before its token gets no gradient any more."""
+"""The clipped surrogate: beyond the clip range a token gets no gradient."""
 
 from dataclasses import dataclass
 from math import inf
@@ -11,7 +11,7 @@ from trainer.tokens import Costs
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """Within [1 − low, 1 + high]; `dual` > 1 bounds the loss where A < 0, 0 is off."""
+    """The range [1 − low, 1 + high]; `dual` > 1 bounds the loss where A < 0, 0 is off."""
 
     low: float = 0.2
     high: float = 0.2

@@ -1,4 +1,4 @@
-"""PPO whose trust region lies around the step's start, and whose data may be older than that."""
+"""PPO with a trust region around the policy at the step's start, for older data."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ OVER = ("mask", "clamp", "mask_sequence")
 
 @dataclass(frozen=True, slots=True)
 class DecoupledClip(Clip):
-    """A clip around `prox`, and a bound on how far `prox` may lie above the engine."""
+    """A clip around `prox`, and a bound on the ratio of `prox` to the engine."""
 
     cap: float = 5.0
-    """0 is off."""
+    """The largest ratio of `prox` to μ; 0 is off."""
     over: str = "mask"
     """Beyond the cap: mask or clamp the token; or mask the sequence by its geometric mean."""
 
@@ -27,8 +27,8 @@ class DecoupledClip(Clip):
 def decoupled_ppo(tokens: Tokens, clip: DecoupledClip) -> Costs:
     """J = w·min(r·A, clip(r)·A), r = exp(lp − prox), w = sg[exp(prox − μ)], no more than `cap`.
 
-    A masked token costs nothing, and no denominator changes. Source: AReaL, arXiv 2505.24298,
-    §5.2; the bound on w is of its code.
+    A masked token has cost 0, and no denominator changes. Source: AReaL, arXiv 2505.24298,
+    §5.2; the bound on w is from its code.
     """
     prox_BT = needed(tokens.prox_BT, "prox")
     behind_BT = log_ratio(prox_BT, tokens.mu_BT)

@@ -9,7 +9,7 @@ from trainer.tokens import Costs, Tokens, log_ratio, sampled_mean
 
 @dataclass(frozen=True, slots=True)
 class SequenceClip(Clip):
-    """Of a mean over tokens, so it is narrow."""
+    """The clip range of a mean over tokens, which is narrow."""
 
     low: float = 3e-4
     high: float = 4e-4

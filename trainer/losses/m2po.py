@@ -1,4 +1,4 @@
-"""Clipping only as much as the second moment of a whole step's log-ratios asks for."""
+"""Clipping by a bound on the second moment of a step's log-ratios."""
 
 from dataclasses import dataclass
 from math import exp, sqrt
@@ -14,7 +14,7 @@ LEAST, MOST = 0.05, 21.0
 
 @dataclass(frozen=True, slots=True)
 class SecondMoment:
-    """The mean of (μ − lp)² over tokens that move away from the engine stays below `threshold`."""
+    """The bound on the mean of (μ − lp)² over tokens that move away from the engine."""
 
     threshold: float = 0.01
 
@@ -23,7 +23,7 @@ class SecondMoment:
 
 
 def m2po(tokens: Tokens, moment: SecondMoment) -> Costs:
-    """J = min(r·A, clip(r, bounds)·A), r = exp(lp − μ), the bounds those of the whole step.
+    """J = min(r·A, clip(r, bounds)·A), r = exp(lp − μ), with bounds of the whole step.
 
     Source: Prosperity before Collapse, arXiv 2510.01161, §4; tokens are ranked among those that
     violate, and not among all as in one public code.
@@ -34,11 +34,11 @@ def m2po(tokens: Tokens, moment: SecondMoment) -> Costs:
 
 
 def bounds(step: StepTokens, threshold: float) -> tuple[float, float]:
-    """Between which the ratio is free: [e^−c, e^c] within [0.05, 21].
+    """Return the range of the ratio without clipping: [e^−c, e^c] within [0.05, 21].
 
-    c² is the largest (μ − lp)² that is kept once the largest are dropped until the mean of the
-    rest is below the threshold; one always is. Tokens whose ratio moves against their advantage
-    do not count.
+    The largest (μ − lp)² are dropped until the mean of the rest is below the threshold, but at
+    least one is kept; c² is the largest kept. Tokens whose ratio moves against their advantage do
+    not count.
     """
     apart_K = step.lp_K - step.mu_K
     squares = apart_K[apart_K * step.advantage_K > 0].square().sort().values

@@ -5,7 +5,7 @@ from trainer.tokens import Costs, Tokens, log_ratio, nothing_clipped
 
 
 def policy_gradient(tokens: Tokens, options: NoOptions) -> Costs:
-    """J = A·lp, right only on-policy or under a correction.
+    """J = A·lp, unbiased only on-policy or with a correction.
 
     Source: REINFORCE, Williams 1992, §4.
     """

@@ -9,7 +9,7 @@ from trainer.tokens import Costs, Tokens, log_ratio
 
 @dataclass(frozen=True, slots=True)
 class ClipHigher(Clip):
-    """Rare tokens may gain more than they may lose."""
+    """A clip range with more room upwards, so that rare tokens can gain probability."""
 
     high: float = 0.28
 

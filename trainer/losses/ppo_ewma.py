@@ -1,4 +1,4 @@
-"""PPO whose trust region lies around a moving average of the weights."""
+"""PPO with a trust region around a moving average of the weights."""
 
 from dataclasses import dataclass
 from math import log, log1p
@@ -10,7 +10,7 @@ from trainer.tokens import LOG_RATIO_LIMIT, Costs, Tokens, needed
 
 @dataclass(frozen=True, slots=True)
 class AverageClip(Decay):
-    """Within [1 − low, 1 + high] of the average; the ratio to the engine is at most `cap`."""
+    """The clip range around the average; the ratio to the engine is at most `cap`."""
 
     low: float = 0.2
     high: float = 0.2

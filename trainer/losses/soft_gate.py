@@ -1,4 +1,4 @@
-"""A gate that closes by degrees where a clip would shut."""
+"""A smooth gate in place of a hard clip."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from trainer.tokens import Costs, Tokens, log_ratio, nothing_clipped
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """The higher τ, the sooner it closes: one for A > 0, one for the rest."""
+    """Temperatures τ of the gate, for A > 0 and for the rest; a higher τ closes it earlier."""
 
     tau_positive: float = 1.0
     tau_negative: float = 1.05
@@ -21,7 +21,7 @@ class Gates:
 
 
 def soft_gate(tokens: Tokens, gates: Gates) -> Costs:
-    """J = (4/τ)·σ(τ·(r − 1))·A, whose gradient at r = 1 is A. Mean it over sequences.
+    """J = (4/τ)·σ(τ·(r − 1))·A, whose gradient at r = 1 is A. Use it with a mean over sequences.
 
     Source: Soft Adaptive Policy Optimization, arXiv 2511.20347, §3.
     """

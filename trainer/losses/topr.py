@@ -1,4 +1,4 @@
-"""Tapered REINFORCE: what is made less likely counts for less the less likely it has become."""
+"""Tapered REINFORCE: tokens with A ≤ 0 are weighted by their ratio, at most 1."""
 
 from schemas.rules import NoOptions, Rule
 from trainer.tokens import Costs, Tokens, log_ratio, nothing_clipped
@@ -7,9 +7,9 @@ from trainer.tokens import Costs, Tokens, log_ratio, nothing_clipped
 def topr(tokens: Tokens, options: NoOptions) -> Costs:
     """J = A·lp where A > 0, else J = sg[min(r, 1)]·A·lp.
 
-    Source: Tapered Off-Policy REINFORCE, arXiv 2503.14286, §3. The sign is that of what multiplies
-    the gradient, the reward less its baseline; the paper's ratio is a trajectory's, ours a token's,
-    as in ROLL.
+    Source: Tapered Off-Policy REINFORCE, arXiv 2503.14286, §3. The sign is that of the
+    advantage, the reward less its baseline; the paper's ratio is per trajectory, ours per token, as
+    in ROLL.
     """
     del options
     ratio_BT = log_ratio(tokens.lp_BT, tokens.old_BT).exp()

@@ -1,1 +1,1 @@
-"""Where `old` comes from, one way to a file: the trainer's own network when a token was sampled."""
+"""Rules for `old`, the trainer's own log-probability at sampling time, one per file."""

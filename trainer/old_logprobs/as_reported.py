@@ -1,4 +1,4 @@
-"""The trainer's own was not kept: what the engine reported stands in for it."""
+"""The engine's reported log-probabilities in place of the trainer's own."""
 
 from schemas.rules import NoOptions, Rule
 from trainer.tokens import Old, Tokens

@@ -1,4 +1,4 @@
-"""A moving average of the weights stands in for those of some time ago."""
+"""Log-probabilities of a moving average of the weights, in place of old weights."""
 
 from schemas.rules import Rule
 from trainer.moving_average import Decay
@@ -6,7 +6,7 @@ from trainer.tokens import Old, Tokens, needed
 
 
 def ewma(tokens: Tokens, options: Decay) -> Old:
-    """old = log π_θ̄, θ̄ as in `ppo_ewma`.
+    """old = log π_θ̄, with θ̄ of `ppo_ewma`.
 
     Source: Missing Old Logits, approximate route; Batch size-invariance, arXiv 2110.00641, §3.
     """

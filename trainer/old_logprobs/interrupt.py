@@ -1,15 +1,15 @@
-"""Before every update what is running is cut off, and its finished part scored."""
+"""Exact log-probabilities by interruption: before each update, running rollouts are scored."""
 
 from schemas.rules import NoOptions, Rule
 from trainer.tokens import Old, Tokens, needed, where_known
 
 
 def interrupt(tokens: Tokens, options: NoOptions) -> Old:
-    """old = log π_v of the version v that sampled a token, said before v was trained; else μ.
+    """old = log π_v of the version v that sampled a token, noted before v was updated; else μ.
 
-    What the weights of now have sampled is said at the step's start. Nothing old is kept or loaded;
-    a token of older weights that came after their update is not exact. Source: Missing Old Logits,
-    exact routes.
+    Tokens of the current version are scored at the step's start. No old weights are kept or loaded;
+    a token of older weights that arrived after their update is not exact. Source: Missing Old
+    Logits, exact routes.
     """
     del options
     fresh_BT = tokens.versions_BT == tokens.version

@@ -1,4 +1,4 @@
-"""Between the engine and the network of now, by how old a token is: no pass is needed."""
+"""Interpolation between engine and current network by a token's age, without an extra pass."""
 
 from schemas.rules import NoOptions, Rule
 from trainer.tokens import Old, Tokens
@@ -8,7 +8,7 @@ def loglinear(tokens: Tokens, options: NoOptions) -> Old:
     """prox ≈ μ + α·(lp − μ), α = (v_prox − v_b)/(v_θ − v_b), per token, without a gradient.
 
     v_b has sampled the token, v_prox is the version at the step's start, v_θ the one that the
-    step makes, so that α is 0 for what is fresh. Stands in for `prox` too. Source: AReaL's code.
+    step makes, so that α is 0 for fresh tokens. Also provides `prox`. Source: AReaL's code.
     """
     del options
     age_BT = (tokens.version - tokens.versions_BT).clamp(min=0).to(tokens.mu_BT.dtype)

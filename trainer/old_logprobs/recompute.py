@@ -1,4 +1,4 @@
-"""One pass over the batch before it is trained on."""
+"""Log-probabilities from one pass over the batch before it is trained on."""
 
 from schemas.rules import NoOptions, Rule
 from trainer.tokens import Old, Tokens, needed
@@ -7,8 +7,8 @@ from trainer.tokens import Old, Tokens, needed
 def recompute(tokens: Tokens, options: NoOptions) -> Old:
     """old = prox, the trainer's network at the step's start.
 
-    Exact for what the weights of this very version have sampled; for older tokens the ratio to μ
-    holds staleness too. Source: verl's decoupled mode; HybridFlow, arXiv 2409.19256.
+    Exact for tokens of the current version; for older tokens the ratio to μ also contains
+    staleness. Source: verl's decoupled mode; HybridFlow, arXiv 2409.19256.
     """
     del options
     return Old(needed(tokens.prox_BT, "prox"), tokens.versions_BT == tokens.version)

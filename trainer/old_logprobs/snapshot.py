@@ -1,11 +1,11 @@
-"""The weights of every version that a token may be of are kept, and score it."""
+"""Exact log-probabilities from kept weights of every version that sampled tokens."""
 
 from schemas.rules import NoOptions, Rule
 from trainer.tokens import Old, Tokens, needed, where_known
 
 
 def snapshot(tokens: Tokens, options: NoOptions) -> Old:
-    """old = log π_v of the version v that sampled a token; μ where its weights are gone.
+    """old = log π_v of the version v that sampled a token; μ if its weights are gone.
 
     Source: Missing Old Logits, exact routes.
     """

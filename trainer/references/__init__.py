@@ -1,1 +1,1 @@
-"""What going away from a frozen reference costs, one estimate to a file."""
+"""Penalties for the distance from a frozen reference, one KL estimate per file."""

@@ -1,4 +1,4 @@
-"""The plain log-ratio: right on average, but what it pushes is no KL's gradient."""
+"""The plain log-ratio: an unbiased estimate, but its gradient is not that of the KL."""
 
 from torch import Tensor
 

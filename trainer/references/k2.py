@@ -1,4 +1,4 @@
-"""Half the square of the log-ratio: of the three the one whose gradient is the KL's."""
+"""Half the square of the log-ratio: the only one of the three with the KL's gradient."""
 
 from torch import Tensor
 

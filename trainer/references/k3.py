@@ -1,4 +1,4 @@
-"""The estimate that is never negative, to be reported more than to be trained on."""
+"""The estimate that is never negative, better for reports than for training."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Options that every penalty for leaving a reference has."""
+"""Options of every KL penalty."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from schemas.rules import require
 
 @dataclass(frozen=True, slots=True)
 class KlPenalty:
-    """`weight` times the estimate is added to each token's cost."""
+    """Options of a penalty: `weight` times the estimate is added to each token's cost."""
 
     weight: float = 0.001
     directory: str = ""
-    """Of the frozen model; where none is named, what the policy itself began as."""
+    """Directory of the frozen model; empty: the initial policy."""
 
     def __post_init__(self) -> None:
         require("weight", self.weight, self.weight > 0, "give a number above 0, or name = 'none'")

@@ -1,4 +1,4 @@
-"""Nothing holds the policy where it began."""
+"""No penalty for the distance from a reference."""
 
 from torch import Tensor, zeros_like
 

@@ -1,4 +1,4 @@
-"""Reward shaping, one rule to a file: what is added to a total before the advantages.
+"""Reward shaping, one rule per file: changes of totals before the advantages.
 
-Filters and evaluations see rewards as they were scored.
+Filters and evaluations use unshaped rewards.
 """

@@ -1,4 +1,4 @@
-"""What an agent earns that comes to a limit before it has finished or submitted."""
+"""A fixed reward for rollouts that end at a limit before they finish or submit."""
 
 from dataclasses import dataclass
 
@@ -17,8 +17,8 @@ class Unsubmitted:
 def no_submit(rewards: Rewards, options: Unsubmitted) -> Floats:
     """R = −0.5 where the rollout ended at a limit. Source: MegaFlow.
 
-    Where nobody solves a task it is the only signal and teaches to submit always: look at the share
-    of rollouts that submit.
+    If no rollout solves a task, this is the only signal and it teaches to submit always, so watch
+    the share of rollouts that submit.
     """
     at_limit = np.array([end in LIMITS for end in rewards.ends], dtype=np.bool_)
     return np.where(at_limit, options.reward, rewards.totals_N)

@@ -1,4 +1,4 @@
-"""Long answers pay a little before they are cut off."""
+"""A growing penalty for long answers, before they are cut off."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ from trainer.rewards import Floats, Rewards
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """In sampled tokens of a trajectory."""
+    """Bounds in sampled tokens of a trajectory."""
 
     most: int = 20480
     cache: int = 4096
-    """Over so many the penalty grows from 0 to 1."""
+    """The number of tokens below `most` over which the penalty grows from 0 to 1."""
 
     def __post_init__(self) -> None:
         require(

@@ -1,1 +1,1 @@
-"""How large a step is taken beside what the schedule says, one rule to a file."""
+"""Rules for a factor of the scheduled learning rate, one per file."""

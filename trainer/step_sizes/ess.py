@@ -1,4 +1,4 @@
-"""Smaller steps on batches of which only a part still says something."""
+"""Smaller steps for batches with a small effective sample size."""
 
 from dataclasses import dataclass
 from math import exp, sqrt
@@ -14,13 +14,13 @@ LEVELS = ("product", "geometric")
 
 @dataclass(frozen=True, slots=True)
 class SampleSize:
-    """A batch at `base` or above keeps the whole rate."""
+    """The options; a batch with a share of `base` or more keeps the full rate."""
 
     base: float = 1.0
     linear: bool = False
-    """Without the root."""
+    """True: without the square root."""
     level: str = "product"
-    """Of a trajectory's ratios; `geometric` takes their mean, ours, for long ones."""
+    """The ratio of a trajectory: the `product` over tokens, or their `geometric` mean (ours)."""
 
     def __post_init__(self) -> None:
         require("base", self.base, 0 < self.base <= 1, "give a number in (0, 1]")
@@ -38,7 +38,7 @@ def ess(start: StepStart, options: SampleSize) -> Pace:
 
 
 def effective_share(logs_N: Floats) -> float:
-    """ρ of weights given as logarithms: exp(2·lse(l) − lse(2l))/B; 1 of none."""
+    """Return ρ of weights given as logarithms: exp(2·lse(l) − lse(2l))/B; 1 if empty."""
     if not len(logs_N):
         return 1.0
     return exp(2 * _lse(logs_N) - _lse(2 * logs_N)) / len(logs_N)

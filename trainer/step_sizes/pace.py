@@ -1,4 +1,4 @@
-"""What a rule of the step size sees of a batch, and what it gives."""
+"""The input and the result of step-size rules."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,21 +8,21 @@ from trainer.rewards import Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class StepStart:
-    """N trajectories with tokens of ours, before the first gradient."""
+    """Sums over N trajectories with tokens of our policy, before the first gradient."""
 
     log_weights_N: Floats
-    """Σ_t of lp less μ over its sampled tokens, in all of its sequences."""
+    """Σ_t of lp less μ over a trajectory's sampled tokens, in all of its sequences."""
     lengths_N: Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The learning rate of this step is the schedule's times the factor."""
+    """The factor of the scheduled learning rate for this step."""
 
     factor: float = 1.0
     told: Mapping[str, float] = field(default_factory=dict)
-    """For the metrics of the step."""
+    """Further metrics of the step."""
 
 
 StepSize = Callable[..., Pace]
-"""(step_start, options) to pace."""
+"""A function of (step_start, options) to pace."""

@@ -1,6 +1,6 @@
-"""Environments and scorers: what an agent acts upon, and what judges it.
+"""Environments that agents act on, and scorers of their trajectories.
 
-Public: `environment` (the seam, `make_environment`, `check_environment`), `environments` (those
-that are shipped), `sessions` (the open environments of one worker), `scorers` (`score`,
-`check_scorer`), `foreign` (how both are found by name).
+Public: `environment` (the interface, `make_environment`, `check_environment`), `environments` (the
+included ones), `sessions` (the open environments of one worker), `scorers` (`score`,
+`check_scorer`), `foreign` (lookup of both by name).
 """

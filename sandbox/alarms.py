@@ -1,9 +1,9 @@
-"""Alarms of scorers that wait: seen, refused, and said by name.
+"""Detection of alarms that asynchronous scorers set: they are refused, and the scorer fails.
 
-A scorer that waits shares its event loop with others, and mostly runs off the main thread. Python
-delivers alarms on the main thread alone: there `signal.signal` raises off it, and libraries of
-answer checkers swallow that and call the answer wrong. So an alarm that is set while such a scorer
-runs is noted, and whatever the scorer makes of it, it has no say.
+An asynchronous scorer shares its event loop with others, and mostly runs off the main thread.
+Python delivers alarms on the main thread alone: on others `signal.signal` raises, and libraries of
+answer checkers catch that and report a wrong answer. So an alarm that is set while such a scorer
+runs is recorded, and the scorer's result is replaced by an error.
 """
 
 import signal
@@ -32,7 +32,7 @@ _real: dict[str, Callable[..., Any]] = {}
 
 
 class CarryingExecutor(ThreadPoolExecutor):
-    """Threads that know for whom they work: what waits may hand its work to one of them."""
+    """A thread pool that runs work in its caller's context, so that its alarms are recorded."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         return super().submit(partial(copy_context().run, fn, *args, **kwargs))
@@ -40,7 +40,7 @@ class CarryingExecutor(ThreadPoolExecutor):
 
 @contextmanager
 def without_alarms(name: str) -> Iterator[None]:
-    """Let a scorer that waits set no alarm. Raises WorkFailed(`uses_alarm`) where it has tried."""
+    """Refuse alarms of an asynchronous scorer. Raises WorkFailed(`uses_alarm`) if it tried one."""
     _watch()
     noted: list[str] = []
     token = _noted.set(noted)
@@ -64,7 +64,7 @@ def _say(name: str, noted: list[str]) -> None:
 
 
 def _watch() -> None:
-    """Stand before what sets alarms, once in a process."""
+    """Wrap the functions that set alarms, once in a process."""
     if _real:
         return
     for name in SETTERS:
@@ -89,7 +89,7 @@ def _handling(number: Any, handler: Any) -> Any:
 
 
 def _refuse(name: str) -> None:
-    """As Python does off the main thread, also on it, and noted."""
+    """Record an alarm and raise ValueError, as Python does off the main thread."""
     noted = _noted.get()
     if noted is None:
         if threading.current_thread() is not threading.main_thread():
@@ -101,7 +101,7 @@ def _refuse(name: str) -> None:
 
 
 def _warn(name: str) -> None:
-    """Say who sets an alarm on a thread that is of no scorer's context, once for each place."""
+    """Log an alarm on a thread outside of a scorer's context, once per line of code."""
     caller = sys._getframe(3)
     place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     if place not in _warned:

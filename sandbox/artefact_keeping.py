@@ -1,4 +1,4 @@
-"""Puts what a rollout leaves into the object store, a few at a time: each is then in memory."""
+"""Storing of artefacts in the object store, a few at a time, as each is then in memory."""
 
 import asyncio
 from weakref import WeakKeyDictionary
@@ -15,7 +15,7 @@ _ROOM: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKey
 
 
 async def keep(host: Host, name: str, spool: ArtefactSpool) -> Artefact:
-    """What stands for it in `info`. Raises WorkFailed(`objects_away`), which may be tried again."""
+    """Store a spool's content; return its artefact. Raises WorkFailed(`objects_away`)."""
     room = _ROOM.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
     async with room:
         try:
@@ -25,7 +25,7 @@ async def keep(host: Host, name: str, spool: ArtefactSpool) -> Artefact:
 
 
 def _kept(host: Host, name: str, spool: ArtefactSpool) -> Artefact:
-    """Blocks."""
+    """Store the content; blocks."""
     content = spool.read()
     named = claim_of(content)
     claim = Claim(host.keep(name, content), named.sha256, named.size_bytes)

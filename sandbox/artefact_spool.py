@@ -1,29 +1,29 @@
-"""What may become an object, while it is still being written: little of it is held in memory."""
+"""A spool for content that may become an object, with little of it in memory."""
 
 import tempfile
 
 from schemas.errors import WorkFailed
 
 IN_MEMORY_BYTES = 1 << 20
-"""What is longer lies in a file without a name, which ends with its worker."""
+"""The size above which content is in an unnamed file, which ends with its worker."""
 
 
 class ArtefactSpool:
-    """Bytes in the order in which they come; of what is above the most only the size is kept."""
+    """Bytes in order of arrival, up to `most_bytes`; bytes beyond that are only counted."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115 (see close)
         self.size = 0
-        """Of all that was written."""
+        """The size of all that was written."""
 
     @property
     def cut(self) -> bool:
-        """Whether something is missing at the end."""
+        """True if the end is missing."""
         return self.size > self._most_bytes
 
     def write(self, chunk: bytes) -> None:
-        """Raises WorkFailed(`no_room`) where this host has no room for it."""
+        """Append a chunk. Raises WorkFailed(`no_room`) if the disk is full."""
         room = max(0, self._most_bytes - self.size)
         self.size += len(chunk)
         try:
@@ -33,10 +33,10 @@ class ArtefactSpool:
             raise WorkFailed("no_room", msg, retriable=True) from error
 
     def read(self) -> bytes:
-        """All that was kept."""
+        """Return all that was kept."""
         self._file.seek(0)
         return self._file.read()
 
     def close(self) -> None:
-        """May be called twice."""
+        """Close the file. May be called twice."""
         self._file.close()

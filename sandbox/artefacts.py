@@ -1,8 +1,8 @@
 """Objects that a rollout leaves in the store: a patch, the output of a command.
 
 They are named in the `info` of the steps of a trajectory, as a list under `artefacts`; of several
-of one name the last counts. What is in a trajectory was said by whoever stepped it: the object is
-what its digest says, or there is none.
+with one name the last counts. A trajectory's content is not trusted: an object is used only if it
+matches its digest.
 """
 
 import json
@@ -14,17 +14,17 @@ from schemas.errors import WorkFailed
 from schemas.messages import Claim, Trajectory
 
 PATCH = "patch"
-"""What `git diff --binary` says of the work at the end of an episode, against its beginning."""
+"""The name of the output of `git diff --binary` between the begin and the end of an episode."""
 OUTPUT = "output"
-"""All that a command printed, of which an observation shows the beginning and the end."""
+"""The name of a command's full output, of which an observation shows the beginning and the end."""
 KEY = "artefacts"
 HEAD_BYTES = 2000
-"""So much of an object's beginning is in `info` itself, for people."""
+"""The bytes of an object's beginning that are copied into `info`, for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Artefact:
-    """An object by its name in one rollout."""
+    """An object with its name in one rollout."""
 
     name: str
     uri: str
@@ -32,26 +32,26 @@ class Artefact:
     size: int
     head: str = ""
     cut: bool = False
-    """Whether its end is missing."""
+    """True if its end is missing."""
 
     def as_info(self) -> dict[str, object]:
-        """What stands for it in a list under KEY."""
+        """Return its entry in the list under KEY."""
         return {each: getattr(self, each) for each in self.__slots__ if each != "cut" or self.cut}
 
     @property
     def claim(self) -> Claim:
-        """What the store is asked for."""
+        """The claim with which the store is asked for it."""
         return Claim(self.uri, self.sha256, self.size)
 
 
 def artefact(name: str, claim: Claim, content: bytes, *, cut: bool = False) -> Artefact:
-    """An object that was put into the store under this claim."""
+    """Return the artefact of an object that was stored under this claim."""
     head = content[:HEAD_BYTES].decode(errors="replace")
     return Artefact(name, claim.uri, claim.sha256, claim.size_bytes, head, cut)
 
 
 def last_artefact(trajectory: Trajectory, name: str) -> Artefact | None:
-    """The last one of a name; None where there is none. Raises WorkFailed(`bad_artefact`)."""
+    """Return the last artefact of a name, or None. Raises WorkFailed(`bad_artefact`)."""
     if trajectory.steps is None:
         msg = f"the steps of rollout {trajectory.rollout_id!r} lie elsewhere; resolve its claim"
         raise WorkFailed("bad_artefact", msg, retriable=False)

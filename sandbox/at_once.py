@@ -1,4 +1,4 @@
-"""Runs on the spot what is written as a coroutine and has nothing to wait for."""
+"""Synchronous execution of a coroutine that never suspends."""
 
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -7,13 +7,13 @@ from schemas.errors import WorkFailed
 
 T = TypeVar("T")
 TOLD = 100
-"""So often a coroutine is told that it cannot wait here; one that clings to it is let go."""
+"""The number of errors thrown into a coroutine that keeps suspending, before it is abandoned."""
 
 
 def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end without an event loop: one `send`, as quick as a few calls.
 
-    Raises WorkFailed(`bad_config`) out of whatever waits in it.
+    Raises WorkFailed(`bad_config`) at the point where it suspends.
     """
     try:
         coroutine.send(None)

@@ -1,12 +1,12 @@
-"""The seam to everything an agent can act upon: text in, text and reward out.
+"""The interface of environments: text actions in, text observations and rewards out.
 
-What every environment promises (`tests/sandbox/test_environment.py`): the same seed gives the same
-first observation; any text is survived as an action; it may be closed twice, opened or not. One
-that declares itself `replayable` shows the same again for the same seed and actions, in any
-process. Sessions end episodes; an environment need not refuse steps after its end.
+Every environment guarantees (`tests/sandbox/test_environment.py`): the same seed gives the same
+first observation; any text is accepted as an action; it may be closed twice, opened or not. A
+`replayable` one gives the same observations for the same seed and actions, in any process.
+Sessions end episodes; an environment need not refuse steps after its end.
 
-One that waits for something outside, a process or a server, has `async def` methods: hundreds of
-them wait on one thread. Whether one does is read off its class before it is made (`kind_of`).
+An environment that waits for a process or a server has `async def` methods: hundreds of them wait
+on one thread. `kind_of` reads from its class whether it does, before one is made.
 """
 
 import inspect
@@ -28,54 +28,54 @@ SHIPPED: Mapping[str, str] = {
     "reasoning_gym": "sandbox.environments.reasoning:ReasoningTask",
     "shell": "sandbox.environments.shell_commands:ShellEnvironment",
 }
-"""Short names, and the factories behind them; these modules are imported when first made."""
+"""Factories by short name; a module is imported when its environment is first made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an environment showed after one action, or after its opening."""
+    """The result of an action, or of opening an environment."""
 
     text: str
     reward: float = 0.0
     terminated: bool = False
-    """The episode came to an end of its own."""
+    """True if the episode has ended by itself."""
     truncated: bool = False
-    """The episode was cut off by a limit."""
+    """True if a limit has ended the episode."""
     info: Mapping[str, object] = field(default_factory=dict)
-    """For people and scorers, never for the policy; goes over the wire as a JSON object."""
+    """Data for people and scorers, never for the policy; serialised as a JSON object."""
 
 
 class Environment(Protocol):
-    """One episode at a time, driven by one thread at a time.
+    """A synchronous environment: one episode at a time, run by one thread at a time.
 
-    That is the same one until another session on it takes long: then a thread of its own goes on
-    with this. An environment that must stay where it was opened has `thread_bound = True` too.
+    The thread stays the same until another session on it takes long: then this one moves to another
+    thread. An environment that must stay on the thread that opened it sets `thread_bound = True`.
     """
 
     replayable: bool
-    """Whether a session that was lost can be rebuilt from the seed and the actions."""
+    """True if a lost session can be rebuilt from the seed and the actions."""
 
     def open(self, seed: int) -> Observation:
         """Begin an episode."""
         ...
 
     def step(self, action: str) -> Observation:
-        """Apply one action, whatever it says."""
+        """Apply one action, which may be any text."""
         ...
 
     def close(self) -> None:
-        """Give everything back. May be called twice."""
+        """Release all resources. May be called twice."""
         ...
 
 
 class WaitingEnvironment(Protocol):
-    """One episode at a time, in a task of its own on an event loop that all of them share.
+    """An asynchronous environment: one episode at a time, in its own task on a shared event loop.
 
-    Whatever takes time is awaited: who blocks blocks everybody. A step past its time is cancelled
-    and its session closed, in the same task. A factory with a parameter `host` is given one.
-    What a worker has only so many of is named by a class attribute `slot`, one name or several; one
-    of each is held while it is open, all or none of them. A static method `slots_beside(config)`
-    names those of another session of its rollout that it cannot do without.
+    It must await whatever takes time, since blocking stops all others. A step past its deadline is
+    cancelled and its session closed, in the same task. A factory with a parameter `host` gets one.
+    A class attribute `slot` names limited resources of a worker, one name or several; one of each
+    is held while it is open, all or none of them. A static method `slots_beside(config)` names the
+    slots of another session of its rollout that it depends on.
     """
 
     replayable: bool
@@ -89,25 +89,25 @@ class WaitingEnvironment(Protocol):
 
 AnyEnvironment = Environment | WaitingEnvironment
 WANTED = ("replayable", "open", "step", "close")
-"""What every environment has."""
+"""Attributes that every environment has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is known of an environment before one is made."""
+    """The properties of an environment that its class declares."""
 
     waits: bool = False
-    """Whether its methods are `async def`."""
+    """True if its methods are `async def`."""
     slots: tuple[str, ...] = ()
-    """What it takes one of each while it is open, where its worker has only so many."""
+    """The names of limited slots of a worker of which it holds one each while it is open."""
     replayable: bool | None = None
-    """None where only an environment that was made can say."""
+    """Its `replayable`; None if only an instance has it."""
     beside: Callable[[Mapping[str, Any]], object] | None = None
-    """Of its config: what the session beside it takes, which it cannot do without."""
+    """A function of its config that returns the slots of the session that it depends on."""
 
 
 def check_environment(name: str) -> None:
-    """Refuse a name behind which there is nothing, without importing what is behind it.
+    """Refuse an unknown name, without importing its module.
 
     Raises Refused.
     """
@@ -117,9 +117,9 @@ def check_environment(name: str) -> None:
 
 
 def kind_of(name: str) -> Kind:
-    """What the class behind a name says of its environments; imports the module that it is in.
+    """Return the properties that the class of an environment declares; imports its module.
 
-    The class is the factory itself, or what a function is annotated to return. Raises WorkFailed.
+    The class is the factory itself, or a function's annotated return type. Raises WorkFailed.
     """
     return _kind(name, load("environment", name, SHIPPED))
 
@@ -137,7 +137,7 @@ def _kind(name: str, factory: Callable[..., object]) -> Kind:
 
 
 def slots_beside(name: str, kind: Kind, config_json: str) -> tuple[str, ...]:
-    """What the session takes that one of this config is to have beside it. Raises WorkFailed."""
+    """Return the slots of the session that one of this config depends on. Raises WorkFailed."""
     if kind.beside is None:
         return ()
     config = _config(name, config_json)
@@ -146,20 +146,20 @@ def slots_beside(name: str, kind: Kind, config_json: str) -> tuple[str, ...]:
 
 
 def _names(slot: object) -> tuple[str, ...]:
-    """One name or several, as a class says it."""
+    """Return the names in a class attribute, which has one name or several."""
     several = slot if isinstance(slot, (tuple, list)) else (slot,)
     return tuple(name for name in several if isinstance(name, str) and name)
 
 
 def _returned(factory: Callable[..., object]) -> object:
-    """What a function is annotated to return, if that can be told."""
+    """Return the annotated return type of a function; None if it cannot be resolved."""
     with suppress(WorkFailed), foreign("", "annotations are for type checkers first"):
         return get_type_hints(factory).get("return")
     return None
 
 
 def is_replayable(name: str, config_json: str = "") -> bool:
-    """Whether lost sessions of an environment can be rebuilt. Raises WorkFailed."""
+    """Return True if lost sessions of an environment can be rebuilt. Raises WorkFailed."""
     kind = kind_of(name)
     if kind.waits and kind.replayable is not None:
         return kind.replayable
@@ -173,8 +173,8 @@ def is_replayable(name: str, config_json: str = "") -> bool:
 def make_environment(name: str, config_json: str = "", host: Host | None = None) -> AnyEnvironment:
     """Build an environment from its name and the keyword arguments of its factory.
 
-    One that waits and takes a `host` is given it. Raises WorkFailed: `unknown_environment`, or
-    `bad_config` when the arguments do not fit.
+    An asynchronous one with a parameter `host` gets it. Raises WorkFailed: `unknown_environment`,
+    or `bad_config` if the arguments do not fit.
     """
     factory = load("environment", name, SHIPPED)
     config = _config(name, config_json)
@@ -190,9 +190,9 @@ def make_environment(name: str, config_json: str = "", host: Host | None = None)
 
 
 def make_plain(name: str, config_json: str = "") -> Environment:
-    """Build an environment that does not wait; raises WorkFailed(`bad_config`) for one that does.
+    """Build a synchronous environment, like `make_environment`.
 
-    Else as `make_environment`.
+    Raises WorkFailed(`bad_config`) for an asynchronous one.
     """
     environment = make_environment(name, config_json)
     if inspect.iscoroutinefunction(environment.step):
@@ -212,7 +212,7 @@ def _config(name: str, config_json: str) -> dict[str, Any]:
 
 
 def _signature(factory: Callable[..., object]) -> inspect.Signature:
-    """What it takes; found once of each, for it costs more than a quick environment's reset."""
+    """Return a factory's signature, cached: reading it takes longer than a quick reset."""
     known = _known_signature if isinstance(factory, Hashable) else inspect.signature
     return known(factory)
 
@@ -225,7 +225,7 @@ def _known_signature(factory: Callable[..., object]) -> inspect.Signature:
 def _fit(
     name: str, factory: Callable[..., object], config: dict[str, Any], host: Host | None
 ) -> None:
-    """Add the host where one is taken; tell a misspelt key from a TypeError deep inside."""
+    """Add the host if the factory takes one, and check the keys before it is called."""
     with foreign("bad_config", f"the factory of environment {name!r} hides its arguments"):
         signature = _signature(factory)
     taken = signature.parameters.get("host") if _kind(name, factory).waits else None

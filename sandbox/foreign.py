@@ -1,6 +1,6 @@
-"""How environments and scorers are found: by a short name of ours, or as `module:name` of yours.
+"""Lookup of environments and scorers: by a short name of ours, or as `module:name` of yours.
 
-Code behind a name is foreign: whatever it raises becomes WorkFailed where it is called, in
+Code behind a name is foreign: its exceptions are converted into WorkFailed where it is called, by
 `foreign`, and nowhere else.
 """
 
@@ -16,7 +16,7 @@ from schemas.interrupts import is_from_outside
 
 
 def complaint(kind: str, name: str, shipped: Mapping[str, str]) -> str:
-    """What is wrong with a name, or nothing; imports at most the packages around a module."""
+    """Return the fault of a name, or ''; imports at most the packages around its module."""
     if name in shipped:
         return ""
     module, colon, attribute = name.partition(":")
@@ -31,7 +31,7 @@ def complaint(kind: str, name: str, shipped: Mapping[str, str]) -> str:
 
 
 def load(kind: str, name: str, shipped: Mapping[str, str]) -> Callable[..., Any]:
-    """The callable behind a name. Raises WorkFailed(`unknown_<kind>`)."""
+    """Import the callable of a name. Raises WorkFailed(`unknown_<kind>`)."""
     code = f"unknown_{kind}"
     wrong = complaint(kind, name, shipped)
     if wrong:
@@ -42,11 +42,11 @@ def load(kind: str, name: str, shipped: Mapping[str, str]) -> Callable[..., Any]
         raise WorkFailed(code, str(error), retriable=False) from error
 
 
-class foreign:  # a small name: it is used as a word of the language is, around every step
-    """Turn whatever code of others raises into WorkFailed(code); errors of our tree pass.
+class foreign:  # in lower case, since it is used like a keyword
+    """Convert exceptions of foreign code into WorkFailed(code); our own errors pass.
 
-    SystemExit is among it: an environment that calls `sys.exit` must not end its worker. `what` is
-    asked for its words only where something was raised.
+    This includes SystemExit: an environment that calls `sys.exit` must not end its worker. `what`
+    is called only if something was raised.
     """
 
     __slots__ = ("_code", "_what")

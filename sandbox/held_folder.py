@@ -1,6 +1,6 @@
-"""Folders that a process holds for as long as it lives, however it ends: by a lock of the kernel.
+"""Folders with a kernel lock that a process holds until it ends, however it ends.
 
-What is not held any more was left behind, and is anybody's to remove.
+A folder without a lock was left behind, and any process may remove it.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @contextmanager
 def locked(parent: Path) -> Iterator[None]:
-    """While folders are made in it and held, or looked through: nobody does either meanwhile."""
+    """Lock a parent folder while folders in it are made and held, or listed."""
     descriptor = os.open(parent, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -25,7 +25,7 @@ def locked(parent: Path) -> Iterator[None]:
 
 
 def hold(directory: Path) -> int:
-    """Hold a folder until this descriptor is closed, here and in whoever inherits it."""
+    """Lock a folder until the returned descriptor is closed, also in processes that inherit it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     return descriptor
@@ -33,10 +33,10 @@ def hold(directory: Path) -> int:
 
 @contextmanager
 def scratch_folder(name: str) -> Iterator[Path]:
-    """Make a folder below the one for temporary files, and remove it in the end.
+    """Make a temporary folder, and remove it at the end.
 
-    What killed ones have left is removed first. Raises OSError where another user has made the
-    folder of all of them.
+    Folders of killed processes are removed first. Raises OSError if the parent of these folders
+    belongs to another user.
     """
     above = Path(tempfile.gettempdir()) / f"rollcall-{name}-{os.getuid()}"
     above.mkdir(0o700, exist_ok=True)
@@ -57,10 +57,10 @@ def scratch_folder(name: str) -> Iterator[Path]:
 
 
 def remove_unless_held(directory: Path) -> None:
-    """Remove what a process has left that did not live to do so itself."""
+    """Remove a folder if no live process holds it."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:  # a file of somebody's, or another process has just removed it
+    except OSError:  # it is a file, or another process has just removed it
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

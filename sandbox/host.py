@@ -1,7 +1,7 @@
-"""What a worker offers environments and scorers that wait: a line to the models, boxes, objects.
+"""The services of a worker for asynchronous environments and scorers: endpoints, boxes, objects.
 
-An environment is given its `Host` when it is made, if its factory has a parameter of that name. It
-is one host for one session: whatever is drawn from it ends with the session, at the latest.
+An environment gets its `Host` when it is made, if its factory has a parameter of that name. Each
+session has a host of its own, whose resources end with the session at the latest.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -21,38 +21,38 @@ T = TypeVar("T")
 
 
 class Line(Protocol):
-    """The environment's end of an HTTP endpoint that one process talks to, as if to a model.
+    """The environment's end of an HTTP endpoint that one process uses like a model (a line).
 
-    All of it belongs to the event loop of the worker's room.
+    It is used on the event loop of one of the worker's threads (a room).
     """
 
     url: str
-    """http://127.0.0.1:PORT/r/KEY; clients append the path that their vendor wants."""
+    """The base URL, http://127.0.0.1:PORT/r/KEY; clients append the path of their vendor's API."""
     key: str
-    """What the endpoint asks its callers for; drawn for this line alone."""
+    """The API key that callers must send; drawn for this endpoint alone."""
 
     def asked(self) -> "list[Ask]":
-        """The requests that wait for a reply, in order of arrival; equal ones each count."""
+        """Return the requests that wait for a reply, in order of arrival, with duplicates."""
         ...
 
     def shorten(self, ask: "Ask", short: "Ask") -> None:
-        """Hold this in place of one that `asked` has shown, the very object."""
+        """Replace a request, given as the same object that `asked` returned, by a shorter copy."""
         ...
 
     async def wait(self, timeout_s: float | None) -> None:
-        """Return when a request arrives or one is taken away, when woken, or after so long."""
+        """Wait until a request arrives or is withdrawn, `wake` is called, or the timeout."""
         ...
 
     def wake(self) -> None:
-        """Let whoever waits look again: something else has happened."""
+        """Make `wait` return, since something else has happened."""
         ...
 
     def tell(self, reply: "Reply") -> None:
-        """Answer the first waiting request of the reply's digest; KeyError when none waits."""
+        """Answer the first waiting request with the reply's digest. Raises KeyError if none."""
         ...
 
     async def close(self) -> None:
-        """From now on the key is unknown: requests that wait, and later ones, are told so.
+        """Invalidate the key: waiting and later requests get an error for an unknown key.
 
         May be called twice.
         """
@@ -60,19 +60,19 @@ class Line(Protocol):
 
 
 class Process(Protocol):
-    """An agent that runs; see `sandbox.agents.agent_processes.AgentProcess`."""
+    """A running agent; see `sandbox.agents.agent_processes.AgentProcess`."""
 
     async def wait(self) -> "AgentExit":
-        """Until it has ended; several may wait, and a wait may be cancelled."""
+        """Wait until it has ended; several tasks may wait, and a wait may be cancelled."""
         ...
 
     async def close(self) -> "AgentExit":
-        """End it and all that it has started, and remove what it has left. May be called twice."""
+        """End it with its children, and remove its directory. May be called twice."""
         ...
 
 
 class Starts(Protocol):
-    """What starts agents."""
+    """The interface that starts agents."""
 
     async def start(
         self,
@@ -83,14 +83,14 @@ class Starts(Protocol):
         key: str,
         box: "AgentBox | None" = None,
     ) -> Process:
-        """A process of an agent, which asks at `url` with `key`; in a box where one is given.
+        """Start an agent with the endpoint `url` and its `key`; in a box, if one is given.
 
-        Raises WorkFailed: `agent_missing`, or `agent_start` where there is no room for one more.
+        Raises WorkFailed: `agent_missing`, or `agent_start` if no process can be forked.
         """
         ...
 
     async def imports(self, agent: str, config: Mapping[str, Any]) -> Mapping[str, str]:
-        """What an agent's box is shown of its modules and its interpreter, by its place there.
+        """Return the host paths of an agent's modules and interpreter, by their path in its box.
 
         Raises WorkFailed.
         """
@@ -106,55 +106,55 @@ class Processes(Starts, Protocol):
 
 
 class Boxes(Protocol):
-    """What lends boxes to one session."""
+    """The boxes that one session may borrow."""
 
     @property
     def default(self) -> str:
-        """The driver of whoever names none."""
+        """The driver of sessions that name none."""
         ...
 
     async def lend(self, driver: str | None, spec: "Spec", mode: "Mode" = "persistent") -> "Box":
-        """A started box in which nobody has been; whoever borrows it gives it back.
+        """Lend a started, unused box; the borrower must give it back.
 
-        `driver`: None is the worker's own choice.
-        `persistent`: one that waits started, where there is one; `ephemeral`: made for this.
+        `driver`: None is the worker's default.
+        `persistent`: one that was started ahead, if there is one; `ephemeral`: a new one.
         Raises WorkFailed.
         """
         ...
 
     async def give_back(self, box: "Box", reason: str = "") -> None:
-        """Remove a box: nobody is given a used one. May be called twice.
+        """Remove a box, since used ones are not lent again. May be called twice.
 
-        `reason`: why, where that is not the end of an episode.
+        `reason`: the cause, if it is not the end of an episode.
         """
         ...
 
     def driver_of(self, driver: str | None, spec: "Spec") -> str:
-        """Which driver would open such a box. Raises WorkFailed(`bad_config`)."""
+        """Return the name of the driver for such a box. Raises WorkFailed(`bad_config`)."""
         ...
 
     def holds(self, box: "Box") -> bool:
-        """Whether it is lent still, and was not given back by whoever it was lent to."""
+        """Return True if a box is still lent."""
         ...
 
     def enter_task(self) -> "Box":
-        """The box that the environment of the same rollout was lent; whoever asks gives none back.
+        """Return the box of the same rollout's task; the caller does not give it back.
 
-        Asked for once: what an agent did in it is not undone. Raises WorkFailed(`session_lost`)
-        where it was, and where there is none.
+        It is entered once, since an agent's changes in it cannot be undone. Raises
+        WorkFailed(`session_lost`) if it was entered before, or if there is none.
         """
         ...
 
 
 class Host(Starts, Protocol):
-    """What one session may ask of the worker that it lives in."""
+    """The services of a worker for one session."""
 
     place: str
-    """Which session it is, for people."""
+    """The description of the session, for people."""
 
     @property
     def boxes(self) -> Boxes:
-        """Where commands run. Raises WorkFailed(`box_unavailable`) where a worker has none."""
+        """The worker's boxes. Raises WorkFailed(`box_unavailable`) if it has none."""
         ...
 
     async def line(
@@ -163,12 +163,12 @@ class Host(Starts, Protocol):
         task: Mapping[str, object],
         listener: "socket.socket | None" = None,
     ) -> Line:
-        """Open a line on which these policies can be asked for, and which tells its task.
+        """Open an endpoint for these policies, which also serves the task.
 
-        With a listener it can be reached there alone, and the listener is the line's.
+        With a listener it is reachable there alone, and it owns the listener.
 
-        A line is one process's: a client that comes back is told again what it was told, so a
-        process that is started anew needs another line, whose key the old one does not have.
+        An endpoint serves one process: a client that retries gets the same replies again, so a
+        restarted process needs another endpoint, whose key the old process does not have.
         """
         ...
 
@@ -178,21 +178,21 @@ class Host(Starts, Protocol):
 
 
 class ScoringHost(Protocol):
-    """What scorers that wait may ask of the worker that they live in; one for each trajectory."""
+    """The services of a worker for asynchronous scorers; one for each trajectory."""
 
     @property
     def timeout_s(self) -> float:
-        """How long one scorer may take."""
+        """The time limit of one scorer, in seconds."""
         ...
 
     async def fetch(self, claim: "Claim") -> bytes:
-        """An object of the store. Raises ObjectLost, and Unavailable."""
+        """Fetch an object from the store. Raises ObjectLost, and Unavailable."""
         ...
 
     async def open_box(self, spec: "Spec") -> "Box":
-        """A box in which nobody has been; whoever opens it closes it. Raises WorkFailed."""
+        """Open an unused box; the caller closes it. Raises WorkFailed."""
         ...
 
     async def once(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
-        """What was made under this name for this trajectory; made when it is first asked for."""
+        """Return the value of this name for this trajectory; the first call makes it."""
         ...

@@ -1,8 +1,8 @@
-"""Processes that end with the worker, with all they started: the worker's end of a keeper.
+"""The worker's end of a keeper, whose processes end with the worker, with all they started.
 
-A keeper is one small process (`sandbox.keeper_process`) between a worker and whatever the worker
-starts for others. It belongs to the event loop that it was started from. A keeper that is killed
-takes all that it started along; only who kills its guardian first outlives it.
+A keeper is one small process (`sandbox.keeper_process`) between a worker and the programs that it
+runs in boxes. It belongs to the event loop that it was started from. If a keeper is killed, all its
+processes end; only a process that kills the keeper's guardian first can outlive it.
 """
 
 import asyncio
@@ -25,57 +25,57 @@ from sandbox import keeper_process
 from schemas.errors import WorkFailed
 
 GONE_CODE = -9
-"""How a child has ended whose keeper was killed: with it."""
+"""The exit code of a child whose keeper was killed."""
 END_S = 30.0
 PACKET_BYTES = 128 << 10
-"""The kernel takes about 200 KB at once."""
+"""The most bytes of a packet; the kernel accepts about 200 KB."""
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What a process of a box is bound by, beside rlimits."""
+    """The restrictions of a process of a box, beside rlimits."""
 
     name: str = ""
-    """What its command line begins with, in place of the program's path."""
+    """The first word of its command line, in place of the program's path."""
     user: int = 0
-    """On the host; 0 is the keeper's own."""
+    """Its user id on the host; 0 is the keeper's own."""
     cgroups: tuple[str, ...] = ()
-    """Files that take its pid."""
+    """Control group files that its pid is written to."""
     group: str = ""
     """The folder of the box's control group. Each program has a group of its own below it, by which
-    all that it has started ends in one go (`sandbox.program_groups`)."""
+    all its processes are killed at once (`sandbox.program_groups`)."""
     within: int = 0
-    """The first process of a box: it enters the same namespaces and gives up all rights."""
+    """The pid of a box's first process, whose namespaces it enters before it drops all rights."""
     mounts: int = 0
-    """The number of the mount namespace that this is the first process of, should it be gone."""
+    """The number of that process's mount namespace, to detect that its pid was reused."""
     seccomp: str = ""
-    """A filter in base64 for a process that enters, empty for none."""
+    """A seccomp filter in base64 for a process that enters; empty for none."""
     staged: tuple[str, ...] = ()
-    """Directories that it is to find at `sandbox.namespaces.STAGE`, whoever may walk to them."""
+    """Directories that are mounted at `sandbox.namespaces.STAGE`, so it needs no access to them."""
     listen: int = 0
-    """The port on which a process that enters is to listen, in place of a program."""
+    """The port on which a process that enters listens, instead of running a program."""
 
 
 class KeptProcess:
-    """One process, and all that it started."""
+    """One process, with all that it started."""
 
     def __init__(self, keeper: "Keeper", number: int) -> None:
         self._keeper = keeper
         self.number = number
         self.started: asyncio.Future[int | str] = keeper.loop.create_future()
-        """Its pid, or why there is none."""
+        """Its pid, or the error of its start."""
         self.ended: asyncio.Future[int] = keeper.loop.create_future()
 
     async def wait(self) -> int:
-        """Return its exit code, a signal's number negative, when nothing is left below it."""
+        """Wait until its process tree has ended; return its exit code, or minus a signal."""
         return await asyncio.shield(self.ended)
 
     async def end(self) -> None:
-        """Kill it with all below it; return when nothing is left. May be called twice.
+        """Kill its process tree, and wait until it has ended. May be called twice.
 
-        The kill is under way before anything is waited for: whoever is cancelled here may leave.
+        The kill is sent before the first await, so cancelling this call does not prevent it.
         """
         if not self.ended.done():
             self._keeper.ask({"end": self.number})
@@ -83,13 +83,13 @@ class KeptProcess:
 
 
 class Keeper:
-    """Starts processes that end with this one. `start` makes it."""
+    """A keeper, which starts processes that end with this one. `start` makes it."""
 
     def __init__(
         self, directory: Path, worker: socket.socket, process: subprocess.Popen[bytes]
     ) -> None:
         self.directory = directory
-        """Removed when the keeper ends, whatever ends it."""
+        """Its directory, which is removed when the keeper ends, however it ends."""
         self.loop = asyncio.get_running_loop()
         self.alive = True
         self.borrowers = 0
@@ -121,7 +121,7 @@ class Keeper:
 
     @classmethod
     def borrow(cls) -> "Keeper":
-        """The keeper that all on this event loop share; start it if there is none."""
+        """Return the shared keeper of this event loop; start it if there is none."""
         loop = asyncio.get_running_loop()
         keeper = _SHARED.get(loop)
         if keeper is None or not keeper.alive:
@@ -130,7 +130,7 @@ class Keeper:
         return keeper
 
     async def give_back(self) -> None:
-        """End the keeper when nobody has borrowed it any more."""
+        """Return a borrowed keeper, and end it after its last borrower."""
         self.borrowers -= 1
         if self.borrowers == 0:
             if _SHARED.get(self.loop) is self:
@@ -150,7 +150,7 @@ class Keeper:
         """Start a program, with these descriptors as its standard input, output, error, and more.
 
         `limits` are rlimits by name, such as `RLIMIT_NOFILE`. Raises WorkFailed: `not_started`, or
-        `keeper_gone`, which may be tried with a new keeper.
+        `keeper_gone`, which may be retried with a new keeper.
         """
         kept = KeptProcess(self, next(self._numbers))
         request: dict[str, object] = {
@@ -175,7 +175,7 @@ class Keeper:
         return kept
 
     def ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """Send a request, at once or as soon as there is room for it."""
+        """Send a request, now or when the socket is writable."""
         packet = json.dumps(request).encode()
         if not self.alive:
             self._hear_of({"started": request.get("start"), "failed": "its keeper is gone"})
@@ -184,6 +184,7 @@ class Keeper:
             self._hear_of({"started": request.get("start"), "failed": failed})
         else:
             try:
+                # The caller may close its descriptors before the packet is sent.
                 self._unsent.append((packet, _doubles(descriptors)))
             except OSError as error:
                 self._hear_of({"started": request.get("start"), "failed": str(error)})
@@ -197,7 +198,7 @@ class Keeper:
             await asyncio.to_thread(self._process.wait, END_S)
         except subprocess.TimeoutExpired:
             log.warning("keeper_not_ended", pid=self._process.pid, after_s=END_S)
-        await asyncio.to_thread(remove, self.directory)  # should the keeper have been killed
+        await asyncio.to_thread(remove, self.directory)  # in case the keeper was killed
 
     def _send(self) -> None:
         while self._unsent:
@@ -216,7 +217,7 @@ class Keeper:
         self.loop.remove_writer(self._worker)
 
     def _hear(self) -> None:
-        """Take what the keeper says; nothing at all means that it is gone."""
+        """Receive a packet of the keeper; an empty one means that it has ended."""
         try:
             text = self._worker.recv(PACKET_BYTES)
         except BlockingIOError:
@@ -241,7 +242,7 @@ class Keeper:
             _settle(self._kept.pop(packet["ended"]).ended, packet["code"])
 
     def _lose(self) -> None:
-        """The keeper is ending, and all it holds with it."""
+        """Mark the keeper and all its processes as ended."""
         if not self.alive:
             return
         self.alive = False
@@ -261,13 +262,13 @@ _SHARED: dict[asyncio.AbstractEventLoop, Keeper] = {}
 
 
 def remove(directory: Path) -> None:
-    """Remove a tree of any depth and with names of any kind, if it is there; blocks."""
+    """Remove a tree of any depth and with any names, if it exists; blocks."""
     if directory.exists():
         subprocess.run(keeper_process.removal(str(directory)), check=False)
 
 
 def _confining(confinement: Confinement, argv: Sequence[str]) -> dict[str, object]:
-    """As the keeper is told it."""
+    """Return the confinement's fields of a request to the keeper."""
     fields = {name: value for name, value in asdict(confinement).items() if name != "name"}
     if not confinement.name:
         return fields
@@ -280,7 +281,7 @@ def _settle(future: "asyncio.Future[Any]", value: object) -> None:
 
 
 def _doubles(descriptors: Sequence[int]) -> list[int]:
-    """Of all of them or of none. Raises OSError where there is no room for so many open files."""
+    """Duplicate all descriptors, or none. Raises OSError if too many files are open."""
     made: list[int] = []
     try:
         made.extend(map(os.dup, descriptors))

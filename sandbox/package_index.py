@@ -1,6 +1,6 @@
-"""The package index, asked by its ordinary client: the pip of the Python that runs this.
+"""The package index, accessed by the pip of the running Python.
 
-So whatever the user's configuration says of mirrors, certificates and proxies is heeded.
+So the user's configuration of mirrors, certificates and proxies applies.
 """
 
 import subprocess
@@ -18,9 +18,9 @@ LONGEST_S = 900.0
 
 
 def pip(command: str, *arguments: str, what: str, scratch: Path) -> tuple[int, str]:
-    """The exit code and the words of one command; `what` is fetched. Raises Unavailable.
+    """Run pip to fetch `what`; return its exit code and output. Raises Unavailable.
 
-    Its temporary files are in `scratch`, where a killed one leaves them.
+    Its temporary files are in `scratch`, also those of a killed pip.
     """
     argv = [sys.executable, *PIP, command, *arguments]
     try:
@@ -32,7 +32,7 @@ def pip(command: str, *arguments: str, what: str, scratch: Path) -> tuple[int, s
 
 
 def refuse_without_index(what: str, said: str) -> None:
-    """Raise Refused where there is no pip, Unavailable where it reached no index."""
+    """Raise Refused if there is no pip, Unavailable if it reached no index."""
     if "No module named pip" in said:
         msg = f"releases are fetched by pip, which {sys.executable} lacks; run `-m ensurepip` on it"
         raise Refused(msg)
@@ -45,7 +45,7 @@ def refuse_without_index(what: str, said: str) -> None:
 
 
 def last_error(said: str) -> str:
-    """The line of what a pip that failed has said which says why."""
+    """Return the line of a failed pip's output that states the error."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     wrong = [line for line in lines if line.lower().startswith("error")]
     last: Sequence[str] = [*lines, *wrong] or ["pip is silent"]

@@ -1,4 +1,4 @@
-"""Places of a host that no box is given: state, tasks and checkouts hold what work is judged by."""
+"""Paths of a host that no box may see: state, tasks and checkouts hold the tests for grading."""
 
 import os
 from pathlib import Path
@@ -7,13 +7,13 @@ from schemas.errors import WorkFailed
 
 STATE, TASK, CHECKOUT = ".rollcall", "task.toml", ".git"
 MOST_FOLDERS = 50_000
-"""What has more is not looked through, and not given."""
+"""The most folders that are searched; a directory with more is refused."""
 
 
 def check_given(place: str, *, checkout: bool = False) -> None:
     """Refuse a directory that is or holds a private place, or lies in state or in a task; blocks.
 
-    `checkout`: one is allowed. Raises WorkFailed(`bad_config`).
+    `checkout`: git checkouts are allowed. Raises WorkFailed(`bad_config`).
     """
     real = Path(os.path.realpath(place))
     for above in (real, *real.parents):

@@ -1,8 +1,8 @@
 """A control group for each program of a box, below that of the box; the standard library alone.
 
-All that a program has started is in its group, also processes that were orphaned and adopted. So
-all of it ends in one go. A walk from parents to children would be slower than a fork bomb. Imported
-by path too, as `sandbox.process_tree` is.
+All processes that a program has started are in its group, also orphans that were adopted, so they
+can be killed at once. A walk from parents to children would be slower than a fork bomb. Also
+imported by path, as `sandbox.process_tree` is.
 """
 
 import os
@@ -12,7 +12,7 @@ from contextlib import suppress
 
 AGAIN_S = 0.005
 GIVE_UP_S = 0.2
-"""How long `end` waits for the kernel to be done with killed processes."""
+"""Seconds that `end` waits until the kernel has removed killed processes."""
 
 
 def entry(folder: str) -> str:
@@ -26,7 +26,7 @@ def entry(folder: str) -> str:
 
 
 def group_of(box: str, pid: int) -> str:
-    """Return the folder of a program, named by its pid on the host; empty where boxes have none."""
+    """Return the folder of a program, named by its pid on the host; empty if boxes have none."""
     return os.path.join(box, str(pid)) if box else ""
 
 
@@ -37,7 +37,7 @@ def made(folder: str) -> int:
 
 
 def kill(folder: str) -> None:
-    """Kill all in a group at once; nothing can start there from now on."""
+    """Kill all processes in a group at once; none can start there afterwards."""
     if _written(folder, "cgroup.kill", b"1"):
         return
     _written(folder, "pids.max", b"0")  # version 1 kills one by one
@@ -48,7 +48,7 @@ def kill(folder: str) -> None:
 
 
 def remains(folder: str) -> bool:
-    """Remove a group if it is empty, else kill what is there and return True."""
+    """Remove a group if it is empty, else kill its processes and return True."""
     try:
         os.rmdir(folder)
     except FileNotFoundError:
@@ -60,7 +60,7 @@ def remains(folder: str) -> bool:
 
 
 def end(folder: str) -> None:
-    """Kill all in a group and remove it; a group that empties too late is removed with its box."""
+    """Kill all processes in a group and remove it; if that takes too long its box removes it."""
     until = time.monotonic() + GIVE_UP_S
     kill(folder)
     while remains(folder) and time.monotonic() < until:

@@ -1,13 +1,13 @@
-"""What judges a trajectory that has ended: functions, several at once, each with a weight.
+"""Scorers of trajectories: functions, of which several are applied, each with a weight.
 
-Every trajectory yields one record. Only one that finished is judged; of the others the total is
-None and the reason says how they ended: nobody knows what they would have earned. A scorer that
-raises, or gives no finite number, has the value None with the reason, and then so has the total.
-One that scores single tokens too gives a `PerToken` (`sandbox.token_scores`).
+Every trajectory yields one record. Only finished trajectories are scored; for others the total is
+None and the reason is their status, since their reward is unknown. If a scorer raises, or returns
+no finite number, its value is None with the reason, and so is the total. A scorer of single tokens
+returns a `PerToken` (`sandbox.token_scores`).
 
-A scorer that waits for something outside, such as a box, is an `async def`, with a parameter
-`host` where it needs what its worker offers (`sandbox.waiting_scores`). `score` leaves its reward
-open, and `filled` puts it in.
+A scorer that waits for something, such as a box, is an `async def`, with a parameter `host` if it
+uses its worker's services (`sandbox.waiting_scores`). `score` leaves its reward open, and `filled`
+fills it in.
 """
 
 import inspect
@@ -29,14 +29,14 @@ from schemas.messages import Reward, ScoredTrajectory, Task, TokenScores, Trajec
 
 
 class Explained(NamedTuple):
-    """A reward with words for people, as a scorer may give it."""
+    """A reward with an explanation for people, which a scorer may return."""
 
     value: float
     reason: str
 
 
 class Opinion(NamedTuple):
-    """What came of one scorer."""
+    """The result of one scorer."""
 
     reward: Reward
     tokens: tuple[TokenScores, ...] = ()
@@ -44,7 +44,7 @@ class Opinion(NamedTuple):
 
 Scorer = Callable[[Trajectory], float | Explained | PerToken]
 WaitingScorer = Callable[..., Awaitable[float | Explained | PerToken]]
-"""Given the trajectory, and a `host` if it has a parameter of that name."""
+"""A function of the trajectory, and of a `host` if it has a parameter of that name."""
 
 SHIPPED: Mapping[str, str] = {
     "environment_return": "sandbox.scorers:environment_return",
@@ -56,7 +56,7 @@ SHIPPED: Mapping[str, str] = {
 }
 
 OPEN = "it waits, and nobody here waits for it"
-"""The reason of a reward that is not filled in."""
+"""The reason of an open reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ class ScorerSpec:
     name: str
     weight: float = 1.0
     function: Scorer | None = None
-    """What is called, where that is not what the name stands for."""
+    """The function to call, if it is not the one of that name."""
 
 
 def check_scorer(name: str) -> None:
-    """Refuse a name behind which there is nothing, without importing what is behind it.
+    """Refuse an unknown name, without importing its module.
 
     Raises Refused.
     """
@@ -88,9 +88,9 @@ def score(
     source_partition: int,
     source_offset: int,
 ) -> ScoredTrajectory:
-    """Judge a trajectory, read at the given place of the log; a scorer that raises is survived.
+    """Score a trajectory, read at the given place of the log; scorers may raise.
 
-    The rewards of scorers that wait are open: None, since they wait.
+    The rewards of asynchronous scorers are left open: None with the reason OPEN.
     """
     opinions: tuple[Opinion, ...] = ()
     if trajectory.status == "finished":
@@ -113,13 +113,13 @@ def score(
 
 
 def waiting(specs: Sequence[ScorerSpec]) -> tuple[int, ...]:
-    """Which of some scorers wait, by number; imports the modules that they are in."""
+    """Return the indices of asynchronous scorers; imports their modules."""
     numbered = enumerate(specs)
     return tuple(n for n, spec in numbered if spec.function is None and _waits(spec.name))
 
 
 def filled(scored: ScoredTrajectory, opinions: Mapping[int, Opinion]) -> ScoredTrajectory:
-    """The same with these opinions, by number of the scorer, in place of what was left open."""
+    """Return the record with open rewards filled in, given by index of the scorer."""
     rewards = tuple(
         opinions[number].reward if number in opinions else each
         for number, each in enumerate(scored.rewards)
@@ -130,13 +130,13 @@ def filled(scored: ScoredTrajectory, opinions: Mapping[int, Opinion]) -> ScoredT
 
 
 def call_of(name: str, trajectory: Trajectory, host: ScoringHost) -> Awaitable[object]:
-    """Begin with a scorer that waits; it raises anything, and WorkFailed where there is none."""
+    """Call an asynchronous scorer. Raises any exception, and WorkFailed if there is none."""
     scorer: WaitingScorer = _scorer(name)
     return scorer(trajectory, host=host) if _takes_host(name) else scorer(trajectory)
 
 
 def environment_return(trajectory: Trajectory) -> float:
-    """The sum of the rewards of all steps. Raises ValueError where they lie behind a claim."""
+    """Return the sum of the rewards of all steps. Raises ValueError if they are behind a claim."""
     if trajectory.steps is None:
         msg = f"the steps of rollout {trajectory.rollout_id!r} lie elsewhere; resolve its claim"
         raise ValueError(msg)
@@ -144,20 +144,20 @@ def environment_return(trajectory: Trajectory) -> float:
 
 
 def reasoning_gym(trajectory: Trajectory) -> float:
-    """Grade the last words of the assistant against the entry, made again from the task.
+    """Grade the assistant's last message against the entry, which is made again from the task.
 
-    What the environment said does not count. Entries that differ between processes cannot be
-    made again: score those by environment_return. Raises ValueError.
+    The environment's rewards are ignored. Entries that differ between processes cannot be made
+    again: score those by environment_return. Raises ValueError.
     """
     return _graded(_task(trajectory), _last_answer(trajectory))
 
 
 def verdict_right(trajectory: Trajectory) -> float:
-    """1 where the verifier of `solver_verifier` was right about the answer it was shown, else 0.
+    """Return 1 if the verifier of `solver_verifier` judged the answer that it was shown right.
 
-    It said yes to one that earns 1, or no to another; what is neither yes nor no is wrong. It was
-    shown the first answer unless the result of the rollout names another. Raises ValueError where
-    that does not tell.
+    It must say yes to an answer that scores 1, and no to others; any other verdict gives 0. It was
+    shown the first answer unless the result of the rollout names another. Raises ValueError if the
+    result lacks them.
     """
     told = orjson.loads(trajectory.result)
     if not isinstance(told, dict) or not {"first", "verdict"} <= told.keys():
@@ -169,7 +169,7 @@ def verdict_right(trajectory: Trajectory) -> float:
 
 
 def _graded(task: Task, answer: str) -> float:
-    """What an answer earns; raises ValueError where its entry cannot be made again."""
+    """Return the score of an answer. Raises ValueError if its entry cannot be made again."""
     entry = make_plain("reasoning_gym", task.environment_config)
     if not entry.replayable:
         msg = f"the entries of {task.environment_config} differ between processes"
@@ -186,13 +186,13 @@ def _opinion(spec: ScorerSpec, trajectory: Trajectory) -> Opinion:
             found = read_result((spec.function or _scorer(spec.name))(trajectory))
         return given(spec, trajectory, found)
     except ProgramFailed:
-        raise  # it did not come back: no time is left for the others
+        raise  # the scorer is stuck: the others cannot run
     except RollcallError as error:
         return Opinion(Reward(spec.name, None, plain(str(error), REASON_CHARS), spec.weight))
 
 
 def read_result(result: object) -> PerToken:
-    """What a scorer gave, in its fullest form; raises whatever its number raises."""
+    """Convert a scorer's result into a PerToken. Raises any exception of its conversion."""
     if isinstance(result, PerToken):
         value, tokens, said = result
         return PerToken(float(value), tokens, plain(said, REASON_CHARS))
@@ -202,7 +202,7 @@ def read_result(result: object) -> PerToken:
 
 
 def given(spec: ScorerSpec, trajectory: Trajectory, found: PerToken) -> Opinion:
-    """The opinion of a scorer that came back; what is no number is its own fault."""
+    """Return the opinion of a scorer that returned; its value is None if it is not finite."""
     if not math.isfinite(found.value):
         return Opinion(Reward(spec.name, None, f"it gave {found.value}", spec.weight))
     try:
@@ -219,7 +219,7 @@ def _together(opinions: Iterable[Opinion]) -> tuple[TokenScores, ...]:
 
 @cache
 def _waits(name: str) -> bool:
-    """Whether a scorer is an `async def`; what cannot be found says so when it is called."""
+    """Return True if a scorer is an `async def`; an unknown one fails later, when it is called."""
     try:
         return inspect.iscoroutinefunction(_scorer(name))
     except WorkFailed:
@@ -234,12 +234,12 @@ def _takes_host(name: str) -> bool:
 
 @cache
 def _scorer(name: str) -> Callable[..., Any]:
-    """Found once: to look for a module takes as long as many a scorer. Raises WorkFailed."""
+    """Load a scorer, cached: finding a module takes as long as many scorers. Raises WorkFailed."""
     return load("scorer", name, SHIPPED)
 
 
 def _total(rewards: Sequence[Reward]) -> tuple[float | None, str]:
-    """The weighted sum, or None and the reason."""
+    """Return the weighted sum, or None and the reason."""
     missing = "; ".join(f"{each.scorer}: {each.reason}" for each in rewards if each.value is None)
     if missing or not rewards:
         return None, missing[:REASON_CHARS] or "no scorer was asked"
@@ -259,7 +259,7 @@ def _task(trajectory: Trajectory) -> Task:
 
 
 def _last_answer(trajectory: Trajectory) -> str:
-    """What the assistant said last; of several sequences, the last one in which it spoke."""
+    """Return the assistant's last message, from the last sequence that has one."""
     for sequence in reversed(trajectory.sequences or ()):
         for message in reversed(sequence.messages):
             if message.role == "assistant":

@@ -1,16 +1,16 @@
-"""Open environments, answering for each other's worker. Knows no Kafka, no thread and no clock.
+"""The table of open environments of a worker. It uses no Kafka, no thread and no clock.
 
-Written once for those that wait and those that do not: what is `async def` here suspends only where
-an environment does. Without one that does, `sandbox.at_once` runs it on the spot.
+It serves synchronous and asynchronous environments: an `async def` here suspends only if an
+environment does. With synchronous ones alone, `sandbox.at_once` runs it without an event loop.
 
-A step runs only if its index is the number of steps applied; the last one, asked again, gets the
-kept answer; anything else drops the session. A session that is not held is rebuilt from the
+A step runs only if its index is the number of steps applied; a retry of the last step gets the
+kept answer; any other index drops the session. A session that is not held is rebuilt from the
 history, if the environment is replayable. A newer attempt closes the sessions of older ones.
 
-WorkFailed out of `handle`: `history_needed` (ask again with the actions so far), `session_lost`
+`handle` raises WorkFailed: `history_needed` (retry with the actions so far), `session_lost`
 (not replayable), `raised` (the environment's own error; its session is dropped), `episode_over`,
-`stale_attempt`, `stale_reset` (it was answered, and its answer is no longer kept), `bad_history`,
-`unknown_kind`, and what `make_plain` raises.
+`stale_attempt`, `stale_reset` (its answer is no longer kept), `bad_history`, `unknown_kind`, and
+the errors of `make_plain`.
 """
 
 import math
@@ -31,30 +31,30 @@ from schemas.message_code import maker
 from schemas.messages import EnvironmentStep, EnvironmentStepped
 
 Make = Callable[[str, str], AnyEnvironment | Awaitable[AnyEnvironment]]
-"""From an environment's name and its config as JSON."""
+"""A function that makes an environment from its name and its config as JSON."""
 make_stepped = maker(EnvironmentStepped)
 RESET = "reset"
-"""Beside a session, the key of the answer that opened it; alone, that of its last one."""
+"""The key `(session, RESET)` has the answer to a session's reset, `session` its last answer."""
 SHORT_CHARS = 512
-"""Text that takes less than an open environment; it is not weighed for a cache."""
+"""The length up to which texts are kept in the session itself, and not counted in a cache."""
 
 
 @dataclass(slots=True, eq=False)
 class _OpenEnvironment:
-    """One open environment, and how far it has come."""
+    """One open environment, and its progress."""
 
     environment: AnyEnvironment
     replayable: bool
     bound: bool = False
-    """Whether it must stay on the thread that opened it."""
+    """True if it must stay on the thread that opened it."""
     applied: int = 0
     over: bool = False
     last_action: str | bytes = b""
-    """What was applied last; of a long action its digest."""
+    """The last action applied, or the digest of a long one."""
     opened_by: bytes | None = None
     """The command id of the reset; None after a rebuild."""
     last: EnvironmentStepped | None = None
-    """Its last answer, where that is short."""
+    """Its last answer, if that is short."""
     partition: int = 0
     used_at: float = 0.0
 
@@ -67,14 +67,14 @@ class _RolloutSessions:
     sessions: dict[str, _OpenEnvironment] = field(default_factory=dict)
 
     def bound(self) -> bool:
-        """Whether another thread must not touch them."""
+        """Return True if they must stay on their thread."""
         return any(session.bound for session in tuple(self.sessions.values()))
 
 
 class Sessions:
-    """Answers environment steps from a table of sessions; one thread or task at a time.
+    """The table of sessions that answers environment steps; one thread or task at a time.
 
-    `kept` holds each session's last answer, and may be that of several tables.
+    `kept` holds each session's last answer, and may be shared by several tables.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Sessions:
         self._make = make
         self._kept = kept if kept is not None else AnswerCache()
         self._replayable = replayable
-        """What is known of environments by name, before one is made."""
+        """A function of an environment's name: its `replayable`, if known before one is made."""
         self._rollouts: dict[Whose, _RolloutSessions] = {}
 
     def __len__(self) -> int:
@@ -104,7 +104,7 @@ class Sessions:
                 held.partition, held.used_at = partition, now
 
     async def finish(self, step: EnvironmentStep) -> None:
-        """Close the session of a step that ended its episode: nothing more will be asked of it."""
+        """Close the session of a step that ended its episode: no more steps will come."""
         await self._forget(whose(step), (step.session,))
 
     async def drop(self, partition: int) -> int:
@@ -120,10 +120,10 @@ class Sessions:
         await self._forget_where(lambda _: True)
 
     def part(self, stays: Whose | None) -> "Sessions":
-        """Hand over all rollouts but this one to a table of their own, for another thread.
+        """Move all rollouts except `stays` to a new table, for another thread.
 
-        This table's thread may be within a step of this one. Whose environment is bound to its
-        thread stays too.
+        This table's thread may be within a step of `stays`. Rollouts with an environment that is
+        bound to its thread stay too.
         """
         parted = Sessions(self._make, self._kept, self._replayable)
         for name, rollout in tuple(self._rollouts.items()):
@@ -132,12 +132,12 @@ class Sessions:
         return parted
 
     def rebuildable(self) -> bool:
-        """Whether all that is open can be rebuilt elsewhere, from its history."""
+        """Return True if all open sessions can be rebuilt elsewhere, from their histories."""
         held = (each for rollout in self._rollouts.values() for each in rollout.sessions.values())
         return all(session.replayable for session in held)
 
     def rollouts(self) -> tuple[Whose, ...]:
-        """Whose sessions are here."""
+        """Return the rollouts with open sessions."""
         return tuple(self._rollouts)
 
     async def _run(self, step: EnvironmentStep) -> EnvironmentStepped:
@@ -153,7 +153,7 @@ class Sessions:
         raise WorkFailed(code="unknown_kind", message=msg, retriable=False)
 
     async def _replace(self, step: EnvironmentStep, rollout: _RolloutSessions) -> None:
-        """Let a newer attempt replace the older one, and turn a zombie of an older one away."""
+        """Close an older attempt's sessions; raise `stale_attempt` if the step's is older."""
         if step.attempt < rollout.attempt:
             raise stale(place_of(step), rollout.attempt)
         await self._forget(whose(step), tuple(rollout.sessions))
@@ -169,7 +169,7 @@ class Sessions:
         return self._hold(step, session, opened)
 
     def _opened(self, step: EnvironmentStep, session: _OpenEnvironment) -> EnvironmentStepped:
-        """The answer to a reset that comes again."""
+        """Return the kept answer to a reset that is retried."""
         opened = self._kept.get((session, RESET))
         if opened is None:
             msg = (
@@ -185,6 +185,7 @@ class Sessions:
             answer = session.last or self._kept.get(session)
             if answer is not None:
                 return answer
+        # A retry whose answer is no longer kept ends up here too: a replay finds it again.
         if session is None or step.index != session.applied:
             await self._forget(whose(step), (step.session,))
             session, last = await self._build(step)
@@ -199,7 +200,7 @@ class Sessions:
         return answer
 
     def _keep(self, session: _OpenEnvironment, answer: EnvironmentStepped) -> None:
-        """Keep its last answer: a short one in the session, a long one while there is memory."""
+        """Keep its last answer: a short one in the session, a long one in the cache."""
         if len(answer.text) + len(answer.info) > SHORT_CHARS:
             session.last = None
             self._kept.keep(session, answer)
@@ -209,7 +210,7 @@ class Sessions:
             session.last = answer
 
     async def _close(self, step: EnvironmentStep) -> EnvironmentStepped:
-        """Close a session, or nothing if it is not held; a courtesy, so it never fails."""
+        """Close a session if it is held; this is optional for clients, so it never fails."""
         held = self._held(step)
         rollout = self._rollouts.get(whose(step))
         if held:
@@ -221,10 +222,10 @@ class Sessions:
         )
 
     async def _build(self, step: EnvironmentStep) -> tuple[_OpenEnvironment, EnvironmentStepped]:
-        """Open a session; for a step, bring it to where its history ends."""
+        """Open a session; for a step, replay its history."""
         known = self._replayable(step.environment)
         if step.kind == "step" and known is not None:
-            _history(step, known)  # what it lacks is said before there is any waiting for a slot
+            _history(step, known)  # raise errors of the history before waiting for a slot
         made = self._make(step.environment, step.environment_config)
         environment = await made if isawaitable(made) else made
         try:
@@ -293,7 +294,7 @@ def _says(step: EnvironmentStep, environment: AnyEnvironment) -> bool:
 
 
 def _history(step: EnvironmentStep, replayable: bool) -> tuple[str, ...]:
-    """The actions to rebuild from, or the reason why that cannot be."""
+    """Return the actions to replay. Raises WorkFailed if the session cannot be rebuilt."""
     if not replayable:
         msg = f"{place_of(step)} is not held here, and {step.environment!r} is not replayable"
         raise WorkFailed(code="session_lost", message=msg, retriable=False)
@@ -309,7 +310,7 @@ def _history(step: EnvironmentStep, replayable: bool) -> tuple[str, ...]:
 async def _advance(
     step: EnvironmentStep, session: _OpenEnvironment, action: str
 ) -> EnvironmentStepped:
-    """Apply one action to a session whose turn it is."""
+    """Apply one action to a session that is ready for it."""
     if session.over:
         msg = f"{place_of(step)} ended after {session.applied} steps; reset it to go on"
         raise WorkFailed(code="episode_over", message=msg, retriable=False)
@@ -325,7 +326,7 @@ async def _advance(
 
 
 def _short(action: str) -> str | bytes:
-    """What tells an action from others; it never leaves this process."""
+    """Return an action, or the digest of a long one, to compare it within this process."""
     return action if len(action) <= SHORT_CHARS else blake2b(action.encode()).digest()
 
 
@@ -333,7 +334,7 @@ def _answer(step: EnvironmentStep, seen: Observation, *, index: int) -> Environm
     if not isinstance(seen, Observation):
         msg = f"it must show an Observation, found {type(seen).__name__}"
         raise TypeError(msg)
-    seen.text.encode()  # a lone surrogate would fail on the wire, where nobody knows whose it is
+    seen.text.encode()  # a lone surrogate must fail here, where its session is known
     reward = float(seen.reward)
     if not math.isfinite(reward):
         msg = f"its reward is {reward}"
@@ -354,7 +355,7 @@ def _json(info: Mapping[str, object]) -> str:
 
 
 def _plain(value: object) -> object:
-    """What JSON does not know, without the address that `repr` would show."""
+    """Convert a value that JSON lacks, without the memory address that `repr` would show."""
     return value.tolist() if hasattr(value, "tolist") else type(value).__name__
 
 
@@ -362,7 +363,7 @@ _JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 async def _shut(environment: AnyEnvironment) -> None:
-    """Close; an environment that fails to is closed as far as we are concerned."""
+    """Close an environment, and ignore its errors."""
     with suppress(RollcallError), foreign("raised", "closing"):
         closing = environment.close()
         if closing is not None and isawaitable(closing):
@@ -370,13 +371,13 @@ async def _shut(environment: AnyEnvironment) -> None:
 
 
 def stale(place: str, running: int) -> WorkFailed:
-    """What becomes of a step of an older attempt than the one that is running."""
+    """Return the error for a step of an older attempt than the running one."""
     msg = f"{place} is of an older attempt; {running} is running"
     return WorkFailed(code="stale_attempt", message=msg, retriable=False)
 
 
 class SessionPlace(str):
-    """Which session it is, for people; and whose."""
+    """The description of a session, for people, with its rollout and attempt."""
 
     rollout_id: str = ""
     attempt: int = 0
@@ -385,7 +386,7 @@ class SessionPlace(str):
 
 
 def place_of(step: EnvironmentStep) -> SessionPlace:
-    """The session that a step is for."""
+    """Return the description of a step's session."""
     place = SessionPlace(
         f"session {step.session!r} of rollout {step.rollout_id!r}, attempt {step.attempt}"
     )

@@ -1,4 +1,4 @@
-"""Programs that we wait for, that end with us however we end, and that leave no files elsewhere."""
+"""Child programs that end with this process, however it ends, with their files in one folder."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from sandbox import process_tree
 def run_tied(
     argv: Sequence[str], scratch: Path, timeout_s: float | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a program with its temporary files in a folder; what it prints, errors among it.
+    """Run a program with its temporary files in a folder; return its output, with stderr.
 
     It is killed when the calling thread ends. Raises OSError, subprocess.TimeoutExpired.
     """

@@ -1,7 +1,7 @@
-"""Scores for single tokens: what a teacher or a process reward model says beside its reward.
+"""Scores of single tokens, which a teacher or a process reward model gives beside its reward.
 
-They stand beside the rewards in `trajectories.scored`, float32, one for each token of a sequence.
-Whoever only names scorers needs no numpy: it is imported when there are scores to be packed.
+They are stored beside the rewards in `trajectories.scored`, float32, one for each token of a
+sequence. numpy is imported only when there are scores, so naming scorers does not need it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 class PerToken(NamedTuple):
-    """A reward with a score for each token of some sequences, as a scorer may give it."""
+    """A reward with a score for each token of some sequences, which a scorer may return."""
 
     value: float
     tokens: Mapping[int, Iterable[float]]
-    """By number of the sequence, one for each of its tokens, prompt and observations too."""
+    """Scores by index of the sequence, one for each token, prompt and observations included."""
     reason: str = ""
 
 
 def packed_scores(
     scorer: str, tokens: Mapping[int, Iterable[float]], trajectory: Trajectory
 ) -> tuple[TokenScores, ...]:
-    """In order of sequences; raises ValueError where they are not one finite number a token."""
+    """Pack scores by sequence. Raises ValueError if they are not one finite number per token."""
     import numpy as np
 
     from schemas.packed import LOGPROBS
@@ -50,7 +50,7 @@ def packed_scores(
 
 
 def _array(scores: Iterable[float]) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
-    """As float32 [T]; what is beyond its range is infinite there."""
+    """Convert scores to float32 [T]; values beyond its range become infinite."""
     import numpy as np
 
     listed = scores if isinstance(scores, np.ndarray) else list(scores)

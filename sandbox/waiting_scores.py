@@ -1,8 +1,8 @@
-"""Scorers that wait: `async def` functions, each with its own time, tried again for faults of ours.
+"""Asynchronous scorers: `async def` functions, each with its own deadline and retries.
 
-A fault of the box, or of whatever else a scorer leans on (WorkFailed that may be retried), says
-nothing of what is judged: it is tried `TRIES` times, then the reward is null with the reason. A
-service that is away (Unavailable) is waited for. Everything else is as with plain scorers.
+A fault of a box or of another resource (a retriable WorkFailed) says nothing about the trajectory:
+the scorer is tried `TRIES` times, then the reward is null with the reason. If a service is
+unreachable (Unavailable) the scorer waits for it. All other errors are as with plain scorers.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from schemas.messages import Reward, Trajectory
 
 TRIES = 3
 AWAY_S = 1.0
-"""Between two looks whether a service is back."""
+"""Seconds between two attempts while a service is unreachable."""
 
 log = structlog.get_logger()
 
@@ -36,9 +36,9 @@ async def awaited(
     grace_s: float,
     away_s: float,
 ) -> Opinion:
-    """What a scorer that waits makes of a trajectory; every try has `timeout_s`.
+    """Score a trajectory with an asynchronous scorer; every try has `timeout_s`.
 
-    It is cancelled when its time is over, and left to itself where it clings for `grace_s`.
+    It is cancelled at its deadline, and abandoned if it has not ended `grace_s` later.
     """
     tries = 0
     waits = False
@@ -63,7 +63,7 @@ async def awaited(
 
 
 async def _called(spec: ScorerSpec, trajectory: Trajectory, host: ScoringHost) -> PerToken:
-    """Call a scorer; whatever it raises is an error of our tree, but its own cancellation."""
+    """Call a scorer, and convert its exceptions into our errors, except for cancellation."""
     try:
         with without_alarms(spec.name):
             return read_result(await call_of(spec.name, trajectory, host))
@@ -78,7 +78,7 @@ async def _called(spec: ScorerSpec, trajectory: Trajectory, host: ScoringHost) -
 async def _within(
     work: Coroutine[Any, Any, PerToken], name: str, timeout_s: float, grace_s: float
 ) -> PerToken:
-    """Await something in a task of its own, so that what clings to it can be left."""
+    """Await a coroutine in a task of its own, which can be abandoned if it ignores cancellation."""
     task = asyncio.create_task(work, name=name)
     try:
         done, _ = await asyncio.wait({task}, timeout=timeout_s)
@@ -103,6 +103,6 @@ async def _cancelled(task: "asyncio.Task[PerToken]", grace_s: float) -> None:
 
 
 def _heard(task: "asyncio.Task[PerToken]") -> None:
-    """What it raises now is nobody's affair any more."""
+    """Retrieve the exception of an abandoned task, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()

@@ -1,1 +1,1 @@
-"""Programs of other people that know an HTTP endpoint, as processes of a worker."""
+"""Third-party agents that talk to an HTTP endpoint, run as processes of a worker."""

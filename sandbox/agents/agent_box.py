@@ -1,11 +1,11 @@
-"""Whether an agent's process lives in a box, and in which: `agent_config.box`.
+"""The setting `agent_config.box`: the box in which an agent's process runs, if any.
 
 `none`: on the worker's host, as the worker's user. `own`: in a box of its own, beside that of its
-task; it sees its interpreter and what it imports, and nothing of the task but by its steps. `task`:
-in the task's own box, with the tools that it brings. In a box nothing but the agent's own line to
-its worker answers: there is no network.
+task; it sees its interpreter and its imports, and reaches the task only by steps. `task`: in the
+task's own box, with the tools that are there. A box has no network: the agent reaches only its own
+endpoint at its worker (its line).
 
-Pure: the program `hosted` asks here too.
+Pure: the program `hosted` uses it too.
 """
 
 import posixpath
@@ -26,18 +26,18 @@ WHERE: Mapping[str, str] = {
     "task": "in the box of its task",
 }
 BESIDE: Where = "beside"
-"""In a box of its own where the worker's boxes isolate who names none, as its task does."""
+"""The place of an agent whose task names no driver: its own box if the default isolates."""
 SHELL, LOCAL = "shell", "local"
 DRIVER = "bubblewrap"
-"""Of boxes of agents' own: it alone can show what an agent imports, whatever its task is in."""
+"""The driver of agents' own boxes: it alone can mount an agent's imports."""
 FINISH_WORD = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-"""What a command prints that ends an episode of `shell`, unless its config has another."""
+"""The default output of a command that ends an episode of `shell`."""
 SHOW_NOTHING = frozenset(("docker",))
-"""Drivers whose boxes have nothing of the host: an agent in one has the programs of its image."""
+"""Drivers whose boxes have no host mounts: an agent in one uses the programs of its image."""
 PORT = 8000
-"""Where an agent finds its endpoint in a box: 127.0.0.1, in every one the same."""
+"""The port of an agent's endpoint on 127.0.0.1 in every box."""
 HOME_IN_TASK = "/tmp/agent"
-"""Not among the task's files: what they have become is its work."""
+"""The agent's HOME in its task's box, outside of the task's files, whose changes are its work."""
 NOT_MOUNTED = frozenset(
     (
         "/",
@@ -55,14 +55,14 @@ NOT_MOUNTED = frozenset(
         "/w",
     )
 )
-"""Too much, or what a box has of its own."""
+"""Paths that are not mounted: they expose too much, or a box has its own."""
 
 
 def where(config: Mapping[str, Any], environment: str, shown: Mapping[str, Any]) -> Where:
-    """Where an agent of this `agent_config` lives, beside an environment and its config.
+    """Return where an agent of this `agent_config` runs, given an environment and its config.
 
-    Where nothing is said an agent beside a box that isolates has one of its own: else whatever the
-    model says could reach through the agent what it cannot reach through its commands.
+    By default an agent whose task has an isolating box gets a box of its own: else the model could
+    reach through the agent what its commands cannot reach.
     """
     if "box" in config:
         return cast(Where, config["box"])
@@ -72,7 +72,7 @@ def where(config: Mapping[str, Any], environment: str, shown: Mapping[str, Any])
 
 
 def check_agent_box(config: Mapping[str, Any], environment: str, shown: Mapping[str, Any]) -> None:
-    """Refuse what cannot be, before anything is started. Raises Refused."""
+    """Check the setting before anything is started. Raises Refused."""
     name = config.get("box", "none")
     if not isinstance(name, str) or name not in WHERE:
         raise unknown("agent_config.box", str(name), WHERE)
@@ -90,7 +90,7 @@ def check_agent_box(config: Mapping[str, Any], environment: str, shown: Mapping[
 
 
 def named_mounts(config: Mapping[str, Any]) -> list[str]:
-    """The directories that a rollout names. Raises Refused."""
+    """Return the directories in `agent_config.mounts`. Raises Refused."""
     found = config.get("mounts", [])
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         msg = f"agent_config.mounts is {str(found)[:100]!r}; it must be a list of directories"
@@ -100,13 +100,13 @@ def named_mounts(config: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class AgentBox:
-    """A box, as an agent that is started in it finds it."""
+    """A box in which an agent is started."""
 
     box: "Box"
     home: str
-    """Its HOME and its TMPDIR."""
+    """The agent's HOME and TMPDIR."""
 
     def order(self) -> dict[str, object]:
-        """What the fork server is told. Raises WorkFailed, see `Box.entrance`."""
+        """Return the box's part of an order to the fork server. Raises WorkFailed (`entrance`)."""
         begins_in = self.box.workdir or self.box.directory.decode()
         return {"box": self.box.entrance(), "begins_in": begins_in, "directory": self.home}

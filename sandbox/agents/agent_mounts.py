@@ -1,4 +1,4 @@
-"""What an agent's box has of its host, read-only, by its place there: the same as here."""
+"""The read-only mounts of an agent's box, at the same paths as on the host."""
 
 import os
 from collections.abc import Mapping
@@ -9,17 +9,17 @@ from sandbox.private_places import check_given
 
 
 def mounts(config: Mapping[str, Any], imports: Mapping[str, str]) -> dict[str, str]:
-    """What it imports, and the directories that `agent_config.mounts` names; blocks.
+    """Return the mounts for an agent's imports and for `agent_config.mounts`; blocks.
 
-    Of what lies below /usr every box has its image's. Raises Refused, and WorkFailed(`bad_config`)
-    for a named one that holds what no box may see.
+    Paths below /usr are left out: a box has those of its image. Raises Refused, and
+    WorkFailed(`bad_config`) for a named directory with content that no box may see.
     """
     shown = {place: source for place, source in imports.items() if _is_shown(place)}
     for named in named_mounts(config):
         check_given(named)
         for place, source in imports.items():
             if source != place and named.startswith(f"{place}/"):
-                os.makedirs(source + named[len(place) :], exist_ok=True)  # to be mounted on
+                os.makedirs(source + named[len(place) :], exist_ok=True)  # a mount point
         if _is_shown(named):
             shown[named] = named
     return shown

@@ -1,8 +1,8 @@
 """The agent processes of one worker: a fork server for each agent, a process for each rollout.
 
-Lives on one event loop and needs no thread. All processes end with the worker, however it ends, and
-with the thread of that loop; what an agent starts ends with the agent (`sandbox.agents.fork_server`
-says how). An agent's directory is its own, empty at the start, and gone after `close`.
+It runs on one event loop without threads. All processes end with the worker, however it ends, and
+with the thread of that loop; an agent's child processes end with the agent (see
+`sandbox.agents.fork_server`). An agent's directory is empty at the start and removed by `close`.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ from schemas.errors import Refused, WorkFailed
 SERVER = Path(__file__).parent / "fork_server.py"
 LAST_WORDS_CHARS = 2000
 FAILURE_KEPT_S = 5.0
-"""So long an agent that cannot be imported is not tried again: an import may take seconds."""
+"""Seconds before a failed import of an agent is tried again: an import may take seconds."""
 CLOSE_S = 5.0
 RETIRE_S = 1.0
-"""So long a server that is not needed any more stays idle before it ends."""
+"""Seconds that a retired server stays idle before it ends."""
 
 Value = TypeVar("Value")
 
@@ -43,15 +43,15 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class AgentExit:
-    """How an agent's process came to its end, and what it had printed."""
+    """The exit of an agent's process, and its output."""
 
     code: int | None
-    """None: it was ended by a signal."""
+    """The exit code; None if a signal ended it."""
     signal: int | None
     output: bytes
-    """Standard output and error as they came; of more than 1 MiB the head and the tail."""
+    """Standard output and error, interleaved; the head and the tail if it is more than 1 MiB."""
     output_bytes: int
-    """How much it was."""
+    """The size of the whole output."""
 
     @property
     def last_words(self) -> str:
@@ -59,25 +59,25 @@ class AgentExit:
 
 
 class AgentProcess:
-    """One rollout's agent."""
+    """The agent process of one rollout."""
 
     def __init__(self, server: "_ForkServerProcess", ident: int, directory: Path) -> None:
         loop = asyncio.get_running_loop()
         self.directory = directory
         self.pid = 0
         self.abandoned = False
-        """Whoever started it has given up: nobody will close it."""
+        """True if its start was cancelled: its caller will not close it."""
         self._server = server
         self._ident = ident
         self._started: asyncio.Future[int] = loop.create_future()
         self._ended: asyncio.Future[AgentExit] = loop.create_future()
 
     async def wait(self) -> AgentExit:
-        """Until it has ended; several may wait, and a wait may be cancelled."""
+        """Wait until it has ended; several tasks may wait, and a wait may be cancelled."""
         return await asyncio.shield(self._ended)
 
     def kill(self) -> None:
-        """End it and what it has started, at once; nothing where it has ended."""
+        """Kill it and its children at once; do nothing if it has ended."""
         if not self._ended.done():
             self._server.tell(op="kill", id=self._ident)
 
@@ -89,7 +89,7 @@ class AgentProcess:
         return ended
 
     def heard(self, frame: Mapping[str, Any]) -> None:
-        """What the fork server says of it."""
+        """Handle a frame of the fork server about it."""
         if "pid" in frame:
             self.pid = frame["pid"]
             _settle(self._started, self.pid)
@@ -106,7 +106,7 @@ class AgentProcess:
             )
 
     def orphaned(self) -> None:
-        """Its fork server has ended, and it with that."""
+        """Record that its fork server has ended, and it with that."""
         self._end(None, 9, b"its fork server has ended", 0)
 
     def _end(self, code: int | None, signal: int | None, output: bytes, size: int) -> None:
@@ -114,7 +114,7 @@ class AgentProcess:
         _settle(self._ended, AgentExit(code, signal, output, size))
 
     async def started(self) -> "AgentProcess":
-        """Once it has been forked; raises WorkFailed where it cannot be."""
+        """Wait until it has been forked. Raises WorkFailed if that fails."""
         await asyncio.shield(self._started)
         return self
 
@@ -125,12 +125,12 @@ def _settle(future: "asyncio.Future[Value]", value: Value) -> None:
 
 
 class AgentProcesses:
-    """Starts agents; what is started first of a kind pays for its import."""
+    """The agents of one worker; the first start of an agent includes its import."""
 
     def __init__(self, home: Path, scratch: Path, *, even_broken: bool = False) -> None:
-        """`home` is the folder of installed agents, `scratch` one for directories of rollouts.
+        """Use `home` for installed agents, and `scratch` for directories of rollouts.
 
-        `even_broken`: start also what has failed its check, to check it.
+        `even_broken`: also start agents that have failed their check, to check them.
         """
         self._home = home
         self._even_broken = even_broken
@@ -148,10 +148,10 @@ class AgentProcesses:
         environment: Mapping[str, str] | None = None,
         box: AgentBox | None = None,
     ) -> AgentProcess:
-        """Start a rollout's agent, which is to ask at `url` with `key`; in a box, if one is given.
+        """Start a rollout's agent with the endpoint `url` and its `key`; in a box, if one is given.
 
         `config` is that of its rollout, `environment` is added to the fixed one. Raises WorkFailed:
-        `agent_missing`, or `agent_start` where the machine has no room for one more.
+        `agent_missing`, or `agent_start` if the process cannot be forked.
         """
         server = await self._server(agent, config)
         return await server.spawn(
@@ -172,14 +172,14 @@ class AgentProcesses:
         )
 
     async def prepare(self, agent: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Import an agent without starting one; returns what its server says of itself.
+        """Import an agent without starting one; return its fork server's report.
 
-        That is `import_s` in seconds, and `threads`, which should be one. Raises WorkFailed.
+        It has `import_s` in seconds, and `threads`, which should be one. Raises WorkFailed.
         """
         return (await self._server(agent, config)).ready
 
     async def imports(self, agent: str, config: Mapping[str, Any]) -> Mapping[str, str]:
-        """What an agent's box is shown of its modules and its interpreter, by its place there.
+        """Return the host paths of an agent's modules and interpreter, by their path in its box.
 
         Raises WorkFailed.
         """
@@ -187,7 +187,7 @@ class AgentProcesses:
         return found
 
     async def close(self) -> None:
-        """End all processes, and remove what they have left. May be called twice."""
+        """End all processes and remove their files. May be called twice."""
         servers = [*self._retired, *(server.task for server in self._servers.values())]
         self._servers, self._retired = {}, []
         for task in servers:
@@ -200,7 +200,7 @@ class AgentProcesses:
     async def _server(self, agent: str, config: Mapping[str, Any]) -> "_ForkServerProcess":
         try:
             check_agent({**config, "agent": agent})
-        except Refused as error:  # whoever made the request has passed by the door
+        except Refused as error:  # the request was not checked when it was submitted
             raise missing(str(error)) from error
         python = interpreter(
             self._home, agent, config.get("python", ""), even_broken=self._even_broken
@@ -216,10 +216,11 @@ class AgentProcesses:
             starting = _ForkServerProcess.start(agent, python, options, self._scratch.directory)
             server = self._servers[name] = _StartedServer(asyncio.create_task(starting), file)
             server.task.add_done_callback(lambda done: self._forget_failed(name, done))
+        # Several starts may wait for one import: cancelling one of them must not end it.
         return await asyncio.shield(server.task)
 
     def _retire(self, task: "asyncio.Task[_ForkServerProcess]") -> None:
-        """Nobody is forked from a server any more; it ends when its last agent has."""
+        """Fork no more agents from a server; it ends after its last agent."""
 
         def retire(started: "asyncio.Task[_ForkServerProcess]") -> None:
             if not started.cancelled() and not started.exception():
@@ -241,14 +242,14 @@ class AgentProcesses:
 
 @dataclass(frozen=True, slots=True)
 class _StartedServer:
-    """A fork server, or its start, and what it is a server of."""
+    """A fork server, or its start, and the digest of its agent's file."""
 
     task: "asyncio.Task[_ForkServerProcess]"
     file: str
-    """The digest of its function's file before it was imported; empty where there is none."""
+    """The digest of its function's file before the import; empty if there is none."""
 
     def outdated(self, file: str) -> bool:
-        """Whether it cannot fork what is asked for now, of a file with this digest."""
+        """Return True if it cannot fork an agent for a file with this digest."""
         if self.file != file or self.task.cancelled():
             return True
         if not self.task.done() or self.task.exception():
@@ -331,18 +332,18 @@ class _ForkServerProcess:
             raise
 
     def tell(self, **order: object) -> None:
-        """Write one frame; a server that has gone needs none."""
+        """Write one frame; do nothing if the server has ended."""
         if self.alive:
             data = json.dumps(order).encode()
             self._writer.write(struct.pack(">I", len(data)) + data)
 
     def retire(self) -> None:
-        """End when the last of its agents has."""
+        """End it after its last agent."""
         self._retired = True
         self._end_if_idle()
 
     def _end_if_idle(self) -> None:
-        """Soon: whoever asked for it in this moment finds it, and what is to be removed is told."""
+        """End it after RETIRE_S, so that concurrent starts and orders to remove still reach it."""
 
         def end() -> None:
             if not self._agents and self.alive:
@@ -354,7 +355,7 @@ class _ForkServerProcess:
 
     async def close(self) -> None:
         """End the server and with it its agents. May be called twice."""
-        self.alive = False  # who ends an agent meanwhile has nobody to tell, and no need to
+        self.alive = False  # its agents end with it, so further orders are dropped
         self._writer.close()
         if self._listener is not None:
             await self._listener
@@ -373,7 +374,7 @@ class _ForkServerProcess:
         await self._gone()
 
     async def _frame(self) -> Mapping[str, Any] | None:
-        """The next one; None where there is none to come."""
+        """Read the next frame; None at the end."""
         try:
             (length,) = struct.unpack(">I", await self._reader.readexactly(4))
             frame: Mapping[str, Any] = json.loads(await self._reader.readexactly(length))
@@ -382,7 +383,7 @@ class _ForkServerProcess:
         return frame
 
     async def _gone(self) -> None:
-        """Nobody of its tree is left when this returns."""
+        """Wait until no process of its tree is left."""
         self.alive = False
         self._writer.close()
         await _ended(self._process)
@@ -413,7 +414,7 @@ def _spawned(
 
 
 def clean_environment(python: Path, home: Path) -> dict[str, str]:
-    """What every agent finds, the same on every worker but for its directories."""
+    """Return the environment of every agent, the same on all workers except for directories."""
     return {
         "PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin",
         "HOME": str(home),
@@ -430,7 +431,7 @@ def clean_environment(python: Path, home: Path) -> dict[str, str]:
 
 
 def _options(agent: str, config: Mapping[str, Any]) -> dict[str, str]:
-    """What an adapter is prepared with: the function whose file it imports."""
+    """Return the options of an adapter's `prepare`: the function whose file it imports."""
     if agent != "python":
         return {}
     file, _, name = config["function"].rpartition(":")
@@ -465,11 +466,11 @@ async def _ended(process: subprocess.Popen[bytes]) -> None:
 
 
 class _Scratch:
-    """A folder that is this worker's; what a killed one has left beside it is removed."""
+    """A folder of this worker; the folders of killed workers beside it are removed."""
 
     def __init__(self, parent: Path) -> None:
         parent.mkdir(parents=True, exist_ok=True)
-        with locked(parent):  # or another worker would find ours before it is held
+        with locked(parent):  # so that no other worker removes ours before it is held
             for left in parent.iterdir():
                 remove_unless_held(left)
             self.directory = parent / secrets.token_hex(8)

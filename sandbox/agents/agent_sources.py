@@ -1,6 +1,6 @@
-"""The user's own files that a fork server has imported, as they were then.
+"""The digests of user files that a fork server has imported, to detect later edits.
 
-A user edits them while workers run, and the next rollout is to be played by what stands there now.
+A user may edit the files while workers run, and the next rollout must use the current ones.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 def function_file(function: str) -> Path:
-    """Where the function `FILE.py:NAME` is, whatever directory is left meanwhile."""
+    """Return the absolute path of the file in `FILE.py:NAME`."""
     return Path(function.rpartition(":")[0]).absolute()
 
 
 def content_digest(file: Path | str) -> str:
-    """Names what a file holds; empty where it cannot be read."""
+    """Return the digest of a file's content; empty if it cannot be read."""
     try:
         return blake2b(Path(file).read_bytes(), digest_size=16).hexdigest()
     except OSError:
@@ -22,11 +22,11 @@ def content_digest(file: Path | str) -> str:
 
 
 class SourceFiles:
-    """Files and what they held."""
+    """Files, and the digests of their content at one time."""
 
     def __init__(self, files: Iterable[str] = ()) -> None:
         self._digests: Mapping[str, str] = {file: content_digest(file) for file in files}
 
     def edited(self) -> bool:
-        """Whether any of them holds something else now, or is gone."""
+        """Return True if the content of any file has changed, or a file is gone."""
         return any(content_digest(file) != was for file, was in self._digests.items())

@@ -1,7 +1,7 @@
-"""Finds out what an agent imports only when it works, so that it is imported before the fork.
+"""Rehearsal of an agent, which finds its lazy imports so that they are imported before the fork.
 
-Beside the fork server, and like it of the standard library alone. A child plays one rollout against
-a stand-in for the endpoint, and tells which modules it has then; nothing else of it is kept.
+It is imported by the fork server, and uses the standard library alone. A child plays one rollout
+against a stand-in for the endpoint, and reports the modules that it has then, and nothing else.
 """
 
 import http.server
@@ -20,14 +20,14 @@ STEP = {"text": "", "reward": 0.0, "terminated": True, "truncated": False, "info
 
 
 def rehearse(adapter: ModuleType) -> None:
-    """Import what a rollout would, given the answers of `adapter.REHEARSAL` by path below /v1."""
+    """Import the modules that a rollout would; `adapter.REHEARSAL` has the answers by path."""
     before = set(sys.modules)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             os.close(reading)
-            with suppress(BaseException):  # how it ends is not asked, only how far it came
+            with suppress(BaseException):  # only the imports count, not its result
                 play(adapter)
             names = json.dumps([name for name in sys.modules if name not in before])
             with os.fdopen(writing, "w") as told:
@@ -39,12 +39,12 @@ def rehearse(adapter: ModuleType) -> None:
         names = json.loads(told.read() or "[]")
     os.waitpid(child, 0)
     for name in names:
-        with suppress(Exception):  # some are made as they are used, and have no file
+        with suppress(Exception):  # some are made at run time, and have no file
             importlib.import_module(name)
 
 
 def play(adapter: ModuleType) -> None:
-    """One rollout, unseen."""
+    """Play one rollout with its output discarded."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nothing, stream)

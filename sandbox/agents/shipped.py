@@ -1,4 +1,4 @@
-"""Which agents there are by name, what their options are, and which Python each one runs in."""
+"""The agents by name, their options, and the Python that each one runs in."""
 
 import json
 import sys
@@ -12,21 +12,21 @@ from schemas.names import hint, unknown
 
 ADAPTERS = Path(__file__).parent / "adapters"
 POINTER = "installed.json"
-"""In an agent's folder: which of the environments there is the one. Written last, so a half-made
-one is never taken."""
+"""The file in an agent's folder that names its current environment. It is written last, so an
+incomplete one is never used."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShippedAgent:
-    """An agent for which there is an adapter."""
+    """An agent that has an adapter."""
 
     adapter: str
-    """Its file in `sandbox/agents/adapters`, without `.py`."""
+    """The name of its file in `sandbox/agents/adapters`, without `.py`."""
     summary: str
     requirements: tuple[str, ...] = ()
-    """For the package index, the agent itself first. None: it needs no installing."""
+    """Requirements for the package index, the agent itself first; empty if nothing is installed."""
     options: Mapping[str, Callable[[object], str]] = field(default_factory=dict)
-    """What a rollout's `agent_config` must hold beside the name, and what is wrong with a value."""
+    """Required keys of `agent_config`, each with a check that returns the expected form or ''."""
 
 
 def _is_function(value: object) -> str:
@@ -70,9 +70,9 @@ SHIPPED: Mapping[str, ShippedAgent] = {
 
 
 def check_agent(config: Mapping[str, Any]) -> None:
-    """Refuse the config of a hosted rollout whose agent there is not. Raises Refused.
+    """Refuse the config of a hosted rollout for an unknown agent. Raises Refused.
 
-    Whether it is installed is known only to the workers that run it.
+    It does not check that the agent is installed: only the workers know that.
     """
     name = config.get("agent")
     if not isinstance(name, str):
@@ -97,13 +97,13 @@ def check_agent(config: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """An agent's own environment, as its pointer tells."""
+    """An agent's own environment, as its pointer file records it."""
 
     directory: Path
     version: str
     requirements: tuple[str, ...]
     broken: str = ""
-    """What its last check found wrong."""
+    """The failure of its last check; empty if it passed."""
 
     @property
     def interpreter(self) -> Path:
@@ -111,7 +111,7 @@ class Installed:
 
 
 def installed(home: Path, name: str) -> Installed | None:
-    """What is installed under a name in the folder of all agents, or None."""
+    """Return the environment installed for a name in the folder of all agents, or None."""
     try:
         found = json.loads((home / name / POINTER).read_bytes())
         place = Installed(
@@ -126,7 +126,7 @@ def installed(home: Path, name: str) -> Installed | None:
 
 
 def interpreter(home: Path, name: str, python: str = "", *, even_broken: bool = False) -> Path:
-    """The Python that an agent runs in; raises WorkFailed(`agent_missing`), naming the remedy."""
+    """Return an agent's Python. Raises WorkFailed(`agent_missing`) with the remedy."""
     if not SHIPPED[name].requirements:
         return Path(python or sys.executable)
     here = installed(home, name)
@@ -143,5 +143,5 @@ def interpreter(home: Path, name: str, python: str = "", *, even_broken: bool = 
 
 
 def missing(message: str) -> WorkFailed:
-    """No try will find the agent there, so none is made."""
+    """Return the error for an agent that is not installed; it is not retriable."""
     return WorkFailed("agent_missing", message, retriable=False)

@@ -1,9 +1,9 @@
-"""What an agent's box is shown of the places that its modules come from.
+"""The files of an agent's modules that its box shows.
 
-Beside the fork server, and like it of the standard library alone. An interpreter is shown with what
-is installed in it. Of any other place, such as an editable install or the folder of a user's file,
-the modules alone are shown: a checkout, tasks or state may lie beside them. They are linked into a
-folder of ours, which a box sees in that place.
+It is imported by the fork server, and uses the standard library alone. An interpreter is shown with
+its installed packages. Of other directories, such as an editable install or the folder of a user's
+file, only modules are shown: checkouts, tasks or state may lie beside them. The modules are linked
+into a folder of this worker, which is mounted in the box at the original path.
 """
 
 import os
@@ -14,15 +14,15 @@ from importlib.machinery import all_suffixes
 from pathlib import Path
 
 PARTS = ("bin", "etc", "include", "lib", "lib32", "lib64", "libexec", "share", "ssl", "pyvenv.cfg")
-"""Of an interpreter's folder: somebody may have made it in that of a project."""
+"""The parts of an interpreter's folder that are shown: it may also be the folder of a project."""
 LEFT_OUT = frozenset(("tests", "solution", "__pycache__"))
 TASK_FILE = "task.toml"
 OURS = str(Path(__file__).parents[1])
-"""Modules of ours that a fork has in memory."""
+"""The folder of this package, whose modules a fork already has in memory."""
 
 
 def shown_imports(linked: str) -> dict[str, str]:
-    """Directories and files of this host, by where a box sees them; `linked` is made for links."""
+    """Return this host's directories by their path in a box; `linked` is a new folder for links."""
     prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
     parts = {os.path.join(os.path.abspath(prefix), part) for prefix in prefixes for part in PARTS}
     installed = {part for part in parts if os.path.exists(part)}
@@ -34,6 +34,7 @@ def shown_imports(linked: str) -> dict[str, str]:
     for part in installed:
         if _below(part, outer):
             _mount_point(part, linked + part)
+    # Give the folders the permissions of the originals: they were made for this user alone.
     for folder, _, _ in os.walk(linked, topdown=False):
         if os.path.isdir(real := folder[len(linked) :]):
             os.chmod(folder, 0o700 | os.stat(real).st_mode & 0o777)
@@ -41,9 +42,9 @@ def shown_imports(linked: str) -> dict[str, str]:
 
 
 def _modules(elsewhere: list[str]) -> Iterator[tuple[str, str]]:
-    """Files of modules, and from where they are found, but for what is shown or not to be.
+    """Yield the import root and the file of each module that is not below `elsewhere`.
 
-    Beside what is imported those are files of the same folder: they may be imported later.
+    Modules beside imported ones are included: they may be imported later.
     """
     for place in sys.path:
         root = os.path.abspath(place)
@@ -81,7 +82,7 @@ def _files(folder: str) -> Iterator[str]:
 
 
 def _link(file: str, place: str) -> None:
-    """A second name of a file, or a copy where it can have none."""
+    """Hard-link a file, or copy it if it cannot be linked."""
     os.makedirs(os.path.dirname(place), mode=0o700, exist_ok=True)
     if os.path.exists(place):
         return
@@ -92,19 +93,19 @@ def _link(file: str, place: str) -> None:
 
 
 def _mount_point(part: str, place: str) -> None:
-    """In what is shown read-only none can be made later."""
+    """Make a mount point now, since none can be made in a read-only mount."""
     os.makedirs(place if os.path.isdir(part) else os.path.dirname(place), exist_ok=True)
     if not os.path.isdir(part):
         Path(place).touch()
 
 
 def _below(place: str, others: "list[str] | set[str]") -> bool:
-    """Whether it is one of them, or lies in one."""
+    """Return True if a path is one of the others, or lies in one."""
     return any(f"{place}/".startswith(f"{other.rstrip('/')}/") for other in others)
 
 
 def _strings(found: object) -> list[str]:
-    """What a module says of itself may be anything."""
+    """Return the strings of a module's attribute, which may have any type."""
     try:
         return [each for each in found if isinstance(each, str)]  # type: ignore[attr-defined]
     except TypeError:

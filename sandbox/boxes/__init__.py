@@ -1,1 +1,1 @@
-"""Where the commands of agents run: one protocol, and a driver for each kind of box."""
+"""The boxes that agents' commands run in: one protocol, and a driver for each kind of box."""

@@ -1,6 +1,6 @@
-"""The driver of whoever names none: bubblewrap, or docker where only an engine has the image.
+"""The default driver: bubblewrap, or docker where only a docker engine has the image.
 
-`local` is never taken unasked: where neither can be had a box is refused, with the remedy.
+It never falls back to `local`: where neither can be used it refuses a box and names the remedy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from schemas.errors import WorkFailed
 
 
 class AutoDriver(Driver):
-    """Opens boxes of one of the two."""
+    """A driver that opens each box with one of the two drivers."""
 
     name = "auto"
 
@@ -19,13 +19,13 @@ class AutoDriver(Driver):
         self._namespaces, self._containers = driver("bubblewrap"), driver("docker")
 
     def of(self, spec: Spec) -> Driver:
-        """The one for a box of this image."""
+        """Return the driver for a box of this image."""
         if spec.image in ("", "host") or is_built(spec.image):
             return self._namespaces
         return self._containers
 
     async def open(self, spec: Spec, ident: str = "") -> Box:
-        """Raises WorkFailed as the driver does, and says how to see what there is."""
+        """Open a box. Raises WorkFailed as the driver does, with a hint at `rollcall boxes`."""
         try:
             return await self.of(spec).open(spec, ident)
         except WorkFailed as error:
@@ -44,7 +44,7 @@ class AutoDriver(Driver):
         return await self._namespaces.unavailable()
 
     async def found(self) -> Sequence[str]:
-        """None: its boxes are found by the drivers that made them."""
+        """Return an empty list: the drivers that made the boxes list them."""
         return []
 
     async def remove(self, ident: str) -> None:

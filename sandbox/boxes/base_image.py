@@ -20,12 +20,12 @@ from schemas.errors import Refused
 
 BASE = "base"
 PACKAGES = ("git", "procps", "python3", "python3-pip", "python3-pytest", "python3-venv")
-"""What it has beside the least that Debian can be."""
+"""Packages that are installed beside Debian's minimal set."""
 BUILD_LINES = 15
 
 
 def build_base() -> BuiltImage:
-    """Make it from apt's own mirror where it is not; takes a minute. Raises Refused."""
+    """Build it from apt's mirror if it does not exist; takes a minute. Raises Refused."""
     if is_built(BASE):
         return built(BASE)
     _check_host()
@@ -33,7 +33,7 @@ def build_base() -> BuiltImage:
         tree = folder / "tree"
         (tree / "etc/dpkg/dpkg.cfg.d").mkdir(parents=True)
         tree.chmod(0o755)
-        # Whoever loses it in a power cut makes another.
+        # No fsync: an image that a power cut damages can be built again.
         (tree / "etc/dpkg/dpkg.cfg.d/unsafe-io").write_text("force-unsafe-io\n")
         _debootstrap(tree)
         digest = sha256((tree / "var/lib/dpkg/status").read_bytes()).hexdigest()
@@ -65,7 +65,7 @@ def _debootstrap(tree: Path) -> None:
         'rm -rf "$1"/var/cache/apt/* "$1"/var/lib/apt/lists/*\n'
     )  # fmt: skip
     argv = ["/bin/sh", "-c", script, "sh", str(tree), ",".join(PACKAGES)]
-    held = hold(tree.parent)  # it may outlive us, and writes there until it ends
+    held = hold(tree.parent)  # debootstrap may outlive this process and still write there
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,

@@ -1,12 +1,12 @@
-"""The seam to whatever holds an agent's commands: a directory, a container, a namespace.
+"""The interface of boxes, which run an agent's commands: a directory, a container, a namespace.
 
-A driver starts boxes, a box starts programs in itself, a program is spoken to in bytes. Everything
-waits without a thread, on the event loop that the driver was made on. Whoever is cancelled within
-one of these calls leaves nothing half done that `Box.close` does not give back.
+A driver starts boxes, a box starts programs, and a program is read and written in bytes. All calls
+are asynchronous, without threads, on the event loop that the driver was made on. If a call is
+cancelled, `Box.close` still releases everything that it had begun.
 
-Errors are WorkFailed: `box_died` where the box is gone through no fault of the command (retriable,
-never an exit code), `box_unavailable` where a driver has none to give, `bad_archive` for a
-tar stream that is refused or cannot be had, `bad_config`.
+Errors are WorkFailed: `box_died` where the box is gone and the command did not cause it (retriable,
+never an exit code), `box_unavailable` where a driver cannot open one, `bad_archive` for a
+tar stream that is refused or cannot be read, `bad_config`.
 """
 
 import re
@@ -25,129 +25,129 @@ DRIVERS: Mapping[str, str] = {
     "docker": "sandbox.boxes.docker_driver:DockerDriver",
     "local": "sandbox.boxes.local:LocalDriver",
 }
-"""Short names, and the drivers behind them; these modules are imported when first asked for."""
+"""Drivers by their short names; a module is imported when its driver is first used."""
 AUTO = "auto"
-"""Whichever of them isolates and has the image: `sandbox.boxes.auto_driver`."""
+"""The name of the driver that picks one that isolates and has the image: `auto_driver`."""
 BOX_DIED = "box_died"
-"""The code of what fails with its box, through no fault of whoever works there."""
+"""The error code for work whose box died, where the agent did not cause it."""
 BOX_SPOILT = "box_spoilt"
-"""The code of what fails since whoever worked in its box has left nothing to do anything with."""
+"""The error code for work whose box the agent has made unusable."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoxLimits:
-    """How much what runs in one box may take; 0 is no limit."""
+    """The limits of all programs in one box; 0 is no limit."""
 
     memory_bytes: int = 4 << 30
     processes: int = 512
     file_bytes: int = 1 << 30
-    """Of each file that it writes."""
+    """Size of each file that it writes."""
     open_files: int = 1024
-    """Of each process."""
+    """Open files of each process."""
     disk_bytes: int = 1 << 30
-    """Of all that it writes below one directory, where the driver has such a bound."""
+    """Total size of what it writes below one directory, where the driver has such a bound."""
     cpus: float = 0.0
-    """Of processors at once, where the driver has such a bound."""
+    """Processors used at once, where the driver has such a bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageBuild:
-    """How an engine makes an image that it has not."""
+    """The build with which a docker engine makes an image that it lacks."""
 
     directory: str
-    """Of this host; its Dockerfile is built there."""
+    """A directory of this host with the Dockerfile; the build runs there."""
     timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a box is made of; two boxes of equal specs can stand in for one another."""
+    """The specification of a box; boxes of equal specs are interchangeable."""
 
     image: str = ""
-    """Empty: the programs of this host."""
+    """The name of the image; empty for the programs of this host."""
     limits: BoxLimits = field(default_factory=BoxLimits)
     network: bool = False
     mounts: Mapping[str, str] = field(default_factory=dict)
-    """Directories of this host, read-only, by their place in the box."""
+    """Directories of this host, read-only, by their path in the box."""
     writable: tuple[str, ...] = ()
-    """Places that commands may write, beside the box's directory and `/tmp`; what the image has
+    """Paths that commands may write, beside the box's directory and `/tmp`; the image's content
     there is copied."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables beside those of `VARIABLES`."""
+    """Environment variables beside those of `VARIABLES`."""
     build: ImageBuild | None = None
-    """Of an image that is named by what it is made of."""
+    """The build of an image whose name is derived from its sources."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What came of one command."""
+    """The result of one command."""
 
     output: str
-    """What it printed, errors among it, in their order; the middle of it may be left out."""
+    """Its standard output and errors, interleaved; the middle may be left out."""
     exit_code: int
-    """128 and the signal's number where one killed it; -1 where the time was up."""
+    """128 plus the signal's number if a signal killed it; -1 if it timed out."""
     timed_out: bool = False
     oom: bool = False
-    """Killed since the box had no memory left, where the driver can tell."""
+    """True if it was killed because the box was out of memory, where the driver can tell."""
     elided_chars: int = 0
-    """So many characters are left out of the output."""
+    """The number of characters that are left out of the output."""
     ms: float = 0.0
     fresh: bool = False
-    """The shell ended with this command: the next one begins in a new one."""
+    """True if the shell ended with this command: the next one begins in a new shell."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a box has taken, or holds now; None where its driver cannot tell."""
+    """The resources that a box has used or holds now; None where its driver cannot tell."""
 
     cpu_s: float | None = None
     memory_bytes: int | None = None
     processes: int | None = None
     oom_kills: int = 0
-    """So many of its processes were killed for want of memory, where it came to its own bound."""
+    """The number of its processes that were OOM-killed because it reached its own bound."""
 
 
 class BoxProgram(Protocol):
-    """One program in a box, with all that it starts."""
+    """One program in a box, with all processes that it starts."""
 
     async def write(self, content: bytes) -> None:
-        """Write to its standard input; returns silently when it has ended."""
+        """Write to its standard input; return silently if it has ended."""
         ...
 
     def close_input(self) -> None:
-        """Its standard input ends here. May be called twice."""
+        """Close its standard input. May be called twice."""
         ...
 
     async def read(self, most_bytes: int) -> bytes:
-        """What it has written next, errors among it; empty when nothing will come any more."""
+        """Return its next output, standard error included; empty at the end of the output."""
         ...
 
     async def wait(self) -> int:
-        """Its exit code, a signal's number negative, when it has ended and all below it too."""
+        """Wait until it and all its descendants have ended; return its exit code or -signal."""
         ...
 
     async def end(self) -> None:
-        """Kill it and all that it started; the kill is under way at once. May be called twice."""
+        """Kill it and all that it started; the kill is sent at once. May be called twice."""
         ...
 
 
 class Box(Protocol):
-    """One place for commands, used by one episode."""
+    """A place to run commands in, used by one episode."""
 
     ident: str
-    """What it is called on its host, among the boxes of its driver: see `IDENT`."""
+    """Its name on its host, unique among the boxes of its driver: see `IDENT`."""
     directory: bytes
-    """Where its commands begin, as they see it."""
+    """The working directory of its commands, as they see it."""
     workdir: str
-    """Where its task's files are, if not in its directory; said by whoever has looked."""
+    """The directory of its task's files, if not its own directory; set by the environment."""
     shown: Mapping[bytes, bytes]
-    """Names that differ from box to box, and what stands for them in outputs."""
+    """Names that differ from box to box, and their replacements in outputs."""
     episode_over: bool
-    """All that ran in it was ended by its environment: an agent that was killed there has not
-    failed."""
+    """True once its environment has ended all that ran in it: an agent that was killed by that has
+    not failed."""
 
     async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> BoxProgram:
-        """Start a program, by its whole path, in its directory; `env` is added to its own."""
+        """Start a program, given by its absolute path, in its directory; `env` adds variables."""
         ...
 
     async def run(
@@ -162,64 +162,65 @@ class Box(Protocol):
     ) -> Ran:
         """Run a program to its end, or kill it with all that it started at the deadline.
 
-        It is looked for in `PATH`, and begins in the directory of the box or in `cwd`; exit code
-        127 where there is none, 126 where it cannot begin. Of its output `most_chars` are kept,
-        the beginning and the end.
+        It is looked up in `PATH`, and begins in the directory of the box or in `cwd`; the exit code
+        is 127 if it is not found, 126 if it cannot be started. `most_chars` of its output are kept,
+        from the beginning and the end.
         """
         ...
 
     async def stand_by(self, within_s: float) -> None:
-        """Have a shell wait that has answered; one that waits is asked again.
+        """Keep a shell ready that has answered; a shell that is ready is checked again.
 
-        Raises WorkFailed(`box_died`) where none does.
+        Raises WorkFailed(`box_died`) if no shell answers.
         """
         ...
 
     async def shell(self, within_s: float) -> BoxProgram:
-        """`/bin/sh`, which has answered: the one that waits, or a new one. It is the caller's.
+        """Return a `/bin/sh` that has answered: the ready one or a new one. The caller owns it.
 
         Raises WorkFailed(`box_died`).
         """
         ...
 
     async def put(self, tar: bytes, directory: str = ".") -> None:
-        """Unpack a stream in a directory, which is made where it is missing.
+        """Unpack a tar stream in a directory, which is created if it is missing.
 
         Raises WorkFailed(`bad_archive`), see `sandbox.boxes.tar_streams`.
         """
         ...
 
     async def get(self, path: str, *, most_bytes: int) -> bytes:
-        """A file, or a directory with all below it, as a tar stream that was looked through.
+        """Return a file, or a directory with all below it, as a tar stream that was checked.
 
-        `tar_streams.files` reads it. Raises WorkFailed(`bad_archive`), also where nothing is there.
+        `tar_streams.files` reads it. Raises WorkFailed(`bad_archive`), also for a missing path.
         """
         ...
 
     async def listen(self, port: int) -> socket.socket:
-        """Listen on 127.0.0.1 of the box's own network: nobody but what runs in it can connect.
+        """Listen on 127.0.0.1 of the box's own network: only its programs can connect.
 
-        The socket is the caller's. Raises WorkFailed: `bad_config` where a box has no network of
-        its own, `box_unavailable` where somebody listens there, `box_died`.
+        The caller owns the socket. Raises WorkFailed: `bad_config` if the box has no network of
+        its own, `box_unavailable` if the port is taken, `box_died`.
         """
         ...
 
     def entrance(self) -> Mapping[str, object]:
-        """How a process of this host becomes one of the box (`keeper_process.take_place`).
+        """Return the settings with which a process of this host enters the box.
 
-        Raises WorkFailed(`bad_config`) where a box has no namespaces.
+        `keeper_process.take_place` uses them. Raises WorkFailed(`bad_config`) if the box has no
+        namespaces.
         """
         ...
 
     async def usage(self) -> Usage:
-        """What it has taken so far."""
+        """Return the resources that it has used so far."""
         ...
 
     async def end_programs(self) -> None:
-        """Kill all that runs in it, whoever started that, and have `episode_over` say so.
+        """Kill all processes in it, no matter who started them, and set `episode_over`.
 
-        The box goes on, and more may be started. Raises WorkFailed: `box_spoilt` where what runs
-        there keeps itself from being killed, `box_died`.
+        The box stays usable, and more programs may be started. Raises WorkFailed: `box_spoilt` if
+        its processes cannot be killed, `box_died`.
         """
         ...
 
@@ -228,65 +229,65 @@ class Box(Protocol):
         ...
 
     async def copy_in(self, source: Path) -> None:
-        """Copy what a directory of this host holds into the directory."""
+        """Copy the content of a directory of this host into the box's directory."""
         ...
 
     async def close(self) -> None:
-        """End all that runs in it, and give everything back. May be called twice."""
+        """End all programs in it and release its resources. May be called twice."""
         ...
 
 
 class Driver(Protocol):
-    """Starts boxes of one kind."""
+    """A driver, which starts boxes of one kind."""
 
     name: str
     kept: bool = False
-    """Whether the keeper of the event loop starts what runs in its boxes."""
+    """True if the event loop's keeper process starts the programs in its boxes."""
 
     def of(self, spec: Spec) -> "Driver":
-        """Whose boxes these are: its own, but for a driver that only chooses among others."""
+        """Return the driver that opens a box of this spec: itself, except for `AutoDriver`."""
         del spec
         return self
 
     async def open(self, spec: Spec, ident: str = "") -> Box:
-        """A box in which nobody has been; one without a name is given one.
+        """Open an unused box; without `ident` a name is drawn.
 
-        Raises WorkFailed(`bad_config`) for a name that is none, or is taken.
+        Raises WorkFailed(`bad_config`) for a name that is malformed or taken.
         """
         ...
 
     def enforces(self) -> Mapping[str, str]:
-        """By what it holds a box, for each of `ENFORCED`; what is missing here is not held."""
+        """Return the mechanism that enforces each of `ENFORCED`; missing keys are not enforced."""
         ...
 
     def lacks(self) -> Sequence[str]:
-        """What would hold a box better here, and what to install or allow for it."""
+        """Return what is not enforced on this host, and what to install or allow for it."""
         ...
 
     async def unavailable(self) -> str:
-        """Why it can open no box here, and the remedy; empty where it can."""
+        """Return why it can open no box here, and the remedy; empty if it can."""
         ...
 
     async def found(self) -> Sequence[str]:
-        """The names of all boxes of this kind on this host, whoever made them.
+        """Return the names of all boxes of this kind on this host, no matter who made them.
 
-        Those of other deployments are among them: whoever removes boxes knows its own by name.
+        Boxes of other deployments are included: the caller recognises its own by their names.
         """
         ...
 
     async def remove(self, ident: str) -> None:
-        """End all that runs in a box, and remove what is left of it; silent where nothing is."""
+        """End all programs in a box and remove it; do nothing if it does not exist."""
         ...
 
 
 ENFORCED = ("network", "memory", "pids", "disk", "seccomp", "user", "files", "together")
-"""What a driver may hold a box by, `together` all boxes of a host: `Driver.enforces`."""
+"""Keys of `Driver.enforces`; `together` is a bound on all boxes of a host."""
 IDENT = re.compile("[a-z0-9]{8,40}")
-"""The name of a box."""
+"""The pattern of a box's name."""
 
 
 def drawn_ident(ident: str) -> str:
-    """The name that was given, or a new one. Raises WorkFailed(`bad_config`)."""
+    """Return the given name, or draw a new one. Raises WorkFailed(`bad_config`)."""
     if ident and not IDENT.fullmatch(ident):
         msg = f"{ident[:100]!r} is no name of a box: 8 to 40 small letters and digits"
         raise WorkFailed("bad_config", msg, retriable=False)
@@ -303,18 +304,18 @@ VARIABLES: Mapping[str, str] = {
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-"""What every command finds in its environment; of the worker's own it finds nothing."""
+"""Environment variables of every command; it inherits none of the worker's."""
 
 
 def check_box(name: str) -> str:
-    """The name of a driver; raises Refused for what is none."""
+    """Return the name if it is a driver's; raise Refused if not."""
     if name not in (kinds := (AUTO, *DRIVERS)):
         raise names.unknown("box", name, kinds)
     return name
 
 
 def driver(name: str) -> Driver:
-    """The driver of a name, for the event loop that runs. Raises WorkFailed(`bad_config`)."""
+    """Make the driver of a name for the running event loop. Raises WorkFailed(`bad_config`)."""
     kinds = {**DRIVERS, AUTO: "sandbox.boxes.auto_driver:AutoDriver"}
     try:
         check_box(name)

@@ -1,6 +1,6 @@
-"""What every box does by the programs in it: commands that end, and tar streams in and out.
+"""Operations that every box does by programs inside it: commands, and tar streams in and out.
 
-So a link that somebody planted in a box leads nowhere but into the same box.
+Since files are read and written inside the box, a planted link can only lead into the same box.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from schemas.errors import WorkFailed
 
 MOST_CHARS = 10_000
 TAR_S = 120.0
-"""How long packing and unpacking may take."""
+"""Time limit of packing and of unpacking, in seconds."""
 RUN = 'cd -- "$1" || exit 126; shift; exec "$@"'
-# The kernel kills all but the first process and this one at once: nothing forks in between.
+# `kill -9 -1` kills all but the first process and this shell at once: nothing forks in between.
 KILL_ALL = "kill -9 -1; set -- /proc/[0-9]*; [ $# -le 2 ]"
 KILL_S, KILL_AGAIN_S = 10.0, 0.005
 UNPACK = 'mkdir -p -- "$1" && exec tar -x -f - -C "$1" --no-same-owner --no-same-permissions'
@@ -27,21 +27,21 @@ PACK = 'exec 2>/dev/null; cd -- "$(dirname -- "$1")" && exec tar -c -f - -- "$(b
 
 
 class BoxCommands(ABC):
-    """The part of `sandbox.boxes.box.Box` that stands on `start` and `usage`."""
+    """The part of `sandbox.boxes.box.Box` that is built on `start` and `usage`."""
 
     shown: Mapping[bytes, bytes]
     workdir: str = ""
     episode_over: bool = False
     _waiting: BoxProgram | None = None
-    """A shell that has answered and that nobody has."""
+    """A shell that has answered and is not yet handed out."""
 
     @abstractmethod
     async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> BoxProgram:
-        """As `Box.start`."""
+        """Implement `Box.start`."""
 
     @abstractmethod
     async def usage(self) -> Usage:
-        """As `Box.usage`."""
+        """Implement `Box.usage`."""
 
     async def run(
         self,
@@ -53,7 +53,7 @@ class BoxCommands(ABC):
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
     ) -> Ran:
-        """As `Box.run`."""
+        """Implement `Box.run`."""
         began = time.perf_counter()
         killed_before = (await self.usage()).oom_kills
         kept = HeadAndTail(most_chars - most_chars // 2, most_chars // 2, self.shown)
@@ -76,22 +76,22 @@ class BoxCommands(ABC):
         )
 
     async def stand_by(self, within_s: float) -> None:
-        """As `Box.stand_by`."""
+        """Implement `Box.stand_by`."""
         self._waiting = await answering(await self._begun(), within_s)
 
     async def shell(self, within_s: float) -> BoxProgram:
-        """As `Box.shell`."""
+        """Implement `Box.shell`."""
         if self._waiting is None:
             return await answering(await self._begun(), within_s)
         return await self._begun()
 
     async def _begun(self) -> BoxProgram:
-        """The shell that waits, which waits no more, or a new one."""
+        """Take the waiting shell, or start a new one."""
         program, self._waiting = self._waiting, None
         return program or await self.start("/bin/sh")
 
     async def end_programs(self) -> None:
-        """As `Box.end_programs`."""
+        """Implement `Box.end_programs`."""
         self.episode_over = True
         program, self._waiting = self._waiting, None
         if program:
@@ -99,7 +99,7 @@ class BoxCommands(ABC):
         await self._kill_all()
 
     async def _kill_all(self) -> None:
-        """Kill until nobody else is left: a dead process is there for some milliseconds."""
+        """Kill until no other process is left: dead ones stay listed for some milliseconds."""
         give_up_at = time.monotonic() + KILL_S
         while True:
             ran = await self.run(("/bin/sh", "-c", KILL_ALL), timeout_s=KILL_S, cwd="/")
@@ -111,7 +111,7 @@ class BoxCommands(ABC):
             await asyncio.sleep(KILL_AGAIN_S)
 
     async def put(self, tar: bytes, directory: str = ".") -> None:
-        """As `Box.put`."""
+        """Implement `Box.put`."""
         await asyncio.to_thread(tar_streams.checked, tar)
         unpack = ("/bin/sh", "-c", UNPACK, "sh", directory)
         ran = await self.run(unpack, stdin=tar, timeout_s=TAR_S)
@@ -121,7 +121,7 @@ class BoxCommands(ABC):
             raise tar_streams.refusal(msg)
 
     async def get(self, path: str, *, most_bytes: int) -> bytes:
-        """As `Box.get`."""
+        """Implement `Box.get`."""
         program = await self.start("/bin/sh", "-c", PACK, "sh", path)
         try:
             async with asyncio.timeout(TAR_S):
@@ -142,11 +142,11 @@ class BoxCommands(ABC):
         return tar
 
     async def write(self, name: str, content: bytes) -> None:
-        """As `Box.write`."""
+        """Implement `Box.write`."""
         await self._put_own(tar_streams.of_files({name: content}), f"file {name!r}")
 
     async def copy_in(self, source: Path) -> None:
-        """As `Box.copy_in`."""
+        """Implement `Box.copy_in`."""
         try:
             tar = await asyncio.to_thread(tar_streams.of_directory, source)
         except (OSError, RecursionError) as error:
@@ -155,7 +155,7 @@ class BoxCommands(ABC):
         await self._put_own(tar, str(source))
 
     async def _put_own(self, tar: bytes, what: str) -> None:
-        """Unpack a stream that we made. Raises WorkFailed(`bad_config`)."""
+        """Unpack a stream that this process made. Raises WorkFailed(`bad_config`)."""
         try:
             await self.put(tar)
         except WorkFailed as error:
@@ -166,7 +166,7 @@ class BoxCommands(ABC):
 
 
 async def _fed(program: BoxProgram, stdin: bytes, kept: HeadAndTail) -> int:
-    """Write and read at once until it has ended; its exit code, as shells tell it."""
+    """Write and read concurrently until it has ended; return its exit code as a shell would."""
     writing = asyncio.create_task(_feed(program, stdin))
     try:
         while chunk := await program.read(CHUNK_BYTES):
@@ -184,7 +184,7 @@ async def _feed(program: BoxProgram, stdin: bytes) -> None:
 
 
 async def _drained(program: BoxProgram, most_bytes: int) -> bytes | None:
-    """All that it writes; None as soon as that is too much."""
+    """Return its whole output; None as soon as that exceeds `most_bytes`."""
     program.close_input()
     chunks, size = [], 0
     while chunk := await program.read(CHUNK_BYTES):

@@ -1,4 +1,4 @@
-"""How boxes end: removed behind everybody's back, again where it fails, at last by the reaper."""
+"""Removal of boxes in background tasks, with retries; what then remains is left to the reaper."""
 
 import asyncio
 import time
@@ -12,14 +12,14 @@ from schemas.messages import Instance
 
 Tell = Callable[[Instance], None]
 REMOVE_AGAIN_S = (0.2, 1.0, 5.0)
-"""After these the reaper has to remove it."""
+"""Pauses before each retry, in seconds; after the last one the box is left to the reaper."""
 REASON_CHARS, HEAD_CHARS = 500, 150
 
 log = structlog.get_logger()
 
 
 class BoxNotes:
-    """What became of the boxes of one driver, told as it happens."""
+    """The reporter of what happens to the boxes of one driver."""
 
     def __init__(self, driver: str, tell: Tell) -> None:
         self._driver = driver
@@ -36,16 +36,16 @@ class BoxNotes:
         reason: str = "",
         took_s: float = 0.0,
     ) -> None:
-        """`whose`: rollout and attempt."""
+        """Report an event of a box; `whose` is the rollout and attempt."""
         image = spec.image if spec else ""
-        if len(reason) > REASON_CHARS:  # of a build that failed the end says why
+        if len(reason) > REASON_CHARS:  # the end of a build's log holds the cause
             reason = f"{reason[:HEAD_CHARS]} ... {reason[HEAD_CHARS + 5 - REASON_CHARS :]}"
         about = "", self._driver, image, mode, *whose, reason, took_s
         self._tell(Instance(ident, "", kind, *about))
 
 
 class BoxRemoval:
-    """Removes boxes of one driver, each in a task that outlives whoever asked for it."""
+    """The removal of one driver's boxes, each in a task that outlives its caller."""
 
     def __init__(
         self,
@@ -63,14 +63,14 @@ class BoxRemoval:
     def begin(
         self, ident: str, box: Box | None = None, reason: str = "", *, made: bool = True
     ) -> "asyncio.Task[None]":
-        """Remove a box; by its name alone where it never was (`made`), or never came to be held."""
+        """Remove a box; by its name alone if there is no `box`. `made`: it was ready once."""
         task = asyncio.create_task(self._remove(ident, box, reason, made), name="box removal")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def join(self) -> None:
-        """Wait until all that was begun has ended."""
+        """Wait until all removals that were begun have ended."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -80,7 +80,7 @@ class BoxRemoval:
             await asyncio.sleep(pause_s)
             try:
                 await (box.close() if box is not None else self._driver.remove(ident))
-            except Exception as error:  # whatever a driver raises, its box is to go
+            except Exception as error:  # whatever the driver raises, the box must still be removed
                 reason, box = str(error), None
                 continue
             self._leases.give(ident)

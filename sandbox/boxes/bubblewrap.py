@@ -1,14 +1,14 @@
-"""Boxes of namespaces: no image, no daemon, no network; made by bubblewrap in some milliseconds.
+"""Boxes made of namespaces: no daemon, no network; bubblewrap makes one in some milliseconds.
 
     keeper --> bwrap --> first process of the box, which only waits
        +-----> one for each program --> the program, entered into the box (`sandbox.namespaces`)
 
-Started by root, each box runs as a user of its own whom nothing on the host belongs to; started by
-anybody else, as him. Its files are the image's, read-only, and tmpfs of a size; nothing of it lies
-on the host. It ends with the worker, however that ends: by the keeper, by the death of its first
-process, by its own time to live. Where control groups can be written they bound it as a whole, else
-rlimits bound each process. `name` in the command line of bwrap and of the folders of its control
-groups tells on every host whose box it is.
+If the worker is root, each box runs as a user of its own that owns nothing on the host; otherwise
+it runs as the worker's user. Its files are those of the image, read-only, and tmpfs of a fixed
+size; it stores nothing on the host. It ends with the worker, however the worker ends: through the
+keeper, through the death of its first process, or when its time to live is over. Where control
+groups are writable they bound it as a whole, else rlimits bound each process. The box's name is in
+the command line of bwrap and in the names of its control group folders, so any process can find it.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ from sandbox.namespaces import NOTHING, STAGE
 from schemas.errors import WorkFailed
 
 MARK = "rollcall-box-"
-"""Begins the command line of what holds a box on its host."""
+"""The beginning of the command line of the process that holds a box on its host."""
 FIRST_USER, USERS = 0x7000_0000, 1 << 28
-"""Numbers of users that no system hands out; a box's is a digest of its name."""
+"""A range of user ids that no system assigns; a box's id is derived from a digest of its name."""
 START_S = 30.0
 INFO_BYTES = 1 << 16
 READY = b"ready\n"
@@ -56,7 +56,7 @@ ETC: Mapping[str, str] = {
 
 
 class BubblewrapBox(BoxCommands):
-    """One set of namespaces; `BubblewrapDriver.open` makes it."""
+    """A box that is one set of namespaces; `BubblewrapDriver.open` makes it."""
 
     directory = HOME.encode()
     shown: Mapping[bytes, bytes] = {}
@@ -86,6 +86,7 @@ class BubblewrapBox(BoxCommands):
         programs = self._cgroups.programs(self.ident)
         self._confinement = replace(self._confinement, cgroups=groups, group=programs)
         with ExitStack() as ours:
+            # Our copies of bubblewrap's ends are closed first, so that its exit is seen as EOF.
             with ExitStack() as theirs:
                 info, said = (_pipe(ours, theirs) for _ in range(2))
                 given = [memory(content, theirs) for content in data]
@@ -96,8 +97,8 @@ class BubblewrapBox(BoxCommands):
     async def _hold(
         self, argv: Sequence[str], standard: tuple[int, ...], staged: tuple[str, ...]
     ) -> None:
-        # Whatever is written to its oom_score_adj from within, it is in no control group that runs
-        # out of memory: so no box ends before its programs do.
+        # The holder is in no control group that can run out of memory, whatever is written to its
+        # oom_score_adj from within: so the OOM killer never ends a box before its programs.
         held = replace(
             self._confinement, name=MARK + self.ident, staged=staged, cgroups=(), group=""
         )
@@ -109,7 +110,7 @@ class BubblewrapBox(BoxCommands):
             raise WorkFailed("box_unavailable", str(error), retriable=True) from error
 
     def overlaid(self, image: ImageTree) -> bool:
-        """Whether it shows all directories of its image as overlays of its own."""
+        """Return True if it shows all directories of its image as overlays of its own."""
         shown: set[str] = set()
         with suppress(OSError), open(f"/proc/{self._confinement.within}/mountinfo") as file:
             shown = {line.split()[4] for line in file if f":{NOTHING}" in line}
@@ -146,7 +147,7 @@ class BubblewrapBox(BoxCommands):
 
 
 class BubblewrapDriver(Driver):
-    """Opens boxes of namespaces."""
+    """The driver that opens boxes made of namespaces."""
 
     name = "bubblewrap"
     kept = True
@@ -154,15 +155,15 @@ class BubblewrapDriver(Driver):
     def __init__(
         self, program: str = "", cgroups: Cgroups | None = None, user: int | None = None
     ) -> None:
-        """Where root starts boxes all run as `user`, or each as one of its own."""
+        """Run boxes that root starts as `user`; None gives each box a user of its own."""
         self._program = program or shutil.which("bwrap") or ""
         self._cgroups = Cgroups() if cgroups is None else cgroups
         self._user = user
         self._overlaid = False
-        """Whether the last box had the files of its image for itself."""
+        """True if the last box had the files of its image to itself."""
 
     async def open(self, spec: Spec, ident: str = "") -> BubblewrapBox:
-        """Raises WorkFailed: `box_unavailable` with the remedy, `bad_config`."""
+        """Open a box. Raises WorkFailed: `box_unavailable` with the remedy, `bad_config`."""
         if not self._program:
             _unavailable("bubblewrap is not installed; `apt-get install bubblewrap` installs it")
         if spec.network:
@@ -189,9 +190,10 @@ class BubblewrapDriver(Driver):
         return box
 
     def _staged(self, spec: Spec, image: ImageTree) -> dict[str, str]:
-        """Where bubblewrap finds directories of this host that root shows it elsewhere.
+        """Return the staged paths of the host's directories, at which bubblewrap finds them.
 
-        The box's user need not be able to walk to them, and those of the image are the box's own.
+        Only root stages: so the box's user needs no access to the paths that lead there, and the
+        image's directories become the box's own overlays.
         """
         if os.getuid() != 0:
             return {}
@@ -252,7 +254,7 @@ class BubblewrapDriver(Driver):
             process_tree.kill_tree(pid)
 
     def user_of(self, ident: str) -> int:
-        """Who a box runs as on the host: 0, the worker's own user, where that is not root."""
+        """Return the host's user id of a box; 0 is the worker's own user, if that is not root."""
         if os.getuid() != 0 or self._user is not None:
             return self._user or 0
         digest = hashlib.sha256(ident.encode()).digest()
@@ -262,7 +264,7 @@ class BubblewrapDriver(Driver):
 def command(
     program: str, spec: Spec, image: ImageTree, staged: Mapping[str, str]
 ) -> tuple[list[str], list[bytes]]:
-    """What bubblewrap is told, and what it finds behind descriptors 0, 3, 4 and so on."""
+    """Return bubblewrap's arguments, and the content of its descriptors 0, 3, 4 and so on."""
     size = str(spec.limits.disk_bytes or BoxLimits().disk_bytes)
     argv = [program, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"]
     argv += ["--new-session", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
@@ -286,7 +288,7 @@ def command(
 
 
 async def _first_process(info: ReadEnd, said: ReadEnd) -> tuple[int, int]:
-    """The pid of a box that is ready, and the number of its mount namespace.
+    """Wait until a box is ready; return its pid and the number of its mount namespace.
 
     Raises WorkFailed(`box_unavailable`).
     """
@@ -319,7 +321,7 @@ def _remedy(why: str) -> str:
 
 
 def _pipe(ours: ExitStack, theirs: ExitStack) -> tuple[ReadEnd, int]:
-    """A pipe whose ends each are closed by their stack. Raises WorkFailed(`box_unavailable`)."""
+    """Open a pipe whose ends are closed by their stacks. Raises WorkFailed(`box_unavailable`)."""
     try:
         read, write = os.pipe()
     except OSError as error:
@@ -331,7 +333,7 @@ def _pipe(ours: ExitStack, theirs: ExitStack) -> tuple[ReadEnd, int]:
 
 
 def memory(content: bytes, theirs: ExitStack) -> int:
-    """A file of this content that lies nowhere. Raises WorkFailed(`box_unavailable`)."""
+    """Make an anonymous file of this content in memory. Raises WorkFailed(`box_unavailable`)."""
     try:
         fd = os.memfd_create("box")
     except OSError as error:
@@ -343,20 +345,20 @@ def memory(content: bytes, theirs: ExitStack) -> int:
 
 
 def _holders() -> dict[str, list[int]]:
-    """Processes that hold boxes on this host, by the names of the boxes; blocks."""
+    """Return the pids of processes that hold boxes on this host, by box name; blocks."""
     mark, found = MARK.encode(), dict[str, list[int]]()
     for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             name = cmdline.read_bytes().partition(b"\0")[0]
             if name.startswith(mark):
                 ident = name.removeprefix(mark).decode(errors="replace")
-                if IDENT.fullmatch(ident):  # what runs in a box may call itself anything
+                if IDENT.fullmatch(ident):  # a program in a box may choose any command line
                     found.setdefault(ident, []).append(int(cmdline.parent.name))
     return found
 
 
 def _rlimits(limits: BoxLimits, cgroups: Cgroups) -> dict[str, int]:
-    """What control groups bind is left to them."""
+    """Return the rlimits for the limits that control groups do not enforce."""
     return rlimits(
         RLIMIT_AS=0 if cgroups.holds("memory") else limits.memory_bytes,
         RLIMIT_NPROC=0 if cgroups.holds("pids") else limits.processes,

@@ -1,8 +1,8 @@
 """Control groups of boxes: one folder for each, in every hierarchy that this process may write.
 
 Version 2 where it is mounted alone, else version 1. The folders lie below `rollcall` at the top, so
-that anybody on the host finds them, and outlive whoever made them until they are removed. That
-folder bounds all boxes of the host together, by the host's size (`host_limits`).
+that any process of the host finds them, and exist until they are removed, also after their maker
+has ended. The `rollcall` folder bounds all boxes of the host together (`host_limits`).
 """
 
 import asyncio
@@ -25,15 +25,15 @@ GONE_S = 5.0
 AGAIN_S = 0.005
 CONTROLLERS = ("memory", "pids", "cpu")
 UNBOUND = 1 << 60
-"""From here on a number of version 1 stands for no bound."""
+"""A number of version 1 that is not below this stands for no bound."""
 LARGEST_BYTES = 1 << 20
-"""No single allocation that is refused is larger."""
+"""An upper bound on the size of a single allocation that is refused."""
 RESERVED_SHARE = 8
-"""All boxes together leave the host one part in eight of its memory, and half of its processes."""
+"""All boxes together leave the host 1/8 of its memory (and half of its processes)."""
 
 
 class Cgroups:
-    """Makes, reads and removes the folders; empty where none can be made."""
+    """The control group folders of this host's boxes; false where none can be made."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self._unified = (root / "cgroup.controllers").exists()
@@ -45,7 +45,7 @@ class Cgroups:
         return bool(self._places)
 
     def holds(self, controller: str) -> bool:
-        """Whether boxes are bound by it."""
+        """Return True if this controller bounds boxes."""
         return controller in self._places
 
     def together(self) -> Usage:
@@ -57,9 +57,9 @@ class Cgroups:
         return Usage(memory_bytes=min(bytes_, default=None), processes=min(processes, default=None))
 
     def make(self, ident: str, limits: BoxLimits) -> tuple[str, ...]:
-        """Make a box's folders; the files that its processes are written to.
+        """Make a box's folders; return the files that its processes' pids are written to.
 
-        Raises WorkFailed: `box_unavailable`, or `bad_config` where there is such a box already.
+        Raises WorkFailed: `box_unavailable`, or `bad_config` if the box already exists.
         """
         folders = sorted({place / ident for place in self._places.values()})
         made: list[Path] = []
@@ -81,16 +81,16 @@ class Cgroups:
         return tuple(program_groups.entry(str(folder)) for folder in folders)
 
     def programs(self, ident: str) -> str:
-        """The folder below which each program of a box gets its own; empty where there is none.
+        """Return the folder below which each program of a box gets its own; empty if there is none.
 
-        It is that of the controller which counts processes: without it a group could grow while it
-        is killed.
+        It is that of the `pids` controller: without its bound a group could grow while it is being
+        killed.
         """
         place = self._places.get("pids")
         return str(place / ident) if place else ""
 
     def found(self) -> set[str]:
-        """The names of all boxes that have a folder."""
+        """Return the names of all boxes that have a folder."""
         return {
             folder.name
             for place in self._places.values()
@@ -99,11 +99,11 @@ class Cgroups:
         }
 
     def usage(self, ident: str) -> Usage:
-        """What a box has taken, as far as its folders tell."""
+        """Return the resources that a box has used, as far as its folders record them."""
         return folder_usage({name: place / ident for name, place in self._places.items()})
 
     async def remove(self, ident: str) -> None:
-        """Kill all that runs in a box and remove its folders; silent where there are none."""
+        """Kill all processes in a box and remove its folders; do nothing if there are none."""
         give_up_at = time.monotonic() + GONE_S
         folders = {place / ident for place in self._places.values()}
         while folders := {folder for folder in folders if folder.exists()}:
@@ -112,16 +112,16 @@ class Cgroups:
                     program_groups.remains(str(below))
             if time.monotonic() > give_up_at:
                 return
-            # The last process is counted for some milliseconds after its end.
+            # A folder cannot be removed yet: its last process is counted for some milliseconds.
             await asyncio.sleep(AGAIN_S)
 
     def _bind_all_boxes(self, limits: BoxLimits) -> None:
-        """Write the bounds of all boxes together; a lower one that is there already stays."""
+        """Write the bounds of all boxes together; an existing lower bound stays."""
         for controller, place in self._places.items():
             for name, value in self._values(controller, limits).items():
                 there = _number(place / name)
                 if there is None or there > int(value):
-                    with suppress(OSError):  # `together` says what holds
+                    with suppress(OSError):  # `together` reports the bounds in force
                         _write(place / name, value)
 
     def _remove_lapsed(self) -> None:
@@ -137,7 +137,7 @@ class Cgroups:
                             below.rmdir()
 
     def _values(self, controller: str, limits: BoxLimits) -> Mapping[str, str]:
-        """What is written where; what is not bound is left out."""
+        """Return the values to write by file name; limits of 0 are left out."""
         bytes_, pids = limits.memory_bytes, limits.processes
         quota = int(limits.cpus * PERIOD_US)
         if controller == "pids":
@@ -157,7 +157,7 @@ class Cgroups:
 
 
 def host_limits(root: Path = ROOT) -> BoxLimits:
-    """Return what all boxes together may take of this host, or of the container that we run in."""
+    """Return the limits of all boxes together on this host, or in the container we run in."""
     memory = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     memory += _numbers(root / "memory.max", root / "memory" / "memory.limit_in_bytes")
     pids = _numbers(KERNEL / "pid_max", KERNEL / "threads-max")
@@ -168,10 +168,10 @@ def host_limits(root: Path = ROOT) -> BoxLimits:
 
 
 def folder_usage(folders: Mapping[str, Path]) -> Usage:
-    """What a box has taken, as far as its folders tell, by controller; of either version.
+    """Return the resources that a box has used, from its folders by controller; either version.
 
-    Kills for want of memory are the box's own only if it has come to its own bound: else the host
-    was short of memory, or all boxes together.
+    OOM kills are attributed to the box only if it has reached its own bound: else the host was
+    short of memory, or all boxes together were.
     """
     memory, pids = folders.get("memory"), folders.get("pids")
     if memory is None or pids is None:
@@ -186,7 +186,7 @@ def folder_usage(folders: Mapping[str, Path]) -> Usage:
 
 
 def _came_to_its_bound(memory: Path) -> bool:
-    """Whether a box has ever had no memory left; version 1 tells only how much it had at most."""
+    """Return True if a box ever ran out of memory; version 1 records only its peak usage."""
     most = _number(memory / "memory.max_usage_in_bytes")
     bound = _number(memory / "memory.limit_in_bytes")
     if most is None or bound is None:
@@ -195,7 +195,7 @@ def _came_to_its_bound(memory: Path) -> bool:
 
 
 def folders_of(pid: int, root: Path = ROOT) -> dict[str, Path]:
-    """The folders that a process is in, by controller. Raises OSError where it is gone."""
+    """Return the folders that a process is in, by controller. Raises OSError if it is gone."""
     found = {}
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -208,7 +208,7 @@ def folders_of(pid: int, root: Path = ROOT) -> dict[str, Path]:
 
 
 def _hierarchies(root: Path) -> dict[str, Path]:
-    """Version 1: our folder in each controller's own tree."""
+    """Make our folder in each controller's own tree (version 1)."""
     places = {}
     for controller in CONTROLLERS:
         place = root / controller / OURS
@@ -220,7 +220,7 @@ def _hierarchies(root: Path) -> dict[str, Path]:
 
 
 def _unified(root: Path) -> dict[str, Path]:
-    """Version 2: one folder, which must have been given the controllers."""
+    """Make our one folder and delegate the controllers to it (version 2)."""
     place = root / OURS
     with suppress(OSError):
         place.mkdir(exist_ok=True)
@@ -234,7 +234,7 @@ def _unified(root: Path) -> dict[str, Path]:
 
 
 def _write(path: Path, value: str) -> None:
-    """As far as this kernel counts it: swap is not counted everywhere. Raises OSError."""
+    """Write a file if it exists: not every kernel accounts for swap. Raises OSError."""
     with suppress(FileNotFoundError):
         file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -244,7 +244,7 @@ def _write(path: Path, value: str) -> None:
 
 
 def _groups(folder: Path) -> list[Path]:
-    """List the folders of a box's programs, and then its own."""
+    """Return the folders of a box's programs, and then the box's own."""
     with suppress(OSError):
         return [*(each for each in folder.iterdir() if each.is_dir()), folder]
     return []
@@ -258,7 +258,7 @@ def _number(path: Path) -> int | None:
 
 
 def _numbers(*paths: Path) -> list[int]:
-    """Read those of the files that are there and hold a bound."""
+    """Return the bounds in those of the files that exist and hold one."""
     numbers = (_number(path) for path in paths)
     return [number for number in numbers if number is not None and number < UNBOUND]
 

@@ -1,4 +1,4 @@
-"""How full a disk may become of what boxes are made of."""
+"""The free space that images and their builds must leave on a disk."""
 
 import shutil
 from collections.abc import Callable, Iterable
@@ -10,9 +10,9 @@ DISK_FLOOR_BYTES = 2 << 30
 
 
 def make_room(place: Path, removals: Iterable[Callable[[], object]], remedy: str) -> None:
-    """Where a disk has less than its floor, remove one after the other, no more than there must.
+    """Call removals in order until the disk has DISK_FLOOR_BYTES free.
 
-    Raises Refused where nothing is left to remove.
+    Raises Refused if there are no more removals.
     """
     waiting = iter(removals)
     while (free := shutil.disk_usage(place).free) < DISK_FLOOR_BYTES:

@@ -1,8 +1,8 @@
-"""Boxes that are containers: an image's files, held by an engine, hardened.
+"""Boxes that are hardened containers of a docker engine.
 
-The engine makes and removes them. Programs are entered by the worker's keeper, as into a box of
-namespaces, with a user of the container's and without rights. The first process only waits, for a
-day at most: what nobody is left to remove ends then.
+The engine makes and removes them. The worker's keeper starts programs in their namespaces, as in
+those of bubblewrap, as an unprivileged user of the container. The first process only waits, for a
+day at most: so a container that was never removed ends then.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ from schemas.errors import WorkFailed
 LABEL = "rollcall.box"
 SHM_BYTES = 16 << 20
 WAITER = 65_533
-"""The user of the first process, and of nothing else: so no program of the box can have the kernel
-kill that one first where memory is short (`oom_score_adj`)."""
+"""The user of the first process alone: so no program of the box can make the kernel kill that
+process first when memory is short (`oom_score_adj`)."""
 
 
 class DockerBox(BoxCommands):
-    """One container; `DockerDriver.open` makes it."""
+    """A box that is one container; `DockerDriver.open` makes it."""
 
     directory = HOME.encode()
     shown: Mapping[bytes, bytes] = {}
@@ -97,19 +97,19 @@ class DockerBox(BoxCommands):
 
 
 class DockerDriver(Driver):
-    """Opens containers."""
+    """The driver that opens containers."""
 
     name = "docker"
     kept = True
 
     def __init__(self, image: str = "base") -> None:
-        """`image` is taken where a box names none."""
+        """Make a driver; `image` is used for specs without an image."""
         self._image = image
         self._engine = DockerEngine()
         self._failed = FailedBuilds()
 
     async def open(self, spec: Spec, ident: str = "") -> DockerBox:
-        """Raises WorkFailed: `box_unavailable` with the remedy, `image`, `bad_config`."""
+        """Open a box. Raises WorkFailed: `box_unavailable` with a remedy, `image`, `bad_config`."""
         if why := why_not_here():
             raise WorkFailed("box_unavailable", why, retriable=False)
         if spec.network or spec.mounts:
@@ -128,7 +128,7 @@ class DockerDriver(Driver):
             await box.begin(image)
         except BaseException as error:
             taken = isinstance(error, WorkFailed) and error.code == "bad_config"
-            if taken:  # by somebody whose container it is
+            if taken:  # the container of this name belongs to another owner: do not remove it
                 await keeper.give_back()
             else:
                 await asyncio.shield(box.close())
@@ -167,18 +167,18 @@ class DockerDriver(Driver):
         return ""
 
     async def found(self) -> Sequence[str]:
-        """Raises WorkFailed(`box_unavailable`) where an engine that is there does not answer."""
+        """List the boxes, none without an engine. Raises WorkFailed if it does not answer."""
         return sorted(await self._engine.ask(_idents)) if listens() else []
 
     async def remove(self, ident: str) -> None:
-        """Raises WorkFailed as `found`."""
+        """Remove a box. Raises WorkFailed as `found` does."""
         ident = drawn_ident(ident)
         if listens():
             await self._engine.ask(lambda client: _removed(client, ident))
 
 
 def _started(client: Any, image: str, ident: str, spec: Spec) -> tuple[int, list[str]]:
-    """The pid of a new container's first process, on this host, and its image's variables."""
+    """Start a container; return its first process's pid on this host and its image's variables."""
     limits = spec.limits
     places = {place: f"rw,exec,nosuid,nodev,size={limits.disk_bytes},uid={USER},gid={USER}"
               for place in (HOME, "/tmp")}  # fmt: skip
@@ -221,9 +221,9 @@ def _started(client: Any, image: str, ident: str, spec: Spec) -> tuple[int, list
 
 
 def _created(client: Any, spec: Spec, **options: Any) -> Any:
-    """A container, with a quota on what it may write beside its tmpfs where the engine has quotas.
+    """Create a container; where the engine has quotas, with one on its writes outside tmpfs.
 
-    What the image has in places that become writable is copied, so the quota has room for that.
+    The quota adds the image's size, since its content in writable places is copied.
     """
     if not (spec.writable and spec.limits.disk_bytes):
         return client.containers.create(**options)
@@ -237,7 +237,7 @@ def _created(client: Any, spec: Spec, **options: Any) -> Any:
 
 
 def _give(container: Any, place: str) -> None:
-    """Let the box's user have a place, with what the image has there."""
+    """Make the box's user the owner of a path and of the image's content there."""
     try:
         parts, _ = container.get_archive(place)
     except Exception as error:

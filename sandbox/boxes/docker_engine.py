@@ -1,7 +1,7 @@
-"""The engine that containers are asked of, by the library `docker`; two threads wait for it.
+"""A client of the docker engine, by the library `docker`, whose calls run on two threads.
 
-It must be this host's own and the worker root: programs are entered into a container as into any
-other box (`sandbox.namespaces`), without an exec of the engine's.
+The engine must run on this host and the worker as root: programs enter a container's namespaces as
+those of any other box (`sandbox.namespaces`), without `docker exec`.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ _BUILDS = ThreadPoolExecutor(1, thread_name_prefix="docker-build")
 
 
 class DockerEngine:
-    """`DOCKER_HOST`, or the socket where an engine usually listens."""
+    """The engine at `DOCKER_HOST`, or at the usual socket."""
 
     def __init__(self) -> None:
         self._client: Any = None
 
     async def ask(self, question: Callable[[Any], Answer], *, long: bool = False) -> Answer:
-        """What a client answers, asked on a thread. Raises WorkFailed: `box_unavailable`.
+        """Call `question` with a client on a thread. Raises WorkFailed: `box_unavailable`.
 
-        Long questions are asked one by one, and keep no other waiting. Whoever is cancelled here
-        leaves the question to be answered all the same.
+        Long calls run one by one on a thread of their own, so they delay no others. Cancelling the
+        caller does not stop a call.
         """
         threads = _BUILDS if long else _THREADS
         return await asyncio.get_running_loop().run_in_executor(threads, self._asked, question)
@@ -54,7 +54,7 @@ class DockerEngine:
 
 
 def why_not_here() -> str:
-    """Why containers cannot be entered from this process; empty where they can."""
+    """Return why containers cannot be entered from this process; empty if they can."""
     host = os.environ.get("DOCKER_HOST", "unix://")
     if not host.startswith("unix://"):
         return f"the docker engine at {host} is not known to be on this host; name its unix socket"
@@ -64,14 +64,14 @@ def why_not_here() -> str:
 
 
 def listens() -> bool:
-    """Whether an engine may have containers for us: its socket is there, and our library."""
+    """Return True if an engine may be reachable: its socket and the library `docker` exist."""
     host = _host()
     there = not host.startswith("unix://") or os.path.exists(host.removeprefix("unix://"))
     return there and find_spec("docker") is not None
 
 
 def missing(error: BaseException) -> bool:
-    """Whether an engine said that there is no such thing."""
+    """Return True if the engine answered that the object does not exist."""
     return type(error).__name__ == "NotFound"
 
 
@@ -80,7 +80,7 @@ def _host() -> str:
 
 
 def _reach(host: str) -> None:
-    """Raises OSError where nobody listens: the library would leave its socket open then."""
+    """Raise OSError if nothing listens: the library would leak its socket in that case."""
     if host.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(TIMEOUT_S)

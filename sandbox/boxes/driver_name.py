@@ -1,4 +1,4 @@
-"""The name of a driver where it stands in a table of settings."""
+"""The type of a driver's name in settings."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from schemas.errors import Refused
 
 
 def _known(name: str) -> str:
-    """As pydantic wants to be told."""
+    """Return a known name; raise ValueError, as pydantic expects, for others."""
     try:
         return check_box(name)
     except Refused as error:

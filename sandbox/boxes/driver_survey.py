@@ -1,4 +1,4 @@
-"""What each driver can do on this host, by what, and what it lacks."""
+"""A survey of the drivers on this host: what each enforces and by what, and what it lacks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,25 +8,25 @@ from sandbox.boxes.box import DRIVERS, Driver, driver
 
 @dataclass(frozen=True, slots=True)
 class DriverReport:
-    """One driver on this host."""
+    """The state of one driver on this host."""
 
     name: str
     unavailable: str
-    """Why it opens no box, and the remedy; empty where it does."""
+    """The reason why it opens no box, and the remedy; empty if it does."""
     enforces: Mapping[str, str]
     lacks: Sequence[str]
-    """What would hold its boxes better here, and what to do for it."""
+    """Limits that it does not enforce here, and what to do about each."""
     found: Sequence[str]
-    """The boxes that there are."""
+    """The names of existing boxes."""
 
     @property
     def isolates(self) -> bool:
-        """Whether it opens boxes here that are cut off from their host."""
+        """True if it opens boxes here that are isolated from their host."""
         return not self.unavailable and "network" in self.enforces
 
 
 async def survey() -> list[DriverReport]:
-    """Of all drivers; each opens a box to see that it can."""
+    """Report on all drivers; each opens a box to see that it can."""
     return [await _report(driver(name)) for name in DRIVERS]
 
 

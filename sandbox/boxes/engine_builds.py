@@ -1,5 +1,5 @@
-"""Images that an engine builds from a Dockerfile, on demand: once, as they are named by what they
-are made of."""
+"""Images that a docker engine builds from a Dockerfile on demand, and only once, since the name of
+an image is derived from its sources."""
 
 import os
 import time
@@ -25,10 +25,10 @@ log = structlog.get_logger()
 
 
 def engine_build(client: Any, name: str, build: ImageBuild, failed: FailedBuilds) -> None:
-    """Build an image that the engine has not; for a thread, as it takes as long as it takes.
+    """Build an image if the engine lacks it; blocks, so call it on a thread.
 
-    Raises WorkFailed(`image`) with the last lines of a build that fails, or failed lately, and what
-    the library `docker` raises where the engine is away.
+    Raises WorkFailed(`image`) with the last lines of a build that fails, or failed lately, and the
+    exceptions of the library `docker` if the engine is unreachable.
     """
     if client.images.list(name):
         return
@@ -47,11 +47,11 @@ def engine_build(client: Any, name: str, build: ImageBuild, failed: FailedBuilds
                 log.info("image_built", image=name, took_s=time.monotonic() - began)
                 return
     except Exception as error:
-        if not hasattr(error, "explanation"):  # not the engine's own words
+        if not hasattr(error, "explanation"):  # not an answer of the engine
             raise
         lines.append(str(error.explanation or error))
     last = [plain(line, LINE_CHARS) for line in lines if line.strip()] or ["it says nothing"]
-    msg = f"image {name!r} cannot be built: {last[-1]}\n"  # so much of it is shown everywhere
+    msg = f"image {name!r} cannot be built: {last[-1]}\n"  # this first line is shown everywhere
     msg += f"{plain(build.directory, LINE_CHARS)}/Dockerfile ended with:\n"
     msg += "\n".join(last)[-(REASON_CHARS - len(msg)) :]
     log.warning("image_not_built", image=name, reason=last[-1], took_s=time.monotonic() - began)
@@ -73,9 +73,9 @@ def _said(client: Any, name: str, build: ImageBuild) -> Iterable[str]:
 
 
 def _make_room(client: Any) -> None:
-    """Where the engine's disk is at its floor, remove images of ours that are in no container.
+    """Remove our images that no container uses, while the engine's disk is below its floor.
 
-    The oldest go first. Raises WorkFailed(`image`).
+    The oldest are removed first. Raises WorkFailed(`image`).
     """
     place = str(client.info().get("DockerRootDir", ""))
     if not os.path.isdir(place):
@@ -96,5 +96,5 @@ def _remove(client: Any, ident: str) -> None:
     try:
         client.images.remove(ident)
     except Exception as error:
-        if not hasattr(error, "explanation"):  # it is in a container
+        if not hasattr(error, "explanation"):  # a container uses it
             raise

@@ -1,6 +1,6 @@
-"""Images whose build failed lately: nobody waits for the same failure twice.
+"""A cache of images whose build failed lately, so that the same failure is reported at once.
 
-By name, which says what an image is made of: whoever changes a Dockerfile asks for another one.
+The key is the image's name, which is derived from its sources: a changed Dockerfile has another.
 """
 
 import time
@@ -11,18 +11,18 @@ from schemas.errors import WorkFailed
 
 KEPT = 64
 AGAIN_S = 300.0
-"""After so long one is built again: what it was made from may be there by then."""
+"""Seconds after which an image is built again: what was missing may exist by then."""
 
 
 class FailedBuilds:
-    """Those of one driver, the youngest `KEPT`."""
+    """The last `KEPT` failed builds of one driver."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._failed: OrderedDict[str, tuple[float, str]] = OrderedDict()
 
     def add(self, name: str, why: str) -> WorkFailed:
-        """Remember one; what whoever asked for it is told."""
+        """Record a failed build; return the error for its caller."""
         self._failed[name] = self._clock(), why
         self._failed.move_to_end(name)
         while len(self._failed) > KEPT:
@@ -30,7 +30,7 @@ class FailedBuilds:
         return WorkFailed("image", why, retriable=False)
 
     def check(self, name: str) -> None:
-        """Raises WorkFailed(`image`), as the build did, for one that is not to be tried yet."""
+        """Raise the build's WorkFailed(`image`) again if it is too early to retry."""
         at, why = self._failed.get(name, (0.0, ""))
         if not why:
             return

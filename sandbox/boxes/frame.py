@@ -1,10 +1,9 @@
-"""How a command is parted from the next one in a shell that goes on: framed by a nonce.
+"""Framing of a command's output in a persistent shell: a nonce marks its begin and end.
 
 The shell prints the nonce and `<`, runs the command, prints the nonce, `>` and the exit code in
-three digits. Nobody but the shell can have printed that, since the nonce is drawn for one command:
-what a command prints may be any bytes. What comes before the frame opens was printed by something
-that earlier commands left running; it is dropped. Everything is one line for the shell, so it has
-been read whole before any of it runs.
+three digits. The nonce is drawn anew for each command, so a command's output may be any bytes and
+cannot forge a frame. Output before the opening mark comes from processes that earlier commands left
+running; it is dropped. The shell gets a single line, so it has read all before it runs any of it.
 """
 
 import re
@@ -18,12 +17,12 @@ _decoder = getincrementaldecoder("utf-8")
 
 
 def quoted(text: str) -> str:
-    """A shell's word that means exactly this text."""
+    """Quote a text as one word of a shell."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 
 class Frame:
-    """The frame of one command: writes it, and finds it in what comes back."""
+    """The frame of one command: writes it, and parses it from the shell's output."""
 
     def __init__(self) -> None:
         nonce = secrets.token_hex(16)
@@ -32,14 +31,14 @@ class Frame:
         self._pending = b""
         self._open = False
         self.exit_code: int | None = None
-        """Of the command, once its frame is closed."""
+        """The command's exit code, once its frame is closed."""
 
     def around(self, command: str, *, status: int, subshell: bool) -> bytes:
-        """What the shell is given: the command, which finds `$?` as `status` and an empty input.
+        """Return the shell's input: the framed command, with `$?` set to `status` and empty stdin.
 
-        `command eval` goes on where a plain `eval` would end the shell at an unclosed quote, and
-        `command printf` is the shell's own whatever function is called so; the redirections take
-        back what the command does to the shell's own descriptors.
+        With `command eval` an unclosed quote does not end the shell, as it would with plain `eval`.
+        `command printf` ignores functions of that name. The redirections undo what the command does
+        to the shell's own descriptors.
         """
         before = f"(exit {status}); " if status else ""
         opening, closing = "()" if subshell else "{}"
@@ -49,10 +48,11 @@ class Frame:
         return f"{first}; {before}{body}; {last}\n".encode("utf-8", "replace")
 
     def take(self, chunk: bytes) -> bytes:
-        """Of what came so far, what is certainly the command's output and was not given before."""
+        """Add a chunk; return the new bytes that are certainly the command's output."""
         self._pending += chunk
         if not self._open:
             _, self._open, rest = _part(self._pending, self._opens)
+            # Keep what may be the begin of a mark that has not arrived whole.
             self._pending = rest if self._open else self._pending[1 - len(self._opens) :]
         if not self._open:
             return b""
@@ -65,7 +65,7 @@ class Frame:
         return printed[:sure]
 
     def rest(self) -> bytes:
-        """What was held back since it might have been the frame's end, of a frame never closed."""
+        """Return the bytes of an unclosed frame that were held back as a possible end mark."""
         rest, self._pending = self._pending if self._open else b"", b""
         return rest
 
@@ -85,10 +85,10 @@ def _part(text: bytes, mark: bytes) -> tuple[bytes, bool, bytes]:
 
 
 class HeadAndTail:
-    """The beginning and the end of a text that comes in pieces; the middle is only counted.
+    """The beginning and the end of a text that arrives in pieces; the middle is only counted.
 
-    Bytes that are no UTF-8 become U+FFFD. `shown` names what is shown in place of what. Where
-    something is left out, `whole` is given all of it from its beginning.
+    Bytes that are not UTF-8 become U+FFFD. `shown` maps names to their replacements. If something
+    is left out, `whole` is called with the whole text, piece by piece from its beginning.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class HeadAndTail:
         self._shown = shown
         self._whole = whole
         self._is_whole = True
-        """Whether nothing has been left out yet."""
+        """True while nothing has been left out."""
         names = sorted(shown, key=len, reverse=True)
         self._names = re.compile(b"|".join(map(re.escape, names)) or b"(?!)")
         self._longest = max(map(len, shown), default=1)
@@ -112,13 +112,13 @@ class HeadAndTail:
         self._chars = 0
 
     def add(self, piece: bytes) -> None:
-        """Add what comes next."""
+        """Add the next piece."""
         self._pending += piece
-        # A name that begins before this place is here whole.
+        # A name that begins before this position has arrived as a whole.
         self._decode_until(len(self._pending) - self._longest + 1)
 
     def text(self) -> tuple[str, int]:
-        """What is kept of all that was added, and how many characters are left out of it."""
+        """Return the kept text, and the number of characters that are left out of it."""
         self._decode_until(len(self._pending))
         self._keep(self._decode(b"", True))
         elided = self._chars - len(self._head) - len(self._tail)
@@ -127,7 +127,7 @@ class HeadAndTail:
         return f"{self._head}\n[{elided} characters left out]\n{self._tail}", elided
 
     def _decode_until(self, sure: int) -> None:
-        """Keep what stands before a place, and the name that begins before it."""
+        """Keep the bytes before a position, and a name that begins before it; replace names."""
         done = 0
         for name in self._names.finditer(self._pending):
             if name.start() >= sure:

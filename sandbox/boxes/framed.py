@@ -1,4 +1,4 @@
-"""One framed command in a shell that goes on, and a shell that is known to answer."""
+"""One framed command in a persistent shell, and the check that a shell answers."""
 
 import asyncio
 
@@ -10,13 +10,13 @@ CHUNK_BYTES = 1 << 16
 TIMED_OUT = -1
 SIGNALLED = 128
 QUIET = b"exec 2>/dev/null\n"
-"""What the shell itself has to say of a command goes with the command's own errors."""
+"""Silences the shell's own stderr; its errors about a command go to the command's output."""
 
 
 async def framed_code(
     program: BoxProgram, frame: Frame, kept: HeadAndTail, text: bytes, timeout_s: float
 ) -> int:
-    """The exit code of the command in a text, or of the shell if that has ended, or TIMED_OUT."""
+    """Run a framed command; return its exit code, that of the ended shell, or TIMED_OUT."""
     try:
         async with asyncio.timeout(timeout_s):
             await program.write(text)
@@ -32,7 +32,7 @@ async def framed_code(
 
 
 async def answering(program: BoxProgram, within_s: float) -> BoxProgram:
-    """A shell, once it has answered; ended where it does not. Raises WorkFailed(`box_died`)."""
+    """Return a shell once it has answered; else end it and raise WorkFailed(`box_died`)."""
     frame = Frame()
     try:
         text = QUIET + frame.around(":", status=0, subshell=False)

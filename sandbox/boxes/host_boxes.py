@@ -1,4 +1,4 @@
-"""The boxes that this host has, by driver, without anybody's memory of them."""
+"""The boxes that exist on this host, as each driver finds them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ from schemas.errors import RollcallError
 
 @dataclass(frozen=True, slots=True)
 class HostBoxes:
-    """What drivers say."""
+    """The answers of all drivers."""
 
     found: dict[str, Sequence[str]] = field(default_factory=dict)
     """Names of boxes, by driver."""
     silent: dict[str, str] = field(default_factory=dict)
-    """Drivers that do not answer, and why."""
+    """The errors of drivers that do not answer, by driver."""
 
 
 async def on_this_host() -> HostBoxes:

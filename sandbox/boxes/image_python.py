@@ -1,4 +1,4 @@
-"""The Python of an image: where it looks for packages, and which wheels fit it."""
+"""The Python of an image: its package directory, and the wheels that fit it."""
 
 import platform
 import re
@@ -9,26 +9,26 @@ from schemas.errors import Refused
 
 LIBC = re.compile(r"^Package: libc6\n(?:\S.*\n|\s.*\n)*?Version: 2\.(\d+)", re.MULTILINE)
 OLDEST_GLIBC, USUAL_GLIBC = 5, 17
-"""Minor versions; the second is what a system has at least that does not say."""
+"""Minor versions of glibc; the second is assumed for a system that does not state its own."""
 INTERPRETER = b"/usr/bin/python3"
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePython:
-    """CPython, as Debian installs it."""
+    """A CPython as Debian installs it."""
 
     version: str
-    """Such as 3.11."""
+    """The version, such as 3.11."""
     glibc_minor: int
 
     @property
     def packages(self) -> str:
-        """Where it looks for what the system has not installed, from the root."""
+        """Its directory for packages that are not the system's, relative to the root."""
         return f"usr/local/lib/python{self.version}/dist-packages"
 
     @property
     def platforms(self) -> list[str]:
-        """The tags of wheels with compiled code that it can load, the narrowest first."""
+        """The platform tags of compiled wheels that it can load, the newest glibc first."""
         machine = platform.machine()
         minors = range(self.glibc_minor, OLDEST_GLIBC - 1, -1)
         older = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
@@ -40,12 +40,12 @@ class ImagePython:
         ]
 
     def options(self) -> list[str]:
-        """How pip is told to take what fits it, and nothing that must be built."""
+        """Return pip's options to take only wheels that fit it, and no source packages."""
         fits = ["--only-binary=:all:", "--implementation=cp", f"--python-version={self.version}"]
         return [*fits, *(f"--platform={each}" for each in self.platforms)]
 
     def environment(self) -> dict[str, str]:
-        """The markers of requirements that differ from those of the Python that runs this."""
+        """Return the markers of requirements that differ from those of the running Python."""
         return {"python_version": self.version, "python_full_version": f"{self.version}.0",
                 "implementation_name": "cpython", "platform_python_implementation": "CPython",
                 "sys_platform": "linux", "platform_system": "Linux", "os_name": "posix",
@@ -53,7 +53,7 @@ class ImagePython:
 
 
 def image_python(tree: Path, name: str) -> ImagePython:
-    """That of a system's files. Raises Refused."""
+    """Find the Python in a tree of system files. Raises Refused."""
     found = [path.name.removeprefix("python") for path in tree.glob("usr/lib/python3.*")]
     if len(found) != 1:
         msg = f"image {name!r} has no Python that packages could be for: "

@@ -1,4 +1,4 @@
-"""Every image that boxes of this host can be made of, and what each takes of a disk."""
+"""A list of all images on this host, and the disk space that each takes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ class ImageRow:
     name: str
     digest: str
     size_bytes: int
-    """Of its own: what it shares is counted where that is."""
+    """Its own size: shared files are counted at their owner."""
     made_ms: int
     idle_s: float | None = None
-    """Since its last use; None of an engine's, which does not say."""
+    """Seconds since its last use; None for an engine's images, where it is unknown."""
     base: str = ""
     packages: Sequence[str] = ()
     users: Sequence[str] = ()
-    """The images that stand on it; of an engine's, the containers that are made of it."""
+    """The images that are based on it; for an engine's image, its containers."""
 
 
 def directory_rows() -> list[ImageRow]:
-    """Those that are directories, and their layers."""
+    """Return the images that are directories, and their layers."""
     known = images()
     return [
         *(_row("directory", each, known) for each in known),
@@ -37,7 +37,7 @@ def directory_rows() -> list[ImageRow]:
 
 
 def engine_rows(client: Any) -> list[ImageRow]:
-    """Those of an engine, asked by the library `docker`. Raises what that raises."""
+    """Return the images of an engine. Raises exceptions of the library `docker`."""
     made_of: dict[str, list[str]] = {}
     for container in client.api.containers(all=True):
         made_of.setdefault(container["ImageID"], []).append(container["Names"][0].lstrip("/"))

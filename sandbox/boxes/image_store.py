@@ -1,8 +1,8 @@
-"""Images as directories: what bubblewrap binds and docker imports, by name.
+"""The store of images as directories, by name; bubblewrap binds them and docker imports them.
 
-Each is a folder with `tree`, a system's files, and `image.json`, whose time of change is that of
+Each is a folder with `tree`, a system's files, and `image.json`, whose modification time is that of
 its last use. Beside them lie the layers of packages that images share (`package_layers`), each by
-its digest. Root has them at a place that all can walk to: its boxes run as other users.
+its digest. Root stores them where all users have access, since its boxes run as other users.
 """
 
 import json
@@ -22,32 +22,32 @@ from schemas.bounded import json_object
 from schemas.errors import WorkFailed
 
 DIRECTORY = "ROLLCALL_IMAGES"
-"""The variable that names another directory for them."""
+"""The environment variable that names another directory for them."""
 ROOTS = Path("/var/lib/rollcall/images")
 LAYERS = "layers"
 RECORD = "image.json"
 MAKING, HELD = ".making-", ".held-"
-"""Begin the names of folders in which something is made: by older releases, which hold none of
-them, and by this one."""
+"""Prefixes of folders in which an image is being made: those of older releases, which do not hold
+a lock on them, and those of this release."""
 IN_USE_S = 86_400.0
-"""A box lives no longer: what was used in this time may be in one."""
+"""The longest life of a box, in seconds: an image that was used since may be in a box."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltImage:
-    """One image of this host, or one layer of such."""
+    """An image of this host, or a layer of one."""
 
     name: str
     digest: str
     size_bytes: int = 0
-    """Without what it shares with its base and its layers."""
+    """Its size without the files that it shares with its base and its layers."""
     made_ms: int = 0
     base: str = ""
-    """The image that it stands on."""
+    """The name of its base image."""
     layers: Sequence[str] = ()
-    """The digests of all that lie above the first base."""
+    """The digests of all layers above the first base."""
     packages: Sequence[str] = ()
-    """Those of its own layer, or of this layer, by name and version."""
+    """The packages of its own layer, or of this layer, by name and version."""
     place: Path = field(default=Path(), compare=False)
 
     @property
@@ -55,20 +55,20 @@ class BuiltImage:
         return self.place / "tree"
 
     def used_at(self) -> float:
-        """When it was used last, in seconds of the epoch."""
+        """Return the time of its last use, in seconds since the epoch."""
         return (self.place / RECORD).stat().st_mtime
 
     def idle_s(self) -> float:
-        """Since then."""
+        """Return the seconds since its last use."""
         return max(0.0, time.time() - self.used_at())
 
     def carries(self, other: "BuiltImage") -> bool:
-        """Whether it stands on another image, or on a layer."""
+        """Return True if `other` is its base image or one of its layers."""
         return other.place in (directory() / self.base, *map(layer_place, self.layers))
 
 
 def directory() -> Path:
-    """Where images lie on this host."""
+    """Return the directory of this host's images."""
     if named := os.environ.get(DIRECTORY):
         return Path(named).absolute()
     return ROOTS if os.getuid() == 0 else Path.home() / ".cache" / "rollcall" / "images"
@@ -79,12 +79,12 @@ def layer_place(digest: str) -> Path:
 
 
 def images() -> list[BuiltImage]:
-    """All that are whole, by name."""
+    """Return all complete images, sorted by name."""
     return _whole(sorted(directory().glob(f"[a-z]*/{RECORD}")))
 
 
 def layers() -> list[BuiltImage]:
-    """All that are whole, by digest."""
+    """Return all complete layers, sorted by digest."""
     return _whole(sorted(layer_place("").glob(f"*/{RECORD}")))
 
 
@@ -93,17 +93,17 @@ def _whole(records: Iterable[Path]) -> list[BuiltImage]:
 
 
 def users(image: BuiltImage, among: Iterable[BuiltImage]) -> list[str]:
-    """The names of the images that stand on one, or on a layer."""
+    """Return the names of the images that are based on an image or a layer."""
     return [each.name for each in among if each.carries(image)]
 
 
 def is_built(name: str) -> bool:
-    """Whether an image of this name is one of ours; names of an engine's have other letters too."""
+    """Return True if the store has an image of this name (an engine's names have other letters)."""
     return name.replace("-", "").isalnum() and (directory() / name / RECORD).is_file()
 
 
 def built(name: str) -> BuiltImage:
-    """An image, which is in use from now on, with all that it stands on.
+    """Return an image, and mark it and all that it is based on as used now.
 
     Raises WorkFailed(`image`).
     """
@@ -113,7 +113,7 @@ def built(name: str) -> BuiltImage:
         raise WorkFailed("image", msg, retriable=False)
     image = read_image(directory() / name)
     for place in (image.place, *map(layer_place, image.layers)):
-        with suppress(FileNotFoundError):  # somebody removed a layer: its files are here too
+        with suppress(FileNotFoundError):  # a removed layer: the image links its files
             os.utime(place / RECORD)
     if is_built(image.base):
         built(image.base)
@@ -121,7 +121,7 @@ def built(name: str) -> BuiltImage:
 
 
 def read_image(place: Path) -> BuiltImage:
-    """An image or a layer that lies somewhere; raises WorkFailed(`image`)."""
+    """Read the image or layer in a folder. Raises WorkFailed(`image`)."""
     image = _image_at(place)
     if image is None:
         msg = f"{place / RECORD} is not as it was written; remove {place} and build the image again"
@@ -139,9 +139,9 @@ def _image_at(place: Path) -> BuiltImage | None:
 
 @contextmanager
 def making() -> Iterator[Path]:
-    """A folder beside the images, of which what is left in the end is removed.
+    """Make a folder beside the images, and remove its remains at the end.
 
-    What others have left whose end came first is removed before.
+    The remains of builders that were killed are removed first.
     """
     directory().mkdir(parents=True, exist_ok=True)
     _remove_half_made()
@@ -158,7 +158,7 @@ def making() -> Iterator[Path]:
 
 
 def _remove_half_made() -> None:
-    """What a builder has left that was killed; of older releases who tells by its age alone."""
+    """Remove the folders of killed builders; those of older releases by their age alone."""
     with locked(directory()):
         left = sorted(directory().glob(f"{HELD}*"))
     for half_made in left:
@@ -169,9 +169,9 @@ def _remove_half_made() -> None:
 
 
 def seal(making: Path, image: BuiltImage, place: Path) -> None:
-    """Write down what was made, and have it at its place: last, so that what is there is whole.
+    """Write the record of an image, then move it to its place: so an image there is complete.
 
-    Where it is there already it stays as it is.
+    An image that exists there already is left as it is.
     """
     whole = replace(image, size_bytes=_own_size(making), made_ms=time.time_ns() // 1_000_000)
     fields = {key: value for key, value in asdict(whole).items() if key != "place"}
@@ -179,15 +179,15 @@ def seal(making: Path, image: BuiltImage, place: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     place.parent.chmod(0o755)
     if not (place / RECORD).is_file():
-        shutil.rmtree(place, ignore_errors=True)  # whoever removed it came half-way
+        shutil.rmtree(place, ignore_errors=True)  # remains of an interrupted removal
         making.rename(place)
 
 
 def collect(keep_bytes: int, older_than_s: float) -> tuple[list[BuiltImage], list[BuiltImage]]:
-    """Remove what was not used for so long, and the longest unused of what is too much.
+    """Remove images unused for `older_than_s`, and the longest unused beyond `keep_bytes`.
 
-    What an image stands on stays as long as it. What was half made when its builder was killed goes
-    too. Returns what was removed, and what would have been but may be in use.
+    The base and the layers of an image stay as long as the image. The folders of killed builders
+    are removed too. Returns the removed images, and those that may be in use and so were kept.
     """
     if directory().is_dir():
         _remove_half_made()
@@ -206,9 +206,9 @@ def collect(keep_bytes: int, older_than_s: float) -> tuple[list[BuiltImage], lis
 
 
 def clear_disk(place: Path) -> None:
-    """Where a disk has less than its floor, remove images that are in no box; Refused if need be.
+    """Remove images that are in no box, the longest unused first, while a disk is below its floor.
 
-    The longest unused go first.
+    Raises Refused if that is not enough.
     """
     unused = [each for each in _longest_unused() if each.idle_s() >= IN_USE_S]
     remedy = ", and no image is left that was not used within a day; make room there"
@@ -216,21 +216,21 @@ def clear_disk(place: Path) -> None:
 
 
 def _longest_unused() -> list[BuiltImage]:
-    """Images and layers, each before what it stands on where both were used last at once."""
+    """Sort images and layers by last use; at equal times the younger, dependent one first."""
     return sorted((*images(), *layers()), key=lambda each: (each.used_at(), -each.made_ms))
 
 
 def _remove(image: BuiltImage) -> bool:
-    """Whether it could be: not what another one stands on."""
+    """Remove an image; return False if another one is based on it."""
     if users(image, images()):
         return False
-    (image.place / RECORD).unlink()  # from now on it is none
+    (image.place / RECORD).unlink()  # from here on it does not count as an image
     shutil.rmtree(image.place, ignore_errors=True)
     return True
 
 
 def _own_size(place: Path) -> int:
-    """Of folders, and of files that have no name elsewhere."""
+    """Sum the disk space of folders, and of files without another hard link."""
     seen = [(path, os.lstat(path)) for path in _below(place)]
     return sum(
         each.st_blocks * 512 for path, each in seen if each.st_nlink == 1 or os.path.isdir(path)

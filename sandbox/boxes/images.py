@@ -1,4 +1,4 @@
-"""What boxes are made of: the programs of this host, or a directory that holds a system's files."""
+"""The file systems of boxes: the programs of this host, or a directory with a system's files."""
 
 import os
 import subprocess
@@ -12,13 +12,13 @@ from schemas.errors import WorkFailed
 
 HOST_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 HOST_ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d")
-"""The first leads to awk, which and vi, the others to libraries."""
+"""The first holds links to awk, which and vi, the others locate libraries."""
 SOURCES = ("/usr/src", "/usr/local/src")
-"""Where people lay checkouts, and no program looks."""
+"""Directories that often hold checkouts and that no program needs; shown empty."""
 EMPTY = frozenset(
     "boot dev home lost+found media mnt proc root run srv sys tmp w".split()  # noqa: SIM905
 )
-"""What no box has of its image."""
+"""Top-level directories of an image that no box shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class ImageTree:
     root: Path = Path("/")
 
     def arguments(self, staged: Mapping[str, str] | None = None) -> list[str]:
-        """How bubblewrap is told to show it, read-only; `staged` says where to find directories."""
+        """Return bubblewrap's arguments that show it read-only; `staged` replaces paths."""
         argv = []
         for name in self._names():
             path = self.root / name
@@ -53,11 +53,11 @@ class ImageTree:
         return sorted(set(os.listdir(self.root)) - EMPTY)
 
     def may_hold(self, path: str) -> bool:
-        """Whether a file can be shown in its place: read-only directories are given no new ones."""
+        """Return True if a file can be bound at a path: read-only directories take no new ones."""
         return self.root == Path("/") or (self.root / path.lstrip("/")).is_file()
 
     def directory(self, place: str) -> Path | None:
-        """What the image has in a place, if it is a directory of the image's own."""
+        """Return the image's own directory at a path; None if it has none."""
         path = self.root / place.lstrip("/")
         return path if self.root != Path("/") and path.is_dir() and not path.is_symlink() else None
 
@@ -66,14 +66,14 @@ HOST = ImageTree()
 
 
 def image_tree(name: str) -> ImageTree:
-    """The directory of an image; empty, or `host`, is this host. Raises WorkFailed(`image`)."""
+    """Return the tree of an image; empty, or `host`, is this host. Raises WorkFailed(`image`)."""
     return HOST if name in ("", "host") else ImageTree(built(name).tree)
 
 
 def engine_image(client: Any, name: str) -> str:
-    """What an engine calls an image: one of ours is imported first where the engine has it not.
+    """Return an engine's name of an image; import an image of the store that the engine lacks.
 
-    Raises what the library `docker` raises, and WorkFailed(`image`).
+    Raises exceptions of the library `docker`, and WorkFailed(`image`).
     """
     if not is_built(name):
         return str(client.images.get(name).id)

@@ -1,4 +1,4 @@
-"""What a program finds in a box that isolates, whichever driver made it."""
+"""The surroundings of a program in an isolated box, the same for all drivers."""
 
 from collections.abc import Iterable
 
@@ -6,19 +6,19 @@ from sandbox.boxes.box import VARIABLES, Spec
 
 HOME = "/w"
 USER = 1000
-"""Who a program in a box is, to itself."""
+"""The user id of a program in a box, as it sees it."""
 TTL_S = 86_400
-"""A box that nobody is left to remove ends then."""
-# Waits without a child, and without one that is dead: those that it inherits are gone at once.
+"""Seconds after which a box ends that was never removed."""
+# It ignores SIGCHLD, so the kernel reaps at once the orphans that it inherits: no zombies stay.
 WAIT = f"env --ignore-signal=CHLD sleep {TTL_S}"
-"""The first process of a box, which holds it."""
+"""The command of a box's first process, which holds the namespaces."""
 
 
 def variables(spec: Spec, image: Iterable[str] = ()) -> dict[str, str]:
-    """What every program of a box finds in its environment.
+    """Return the environment of every program in a box.
 
-    The base are the variables of its image, as `NAME=value`: an image of conda, Go or Rust says by
-    its PATH where its programs are.
+    It includes the variables of the image, as `NAME=value`: images of conda, Go or Rust state the
+    directories of their programs in PATH.
     """
     own = dict(entry.split("=", 1) for entry in image if "=" in entry)
     return {**VARIABLES, **own, "HOME": HOME, "TMPDIR": "/tmp", **spec.env}

@@ -1,4 +1,4 @@
-"""Programs that the worker's keeper starts, each spoken to by two pipes."""
+"""Programs that the worker's keeper process starts, each with two pipes to the worker."""
 
 import asyncio
 import os
@@ -13,11 +13,11 @@ from sandbox.keeper import Confinement, Keeper, KeptProcess
 from schemas.errors import WorkFailed
 
 LISTENS = b"listens"
-"""What comes with a socket, from `keeper_process.hand_out`."""
+"""The message with which `keeper_process.hand_out` sends a socket."""
 
 
 class KeptProgram:
-    """A child of the keeper; `start_program` makes it."""
+    """A program that is a child of the keeper; `start_program` makes it."""
 
     def __init__(self, keeper: Keeper, kept: KeptProcess, stdin: WriteEnd, output: ReadEnd) -> None:
         self._keeper = keeper
@@ -31,7 +31,7 @@ class KeptProgram:
         self.ended = kept.ended.done
 
     async def wait(self) -> int:
-        """Raises WorkFailed(`box_died`) where it was not the program that ended."""
+        """Return its exit code. Raises WorkFailed(`box_died`) if it was the keeper that ended."""
         code = await self._kept.wait()
         if not self._keeper.alive:
             msg = "the keeper of this worker's boxes was killed, and all boxes with it"
@@ -55,7 +55,7 @@ async def start_program(
     limits: Mapping[str, int],
     confinement: Confinement | None = None,
 ) -> KeptProgram:
-    """Raises WorkFailed: `box_died`, and `box_unavailable` where there is no room for its pipes."""
+    """Start one. Raises WorkFailed: `box_died`, `box_unavailable` if no pipes can be opened."""
     theirs_in, ours_in, ours_out, theirs_out = _pipes()
     stdin, output = WriteEnd(ours_in), ReadEnd(ours_out)
     try:
@@ -80,7 +80,7 @@ async def start_program(
 
 
 class KeptPrograms:
-    """The programs of one box: what they share, and their end with it."""
+    """The programs of one box, which share settings and end with it."""
 
     def __init__(
         self, keeper: Keeper, *, env: Mapping[str, str], cwd: str, limits: Mapping[str, int]
@@ -97,7 +97,7 @@ class KeptPrograms:
         env: Mapping[str, str] | None = None,
         confinement: Confinement | None = None,
     ) -> KeptProgram:
-        """Raises WorkFailed, as `start_program`."""
+        """Start a program. Raises WorkFailed, as `start_program` does."""
         program = await start_program(
             self._keeper,
             argv,
@@ -110,14 +110,14 @@ class KeptPrograms:
         return program
 
     async def listen(self, port: int, confinement: Confinement) -> socket.socket:
-        """As `Box.listen`."""
+        """Implement `Box.listen`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             with theirs:
                 asked = replace(confinement, listen=port)
                 kept = await self._asked(theirs.fileno(), asked)
             await kept.wait()
-            ours.setblocking(False)
+            ours.setblocking(False)  # the process has ended, so its message is there or never comes
             try:
                 descriptors = socket.recv_fds(ours, len(LISTENS), 1)[1]
             except BlockingIOError:
@@ -128,7 +128,7 @@ class KeptPrograms:
         return socket.socket(fileno=descriptors[0])
 
     async def _asked(self, descriptor: int, confinement: Confinement) -> KeptProcess:
-        """One that enters, and is no program."""
+        """Have the keeper spawn a process that enters the box and only opens the socket."""
         try:
             return await self._keeper.spawn(
                 ("listen",), env={}, cwd="/", standard=(descriptor,), confinement=confinement
@@ -139,15 +139,15 @@ class KeptPrograms:
             raise WorkFailed(code, msg, retriable=True) from error
 
     def entrance(self, confinement: Confinement) -> Mapping[str, object]:
-        """As `Box.entrance`."""
+        """Implement `Box.entrance`."""
         return {**asdict(confinement), "limits": dict(self._limits)}
 
     async def usage(self) -> Usage:
-        """What those take that run, where no control group tells of all."""
+        """Return the usage of running programs, for boxes without a control group."""
         return await asyncio.to_thread(of_trees, [each.pid for each in self._running()])
 
     async def end(self) -> None:
-        """May be called twice."""
+        """End all programs. May be called twice."""
         for program in self._programs:
             await program.end()
 
@@ -156,32 +156,32 @@ class KeptPrograms:
 
 
 class HeldKeeper:
-    """The keeper of an event loop, held while there is no box: a box starts sooner than it."""
+    """The keeper of an event loop, kept alive between boxes: it starts slower than a box."""
 
     def __init__(self) -> None:
         self._keeper: Keeper | None = None
 
     async def hold(self) -> None:
-        """Borrow it, anew where it was killed. Raises WorkFailed(`box_unavailable`)."""
+        """Borrow it, or a new one if it was killed. Raises WorkFailed(`box_unavailable`)."""
         if self._keeper is None or not self._keeper.alive:
             gone, self._keeper = self._keeper, borrowed_keeper()
             if gone is not None:
                 await gone.give_back()
 
     async def let_go(self) -> None:
-        """May be called twice."""
+        """Give it back. May be called twice."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             await keeper.give_back()
 
 
 def rlimits(**most: int) -> dict[str, int]:
-    """As the kernel calls them, and without cores; 0 is no limit."""
+    """Return rlimits by the kernel's names, with core dumps off; limits of 0 are left out."""
     return {"RLIMIT_CORE": 0} | {name: number for name, number in most.items() if number}
 
 
 def borrowed_keeper() -> Keeper:
-    """The one that all boxes of this event loop share. Raises WorkFailed(`box_unavailable`)."""
+    """Borrow the keeper of this event loop's boxes. Raises WorkFailed(`box_unavailable`)."""
     try:
         return Keeper.borrow()
     except OSError as error:
@@ -189,13 +189,13 @@ def borrowed_keeper() -> Keeper:
 
 
 def no_room(error: OSError) -> WorkFailed:
-    """What is said where the worker may open no more files."""
+    """Return the error for a worker that may open no more files."""
     msg = f"this worker has no room for one more box: {error}; each has two open files (ulimit -n)"
     return WorkFailed("box_unavailable", msg, retriable=True)
 
 
 def _pipes() -> tuple[int, int, int, int]:
-    """Two pipes, each its end to read from and its end to write to."""
+    """Open two pipes; return the read and write end of each."""
     try:
         first = os.pipe()
         try:

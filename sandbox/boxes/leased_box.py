@@ -1,4 +1,4 @@
-"""A box that is opened for its borrower alone, with a lease that ends with it."""
+"""A box that is opened without a pool, with a lease that ends with it."""
 
 from typing import Any, cast
 
@@ -7,7 +7,7 @@ from sandbox.boxes.leases import Leases
 
 
 class LeasedBox:
-    """As the box within; only its end is the lease's too."""
+    """A wrapper of a box that also ends its lease when the box is closed."""
 
     def __init__(self, box: Box, leases: Leases) -> None:
         self._box = box
@@ -17,7 +17,7 @@ class LeasedBox:
         return getattr(self._box, name)
 
     async def close(self) -> None:
-        """May be called twice; what cannot be removed is left to the reaper."""
+        """Close the box, or leave it to the reaper if it cannot be removed. May be called twice."""
         try:
             await self._box.close()
         except BaseException:
@@ -27,12 +27,12 @@ class LeasedBox:
 
 
 async def open_leased(driver: Driver, spec: Spec, leases: Leases) -> Box:
-    """A box in which nobody has been; whoever opens it closes it. Raises WorkFailed."""
+    """Open an unused box with a lease; the caller closes it. Raises WorkFailed."""
     ident = leases.draw()
     leases.take(ident, driver.of(spec).name)
     try:
         box = await driver.open(spec, ident)
     except BaseException:
-        leases.let_lapse(ident)  # whatever is left of it is the reaper's
+        leases.let_lapse(ident)  # the reaper removes what is left of the box
         raise
     return cast(Box, LeasedBox(box, leases))

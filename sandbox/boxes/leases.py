@@ -1,12 +1,12 @@
-"""Leases on boxes: one file for each, told again and again by whoever has the box.
+"""Leases on boxes: one file for each, renewed periodically by the worker that has the box.
 
     <directory>/<box id>    <seconds since the host booted> <boot id> <driver> <owner>
 
-A lease that was not told for `lapse_s` has lapsed, and the reaper removes its box. Seconds are
-those that no one can set: a clock that jumps ends no lease, and after a boot all have lapsed. A
-box's id begins with a digest of the directory: so a reaper knows about which boxes its leases say
-something, and lets all others be. They are told by a thread of their own: a room that is blocked
-loses none.
+A lease that was not renewed for `lapse_s` has lapsed, and the reaper removes its box. Times are
+those of a monotonic clock: a change of the wall clock ends no lease, and after a boot all have
+lapsed. A box's id begins with a digest of the directory: so a reaper knows which boxes belong to
+its leases, and ignores all others. A thread of its own renews them, so none lapses while the event
+loop of a worker (a room) is blocked.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """In seconds."""
+    """Intervals of renewal, lapse and reaping, in seconds."""
 
     touch_s: float = 5.0
     lapse_s: float = 30.0
@@ -40,12 +40,12 @@ class LeaseTimes:
 
 
 def booted_s() -> float:
-    """Seconds since this host booted, suspended or not."""
+    """Return the seconds since this host booted, including those suspended."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def boot_id() -> str:
-    """Names this boot; the same for all processes of the host."""
+    """Return the id of this boot, the same for all processes of the host."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return "unknown"
@@ -53,17 +53,17 @@ def boot_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One file, as it was read."""
+    """A lease, as it was read from its file."""
 
     ident: str
     driver: str
     owner: str
     age_s: float
-    """Since it was told; infinite after a boot."""
+    """Seconds since its renewal; infinite after a boot."""
 
 
 class Leases:
-    """Those of one worker, and a look at all in its directory."""
+    """The leases of one worker, and a reader of all leases in its directory."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Leases:
         digest = hashlib.blake2b(os.fsencode(self.directory), digest_size=TAG_CHARS // 2)
         self.tag = digest.hexdigest()
         self.held: dict[str, str] = {}
-        """The driver of each box that is this worker's."""
+        """The driver of each box of this worker, by the box's id."""
         self._boot_id = boot_id()
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -87,13 +87,13 @@ class Leases:
         self._said = False
 
     def draw(self) -> str:
-        """The id of a box to be."""
+        """Draw the id of a new box."""
         return self.tag + secrets.token_hex(8)
 
     def take(self, ident: str, driver: str) -> None:
-        """Have a lease on a box that is about to be made.
+        """Write a lease on a box that is about to be made.
 
-        Raises WorkFailed(`box_unavailable`) where none can be written: its box would be reaped.
+        Raises WorkFailed(`box_unavailable`) if it cannot be written: the box would be reaped.
         """
         try:
             self._write(ident, driver)
@@ -107,18 +107,18 @@ class Leases:
                 self._thread.start()
 
     def give(self, ident: str) -> bool:
-        """Its box is gone; whether there was a lease in the directory, told once of all."""
+        """Remove the lease of a box that is gone; True for the one caller that removed the file."""
         with self._lock:
             self.held.pop(ident, None)
             return self._unlink(ident)
 
     def let_lapse(self, ident: str) -> None:
-        """Leave a box to the reaper."""
+        """Stop renewing a lease, so that the reaper removes its box."""
         with self._lock:
             self.held.pop(ident, None)
 
     def touch(self) -> None:
-        """Tell all leases anew; a directory that was removed is made again."""
+        """Renew all leases; a directory that was removed is made again."""
         with self._lock:
             for ident, driver in self.held.items():
                 try:
@@ -133,7 +133,7 @@ class Leases:
         self._said = False
 
     def close(self) -> None:
-        """Tell nothing any more; what is still held will lapse. May be called twice."""
+        """Stop renewing; leases that are still held will lapse. May be called twice."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -143,7 +143,7 @@ class Leases:
             self.touch()
 
     def _write(self, ident: str, driver: str) -> None:
-        """Over what stood there: the line of a lease keeps its length, so nobody reads half."""
+        """Overwrite a lease in place: its line keeps its length, so no reader sees half of it."""
         line = f"{self.clock():020.3f} {self._boot_id} {driver} {self.owner}\n"
         path, how = self.directory / ident, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
         try:
@@ -164,14 +164,14 @@ class Leases:
         return True
 
     def is_of_here(self, ident: str) -> bool:
-        """Whether the leases of this directory say something about a box."""
+        """Return True if a box's lease, if it has one, is in this directory."""
         return ident.startswith(self.tag)
 
     def is_live(self, lease: Lease | None) -> bool:
         return lease is not None and lease.age_s <= self.times.lapse_s
 
     def read(self, ident: str) -> Lease | None:
-        """One lease; None where there is none, or nothing that can be read."""
+        """Read a lease; None if there is none, or it cannot be parsed."""
         try:
             with (self.directory / ident).open("rb") as file:
                 told, boot, driver, owner = file.read(MOST_BYTES).decode().split()
@@ -182,7 +182,7 @@ class Leases:
         return Lease(ident, driver, owner, max(0.0, age_s) if same_boot else float("inf"))
 
     def all(self) -> Iterator[Lease]:
-        """Every lease of the directory, whoever's it is; nothing where there is no directory."""
+        """Yield every lease of the directory, of all owners; none if there is no directory."""
         with suppress(OSError):
             for name in sorted(os.listdir(self.directory)):
                 lease = self.read(name)

@@ -1,12 +1,12 @@
-"""Boxes that are directories of this host: nothing is isolated, and whoever asks is told so once.
+"""Boxes that are directories of this host, without isolation; a warning is logged once.
 
-Commands run as the worker's own user and reach all that he reaches. What a box holds all the same:
-its processes, also those that fork twice or lead sessions of their own, end with it, and with the
+Commands run as the worker's own user, with all its rights. A box still guarantees that its
+processes, also those that fork twice or lead sessions of their own, end with it, and with the
 worker however that ends (`sandbox.keeper`); its directory is removed; rlimits bound each process.
-What it does not hold: a command that kills the keeper (`kill -9 $PPID`) takes all boxes of its
-worker along; one that kills whatever its user runs outlives them; the limit of processes counts all
-of the user's, and root has none; memory is bounded for each process alone, and nobody is told apart
-who ran out of it.
+It does not guarantee the following. A command that kills the keeper (`kill -9 $PPID`) ends all
+boxes of its worker; one that kills all processes of its user can outlive them. The limit of
+processes counts all of the user's, and root has none. Memory is bounded for each process alone, and
+OOM kills are not detected.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from sandbox.keeper import Keeper, remove
 from schemas.errors import WorkFailed
 
 SUFFIX = ".box"
-"""Ends the name of a box's directory, so that no name begins another."""
+"""The suffix of a box's directory, so that no directory's name is a prefix of another."""
 NO_NAMESPACES = "a box of driver 'local' is a directory and shares the network of its host"
 
 log = structlog.get_logger()
@@ -39,7 +39,7 @@ _warned: set[str] = set()
 
 
 class LocalBox(BoxCommands):
-    """One directory, and the processes that were started in it."""
+    """A box that is a directory, and the processes that were started in it."""
 
     def __init__(self, spec: Spec, keeper: Keeper, place: Path) -> None:
         self.ident = place.name.removesuffix(SUFFIX)
@@ -62,7 +62,7 @@ class LocalBox(BoxCommands):
         return await self._programs.start(argv, env)
 
     async def write(self, name: str, content: bytes) -> None:
-        """Raises WorkFailed(`bad_config`) where the system refuses it."""
+        """Write a file. Raises WorkFailed(`bad_config`) if the system refuses it."""
         path = self._home / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ class LocalBox(BoxCommands):
             _bad_config(f"file {name!r} cannot be written into the box: {error.strerror}")
 
     async def copy_in(self, source: Path) -> None:
-        """Symbolic links stay links. Raises WorkFailed(`bad_config`)."""
+        """Copy a directory; symbolic links stay links. Raises WorkFailed(`bad_config`)."""
         await asyncio.to_thread(_copy, source, self._home)
 
     async def listen(self, port: int) -> socket.socket:
@@ -90,7 +90,7 @@ class LocalBox(BoxCommands):
         return await self._programs.usage()
 
     async def _kill_all(self) -> None:
-        """Its own programs alone: nothing tells the others of its user apart."""
+        """Kill its own programs alone: other processes of its user cannot be told apart."""
         await self._programs.end()
 
     async def close(self) -> None:
@@ -104,7 +104,7 @@ class LocalBox(BoxCommands):
             await self._keeper.give_back()
 
     def _make_home(self) -> None:
-        """A command may have removed, replaced or barred it, and everything is survived."""
+        """Restore the directories if a command removed, replaced or locked them."""
         for directory in (self._place, self._home, self._tmp):
             try:
                 if not directory.is_dir():
@@ -120,13 +120,13 @@ class LocalBox(BoxCommands):
 
 
 class LocalDriver(Driver):
-    """Opens boxes that are directories."""
+    """The driver that opens boxes that are directories."""
 
     name = "local"
     kept = True
 
     async def open(self, spec: Spec, ident: str = "") -> LocalBox:
-        """Raises WorkFailed(`bad_config`) for what a directory cannot be."""
+        """Open a box. Raises WorkFailed(`bad_config`) for a spec that a directory cannot meet."""
         if spec.image or spec.mounts:
             _bad_config("a box of driver 'local' is a directory: it has no image and no mounts")
         if ident and await self._places(drawn_ident(ident)):
@@ -163,24 +163,24 @@ class LocalDriver(Driver):
         return [name for name in names if IDENT.fullmatch(name)]
 
     async def remove(self, ident: str) -> None:
-        """Processes are found by the HOME that they were given; one that cleared it goes on."""
+        """Remove a box; a process that was started without the box's HOME is not found."""
         for place in await self._places(drawn_ident(ident)):
             for pid in await asyncio.to_thread(_at_home_in, place):
                 process_tree.kill_tree(pid)
             await asyncio.to_thread(remove, place)
 
     async def _places(self, ident: str) -> list[Path]:
-        """Directories of boxes, of whichever worker."""
+        """Return the directories of boxes, of all workers."""
         return await asyncio.to_thread(_places_of, ident)
 
 
 def _shared() -> Path:
-    """Where keepers have their directories."""
+    """Return the parent of all keepers' directories."""
     return Path(tempfile.gettempdir()).resolve()
 
 
 def _places_of(ident: str) -> list[Path]:
-    """Of keepers that are there: others remove theirs meanwhile; blocks."""
+    """Find boxes in all keepers' directories, some of which may vanish meanwhile; blocks."""
     found: list[Path] = []
     for folder in _shared().glob("rollcall-*"):
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -189,7 +189,7 @@ def _places_of(ident: str) -> list[Path]:
 
 
 def _at_home_in(place: Path) -> list[int]:
-    """The processes of a box, by what they were started with; blocks."""
+    """Find the processes of a box by the HOME that they were started with; blocks."""
     told, found = f"HOME={place}/w".encode(), []
     for environ in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
@@ -208,7 +208,7 @@ def _rlimits(limits: BoxLimits) -> dict[str, int]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a directory whose size has been looked at first. Raises WorkFailed(`bad_config`)."""
+    """Copy a directory after checking its size. Raises WorkFailed(`bad_config`)."""
     try:
         tar_streams.measure(source)
         shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)

@@ -1,8 +1,8 @@
 """Images of packages: a base, and layers of wheels from the package index.
 
-A layer is what one list of requirements came to: it is named by the digest of its lock, and lies on
-the disk once, whoever has it. An image is a tree of hard links to its base's files and its layers',
-so boxes of both drivers take it as any other, and find its packages without any network.
+A layer holds the wheels that one list of requirements resolved to: it is named by the digest of its
+lock, and stored once for all images. An image is a tree of hard links to the files of its base and
+layers, so both drivers use it as any other image, and its packages need no network.
 """
 
 import hashlib
@@ -34,9 +34,9 @@ LOCK = "lock.txt"
 
 
 def build_packages(name: str, base: str, requirements: Sequence[str]) -> BuiltImage:
-    """An image of this name: a base, and a layer of what fulfils requirements.
+    """Build an image of this name from a base and a layer of packages that meet requirements.
 
-    One that is there and is the same is left as it is. Raises Refused, Unavailable.
+    An existing image with the same content is left as it is. Raises Refused, Unavailable.
     """
     _check_name(name, base)
     below = built(base)
@@ -56,7 +56,7 @@ def build_packages(name: str, base: str, requirements: Sequence[str]) -> BuiltIm
 
 
 def lock_place(image: BuiltImage) -> Path:
-    """The packages of its own layer with their digests: from there it can be built again."""
+    """Return the lock file of its own layer, from which the image can be rebuilt."""
     return layer_place(image.layers[-1]) / LOCK
 
 
@@ -80,7 +80,7 @@ def _same(there: BuiltImage, wanted: BuiltImage) -> BuiltImage:
 
 
 def _layer_of(wheels: Sequence[Wheel], python: ImagePython) -> BuiltImage:
-    """What they are called together."""
+    """Return the layer of these wheels, named by the digest of their lock."""
     whole = hashlib.sha256(b"rollcall layer 1\n")
     whole.update(f"python {python.version} {platform.machine()}\n{_lock(wheels)}".encode())
     digest = whole.hexdigest()
@@ -100,7 +100,7 @@ def _make_layer(
 
 
 def _make_image(folder: Path, image: BuiltImage) -> None:
-    """Its base's files and those of its own layer, each under one more name."""
+    """Make an image of hard links to the files of its base and its own layer."""
     folder.mkdir()
     for source in (directory() / image.base, layer_place(image.layers[-1])):
         _link(source / "tree", folder / "tree")
@@ -108,7 +108,7 @@ def _make_image(folder: Path, image: BuiltImage) -> None:
 
 
 def _link(source: Path, tree: Path) -> None:
-    """Have its files in another tree too, in place of what is there. Raises Refused."""
+    """Hard-link a tree's files into another tree, replacing existing files. Raises Refused."""
     argv = ["cp", "-al", "--remove-destination", "-T", str(source), str(tree)]
     done = subprocess.run(
         argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False

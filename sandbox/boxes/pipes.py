@@ -1,4 +1,4 @@
-"""The worker's ends of pipes: read and written when they are ready, without a thread."""
+"""The worker's ends of pipes, read and written by the event loop without threads."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ class _End:
         self._open = True
 
     def close(self) -> None:
-        """May be called twice."""
+        """Close it. May be called twice."""
         if self._open:
             self._open = False
             os.close(self._fd)
@@ -39,10 +39,10 @@ def _set(ready: "asyncio.Future[None]") -> None:
 
 
 class ReadEnd(_End):
-    """Bytes out of a pipe."""
+    """The read end of a pipe."""
 
     async def read(self, most_bytes: int) -> bytes:
-        """What is there, as soon as there is something; empty when nobody can write any more."""
+        """Return bytes as soon as some arrive; empty when all writers have closed the pipe."""
         loop = asyncio.get_running_loop()
         while self._open:
             try:
@@ -53,10 +53,10 @@ class ReadEnd(_End):
 
 
 class WriteEnd(_End):
-    """Bytes into a pipe."""
+    """The write end of a pipe."""
 
     async def write(self, content: bytes) -> None:
-        """Write everything, or as much as anybody is there to read."""
+        """Write everything, or stop silently when the reader is gone."""
         loop = asyncio.get_running_loop()
         left = memoryview(content)
         while left and self._open:

@@ -1,10 +1,10 @@
-"""Boxes of one driver, lent one by one: some are started ahead, nobody is given a used one.
+"""A pool of boxes of one driver: some are started ahead, and a used box is never lent again.
 
-A box that equals what was lent before is taken from a shelf, where as many wait as were lent at
-once of late, `warm` in all, a shell open in each; behind it another is started. So many start at
-once, those that somebody waits for first, in the order in which they were asked for. A box with
-mounts or variables of its own, and any that is asked for as `ephemeral`, is started for its
-borrower.
+The pool has one shelf of ready boxes per spec. A shelf keeps as many ready boxes, each with an open
+shell, as were lent at once of late, up to `warm` boxes over all shelves; a box that is taken is
+replaced by a new start. At most `starts` boxes start at once: first those that borrowers wait for,
+in the order of their requests. A box with mounts or variables of its own, and any that is requested
+as `ephemeral`, is started for its borrower alone.
 """
 
 import asyncio
@@ -28,46 +28,46 @@ Key = tuple[str, BoxLimits, bool, tuple[str, ...]]
 Borrower = tuple[str, int]
 """A rollout and its attempt."""
 STARTS = 2
-"""At once: more would only make each of them slower."""
+"""The number of boxes that start at once: more would only make each of them slower."""
 KEEP_S = 300.0
-"""A shelf that nobody has asked for so long is emptied."""
+"""Seconds without a request after which a shelf is emptied."""
 STALE_S = 30.0
-"""A box that waited longer is looked at before it is lent."""
+"""Seconds on a shelf after which a box is checked before it is lent."""
 ANSWER_S = 10.0
 START_S = 120.0
-"""A start that takes longer has failed: it would keep others from starting."""
+"""Seconds after which a start has failed: it would block the start of others."""
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)
 class _Shelf:
-    """Equal boxes."""
+    """The ready boxes of one spec."""
 
     spec: Spec
     ready: deque[tuple[Box, float]] = field(default_factory=deque)
-    """And when each became ready."""
+    """The ready boxes, and when each became ready."""
     starting: int = 0
     lent: int = 0
     peak: int = 0
-    """Lent at once, at most; that many may wait."""
+    """The largest number lent at once; that many ready boxes may wait."""
     asked_at: float = 0.0
     expiry: asyncio.TimerHandle | None = None
 
 
 @dataclass(slots=True, eq=False)
 class _Wanted:
-    """Somebody who waits for a box."""
+    """A borrower that waits for a box."""
 
     spec: Spec
     shelf: _Shelf | None
-    """None: one is started for him alone."""
+    """The shelf; None if a box is started for this borrower alone."""
     box: "asyncio.Future[Box]"
     started: bool = False
 
 
 class BoxPool:
-    """Lends boxes of one driver, on the event loop that it was made on."""
+    """The pool of one driver, used on the event loop that it was made on."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class BoxPool:
         self._keeper = HeldKeeper()
 
     async def lend(self, spec: Spec, whose: Borrower, mode: Mode = "persistent") -> Box:
-        """A started box in which nobody has been; to be given back. Raises WorkFailed."""
+        """Lend a started, unused box, which must be given back. Raises WorkFailed."""
         if self._over:
             msg = "this worker leaves and lends no more boxes"
             raise WorkFailed("box_unavailable", msg, retriable=True)
@@ -114,7 +114,7 @@ class BoxPool:
         return box
 
     async def give_back(self, box: Box, reason: str = "") -> None:
-        """Remove a box that was lent. May be called twice; goes on when its caller is cancelled."""
+        """Remove a lent box. May be called twice; continues if its caller is cancelled."""
         lent = self._lent.pop(box.ident, None)
         if lent is None:
             return
@@ -125,7 +125,7 @@ class BoxPool:
         await asyncio.shield(self._removal.begin(box.ident, box))
 
     async def close(self) -> None:
-        """Remove every box, also those that are lent. May be called twice."""
+        """Remove every box, including those that are lent. May be called twice."""
         self._over = True
         for wanted in self._line:
             wanted.box.cancel()
@@ -145,7 +145,7 @@ class BoxPool:
     # Waiting
 
     async def _from(self, shelf: _Shelf) -> Box | None:
-        """A box off the shelf that is still alive."""
+        """Take a live box off the shelf; None if there is none."""
         shelf.asked_at = time.monotonic()
         if shelf.expiry is None:
             self._watch(shelf, self.keep_s)
@@ -166,6 +166,7 @@ class BoxPool:
         try:
             return await wanted.box
         except asyncio.CancelledError:
+            # A box that arrived together with the cancellation is passed on, not leaked.
             if wanted.box.done() and not wanted.box.cancelled() and not wanted.box.exception():
                 self._started(wanted.shelf, None, wanted.box.result())
             raise
@@ -176,7 +177,7 @@ class BoxPool:
     # Starting
 
     def _pump(self) -> None:
-        """Start what is needed, as far as may start at once."""
+        """Start the boxes that are needed, at most `starts` at once."""
         while not self._over and self._starting < self._starts:
             wanted = self._next_wanted()
             shelf = wanted.shelf if wanted else self._next_shelf()
@@ -193,7 +194,8 @@ class BoxPool:
             task.add_done_callback(self._tasks.discard)
 
     def _next_wanted(self) -> _Wanted | None:
-        """The first in line for whom nothing is being started."""
+        """Return the first waiting borrower for which no box is being started."""
+        # A box that starts for a shelf goes to the shelf's first waiting borrower, so it counts.
         under_way = {id(shelf): shelf.starting for shelf in self._shelves.values()}
         for wanted in self._line:
             if wanted.box.done() or (wanted.shelf is None and wanted.started):
@@ -205,8 +207,8 @@ class BoxPool:
         return None
 
     def _next_shelf(self) -> _Shelf | None:
-        """The shelf that has fewer than it may, those first that were asked for last."""
-        seats = self.warm
+        """Return a shelf with fewer boxes than it may have, the most recently used first."""
+        seats = self.warm  # shared by all shelves
         chosen = None
         shelves = sorted(self._shelves.values(), key=lambda each: each.asked_at, reverse=True)
         for shelf in shelves:
@@ -257,7 +259,7 @@ class BoxPool:
             raise WorkFailed("box_unavailable", msg, retriable=True) from error
 
     def _started(self, shelf: _Shelf | None, wanted: _Wanted | None, box: Box) -> None:
-        """Hand it to whoever waits longest for one like it."""
+        """Give a box to the borrower that has waited longest for one like it, else shelve it."""
         first = self._first(shelf, wanted)
         if first is not None:
             first.box.set_result(box)
@@ -265,7 +267,7 @@ class BoxPool:
             self._put_away(shelf, box)
 
     def _failed(self, shelf: _Shelf | None, wanted: _Wanted | None, error: Exception) -> None:
-        """Tell whoever waits; for nobody in particular it is not tried again until it is wanted."""
+        """Fail the first waiting borrower; without one, start no more until the next request."""
         first = self._first(shelf, wanted)
         if first is not None:
             first.box.set_exception(error)
@@ -274,12 +276,12 @@ class BoxPool:
         log.warning("box_not_started", driver=self.driver.name, error=str(error))
 
     def _first(self, shelf: _Shelf | None, wanted: _Wanted | None) -> _Wanted | None:
-        """Who waits longest for a box off this shelf, or for the one that is started for him."""
+        """Return the longest waiting borrower of a shelf, or the one a box was started for."""
         waiting = [each for each in self._line if each.shelf is shelf] if shelf else [wanted]
         return next((each for each in waiting if each and not each.box.done()), None)
 
     def _put_away(self, shelf: _Shelf | None, box: Box) -> None:
-        """Onto its shelf; one that nobody else can have is removed."""
+        """Put a box on its shelf; remove it if it has none or the pool is closed."""
         if shelf is None or self._over:
             self._removal.begin(box.ident, box)
         else:
@@ -293,7 +295,7 @@ class BoxPool:
         shelf.expiry = loop.call_later(after_s, self._expire, shelf)
 
     def _expire(self, shelf: _Shelf) -> None:
-        """Empty a shelf that nobody has asked for, and forget it when nothing is lent of it."""
+        """Empty and forget a shelf without recent requests, unless boxes are lent or starting."""
         left_s = shelf.asked_at + self.keep_s - time.monotonic()
         if left_s > 0 or shelf.lent or shelf.starting:
             self._watch(shelf, max(left_s, self.keep_s / 10))
@@ -302,7 +304,7 @@ class BoxPool:
         self._shelves = {key: each for key, each in self._shelves.items() if each is not shelf}
 
     def _empty(self, shelf: _Shelf, most: int) -> None:
-        """Remove the oldest boxes of a shelf until it has no more than so many."""
+        """Remove the oldest boxes of a shelf until it has at most `most`."""
         while len(shelf.ready) > most:
             box, _ = shelf.ready.popleft()
             self._removal.begin(box.ident, box)
@@ -313,7 +315,7 @@ class BoxPool:
 
 
 async def _answers(box: Box) -> bool:
-    """Whether a box lives, and has a shell that waits."""
+    """Return True if a box is alive and has a shell ready."""
     try:
         await box.stand_by(ANSWER_S)
     except Exception as error:
@@ -323,5 +325,5 @@ async def _answers(box: Box) -> bool:
 
 
 def _is_plain(spec: Spec) -> bool:
-    """Whether any other box of its image and limits can stand in for it."""
+    """Return True if any other box of its image and limits can replace it."""
     return not spec.mounts and not spec.env

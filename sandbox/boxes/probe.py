@@ -1,8 +1,8 @@
-"""Whether a box is alive, and if it is not, whose doing that is.
+"""The check that a box is alive, and the attribution of its failure to the host or to the agent.
 
-What tells a fault of ours from one of whoever works in it: who could have his box given up as dead
-would never earn nothing. So a box is asked where nothing of his is in the way, and what he has
-taken of it for good is his doing.
+The distinction matters for rewards: an agent that could make its box count as dead would never get
+a reward of zero. So the check avoids everything that the agent controls, and a box whose memory the
+agent's processes hold for good is attributed to the agent.
 """
 
 from sandbox.boxes.box import BOX_DIED, BOX_SPOILT, Box
@@ -13,10 +13,10 @@ PROBE_S = 20.0
 
 
 async def probe(box: Box, *, timeout_s: float = PROBE_S) -> None:
-    """Raises WorkFailed where a box cannot even do nothing.
+    """Raise WorkFailed if a box cannot run an empty command.
 
-    `box_spoilt`, not to be tried again, where what was done in it has taken all its memory; else
-    `box_died`. Its own directory is not needed for that: whoever works there may bar it.
+    The code is `box_spoilt`, not retriable, if its processes hold all its memory; else `box_died`.
+    The command runs in `/`, since the agent may have locked the box's own directory.
     """
     ran = await box.run(NOTHING, timeout_s=timeout_s, cwd="/")
     if ran.oom:
@@ -28,6 +28,6 @@ async def probe(box: Box, *, timeout_s: float = PROBE_S) -> None:
 
 
 def memory_held() -> WorkFailed:
-    """`box_spoilt`, where a program that did nothing was killed for want of memory."""
+    """Return the error `box_spoilt` for a box in which an empty command was OOM-killed."""
     msg = "what was done in the box holds all the memory that it may have"
     return WorkFailed(BOX_SPOILT, msg, retriable=False)

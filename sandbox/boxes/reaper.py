@@ -1,8 +1,8 @@
-"""Removes boxes whose owners are gone: those that a host has, and that no live lease is on.
+"""The reaper, which removes boxes of this host that no live lease covers.
 
-It needs nobody's memory: drivers say what there is, leases say what is wanted. Several may be at
-work on one host; to remove a box twice does no harm. A box without any lease is removed only when
-it has been seen so for as long as a lease lives: its lease may be about to be told again.
+It keeps no records: drivers list the boxes that exist, leases say which are in use. Several reapers
+may run on one host; removing a box twice does no harm. A box without any lease is removed only
+after it has been seen so for `lapse_s`: its lease may be about to be renewed.
 """
 
 import os
@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 
 class Reaper:
-    """One worker's; it never removes what this worker holds."""
+    """The reaper of one worker; it never removes the worker's own boxes."""
 
     def __init__(
         self,
@@ -33,20 +33,20 @@ class Reaper:
         self.leases = leases
         self.counts: Counter[str] = Counter()
         self._drivers = drivers
-        """All that can be had on this host, by name."""
+        """The drivers that are available on this host, by name."""
         self._tell = tell
         self._writable = writable
         self._bare: dict[str, float] = {}
-        """Since when boxes were seen without a lease."""
+        """The time at which each box was first seen without a lease."""
         self._said: set[str] = set()
 
     async def reap(self) -> int:
-        """Remove whatever nobody holds any more; return how many boxes that were."""
+        """Remove boxes without a live lease; return their number."""
         directory = self.leases.directory
-        if not directory.is_dir():  # nobody here has ever had a box
+        if not directory.is_dir():  # no worker here has ever had a box
             return 0
         if not self._writable(directory):
-            self._say("leases_read_only", str(directory))  # whoever lives cannot tell
+            self._say("leases_read_only", str(directory))  # live workers cannot renew
             return 0
         bare, self._bare = self._bare, {}
         removed = 0
@@ -63,7 +63,7 @@ class Reaper:
         return removed
 
     async def _found(self, driver: Driver) -> list[str] | None:
-        """None where it does not answer; then nothing is known."""
+        """Return its boxes that belong to these leases; None if it does not answer."""
         try:
             found = await driver.found()
         except Exception as error:
@@ -85,7 +85,7 @@ class Reaper:
             self._say("box_not_reaped", ident, str(error))
             return False
         if not self.leases.give(ident) and lease is not None:
-            return False  # another reaper was quicker, and counted it
+            return False  # another reaper removed and counted it
         self.counts["reaped"] += 1
         reason = "without a lease" if lease is None else f"lease of {lease.owner} lapsed"
         self._tell(Instance(ident, "", "reaped", driver=driver.name, reason=reason))
@@ -100,7 +100,7 @@ class Reaper:
                 self.leases.give(lease.ident)
 
     def _say(self, event: str, *about: str) -> None:
-        """Once for each thing: it will be the same in ten seconds."""
+        """Log a warning once per subject, since the next pass will find the same."""
         if (event + about[0]) not in self._said:
             self._said.add(event + about[0])
             log.warning(event, about=about)

@@ -1,7 +1,7 @@
-"""What the kernel refuses to all that runs in a box, compiled by libseccomp where its binding is.
+"""The seccomp filter of programs in a box, compiled by libseccomp if its binding is installed.
 
-Everything else is allowed: a box is held by its namespaces first, and this takes away what has been
-used to leave them, or what no namespace covers.
+All other calls are allowed: namespaces isolate a box, and the filter refuses calls that have been
+used to escape them, or that no namespace covers.
 """
 
 import base64
@@ -22,23 +22,23 @@ REFUSED = (  # noqa: SIM905 - one line for each would be a page
     "swapoff swapon syslog umount umount2 unshare userfaultfd vhangup vmsplice"
 ).split()
 FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
-"""Other families are in no namespace of the network, or are none that a program needs."""
+"""Allowed address families; others are outside network namespaces, or no program needs them."""
 FIRST_UNNAMED = 64
 
 
 def binding() -> Any:
-    """The module of libseccomp's binding, or None."""
+    """Import libseccomp's binding; None if there is none."""
     for name in ("pyseccomp", "seccomp"):
         try:
             return __import__(name)
-        except (ImportError, OSError, RuntimeError):  # also without the library that it binds
+        except (ImportError, OSError, RuntimeError):  # it also fails if libseccomp is missing
             continue
     return None
 
 
 @functools.cache
 def compiled() -> str:
-    """The filter as BPF in base64; empty where there is no binding."""
+    """Return the filter as BPF in base64; empty if there is no binding."""
     seccomp = binding()
     if seccomp is None:
         return ""
@@ -47,9 +47,9 @@ def compiled() -> str:
         _refuse(rules, seccomp, errno.EPERM, name)
     user = seccomp.Arg(0, seccomp.MASKED_EQ, CLONE_NEWUSER, CLONE_NEWUSER)
     _refuse(rules, seccomp, errno.EPERM, "clone", user)
-    # Its flags lie in memory, where no filter looks; programs then take clone.
+    # The flags of clone3 lie in memory, which a filter cannot read; programs fall back to clone.
     _refuse(rules, seccomp, errno.ENOSYS, "clone3")
-    # All that the kernel runs shares fs.aio-max-nr; programs know kernels that have no such call.
+    # fs.aio-max-nr is shared by all processes of the host; programs handle kernels without it.
     _refuse(rules, seccomp, errno.ENOSYS, "io_setup")
     for family in set(range(FIRST_UNNAMED)) - set(map(int, FAMILIES)):
         _refuse(rules, seccomp, errno.EAFNOSUPPORT, "socket", seccomp.Arg(0, seccomp.EQ, family))
@@ -59,7 +59,7 @@ def compiled() -> str:
 
 
 def _refuse(rules: Any, seccomp: Any, number: int, name: str, *arguments: Any) -> None:
-    """A system call that this kernel's library does not know cannot be named, nor be made."""
+    """Add a rule; a call that libseccomp does not know is skipped, as it cannot be named."""
     try:
         rules.add_rule(seccomp.ERRNO(number), name, *arguments)
     except (OSError, RuntimeError, ValueError):

@@ -1,9 +1,9 @@
-"""One shell that goes on from command to command: directory, variables and functions stay.
+"""A persistent shell: directory, variables and functions stay from command to command.
 
-A command that overstays its time is killed with all that it started, and so is the shell; the next
-command begins in a new one. So it does where a command ends the shell (`exit`, `exec`, `kill $$`).
-That one is opened at once: where it does not answer it was the box that ended, and no command is
-blamed for it.
+A command that exceeds its time is killed with all that it started, and so is the shell; the next
+command begins in a new one. The same holds if a command ends the shell (`exit`, `exec`, `kill $$`).
+The new shell is opened at once: if it does not answer, the box has ended, and the command is not
+blamed for that.
 """
 
 import time
@@ -16,7 +16,7 @@ from sandbox.boxes.probe import memory_held, probe
 from schemas.errors import WorkFailed
 
 OPEN_S = 20.0
-"""A shell that does not answer in this time is in a box that is dead."""
+"""Seconds in which a shell must answer; else its box counts as dead."""
 LONGEST_BYTES = 1 << 20
 NUL = "the command holds a NUL character, which no shell can be given; nothing was run\n"
 TOO_LONG = "the command has {:,} bytes, and {:,} can be; nothing was run\n"
@@ -25,10 +25,10 @@ KILLED = SIGNALLED + 9
 
 
 class Shell:
-    """Runs the commands of one episode in one box, one after the other.
+    """The shell of one episode in one box, which runs commands one after the other.
 
-    Without `stateful` each command begins where the first one began, in a shell of its own. That is
-    `workdir`, and the box's own directory where that is empty.
+    Without `stateful` each command runs in a subshell and starts with the initial state. The first
+    directory is `workdir`, or the box's own directory if that is empty.
     """
 
     def __init__(
@@ -52,11 +52,10 @@ class Shell:
     async def run(
         self, command: str, *, timeout_s: float, whole: Callable[[bytes], None] | None = None
     ) -> Ran:
-        """Run one command, whatever it says. Raises WorkFailed, as `sandbox.boxes.probe`.
+        """Run any command. Raises WorkFailed, as `sandbox.boxes.probe` does.
 
-        `whole` is given all of an output of which something is left out.
-
-        Whoever is cancelled here finds a new shell next time; what ran is killed.
+        `whole` is called with the full output if part of it is left out of the result. If the call
+        is cancelled, the command is killed, and the next one gets a new shell.
         """
         began = time.perf_counter()
         if wrong := _refused(command):
@@ -64,7 +63,7 @@ class Shell:
         program = self._program or await self._open()
         kept = HeadAndTail(self._head_chars, self._tail_chars, self._box.shown, whole)
         frame = Frame()
-        self._program = None  # until its frame is closed
+        self._program = None  # if this is cancelled, the next command opens a new one
         try:
             text = frame.around(command, status=self._status, subshell=self._subshell)
             code = await framed_code(program, frame, kept, text, timeout_s)
@@ -82,7 +81,7 @@ class Shell:
             fresh=frame.exit_code is None,
         )
         if code == KILLED and not ran.fresh:
-            await probe(self._box)  # what kills a box may come to the shell last
+            await probe(self._box)  # the OOM killer may have ended the command before the shell
         self._program = await self._open() if ran.fresh else program
         self._status = 0 if ran.fresh else code
         return ran
@@ -94,7 +93,7 @@ class Shell:
             await program.end()
 
     async def _open(self) -> BoxProgram:
-        """A shell that has answered. Raises WorkFailed, as `sandbox.boxes.probe`."""
+        """Open a shell that has answered. Raises WorkFailed, as `sandbox.boxes.probe` does."""
         try:
             program = await self._box.shell(self._open_s)
         except WorkFailed:
@@ -105,9 +104,9 @@ class Shell:
         return program
 
     async def _open_again(self) -> BoxProgram:
-        """A second shell for a box that lives: the want of memory that killed one may have passed.
+        """Open a second shell in a live box: the lack of memory that killed one may have passed.
 
-        Raises WorkFailed: `box_spoilt` where memory is what this one wanted too, else `box_died`.
+        Raises WorkFailed: `box_spoilt` if this one was OOM-killed too, else `box_died`.
         """
         killed_before = (await self._box.usage()).oom_kills
         try:
@@ -119,7 +118,7 @@ class Shell:
 
 
 def _refused(command: str) -> str:
-    """Why no shell is given a command; empty where one is."""
+    """Return why a command is not passed to a shell; empty if it is."""
     if "\0" in command:
         return NUL
     size = len(command.encode("utf-8", "replace"))

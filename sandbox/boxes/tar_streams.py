@@ -1,9 +1,8 @@
-"""Tar streams that come from others: looked through before anything is made of them.
+"""Tar streams from untrusted sources, which are checked before they are unpacked.
 
-A stream is refused whole where one of its members has an absolute name or `..` in it, is a link
-that leads out of the directory that the stream is unpacked in, is a device or a pipe, or where it
-holds too much. What a box sends is such a stream: whoever reads one reads it by `files`, which
-writes nothing anywhere.
+A stream is refused as a whole if one of its members has an absolute name or `..` in it, is a link
+that leads out of the directory that the stream is unpacked in, is a device or a pipe, or if it is
+too large. Streams from boxes are untrusted: read them with `files`, which writes to no disk.
 """
 
 import io
@@ -17,13 +16,13 @@ from typing import NoReturn
 from schemas.errors import WorkFailed
 
 BORN_S = 946_684_800
-"""When a box's files were last written, by their own account: they say the same in every box."""
+"""The modification time of a box's initial files (2000-01-01 UTC), the same in every box."""
 MOST_FILES = 20_000
 MOST_BYTES = 256 << 20
 
 
 def checked(tar: bytes, *, most_bytes: int = MOST_BYTES) -> list[tarfile.TarInfo]:
-    """The members of an uncompressed stream. Raises WorkFailed(`bad_archive`)."""
+    """Return the members of an uncompressed stream. Raises WorkFailed(`bad_archive`)."""
     if len(tar) > most_bytes:
         msg = f"a tar stream of {len(tar):,} bytes is too much; {most_bytes:,} can be"
         raise refusal(msg)
@@ -39,7 +38,7 @@ def checked(tar: bytes, *, most_bytes: int = MOST_BYTES) -> list[tarfile.TarInfo
 
 
 def files(tar: bytes, *, most_bytes: int = MOST_BYTES) -> Mapping[str, bytes]:
-    """The regular files of a stream by name; links and directories are left out.
+    """Return the regular files of a stream by name; links and directories are left out.
 
     Raises WorkFailed(`bad_archive`).
     """
@@ -52,7 +51,7 @@ def files(tar: bytes, *, most_bytes: int = MOST_BYTES) -> Mapping[str, bytes]:
 
 
 def of_files(contents: Mapping[str, bytes]) -> bytes:
-    """A stream of files by name; one is executable if it begins with `#!`."""
+    """Make a stream of files, given by name; a file is executable if it begins with `#!`."""
     stream = io.BytesIO()
     folders = {str(up) for name in contents for up in _path(name).parents} - {"."}
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as tar:
@@ -65,7 +64,7 @@ def of_files(contents: Mapping[str, bytes]) -> bytes:
 
 
 def of_directory(source: Path) -> bytes:
-    """A stream of what a directory of this host holds, owners and times left out; blocks.
+    """Make a stream of a directory's content, without owners and times; blocks.
 
     Symbolic links stay links. Raises OSError, and WorkFailed(`bad_config`) for too much.
     """
@@ -88,7 +87,7 @@ def of_directory(source: Path) -> bytes:
 
 
 def of_own_directories(places: Iterable[str], user: int) -> bytes:
-    """A stream of directories that belong to a user, by their absolute names."""
+    """Make a stream of directories, given by absolute names, that belong to a user."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for place in places:
@@ -99,7 +98,7 @@ def of_own_directories(places: Iterable[str], user: int) -> bytes:
 
 
 def owned_by(user: int, tar: bytes) -> bytes:
-    """The same stream, in which everything belongs to a user."""
+    """Return the same stream with a user as the owner of every member."""
     stream = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(tar)) as given,
@@ -113,7 +112,7 @@ def owned_by(user: int, tar: bytes) -> bytes:
 
 
 def measure(source: Path) -> None:
-    """Refuse what is too much, or is no file: reading from a pipe or a device may never end.
+    """Refuse a directory that is too large or holds pipes or devices, whose reads may never end.
 
     Raises OSError, WorkFailed(`bad_config`).
     """
@@ -132,7 +131,7 @@ def measure(source: Path) -> None:
 
 
 def refusal(message: str) -> WorkFailed:
-    """What whoever sent the stream, or asked for it, is told."""
+    """Return the error for a stream that is refused or cannot be read."""
     return WorkFailed("bad_archive", message, retriable=False)
 
 
@@ -154,7 +153,7 @@ def _members(tar: bytes) -> list[tarfile.TarInfo]:
 
 
 def _check(member: tarfile.TarInfo, links: Iterable[PurePosixPath]) -> None:
-    """Raises ValueError. Older interpreters have no filter for this in their own library."""
+    """Raise ValueError for an unsafe member. (Older Pythons have no `tarfile` filters.)"""
     _check_name(member.name, links)
     if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
         _wrong(member.name, "is neither a file, a directory nor a link")
@@ -171,7 +170,7 @@ def _check(member: tarfile.TarInfo, links: Iterable[PurePosixPath]) -> None:
 def _check_link(member: tarfile.TarInfo) -> None:
     if "\0" in member.linkname or member.linkname.startswith("/"):
         _wrong(member.name, f"is a link to the absolute path {member.linkname[:100]!r}")
-    # A link's end is told on paper only if it climbs first and then descends.
+    # Its target is known without a file system only if each `..` comes before all other parts.
     parts = [part for part in member.linkname.split("/") if part not in ("", ".")]
     climbs = sum(part == ".." for part in parts)
     if ".." in parts[climbs:] or climbs >= len(_path(member.name).parts):

@@ -1,4 +1,4 @@
-"""What trees of processes take now, as the kernel tells it; for boxes without a cgroup."""
+"""The resources that trees of processes use now, from /proc; for boxes without a cgroup."""
 
 import os
 from collections.abc import Iterable
@@ -9,14 +9,14 @@ from sandbox import process_tree
 from sandbox.boxes.box import Usage
 
 CPU_FIELDS = slice(11, 15)
-"""utime, stime, cutime, cstime, counted after the name, which may hold anything."""
+"""utime, stime, cutime, cstime, counted from after the name, which may hold any characters."""
 RSS_FIELD = 21
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def of_trees(roots: Iterable[int]) -> Usage:
-    """Of these processes and all below them; what has ended below an orphan is not counted."""
+    """Sum the usage of processes and all descendants; ended children of orphans are missed."""
     below = list(roots)
     cpu_s, memory, alive = 0.0, 0, 0
     while below:

@@ -1,6 +1,6 @@
-"""Packages as wheels: asked of the package index, locked by their digests, unpacked for an image.
+"""Packages as wheels: downloaded from the index, locked by their digests, unpacked for an image.
 
-Nothing of theirs is run: what would have to be built is not taken, and a wheel is only unpacked.
+None of their code is run: source packages are not taken, and wheels are only unpacked.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """One, fetched."""
+    """A wheel that was downloaded."""
 
     path: Path
     name: str
@@ -40,14 +40,14 @@ class Wheel:
 
     @property
     def locked(self) -> str:
-        """A line that pip takes as a requirement, and that fits this very file alone."""
+        """The requirement line for pip that matches this file alone."""
         return f"{self.pinned} --hash=sha256:{self.sha256}"
 
 
 def requirement_lines(text: str, source: str) -> list[str]:
-    """The requirements of a file such as a lock, digests with them. Raises Refused.
+    """Return the requirements of a file such as a lock, with their digests. Raises Refused.
 
-    A requirement names releases of the index: no options, no addresses, no paths.
+    A requirement names releases of the index: options, URLs and paths are refused.
     """
     lines = []
     for line in text.replace("\\\n", " ").splitlines():
@@ -58,7 +58,7 @@ def requirement_lines(text: str, source: str) -> list[str]:
 
 
 def checked(line: str, source: str) -> str:
-    """One of them, as it is. Raises Refused."""
+    """Return a requirement line unchanged if it is valid. Raises Refused."""
     stated, *hashes = line.split(HASH)
     try:
         requirement = Requirement(stated)
@@ -74,7 +74,7 @@ def checked(line: str, source: str) -> str:
 
 
 def fetched(requirements: Sequence[str], python: ImagePython, folder: Path) -> list[Wheel]:
-    """What fulfils requirements, and what that requires, by name. Raises Refused, Unavailable."""
+    """Download wheels for requirements and dependencies. Raises Refused, Unavailable."""
     asked = folder / "requirements.txt"
     asked.write_text("".join(f"{each}\n" for each in requirements))
     found = folder / "wheels"
@@ -92,7 +92,7 @@ def fetched(requirements: Sequence[str], python: ImagePython, folder: Path) -> l
 
 
 def unpacked(wheels: Sequence[Wheel], python: ImagePython, tree: Path) -> None:
-    """Unpack them below a root, where the image's Python looks for them. Raises Refused."""
+    """Unpack wheels into a tree's package directory for the image's Python. Raises Refused."""
     place = tree / python.packages
     place.mkdir(parents=True)
     code, said = pip(
@@ -121,7 +121,7 @@ def _read(path: Path) -> Wheel:
 
 
 def _missing(place: Path, python: ImagePython) -> Iterable[str]:
-    """What is required there and is not; pip asks for what its own Python would need."""
+    """Yield unmet requirements: pip resolved markers for its own Python, not the image's."""
     found = {canonicalize_name(each.name): each for each in distributions(path=[str(place)])}
     for name, each in found.items():
         for requirement in map(Requirement, each.requires or ()):
@@ -134,7 +134,7 @@ def _missing(place: Path, python: ImagePython) -> Iterable[str]:
 
 
 def _begin_there(program: Path) -> None:
-    """Have the image's Python run what would begin with the one that unpacked it."""
+    """Change a program's `#!` line from the Python that unpacked it to the image's."""
     content = program.read_bytes()
     head, rest = content[:SHEBANG_BYTES], content[SHEBANG_BYTES:]
     if head.startswith(b"#!"):

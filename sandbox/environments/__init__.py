@@ -1,1 +1,1 @@
-"""The environments that are shipped; a module here imports what it adapts, so import it late."""
+"""The included environments; each module imports the library that it adapts, so import it late."""

@@ -1,8 +1,8 @@
-"""Any Gymnasium environment whose spaces can be said in words.
+"""Any Gymnasium environment whose spaces can be written as text.
 
-The text layer alone judges words. An action that it cannot read costs a penalty and a turn, the
-environment is not stepped, and the last observation is shown again behind a prefix. `max_turns`
-counts every turn, readable or not; Gymnasium's own `max_episode_steps` counts applied ones only.
+An action that cannot be parsed costs a penalty and a turn; the environment is not stepped, and the
+last observation is shown again after a prefix. `max_turns` counts every turn, parsed or not;
+Gymnasium's own `max_episode_steps` counts applied actions only.
 """
 
 import math
@@ -20,12 +20,12 @@ from schemas.errors import WorkFailed
 
 
 class GymnasiumText:
-    """One Gymnasium environment, spoken to in words.
+    """One Gymnasium environment with observations and actions as text.
 
     `observation` is a template around the numbers of an observation, or a list with one word per
     value of a Discrete space; `number` is the format of a single number, such as ".2f". `actions`
     is a list with one word per value of a Discrete space; without it, actions are numbers.
-    Set `replayable` to false where the environment draws from elsewhere than its seed.
+    Set `replayable` to false if the environment has randomness beside its seed.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class GymnasiumText:
         return self._observation.format(observation=numbers)
 
     def _read(self, action: str) -> Any | None:
-        """The action that a text means, or None."""
+        """Parse an action; None if it is invalid."""
         space = self._env.action_space
         if self._actions is None:
             return _parse(action, space)
@@ -96,7 +96,7 @@ class GymnasiumText:
 
 
 def _make(id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
-    """Without Gymnasium's checker: it warns about environments that their users cannot change."""
+    """Make it without Gymnasium's checker, which warns about environments users cannot change."""
     hint = "" if id in gymnasium.registry else f" ({names.hint(id, gymnasium.registry)})"
     with foreign("bad_config", f"gymnasium cannot make {id!r}{hint}"):
         return gymnasium.make(id, disable_env_checker=True, **kwargs)
@@ -120,7 +120,7 @@ _READABLE = (spaces.Discrete, spaces.Box, spaces.MultiDiscrete, spaces.MultiBina
 
 
 def _numbers(observation: Any) -> Iterator[int | float | str]:
-    """All leaves of an observation in order, as plain Python values."""
+    """Yield all leaves of an observation in order, as plain Python values."""
     if isinstance(observation, Mapping):
         for part in observation.values():
             yield from _numbers(part)
@@ -134,7 +134,7 @@ def _numbers(observation: Any) -> Iterator[int | float | str]:
 
 
 def _parse(action: str, space: spaces.Space) -> Any | None:
-    """Numbers set off by blanks or commas, if the space holds them."""
+    """Parse numbers separated by blanks or commas; None if the space does not contain them."""
     whole = not isinstance(space, spaces.Box) or np.issubdtype(space.dtype, np.integer)
     try:
         read = [int(part) if whole else float(part) for part in action.replace(",", " ").split()]

@@ -1,18 +1,19 @@
-"""An agent's process as an environment: what it asks is shown, what it is told is the action.
+"""An agent's process as an environment: its requests are observations, replies are actions.
 
-A step tells the replies of its action (`schemas.asks.AgentAction`), each to the first request that
-waits for it, and shows which requests are new. An ask is named by its digest and its occurrence,
-so equal ones may come in any order. A reply for which no request waits belongs to a history that
-the process, or another one in its place, has yet to live again: until it has asked for all of
-them nothing is shown, and what it asks besides is held back.
+A step delivers the replies of its action (`schemas.asks.AgentAction`), each to the first request
+that waits for it, and shows the new requests. An ask is identified by its digest and its
+occurrence, so equal ones may come in any order. A reply without a waiting request belongs to the
+session's history, which the process, or its replacement, has yet to replay: until it has asked for
+all those replies nothing is shown, and its other requests are held back.
 
-A process that a signal ends is begun anew, a few times in a session, with a line of its own; it
-lives again what was told so far. One that does not ask again what was asked then has diverged:
-`session_lost`, and the rollout may try another attempt. So it may at once where a process in the
-box of its task was ended so: what it had done there cannot be undone for another one.
+A process that a signal ends is restarted, a few times in a session, with a new endpoint (a line);
+it replays all replies so far. A process that does not repeat the recorded asks has diverged:
+`session_lost`, and the rollout may try another attempt. The same error is raised at once if a
+process in the box of its task was ended by a signal: its changes there cannot be undone for a
+replacement.
 
-While some requests wait for the model, whoever was told goes on, and may soon ask for more. A step
-waits a little for that: `sandbox.environments.patience`.
+While some requests wait for the model, callers that got a reply continue, and may soon ask for
+more. A step waits a little for that: `sandbox.environments.patience`.
 """
 
 import asyncio
@@ -44,8 +45,8 @@ from schemas.foreign_text import plain
 from schemas.known_asks import KnownPrints
 
 CATCH_UP_S = 10.0
-"""A process that lives its history again may take so long from one recorded ask to the next, while
-something else that it asked is held back."""
+"""Seconds that a process may take from one recorded ask to the next while it replays its history
+and another request of it is held back."""
 RESTARTS = 2
 SAID_CHARS = 300
 
@@ -53,7 +54,7 @@ log = structlog.get_logger()
 
 
 class HostedAgent:
-    """One process, its line, and what it was told."""
+    """One agent process, its endpoint (the line), and the replies it was given."""
 
     replayable = True
     slot = "hosted"
@@ -66,9 +67,9 @@ class HostedAgent:
         host: Host,
         box: Where = "none",
     ) -> None:
-        """`task` is what the agent is told to do; its `config` may name catch_up_s, restarts.
+        """Prepare a session; `task` is the agent's task, its `config` may set catch_up_s, restarts.
 
-        `box` says where it lives: `sandbox.agents.agent_box`.
+        `box` is where the agent runs: `sandbox.agents.agent_box`.
         """
         self._agent, self._policies, self._task, self._host = agent, policies, task, host
         self._where = box
@@ -76,26 +77,26 @@ class HostedAgent:
         self._catch_up_s = float(config.get("catch_up_s", CATCH_UP_S))
         self._restarts = int(config.get("restarts", RESTARTS))
         self._box: Box | None = None
-        """Its own, to be given back."""
+        """The agent's own box, which must be given back."""
         self._entered: Box | None = None
-        """That of its task, which ends with the episode."""
+        """The box of its task, which ends with the episode."""
         self._killed_before = 0
-        """Of those in it, for want of memory."""
+        """The number of OOM kills in the task's box before the agent started."""
         self._line: Line | None = None
         self._process: Process | None = None
         self._exit: asyncio.Task[AgentExit] | None = None
         self._told = ToldHistory()
         self._open: Counter[str] = Counter()
-        """Asks that were shown, or that the rollout says are open: nobody else has to hear them."""
+        """Asks that were shown, or that the rollout reports as open: they are not shown again."""
         self._known = KnownPrints()
         self._patience = Patience(self._now)
 
     @staticmethod
     def slots_beside(config: Mapping[str, Any]) -> tuple[str, ...]:
-        """Those of its task's environment, wherever the agent itself lives.
+        """Return the slots of its task's environment, which do not depend on the agent's box.
 
-        Whoever lives in a box, or would where boxes isolate, is beside a shell: agents workers that
-        did not name the environment yet named that.
+        An agent with a box setting always needs a `box` slot: its environment is `shell`, also if
+        the config comes from an older agents worker, which did not name the environment.
         """
         environment = config.get("task", {}).get("environment")
         slots = kind_of(environment).slots if environment else ()
@@ -103,15 +104,15 @@ class HostedAgent:
         return (*slots, "box") if lives_in_box and "box" not in slots else slots
 
     async def open(self, seed: int) -> Observation:
-        """Start the process and wait until it asks. Raises WorkFailed, as starting it does."""
+        """Start the process and wait for its first ask. Raises WorkFailed if the start fails."""
         self._task = {**self._task, "seed": seed}
         await self._begin()
         return await self._next()
 
     async def step(self, action: str) -> Observation:
-        """Tell what is ready, and wait until something is asked.
+        """Deliver the ready replies, and wait for new asks.
 
-        Raises WorkFailed(`session_lost`), and WireError for an action that is none.
+        Raises WorkFailed(`session_lost`), and WireError for a malformed action.
         """
         told = AgentAction.of(action)
         late = self._look()
@@ -122,11 +123,11 @@ class HostedAgent:
         for reply in told.replies:
             self._patience.told(reply.d)
             self._tell(reply)
-        await asyncio.sleep(0)  # they are written first: whoever waits for them goes on meanwhile
+        await asyncio.sleep(0)  # let the replies be written first, so that their callers continue
         return await self._next(len(told.replies), len(late))
 
     async def close(self) -> None:
-        """End the process and its line. May be called twice."""
+        """End the process and its endpoint. May be called twice."""
         line, self._line = self._line, None
         process, self._process = self._process, None
         exit_, self._exit = self._exit, None
@@ -141,7 +142,7 @@ class HostedAgent:
             await self._host.boxes.give_back(box)
 
     async def _begin(self) -> None:
-        """A process and a line for it, and all that was told still to be asked for."""
+        """Start a process with an endpoint; all earlier replies wait to be asked for again."""
         self._told.begin_again()
         config = self._task.get("config", {})
         home = await self._home(config)
@@ -154,7 +155,7 @@ class HostedAgent:
         self._exit.add_done_callback(lambda _: line.wake())
 
     async def _home(self, config: Mapping[str, Any]) -> AgentBox | None:
-        """The box that it is to live in; None where it lives in none. Raises WorkFailed."""
+        """Return the box that the agent runs in; None if it runs in none. Raises WorkFailed."""
         beside = self._where == BESIDE
         if self._where == "none" or (beside and self._host.boxes.default == LOCAL):
             return None
@@ -171,11 +172,11 @@ class HostedAgent:
         assert self._line is not None
         try:
             self._line.tell(reply)
-        except KeyError:  # nobody has asked for it yet
+        except KeyError:  # the process has not asked for it yet
             self._told.wait(reply)
 
     def _look(self) -> list[Ask]:
-        """What was asked and is not known to the rollout; what is recorded is told at once."""
+        """Return asks that are new to the rollout; answer recorded ones from the history."""
         assert self._line is not None
         heard, new = Counter(self._open), []
         for ask in self._line.asked():
@@ -189,7 +190,7 @@ class HostedAgent:
         return new
 
     async def _next(self, told: int = 0, late: int = 0) -> Observation:
-        """Wait for what is to be shown, after so many replies were told and asks came before."""
+        """Wait for the next observation; `told` replies were delivered, `late` asks came before."""
         await self._catch_up()
         holds_until = self._patience.until()
         while True:
@@ -200,6 +201,7 @@ class HostedAgent:
                 await self._catch_up()
                 continue
             others = bool(self._open) or late > 0
+            # As many asks as callers that may ask: no other is expected, so do not wait longer.
             if new and (not others or len(new) >= told + late):
                 return self._shown(new)
             left = holds_until - self._now() if others else None
@@ -209,10 +211,11 @@ class HostedAgent:
             await self._change(left)
 
     async def _catch_up(self) -> None:
-        """Wait until all that is recorded was asked for; raises WorkFailed(`session_lost`)."""
+        """Wait until the process has replayed its history. Raises WorkFailed(`session_lost`)."""
         left, since = self._told.left, self._now()
         while left:
             held = self._look()
+            # The deadline runs only while another ask is held: the process may just be computing.
             if self._told.left < left or not held:
                 left, since = self._told.left, self._now()
             elif self._now() - since >= self._catch_up_s:
@@ -224,7 +227,7 @@ class HostedAgent:
                 await self._change(since + self._catch_up_s - self._now() if held else None)
 
     async def _change(self, timeout_s: float | None) -> None:
-        """Until something was asked, the process has ended (which wakes the line), or so long."""
+        """Wait for an ask, the end of the process (which wakes the line), or the timeout."""
         assert self._line is not None
         await self._line.wait(timeout_s)
 
@@ -235,6 +238,7 @@ class HostedAgent:
             if each.same < each.ask.left_out:
                 msg = f"ask {each.ask.d} cannot be told again: what it went on from is forgotten"
                 raise WorkFailed("session_lost", msg, retriable=False)
+        # Hold the only open ask without the messages that the rollout has already, to save memory.
         if len(new) == 1 and not self._open:
             self._line.shorten(told[0].ask, told[0].ask.shortened(told[0].own, told[0].same))
         for ask in new:
@@ -243,7 +247,7 @@ class HostedAgent:
         return Observation(text_of(told))
 
     async def _ended(self) -> Observation | None:
-        """How the process ended; None where it was begun anew."""
+        """Return the last observation of an ended process; None if it was restarted."""
         assert self._exit is not None
         ended = self._exit.result()
         over = self._entered is not None and self._over(self._entered)
@@ -268,18 +272,18 @@ class HostedAgent:
         return Observation(text_of([]), terminated=True, info=info)
 
     def _over(self, box: Box) -> bool:
-        """Whether its task's environment has ended the episode, and with it all in its box."""
+        """Return True if its task's environment has ended the episode and all in its box."""
         return box.episode_over or not self._host.boxes.holds(box)
 
     async def _starved(self, box: Box) -> bool:
-        """Whether somebody was killed in its task's box since all memory of that was taken.
+        """Return True if a process in its task's box was OOM-killed since the agent started.
 
-        By whatever was done there: so it is at its end, as one that ends itself.
+        The episode's own commands caused that, so the agent counts as ended, not as lost.
         """
         return (await box.usage()).oom_kills > self._killed_before
 
     async def _kept(self, ended: AgentExit) -> str:
-        """The reference of its output, where the store takes it."""
+        """Store its output and return the reference; empty if the store is unavailable."""
         try:
             return await asyncio.to_thread(self._host.keep, "output.txt", ended.output)
         except Unavailable as error:
@@ -287,7 +291,7 @@ class HostedAgent:
             return ""
 
     def _diverged(self, held: Sequence[Ask]) -> WorkFailed:
-        """The process does not ask what was asked then."""
+        """Return the error for a process that does not repeat its recorded asks."""
         first = self._told.first_left()
         asks = f"asks {held[0].d[:8]}: {_last_of(held[0])}" if held else "asks nothing"
         msg = plain(
@@ -302,13 +306,13 @@ class HostedAgent:
 
 
 def _last_of(ask: Ask) -> str:
-    """The end of what is asked, for people."""
+    """Return the end of an ask's text, for an error message."""
     text = ask.messages[-1].content if ask.messages else ask.text
     return repr(text[-SAID_CHARS:])
 
 
 def _said(reply: Reply) -> str:
-    """The beginning of what was told, for people."""
+    """Return the beginning of a reply's text, for an error message."""
     if isinstance(reply, ModelReply):
         text = reply.choices[0].text if reply.choices else ""
     elif isinstance(reply, StepReply):

@@ -1,7 +1,7 @@
-"""Any OpenEnv server's environment, spoken to in words over the server's own client.
+"""Any OpenEnv server's environment with text actions, over OpenEnv's own client.
 
-Each session is a websocket of its own. What the server cannot read as an action costs a penalty
-and nothing else: the last observation is shown again behind a prefix.
+Each session is a websocket of its own. An action that the server rejects as invalid costs a
+penalty and nothing else: the last observation is shown again after a prefix.
 """
 
 import re
@@ -18,20 +18,20 @@ from sandbox.foreign import foreign
 from schemas.errors import WorkFailed
 
 TEXT = "{text}"
-"""Where the text of an action goes in a template."""
+"""The placeholder for the text of an action in a template."""
 CODE = re.compile(r"\(code: (\w+)\)$")
-"""How the client's errors end; it has no others for what the server refuses."""
+"""The end of the client's error messages, which alone holds the server's error code."""
 AWAY = "environment_away"
 
 
 class OpenEnvText:
     """One session on an OpenEnv server at `url`.
 
-    `action` says what object a text becomes: a template such as `{"message": "{text}"}`; or, with
-    `actions`, one object for each word that is known. Without either the text itself is JSON.
+    `action` converts a text into an object: a template such as `{"message": "{text}"}`; or, with
+    `actions`, one object for each known word. Without either the text itself is JSON.
     `observation` is a template over the fields of an observation, else all of them are shown as
-    JSON. `reset` is given to the server beside the seed. `replayable` may be true only where the
-    server shows the same for the same seed and actions.
+    JSON. `reset` is sent to the server beside the seed. `replayable` may be true only if the
+    server is deterministic in the seed and actions.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class OpenEnvText:
         self._invalid_penalty = invalid_penalty
         self._invalid_prefix = invalid_prefix
         self._text = ""
-        # Time is up when the step's is: whoever waits longer than that is cancelled.
+        # No timeout of its own: the step's deadline cancels a call that takes too long.
         self._client = GenericEnvClient(
             url, connect_timeout_s, message_timeout_s=None, mode="simulation"
         )
@@ -93,7 +93,7 @@ class OpenEnvText:
 
     @asynccontextmanager
     async def _asked(self) -> AsyncIterator[None]:
-        """Say what became of a question to the server."""
+        """Convert errors of a call to the server into WorkFailed."""
         try:
             yield
         except ConnectionClosed as error:
@@ -110,7 +110,7 @@ class OpenEnvText:
             raise WorkFailed(known, msg, retriable=full) from error
 
     def _not_connected(self, error: ConnectionError) -> WorkFailed:
-        """Whether somebody else lives there, which no retry can help, or nobody."""
+        """Return `bad_config` if another server answers there, else a retriable error."""
         cause = error.__cause__
         status = cause.response.status_code if isinstance(cause, InvalidStatus) else 0
         if 0 < status < 500:
@@ -131,7 +131,7 @@ class OpenEnvText:
         return Observation(text, self._invalid_penalty, info={"invalid": True})
 
     def _read(self, action: str) -> dict[str, Any] | None:
-        """The object that a text means, or None."""
+        """Convert a text into the server's action object; None if it is invalid."""
         if self._action is not None:
             return {key: _filled(value, action) for key, value in self._action.items()}
         if self._actions is not None:
@@ -145,7 +145,7 @@ class OpenEnvText:
 
 
 def _filled(template: Any, text: str) -> Any:
-    """A template with the text of an action in all of its strings."""
+    """Fill the text of an action into all strings of a template."""
     if isinstance(template, str):
         return template.replace(TEXT, text)
     if isinstance(template, Mapping):

@@ -1,7 +1,7 @@
 """Reasoning-gym's data sets as tasks of one turn: a question, an answer, a score in [0, 1].
 
-A seed names an entry for ever: entry 0 of the data set made with that seed. Whoever makes it again
-gets the same, which is what scoring anew rests on. A scorer that raises gives 0, with a note.
+A seed identifies an entry: entry 0 of the data set made with that seed. Making it again gives the
+same entry, which rescoring relies on. A scorer that raises gives 0, with a note.
 """
 
 import math
@@ -26,7 +26,7 @@ HASH_ORDERED = frozenset(
         "word_ladder",
     }
 )
-"""Drawn from the order of a set of strings, which differs between processes (measured, 0.1.25)."""
+"""Data sets that depend on the order of a set of strings, which differs by process (0.1.25)."""
 
 
 class ReasoningTask:
@@ -46,9 +46,9 @@ class ReasoningTask:
         return Observation(self._entry["question"], info={"dataset": self._name})
 
     def step(self, action: str) -> Observation:
-        """End the episode; `expected` is None for data sets that judge answers without one.
+        """End the episode; `expected` is None for data sets that score without an answer.
 
-        Raises WorkFailed where judging does.
+        Raises WorkFailed if the environment is not open.
         """
         if not self._entry:
             msg = f"data set {self._name!r} is asked for a step before it was opened"

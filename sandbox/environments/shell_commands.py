@@ -1,22 +1,21 @@
-"""A shell as an environment: every action is a command, every observation what came of it.
+"""A shell as an environment: an action is a command, an observation its exit code and output.
 
-An observation is a line that says how the command ended, then its output, byte for byte as far as
-it is UTF-8. The line is one of (`ended` also says that a new shell begins with the next command:
-directory and variables are as at the start, and nothing that was started still runs)
+The first line of an observation states how the command ended, then follows its output, byte for
+byte as far as it is UTF-8. The line is one of these (after `ended`, the next command begins in a
+new shell: directory and variables are reset, and no process of the old shell runs)
 
     exit code 0
     exit code 1 and the shell ended; the next command begins in a new one
     timed out after 30 s and was killed; the next command begins in a new shell
     the box cannot be used any more: ...
 
-the last where what was done in the box leaves no memory to do anything: whoever did it has ended
-the episode with nothing. `info` holds `exit_code` (-1 for a command that timed out), `timed_out`
-and `elided_chars`; at the end of an episode with a check also `check_exit_code`; and `artefacts`:
-all of an output of which something is left out, and at the end of an episode with a task the patch
-that it comes to. Nothing in it tells the time, and the name of the box's own directory, which is
-another one in every box, is shown as `~`, as the shell reads it. So the same actions show the same
-again, as long as the commands do: what they make of the clock, of chance, of process ids and of the
-host is theirs.
+where the last is shown if the agent's processes have used up the box's memory: the episode ends
+with a reward of 0. `info` holds `exit_code` (-1 for a command that timed out), `timed_out` and
+`elided_chars`; at the end of an episode with a check also `check_exit_code`; and `artefacts`: the
+full output if part of it is left out, and at the end of an episode with a task the patch. It holds
+no times, and the path of the box's own directory, which differs from box to box, is shown as `~`.
+So the same actions give the same observations, except for commands whose output depends on the
+clock, randomness, process ids or the host.
 """
 
 import asyncio
@@ -49,30 +48,30 @@ from sandbox.tasks.testbed import lay_out
 from schemas.errors import Refused, WorkFailed
 
 LISTED = 40
-"""So many names of the directory are shown at the start."""
+"""The number of names of the directory that are shown at the start."""
 EPISODE_BYTES = 50_000_000
-"""So much of the outputs of one episode becomes objects; of the last one the end may be missing."""
+"""The most bytes of outputs that one episode stores as objects; the last may be cut off."""
 
 log = structlog.get_logger()
 
 
 def _signature() -> inspect.Signature:
-    """The fields of ShellConfig, and the host that its worker gives."""
+    """Return a signature of the fields of ShellConfig and the worker's host."""
     fields = inspect.signature(ShellConfig).parameters.values()
     host = inspect.Parameter("host", inspect.Parameter.KEYWORD_ONLY, default=None)
     return inspect.Signature([*fields, host])
 
 
 class ShellEnvironment:
-    """One shell in one box; takes the fields of ShellConfig."""
+    """One shell in one box; its arguments are the fields of ShellConfig."""
 
     replayable: bool
-    """As its config says; a class that said so itself would be taken at its word."""
+    """The config's `replay`; it has no class attribute, which would hold for all configs."""
     slot = "box"
     __signature__ = _signature()
 
     def __init__(self, host: Host | None = None, **config: Any) -> None:
-        """Boxes are the host's, else of its own. Raises WorkFailed(`bad_config`)."""
+        """Use boxes of the host, else boxes of its own. Raises WorkFailed(`bad_config`)."""
         self._host = host
         try:
             self._config = read_config(config)
@@ -84,13 +83,13 @@ class ShellEnvironment:
         self._work: TaskWork | None = None
         self._steps = 0
         self._kept_bytes = 0
-        """Of outputs that became objects in this episode."""
+        """The bytes of outputs that were stored as objects in this episode."""
         self._half_done = False
         self._died = ""
-        """Why its box is given back before its time."""
+        """The reason why its box died; empty while it lives."""
 
     async def open(self, seed: int) -> Observation:
-        """The seed changes nothing: what a command draws is its own affair."""
+        """Open a box with the task's files; the seed has no effect."""
         del seed
         await self.close()
         config = self._config
@@ -105,7 +104,7 @@ class ShellEnvironment:
             try:
                 self._work = await self._furnish(box, task, workdir)
             except WorkFailed:
-                await _died_unused(box)  # then nothing can be put anywhere
+                await _died_unused(box)  # a box without memory fails here with another error
                 raise
         self._shell = self._shell_in(box, stateful=config.stateful)
         self._steps = self._kept_bytes = 0
@@ -113,10 +112,10 @@ class ShellEnvironment:
         return Observation(_opening(config, task, workdir or "~"))
 
     async def step(self, action: str) -> Observation:
-        """Run a command, whatever it says; one that spoils the box ends the episode.
+        """Run any command; one that makes the box unusable ends the episode.
 
-        Raises WorkFailed(`box_died`), and `history_needed` after a step that was cancelled: nobody
-        knows how far that came.
+        Raises WorkFailed(`box_died`), and `history_needed` after a step that was cancelled, since
+        its effect is unknown.
         """
         if self._shell is None or self._box is None:
             msg = "environment 'shell' is asked for a step before it was opened"
@@ -154,7 +153,7 @@ class ShellEnvironment:
         return Observation(text, reward, finished, cut, info)
 
     async def _output(self, whole: ArtefactSpool) -> list[Artefact]:
-        """All that a command printed, as far as an episode may leave it and the store takes it."""
+        """Store a command's full output within the episode's bound, if the store is available."""
         if self._host is None or self._kept_bytes >= EPISODE_BYTES:
             return []
         try:
@@ -166,9 +165,9 @@ class ShellEnvironment:
         return [kept]
 
     async def _end(self, info: dict[str, object], left: list[Artefact]) -> float:
-        """Take the work, and judge it; all that runs in the box is ended first.
+        """End all programs in the box, then take the patch and run the check.
 
-        That is what commands left, and an agent that lives there with all that it started.
+        The programs are those that commands left running, and an agent that runs there.
         """
         if self._shell is None or self._box is None:
             return 0.0
@@ -182,7 +181,7 @@ class ShellEnvironment:
 
     @contextmanager
     def _mourned(self) -> Iterator[None]:
-        """Note why a box has died in here."""
+        """Record the reason if the box dies within."""
         try:
             yield
         except WorkFailed as error:
@@ -198,7 +197,7 @@ class ShellEnvironment:
             await box.close()
 
     async def _furnish(self, box: Box, task: HarborTask | None, workdir: str) -> TaskWork | None:
-        """Put into a box what is to be there at the start; what of it is a task's."""
+        """Put the initial files into a box; return the task's work, if there is a task."""
         tree = await lay_out(box, task, workdir) if task else ""
         if self._config.path:
             await asyncio.to_thread(check_given, self._config.path, checkout=True)
@@ -238,7 +237,7 @@ class ShellEnvironment:
 
 
 async def _task(config: ShellConfig) -> HarborTask | None:
-    """Looked at anew each time: a directory may have been changed meanwhile."""
+    """Read the task anew for each episode: its directory may have changed."""
     if config.task is None:
         return None
     try:
@@ -265,7 +264,7 @@ def _opening(config: ShellConfig, task: HarborTask | None, place: str) -> str:
 
 
 async def _died_unused(box: Box) -> None:
-    """Raises WorkFailed where a box cannot even do nothing, and nobody has acted in it."""
+    """Raise WorkFailed if an unused box cannot run an empty command."""
     try:
         await probe(box)
     except WorkFailed as error:
@@ -277,7 +276,7 @@ async def _died_unused(box: Box) -> None:
 
 
 def _spoilt(why: str) -> Observation:
-    """The end of an episode by whoever acted in it: there is nothing that could be judged."""
+    """Return the last observation of an episode whose agent made the box unusable."""
     info = {"exit_code": TIMED_OUT, "timed_out": False, "elided_chars": 0, BOX_SPOILT: why}
     return Observation(f"the box cannot be used any more: {why}\n", 0.0, True, False, info)
 
@@ -293,7 +292,7 @@ def _how(ran: Ran, timeout_s: float) -> str:
 
 
 def _finishes(ran: Ran, word: str) -> bool:
-    """As mini-swe-agent reads it: blank lines before the word are passed over."""
+    """Return True if the output's first non-blank line is the word, as in mini-swe-agent."""
     if not word or ran.exit_code != 0:
         return False
     return ran.output.lstrip().partition("\n")[0].strip() == word

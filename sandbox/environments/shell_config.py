@@ -1,6 +1,6 @@
-"""What a rollout says of its shell: where commands run, by what they are bound, how it ends.
+"""The config of the environment `shell`: the box, its limits, and the end of an episode.
 
-It is read twice: by whoever submits it (`check_shell`), and by the worker that opens it.
+It is validated twice: by the producer (`check_shell`), and by the worker that opens it.
 """
 
 import os
@@ -28,12 +28,12 @@ from schemas.errors import Refused
 FILES_BYTES = 16 << 20
 MOST_FILES = 10_000
 NAME_BYTES, PATH_BYTES = 255, 1024
-"""The longest part of a path that file systems take, and less than the longest path."""
+"""The longest part of a path that file systems allow, and a safe length of a whole path."""
 ENV_CHARS = 16_384
 IMAGE_CHARS = 255
 MOST_SAID = 5
 ELSEWHERE = "elsewhere"
-"""In the context of a validation: paths are of another host than this."""
+"""The key of a validation context which says that paths are on another host."""
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Chars = Annotated[int, Field(ge=0, le=1_000_000)]
@@ -42,7 +42,7 @@ Mode = Literal["persistent", "ephemeral"]
 
 
 class ShellLimits(BaseModel):
-    """Those of `sandbox.boxes.box.BoxLimits` that are to be others; 0 is no limit."""
+    """Overrides of the defaults of `sandbox.boxes.box.BoxLimits`; 0 is no limit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -63,7 +63,7 @@ class ShellLimits(BaseModel):
         return self
 
     def within(self, task: HarborTask | None) -> BoxLimits:
-        """With those that a task states, of which no request is given more."""
+        """Return the limits, each at most the one that the task states."""
         given: dict[str, Any] = self.model_dump(exclude_none=True)
         for name, most in (task.file.environment.stated_limits() if task else {}).items():
             given[name] = min(given.get(name) or most, most)
@@ -77,54 +77,54 @@ LEAST: Mapping[str, float] = {
     "disk_bytes": 1 << 20,
     "cpus": 0.01,
 }
-"""With less a box does not come to its first command."""
+"""The least limits with which a box can run its first command."""
 
 
 class ShellConfig(BaseModel):
-    """What an episode begins with, and how it ends."""
+    """The start and the end of an episode."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     box: DriverName | None = None
-    """Where commands run; None is what the worker's `environments.box` says."""
+    """The driver of the box; None is the worker's `environments.box`."""
     image: Annotated[str, Field(max_length=IMAGE_CHARS, pattern="^[!-~]*$")] = ""
-    """What the box is made of, as `rollcall images list` or an engine names it; empty: the task's,
+    """The image of the box, as `rollcall images list` or an engine names it; empty: the task's,
     else the host's programs."""
     limits: ShellLimits = ShellLimits()
-    """What the box may take; of what its task states it is given no more."""
+    """The limits of the box, each at most the one that its task states."""
     mode: Mode = "persistent"
-    """Of a worker's boxes: one that waits started where there is one, or one made for this."""
+    """The pool mode: `persistent` may use a box that was started ahead, `ephemeral` starts one."""
     instruction: str = ""
-    """What the first observation begins with."""
+    """The beginning of the first observation."""
     task: TaskName | None = None
-    """A directory in Harbor's form: its files are there before `path` and `files`, committed as
-    `base`, and its instruction is told where none is given here."""
+    """A task directory in Harbor's format: its files come before `path` and `files`, committed as
+    `base`, and its instruction is used if none is given here."""
     files: dict[str, str] = {}
-    """What the directory holds at the start, by path; executable where it begins with `#!`."""
+    """Initial files of the directory, by path; executable if they begin with `#!`."""
     path: str = ""
     """A directory of the worker's host whose content is copied in before `files`."""
     env: dict[str, str] = {}
-    """Variables beside those of `sandbox.boxes.box.VARIABLES`, or in their place."""
+    """Variables that are added to those of `sandbox.boxes.box.VARIABLES`, or replace them."""
     memory_bytes: Annotated[int | None, Field(ge=0, le=MOST_BYTES)] = None
-    """`limits.memory_bytes`, as releases before it call it."""
+    """The older name of `limits.memory_bytes`."""
     timeout_s: Seconds = 30.0
-    """How long one command may take; keep it below the rollout's `step_timeout_s`."""
+    """The time limit of one command; keep it below the rollout's `step_timeout_s`."""
     stateful: bool = True
-    """Whether directory, variables and functions stay from command to command."""
+    """True if directory, variables and functions stay from command to command."""
     head_chars: Chars = 5000
     tail_chars: Chars = 5000
-    """Of each output so much of its beginning and end is shown."""
+    """The characters shown from the beginning and the end of each output."""
     max_steps: Annotated[int, Field(ge=0)] = 0
-    """The episode is cut off after so many commands; 0: it goes on as long as the agent does."""
+    """The number of commands after which the episode is truncated; 0 is no limit."""
     finish_word: str = FINISH_WORD
-    """A command with exit code 0 whose first line of output this is ends the episode."""
+    """A command with exit code 0 that prints this as its first line ends the episode."""
     check: str = ""
-    """Run in a shell of its own at the end of the episode: exit code 0 is a reward of 1."""
+    """A command run in a new shell at the end of the episode: exit code 0 is a reward of 1."""
     check_timeout_s: Seconds = 60.0
     agent: dict[str, Any] | None = None
-    """The `agent_config` of an agent that is to live in this box: what it imports is there too."""
+    """The `agent_config` of an agent that runs in this box: its imports are mounted too."""
     replay: bool = True
-    """Whether a lost episode may be rebuilt by running its commands again."""
+    """True if a lost episode may be rebuilt by running its commands again."""
 
     @field_validator("files")
     @classmethod
@@ -174,7 +174,7 @@ class ShellConfig(BaseModel):
         return self
 
     def spec(self, task: HarborTask | None) -> Spec:
-        """The box that it asks for, with what its task says of its own."""
+        """Return the spec of its box, with the settings of its task."""
         limits = self.limits
         if self.memory_bytes is not None:
             limits = limits.model_copy(update={"memory_bytes": self.memory_bytes})
@@ -188,9 +188,9 @@ class ShellConfig(BaseModel):
 
 
 def read_config(config: Mapping[str, Any], *, elsewhere: bool = False) -> ShellConfig:
-    """Raises Refused, in one line that names every key that is wrong.
+    """Validate a config. Raises Refused, with one line that names every wrong key.
 
-    What is `elsewhere` is opened on another host, whose directories cannot be looked at.
+    `elsewhere`: it will be opened on another host, so its directories are not checked.
     """
     try:
         return ShellConfig.model_validate(config, context={ELSEWHERE: elsewhere})
@@ -203,12 +203,12 @@ def read_config(config: Mapping[str, Any], *, elsewhere: bool = False) -> ShellC
 
 
 def check_shell(config: Mapping[str, Any]) -> None:
-    """Refuse what every worker would refuse, wherever it is. Raises Refused."""
+    """Refuse a config that every worker would refuse. Raises Refused."""
     read_config(config, elsewhere=True)
 
 
 def _wrong(name: str) -> str:
-    """Why a file cannot have this name; empty where it can."""
+    """Return why a file cannot have this name; empty if it can."""
     parts = name.split("/")
     if name.startswith("/"):
         return "is an absolute path; files lie below the directory"
@@ -233,5 +233,5 @@ def _complaint(error: Mapping[str, Any]) -> str:
         return f"{place!r} is no key of it; {names.hint(place, known)}"
     said = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error" and place in ("", "limits"):
-        return f"{place}: {said}".removeprefix(": ")  # it names what it found
+        return f"{place}: {said}".removeprefix(": ")  # the message already shows the value
     return f"{place}: {said}, found {str(error['input'])[:200]!r}"

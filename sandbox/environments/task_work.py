@@ -1,4 +1,4 @@
-"""The work at a task in a box: where it is, and what becomes of it at the end of an episode."""
+"""The work on a task in a box, and its patch at the end of an episode."""
 
 import asyncio
 from contextlib import closing
@@ -17,7 +17,7 @@ from sandbox.tasks.harbor import HarborTask
 
 @dataclass(frozen=True, slots=True)
 class TakenWork:
-    """What an episode leaves of it."""
+    """The artefacts and info that an episode leaves."""
 
     artefacts: list[Artefact] = field(default_factory=list)
     info: dict[str, object] = field(default_factory=dict)
@@ -25,20 +25,20 @@ class TakenWork:
 
 @dataclass(frozen=True, slots=True)
 class TaskWork:
-    """Files that are worked at, as they were at the start."""
+    """The files of a task in a box, as they were at the start."""
 
     task: HarborTask
     tree: str
-    """Their name in the repository that was made there."""
+    """The tree id of the original files in the repository that was made there."""
     workdir: str
-    """Empty: the box's own directory."""
+    """The directory of the files; empty for the box's own directory."""
 
     async def taken(self, box: Box, host: Host) -> TakenWork:
-        """The patch as an object; an empty one where nothing was changed.
+        """Store the patch as an object; an empty one if nothing was changed.
 
-        One that is too large is named by its size, which is all that a judge asks of it, and lies
-        nowhere; of one that git cannot make `info` says why. It also names what is there and not
-        in the patch, such as ignored files. Raises WorkFailed for what may be tried again.
+        Of a patch that is too large only the size is recorded, which is all that grading needs. If
+        git cannot make one, `info` says why. `info` also names files that are not in the patch,
+        such as ignored ones. Raises WorkFailed for retriable errors.
         """
         testbed = None if self.workdir else self.task.testbed
         base = await asyncio.to_thread(tar_streams.of_directory, testbed) if testbed else None

@@ -1,6 +1,6 @@
-"""What an agent's session was told, so that a process in its place can live it again.
+"""The history of replies in an agent's session, so that a new process can replay it.
 
-Actions are kept as they came, packed; the replies in them wait by their ask's digest until the
+Actions are kept as they came, packed; their replies wait by the digest of their ask until the
 process has asked for each.
 """
 
@@ -12,34 +12,34 @@ from schemas.packed_rows import PackedRows
 
 
 class ToldHistory:
-    """Of one session; `left` replies of it have yet to be asked for by its present process."""
+    """The history of one session; its current process has yet to ask for `left` replies."""
 
     def __init__(self) -> None:
         self._actions: PackedRows[tuple[str]] = PackedRows()
-        """In order."""
+        """All actions, in order."""
         self._waiting: dict[str, deque[Reply]] = {}
 
     @property
     def left(self) -> int:
-        """How many replies nobody has asked for yet."""
+        """The number of replies that the process has not asked for yet."""
         return sum(map(len, self._waiting.values()))
 
     def append(self, action: str) -> None:
-        """One more action was told."""
+        """Append an action."""
         self._actions.append((action,))
 
     def wait(self, reply: Reply) -> None:
-        """Nobody has asked for it yet."""
+        """Queue a reply that the process has not asked for yet."""
         self._waiting.setdefault(reply.d, deque()).append(reply)
 
     def begin_again(self) -> None:
-        """A new process has asked for nothing yet."""
+        """Queue all replies again for a new process."""
         self._waiting = {}
         for reply in self._replies():
             self.wait(reply)
 
     def asked(self, digest: str) -> Reply | None:
-        """The first reply to this ask that waits for it, which it does no longer."""
+        """Take the first waiting reply to this ask; None if there is none."""
         if (replies := self._waiting.get(digest)) is None:
             return None
         reply = replies.popleft()
@@ -48,10 +48,10 @@ class ToldHistory:
         return reply
 
     def first_left(self) -> Reply:
-        """The earliest told of those that wait. Raises StopIteration where none does."""
+        """Return the earliest waiting reply. Raises StopIteration if there is none."""
         left = [reply for replies in self._waiting.values() for reply in replies]
         return next(reply for reply in self._replies() if reply in left)
 
     def _replies(self) -> Iterator[Reply]:
-        """Those of all actions, in order."""
+        """Iterate over the replies of all actions, in order."""
         return (reply for (action,) in self._actions for reply in AgentAction.of(action).replies)

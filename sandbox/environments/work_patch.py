@@ -1,8 +1,8 @@
-"""What was done in a box at the files of a task, as a patch against how they were.
+"""The changes to a task's files in a box, as a patch against the original files.
 
-git makes it in the box, by a repository of its own: that of the work, its settings, hooks, filters
-and drivers count for nothing, and may be gone. How the files were is told again by whoever has the
-task; only where nobody but the image had them their objects are read from the repository there.
+git makes it in the box with a separate repository: the work's own repository with its settings,
+hooks, filters and drivers is not used, and may be gone. The original files are sent to the box
+again; only if the image alone has them their objects are read from the repository there.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from schemas.foreign_text import plain
 CHUNK_BYTES = 1 << 16
 TAKE_S = 60.0
 CHANGED_BYTES = 64 << 20
-"""Of all files that are new or other ones; what is more makes no patch that anybody would judge."""
+"""The most bytes of new and changed files; more would make a patch that is too large to grade."""
 CHANGED_FILES = 20_000
 ENTRIES = 400_000
-"""Of all that is there, git's own included: more is not even looked at."""
+"""The most directory entries, git's own included; with more no patch is made."""
 TOO_MUCH = 65
 ROOM_KB = 96 << 10
-"""That a take needs beside the files as they were: for those that changed, and for lists."""
+"""The space in KiB that is needed beside the original files: for changed files and lists."""
 CACHES = r"\.pyc$|(^|/)\.pytest_cache/"
-"""As `EXCLUDED`: what Python and pytest leave behind is not even named."""
+"""Caches of Python and pytest, which are not named as left out; like `EXCLUDED`."""
 NAMED_BYTES = 4096
 MOST_NAMED, MOST_NAME = 20, 200
 LEFT = re.compile(rb"left (\d{1,9}) (\d{1,9})\n")
@@ -54,10 +54,10 @@ SETTINGS = {
     "core.symlinks": "true",
     "gc.auto": "0",
 }
-# Nothing that the box was given is left in the environment, but where temporary files go.
+# The environment is cleared, except for the directory of temporary files.
 BARE = 'exec /usr/bin/env -i "TMPDIR=${TMPDIR:-/tmp}" "$@"'
-# `find` lists the files, as git's own commands leave nested repositories out. Pipes and sockets
-# would be waited for, and what cannot be read is no change.
+# `find` lists the files, as git's own commands leave nested repositories out. Pipes and sockets are
+# deleted, as reading them could block. Files are made readable, as unreadable ones are no change.
 TAKE = r"""
 set -e
 work=$1 base=$2 most_files=$3 most_bytes=$4 most_entries=$5 needed_kb=$6
@@ -153,25 +153,25 @@ git diff --binary --full-index --no-color --no-ext-diff --no-textconv --no-renam
 
 @dataclass(frozen=True, slots=True)
 class WorkPatch:
-    """What came of taking it."""
+    """The result of making a patch."""
 
     size: int = 0
-    """Of the patch, or of what would make it too large for anybody to judge."""
+    """The size of the patch, or of the changes that make it too large."""
     untaken: str = ""
-    """Why there is none; empty where the spool holds it."""
+    """The reason why there is no patch; empty if the spool holds it."""
     too_large: bool = False
     left_out: tuple[str, ...] = ()
-    """What is there beside the base and is not in the patch: some names, then how many more."""
+    """Files that are neither original nor in the patch: some names, then the number of others."""
 
 
 async def take_patch(
     box: Box, spool: ArtefactSpool, *, workdir: str, base: bytes | None, tree: str
 ) -> WorkPatch:
-    """Write the patch into a spool that takes no more than `sandbox.grading.patches.MOST_BYTES`.
+    """Write the patch into a spool that takes at most `sandbox.grading.patches.MOST_BYTES`.
 
-    `base` is a tar stream of the files as they were; None where `tree` is theirs in the repository
-    of the work. What takes longer than TAKE_S in a box that answers is not taken: an agent can
-    leave files that git is slow with. Raises WorkFailed: as `sandbox.boxes.probe`.
+    `base` is a tar stream of the original files; None if `tree` is their id in the work's own
+    repository. If it takes longer than TAKE_S in a live box there is no patch: an agent can leave
+    files that make git slow. Raises WorkFailed, as `sandbox.boxes.probe` does.
     """
     words = [f"{name}={value}" for name, value in ENVIRONMENT.items()]
     bounds = CHANGED_FILES, CHANGED_BYTES, ENTRIES, ROOM_KB + 2 * len(base or b"") // 1024
@@ -200,7 +200,7 @@ async def take_patch(
 
 @dataclass(slots=True)
 class _Taken:
-    """Splits what the program prints: the names of what is left out, then the patch."""
+    """A splitter of the program's output: the names of files left out, then the patch."""
 
     spool: ArtefactSpool
     head: bytes = b""
@@ -209,7 +209,7 @@ class _Taken:
     _begun: bool = False
 
     def write(self, chunk: bytes) -> None:
-        """Raises WorkFailed(`no_room`), as the spool."""
+        """Add a chunk of output. Raises WorkFailed(`no_room`), as the spool does."""
         if self._begun:
             self.spool.write(chunk)
             return
@@ -224,7 +224,7 @@ class _Taken:
             self.spool.write(self.head)
 
     def named(self) -> tuple[str, ...]:
-        """Some of the names, and how many more there are."""
+        """Return some of the names, and the number of others."""
         whole = self._names.split(b"\0")[:-1][:MOST_NAMED]
         names = [plain(name.decode(errors="backslashreplace"), MOST_NAME) for name in whole]
         more = self._count - len(names)
@@ -232,13 +232,13 @@ class _Taken:
 
 
 def _counted(said: str) -> tuple[int, int]:
-    """Files and bytes, as the first line tells them: programs that are killed may add to it."""
+    """Parse files and bytes at the begin of the output; killed programs may have added text."""
     told = COUNTED.match(said)
     return (int(told[1]), int(told[2])) if told else (0, 0)
 
 
 async def _spooled(program: BoxProgram, base: bytes, taken: _Taken) -> int:
-    """The exit code; 0 also where it was ended since the patch is too large."""
+    """Read the output and return the exit code; 0 also if the patch became too large."""
     feeding = asyncio.create_task(_feed(program, base))
     try:
         while chunk := await program.read(CHUNK_BYTES):

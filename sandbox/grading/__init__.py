@@ -1,1 +1,1 @@
-"""The judge: a patch in a fresh box, the reference's tests, and what may be believed of a run."""
+"""Grading: a patch in an unused box, the reference's tests, and checks of a run's results."""

@@ -1,6 +1,6 @@
-"""Tests of ours beside the reference's, some of which must fail: whoever makes all pass is found.
+"""Control tests that run beside the reference's; some must fail, which exposes a forged run.
 
-Their names and what they hold are drawn for one grading, so nothing in a patch can know them.
+Their names and values are drawn for each grading, so a patch cannot know them.
 """
 
 import secrets
@@ -37,22 +37,22 @@ FORMS = {
         "def test_{name}(f{name}):\n    pass\n",
     ),
 }
-"""What becomes of each, and its text."""
+"""The expected outcome and the text of each form of control test."""
 
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """A file of tests, and what is to become of each."""
+    """A file of control tests, and their expected outcomes."""
 
     path: str
     """The name of their file."""
     text: str
     expected: dict[str, str]
-    """By test."""
+    """The expected outcome by test."""
 
 
 def controls() -> Controls:
-    """New ones."""
+    """Draw new control tests."""
     path = f"test_{_name()}.py"
     texts, expected = ["import unittest\n\nimport pytest\n"], {}
     for form in sorted(FORMS, key=lambda _: secrets.randbits(32)):

@@ -1,18 +1,17 @@
-"""A patch is judged in a box where nobody has been: applied, then tested by what was put in after.
+"""Grading of a patch in an unused box: apply it, put the reference's tests in place, run them.
 
-What the patch could have written is not trusted. Its changes to tests, and to what tells a test
-runner how to run (`guarded`), are left out; the reference's tests replace whatever is in their
-place. pytest is run by a witness under a supervisor (`pytest_witness`, `supervisor`), and when all
-tests pass, some that were to be mended are run once more, each alone, in another box. Any other
-command is run by a shell that frames its output with a nonce; a run that contradicts itself earns
-nothing. A command that cannot be taken apart (`pytest_command`), or another runner, prints its own
-results: there code under test that prints what its runner would print is believed.
+Nothing that the patch could have written is trusted. Its changes to tests, and to the files that
+configure a test runner (`guarded`), are left out; the reference's tests replace the files at their
+paths. pytest is run by a witness under a supervisor (`pytest_witness`, `supervisor`), and when all
+tests pass, some of the fail-to-pass tests are run again, each alone, in another box. Any other
+command is run by a shell that frames its output with a nonce; a run that contradicts itself scores
+0. If a command cannot be parsed (`pytest_command`), or is another runner's, its printed results
+count: there code under test can forge results by printing what its runner would print.
 
-A fault of the box is no verdict: `true` is run in it before the patch is blamed, and where no
-runner is found, where the tests cannot be put in place, or where boxes die again and again, the
-tests are run in one without the patch, for which time is kept. A
-patch whose code takes all memory that the box may have is no fault of it (`sandbox.boxes.probe`).
-Errors are WorkFailed, those that may be retried among them.
+A fault of the box is not a verdict. An empty command is run in the box before the patch is blamed.
+If no runner is found, if the tests cannot be put in place, or if boxes die repeatedly, the tests
+are run in a box without the patch, for which time is reserved. A patch whose code uses up the box's
+memory is not a fault of the box (`sandbox.boxes.probe`). Errors are WorkFailed, retriable or not.
 """
 
 import asyncio
@@ -45,7 +44,7 @@ OpenBox = Callable[[Spec], Awaitable[Box]]
 GIT = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null"}
 APPLY_S = 60.0
 SETTLE_S = 30.0
-"""What a run may take beside its tests."""
+"""Seconds that a run may take beside its tests."""
 MOST_CHARS = 96 << 20
 KILLED = 128
 NO_PROGRAM = (126, 127)
@@ -60,30 +59,31 @@ REMOVE = """for path do
 done"""
 LINKED = 9
 RUNS = 3
-"""A grading may run the tests so often: together, alone, and without the patch."""
+"""The most runs of the tests in one grading: together, alone, and without the patch."""
 MOST_FILES = 500
-"""So many test files of an image are looked at for marks."""
+"""The number of an image's test files that are searched for marks."""
 MOST_DEATHS = 3
-"""So many boxes in a row may die of a patch before it is blamed."""
+"""The number of boxes that may die in a row before the patch is suspected."""
 CONFTESTS = f"find . -name {CONFTEST} -not -path './.git/*' -exec cat {{}} +"
 
 
 def longest_s(tests_s: float) -> float:
-    """The time that one run of tests, and everything beside it, may take."""
+    """Return the most seconds that one run of tests, with its preparation, may take."""
     return tests_s + 2 * APPLY_S + SETTLE_S
 
 
 async def grade(
     open_box: OpenBox, reference: Reference, patch: bytes, *, within_s: float = math.inf
 ) -> Verdict:
-    """Judge a patch; its boxes are gone when this returns. Raises WorkFailed.
+    """Judge a patch; its boxes are closed when this returns. Raises WorkFailed.
 
-    `within_s` is time for at least `RUNS` of the longest runs.
+    `within_s` must allow at least `RUNS` of the longest runs.
     """
     wrong = complaint(patch)
     if wrong:
         return wrong
     broken = None
+    # Time stays for a run without the patch, which decides whether the patch is to blame.
     until = time.monotonic() + within_s - RUNS * longest_s(reference.verifier.timeout_sec)
     for number in range(MOST_DEATHS):
         if number and time.monotonic() > until:
@@ -98,7 +98,7 @@ async def grade(
                 raise
             broken = f"{error} ({number + 1} times)"
     try:
-        await _in_a_box(open_box, reference, None)  # is it the patch?
+        await _in_a_box(open_box, reference, None)  # does it also fail without the patch?
     except NoRunner as error:
         raise WorkFailed("bad_image", str(error), retriable=False) from error
     except NotRead as error:
@@ -107,7 +107,7 @@ async def grade(
 
 
 def too_long(tests_s: float, most_s: float) -> str:
-    """Why patches could wait until no scorer judges them; empty where they cannot."""
+    """Return why a grading could exceed a scorer's time; empty if it cannot."""
     needed_s = RUNS * longest_s(tests_s)
     if needed_s <= most_s:
         return ""
@@ -118,9 +118,9 @@ def too_long(tests_s: float, most_s: float) -> str:
 
 
 async def _judged(open_box: OpenBox, reference: Reference, patch: bytes) -> Verdict:
-    """Judge by all tests together; where all pass, by some of them alone in another box.
+    """Judge by all tests together; if all pass, also by some of them alone in another box.
 
-    There nothing is left of what the tests have made.
+    The other box holds nothing that the tests of the first run have written.
     """
     judged = await _in_a_box(open_box, reference, patch)
     if not judged.resolved or not _is_witnessed(reference):
@@ -132,7 +132,7 @@ async def _judged(open_box: OpenBox, reference: Reference, patch: bytes) -> Verd
 async def _in_a_box(
     open_box: OpenBox, reference: Reference, patch: bytes | None, *, alone: bool = False
 ) -> Verdict:
-    """Raises NoRunner where the tests cannot be begun."""
+    """Grade in a new box. Raises NoRunner if the tests cannot be started."""
     box = await open_box(reference.spec)
     try:
         return await Grading(box, reference).of(patch, alone=alone)
@@ -141,7 +141,7 @@ async def _in_a_box(
 
 
 def _is_witnessed(reference: Reference) -> bool:
-    """Whether a witness can run the tests, and see each of them."""
+    """Return True if a witness can run the tests and observe each of them."""
     verifier = reference.verifier
     return verifier.parser == "pytest" and pytest_command(verifier.command) is not None
 
@@ -160,10 +160,10 @@ class Grading:
         self.guarded = Guarded(self.verifier, self.workdir, frozenset())
 
     async def of(self, patch: bytes | None, *, alone: bool = False) -> Verdict:
-        """Apply, put the tests in place, run, judge; without a patch only for a runner's sake."""
+        """Apply the patch, put the tests in place, run and judge; None tests the image alone."""
         if self.reference.base is not None:
             await self.box.put(self.reference.base, self.workdir)
-        else:  # or what the patch adds could read what came later
+        else:  # a commit without history, so that code of the patch cannot read later commits
             await commit_all(self.box, self.workdir, "the image")
         try:
             return await self._judged(patch, alone=alone)
@@ -173,7 +173,7 @@ class Grading:
             return Verdict(BOX_SPOILT, f"with it {error}")
 
     async def _judged(self, patch: bytes | None, *, alone: bool) -> Verdict:
-        # Their own faults come first.
+        # Errors of the reference itself are raised before the patch is applied.
         self.tests = await asyncio.to_thread(tar_streams.files, self.reference.tests)
         self.guarded = Guarded(self.verifier, self.workdir, frozenset(self.tests))
         python = {name: text for name, text in self.tests.items() if name.endswith(".py")}
@@ -191,10 +191,11 @@ class Grading:
         if isinstance(judged, TestLog):
             wanted = self.verifier.fail_to_pass, self.verifier.pass_to_pass
             judged = verdict(judged, *wanted, marks.allow)
+        # A resolved run counts only if its test files are still those that were put there.
         return (judged.resolved and await self._altered()) or judged
 
     async def _texts_before(self) -> Mapping[str, bytes]:
-        """Of the tree as it was, `conftest.py` files and test files that are not laid anew."""
+        """Return the original texts of `conftest.py` files and of test files not replaced later."""
         if not self.guarded.python:
             return {}
         named = self.guarded.test_files - self.tests.keys()
@@ -214,7 +215,7 @@ class Grading:
         return ran.output.encode()
 
     async def _apply(self, patch: bytes) -> Verdict | None:
-        """Why a patch is not applied; None when it is."""
+        """Apply the patch; return a verdict if it does not apply, else None."""
         moved = renamed_away(patch, FILES) if self.guarded.python else ""
         if moved:
             return Verdict("guarded", f"it renames {moved}, which says how tests are run")
@@ -245,7 +246,7 @@ class Grading:
         return ran
 
     async def _clear(self) -> Verdict | None:
-        """Remove what the tests replace; a link on the way is none of theirs."""
+        """Remove the paths that the tests replace; a symbolic link among them is a verdict."""
         if not self.verifier.replace:
             return None
         remove = ["/bin/sh", "-c", REMOVE, "sh", *self.verifier.replace]
@@ -259,7 +260,7 @@ class Grading:
         return None
 
     async def _place(self) -> None:
-        """Lay the tests over the tree as the patch has left it. Raises NoRunner."""
+        """Unpack the tests over the patched tree. Raises NoRunner."""
         try:
             await self.box.put(self.reference.tests, self.workdir)
         except WorkFailed as error:
@@ -280,7 +281,7 @@ class Grading:
         return seen if isinstance(seen, Verdict) else witnessed(seen, plan.token, control.expected)
 
     async def _alone(self, plan: WitnessPlan) -> Verdict:
-        """Whether some of the mended tests pass alone, each in a new process."""
+        """Judge a sample of the fail-to-pass tests, each run alone in a new process."""
         mended = list(self.verifier.fail_to_pass)
         drawn = secrets.SystemRandom().sample(mended, min(self.reference.alone, len(mended)))
         tokens = {test: secrets.token_hex(16) for test in drawn}
@@ -290,7 +291,7 @@ class Grading:
     async def _supervised(
         self, plan: WitnessPlan, program: bytes
     ) -> Mapping[str, object] | Verdict:
-        """What a supervisor saw; a verdict where it saw no end. Raises NoRunner."""
+        """Return a supervisor's report; a verdict if the run did not complete. Raises NoRunner."""
         interpreter = plan.command.interpreter
         ran = await self.box.run(
             [interpreter, "-I", "-S", "-"],
@@ -309,7 +310,7 @@ class Grading:
         return self._ended_early(str(seen["wrong"])) if seen["wrong"] else seen
 
     async def _by_shell(self) -> TestLog | Verdict:
-        """Run a command by a shell, which frames what it prints."""
+        """Run the command by a shell that frames its output."""
         frame = Frame()
         script = frame.around(self.verifier.command, status=0, subshell=True)
         ran = await self.box.run(
@@ -341,7 +342,7 @@ class Grading:
         return Verdict(why, texts.get(why, f"the run was {why}"))
 
     async def _no_end(self, ran: Ran) -> Verdict:
-        """Of a run that does not say how it ended; raises WorkFailed where the box did not."""
+        """Return the verdict on a run that did not complete. Raises WorkFailed if the box died."""
         await self._probe()
         if ran.oom:
             return Verdict("out_of_memory", "the tests take more memory than the box has")
@@ -349,7 +350,7 @@ class Grading:
         return Verdict("killed", f"whoever ran the tests ended with {how}")
 
     async def _altered(self) -> Verdict | None:
-        """Whether the tests that were run are still those that were put there."""
+        """Return a verdict if a test file was changed during the run, else None."""
         if not self.guarded.python:
             return None
         put = {name: text for name, text in self.tests.items() if name.endswith(".py")}
@@ -369,5 +370,5 @@ class Grading:
         return Verdict("invalid", f"test file {altered} was changed while it was run")
 
     async def _probe(self) -> None:
-        """Raises WorkFailed where the box cannot even do nothing."""
+        """Raise WorkFailed if the box cannot run an empty command."""
         await probe(self.box, timeout_s=SETTLE_S)

@@ -1,4 +1,4 @@
-"""Which changes of a patch are left out: to tests, and to what tells a runner how to run. Pure."""
+"""The paths whose changes in a patch are left out: tests and a runner's configuration. Pure."""
 
 import re
 from collections.abc import Iterator
@@ -12,34 +12,34 @@ FILES = (
     "conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini",
     "setup.cfg", "pyproject.toml", "sitecustomize.py", "usercustomize.py", "*.pyc",
 )  # fmt: skip
-"""Files that tell Python or pytest how to run, or run in place of a source, wherever they lie."""
+"""Files that configure Python or pytest, or run in place of a source, in any directory."""
 FOLDERS = ("*.egg-info", "*.dist-info")
 RUNNERS = ("pytest", "_pytest", "pluggy", "unittest")
-"""Modules that stand in for a runner where they lie in the work directory itself."""
+"""Modules that would replace a runner if they were in the work directory itself."""
 TESTS = ("test", "tests", "testing")
-"""Folders that hold nothing but tests, where the reference has some in them."""
+"""Names of folders that count as tests as a whole if the reference has tests in them."""
 
 
 PROGRAM = re.compile(r"[^\s=;&|'\"()]*/bin/(?:python[\d.]*|pytest|py\.test)(?=[\s;&|)]|$)")
-"""In a command, an interpreter or a runner that lies as those of environments do."""
+"""The path, in a command, of an interpreter or runner in an environment's `bin` folder."""
 
 
 class Guarded:
-    """The paths of one reference that a patch has no say about."""
+    """The paths of one reference that a patch cannot change."""
 
     def __init__(self, verifier: Verifier, workdir: str, laid: frozenset[str]) -> None:
         self.python = verifier.parser in ("pytest", "unittest")
-        """Whether Python runs the tests."""
+        """True if the tests are run by pytest or unittest."""
         self._replaced = verifier.replace
         tests = (*verifier.fail_to_pass, *verifier.pass_to_pass)
         self.test_files = {test.partition("::")[0] for test in tests if "::" in test}
-        """Those that tests are named by."""
+        """The files in the names of tests."""
         folders = {folder for path in self.test_files for folder in _folder_of_tests(path)}
         self._kept = sorted(self.test_files | laid | folders)
         self._interpreter = _environment(verifier.command, workdir)
 
     def patterns(self) -> Iterator[str]:
-        """For `git apply --exclude`: `*` stands for any characters there, also for `/`."""
+        """Yield patterns for `git apply --exclude`, where `*` matches any characters, also `/`."""
         for path in (*self._replaced, *self._kept, *self._interpreter):
             plain = "".join(f"[{each}]" if each in "*?[" else each for each in path)
             yield from (plain, f"{plain}/*")
@@ -52,12 +52,12 @@ class Guarded:
                 yield from (f"{name}.py", f"{name}/*")
 
     def holds(self, path: str) -> bool:
-        """Whether a path below the work directory is one that a patch cannot change."""
+        """Return True if a patch cannot change this path, given below the work directory."""
         return any(fnmatchcase(path, pattern) for pattern in self.patterns())
 
 
 def _folder_of_tests(path: str) -> Iterator[str]:
-    """The outermost folder of tests that a test file lies in, if there is one."""
+    """Yield the outermost folder of tests above a test file, if there is one."""
     parts = PurePosixPath(path).parts[:-1]
     for number, part in enumerate(parts):
         if part in TESTS:
@@ -66,7 +66,7 @@ def _folder_of_tests(path: str) -> Iterator[str]:
 
 
 def _environment(command: str, workdir: str) -> tuple[str, ...]:
-    """The folders of environments whose programs run the tests, where they lie in the tree."""
+    """Return the folders of environments in the tree whose programs run the tests."""
     places = {normpath(join(workdir, program)) for program in PROGRAM.findall(command)}
     below = {place[len(workdir) + 1 :] for place in places if place.startswith(f"{workdir}/")}
     return tuple(sorted({str(PurePosixPath(each).parents[1]) for each in below} - {"."}))

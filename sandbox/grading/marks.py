@@ -1,9 +1,9 @@
-"""Whether a test may be skipped, or may fail as expected: only where its own file says so. Pure.
+"""Rules for tests that are skipped or fail as expected: only their own files may ask for it. Pure.
 
-An outcome that the code under test asks for, by `pytest.skip` or `pytest.xfail` or by raising what
-they raise, tells nothing of that code. So SKIPPED and XFAIL count where the reference's test, what
-its file does beside its other tests, or a `conftest.py` above it speaks of them, and where no code
-of the tree but those has raised them.
+An outcome that the code under test requests, by `pytest.skip`, `pytest.xfail` or their exceptions,
+proves nothing about that code. So SKIPPED and XFAIL count only if the reference's test, its file
+outside of other tests, or a `conftest.py` above it mentions them, and if no other code of the tree
+raised them.
 """
 
 import ast
@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from sandbox.grading.verdict import SKIPPED, XFAIL
 
 WORDS = {SKIPPED: ("skip", "Skip"), XFAIL: ("xfail", "expectedFailure")}
-"""One of these stands where a test is marked so, or raises it."""
+"""Words of which one occurs in a text that marks a test so, or raises the outcome."""
 CONFTEST = "conftest.py"
 
 
@@ -23,12 +23,12 @@ class Marks:
     def __init__(self, texts: Mapping[str, bytes], is_test_file: Callable[[str], bool]) -> None:
         self._texts = texts
         self._is_test_file = is_test_file
-        """Whether a path is one of the reference, and none that a patch can change."""
+        """A function that is true for the reference's paths, which a patch cannot change."""
 
     def allow(self, test: str, outcome: str, where: str) -> bool:
-        """Whether an outcome of a test counts.
+        """Return True if an outcome of a test counts.
 
-        `where` is the file that raised it: empty for a mark, absolute outside of the tree.
+        `where` is the file that raised it: empty for a mark, absolute if outside of the tree.
         """
         if outcome not in WORDS:
             return True
@@ -37,7 +37,7 @@ class Marks:
         return ours and any(word in text for text in self._spoken(test) for word in words)
 
     def _spoken(self, test: str) -> Iterator[str]:
-        """What is said about a test."""
+        """Yield the texts that may mark a test."""
         path, _, name = test.partition("::")
         for each, text in self._texts.items():
             above = PurePosixPath(each).parent in PurePosixPath(path).parents
@@ -50,7 +50,7 @@ class Marks:
 
 
 def about(source: str, test: str) -> str:
-    """What a file says about one of its tests: all of it but its other tests."""
+    """Return a file's text without its tests other than this one."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -58,7 +58,7 @@ def about(source: str, test: str) -> str:
     lines, wanted = source.splitlines(), tuple(test.partition("[")[0].split("::"))
     tests = list(_tests(tree, ()))
     if wanted not in [place for place, _ in tests]:
-        return source  # it is made while the file runs, or inherited
+        return source  # the test is made at run time, or inherited
     for place, node in tests:
         if place != wanted:
             first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
@@ -70,7 +70,7 @@ def about(source: str, test: str) -> str:
 def _tests(
     tree: ast.AST, above: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """The test functions of a module, by their classes and their name."""
+    """Yield the test functions of a module, with their classes and name."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.ClassDef):
             yield from _tests(node, (*above, node.name))

@@ -1,8 +1,8 @@
-"""What became of each test, read from what a test runner printed. Pure; a table of parsers by name.
+"""Parsers of test runners' output, which return the outcome of each test. Pure; a table by name.
 
-A parser takes the text and gives a TestLog without an exit code. Where a runner counts its tests
-itself the counts come along, so that they can be held against the names. Text that holds nothing of
-what a parser looks for gives no tests: every test is missing then, and nothing passes.
+A parser takes the text and returns a TestLog without an exit code. If a runner prints counts, they
+are included, so that they can be compared with the named tests. Text without any result gives an
+empty log: then every test is missing, and none passes.
 """
 
 import json
@@ -29,13 +29,13 @@ from schemas.errors import WorkFailed
 
 Parser = Callable[[str], TestLog]
 Lines = Iterable[tuple[str, str]]
-"""Tests and outcomes, in order."""
+"""Pairs of a test and an outcome, in order."""
 
 
 def parse(name: str, text: str) -> TestLog:
-    """Read a text by one of PARSERS, or by `module:function` of anybody's own.
+    """Parse a text with one of PARSERS, or with a custom `module:function`.
 
-    That one is given the text, and returns a mapping from tests to outcomes. Raises WorkFailed.
+    A custom parser takes the text, and returns a mapping from tests to outcomes. Raises WorkFailed.
     """
     if name in PARSERS:
         return PARSERS[name](text)
@@ -61,13 +61,13 @@ PYTEST_HEAD = re.compile(rf"=+ {PYTEST_SUMMARY} =+")
 COLOUR = re.compile(r"\x1b\[[0-9;]*[mK]")
 PYTEST_LINE = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS) (\S.*)")
 PYTEST_PART = re.compile(r"SUB(FAILED|XFAIL)([\[(].*)")
-"""A subtest, and after what describes it the test that it is a part of."""
+"""The line of a subtest: its description, followed by the test that it belongs to."""
 WORD = re.compile(r"[^ \n]+")
 REASON = re.compile(r" - |\n")
 MOST_ENDS = 8
-"""So many dashes and an end may stand in the name of a test."""
+"""The number of ` - ` and line ends that are tried as the end of a test's name."""
 PYTEST_SKIP = re.compile(r"(?:SKIPPED|SUBSKIPPED[\[(].*?) \[(\d+)\] \S+")
-"""Of all that is skipped the first one gives the word."""
+"""The line of skipped tests at one place, with their count."""
 PYTEST_COUNTS = re.compile(r"(?:=+ )?((?:\d+ [a-z ]+(?:, )?)+) in [\d.]+s(?: \([\d:]+\))?(?: =+)?")
 PYTEST_WORDS = {
     "passed": PASSED, "failed": FAILED, "error": ERROR, "errors": ERROR, "skipped": SKIPPED,
@@ -76,11 +76,11 @@ PYTEST_WORDS = {
 
 
 def pytest_summary(text: str) -> TestLog:
-    """The lines of `pytest -rA`, below the last `short test summary info`; none without one.
+    """Parse the lines of `pytest -rA` below the last `short test summary info`; none without one.
 
-    A test has more than one line where its teardown fails after it passed, and where a part of it
-    is a subtest that fails: the worst counts. What is skipped is named by file and line there, so
-    it is counted and cannot be a test to pass.
+    A test has several lines if its teardown fails after it passed, or if one of its subtests fails:
+    the worst outcome counts. Skipped tests are listed by file and line without their names, so they
+    are only counted, and cannot be tests to pass.
     """
     whole = [line.rstrip() for line in COLOUR.sub("", text).split("\n")]
     heads = [number for number, line in enumerate(whole) if PYTEST_HEAD.fullmatch(line)]
@@ -105,14 +105,14 @@ def pytest_summary(text: str) -> TestLog:
     if counts is None:
         return log
     counts[SKIPPED] -= skipped
-    # By test, not by line
+    # Convert the counts of lines into counts of tests.
     counts.subtract(outcome for _, outcome in (*lines, *parts))
     counts.update(log.outcomes.values())
     return TestLog(log.outcomes, counts=counts)
 
 
 def _before_reason(text: str) -> str:
-    """The name of a test before ` - ` and a reason; in brackets there may be anything."""
+    """Return the name of a test before ` - ` and a reason; its brackets may hold any text."""
     bracket, dash = text.find("["), text.find(" - ")
     if bracket >= 0 and not 0 <= dash < bracket:
         end = text.find("] - ", bracket)
@@ -121,7 +121,7 @@ def _before_reason(text: str) -> str:
 
 
 def _of_their_tests(parts: Lines, tests: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Subtests, by the tests that they belong to: whatever describes one may hold any words."""
+    """Yield the tests of subtests' lines, in which the description may hold any words."""
     names = set(tests)
     first_words = {name.partition(" ")[0] for name in names}
     for line, outcome in parts:
@@ -158,7 +158,7 @@ UNITTEST_COUNTS = {
 
 
 def unittest_verbose(text: str) -> TestLog:
-    """The lines of `python -m unittest -v`; tests are named `module.Class.test`."""
+    """Parse the lines of `python -m unittest -v`; tests are named `module.Class.test`."""
     lines: list[tuple[str, str]] = []
     ran: int | None = None
     counts: Counter[str] | None = None
@@ -177,9 +177,9 @@ def unittest_verbose(text: str) -> TestLog:
 
 
 def unittest_name(text: str) -> str:
-    """What a test is called here that is printed as `test (module.Class)`; other names stay.
+    """Convert a test's name from `test (module.Class)`; other names stay unchanged.
 
-    Python from 3.11 on prints the test behind its class too.
+    From Python 3.11 on the test is also printed after its class.
     """
     found = UNITTEST_NAME.match(text)
     if not found:
@@ -199,9 +199,9 @@ def _unittest_counts(ran: int, words: str) -> Counter[str]:
 
 
 def junit_xml(text: str) -> TestLog:
-    """Read the JUnit reports that the command prints; tests are named `classname::name`.
+    """Parse the JUnit reports that the command prints; tests are named `classname::name`.
 
-    Errors and failures of a case are told apart, and a document with entities is not read.
+    Errors and failures of a case are distinguished, and a document with entities is refused.
     """
     roots, wrong = _reports(text)
     log = _log(
@@ -216,7 +216,7 @@ def junit_xml(text: str) -> TestLog:
 
 
 def _reports(text: str) -> tuple[list[ElementTree.Element], str]:
-    """The root of each report among other lines, and what is wrong where there is none."""
+    """Return the root of each report among other lines, and the fault if there is none."""
     roots, wrong, at = [], "", 0
     for _ in range(MOST_REPORTS):
         begin = JUNIT_BEGIN.search(text, at)
@@ -240,7 +240,7 @@ class EntitiesDeclared(Exception):
 
 
 def _size_of_document(text: str) -> int:
-    """The characters up to the end of the root element. Raises ExpatError, EntitiesDeclared."""
+    """Count the characters up to the end of the root. Raises ExpatError, EntitiesDeclared."""
     parser, depth, size = ParserCreate("utf-8"), 0, -1
     content = text.encode("utf-8", "replace")
 
@@ -269,7 +269,7 @@ def _size_of_document(text: str) -> int:
 
 
 def _plain(suite: ElementTree.Element) -> bool:
-    """Whether a suite counts its own cases alone, and its number is one."""
+    """Return True if a suite has no nested suites and its count is a number."""
     return suite.find("testsuite") is None and (suite.get("tests") or "").isdigit()
 
 
@@ -297,7 +297,7 @@ GO_WORDS = {"PASS": PASSED, "FAIL": FAILED, "SKIP": SKIPPED}
 
 
 def go_test(text: str) -> TestLog:
-    """`go test -v`, where tests have their plain names, or `-json`: `package.Test`."""
+    """Parse `go test -v`, with plain names of tests, or `-json`, with `package.Test`."""
     return _log(_go_lines(text))
 
 
@@ -330,7 +330,7 @@ TAP_PLAN = re.compile(r"1\.\.(\d+)(?: .*)?")
 
 
 def tap(text: str) -> TestLog:
-    """The Test Anything Protocol; tests are named by what they say, else by their number."""
+    """Parse the Test Anything Protocol; tests are named by description, else by number."""
     lines: list[tuple[str, str]] = []
     planned: int | None = None
     wrong = ""
@@ -351,7 +351,7 @@ def tap(text: str) -> TestLog:
 
 
 def _tap_name(said: str) -> str:
-    """What a line says of its test, else its number."""
+    """Return the description in a line, else the number."""
     number = TAP_NUMBER.match(said)[0]  # type: ignore[index]
     name = said[len(number) :].strip(" ").removeprefix("-").strip(" ")
     return name.replace("\\#", "#") or number
@@ -366,7 +366,7 @@ def _tap_outcome(failed: bool, directive: str) -> str:
 
 
 def exit_code(text: str) -> TestLog:
-    """Nothing is read: the exit code alone tells."""
+    """Parse nothing: the exit code alone decides."""
     del text
     return TestLog()
 

@@ -1,8 +1,8 @@
-"""Reads what a run of tests printed in a process of its own, which may neither hang nor grow.
+"""Parsing of a test run's output in a process of its own with bounds of CPU, memory and time.
 
-A patch decides what its tests print, so no text of it holds up the worker that judges: the process
-has a bound of CPU, of memory and of time. What it cannot read within them is no verdict here:
-the caller finds out whether the same command can be read without the patch.
+A patch controls what its tests print, so its output must not be able to block the worker. Output
+that cannot be parsed within the bounds is not a verdict here: the caller finds out whether the
+output can be parsed without the patch.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ SAID = 300
 
 
 class NotRead(Exception):
-    """What a run printed cannot be read."""
+    """Raised if a run's output cannot be parsed."""
 
 
 async def parsed(parser: str, text: str) -> TestLog:
-    """Read a text by one of PARSERS, or by `module:function`, elsewhere. Raises NotRead."""
+    """Parse a text, as `parse` does, in another process. Raises NotRead."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", __name__, parser,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
@@ -49,7 +49,7 @@ async def parsed(parser: str, text: str) -> TestLog:
 
 
 def main(parser: str) -> None:
-    """Read standard input, and write the log as JSON."""
+    """Parse standard input, and write the log as JSON."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     text = sys.stdin.buffer.read().decode("utf-8", "surrogatepass")

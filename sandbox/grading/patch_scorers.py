@@ -1,4 +1,4 @@
-"""Scorers of patches: whether one resolves its task, how much of it, and whether there is one."""
+"""Scorers of patches: resolved or not, the fraction of tests passed, and a missing patch."""
 
 from sandbox.artefacts import PATCH, last_artefact
 from sandbox.grading.recorded_work import graded
@@ -8,18 +8,18 @@ from schemas.messages import Trajectory
 
 
 async def resolved(trajectory: Trajectory, host: ScoringHost) -> Explained:
-    """1 where the patch passes all tests that are to pass, in a fresh box; else 0."""
+    """Return 1 if the patch passes all tests that are to pass, in an unused box; else 0."""
     verdict = await graded(trajectory, host)
     return Explained(float(verdict.resolved), str(verdict))
 
 
 async def tests_passed(trajectory: Trajectory, host: ScoringHost) -> Explained:
-    """The fraction of the tests to pass that passed; 0 for a run that is not believed."""
+    """Return the fraction of the tests to pass that passed; 0 for an invalid run."""
     verdict = await graded(trajectory, host)
     return Explained(verdict.passed, str(verdict))
 
 
 def no_submission(trajectory: Trajectory) -> float:
-    """1 where no patch was submitted, or an empty one: to be weighed by less than nothing."""
+    """Return 1 if no patch or an empty one was submitted; give it a negative weight."""
     patch = last_artefact(trajectory, PATCH)
     return float(patch is None or patch.size == 0)

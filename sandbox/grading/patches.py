@@ -1,7 +1,7 @@
-"""What is wrong with a patch before anybody applies it. Pure.
+"""Checks of a patch before it is applied. Pure.
 
-Only what git would take, and should not, is looked for here: where a path leads is git's affair,
-which refuses `..`, absolute paths, `.git` and whatever lies beyond a link.
+They find only what git would accept and should not. git itself checks paths: it refuses `..`,
+absolute paths, `.git` and paths beyond a symbolic link.
 """
 
 import re
@@ -22,7 +22,7 @@ PLACE = re.compile(rb"^\+\+\+ (.*)$", re.MULTILINE)
 
 
 def complaint(patch: bytes) -> Verdict | None:
-    """Why a patch is not tried at all; None where it may be."""
+    """Return the verdict on a patch that is refused before it is applied; else None."""
     if not patch.strip():
         return Verdict("empty", "the patch is empty")
     if len(patch) > MOST_BYTES:
@@ -54,7 +54,7 @@ def _parts(path: bytes) -> list[bytes]:
 
 
 def renamed_away(patch: bytes, names: Collection[str]) -> str:
-    """The first file of one of these names that a patch renames; empty where there is none."""
+    """Return the first file with one of these names that a patch renames; empty if none."""
     for found in RENAMED.findall(patch):
         path: str = found.strip(b'"').decode(errors="replace")
         if path.rpartition("/")[2] in names:
@@ -63,14 +63,14 @@ def renamed_away(patch: bytes, names: Collection[str]) -> str:
 
 
 def too_large(size_bytes: int) -> Verdict:
-    """What becomes of a patch of so many bytes, which nobody need look at."""
+    """Return the verdict on a patch of too many bytes, which need not be read."""
     return Verdict("too_large", f"a patch of {size_bytes:,} bytes; {MOST_BYTES:,} can be")
 
 
 def links(patch: bytes) -> Iterator[tuple[bytes, bytes | None]]:
     """Yield place and target of each link that a patch makes or changes; None if it is unclear.
 
-    No line of a hunk or of binary data can begin as a mode does, so none of them is missed.
+    No line of a hunk or of binary data can begin like a mode line, so no link is missed.
     """
     for section in SECTION.split(patch):
         if LINK.search(section):

@@ -1,4 +1,4 @@
-"""A command that runs pytest, taken apart for a witness that runs it without a shell. Pure."""
+"""A parser of pytest commands, for a witness that runs pytest without a shell. Pure."""
 
 import re
 import shlex
@@ -6,24 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 SHELL = set("$`;&|<>()*?~\n\\#")
-"""Where one of these stands in a command, a shell is needed to say what it means."""
+"""Characters that need a shell to interpret a command."""
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 STOPS = re.compile(r"-x|--exitfirst|--maxfail=.*|--sw|--stepwise|--lf|--ff|--nf")
 
 
 @dataclass(frozen=True, slots=True)
 class PytestCommand:
-    """What a command asks of pytest."""
+    """A parsed command that runs pytest."""
 
     interpreter: str
     argv: tuple[str, ...]
-    """Options and paths as they were written, without those that end a run early."""
+    """Options and paths as written, without options that end a run early."""
     env: Mapping[str, str]
     finds_itself: bool
-    """Whether the work directory is searched for modules, as `python -m` does."""
+    """True if the work directory is on the module path, as with `python -m`."""
 
     def search(self, directory: str) -> list[str]:
-        """Where modules of the tree are found, absolute."""
+        """Return the absolute paths that are searched for modules of the tree."""
         named = [path for path in self.env.get("PYTHONPATH", "").split(":") if path]
         paths = [_joined(directory, path) for path in named]
         if self.finds_itself and directory not in paths:
@@ -32,7 +32,7 @@ class PytestCommand:
 
 
 def pytest_command(command: str) -> PytestCommand | None:
-    """None for a command that does more than run pytest, or that only a shell can read."""
+    """Parse a command; None if it does more than run pytest, or needs a shell."""
     if SHELL & set(command):
         return None
     try:

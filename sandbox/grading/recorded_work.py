@@ -1,8 +1,8 @@
-"""What a trajectory says of the work that is to be judged: its task and its patch.
+"""The task and the patch to be judged, as a trajectory records them.
 
 The task is named in the config of its environment, `{"task": {"directory": ..., "digest": ...}}`:
-whoever judges reads the directory, and is told where it is not what its digest says. The patch is
-the last artefact of that name (`sandbox.artefacts.PATCH`).
+the directory is read, and refused if its digest differs. The patch is the last artefact named
+`sandbox.artefacts.PATCH`.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from schemas.messages import Trajectory
 
 TASK_KEY = "task"
 TASKS_KEPT = 16
-"""References held in memory; each may be some megabytes."""
+"""The number of references that are cached in memory; each may be some megabytes."""
 
 
 async def graded(trajectory: Trajectory, host: ScoringHost) -> Verdict:
-    """The verdict on a trajectory's patch, made once for all scorers that ask.
+    """Return the verdict on a trajectory's patch, made once for all its scorers.
 
-    Without a patch nothing was submitted. Raises WorkFailed, ObjectLost, Unavailable.
+    Without a patch its code is `no_patch`. Raises WorkFailed, ObjectLost, Unavailable.
     """
     return await host.once("grading", lambda: _graded(trajectory, host))
 
@@ -50,7 +50,7 @@ async def _graded(trajectory: Trajectory, host: ScoringHost) -> Verdict:
 
 
 def task_named(trajectory: Trajectory) -> tuple[str, str]:
-    """Directory and digest of a trajectory's task. Raises WorkFailed(`bad_task`)."""
+    """Return directory and digest of a trajectory's task. Raises WorkFailed(`bad_task`)."""
     if trajectory.request is None:
         msg = f"rollout {trajectory.rollout_id!r} has no request that could be read"
         raise _bad_task(msg)
@@ -76,7 +76,7 @@ def _config(text: str) -> dict[str, Any]:
 
 @lru_cache(TASKS_KEPT)
 def _reference(directory: str, digest: str) -> Reference:
-    """Raises WorkFailed(`bad_task`)."""
+    """Read a task's reference. Raises WorkFailed(`bad_task`)."""
     try:
         task = read_task(Path(directory))
     except (Refused, OSError) as error:

@@ -1,4 +1,4 @@
-"""What a patch is judged by: the code as it was, the tests, and how they are run and read."""
+"""The reference of a grading: the original code, the tests, and how they are run and parsed."""
 
 from dataclasses import dataclass, field
 
@@ -10,26 +10,26 @@ from sandbox.tasks.verifier import Verifier
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Everything that a grading needs but the patch."""
+    """Everything that a grading needs beside the patch."""
 
     verifier: Verifier
     tests: bytes
-    """A tar stream, laid over the work directory."""
+    """A tar stream that is unpacked over the work directory."""
     base: bytes | None = None
-    """A tar stream of the code as it was; None where the box has it."""
+    """A tar stream of the original code; None if the box's image has it."""
     workdir: str = ""
-    """Absolute; empty: the box's own directory."""
+    """The absolute work directory; empty for the box's own directory."""
     spec: Spec = field(default_factory=Spec)
     output_bytes: int = 16 << 20
-    """A run of tests that prints more is ended."""
+    """The most bytes that a run of tests may print before it is ended."""
     alone: int = 3
-    """So many of the tests to be mended are run alone, drawn for each grading."""
+    """The number of fail-to-pass tests that are run alone, drawn for each grading."""
 
 
 def reference_of(task: HarborTask, spec: Spec | None = None) -> Reference:
-    """The reference of a task; blocks. Raises OSError, and WorkFailed for what is too much.
+    """Read the reference of a task; blocks. Raises OSError, and WorkFailed if it is too large.
 
-    Where the image has the code that is judged in its place there, else in the box's own directory.
+    If the image has the code, it is graded at its path there, else in the box's own directory.
     """
     environment, verifier = task.file.environment, task.file.verifier
     image, build = (verifier.image, None) if verifier.image else (task.image, task.build)

@@ -1,9 +1,9 @@
-"""What a run of tests says of a patch, and when it is not believed. Pure.
+"""The verdict on a patch from a run of its tests, and the checks that the run is valid. Pure.
 
-Fail-to-pass counts what passed or failed as expected, pass-to-pass also what was skipped, where the
-reference's tests say so (`marks`). Resolved is all of both, each of them named by the run. A run
-that contradicts itself is invalid, and earns nothing: an exit code that no failure explains, or a
-failure that the exit code hides, or other counts than there are tests.
+A fail-to-pass test must pass or fail as expected; a pass-to-pass test may also be skipped; both if
+the reference's tests allow it (`marks`). A patch is resolved if all of them are met and named by
+the run. A run that contradicts itself is invalid, and scores 0: an exit code that no failure
+explains, a failure that the exit code hides, or counts that differ from the named tests.
 """
 
 from collections import Counter
@@ -13,41 +13,41 @@ from dataclasses import dataclass, field
 PASSED, FAILED, ERROR = "PASSED", "FAILED", "ERROR"
 SKIPPED, XFAIL, XPASS = "SKIPPED", "XFAIL", "XPASS"
 OUTCOMES = (ERROR, FAILED, SKIPPED, XPASS, XFAIL, PASSED)
-"""The worst first: of a test that is named twice the worse counts."""
+"""All outcomes, the worst first: of a test that is named twice the worse counts."""
 MENDED = frozenset({PASSED, XFAIL})
 KEPT = frozenset({PASSED, XFAIL, SKIPPED})
 BAD = frozenset({FAILED, ERROR})
 NAMED = 3
-"""So many tests a reason names."""
+"""The number of tests that a reason names."""
 
 
 @dataclass(frozen=True, slots=True)
 class TestLog:
-    """What a run of tests says."""
+    """The results of a run of tests."""
 
     __test__ = False
     outcomes: Mapping[str, str] = field(default_factory=dict)
-    """By test, one of OUTCOMES."""
+    """The outcome of each test, one of OUTCOMES."""
     exit_code: int = 0
     counts: Mapping[str, int] | None = None
-    """How many of each outcome its own summary counts; None where it has none."""
+    """The counts by outcome in the runner's own summary; None if it has none."""
     raised: Mapping[str, str] = field(default_factory=dict)
-    """By test that was skipped or failed as expected, the file whose code asked for that."""
+    """The file that raised it, for each test that was skipped or failed as expected."""
     wrong: str = ""
-    """Why it is not to be believed, as far as whoever read it could tell."""
+    """The reason why the run is invalid, if the parser found one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a patch."""
+    """The verdict on a patch."""
 
     code: str
-    """`resolved`; `failed`, whose tests do not all pass; else why there was nothing to judge."""
+    """`resolved`; `failed` if not all tests pass; else the reason why the tests do not count."""
     reason: str
     passed: float = 0.0
-    """The fraction of all tests to pass that passed."""
+    """The fraction of the tests to pass that passed."""
     failing: tuple[str, ...] = ()
-    """The tests that do not pass, or not alone, where they have names."""
+    """The names of tests that do not pass, or that fail when run alone."""
 
     @property
     def resolved(self) -> bool:
@@ -58,13 +58,13 @@ class Verdict:
 
 
 Allows = Callable[[str, str, str], bool]
-"""Whether an outcome of a test counts that a file raised."""
+"""A function of test, outcome and raising file: True if the outcome counts."""
 
 
 def verdict(
     log: TestLog, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str], allows: Allows
 ) -> Verdict:
-    """Judge a run by what was to pass; without any name the exit code alone decides."""
+    """Judge a run by the tests to pass; without fail-to-pass tests the exit code decides."""
     wrong = log.wrong or contradiction(log)
     if wrong:
         return Verdict("invalid", wrong)
@@ -89,17 +89,17 @@ def verdict(
 
 
 def by_exit_code(exit_code: int) -> Verdict:
-    """For a command that names no tests."""
+    """Return the verdict for a command that names no tests."""
     if exit_code == 0:
         return Verdict("resolved", "exit code 0", 1.0)
     return Verdict("failed", f"exit code {exit_code}")
 
 
 def contradiction(log: TestLog) -> str:
-    """What a run says against itself; empty where it is consistent."""
+    """Return how a run contradicts itself; empty if it is consistent."""
     found = Counter(log.outcomes.values())
     bad = found[FAILED] + found[ERROR]
-    if log.outcomes and log.exit_code and not bad + found[XPASS]:  # unittest fails of those
+    if log.outcomes and log.exit_code and not bad + found[XPASS]:  # 1 from unittest
         return f"exit code {log.exit_code}, but no test failed or erred"
     if bad and not log.exit_code:
         return f"exit code 0, but {bad:,} tests failed or erred"
@@ -111,7 +111,7 @@ def contradiction(log: TestLog) -> str:
 
 
 def worse(first: str | None, second: str) -> str:
-    """The worse of two outcomes of one test."""
+    """Return the worse of two outcomes of one test."""
     return second if first is None else min(first, second, key=OUTCOMES.index)
 
 

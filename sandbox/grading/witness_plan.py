@@ -1,4 +1,4 @@
-"""What a supervisor and its witness are told, and the program that they are. Pure."""
+"""The plan and the program text of a supervisor and its witness. Pure."""
 
 import hashlib
 import inspect
@@ -25,19 +25,19 @@ class WitnessPlan:
     command: PytestCommand
     workdir: str
     tests: Mapping[str, bytes]
-    """The reference's files, by path below the work directory."""
+    """The reference's test files, by path below the work directory."""
     named: Collection[str]
-    """Files that tests are named by, which a patch cannot change."""
+    """Files in the names of tests, which a patch cannot change."""
     output_bytes: int
     nonce: str
     token: str
 
     def together(self, control: Controls) -> bytes:
-        """The program that runs all tests, and then controls."""
+        """Return the program that runs all tests, and then the control tests."""
         return self._program({control.path: control.text, "controls.ini": "[pytest]\n"}, [])
 
     def alone(self, tokens: Mapping[str, str]) -> bytes:
-        """The program that runs some tests, each in a process of its own, under its token."""
+        """Return the program that runs some tests, each in its own process with its own token."""
         return self._program({}, list(tokens.items()))
 
     def _program(self, control: Mapping[str, str], alone: Sequence[tuple[str, str]]) -> bytes:
@@ -80,12 +80,12 @@ def witness_plan(
     named: Collection[str],
     output_bytes: int,
 ) -> WitnessPlan:
-    """A plan with a nonce and a token of its own."""
+    """Make a plan with a new nonce and token."""
     drawn = secrets.token_hex(16), secrets.token_hex(16)
     return WitnessPlan(verifier, command, workdir, tests, named, output_bytes, *drawn)
 
 
 def program(*modules: object) -> str:
-    """Modules one behind the other, as one text for an interpreter from Python 3.7 on."""
+    """Concatenate the sources of modules into one program, for Python 3.7 or newer."""
     texts = [inspect.getsource(module).replace(FUTURE, "") for module in modules]  # type: ignore[arg-type]
     return FUTURE + "\n".join(texts) + "\n"

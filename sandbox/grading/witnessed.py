@@ -1,4 +1,4 @@
-"""What a supervised run of pytest says, and whether its parts agree. Pure."""
+"""The evaluation of a supervised run of pytest, with checks that its reports agree. Pure."""
 
 import json
 from collections import defaultdict
@@ -21,25 +21,25 @@ from sandbox.grading.verdict import (
 )
 
 RAN = (0, 1, 5)
-"""How pytest ends when it has run all tests: none failed, or some; or there was none."""
+"""pytest's exit codes after a complete run: no failure, some failures, no tests."""
 
 
 class NoRunner(Exception):
-    """The tests cannot be begun: the image has no runner, or the patch took it away."""
+    """Raised if the tests cannot be started: the image has no runner, or the patch removed it."""
 
 
 @dataclass(slots=True)
 class Account:
-    """The lines of a witness, taken in order."""
+    """The reports of a witness, parsed line by line."""
 
     token: str
     collected: list[str] = field(default_factory=list)
     phases: dict[str, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
-    """By test, its phases and what was said of each; `subtest` comes as often as there are any."""
+    """The phases of each test and their outcomes; `subtest` occurs once per subtest."""
     raised: dict[str, str] = field(default_factory=dict)
-    """By test that was skipped or failed as expected, the file that asked for it."""
+    """The file that raised it, for each test that was skipped or failed as expected."""
     controls: dict[str, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
-    """By test of ours, its phases and what was said of each."""
+    """The phases of each control test and their outcomes."""
     unread: list[str] = field(default_factory=list)
     failures: int = 0
     end: list[Any] | None = None
@@ -81,9 +81,9 @@ class Account:
 
 
 def witnessed(seen: Mapping[str, Any], token: str, expected: Mapping[str, str]) -> TestLog:
-    """What a supervisor saw, where `expected` are the outcomes of the controls.
+    """Return the log of a supervised run; `expected` are the outcomes of the control tests.
 
-    Raises NoRunner where there is no pytest to run.
+    Raises NoRunner if there is no pytest.
     """
     account = _account(seen["reports"], token)
     outcomes = {test: outcome_of(phases) for test, phases in account.phases.items()}
@@ -96,9 +96,9 @@ def witnessed(seen: Mapping[str, Any], token: str, expected: Mapping[str, str]) 
 
 
 def witnessed_alone(seen: Mapping[str, Any], tokens: Mapping[str, str]) -> Verdict:
-    """Whether tests that passed beside others are believed, after each was run alone.
+    """Judge tests that passed together by their runs alone.
 
-    By test the token of its process. Raises NoRunner.
+    `tokens` has the token of each test's process. Raises NoRunner.
     """
     lines: dict[str, list[str]] = {token: [] for token in tokens.values()}
     for line in seen["reports"]:
@@ -122,7 +122,7 @@ def witnessed_alone(seen: Mapping[str, Any], tokens: Mapping[str, str]) -> Verdi
 
 
 def _account(lines: Iterable[str], token: str) -> Account:
-    """Raises NoRunner."""
+    """Parse a witness's lines. Raises NoRunner."""
     account = Account(token)
     for line in lines:
         account.take(line)
@@ -133,7 +133,7 @@ def _account(lines: Iterable[str], token: str) -> Account:
 
 
 def outcome_of(phases: Iterable[tuple[str, str]]) -> str:
-    """Of one test, from its phases."""
+    """Return the outcome of one test from its phases."""
     outcome = PASSED
     for phase, said in phases:
         outcome = worse(outcome, _phase_outcome(phase, said))
@@ -141,7 +141,7 @@ def outcome_of(phases: Iterable[tuple[str, str]]) -> str:
 
 
 def _phase_outcome(phase: str, said: str) -> str:
-    if phase == "subtest":  # the others of its test go on
+    if phase == "subtest":  # a skipped subtest does not skip its test
         return FAILED if said == "failed" else PASSED
     if said == "failed":
         return FAILED if phase == "call" else ERROR
@@ -153,7 +153,7 @@ def _phase_outcome(phase: str, said: str) -> str:
 def _wrong(
     account: Account, code: int, outcomes: Mapping[str, str], expected: Mapping[str, str]
 ) -> str:
-    """What contradicts itself; empty where everything agrees."""
+    """Return how the reports contradict each other; empty if they agree."""
     if account.wrong:
         return account.wrong
     if account.end is None:
@@ -168,7 +168,7 @@ def _wrong(
     odd = _odd(expected, account.controls)
     if odd:
         return f"{odd} control tests did not come out as they must: reports are forged"
-    collected = set(account.collected)  # pytest 7 runs a file twice that is named beside its folder
+    collected = set(account.collected)  # pytest 7 runs a file twice if its folder is named too
     if collected != outcomes.keys():
         return f"{len(collected)} tests were collected, {len(outcomes)} reported"
     cut = [test for test, phases in account.phases.items() if not _whole(phases)]
@@ -195,7 +195,7 @@ def _ended(code: int) -> str:
 
 
 def _words(line: str) -> list[Any] | None:
-    """A token, a kind and the rest; None where a line is something else."""
+    """Parse a report: a token, a kind and the rest; None for any other line."""
     try:
         words = json.loads(line)
     except (ValueError, RecursionError):
@@ -209,7 +209,7 @@ def _words(line: str) -> list[Any] | None:
 
 
 def seen_in(output: str, nonce: str) -> Mapping[str, Any] | None:
-    """What the supervisor said, among whatever else was printed; None where it said nothing."""
+    """Return the supervisor's report from all that was printed; None if there is none."""
     for line in _lines_with(output.splitlines(), nonce):
         try:
             seen = json.loads(line)

@@ -1,1 +1,1 @@
-"""Tasks as directories: read and checked, imported, built from releases, named in requests."""
+"""Task directories: reading, checking, importing, building from releases, naming in requests."""

@@ -1,7 +1,7 @@
-"""What git makes of two directories: the patch that leads from the one to the other.
+"""Patches between two directories, and tree ids, made by git.
 
-Whatever a tree brings along for git (attributes, what is to be ignored) changes nothing, and
-nothing of this user's own settings does.
+The attributes and ignore rules in a tree have no effect, and neither have the user's own settings
+of git.
 """
 
 import shutil
@@ -26,13 +26,13 @@ VARIABLES = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
 }
 ATTRIBUTES = "* -text -eol -filter -ident -export-subst -export-ignore -working-tree-encoding\n"
-"""For `info/attributes`, where it goes before what a tree brings along."""
+"""The content of `info/attributes`, which takes precedence over attributes in a tree."""
 
 
 def patch_between(old: Path, new: Path, work: Path, *, without: Collection[str] = ()) -> bytes:
-    """The patch, without some files and folders; it was applied once, and led there.
+    """Make the patch from old to new, without some paths, and verify it by applying it.
 
-    `work` is where it is made: a directory that is not there yet. Raises Refused.
+    `work` is a new directory that it is made in. Raises Refused.
     """
     shutil.copytree(old, work, symlinks=True, ignore=_these(old, without))
     git(work, "init", "-q")
@@ -54,9 +54,9 @@ def patch_between(old: Path, new: Path, work: Path, *, without: Collection[str] 
 
 
 def tar_of_commit(clone: Path, commit: str, work: Path) -> bytes:
-    """All files of a commit as they are, also those that its author keeps out of archives.
+    """Return all files of a commit as a tar stream, also those with `export-ignore`.
 
-    `work` is a directory that is not there yet; the clone is only read. Raises Refused.
+    `work` is a new directory; the clone is only read. Raises Refused.
     """
     objects = git(clone, "rev-parse", "--path-format=absolute", "--git-path", "objects").strip()
     work.mkdir()
@@ -68,7 +68,7 @@ def tar_of_commit(clone: Path, commit: str, work: Path) -> bytes:
 
 
 def git(directory: Path, *words: str, stdin: bytes = b"") -> bytes:
-    """What a command of git prints. Raises Refused where it fails."""
+    """Run a command of git and return its output. Raises Refused if it fails."""
     command = ["git", *SETTINGS, "-C", str(directory), *words]
     try:
         done = subprocess.run(
@@ -86,10 +86,10 @@ def git(directory: Path, *words: str, stdin: bytes = b"") -> bytes:
 
 
 def tree_of(work: Path) -> str:
-    """Name what is there now.
+    """Return the tree id of the current files.
 
-    Not by an index of before: releases are packed with times that say nothing, and by them and its
-    size a file that is another one looks the same.
+    The index is emptied first: releases are packed with arbitrary times, so by time and size a
+    changed file may look the same as the one in the index.
     """
     git(work, "read-tree", "--empty")
     git(work, "add", "-A", "-f", ".")
@@ -103,7 +103,7 @@ def _clear(work: Path) -> None:
 
 
 def _these(root: Path, paths: Collection[str]) -> Callable[[str, list[str]], set[str]]:
-    """For `shutil.copytree`: passes over what lies at these paths below the root."""
+    """Return a filter for `shutil.copytree` that skips these paths below the root."""
 
     def ignored(directory: str, found: list[str]) -> set[str]:
         here = Path(directory).relative_to(root)

@@ -1,13 +1,13 @@
-"""A task is a directory in Harbor's form, named by the digest of what it holds.
+"""A task: a directory in Harbor's format, identified by the digest of its content.
 
-    task.toml         how it is run and judged (`sandbox.tasks.task_file`)
-    instruction.md    what the agent is told
-    environment/      testbed/: the files that it finds; a Dockerfile, where an image is built
-    tests/            testbed/: the files that are laid over them to judge
-    solution/         gold.patch: what resolves it; may be missing
+    task.toml         how it is run and graded (`sandbox.tasks.task_file`)
+    instruction.md    the instruction for the agent
+    environment/      testbed/: the initial files; a Dockerfile, if an image is built
+    tests/            testbed/: the files that are unpacked over them for grading
+    solution/         gold.patch: the patch that resolves it; may be missing
 
-The digest is of names, contents, links and whether a file can be executed: not of times, owners,
-or of where the directory lies. Whoever names a task by its digest is given that one or none.
+The digest covers names, contents, links and executable bits, but not times, owners, or the
+directory's path. A task that is requested by digest is either exactly that one or refused.
 """
 
 import hashlib
@@ -30,21 +30,21 @@ MOST_FILES = 20_000
 MOST_BYTES = 256 << 20
 FILE_BYTES = 64 << 20
 TEXT_BYTES = 1 << 20
-"""Of `task.toml` and of `instruction.md`."""
+"""The most bytes of `task.toml` and of `instruction.md`."""
 NAME_BYTES, PATH_BYTES = 255, 1024
 MOST_SAID = 20
 
 
 @dataclass(frozen=True, slots=True)
 class HarborTask:
-    """A directory in which nothing was found wrong, read."""
+    """A valid task directory, as it was read."""
 
     directory: Path
     digest: str
     file: TaskFile
     instruction: str
     built_of: str = ""
-    """The digest of `environment/`, where its Dockerfile makes the task's image; else empty."""
+    """The digest of `environment/`, if its Dockerfile makes the task's image; else empty."""
 
     @property
     def name(self) -> str:
@@ -52,21 +52,21 @@ class HarborTask:
 
     @property
     def testbed(self) -> Path | None:
-        """The files that an agent finds; None where its image has them."""
+        """The directory of initial files; None if the image has them."""
         return _if_there(self.directory / TESTBED)
 
     @property
     def image(self) -> str:
-        """What its box is made of; empty: the host's programs."""
+        """The image of its box; empty for the host's programs."""
         if self.built_of:
             return f"rollcall/task:{self.built_of[:16]}"
         return self.file.environment.docker_image
 
     def placed(self, image: str) -> str:
-        """Where a box of this image has the files that are worked at; empty: they are put into it.
+        """Return the path of the task's files in this image; empty if they are copied into boxes.
 
-        An image has them where the task has none beside it, or says by `environment.workdir` where
-        its own image has put them: what that has installed from there is then what is worked at.
+        An image has them if the task has no testbed, or if `environment.workdir` names their path
+        in the task's own image: then packages that the image installed from there are edited.
         """
         environment = self.file.environment
         says = "workdir" in environment.model_fields_set and image == self.image
@@ -74,7 +74,7 @@ class HarborTask:
 
     @property
     def build(self) -> ImageBuild | None:
-        """How its image is made, where it is not there."""
+        """The build of its image; None if it has no Dockerfile."""
         if not self.built_of:
             return None
         timeout_s = self.file.environment.build_timeout_sec
@@ -82,22 +82,22 @@ class HarborTask:
 
     @property
     def test_files(self) -> Path:
-        """What is laid over the work directory to judge."""
+        """The directory of files that are unpacked over the work directory for grading."""
         return self.directory / TEST_FILES
 
     @property
     def gold(self) -> bytes | None:
-        """The patch that resolves it, where one is known."""
+        """The patch that resolves it; None if none is known."""
         path = _if_there(self.directory / GOLD)
         return path.read_bytes() if path else None
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFault:
-    """Something that is missing or wrong."""
+    """A missing or invalid part of a task."""
 
     path: str
-    """Below the task's directory."""
+    """Its path below the task's directory."""
     wrong: str
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ class TaskFault:
 
 
 def read_task(directory: Path) -> HarborTask:
-    """Raises Refused, naming all that is wrong with the directory."""
+    """Read a task directory. Raises Refused, with all its faults."""
     task, faults = examine(directory)
     if task is None:
         more = f"; and {len(faults) - MOST_SAID:,} more" if len(faults) > MOST_SAID else ""
@@ -116,7 +116,7 @@ def read_task(directory: Path) -> HarborTask:
 
 
 def examine(directory: Path) -> tuple[HarborTask | None, list[TaskFault]]:
-    """The task, or all that is wrong with it."""
+    """Read a task directory; return the task, or None and all its faults."""
     if not directory.is_dir():
         return None, [TaskFault(".", "there is no such directory")]
     entries, faults = _walk(directory)
@@ -144,7 +144,7 @@ class _TaskFile:
 
 
 def _walk(directory: Path) -> tuple[list[_TaskFile], list[TaskFault]]:
-    """All that is below a directory, in the order of its names' bytes."""
+    """Return all entries below a directory, sorted by the bytes of their paths, and faults."""
     entries: list[_TaskFile] = []
     faults: list[TaskFault] = []
     try:
@@ -180,7 +180,7 @@ def _entries(directory: Path) -> Iterator[_TaskFile]:
 
 
 def _wrong(directory: Path, entry: _TaskFile) -> str:
-    """What is wrong with one file, folder or link; empty where nothing is."""
+    """Return the fault of one file, folder or link; empty if it has none."""
     name = PurePosixPath(entry.path).name
     try:
         size, longest = len(entry.path.encode()), len(name.encode())
@@ -202,7 +202,7 @@ def _wrong(directory: Path, entry: _TaskFile) -> str:
 
 
 def _leads_out(directory: Path, path: str) -> str:
-    """What is wrong with a link: what it leads to goes along with it, wherever that is copied."""
+    """Return the fault of a link: its target must be in the part that is copied with it."""
     target = os.readlink(directory / path)
     root = next((each for each in (TESTBED, TEST_FILES) if path.startswith(f"{each}/")), "")
     root = root or path.partition("/")[0]
@@ -233,7 +233,7 @@ def _text(directory: Path, name: str, faults: list[TaskFault]) -> str:
 
 
 def _missing(directory: Path, paths: set[str], file: TaskFile | None) -> list[TaskFault]:
-    """Parts that are not there although they are needed."""
+    """Return faults for required parts that are missing."""
     faults = []
     if not any(path.startswith(f"{TEST_FILES}/") for path in paths):
         faults.append(
@@ -251,7 +251,7 @@ def _missing(directory: Path, paths: set[str], file: TaskFile | None) -> list[Ta
 
 
 def _digest(directory: Path, entries: list[_TaskFile]) -> str:
-    """Sha256 of a line for each entry; where a name ends and a content begins is never in doubt."""
+    """Return the SHA-256 of one line per entry, which encodes names by length: no ambiguity."""
     whole = hashlib.sha256(b"rollcall task 1\n")
     for entry in entries:
         name, place = os.fsencode(entry.path), directory / entry.path
@@ -267,7 +267,7 @@ def _digest(directory: Path, entries: list[_TaskFile]) -> str:
 
 
 def _built_of(directory: Path, entries: list[_TaskFile], file: TaskFile) -> str:
-    """Equal for tasks that say the same, wherever they lie and whatever else they hold."""
+    """Return the digest of `environment/` alone, so that equal environments share an image."""
     if file.environment.docker_image or DOCKERFILE not in {entry.path for entry in entries}:
         return ""
     return _digest(directory, [each for each in entries if each.path.startswith("environment/")])

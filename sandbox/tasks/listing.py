@@ -1,4 +1,4 @@
-"""Several tasks at once: those that lie in a folder, and what is to be said of each."""
+"""Lists of tasks in a folder, with a summary of each."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from schemas.errors import Refused
 
 @dataclass(frozen=True, slots=True)
 class CheckedTask:
-    """A task, or what is wrong with it."""
+    """The summary of a task, or its faults."""
 
     directory: str
     digest: str
@@ -18,14 +18,14 @@ class CheckedTask:
     fail_to_pass: int
     pass_to_pass: int
     proven: bool | None = None
-    """Whether the judge was asked when it was made; None where `metadata.proven` does not say."""
+    """True if it was proven by grading when it was made; None without `metadata.proven`."""
     faults: tuple[str, ...] = ()
 
 
 def task_directories(paths: Iterable[Path]) -> list[Path]:
-    """The paths that are tasks, and for each that is a folder of tasks those in it, by name.
+    """Return the paths that are tasks, and the tasks in those that are folders, sorted by name.
 
-    Raises Refused for a path where there is nothing.
+    Raises Refused for a path that is not a directory.
     """
     found: list[Path] = []
     for path in paths:
@@ -38,12 +38,12 @@ def task_directories(paths: Iterable[Path]) -> list[Path]:
 
 
 def checked_tasks(paths: Iterable[Path]) -> list[CheckedTask]:
-    """Raises Refused for a path where there is nothing."""
+    """Check all tasks at these paths. Raises Refused for a path that is not a directory."""
     return [_checked(directory) for directory in task_directories(paths)]
 
 
 def read_tasks(path: Path) -> list[HarborTask]:
-    """The tasks of a folder, or the one that it is; raises Refused, also where one is bad."""
+    """Read the tasks of a folder, or a single task. Raises Refused, also for an invalid task."""
     return [read_task(directory) for directory in task_directories([path])]
 
 

@@ -1,6 +1,6 @@
-"""Proves a task by the judge itself: its gold patch resolves it, and one that mends nothing fails.
+"""The proof of a task by grading: its gold patch resolves it, and an idle patch fails.
 
-So what the judge leaves out of a patch, or does not believe, is known when a task is made.
+So effects of grading, such as excluded paths and invalid runs, are found when a task is made.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from schemas.errors import Refused, WorkFailed
 from schemas.foreign_text import plain
 
 IDLE = b"diff --git a/.mends-nothing b/.mends-nothing\nnew file mode 100644\n"
-"""It adds an empty file: the judge does not even try an empty patch."""
+"""A patch that adds an empty file, since an empty patch is refused without a run."""
 TIMES = 5
-"""The gold patch is judged so often; a test that does not pass each time is no criterion."""
+"""The number of gradings of the gold patch; a test that does not always pass is dropped."""
 MOST_ROUNDS = 4
-"""Times TIMES: so many gradings at most, where tests fail now and then."""
+"""The most gradings, as a multiple of TIMES, if tests fail now and then."""
 MOST_ALONE = 64
-"""Tests that are run alone, each time."""
+"""The most tests that are run alone in each grading."""
 NO_BOX = frozenset({"box_unavailable", "image"})
-"""Codes of WorkFailed: no box of the task can be had on this host."""
+"""Codes of WorkFailed if no box of the task can be opened on this host."""
 
 OpenBox = Callable[[Spec], Awaitable[Box]]
 Prover = Callable[[HarborTask], "Proof"]
@@ -33,28 +33,28 @@ Prover = Callable[[HarborTask], "Proof"]
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the judge says of a task's own gold patch."""
+    """The result of grading a task's own gold patch."""
 
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
-    """Those of its tests that passed each time."""
+    """The tests of the task that passed each time."""
     dropped: int = 0
-    """So many of its tests did not."""
+    """The number of its tests that did not."""
     lacking: str = ""
-    """Why nothing is proven; empty where it is."""
+    """The reason why the task is not proven; empty if it is."""
 
 
 def unproven(task: HarborTask, why: str) -> Proof:
-    """The task as it is, with the reason why the judge could not be asked."""
+    """Return a task's own tests, with the reason why it was not graded."""
     verifier = task.file.verifier
     return Proof(verifier.fail_to_pass, verifier.pass_to_pass, lacking=why)
 
 
 def prover(open_box: OpenBox, most_s: float, spec: Spec | None = None) -> Prover:
-    """Prove tasks in boxes of one kind, of their own images where no `spec` is given.
+    """Return a function that proves tasks, in boxes of `spec` or else of their own images.
 
-    A task of which no box can be had here is not proven, which is no fault of it. One is refused
-    whose tests may take longer than a scorer, `most_s`.
+    A task whose box cannot be opened here stays unproven without an error. A task is refused if its
+    tests may exceed a scorer's time, `most_s`.
     """
 
     def proven(task: HarborTask) -> Proof:
@@ -74,10 +74,10 @@ def prover(open_box: OpenBox, most_s: float, spec: Spec | None = None) -> Prover
 async def prove(
     open_box: OpenBox, task: HarborTask, *, spec: Spec | None = None, times: int = TIMES
 ) -> Proof:
-    """Have the judge resolve a task by its gold patch so many times, and fail an idle one.
+    """Grade a task's gold patch until it is resolved `times` times, then an idle patch.
 
-    A test that does not pass with gold, beside others or alone, is dropped. Raises Refused where a
-    verdict is not as it must be, WorkFailed where there is none.
+    A test that fails with the gold patch, together or alone, is dropped. Raises Refused for a
+    wrong verdict, WorkFailed if there is none.
     """
     if task.gold is None:
         msg = f"{task.name} cannot be proven: solution/gold.patch is missing"
@@ -107,7 +107,7 @@ async def prove(
 
 
 def without(verifier: Verifier, verdict: Verdict) -> Verifier:
-    """The verifier without the tests that fail. Raises Refused where none is left to be mended."""
+    """Return the verifier without failing tests. Raises Refused if no fail-to-pass test is left."""
     failing = {*verdict.failing}
     mend = tuple(test for test in verifier.fail_to_pass if test not in failing)
     keep = tuple(test for test in verifier.pass_to_pass if test not in failing)
@@ -118,5 +118,5 @@ def without(verifier: Verifier, verdict: Verdict) -> Verifier:
 
 
 def count(verifier: Verifier) -> int:
-    """How many tests there are to pass."""
+    """Return the number of tests to pass."""
     return len(verifier.fail_to_pass) + len(verifier.pass_to_pass)

@@ -1,6 +1,6 @@
-"""Where a source release has its tests and its modules, and what an import of it lacks. Pure.
+"""The places of tests and modules in a source release, and the causes of failed imports. Pure.
 
-Tests lie in `tests`, `test` or `testing` at the top, in such a folder inside the package, or in
+Tests are in `tests`, `test` or `testing` at the top, in such a folder inside the package, or in
 single files `test_*.py` at the top.
 """
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 FOLDERS = ("tests", "test", "testing")
 COLLECTED = ("test_*.py", "*_test.py")
-"""Files that pytest collects by itself."""
+"""Patterns of files that pytest collects by default."""
 FILES = (*COLLECTED, "tests.py", "test.py")
 DOCUMENTATION = ("docs", "doc")
-"""No part of a gold patch: inventories and pictures are most of what a release changes."""
+"""Folders left out of a gold patch: inventories and pictures are most of a release's changes."""
 BESIDE = frozenset((*FOLDERS, *DOCUMENTATION, "examples", "benchmarks", "build", "dist"))
 CONFTEST = "conftest.py"
 LACKS = re.compile(r"No module named '([\w.]+)'")
@@ -22,7 +22,7 @@ NO_METADATA = re.compile(r"No package metadata was found for ([\w.-]+)")
 
 
 def places_of_tests(release: Path) -> list[str]:
-    """Folders and files of tests, below the release; empty where there are none."""
+    """Return folders and files of tests, below the release; empty if there are none."""
     for name in FOLDERS:
         if _has_tests(release / name):
             return _collected(release, Path(name))
@@ -39,7 +39,7 @@ def places_of_tests(release: Path) -> list[str]:
 
 
 def _collected(release: Path, folder: Path) -> list[str]:
-    """The folder, or its files where pytest would not look into those by their names."""
+    """Return the folder, or its files if pytest would not collect them by name."""
     inside = [(release / folder).rglob(pattern) for pattern in COLLECTED]
     if any(path.is_file() for found in inside for path in found):
         return [str(folder)]
@@ -48,7 +48,7 @@ def _collected(release: Path, folder: Path) -> list[str]:
 
 
 def configuring(release: Path, places: list[str]) -> list[str]:
-    """Each `conftest.py` above the tests."""
+    """Return each `conftest.py` above the tests."""
     above = {folder for place in places for folder in Path(place).parents}
     return sorted(
         str(folder / CONFTEST) for folder in above if (release / folder / CONFTEST).is_file()
@@ -56,7 +56,7 @@ def configuring(release: Path, places: list[str]) -> list[str]:
 
 
 def modules(release: Path) -> list[str]:
-    """The names that can be imported from a release, packages and single modules."""
+    """Return the names that can be imported from a release, packages and single modules."""
     root = release / "src" if (release / "src").is_dir() else release
     packages = [path.parent.name for path in root.glob("*/__init__.py")]
     single = [path.stem for path in root.glob("*.py") if path.stem not in ("setup", "conftest")]
@@ -66,7 +66,7 @@ def modules(release: Path) -> list[str]:
 
 
 def lacking(said: str, release: Path, name: str) -> str:
-    """What a failed import lacks, and where that would come from; empty where it lacks nothing."""
+    """Return what a failed import lacks and its origin; empty if nothing is missing."""
     if missing := NO_METADATA.search(said):
         return f"the metadata of {missing[1]}, which only an installed wheel of it has"
     missing = LACKS.search(said)

@@ -1,8 +1,8 @@
 """A real task from two releases of a package: the older code, and the newer one's tests.
 
-What newer code passes and older code does not is to be mended; what both pass is to go on passing.
-Nobody has to understand the fix: the statement is made of the names of tests. All that comes from
-the package index stays in the task; none of it is ours to ship.
+Tests that newer code passes and older code fails are fail-to-pass; tests that both pass are
+pass-to-pass. The statement is made of the names of tests, so no description of the fix is needed.
+All content from the package index stays in the task; none of it is shipped with this project.
 """
 
 import re
@@ -61,15 +61,15 @@ Fetch = Callable[[str, str, Path], Sdist]
 
 @dataclass(frozen=True, slots=True)
 class ReleasePair:
-    """Two releases; what is known of them beforehand is held against what is found."""
+    """Two releases, with digests and counts that are compared with those found."""
 
     name: str
     old: str
     new: str
     sha256: tuple[str, str] = ("", "")
-    """Of both source releases; empty: whatever the index has."""
+    """The SHA-256 of both source releases; empty accepts any."""
     counts: tuple[int, int] = (-1, -1)
-    """How many tests are to be mended, and how many to go on passing; -1: as many as there are."""
+    """The numbers of fail-to-pass and of pass-to-pass tests; -1 accepts any."""
 
     @property
     def title(self) -> str:
@@ -78,18 +78,18 @@ class ReleasePair:
 
 @dataclass(frozen=True, slots=True)
 class Releases:
-    """Both, unpacked, and where the newer one has its tests."""
+    """Both releases, unpacked, and the places of the newer one's tests."""
 
     pair: ReleasePair
     old: Path
     new: Path
     sdists: tuple[Sdist, Sdist]
     tests: list[str]
-    """Folders and files."""
+    """Folders and files of tests in the newer release."""
 
     @property
     def laid(self) -> list[str]:
-        """What of the newer release is laid over the code to judge."""
+        """The paths of the newer release that are copied over the code for grading."""
         return [*self.tests, *configuring(self.new, self.tests)]
 
     @property
@@ -100,9 +100,10 @@ class Releases:
 async def build_pair(
     pair: ReleasePair, into: Path, box: SuiteBox, say: Say, *, get: Fetch = fetch
 ) -> HarborTask:
-    """Build the task of two releases in a folder of tasks, whole or not at all.
+    """Build the task of two releases in a folder of tasks, atomically.
 
-    Raises Refused where it is none, Unavailable where the index is away, WorkFailed of the box.
+    Raises Refused if they make no task, Unavailable if the index is unreachable, and the box's
+    WorkFailed.
     """
     check_pair(pair)
     refuse_used(into / pair.title, "task")
@@ -127,7 +128,7 @@ async def build_pair(
 
 
 def check_pair(pair: ReleasePair) -> None:
-    """Raises Refused for names and versions that are none, and for a pair in the wrong order."""
+    """Raise Refused for malformed names and versions, and for a pair in the wrong order."""
     if not NAME.fullmatch(pair.name):
         msg = f"{pair.name!r} is no name of a package"
         raise Refused(msg)
@@ -142,7 +143,7 @@ def check_pair(pair: ReleasePair) -> None:
 
 
 def fetched(pair: ReleasePair, scratch: Path, say: Say, get: Fetch) -> Releases:
-    """Both releases unpacked, their digests compared. Raises Refused and Unavailable."""
+    """Fetch and unpack both releases, and check their digests. Raises Refused and Unavailable."""
     sdists, folders = [], []
     for version, expected in zip((pair.old, pair.new), pair.sha256, strict=True):
         say(f"{pair.title}: fetching {pair.name} {version}")
@@ -186,7 +187,7 @@ def write_code(releases: Releases, directory: Path, work: Path) -> None:
 
 
 def write_metadata(testbed: Path, pair: ReleasePair) -> None:
-    """Let code that asks for its own version find it, as where the release is installed."""
+    """Write package metadata, so that code finds its own version as if it were installed."""
     if any(testbed.glob("*.egg-info")) or any(testbed.glob("src/*.egg-info")):
         return
     if (about := testbed / "PKG-INFO").is_file():
@@ -196,7 +197,7 @@ def write_metadata(testbed: Path, pair: ReleasePair) -> None:
 
 
 async def check_imports(releases: Releases, testbed: Path, box: SuiteBox) -> None:
-    """Raises Refused where none of the modules of the older release can be imported in the box."""
+    """Raise Refused if no module of the older release can be imported in the box."""
     names, said = modules(releases.old), ""
     for name in names:
         ran = await box.run(testbed, IMPORTS.format(module=name))
@@ -214,7 +215,7 @@ async def check_imports(releases: Releases, testbed: Path, box: SuiteBox) -> Non
 async def discovered(
     releases: Releases, directory: Path, box: SuiteBox, say: Say
 ) -> tuple[list[str], list[str]]:
-    """The tests to be mended, and those to go on passing. Raises Refused where it is no task."""
+    """Return fail-to-pass and pass-to-pass tests. Raises Refused if the pair makes no task."""
     pair = releases.pair
     before = releases.old.with_name(f"{releases.old.name} with newer tests")
     shutil.copytree(directory / TESTBED, before, symlinks=True)
@@ -258,7 +259,7 @@ def _nothing_to_mend(releases: Releases, after: SuiteRuns) -> str:
 def write_words(
     releases: Releases, directory: Path, mend: list[str], keep: list[str], image: str
 ) -> None:
-    """Write what the task says of itself, and to the agent."""
+    """Write `task.toml` and `instruction.md`."""
     import tomli_w
 
     pair = releases.pair

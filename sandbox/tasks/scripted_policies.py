@@ -1,8 +1,8 @@
-"""Policies that need no intelligence, to see whether everything around them tells the truth.
+"""Scripted policies without a model, to check that environments and rewards are right.
 
-`oracle` applies the gold patch and hands in, `null` looks around for ever, `noisy` does as `oracle`
-with a given probability, drawn by the seed of its first call, and else hands in something that
-helps nobody. All are functions of the conversation: what they said before stands in it.
+`oracle` applies the gold patch and submits, `null` lists files for ever, `noisy` acts as `oracle`
+with a given probability, drawn by the seed of its first call, and else submits a useless change.
+All are functions of the conversation, which contains their earlier answers.
 """
 
 import base64
@@ -23,29 +23,29 @@ LOOK = "ls"
 IN_VAIN = "echo 'nothing was found' > NOTES.txt"
 ANSWER = "<|im_start|>assistant\n"
 BARE = "Each message is run as a command by /bin/sh"
-"""What environment `shell` tells whoever speaks to it without an agent in between."""
+"""A part of the first observation of environment `shell`, seen by programs such as `react`."""
 TOOL = re.compile(r'"name": "(\w+)"[^\n]*?"(command|action)"')
 CODE = "<code>"
 ACT = "def act("
-"""How one that speaks in code is told of the tool that steps its environment."""
+"""The declaration of the step tool in the prompt of an agent that writes code."""
 INSIDE = """\
 import subprocess
 ran = subprocess.run({!r}, shell=True, capture_output=True, text=True)
 print(ran.stdout, ran.stderr)
 if 'COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT' in ran.stdout:
     final_answer('done')"""
-"""For one that has none, and whose code runs where its task is."""
+"""Code for an agent without that tool, whose code runs in the box of its task."""
 DONE = "It is handed in."
 BLOCK = re.compile(r"```(mswea_bash_command|bash|sh)\n")
 
 ScriptedPolicy = Callable[..., str]
-"""Called with the conversation and the call's `seed`."""
+"""A function of the conversation and the call's `seed`."""
 
 
 def scripted_policy(
     name: str, tasks: Sequence[HarborTask], gold_share: float | None = None
 ) -> ScriptedPolicy:
-    """The policy of that name over these tasks. Raises Refused."""
+    """Return the policy of that name for these tasks. Raises Refused."""
     if name not in POLICIES:
         raise names.unknown("scripted policy", name, POLICIES)
     if (gold_share is not None) != (name == NOISY):
@@ -58,13 +58,13 @@ def scripted_policy(
 
 
 def null(conversation: str, *, seed: int) -> str:
-    """Looks around, and never hands in."""
+    """List files, and never submit."""
     del seed
     return said_to(conversation, LOOK)
 
 
 def gold_at_times(commands: Mapping[str, str], share: float) -> ScriptedPolicy:
-    """Applies the gold patch of the task with that instruction; `share` 1 is always."""
+    """Return a policy that applies a task's gold patch with probability `share`."""
 
     def speak(conversation: str, *, seed: int) -> str:
         turns = conversation.count(ANSWER)
@@ -80,7 +80,7 @@ def gold_at_times(commands: Mapping[str, str], share: float) -> ScriptedPolicy:
 
 
 def said_to(conversation: str, command: str) -> str:
-    """A command as whoever listens expects it: bare, as a call of a tool, in a block, as code."""
+    """Format a command as the agent expects it: bare, as a tool call, in a block, or as code."""
     begin = conversation.partition(ANSWER)[0]
     if BARE in begin:
         return command
@@ -98,13 +98,13 @@ def said_to(conversation: str, command: str) -> str:
 
 
 def apply_command(patch: bytes) -> str:
-    """A command of the shell that applies a patch, whatever bytes it holds."""
+    """Return a shell command that applies a patch with any bytes."""
     packed = base64.b64encode(gzip.compress(patch, mtime=0)).decode()
     return f"echo {packed} | base64 -d | gunzip | git apply --whitespace=nowarn -"
 
 
 def _commands(tasks: Sequence[HarborTask]) -> dict[str, str]:
-    """What applies the gold patch, by instruction. Raises Refused."""
+    """Return the commands that apply gold patches, by instruction. Raises Refused."""
     commands: dict[str, str] = {}
     for task in tasks:
         instruction = task.instruction.strip()
@@ -119,7 +119,7 @@ def _commands(tasks: Sequence[HarborTask]) -> dict[str, str]:
 
 
 def _told(commands: Mapping[str, str], conversation: str) -> str:
-    """The command for the task that a conversation tells; of several the one told in most words."""
+    """Return the command for the task with the longest instruction in the conversation."""
     told = [instruction for instruction in commands if instruction in conversation]
     if not told:
         msg = f"none of the {len(commands)} tasks is told in this conversation"

@@ -1,7 +1,7 @@
-"""Source releases from the package index, by its ordinary client.
+"""Source releases from the package index, fetched by pip.
 
-To ask a source release for its name the client runs its build back end, as this user, on this
-machine: it is done by whoever builds tasks, never in a worker.
+To find a source release's name pip runs its build back end, as this user, on this machine: so it is
+used only to build tasks, never in a worker.
 """
 
 import gzip
@@ -25,7 +25,7 @@ VERSION = re.compile(r"[A-Za-z0-9.!+_-]+")
 
 @dataclass(frozen=True, slots=True)
 class Sdist:
-    """A source release, fetched."""
+    """A source release that was fetched."""
 
     path: Path
     sha256: str
@@ -36,9 +36,9 @@ class Sdist:
 
 
 def fetch(name: str, version: str, folder: Path) -> Sdist:
-    """Fetch one into an empty folder. Raises Refused and Unavailable.
+    """Fetch a source release into an empty folder. Raises Refused and Unavailable.
 
-    Of this package alone the source is wanted: what builds it may come built.
+    Only this package must be a source release: its build requirements may be wheels.
     """
     wanted = f"{name}=={version}"
     code, said = pip(
@@ -56,7 +56,7 @@ def fetch(name: str, version: str, folder: Path) -> Sdist:
 
 
 def unpack(sdist: Sdist, into: Path) -> Path:
-    """The one folder that it holds. Raises Refused for what is no source release."""
+    """Unpack it and return its only folder. Raises Refused if it is not a source release."""
     try:
         with gzip.open(sdist.path) as packed:
             unpack_tar(packed.read(MOST_BYTES + 1), into)
@@ -71,14 +71,14 @@ def unpack(sdist: Sdist, into: Path) -> Path:
 
 
 def unpack_tar(tar: bytes, into: Path) -> None:
-    """Write what a stream holds, without its owners. Raises WorkFailed(`bad_archive`), OSError."""
+    """Unpack a tar stream without owners. Raises WorkFailed(`bad_archive`), OSError."""
     members = checked(tar)
     for member in members:
         executable = member.isdir() or member.mode & 0o100
         member.mode, member.uid, member.gid = (0o755 if executable else 0o644), -1, -1
         member.uname = member.gname = ""
     with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
-        # It was looked through above; Python before 3.11.4 has no filter of its own.
+        # The members were checked above; Python before 3.11.4 has no filters.
         same = getattr(tarfile, "fully_trusted_filter", None)
         if same:
             archive.extraction_filter = same
@@ -86,7 +86,7 @@ def unpack_tar(tar: bytes, into: Path) -> None:
 
 
 def _refusal(name: str, version: str, said: str) -> Refused:
-    """What the words of a pip that failed come to: one line. Raises as `refuse_without_index`."""
+    """Turn the output of a failed pip into one line. Raises as `refuse_without_index` does."""
     wanted = f"{name}=={version}"
     versions = re.search(r"\(from versions: ([^)]+)\)", said)
     if versions and versions[1] != "none":

@@ -1,4 +1,4 @@
-"""What an agent is told of a task made of two releases: names of tests, and words of ours."""
+"""The instruction of a task made of two releases: a fixed text with the names of tests."""
 
 import re
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ when your work is judged, and what you change there counts for nothing. There is
 
 
 def statement(name: str, release: str, places: Sequence[str], tests: Sequence[str]) -> str:
-    """The text of `instruction.md`; the fix itself is not looked at."""
+    """Return the text of `instruction.md`; it does not depend on the fix."""
     one = len(tests) == 1
     return STATEMENT.format(
         name=name, release=release, folder=" and ".join(places),
@@ -28,7 +28,7 @@ def statement(name: str, release: str, places: Sequence[str], tests: Sequence[st
 
 
 def in_words(test: str) -> str:
-    """`tests/test_a.py::TestB::test_c_of_d[1]` as `a, b: c of d`."""
+    """Write `tests/test_a.py::TestB::test_c_of_d[1]` as `a, b: c of d`."""
     path, *names = re.sub(r"\[.*", "", test, flags=re.DOTALL).split("::")
     places = [path.rpartition("/")[2].removesuffix(".py"), *names[:-1]]
     return ", ".join(map(_words, places)) + "".join(f": {_words(name)}" for name in names[-1:])

@@ -1,7 +1,7 @@
 """Five real bugs from the package index, small enough for a laptop.
 
-Of each: the releases, the digests of their sources, and how many tests are to be mended and to be
-kept. Everything else comes from the index when they are built.
+Each has the releases, the digests of their sources, and the numbers of fail-to-pass and
+pass-to-pass tests. Everything else comes from the index when they are built.
 """
 
 from sandbox.tasks.release_pair import ReleasePair

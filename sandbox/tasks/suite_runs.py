@@ -1,4 +1,4 @@
-"""Runs the tests of a release in boxes, several times, and says which always pass."""
+"""Repeated runs of a release's tests in boxes, to find the tests that always pass."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ from schemas.errors import Refused, WorkFailed
 from schemas.foreign_text import plain
 
 PYTEST = "python3 -m pytest -q -rA -p no:cacheprovider -o addopts= -W ignore"
-"""Tells of every test, whatever options a project gives to itself."""
+"""The command that reports every test, without the options that a project sets for pytest."""
 RELEASE_TESTS = (
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH=src:. "
     f"{PYTEST} --continue-on-collection-errors {{tests}}"
 )
-"""Without plugins: a box has none of its own, and what a release brings along is not asked for."""
+"""The command for a release, without plugins: also those that a release contains are not loaded."""
 NO_PYTEST = "No module named pytest"
 REMEDY = (
     "install Debian's python3-pytest, name an image that holds it by --image, or for the box "
@@ -25,12 +25,12 @@ REMEDY = (
 MOST_CHARS = 16 << 20
 LONGEST_S = 900.0
 RUNS = 5
-"""A test that does not come out alike so many times is no criterion."""
+"""The number of runs in which a test must have the same outcome; others are not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteBox:
-    """The boxes that tests are run in, a fresh one each time."""
+    """The boxes that tests are run in, a new one each time."""
 
     driver: Driver
     image: str = ""
@@ -42,7 +42,7 @@ class SuiteBox:
         return Spec(image=self.image, limits=BoxLimits(memory_bytes=2 << 30), env=self.env)
 
     async def run(self, tree: Path, command: str) -> Ran:
-        """Run a command beside a copy of a directory. Raises WorkFailed."""
+        """Run a command in a new box with a copy of a directory. Raises WorkFailed."""
         box = await self.driver.open(self.spec)
         try:
             await box.copy_in(tree)
@@ -54,10 +54,10 @@ class SuiteBox:
 
 
 async def suite_box(name: str, image: str = "", programs: Path | None = None) -> SuiteBox:
-    """Boxes of a driver that can open some here. For the event loop that runs.
+    """Return boxes of a driver, for the running event loop, after checking that it can open them.
 
-    `programs` is a directory that is put before the others of the box's PATH. An image is tried, so
-    that nothing is fetched for one that is not there. Raises Refused.
+    `programs` is a directory that is put first in the box's PATH. A box of the image is opened, so
+    that nothing is fetched for an image that does not exist. Raises Refused.
     """
     variables = programs_first(programs)
     chosen = driver(check_box(name)).of(Spec(image=image))
@@ -75,7 +75,7 @@ async def suite_box(name: str, image: str = "", programs: Path | None = None) ->
 
 
 def programs_first(programs: Path | None) -> dict[str, str]:
-    """The variables of a box in which programs of a directory are found first. Raises Refused."""
+    """Return variables with a PATH that starts with a directory. Raises Refused."""
     if programs is None:
         return {}
     if not programs.is_dir():
@@ -86,14 +86,14 @@ def programs_first(programs: Path | None) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class SuiteRuns:
-    """What became of the tests of a tree in several runs."""
+    """The outcomes of a tree's tests in several runs."""
 
     always: frozenset[str]
-    """Passed in every run."""
+    """Tests that passed in every run."""
     ever: frozenset[str]
-    """Passed in one run at least."""
+    """Tests that passed in at least one run."""
     said: str
-    """What the last run printed."""
+    """The output of the last run."""
 
     @property
     def flaky(self) -> frozenset[str]:
@@ -101,7 +101,7 @@ class SuiteRuns:
 
 
 async def runs_of(box: SuiteBox, tree: Path, command: str, times: int = RUNS) -> SuiteRuns:
-    """Run the tests so many times, in a fresh box each. Raises Refused where one tells nothing."""
+    """Run the tests `times` times, each in a new box. Raises Refused if a run has no summary."""
     runs = [await run_once(box, tree, command) for _ in range(times)]
     passed = [passed for passed, _ in runs]
     always = frozenset.intersection(*passed)
@@ -109,7 +109,7 @@ async def runs_of(box: SuiteBox, tree: Path, command: str, times: int = RUNS) ->
 
 
 async def run_once(box: SuiteBox, tree: Path, command: str) -> tuple[frozenset[str], str]:
-    """The tests that pass, and what was printed. Raises Refused where that tells nothing."""
+    """Return the tests that pass, and the output. Raises Refused if it has no summary."""
     ran = await box.run(tree, command)
     if ran.timed_out or ran.elided_chars or PYTEST_SUMMARY not in ran.output:
         why = f"exit code {ran.exit_code}: {_last(ran.output)}"

@@ -1,9 +1,9 @@
-"""SWE-bench-style rows, a task directory each where the code is at hand.
+"""The import of SWE-bench-style rows as task directories, if their code is available.
 
-The code comes from a clone in a folder of repositories, or out of an image that this machine's
-engine has; the test patch is applied to it here, and the files that it touches become the task's
-tests. SWE-rebench's `install_config` says how tests are run and what is installed. Where a box of a
-task can be had, the judge proves it (`sandbox.tasks.proof`); else it is marked as not proven.
+The code comes from a clone in a folder of repositories, or from an image that this machine's docker
+engine has. The test patch is applied to it, and the files that it touches become the task's tests.
+SWE-rebench's `install_config` defines how tests are run and what is installed. If a box of a task
+can be opened, the task is proven (`sandbox.tasks.proof`); else it is marked as not proven.
 """
 
 import shlex
@@ -37,42 +37,42 @@ from schemas.private_folders import PRIVATE, make_private
 from schemas.whole_files import appearing
 
 PARSERS = {"pytest": "pytest", "unittest": "unittest", "django": "unittest"}
-"""Parsers of ours, by a word in the name of a row's own."""
+"""Our parsers, by a word in the name of a row's parser."""
 ENGINE_S = 300.0
 ARCHIVE = ("-c", "safe.directory=*", "-C", "/testbed", "archive", "--format=tar")
 CONDA = """for place in /opt/*conda*/envs/testbed; do
   [ ! -x "$place/bin/python" ] || { echo "$place"; echo "$PATH"; exit; }
 done"""
-"""Images of SWE-bench and SWE-rebench have the programs for tests there."""
+"""A script that prints the conda environment for tests in SWE-bench and SWE-rebench images."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedRow:
-    """What became of one line."""
+    """The result of importing one line."""
 
     instance: str
     task: HarborTask | None = None
     refused: str = ""
     unproven: str = ""
-    """Why the judge was not asked whether the task's gold patch resolves it."""
+    """The reason why the task was not proven with its gold patch."""
     dropped: int = 0
-    """So many tests of the row do not always pass with its gold patch, and count for nothing."""
+    """The number of the row's tests that do not always pass with its gold patch; not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """The files of a row's base commit, and the image that holds them, if one does."""
+    """The files of a row's base commit, and the image that has them, if any."""
 
     tar: bytes
     image: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the image itself does not set, by which its programs for tests are found."""
+    """Variables that the image does not set itself, for the environment of its test programs."""
 
 
 def import_rows(
     lines: Sequence[bytes], into: Path, repositories: Path | None, prover: Prover
 ) -> Iterator[ImportedRow]:
-    """Each row as it is done; what is refused leaves nothing, and the next one comes."""
+    """Import rows one by one and yield each result; a refused row leaves no files."""
     make_private(into)
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -87,7 +87,7 @@ def import_rows(
 
 
 def _imported(row: SweRow, into: Path, repositories: Path | None, prover: Prover) -> ImportedRow:
-    """Raises Refused, with nothing left behind."""
+    """Import one row. Raises Refused, and then leaves no files."""
     place = into / row.instance_id
     if place.exists():
         msg = f"{place} is there already; remove it to import it anew"
@@ -114,7 +114,7 @@ def _imported(row: SweRow, into: Path, repositories: Path | None, prover: Prover
 
 
 def _says(row: SweRow) -> dict[str, Any]:
-    """What `task.toml` says, but for what only the code tells. Raises Refused."""
+    """Return the content of `task.toml`, without the parts that need the code. Raises Refused."""
     how = row.install_config
     named = all("::" in test for test in row.fail_to_pass)
     command = " && ".join(as_lines(how.test_cmd)) or (PYTEST if named else "")
@@ -145,13 +145,13 @@ def _says(row: SweRow) -> dict[str, Any]:
 
 
 def _test_modules(row: SweRow) -> list[str]:
-    """The files whose tests are named, as far as they are named as pytest does."""
+    """Return the files in the names of tests that have pytest's form."""
     tests = (*row.fail_to_pass, *row.pass_to_pass)
     return sorted({shlex.quote(test.partition("::")[0]) for test in tests if "::" in test})
 
 
 def _code(row: SweRow, repositories: Path | None, work: Path) -> _Code:
-    """From the image, where tests can be run as well, else from a clone; raises Refused."""
+    """Read the code from the image, which can also run tests, else a clone. Raises Refused."""
     if row.image and (tar := _in_image(row, "git", *ARCHIVE, row.base_commit)):
         found = _in_image(row, "/bin/sh", "-c", CONDA).decode("utf-8", "replace").split("\n")
         return _Code(tar, row.image, _conda(*found[:2]) if len(found) > 1 else {})
@@ -171,7 +171,7 @@ def _code(row: SweRow, repositories: Path | None, work: Path) -> _Code:
 
 
 def _clone(repo: str, repositories: Path) -> Path | None:
-    """A clone by one of the names that it may have there."""
+    """Find a clone by its possible names; None if there is none."""
     owner, _, name = repo.rpartition("/")
     for each in (repo, f"{owner}__{name}", name):
         for path in (repositories / each, repositories / f"{each}.git"):
@@ -181,7 +181,7 @@ def _clone(repo: str, repositories: Path) -> Path | None:
 
 
 def _in_image(row: SweRow, program: str, *words: str) -> bytes:
-    """What a program of the image prints; empty where there is no such image, or no engine."""
+    """Return the output of a program in the image; empty if the image or the engine is missing."""
     run = ["docker", "run", "--rm", "--pull", "never", "--network", "none", "--cap-drop", "ALL"]
     run += ["--read-only", "--entrypoint", program, row.image, *words]
     try:
@@ -192,14 +192,14 @@ def _in_image(row: SweRow, program: str, *words: str) -> bytes:
 
 
 def _conda(place: str, path: str) -> dict[str, str]:
-    """As if conda's environment were activated, which in those images a user's profile does."""
+    """Return the variables of an activated conda environment, which the images' profile sets."""
     return {"PATH": f"{place}/bin:{path}", "CONDA_PREFIX": place, "CONDA_DEFAULT_ENV": "testbed"}
 
 
 def _write_code(row: SweRow, code: _Code, directory: Path, scratch: Path) -> list[str]:
     """Write the testbed and the tests; return the files that the test patch touches.
 
-    Raises Refused where a patch does not apply.
+    Raises Refused if a patch does not apply.
     """
     tree = scratch / "tree"
     try:
@@ -251,7 +251,7 @@ def _write_task_file(says: Mapping[str, Any], directory: Path) -> None:
 
 
 def _dockerfile(how: InstallConfig) -> str:
-    """An image in which the row's tests can be run, for engines that can fetch its base."""
+    """Return a Dockerfile for the row's tests, for engines that can fetch its base image."""
     steps = as_lines(how.pre_install)
     if how.pip_packages:
         steps.append("python -m pip install " + " ".join(f"'{each}'" for each in how.pip_packages))

@@ -1,4 +1,4 @@
-"""Rows of SWE-bench and its kin: what is read of one, and what is wrong with it."""
+"""The schema of rows of SWE-bench and similar data sets."""
 
 import json
 import re
@@ -16,7 +16,7 @@ IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]*")
 
 
 def _listed(value: object) -> object:
-    """The first data sets have lists as JSON text."""
+    """Parse lists, which older data sets store as JSON text."""
     if isinstance(value, str):
         try:
             return json.loads(value) if value.strip() else []
@@ -34,7 +34,7 @@ Tests = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 
 
 class InstallConfig(BaseModel):
-    """How a row's tests are run and what they need; other keys are passed over."""
+    """The test command of a row and its requirements; other keys are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -47,7 +47,7 @@ class InstallConfig(BaseModel):
 
 
 class SweRow(BaseModel):
-    """What is read of a row; other keys are passed over."""
+    """The used keys of a row; others are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
@@ -69,7 +69,7 @@ class SweRow(BaseModel):
 
 
 def row_of(line: bytes) -> SweRow:
-    """Raises Refused, naming the key that is wrong."""
+    """Parse a row. Raises Refused, naming the wrong key."""
     try:
         row = SweRow.model_validate_json(line)
     except ValidationError as error:
@@ -85,7 +85,7 @@ def row_of(line: bytes) -> SweRow:
 
 
 def as_lines(commands: str | Sequence[str] | None) -> list[str]:
-    """What a data set has as one command or as several."""
+    """Return one command or several as a list."""
     if not commands:
         return []
     return [commands] if isinstance(commands, str) else [each for each in commands if each]

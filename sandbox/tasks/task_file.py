@@ -1,7 +1,7 @@
-"""`task.toml`: what a task says of itself, in Harbor's words and, for the verifier, in our own.
+"""The schema of `task.toml`: Harbor's keys, and for the verifier our own.
 
-Of Harbor's keys those are known that say how a task of one step is run; what is not known is
-refused, since nobody would heed it. `[metadata]` is free.
+It has Harbor's keys for tasks of one step; unknown keys are refused, since they would have no
+effect. `[metadata]` may hold anything.
 """
 
 import tomllib
@@ -26,7 +26,7 @@ class StrictPart(BaseModel):
 
 class AgentPart(StrictPart):
     timeout_sec: Seconds = 3600.0
-    """How long a whole rollout may take."""
+    """The time limit of a whole rollout."""
 
 
 class SolutionPart(StrictPart):
@@ -37,21 +37,21 @@ class EnvironmentPart(StrictPart):
     """The box that an agent works in."""
 
     docker_image: str = ""
-    """Empty: what `environment/Dockerfile` builds where that is there, else the host's programs."""
+    """The image; empty: one built from `environment/Dockerfile`, or else the host's programs."""
     workdir: str = "/testbed"
-    """Where an image has the files that are worked at; other boxes have their own directory. Named
-    beside `environment/testbed/` it says that the task's own image has those there."""
+    """The path of the task's files in an image; other boxes use their own directory. If it is set
+    beside `environment/testbed/`, the task's own image has those files there."""
     mode: Literal["persistent", "ephemeral"] = "persistent"
     build_timeout_sec: Seconds = 600.0
     cpus: Annotated[float, Field(gt=0)] = 1.0
     memory_mb: Annotated[int, Field(ge=16)] = 2048
     storage_mb: Annotated[int, Field(ge=1)] = 10_240
     allow_internet: Literal[False] = False
-    """Boxes have no network."""
+    """Always false: boxes have no network."""
     env: dict[str, str] = {}
 
     def stated_limits(self) -> dict[str, float]:
-        """Of `sandbox.boxes.box.BoxLimits` those that it writes down."""
+        """Return the fields of `sandbox.boxes.box.BoxLimits` that the file sets."""
         limits = {
             "memory_mb": ("memory_bytes", self.memory_mb * MEBIBYTE),
             "storage_mb": ("disk_bytes", self.storage_mb * MEBIBYTE),
@@ -78,7 +78,7 @@ class TaskFile(StrictPart):
 
 
 def parsed(text: str) -> tuple[TaskFile | None, list[str]]:
-    """What a `task.toml` says, or what is wrong with each key of it."""
+    """Parse a `task.toml`; return it, or None and the error of each key."""
     try:
         return TaskFile.model_validate(tomllib.loads(text)), []
     except tomllib.TOMLDecodeError as error:
@@ -101,7 +101,7 @@ def _complaint(error: Mapping[str, Any]) -> str:
 
 
 def _keys(model: type[BaseModel], above: str = "") -> list[str]:
-    """All keys below a table, in full."""
+    """Return all keys below a table, with their full names."""
     found = []
     for name, field in model.model_fields.items():
         part = field.annotation

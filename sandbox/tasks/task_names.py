@@ -1,6 +1,6 @@
-"""How a rollout names its task: by directory and digest, in the config of environment `shell`.
+"""The name of a task in a rollout: directory and digest, in the config of environment `shell`.
 
-This is the one place that turns a task into a request's words, and those into a task again.
+Only this module turns a task into a request, and a request into a task again.
 """
 
 from collections.abc import Mapping
@@ -18,16 +18,16 @@ COMMAND_TIMEOUT_S = 60.0
 
 
 class TaskName(BaseModel):
-    """A directory on the worker's host, and what it must hold."""
+    """A task directory on the worker's host, and its required digest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     directory: Annotated[str, Field(pattern="^/[^\0]*$")]
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    """As `rollcall tasks check` says it."""
+    """The digest, as `rollcall tasks check` prints it."""
 
     def find(self) -> HarborTask:
-        """The task of that name. Raises Refused where the directory is bad, or another task."""
+        """Read the task. Raises Refused if the directory is invalid, or another task."""
         task = read_task(Path(self.directory))
         if task.digest != self.digest:
             msg = (
@@ -39,7 +39,7 @@ class TaskName(BaseModel):
 
 
 def named_task(config: Mapping[str, Any]) -> HarborTask | None:
-    """The task that a config of `shell` names, None where it names none. Raises Refused."""
+    """Read the task that a config of `shell` names; None if it names none. Raises Refused."""
     if config.get("task") is None:
         return None
     try:
@@ -54,10 +54,10 @@ def named_task(config: Mapping[str, Any]) -> HarborTask | None:
 def environment_config(
     task: HarborTask, *, box: str = "", env: Mapping[str, str] | None = None, image: str = ""
 ) -> dict[str, Any]:
-    """The config of environment `shell` in which an agent works at a task.
+    """Return the config of environment `shell` for a task.
 
-    Limits and variables are the task's, image too unless one is named; without `box` it is the
-    worker's.
+    Limits and variables are the task's, and so is the image unless one is given; without `box` the
+    driver is the worker's.
     """
     return {
         **({"box": box} if box else {}),
@@ -78,10 +78,10 @@ def request_of(
     max_tokens: int = 0,
     image: str = "",
 ) -> dict[str, Any]:
-    """A line for `rollcall submit`; an agent that is no program of ours is a hosted one's name.
+    """Return a line for `rollcall submit`; other agents than our programs are hosted ones.
 
-    `max_tokens` is of each answer; 0 leaves it to what requests have by themselves. `react` is cut
-    off by its environment at its last turn, which so takes the work of whoever never hands in.
+    `max_tokens` limits each answer; 0 is the default of requests. The environment truncates `react`
+    at its last turn, so that the patch is taken even if the agent never submits.
     """
     ours = agent in ("react", "single_turn") or ":" in agent
     hosted = {} if ours else {"agent_config": {"agent": agent}}

@@ -1,9 +1,9 @@
-"""A task's files in a box: a repository of one commit, called `base`, whatever the files say.
+"""A task's files in a box: a git repository with one commit, tagged `base`.
 
-What an agent has changed is the difference from there, with files that it added, without what
-Python and pytest leave behind. The files' own attributes for git count for nothing, so a patch
-holds their bytes as they are. Repositories that an image has there are removed with all that they
-remember: they hold what came after the task's commit, its solution among it.
+An agent's work is the difference from there, with files that it added, without the caches of Python
+and pytest. The files' own git attributes are overridden, so a patch holds their exact bytes.
+Repositories that an image has there are removed with their history: it holds commits after the
+task's commit, including the solution.
 """
 
 from sandbox.boxes.box import Box
@@ -13,8 +13,8 @@ from schemas.errors import WorkFailed
 
 EXCLUDED = ("*.pyc", ".pytest_cache/")
 ELSEWHERE = 66
-# Given a directory, and files and links of the repositories below it: prints each place that they
-# name outside of it, where something is that can be read.
+# Given a directory, and files and links of the repositories below it, this prints each readable
+# path outside of the directory that they refer to.
 PLACES = r"""
 here=$1; shift
 lies() {
@@ -44,8 +44,8 @@ for each do
   sed -n -e "$lines" -- "$each" | while IFS= read -r line; do lies "$line" "$above"; done
 done
 """
-# A bare repository that is no file of its project, such as a mirror beside it, is removed, and so
-# are the files of another worktree: those of another commit.
+# This removes bare repositories that are not files of the project, such as a mirror beside it, and
+# other worktrees, whose files are those of another commit.
 OTHERS = r"""
 for each do
   place=$(dirname -- "$each")
@@ -60,7 +60,7 @@ for each do
   [ "$code" != 1 ] || rm -rf -- "$place"
 done
 """
-# Where a folder cannot be opened `find` fails; it has looked through the others.
+# `find` fails if it cannot open a folder, but it still searches the others: ignore its exit code.
 BASE = rf"""
 set -e
 here=$(pwd -P)
@@ -89,7 +89,7 @@ git commit -q --allow-empty --no-verify -m base
 git tag base
 git rev-parse 'base^{{tree}}'
 """
-# So the commit has the same name in every box.
+# Fixed dates give the commit the same id in every box.
 BORN = {
     "GIT_AUTHOR_DATE": "2000-01-01T00:00:00Z",
     "GIT_COMMITTER_DATE": "2000-01-01T00:00:00Z",
@@ -100,9 +100,9 @@ LONGEST_S = 120.0
 
 
 async def lay_out(box: Box, task: HarborTask, workdir: str = "") -> str:
-    """Put a task's files into the directory of a box, and commit them there; the tree's name.
+    """Put a task's files into the directory of a box and commit them; return the tree id.
 
-    Those of an image are in `workdir` already. Raises WorkFailed, as `commit_all`.
+    Files of an image are in `workdir` already. Raises WorkFailed, as `commit_all` does.
     """
     if task.testbed and not workdir:
         await box.copy_in(task.testbed)
@@ -110,10 +110,10 @@ async def lay_out(box: Box, task: HarborTask, workdir: str = "") -> str:
 
 
 async def commit_all(box: Box, workdir: str, whose: str) -> str:
-    """Make a repository of one commit of all files in a directory of a box; the tree's name.
+    """Make a repository with one commit of all files in a box's directory; return the tree id.
 
-    Raises WorkFailed: `bad_config` where the box has no git, or where a repository there stands on
-    one elsewhere that can be read, `deadline`, or what the box raises.
+    Raises WorkFailed: `bad_config` if the box has no git, or if a repository there refers to a
+    readable one outside of the directory, `deadline`, or the box's errors.
     """
     commit = ("/bin/sh", "-c", BASE, "sh", PLACES, OTHERS)
     ran = await box.run(commit, env=BORN, timeout_s=LONGEST_S, cwd=workdir or None)

@@ -1,10 +1,10 @@
-"""How a task's tests are run and read: what stands in `task.toml` under `[verifier]`.
+"""The verifier of a task, in `task.toml` under `[verifier]`: how its tests are run and parsed.
 
-A grading takes a fresh box of the image with the task's code as it was at the start, applies the
-patch, removes what `replace` names, lays `tests/testbed/` over the work directory, runs the command
-there and lets the parser say what became of each test. Resolved means: all of `fail_to_pass` and
-all of `pass_to_pass`. The parser `exit-code` knows no tests: 0 is resolved, and both lists are
-empty.
+A grading opens a new box of the image with the task's original code, applies the patch, removes the
+paths in `replace`, unpacks `tests/testbed/` over the work directory, runs the command there and
+parses the outcome of each test. A patch is resolved if all of `fail_to_pass` and all of
+`pass_to_pass` pass. The parser `exit-code` has no tests: exit code 0 is resolved, and both lists
+are empty.
 """
 
 from collections import Counter
@@ -17,36 +17,36 @@ from sandbox.foreign import complaint
 
 EXIT_CODE = "exit-code"
 PARSERS = ("pytest", "unittest", "junit-xml", "go-test", "tap", EXIT_CODE)
-"""Short names; a parser of one's own goes by `module:function`."""
+"""Short names of parsers; a custom parser is named `module:function`."""
 
 TestIds = Annotated[tuple[str, ...], Field(strict=False)]
-"""As the parser names them."""
+"""Names of tests in the form that the parser returns."""
 Paths = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class Verifier(BaseModel):
-    """Image, command and parser, and which tests there are to pass."""
+    """Image, command and parser, and the tests to pass."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     command: str
-    """Run by /bin/sh in the work directory."""
+    """The command, run by /bin/sh in the work directory."""
     parser: str
-    """One of `PARSERS`, or `module:function`: reads from the command's output what became of each
-    test."""
+    """One of `PARSERS`, or `module:function`: it reads the outcome of each test from the command's
+    output."""
     image: str = ""
-    """Empty: the one that the agent worked in."""
+    """The image for grading; empty for the agent's own."""
     timeout_sec: Annotated[float, Field(gt=0, le=86_400)] = 600.0
-    """How long the command may take."""
+    """The time limit of the command."""
     env: dict[str, str] = {}
-    """Variables for the command."""
+    """Environment variables of the command."""
     replace: Paths = ()
-    """Files and folders below the work directory that are removed before the tests are put there:
-    whatever a patch has made of them counts for nothing."""
+    """Files and folders below the work directory that are removed before the tests are put there,
+    so a patch's changes to them have no effect."""
     fail_to_pass: TestIds = ()
-    """Tests that fail at the start and are to pass."""
+    """Tests that fail at the start and must pass."""
     pass_to_pass: TestIds = ()
-    """Tests that pass at the start and are to go on passing."""
+    """Tests that pass at the start and must still pass."""
 
     @field_validator("command")
     @classmethod
@@ -97,6 +97,6 @@ class Verifier(BaseModel):
 
 
 def is_below(path: str) -> bool:
-    """Whether a path leads, by plain names, to something below the directory that it is in."""
+    """Return True if a path is relative, made of plain names, and below its directory."""
     parts = PurePosixPath(path).parts
     return bool(parts) and path == "/".join(parts) and ".." not in parts and "\0" not in path

@@ -1,4 +1,4 @@
-"""mini-swe-agent: its commands are steps of the task's environment; in its box it runs them."""
+"""mini-swe-agent: its commands are environment steps; in the task's box it runs them itself."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def run(task: dict[str, Any], url: str, key: str) -> str:
 
     class Steps:
         config = None
-        serialize = dict  # there is nothing to tell
+        serialize = dict  # it has no settings to serialize
 
         def execute(self, action: dict[str, Any], cwd: str = "") -> dict[str, Any]:
             body = json.dumps({"action": action["command"]}).encode()
@@ -39,7 +39,7 @@ def run(task: dict[str, Any], url: str, key: str) -> str:
             with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/step", body, head)) as it:
                 seen = json.load(it)
             info = json.loads(seen["info"] or "{}")
-            # `shell` says in a first line how a command ended; other environments show text alone
+            # The first line of `shell` states the exit code; other environments show text alone.
             text = seen["text"].partition("\n")[2] if "exit_code" in info else seen["text"]
             if seen["terminated"] or seen["truncated"]:
                 text = text.lstrip().removeprefix(f"{SUBMIT}\n")

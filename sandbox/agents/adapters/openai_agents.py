@@ -1,4 +1,4 @@
-"""openai-agents: asks by Responses, or by chat completions; one tool acts in the environment."""
+"""openai-agents: uses Responses or chat completions; one tool steps the environment."""
 
 import asyncio
 import json

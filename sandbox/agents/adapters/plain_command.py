@@ -1,7 +1,7 @@
-"""Any program, in place of this process: where to ask stands in its environment.
+"""Any program, which replaces this process and finds its endpoint in environment variables.
 
-It finds its task as JSON in `task.json`, in its HOME: the directory that it is started in, but for
-one that lives in the box of its task.
+Its task is in `task.json` in its HOME, which is also the directory that it starts in, unless it
+runs in the box of its task.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 
 def prepare() -> None:
-    """Nothing to import: its interpreter's start is its own affair."""
+    """Do nothing: the program starts its own interpreter."""
 
 
 def run(task: dict[str, Any], url: str, key: str) -> NoReturn:

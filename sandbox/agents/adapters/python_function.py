@@ -1,6 +1,6 @@
 """A function in a file of the user's, called with (task, url, key).
 
-What it returns is handed in as the result, unless that is None. Modules beside its file are found.
+Its return value is submitted as the result, unless it is None. It can import modules beside it.
 """
 
 import importlib.util
@@ -12,11 +12,11 @@ from typing import Any
 Function = Callable[[dict[str, Any], str, str], object]
 FUNCTIONS: list[Function] = []
 SOURCES: list[str] = []
-"""The files that were imported of the user's; installed packages are not."""
+"""The user's files that were imported, without installed packages."""
 
 
 def prepare(function: str) -> None:
-    """Import `/file.py:function`; raises what importing the file raises, or AttributeError."""
+    """Import `/file.py:function`. Raises any exception of the import, or AttributeError."""
     file, _, name = function.rpartition(":")
     path = Path(file)
     sys.path.insert(0, str(path.parent))
@@ -24,7 +24,7 @@ def prepare(function: str) -> None:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    # As it is now: bytecode of a file that was edited within a second may pass for its own.
+    # Compile it anew: cached bytecode of a file that was edited within a second looks up to date.
     exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), module.__dict__)
     FUNCTIONS.append(getattr(module, name))
     files = (getattr(module, "__file__", None) for module in tuple(sys.modules.values()))

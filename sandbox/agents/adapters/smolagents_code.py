@@ -1,6 +1,6 @@
-"""smolagents: its code agent asks by chat completions, and its code may act in the environment.
+"""smolagents: its code agent uses chat completions, and its code may step the environment.
 
-In the box of its task it has no other tool than its code, which may then import whatever there is.
+In the box of its task it has no tool but its code, which may then import any module.
 """
 
 import json

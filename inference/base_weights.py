@@ -1,7 +1,7 @@
 """The weights that a policy's directory holds, kept for adapters that are served beside them.
 
-They are read when the first adapter comes, and held once, in the directory's own precision: what no
-adapter changes is the model's own memory from then on.
+They are read when the first adapter comes, and held once, in the directory's own precision. Tensors
+that no adapter changes share the model's memory from then on.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,10 +22,10 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(eq=False)
 class BaseWeights:
-    """Of one directory; asked for by any thread."""
+    """The base weights of one policy directory; safe to call from any thread."""
 
     load: Callable[[], Any]
-    """The directory's model, anew."""
+    """Load a fresh copy of the directory's model."""
     _tensors: dict[str, Tensor] = field(default_factory=dict)
     _digest: str = ""
     _lock: Lock = field(default_factory=Lock)
@@ -33,7 +33,7 @@ class BaseWeights:
     def merged(
         self, what: str, about: AdapterAbout, adapter: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """All weights of the model with an adapter added; what it leaves alone is not copied.
+        """Return all weights with an adapter added; tensors that it does not change are not copied.
 
         W + scale B A, in float32, rounded to the base's precision. Raises WorkFailed(`weights`),
         naming the field, for an adapter of another base or of other modules.

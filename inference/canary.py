@@ -1,8 +1,9 @@
-"""The canary: tokens that trainer and engine score alike, or they do not compute the same network.
+"""The canary: tokens whose scores show that trainer and engine compute the same network.
 
-It proves that configuration, arithmetic and cache are those of the trainer. Two neighbouring
-versions differ by less than half precision rounds, so it cannot tell them apart: that the loaded
-tensors are the published ones is compared bit by bit (`inference.load_weights.require_held`).
+It proves that configuration, arithmetic and cache are those of the trainer. It cannot tell two
+neighbouring versions apart, since they differ by less than the rounding of half precision. Whether
+the loaded tensors are the published ones is checked bit by bit
+(`inference.load_weights.require_held`).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,23 +19,23 @@ from schemas.messages import PolicyVersion
 from schemas.packed import ids_of, logprobs_of
 
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1.5e-1}
-"""How far the canary may be off, in nats, for log-probabilities down to `USUAL`; in proportion for
-lower ones, since rounding errors grow with the logits."""
+"""The allowed error of the canary in nats, for log-probabilities down to `USUAL`; it grows in
+proportion for lower ones, since rounding errors grow with the logits."""
 USUAL = 10.0
 HALF = ("float16", "bfloat16")
-"""Here the median over the tokens counts, in float32 the worst of them: single tokens of a sound
-model in half precision are off by many times the usual rounding error."""
+"""Precisions that are checked by the median error over the tokens, float32 by the largest: in half
+precision, single tokens of a correct model are off by many times the usual rounding error."""
 
 
 def prove(policy: Policy, version: PolicyVersion) -> None:
-    """Score the canary with the loaded weights; raises WorkFailed(`canary`) where it is off."""
+    """Score the canary with the loaded weights; raises WorkFailed(`canary`) if it is off."""
     prove_by(lambda ids: _score(policy, ids), policy, version)
 
 
 def prove_by(
     score: Callable[[Sequence[int]], NDArray[np.float32]], policy: Policy, version: PolicyVersion
 ) -> None:
-    """The same where `score` gives the natural log-probabilities of ids[1:] at temperature 1."""
+    """Like `prove`; `score` returns the natural log-probabilities of ids[1:] at temperature 1."""
     ids, expected = ids_of(version.canary_ids).tolist(), logprobs_of(version.canary_logprobs)
     size = policy.model.config.vocab_size
     if not 2 <= len(ids) <= policy.context or not 0 <= min(ids) <= max(ids) < size:
@@ -57,9 +58,9 @@ def prove_by(
 
 
 def _score(policy: Policy, ids: Sequence[int]) -> NDArray[np.float32]:
-    """Natural log-probabilities of ids[1:] at temperature 1, [T - 1].
+    """Return the natural log-probabilities of ids[1:] at temperature 1, [T - 1].
 
-    In two parts, so that the cache is proven too.
+    The tokens are fed in two parts, so that the cache is tested too.
     """
     kv = BatchKv(policy.model, rows=1, columns=len(ids))
     half = len(ids) // 2

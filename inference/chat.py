@@ -1,14 +1,14 @@
-"""Templates: messages that are new become the tokens that come after those already known.
+"""Templates: they render new messages as the tokens that follow the known ones.
 
-A conversation is a token sequence that is only ever extended. A template renders the suffix alone:
-nothing in the prefix is decoded, rendered or read again, so what was sampled stays what is trained
-on. The glue between turns belongs to the added tokens (mask 0); the token that ends an answer is
-the policy's own when it was sampled (mask 1), and part of the glue when the answer was cut.
-Rendering turn by turn gives the tokens of rendering the whole; a template that cannot promise
-that (it drops old reasoning, trims answers, renumbers) is refused.
+A conversation is a token sequence that only grows. A template renders the suffix alone: the prefix
+is never decoded, rendered or tokenised again, so training sees exactly the sampled tokens. The glue
+between turns belongs to the added tokens (mask 0). The token that ends an answer is the policy's
+own when it was sampled (mask 1), and part of the glue when the answer was cut. Rendering turn by
+turn must give the same tokens as rendering the whole conversation; a template that does not (it
+drops old reasoning, trims answers, renumbers) is refused.
 
-Tools have a form where the template declares one, `"tools": "hermes"` (`inference.tools`); else a
-call with tools cannot be rendered.
+A call with tools can be rendered only if the template declares a tool format, such as
+`"tools": "hermes"` (`inference.tools`).
 """
 
 import json
@@ -40,37 +40,37 @@ from schemas.tool_calls import arguments_of
 
 ROLES = ("system", "user", "assistant", "tool")
 SAID = "assistant"
-"""The role of what the policy says."""
+"""The role of the policy's own messages."""
 
 
 TOLD_IN = {"system", "assistant", "tool"}
-"""Roles of messages that tell of tools, calls and results."""
+"""Roles of messages that hold tool definitions, calls and results."""
 
 
 class Template(Protocol):
-    """Turns messages into token ids."""
+    """A template: it turns messages into token ids."""
 
     digest: str
-    """Names the template in every answer; two templates that render differently differ here."""
+    """The template's id in every answer; templates that render differently have different ones."""
     end_ids: frozenset[int]
     """The tokens with which the policy itself ends an answer; empty when it has none."""
     tool_format: str
-    """How tool calls are written into an answer: a name of `inference.tools`, or `none`."""
+    """The format of tool calls within an answer: a name of `inference.tools`, or `none`."""
 
     def render(
         self, messages: Sequence[Message], *, first: bool, ended: bool, tools: str = ""
     ) -> list[int]:
-        """The tokens that the messages add, up to and with the opening of the next answer.
+        """Return the tokens that the messages add, including the opening of the next answer.
 
-        `first`: nothing is known yet, the sequence begins here. `ended`: the known tokens close
-        with one of `end_ids`. No messages after known tokens add nothing: the answer goes on where
-        it was cut. Raises WorkFailed(`not_renderable`) for messages that it has no form for.
+        `first`: the sequence begins here. `ended`: the known tokens end with one of `end_ids`.
+        With known tokens and no messages the result is empty: the answer continues where it was
+        cut. Raises WorkFailed(`not_renderable`) for messages that it has no form for.
         """
         ...
 
 
 def template_of(spec: Mapping[str, Any], tokenizer: Any) -> Template:
-    """The template that a policy directory names; raises Refused for a spec that makes no sense.
+    """Make the template that a policy directory names; raises Refused for an invalid spec.
 
     `{"kind": "words", "bos": "<bos>", "turn": "<a>"}`: bare contents, `turn` opens an answer.
     `{"kind": "chatml"}`: the well-known turns, optional `bos`.
@@ -108,10 +108,10 @@ def _chatml(tokenizer: Any, *, bos: str = "", tools: str = NONE) -> "RoleTemplat
 
 
 class RoleTemplate:
-    """`bos`, then per message what stands before its role, its content, and what stands after.
+    """A template of fixed texts: `bos`, then per message `before[role]`, content, `after[role]`.
 
     An answer is `before["assistant"]`, the sampled tokens, `end` (the policy's), `glue` (ours).
-    Each piece is tokenised apart, which is why a suffix never depends on what precedes it. Control
+    Each piece is tokenised separately, so a suffix never depends on the text before it. Control
     tokens spelled out in a message or a tool stay plain text (`inference.shielded_text`).
     """
 
@@ -130,7 +130,7 @@ class RoleTemplate:
         if tools != NONE:
             spec["tools"] = tools
         self.spec = spec
-        """The texts that it is made of."""
+        """The texts that the template consists of."""
         self.digest = digest("roles", json.dumps(spec, sort_keys=True)).hex()
         self._content = _memory_of(tokenizer, split_special_tokens=True)
         control = _memory_of(tokenizer, split_special_tokens=False)
@@ -177,7 +177,7 @@ class RoleTemplate:
         return no_form(self._kind, why_not, others)
 
     def _no_format(self, name: str) -> str:
-        """Why it cannot declare a format of tools; empty where it can."""
+        """Return the reason why it cannot declare a tool format; empty if it can."""
         if self._kind == "words":
             return "a template of kind words takes no tools, those of kind chatml and roles do"
         if lacks := TOLD_IN - self._roles:
@@ -198,7 +198,7 @@ class RoleTemplate:
 
 
 def _is_mark(text: str) -> bool:
-    """Whether a text of a template is one that messages do not hold by chance: one in brackets."""
+    """True if a template's text is in brackets, so that messages hardly contain it by chance."""
     return re.fullmatch(r"[<\[]\S+[>\]]", text) is not None
 
 
@@ -212,7 +212,7 @@ def _hidden(guard: Guard, message: Message) -> Message:
 
 
 def _memory_of(tokenizer: Any, *, split_special_tokens: bool) -> Callable[[str], tuple[int, ...]]:
-    """Encode with a memory: a small world says few things, and encoding costs 50 us."""
+    """Return a cached encoder: small tasks repeat their texts, and encoding costs 50 us."""
 
     @lru_cache(maxsize=4096)
     def encode(text: str) -> tuple[int, ...]:
@@ -243,9 +243,10 @@ PROBES = ("{}", "<think>\nA plan.\n</think>\n\n{}", " {}\n")
 
 
 class JinjaTemplate:
-    """The tokenizer's own chat template, used by difference.
+    """The tokenizer's own chat template; new messages are rendered by difference.
 
-    What a message adds is the text of a stand-in conversation with it, less the text without it.
+    The text that a message adds is a stand-in conversation rendered with it, minus the same
+    conversation rendered without it.
     Control tokens spelled out in a message, a tool or a call stay plain text
     (`inference.shielded_text`).
     """
@@ -283,7 +284,11 @@ class JinjaTemplate:
         return guard.encode(text, self._control)
 
     def _no_form(self) -> WorkFailed:
-        """See `inference.tools`; a template that tells of tools in its own way has taught that."""
+        """Return the error of `inference.tools.no_form`.
+
+        A template that renders tools in its own way is taken as what the policy was taught, so
+        kind roles is offered only for formats that its text matches.
+        """
         why_not, others = {}, []
         for name, of in FORMATS.items():
             why, tells = unwritable(name, self._tokenizer), False
@@ -295,7 +300,7 @@ class JinjaTemplate:
         return no_form("jinja", why_not, others)
 
     def _no_format(self, name: str) -> tuple[str, bool]:
-        """Why the template cannot declare a format, if so, and whether it tells of tools."""
+        """Return why the template cannot declare a format (or ""), and whether it renders tools."""
         tells = tells_of_tools(self._manners, self._text)
         try:
             manners_of(self._text, self._suffix, name)
@@ -321,7 +326,7 @@ class JinjaTemplate:
         return glue + added if ended else end + glue + added
 
     def _refuse_if_it_looks_back(self) -> None:
-        """Render a conversation turn by turn and whole; the two must be one text."""
+        """Raise Refused unless rendering turn by turn and at once gives the same text."""
         question, more = [_said("user", "A question.")], [_said("user", "And now?")]
         for probe in PROBES:
             spoken = probe.format(ANSWER)
@@ -353,7 +358,7 @@ class JinjaTemplate:
 
 
 def _calls_of(messages: Sequence[Said]) -> list[Said]:
-    """The calls that results at the beginning of new messages answer, as far as these tell."""
+    """Return stand-in calls for the tool results at the beginning of new messages."""
     results = takewhile(lambda message: message["role"] == "tool", messages)
     return [
         {
@@ -381,7 +386,7 @@ def _as_dict(message: Message) -> Said:
 
 
 def _as_templates_read(call: dict[str, Any]) -> dict[str, Any]:
-    """With its arguments as an object: chat templates write that as JSON themselves."""
+    """Return the call with its arguments as an object: chat templates serialise it themselves."""
     given = call["function"]["arguments"]
     value = arguments_of(given)
     return call | {"function": call["function"] | {"arguments": given if value is None else value}}

@@ -1,9 +1,8 @@
-"""Rows of a batch whose logits are the trainer's, bit for bit, on a CPU with as many threads.
+"""Rows of a batch whose logits equal the trainer's bit for bit, on a CPU with as many threads.
 
-In the place of `inference.key_values.BatchKv`, and slower by as much as keys and values save: each
-token is computed from all tokens before it, one row at a time, in the shapes of
-`schemas.exact_widths`, as `trainer.forward` does where `[learner] exact` is set. What is kept of a
-row are its tokens.
+It replaces `inference.key_values.BatchKv` and is slower, as it has no KV cache: each token is
+computed from all tokens before it, one row at a time, in the shapes of `schemas.exact_widths`, as
+`trainer.forward` does where `[learner] exact` is set. Only the tokens of a row are kept.
 """
 
 from collections.abc import Sequence
@@ -36,7 +35,7 @@ class ExactRows:
         return TOKEN_BYTES
 
     def grow(self, rows: int, columns: int) -> None:
-        """Make room for that many rows; of columns there are always enough."""
+        """Make room for that many rows; columns need no room."""
         del columns
         self._rows += [[] for _ in range(rows - len(self._rows))]
 
@@ -59,7 +58,7 @@ class ExactRows:
     def forward(
         self, rows: Sequence[int], fed: Sequence[int], chunks: Sequence[Sequence[int]], *, keep: int
     ) -> Tensor:
-        """Logits [r, 1, V] after the last token of each row's chunk."""
+        """Return logits [r, 1, V] after the last token of each row's chunk."""
         assert keep == 1, keep
         self.grow(max(rows) + 1, 0)
         logits = []

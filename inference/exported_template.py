@@ -1,7 +1,7 @@
 """A role template as a chat template in Jinja, for programs that load an exported policy.
 
-`RoleTemplate` encodes each piece by itself; a chat template hands out one text. So what is written
-is tried: it has to give the tokens that the policy was trained with.
+`RoleTemplate` encodes each piece by itself; a chat template returns one text. So the export is
+tried: it must give the tokens that the policy was trained with.
 """
 
 import json
@@ -13,9 +13,9 @@ from inference.tools import HERMES, NONE
 from schemas.messages import Message
 
 JOINERS = ("", " ")
-"""What may stand between two pieces: nothing, or a space where tokens are words apart by spaces."""
+"""Separators of two pieces: none, or a space where tokens are words separated by spaces."""
 QUESTION, ANSWER = "s1 L", "R"
-"""Words of the smallest vocabulary that is shipped, and text to every other one."""
+"""Words of the smallest shipped vocabulary; every other vocabulary reads them as plain text."""
 PLACE = "@TOOLS@"
 BODY = """\
 {%- set before = @BEFORE@ %}{%- set after = @AFTER@ %}{%- set joiner = @JOINER@ %}
@@ -49,9 +49,9 @@ BODY = """\
 
 
 def exported_template(template: Template, tokenizer: Any) -> str | None:
-    """Return the template in Jinja, tried on the tokenizer; None where no text gives its tokens.
+    """Return the template in Jinja, tried on the tokenizer; None if no text gives its tokens.
 
-    A template that is the tokenizer's own already needs none.
+    A policy that uses the tokenizer's own template needs none.
     """
     if not isinstance(template, RoleTemplate):
         return None

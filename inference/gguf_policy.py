@@ -1,9 +1,9 @@
-"""A GGUF file as a policy directory: its weights in full precision, its tokenizer, a template.
+"""Convert a GGUF file into a policy directory: full-precision weights, tokenizer, template.
 
-llama.cpp's format keeps weights in blocks of a few bits. What can be trained has to be plain
-numbers, so they are multiplied out once and written as Hugging Face writes them; after that nothing
-knows that there was a GGUF. transformers reads the format with the libraries `gguf` and
-`accelerate`, and what it cannot read is refused by the file's name.
+llama.cpp's format keeps weights in blocks of a few bits. Training needs plain numbers, so they are
+dequantised once and written in Hugging Face's format; the directory does not depend on the GGUF any
+more. transformers reads the format with the libraries `gguf` and `accelerate`; a file that it
+cannot read is refused by name.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class PlainModel:
-    """What was in a GGUF, as transformers saves it."""
+    """The contents of a GGUF, as transformers saves them."""
 
     model: Any
     tokenizer: Any
@@ -43,10 +43,10 @@ class PlainModel:
 def make_gguf_policy(
     file: Path, directory: Path, *, template: Mapping[str, Any], kept: Mapping[str, bytes]
 ) -> int:
-    """Write a policy directory, whole or not at all; return how many parameters it has.
+    """Write a policy directory, whole or not at all; return its number of parameters.
 
-    `kept` are files that are laid beside the weights, such as their licence. Raises Refused where
-    the file is no GGUF, or none that transformers can read, or the disk has no room for it.
+    `kept` are files to write beside the weights, such as their licence. Raises Refused if the
+    file is no GGUF or one that transformers cannot read, or if the disk has no room for it.
     """
     refuse_full(directory, _numbers_in(file) * FLOAT32_BYTES)
     read = _read(file)
@@ -73,40 +73,40 @@ def make_gguf_policy(
 
 
 def _numbers_in(file: Path) -> int:
-    """How many numbers its tensors hold, by its own index."""
+    """Return the number of elements in its tensors, from its own index."""
     from gguf import GGUFReader
 
     try:
         return sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
-    except Exception as error:  # it raises whatever comes of the bytes
+    except Exception as error:  # it raises any exception on bad bytes
         raise _unreadable(file, error) from error
 
 
 def _read(file: Path) -> PlainModel:
-    """Raises Refused for what transformers cannot read, or reads only a part of."""
+    """Read the file. Raises Refused if transformers cannot read it, or only a part of it."""
     place: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     hf_logging.disable_progress_bar()
     try:
-        with redirect_stderr(io.StringIO()):  # bars that nothing else turns off
+        with redirect_stderr(io.StringIO()):  # progress bars; there is no option to turn them off
             tokenizer = AutoTokenizer.from_pretrained(file.parent, **place)
             packed, info = AutoModelForCausalLM.from_pretrained(
                 file.parent, dtype=torch.float32, output_loading_info=True, **place
             )
             _refuse_parts(file, packed, info, len(tokenizer))
-            # It counts as quantised for ever, and such a model is not saved: so another one.
+            # The loaded model stays marked as quantised and cannot be saved: copy it to a new one.
             config = packed.config
             del config.quantization_config
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
             model.load_state_dict(packed.state_dict())
     except Refused:
         raise
-    except Exception as error:  # the format holds what its writer liked
+    except Exception as error:  # the format allows arbitrary content
         raise _unreadable(file, error) from error
     return PlainModel(model.eval(), tokenizer)
 
 
 def _refuse_parts(file: Path, model: Any, info: Mapping[str, Any], tokens: int) -> None:
-    """transformers fills what is missing with random numbers, and says so in a warning."""
+    """Raise Refused for missing parts, which transformers fills at random with only a warning."""
     absent = sorted(info["missing_keys"]) or sorted(str(key) for key in info["mismatched_keys"])
     if absent:
         msg = (
@@ -126,13 +126,13 @@ def _refuse_parts(file: Path, model: Any, info: Mapping[str, Any], tokens: int) 
 def _write(read: PlainModel, directory: Path) -> None:
     read.tokenizer.save_pretrained(directory)
     read.model.save_pretrained(directory)
-    # Weights are written readable by their owner alone.
+    # Weights files are written with access for their owner only.
     for path in directory.glob("*.safetensors"):
         path.chmod((directory / "config.json").stat().st_mode)
 
 
 def _refuse_if_other(file: Path, directory: Path, read: PlainModel) -> None:
-    """Read it back as everybody will; raises Refused where that gives other weights."""
+    """Load the directory as engines do; raises Refused if that gives other weights."""
     written = load_policy(directory).model.state_dict()
     wanted = read.model.state_dict()
     other = [name for name, value in wanted.items() if not value.equal(written.get(name))]

@@ -1,9 +1,9 @@
-"""Keys and values: of the running batch, and of prefixes that may come again.
+"""The KV cache: of the running batch, and of prefixes that may be used again.
 
 The token at position p of a sequence lies in column p of its row, so rows of any lengths share one
-forward pass and the mask is causality alone: a query at position p sees the columns up to p. What
-lies beyond a row's end is never seen and is written over. Queries that pad a row write into the
-spare last column.
+forward pass and the mask is purely causal: a query at position p sees the columns up to p. Columns
+beyond a row's end are never seen and are overwritten later. Padding queries write into the spare
+last column.
 
 Shapes: L2 keys and values of all layers (keys even), R rows, W columns, H heads, D head size,
 r rows of one forward pass, Q new tokens of the longest of them.
@@ -25,10 +25,10 @@ from schemas.errors import Refused
 
 
 class BatchKv:
-    """The running batch's keys and values; rows and columns grow by doubling.
+    """The keys and values of the running batch; rows and columns grow by doubling.
 
-    With `most_bytes` they are doubled only as far as that allows, and what a batch has to spare in
-    one direction is given up for the other.
+    With `most_bytes` they double only within that bound, and unused room in one direction is given
+    up for the other.
     """
 
     def __init__(
@@ -39,16 +39,16 @@ class BatchKv:
         layers, heads, size = _shape(model, self._cache)
         self._like = {"dtype": model.dtype, "device": model.device}
         self._tail = (heads, size)
-        # Zeros, for a masked score of 0 times whatever lay in the memory may be NaN.
+        # Zeros: a masked score of 0 times uninitialised memory may be NaN.
         self._kv = torch.zeros(2 * layers, rows, columns + 1, heads, size, **self._like)
         self._most = None if most_bytes is None else most_bytes // self.bytes_per_token()
 
     def bytes_per_token(self) -> int:
-        """Of keys and values, all layers."""
+        """Return the bytes of keys and values per token, all layers."""
         return int(self._kv[:, 0, 0].nbytes)
 
     def grow(self, rows: int, columns: int) -> None:
-        """Make room for that many rows and columns; of a batch in use, for all of its rows."""
+        """Make room for that many rows and columns; `rows` must count all rows in use."""
         _, have_rows, have_columns = self._kv.shape[:3]
         if rows <= have_rows and columns < have_columns:
             return
@@ -58,7 +58,7 @@ class BatchKv:
             new_rows = max(rows, min(new_rows, self._most // new_columns))
             new_columns = max(columns + 1, min(new_columns, self._most // new_rows))
         kv = torch.zeros(len(self._kv), new_rows, new_columns, *self._tail, **self._like)
-        # The spare column's content is worthless wherever it comes to lie.
+        # The spare column's content has no meaning, so its old place need not be cleared.
         kept = (slice(None), slice(min(have_rows, new_rows)), slice(min(have_columns, new_columns)))
         kv[kept] = self._kv[kept]
         self._kv = kv
@@ -70,25 +70,24 @@ class BatchKv:
         return self._kv[:, row, :length].clone()
 
     def clear(self, row: int) -> None:
-        """Forget all that a row holds."""
+        """Clear the contents of a row."""
         self._kv[:, row] = 0
 
     def move(self, source: int, target: int, length: int) -> None:
         self._kv[:, target, :length] = self._kv[:, source, :length]
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Give each target row what a source row holds of its first `length` tokens."""
+        """Copy the keys and values of the first `length` tokens from source rows to target rows."""
         self.grow(max(*targets, len(self._kv[0]) - 1) + 1, length)
         self._kv[:, list(targets), :length] = self._kv[:, list(sources), :length]
 
     def forward(
         self, rows: Sequence[int], fed: Sequence[int], chunks: Sequence[Sequence[int]], *, keep: int
     ) -> Tensor:
-        """Feed each row its chunk, after the tokens it was fed; logits [r, keep, V] after the last
-        `keep` tokens of each chunk.
+        """Feed each row its next chunk; return logits [r, keep, V] after its last `keep` tokens.
 
-        Chunks are padded on the left, with the mask and the positions that this asks for: without
-        them logits would be off by nats, in silence.
+        Chunks are padded on the left, with matching mask and positions: without these, logits
+        would be wrong by nats, without any error.
         """
         lengths_r = np.fromiter(map(len, chunks), np.int64)
         longest, width = int(lengths_r.max()), int((lengths_r + fed).max())
@@ -110,10 +109,10 @@ class BatchKv:
         ).logits  # fmt: skip
 
     def _aim(self, rows: NDArray[np.int64], column_rQ: NDArray[np.int64], width: int) -> "_Aim":
-        """Where the next pass writes (column -1 is the spare one), and up to where it reads."""
+        """Return the next pass's write slots (column -1 is the spare one) and read range."""
         columns = self._kv.shape[2]
         slots = self._tensor((rows[:, None] * columns + column_rQ % columns).ravel())
-        # The first rows in order are a view; others have to be gathered.
+        # The first rows in order are a view; others must be gathered.
         in_order = np.array_equal(rows, np.arange(len(rows)))
         return _Aim(self._kv, slots, slice(len(rows)) if in_order else self._tensor(rows), width)
 
@@ -123,11 +122,11 @@ class BatchKv:
 
 @dataclass(frozen=True, slots=True)
 class _Aim:
-    """Where one pass writes keys and values, and what of them it reads.
+    """The slots into which one forward pass writes keys and values, and the range that it reads.
 
-    It is of one pass, and its batch does not know it: so a batch that is let go gives its memory,
-    and its model's, back at once. A circle would keep them until the collector comes by, which in a
-    worker is hardly ever.
+    It lives for one pass and its batch holds no reference to it, so a dropped batch frees its
+    memory, and its model's, at once. A reference cycle would keep them until the garbage
+    collector runs, which in a worker is rare.
     """
 
     kv: Tensor
@@ -145,7 +144,10 @@ class _Aim:
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]
-    """Hands what a model's layer computes on to the batch; sizes come from the engine's mask."""
+    """A cache layer that passes a model layer's keys and values to the batch.
+
+    Sizes come from the engine's mask.
+    """
 
     def __init__(self, aim: _Aim, layer: int) -> None:
         super().__init__()
@@ -171,12 +173,12 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 
 
 def _cache_argument(model: Any) -> str:
-    """What a model calls its cache, taken and returned: transformers named it anew in 5.24."""
+    """Return the name of a model's cache argument; transformers 5.24 changed it."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def _shape(model: Any, cache: str) -> tuple[int, int, int]:
-    """Layers, key heads and head size, as the model itself fills a cache."""
+    """Return layers, key heads and head size, measured by letting the model fill a cache."""
     ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     with torch.inference_mode():
         layers = getattr(model(input_ids=ids, use_cache=True), cache).layers
@@ -195,9 +197,9 @@ def _shape(model: Any, cache: str) -> tuple[int, int, int]:
 
 
 class PrefixCache:
-    """Keys and values of prefixes under one version, the least recently used out first.
+    """An LRU cache of prefixes' keys and values under one version, by packed tokens.
 
-    The key is the packed tokens; whoever changes the weights clears it.
+    The caller that changes the weights clears it.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -215,9 +217,9 @@ class PrefixCache:
         return kept
 
     def put(self, prefix: bytes, kv: Tensor, extends: Iterable[bytes] = ()) -> None:
-        """Keep a prefix, in the place of shorter ones that it extends and that no call needs.
+        """Keep a prefix and drop the shorter ones in `extends`, which no call needs any more.
 
-        A session of n turns would otherwise be kept n times, and push the other sessions out.
+        Otherwise a session of n turns would be kept n times, and evict other sessions.
         """
         if prefix in self._kept or kv.nbytes > self._max_bytes:
             return
@@ -230,7 +232,7 @@ class PrefixCache:
             self._size_bytes -= self._kept.popitem(last=False)[1].nbytes
 
     def demote(self, prefix: bytes) -> None:
-        """Let a prefix be the first to go: a longer one is kept, and only siblings may need it."""
+        """Make a prefix the first to be evicted: a longer one is kept; only siblings need it."""
         if prefix in self._kept:
             self._kept.move_to_end(prefix, last=False)
 

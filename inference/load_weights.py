@@ -1,4 +1,4 @@
-"""From a version record into a model: every tensor accounted for, or none of them loaded."""
+"""Load the weights of a version record into a model: all of its tensors, or none."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -24,17 +24,17 @@ from schemas.weights import RawTensor
 
 @dataclass(frozen=True, slots=True)
 class SecondSet:
-    """A model's own tensors, and others that may take their place."""
+    """A model's own tensors, and a second set that can be swapped in."""
 
     own: tuple[Tensor, ...]
     other: tuple[Tensor, ...]
     published: Mapping[str, Tensor] = field(default_factory=dict)
-    """What the version was published with, by name."""
+    """The tensors as published, by name."""
 
     def model(self, model: Any) -> Any:
-        """The model once more, with the other tensors in the place of its own.
+        """Return a copy of the model with the other tensors in place of its own.
 
-        What both have besides is the same: nothing is copied but the modules' frames.
+        All else is shared: only the module objects are copied.
         """
         tensors = (*model.parameters(), *model.buffers())
         known: dict[int, object] = {id(tensor): tensor for tensor in tensors}
@@ -44,17 +44,17 @@ class SecondSet:
         return deepcopy(model, known)
 
     def swap(self) -> None:
-        """Exchange the two by their pointers; twice is as if nothing had been."""
+        """Exchange the two sets by their pointers; a second swap undoes the first."""
         for own, other in zip(self.own, self.other, strict=True):
             own.data, other.data = other.data, own.data
 
     def pointers(self) -> list[int]:
-        """Where the other tensors lie; the model's own lie there after `swap`."""
+        """Return the addresses of the other tensors, which are the model's own after `swap`."""
         return [tensor.data_ptr() for tensor in self.other]
 
 
 def same_weights(model: Any) -> Any:
-    """The model once more, which looks into the same memory until either has others swapped in."""
+    """Return a copy of the model that shares its memory until either swaps in other tensors."""
     own = (*model.parameters(), *model.buffers())
     return SecondSet(own, tuple(tensor.detach() for tensor in own)).model(model)
 
@@ -62,11 +62,11 @@ def same_weights(model: Any) -> Any:
 def second_set(
     policy: Policy, policy_id: str, version: PolicyVersion, published: HeldWeights
 ) -> SecondSet:
-    """The weights of a version in the model's precision and on its device, beside its own.
+    """Return the weights of a version in the model's precision and on its device, beside its own.
 
-    Of an adapter, those of the policy's directory with it added. The model is left as it is, and
-    may be at work meanwhile. Raises WorkFailed(`weights`) for weights that are not this model's,
-    and what `HeldWeights.read` raises.
+    For an adapter, they are those of the policy's directory with it added. The model is unchanged
+    and may run meanwhile. Raises WorkFailed(`weights`) for weights that are not this model's,
+    and the errors of `HeldWeights.read`.
     """
     raw, model = _read(policy_id, version, published), policy.model
     state = model.state_dict()
@@ -75,7 +75,7 @@ def second_set(
     for name, tensor in whole.items():
         held = state[name]
         fresh[held.data_ptr()] = tensor.to(held.device, held.dtype)
-    # Tied tensors may be one, or several that look into one place.
+    # Tied tensors may be one tensor, or several that share memory.
     named = (*model.named_parameters(), *model.named_buffers())
     own = tuple(tensor for _, tensor in named if tensor.data_ptr() in fresh)
     return SecondSet(own, tuple(fresh[tensor.data_ptr()].detach() for tensor in own), whole)
@@ -84,8 +84,8 @@ def second_set(
 def require_held(model: Any, version: PolicyVersion, published: Mapping[str, Tensor]) -> None:
     """Raise WorkFailed(`weights`) unless the model holds these tensors, bit by bit.
 
-    They are compared in the model's precision. Tensors of a version before, of another place or in
-    another order are told by this whatever the precision, and however little a step changed.
+    They are compared in the model's precision. This detects tensors of an earlier version, of
+    another place or in another order, in any precision and for the smallest change of a step.
     """
     state = model.state_dict()
     wrong = [
@@ -103,16 +103,16 @@ def require_held(model: Any, version: PolicyVersion, published: Mapping[str, Ten
 
 @dataclass(frozen=True, slots=True)
 class PublishedDigests:
-    """What the tensors of a version are, in the dtypes in which an engine may hold them."""
+    """The digests of a version's tensors, in the dtypes in which an engine may hold them."""
 
     version: int
     file: Path
-    """The tensors once more, for dtypes that are not `precision`."""
+    """The tensors themselves, for dtypes other than `precision`."""
     precision: str
     by_name: Mapping[str, str]
 
     def of(self, name: str, dtype: str) -> str:
-        """The digest of a tensor in that dtype."""
+        """Return the digest of a tensor in that dtype."""
         if dtype == self.precision:
             return self.by_name[name]
         with safe_open(self.file, "pt") as opened:
@@ -122,7 +122,7 @@ class PublishedDigests:
 def digests_of(
     raw: Mapping[str, RawTensor], version: int, file: Path, precision: str
 ) -> PublishedDigests:
-    """Name all tensors of a version; `file` holds them."""
+    """Return the digests of all tensors of a version; `file` holds the tensors."""
     dtype = DTYPES_BY_NAME[precision]
     by_name = {name: digest_of(_as_tensor(tensor).to(dtype)) for name, tensor in raw.items()}
     return PublishedDigests(version, file, precision, by_name)
@@ -131,10 +131,10 @@ def digests_of(
 def require_loaded(
     published: PublishedDigests, loaded: Loaded, places: Mapping[str, "Place"]
 ) -> None:
-    """Raise WorkFailed(`weights`) unless an engine holds these tensors, bit by bit, and no other.
+    """Raise WorkFailed(`weights`) unless an engine holds exactly these tensors, bit by bit.
 
-    Of tied tensors it may hold one. Tensors of a version before are told by this however little a
-    step changed, and whatever the loader passed over.
+    Of tied tensors it may hold one. This detects tensors of an earlier version, for the smallest
+    change of a step and for tensors that the loader skipped.
     """
     wrong, held = [], set[int]()
     for name, (dtype, digest) in loaded.digests.items():
@@ -163,7 +163,7 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 def _whole(
     policy: Policy, version: PolicyVersion, raw: dict[str, RawTensor], state: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """All of the model's tensors, by one name each."""
+    """Return all of the model's tensors, each under one name."""
     about = AdapterAbout.of(raw)
     if about is None:
         _check_names(version, raw, places_of(policy.model))
@@ -175,16 +175,16 @@ def _whole(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor of a model lies, the same for tied ones, and its shape."""
+    """The address of a model's tensor, equal for tied ones, and its shape."""
 
     pointer: int
     shape: tuple[int, ...]
     constant: bool = False
-    """Whether it is a buffer, which other engines may compute for themselves."""
+    """True for a buffer, which other engines may compute themselves."""
 
 
 def places_of(model: Any) -> dict[str, Place]:
-    """By name; all that there is to know of a model to tell whether weights are its own."""
+    """Return the places of a model by name, enough to check whether weights are its own."""
     state, buffers = model.state_dict(), dict(model.named_buffers())
     return {
         name: Place(held.data_ptr(), tuple(held.shape), name in buffers)
@@ -195,10 +195,10 @@ def places_of(model: Any) -> dict[str, Place]:
 def weights_of(
     places: Mapping[str, Place], policy_id: str, version: PolicyVersion, published: HeldWeights
 ) -> dict[str, RawTensor]:
-    """All weights of a version, for a model that has these places and is not at hand.
+    """Return all weights of a version, for a model in another process that has these places.
 
-    Raises WorkFailed(`weights`) for weights that are not this model's, or an adapter alone, and
-    what `HeldWeights.read` raises.
+    Raises WorkFailed(`weights`) for weights that are not this model's or only an adapter, and the
+    errors of `HeldWeights.read`.
     """
     raw = _read(policy_id, version, published)
     if AdapterAbout.of(raw) is not None:
@@ -224,7 +224,7 @@ def _read(policy_id: str, version: PolicyVersion, published: HeldWeights) -> dic
 def _check_names(
     version: PolicyVersion, raw: Mapping[str, RawTensor], places: Mapping[str, Place]
 ) -> None:
-    """Every tensor of the model once, tied ones under any of their names, and no other."""
+    """Require each tensor of the model once, tied ones under any of their names, and no other."""
     covered = {places[name].pointer for name in raw if name in places}
     missing = [name for name in places if places[name].pointer not in covered]
     unknown = [name for name in raw if name not in places]
@@ -242,7 +242,7 @@ def _check_names(
 
 
 def _as_tensor(raw: RawTensor) -> Tensor:
-    """One copy of the bytes, which lets other threads run."""
+    """Return a tensor with a copy of the bytes; copying releases the GIL."""
     tensor = torch.empty(raw.shape, dtype=DTYPES[raw.dtype])
     bits = tensor.view(-1).view(torch.uint8).numpy()
     bits[:] = np.frombuffer(raw.data, np.uint8)

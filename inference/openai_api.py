@@ -1,9 +1,9 @@
-"""What is asked of a server that speaks the OpenAI API, and what its answers mean; no HTTP.
+"""Requests to a server with the OpenAI API, and the reading of its answers; no HTTP.
 
-`ChatMessages` sends the conversation as messages: every such server has that, none tells the exact
-tokens of a conversation that goes on, so all answers are untrainable. `TokenCompletions` sends the
-tokens themselves, rendered here, and takes those that were sampled (`return_token_ids`, as vLLM and
-SGLang have it): trainable, where ids and log-probabilities are told (`inference.told_tokens`).
+`ChatMessages` sends the conversation as messages: every such server supports that, but none returns
+the exact tokens of a longer conversation, so all answers are untrainable. `TokenCompletions` sends
+the tokens themselves, rendered here, and reads the sampled ones (`return_token_ids`, as in vLLM and
+SGLang): trainable where ids and log-probabilities are returned (`inference.told_tokens`).
 """
 
 import json
@@ -23,46 +23,46 @@ from schemas.packed import ids_of, pack_ids, pack_logprobs
 from schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
 
 VERSION = 0
-"""Of all answers: the server's weights are none of ours, so nothing ever follows the first."""
+"""The version of all answers: we do not change the server's weights, so there is only one."""
 SEEDS = 1 << 31
-"""Some servers keep a seed in 32 bits."""
+"""The bound of seeds; some servers keep a seed in 32 bits."""
 FINISHES = {
     "stop": "stop", "tool_calls": "stop", "function_call": "stop", "length": "length",
     "abort": "aborted", "aborted": "aborted",
 }  # fmt: skip
-"""What finish reasons are to us; any other, and none, is `other`."""
+"""Our finish reason for each of the server's; any other, or a missing one, is `other`."""
 
 
 class BadAnswer(Exception):
-    """An answer that says nothing: it is asked for again."""
+    """An answer without usable content; the request is sent again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What one call comes to."""
+    """The request for one call."""
 
     call: ModelCall
     body: dict[str, Any]
     added: list[int]
-    """What the call adds to its sequence."""
+    """The ids that the call adds to its sequence."""
 
 
 class Api(Protocol):
-    """One way to ask such a server."""
+    """One API of such a server."""
 
     path: str
 
     def asked(self, call: ModelCall) -> Asked:
-        """Raises WorkFailed for a call that cannot be asked."""
+        """Return the request for a call. Raises WorkFailed for a call that cannot be sent."""
         ...
 
     def answered(self, asked: Asked, payload: Mapping[str, Any]) -> ModelAnswered:
-        """Raises BadAnswer, and Untrue for tokens that cannot have been sampled."""
+        """Read an answer. Raises BadAnswer, or Untrue for tokens that cannot have been sampled."""
         ...
 
 
 def counted(api: Api, asked: Asked) -> ModelAnswered | None:
-    """The answer to a call that samples nothing, for which nobody is asked."""
+    """Return the answer to a call that samples nothing, without a request; None for others."""
     if asked.call.sampling.max_tokens:
         return None
     body = {"choices": [{"text": "", "message": {"content": ""}, "finish_reason": "length"}]}
@@ -70,7 +70,7 @@ def counted(api: Api, asked: Asked) -> ModelAnswered | None:
 
 
 class ChatMessages:
-    """`/chat/completions`; `extra` is put into every body."""
+    """The API `/chat/completions`; `extra` is put into every body."""
 
     path = "chat/completions"
 
@@ -106,8 +106,8 @@ class ChatMessages:
 
 
 class TokenCompletions:
-    """`/completions`, the prompt as token ids; tokenizer and template are the served model's, and
-    `vocabulary` is how many ids it has."""
+    """The API `/completions` with token ids as prompt; tokenizer and template are the model's, and
+    `vocabulary` is its number of ids."""
 
     path = "completions"
 
@@ -159,7 +159,7 @@ def _prefix(call: ModelCall) -> bytes:
 
 
 def _drawn(call: ModelCall) -> dict[str, Any]:
-    """How the answer is to be sampled; what says nothing is left out, for not all know all."""
+    """Return the sampling fields; unset ones are left out, as not every server supports all."""
     sampling = call.sampling
     body: dict[str, Any] = {
         "max_tokens": sampling.max_tokens, "temperature": sampling.temperature,
@@ -210,7 +210,7 @@ def _text(value: object) -> str:
 
 
 def _tool_calls(value: Any, command_id: bytes) -> str:
-    """Canonical, under ids that are a function of the command, as those of every engine."""
+    """Return canonical tool calls, with ids that are a function of the command's id."""
     head = f"call_{command_id.hex()[:24]}"
     try:
         calls = [
@@ -224,12 +224,12 @@ def _tool_calls(value: Any, command_id: bytes) -> str:
 
 
 def _prompt_of(choice: Mapping[str, Any], payload: Mapping[str, Any]) -> object:
-    """The prompt as the server has read it; None where it does not tell."""
+    """Return the prompt's token ids as the server reports them; None if it does not."""
     return choice.get("prompt_token_ids") or payload.get("prompt_token_ids")
 
 
 def _stopped(choice: Mapping[str, Any], text: str, call: ModelCall) -> tuple[str, str]:
-    """The text, and the stop string that ended it; some servers leave that in, some name it."""
+    """Return text and the stop string that ended it; some servers leave it in, some name it."""
     text, found = cut_at(text, call.sampling.stop)
     reason = choice.get("stop_reason")
     named = reason if isinstance(reason, str) and reason in call.sampling.stop else ""
@@ -240,7 +240,7 @@ def _answer(
     asked: Asked, choice: Mapping[str, Any], heard: tuple[str, str, str], ids: list[int],
     logprobs: list[float], template_digest: str, untrainable: str,
 ) -> ModelAnswered:  # fmt: skip
-    """`heard` is text, tool calls and stop string."""
+    """Build the answer; `heard` is text, tool calls and stop string."""
     call, (text, calls, stopped_by) = asked.call, heard
     finish = choice.get("finish_reason")
     logprobs = logprobs or [0.0] * len(ids)

@@ -1,9 +1,9 @@
-"""Requests to a server that speaks the OpenAI API, sent again while that may help.
+"""HTTP requests to a server with the OpenAI API, with retries.
 
-A server that is away, overloaded or broken is tried again, more and more seldom, as long as the
-call may begin; one that says when to come again (429, `Retry-After`) is obeyed. What asking again
-cannot mend (the key, the model, the body) is answered at once, in one line with its remedy. The
-key is in no message, also where the server says it back.
+A server that is unreachable, overloaded or broken is retried with exponential backoff until the
+call's deadline; a `Retry-After` of the server (429) is obeyed. Errors that a retry cannot fix (the
+key, the model, the body) fail the call at once, in one line with its remedy. No message contains
+the key, even if the server echoes it.
 """
 
 import asyncio
@@ -26,37 +26,37 @@ T = TypeVar("T")
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 8.0
 MOST_BYTES = 64 << 20
-"""Of one answer; a server that says more is broken."""
+"""The most bytes of one answer; a server that sends more is broken."""
 SAID_CHARS = 300
-"""Of what a server says of an error."""
+"""The most characters that are quoted from a server's error."""
 TOO_LONG = ("context_length_exceeded", "maximum context length", "context length")
 QUOTA = "insufficient_quota"
 PASSING = {408, 409, 425}
-"""Statuses below 500 that are tried again."""
+"""Statuses below 500 that are retried."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAIServer:
-    """Where the server is, and how patiently it is asked."""
+    """The server's address, key, timeout and retries."""
 
     base_url: str
-    """As its own clients take it, mostly with `/v1`; it stands in messages, so no password may."""
+    """The URL as its clients take it, mostly with `/v1`; it is quoted in messages: no password."""
     model: str
     key: str = field(default="", repr=False)
     key_name: str = ""
-    """Of the environment variable that held the key, for messages."""
+    """The name of the environment variable that held the key, for messages."""
     timeout_s: float = 600.0
-    """Of one request, from its beginning to the last byte of its answer."""
+    """The timeout of one request, up to the last byte of its answer."""
     retries: int = 4
-    """So many answers that say nothing are asked for again; a server that is away is tried as long
-    as its call may begin."""
+    """The number of retries after unusable answers; an unreachable server is retried until the
+    call's deadline."""
 
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
 
 class _Trouble(Exception):
-    """What may pass; `wait_s` is when to come again, as the server says it."""
+    """A transient error; `wait_s` is the server's `Retry-After`."""
 
     def __init__(self, code: str, message: str, wait_s: float = 0.0, *, bad: bool = False) -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ class _Trouble(Exception):
 
 
 class OpenAIClient:
-    """Asks one server; `left_s` says how long its call may still begin."""
+    """A client of one server; `left_s` returns the time until the call's deadline."""
 
     def __init__(self, server: OpenAIServer, session: aiohttp.ClientSession) -> None:
         self._server, self._session = server, session
@@ -73,7 +73,7 @@ class OpenAIClient:
         self, path: str, body: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T],
         left_s: Callable[[], float],
     ) -> T:  # fmt: skip
-        """What `read` makes of the answer. Raises WorkFailed."""
+        """Send a request and return the answer as parsed by `read`. Raises WorkFailed."""
         tries, bad = 0, 0
         while True:
             try:
@@ -120,7 +120,7 @@ class OpenAIClient:
     def _raise_for(
         self, status: int, payload: Any, said: bytes, headers: Mapping[str, str]
     ) -> None:
-        """Raise what an answer comes to that is no completion."""
+        """Raise the error for an answer that is no completion."""
         error = payload.get("error") if isinstance(payload, dict) else None
         if status == 200 and error is None:
             kind = headers.get("Content-Type", "without a content type")
@@ -138,7 +138,7 @@ class OpenAIClient:
         raise self._refused(status, words)
 
     def _refused(self, status: int, words: str) -> WorkFailed:
-        """What asking again does not mend."""
+        """Return the error that a retry cannot fix."""
         server = self._server
         held = f"the variable {server.key_name}" if server.key_name else "openai.api_key_env"
         code, remedy = "bad_request", "the request is not one that it takes"
@@ -160,7 +160,7 @@ class OpenAIClient:
         return WorkFailed(trouble.code, msg, retriable=True)
 
     def _clean(self, text: str) -> str:
-        """Without the key."""
+        """Return the text with the key replaced."""
         return text.replace(self._server.key, "(the key)") if self._server.key else text
 
 
@@ -175,7 +175,7 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _json(said: bytes) -> Any:
-    """None for what is no JSON."""
+    """Parse JSON; None for invalid text."""
     try:
         return json.loads(said)
     except (ValueError, RecursionError):
@@ -183,13 +183,13 @@ def _json(said: bytes) -> Any:
 
 
 def _status_of(error: object) -> int:
-    """Of an error that comes under status 200: its code, if that is one."""
+    """Return the status of an error that came with status 200: its code if valid, else 500."""
     code = error.get("code") if isinstance(error, dict) else None
     return code if type(code) is int and 400 <= code < 600 else 500
 
 
 def _words(error: object, payload: Any, said: bytes) -> str:
-    """What a server says of its error; the parts that tell are `code` and `message`."""
+    """Return the server's description of its error, mainly from `code` and `message`."""
     if isinstance(error, dict):
         parts = [error.get("code"), error.get("type"), error.get("message")]
         words = ", ".join(str(part) for part in parts if part)
@@ -201,7 +201,7 @@ def _words(error: object, payload: Any, said: bytes) -> str:
 
 
 def _after_s(headers: Mapping[str, str]) -> float:
-    """When to come again: `Retry-After` in seconds or as a date; 0 where it says nothing."""
+    """Return the wait from `Retry-After`, in seconds or as a date; 0 if there is none."""
     value = headers.get("Retry-After", "")
     try:
         return min(max(0.0, float(value)), 1e9)
@@ -216,7 +216,7 @@ def _after_s(headers: Mapping[str, str]) -> float:
 
 
 def _wait_s(tries: int) -> float:
-    """Twice as long each time, up to `LONGEST_WAIT_S`; by half of it at random, so that many who
-    were turned away at once do not come again at once."""
+    """Return the backoff: doubled each time up to `LONGEST_WAIT_S`, half of it random, so that
+    clients that were refused together do not retry together."""
     longest: float = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(tries - 1, 10))
     return longest * (0.5 + 0.5 * random.random())

@@ -1,8 +1,8 @@
-"""Any server that speaks the OpenAI API as an engine: calls become requests on a thread of its own.
+"""An engine on a server with the OpenAI API: calls become requests, sent from a separate thread.
 
-`step` sends what waits and collects what was answered, so the loop that drives it need not spin.
-The server's weights are none of ours: every answer carries version 0, as those of a script do, and
-a policy whose weights change cannot be served.
+`step` sends waiting calls and collects answers, so the loop that drives it need not spin. The
+server's weights are not under our control: every answer carries version 0, as those of a script do,
+and a policy whose weights change cannot be served.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
 
 WAIT_S = 0.01
 ENDING_S = 2.0
-"""How long the thread may take to close its connections."""
+"""The time that the thread may take to close its connections."""
 
 Body = ModelAnswered | CallFailed
 
 
 class LogTime:
-    """The time by the log, as it was last told, gone on with by this machine's clock."""
+    """The log's time as last reported, continued by this machine's monotonic clock."""
 
     def __init__(self) -> None:
         self._ahead_s = time.time() - time.monotonic()
@@ -41,7 +41,7 @@ class LogTime:
         self._ahead_s = now_ms / 1000 - time.monotonic()
 
     def left_s(self, call: ModelCall) -> float:
-        """How long a call may still begin."""
+        """Return the time until the call's deadline to begin."""
         return call.not_after_ms / 1000 - (time.monotonic() + self._ahead_s)
 
 
@@ -50,11 +50,11 @@ class _Flight:
     call: ModelCall
     task: "asyncio.Future[None] | None" = None
     over: bool = False
-    """Whether its answer is of no use any more."""
+    """True if its answer is no longer needed."""
 
 
 class Flights:
-    """Requests in the air, on an event loop of a thread of their own."""
+    """Requests in flight, on an event loop in a separate thread."""
 
     def __init__(self, server: OpenAIServer, api: Api, log_time: LogTime) -> None:
         self._server, self._api, self._time = server, api, log_time
@@ -75,7 +75,7 @@ class Flights:
         self._loop.call_soon_threadsafe(self._take_off, flight, asked)
 
     def landed(self) -> list[EngineAnswer]:
-        """What was answered since this was asked last."""
+        """Return the answers since the last call of this method."""
         answers: list[EngineAnswer] = []
         while True:
             try:
@@ -87,7 +87,7 @@ class Flights:
                 answers.append(EngineAnswer(flight.call, body))
 
     def abort(self, gone: Callable[[ModelCall], bool]) -> None:
-        """Call off requests; they get no answer."""
+        """Cancel requests; they get no answer."""
         for command_id, flight in list(self._flights.items()):
             if gone(flight.call):
                 flight.over = True
@@ -95,7 +95,7 @@ class Flights:
                 self._loop.call_soon_threadsafe(self._call_off, flight)
 
     def end(self) -> None:
-        """Call off everything and let the thread go."""
+        """Cancel everything and end the thread."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._ended.set)
             self._thread.join(ENDING_S)
@@ -138,15 +138,15 @@ class Flights:
             )
         except WorkFailed as error:
             body = CallFailed(error.code, str(error), error.retriable)
-        except Exception as error:  # what a server says is foreign, and so is what reads it
+        except Exception as error:  # parsing foreign answers may raise anything
             body = CallFailed("bad_answer", raised(error), True)
         self._landed.put((flight, body))
 
 
 class OpenAIEngine:
-    """Serves a policy that is the model of a server; see `inference.engine.Engine`.
+    """An engine for a policy that is a server's model; see `inference.engine.Engine`.
 
-    At most `concurrency` requests are in the air; the other calls wait here.
+    At most `concurrency` requests are in flight; the other calls wait here.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class OpenAIEngine:
         return bool(self._waiting.ready or len(self._flights))
 
     def step(self) -> list[EngineAnswer]:
-        """Send what may be sent; return what was answered."""
+        """Send requests for waiting calls; return the answers that have come."""
         answers = self._flights.landed()
         while self._waiting.ready and len(self._flights) < self._concurrency:
             call = self._waiting.ready.popleft()
@@ -178,7 +178,7 @@ class OpenAIEngine:
         return answers
 
     def expire(self, now_ms: int) -> list[ModelCall]:
-        """See the protocol; this is where the time by the log is heard of."""
+        """See the protocol; also takes `now_ms` as the log's time."""
         self._time.saw(now_ms)
         return self._waiting.expire(now_ms)
 
@@ -187,11 +187,11 @@ class OpenAIEngine:
         self._flights.abort(lambda call: is_of(call, rollout_id, attempt))
 
     def twin(self) -> "OpenAIEngine":
-        """Another one; it is asked for announced versions, of which there are none."""
+        """Return another engine; it serves announced versions, of which there are none here."""
         return OpenAIEngine(self.policy_id, self._server, self._api, concurrency=self._concurrency)
 
     def stage(self, version: PolicyVersion) -> NoReturn:
-        """Raises Unfit: whoever announces weights does not mean the server's."""
+        """Raise Unfit: announced weights cannot be those of the server."""
         msg = (
             f"version {version.version} of {self.policy_id!r} is announced, so its weights change, "
             f"and those of {self._server.model!r} at {self._server.base_url} are not ours to load; "
@@ -201,10 +201,10 @@ class OpenAIEngine:
         raise Unfit(msg)
 
     def adopt(self) -> None:
-        """Nothing is ever staged."""
+        """Do nothing, as nothing is ever staged."""
 
     def _begun(self, call: ModelCall) -> Body | None:
-        """Send the request of a call; its answer where none has to be sent."""
+        """Send the request of a call; return its answer if no request is needed."""
         try:
             asked = self._api.asked(call)
             body = counted(self._api, asked)

@@ -1,9 +1,8 @@
-"""Policy directories: a local Hugging Face directory plus `rollcall.json`, and nothing else.
+"""Policy directories: a local Hugging Face directory plus `rollcall.json`.
 
-`rollcall.json` says what Hugging Face has no field for: the template and the number format. A
-directory is made whole or not at all, the same arguments make the same bytes, and nothing here
-reaches the network. A downloaded directory without `rollcall.json` is served with its own chat
-template.
+`rollcall.json` holds what Hugging Face has no field for: the template and the number format. A
+directory is written whole or not at all, the same arguments give the same bytes, and the network is
+never used. A downloaded directory without `rollcall.json` is served with its own chat template.
 """
 
 import json
@@ -42,7 +41,7 @@ WORDS = r"<\w+>|\w+|[^\w\s]"
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What an engine needs of a policy directory."""
+    """The parts of a policy directory that an engine needs."""
 
     model: Any
     tokenizer: Any
@@ -51,20 +50,20 @@ class Policy:
     context: int
     """The most tokens a sequence may have."""
     end_ids: frozenset[int]
-    """Sampling one of them ends an answer."""
+    """The tokens that end an answer when sampled."""
     base: BaseWeights
-    """What the directory holds, for adapters."""
+    """The directory's weights, for adapters."""
 
 
 def make_policy(
     directory: str | Path, *, config: Mapping[str, Any], tokens: Sequence[str] | str,
     template: Mapping[str, Any], seed: int, precision: str = "float32",
 ) -> Path:  # fmt: skip
-    """Write a policy with random weights; the seed decides every bit of them.
+    """Write a policy with random weights, which the seed determines bit by bit.
 
-    `config` is what config.json holds, with `model_type`. Tokens are words, apart by spaces, or
-    single characters; in the latter case longer ones are control tokens. They are padded with
-    `<unusedN>` to the config's `vocab_size`. Raises Refused when the directory holds another one.
+    `config` is the content of config.json, with `model_type`. Tokens are words separated by spaces,
+    or single characters; in the latter case longer ones are control tokens. They are padded with
+    `<unusedN>` to the config's `vocab_size`. Raises Refused if the directory holds another policy.
     """
     hf_logging.disable_progress_bar()
     words = _words_of(tokens, config)
@@ -83,7 +82,7 @@ def make_policy(
             (hidden / "rollcall.json").write_text(json.dumps(about, indent=2) + "\n")
             _refuse_if_misread(load_policy(hidden).tokenizer, words)
     except OSError:
-        # Somebody else may have been quicker; fine if they made the same.
+        # Another process may have been faster; fine if it made the same policy.
         if not _exists(directory, made_from):
             raise
     return directory
@@ -93,7 +92,7 @@ def load_policy(directory: str | Path, device: str = "cpu") -> Policy:
     """Load model, tokenizer and template; raises Refused for a directory that is no policy."""
     directory = Path(directory)
     if not (directory / "config.json").is_file():
-        # Hugging Face would take the name for one on its hub.
+        # Hugging Face would look for a missing directory's name on its hub.
         msg = f"no policy at {str(directory)!r}: no config.json there; make one with make_policy"
         raise Refused(msg)
     about = _about(directory)
@@ -115,13 +114,13 @@ def load_policy(directory: str | Path, device: str = "cpu") -> Policy:
 
 
 def load_template(directory: Path) -> tuple[Any, Template]:
-    """A policy's tokenizer and template, without its weights; raises Refused."""
+    """Load a policy's tokenizer and template, without its weights; raises Refused."""
     tokenizer = load_tokenizer(directory)
     return tokenizer, template_of(_about(directory).get("template", {"kind": "jinja"}), tokenizer)
 
 
 def vocabulary_of(directory: Path, tokenizer: Any) -> int:
-    """How many ids the model of a directory has; those of its tokenizer where no config is there.
+    """Return a model's number of ids; without a config, that of its tokenizer.
 
     Models have rows for more ids than their tokenizers name. Raises Refused for a broken config.
     """
@@ -158,7 +157,7 @@ def _tokenizer(words: Sequence[str], template: Mapping[str, Any]) -> PreTrainedT
         core.decoder = decoders.Fuse()
         control = [word for word in words if len(word) > 1 and word != "<unk>"]
     elif any(len(word) == 1 and not word.isalnum() for word in plain):
-        # Punctuation is words of its own: it parts from the word that it follows.
+        # Punctuation forms words of its own, separate from the word before it.
         core.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "removed", invert=True)
     else:
         core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -170,10 +169,10 @@ def _tokenizer(words: Sequence[str], template: Mapping[str, Any]) -> PreTrainedT
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """A policy's: what tokenizer.json says, where no class of a model is named.
+    """Load a policy's tokenizer: from tokenizer.json where no model's class is named.
 
-    AutoTokenizer goes by the model type instead for some models: it reads a word-level tokenizer
-    beside a Qwen2 model as Qwen2's own, which drops every space and encodes words to nothing.
+    AutoTokenizer decides by the model type for some models: it reads a word-level tokenizer beside
+    a Qwen2 model as Qwen2's own, which drops every space and encodes words to nothing.
     """
     named = _object_in(directory / "tokenizer_config.json").get("tokenizer_class", "")
     generic = named in ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -200,7 +199,7 @@ def _model(config: Mapping[str, Any], tokenizer: Any, seed: int, precision: str)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            # Some of what does not fit is only found while the model is made.
+            # Some invalid configs fail only while the model is made.
             model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields))
         except (ValueError, TypeError) as error:
             msg = f"the policy's config {dict(config)!r} is none of Hugging Face's: {error}"
@@ -213,7 +212,7 @@ def _about(directory: Path) -> dict[str, Any]:
 
 
 def _object_in(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; an empty one where there is no file."""
+    """Read the JSON object in a file; an empty one if there is no file."""
     if not path.is_file():
         return {}
     try:
@@ -229,7 +228,7 @@ def _object_in(path: Path) -> dict[str, Any]:
 
 def _loaded(directory: Path, precision: str | None) -> Any:
     hf_logging.disable_progress_bar()
-    # sdpa takes the engine's additive masks and does not lay out attention weights.
+    # sdpa takes the engine's additive masks and does not materialise attention weights.
     return AutoModelForCausalLM.from_pretrained(
         directory, local_files_only=True, attn_implementation="sdpa",
         dtype=DTYPES[precision] if precision else "auto",

@@ -1,4 +1,4 @@
-"""What rows of a batch lack is fed to the model: once where several begin with the same prompt."""
+"""Feed the model the tokens that rows lack, a prompt shared by several rows only once."""
 
 from collections.abc import Sequence
 
@@ -9,17 +9,17 @@ from inference.key_values import BatchKv
 from inference.slot import Slot
 
 CHUNK = 512
-"""A prompt is fed so many tokens a step, so that long ones do not hold up those who decode."""
+"""The most tokens of a prompt per step, so that long prompts do not delay decoding rows."""
 
 
 def read_once(
     kv: BatchKv | ExactRows, places: Sequence[int], rows: Sequence[Slot]
 ) -> tuple[Tensor, list[int], int]:
-    """Feed each row the next chunk of what it lacks; `places` are those of the rows in the batch.
+    """Feed each row the next chunk that it lacks; `places` are the rows' places in the batch.
 
-    Returns logits after the chunks, [R, V], how many tokens each row was fed, and how many were
-    read for that: of rows that have one prompt and nothing of it yet, as the members of a group
-    that wait together, one is read, and the others are given its keys.
+    Returns logits after the chunks, [R, V], the tokens fed to each row, and the tokens that the
+    model read. Of unfed rows with the same prompt (members of a group that wait together) only one
+    is read, and the others get copies of its keys and values.
     """
     read, read_as = distinct(rows)
     chunks = [rows[at].tokens[rows[at].fed : rows[at].fed + CHUNK] for at in read]
@@ -36,7 +36,7 @@ def read_once(
 
 
 def distinct(rows: Sequence[Slot]) -> tuple[list[int], list[int]]:
-    """Which rows are to be read, and for each row which of those it is as."""
+    """Return the rows to read, and for each row the index of the read row that equals it."""
     read: list[int] = []
     read_as: list[int] = []
     known: dict[tuple[int, ...], int] = {}

@@ -1,8 +1,8 @@
-"""An engine that answers from a journal: what was answered once is answered again, bit for bit.
+"""An engine that repeats recorded answers bit for bit.
 
 A call is found by its place (rollout, attempt, position), else by the digest of its body, which
-finds the same question of another run. Where several answers are on record the first one stands,
-as in the fold.
+finds the same question of another run. Of several recorded answers the first one counts, as in the
+fold.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from schemas.messages import Event, ModelAnswered, ModelCall
 
 
 class RecordedEngine(ScriptedEngine):
-    """Answers from recorded events; CallFailed(`not_recorded`) for a call that was never made."""
+    """An engine that answers from recorded events, else with CallFailed(`not_recorded`)."""
 
     def __init__(self, policy_id: str, events: Iterable[Event], *, version: int = 0) -> None:
         super().__init__(policy_id, self._said, version=version)

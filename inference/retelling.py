@@ -1,8 +1,8 @@
-"""What another policy said and was told, as tokens of ours: its text, under our own template.
+"""Re-encode another policy's conversations with our own tokenizer and template.
 
-Token ids of another tokenizer mean nothing here, so only text is read. What a policy said becomes
-what ours would have had to say, with the token that ends an answer where ours has one; whether it
-was cut cannot be told from its text. Source: SAPO, arXiv 2509.08721, §3 (rollouts are re-encoded).
+Token ids of another tokenizer mean nothing here, so only text is read. An answer becomes the tokens
+that our policy would have sampled for it, with the end token where ours has one; a text does not
+show whether it was cut. Source: SAPO, arXiv 2509.08721, §3 (rollouts are re-encoded).
 """
 
 from collections.abc import Sequence as Many
@@ -19,16 +19,16 @@ SAID = "assistant"
 
 
 class Retelling:
-    """Reads text with the tokenizer and the template of a policy directory."""
+    """A re-encoder of trajectories with the tokenizer and template of a policy directory."""
 
     def __init__(self, directory: str | Path, policy_id: str, temperature: float = 1.0) -> None:
-        """`policy_id` is whose tokens they become; raises Refused for what is no policy."""
+        """Load the directory; `policy_id` labels the new tokens. Raises Refused for no policy."""
         self.policy_id = policy_id
         self.sampling = Sampling(temperature=temperature)
         self._tokenizer, self._template = load_template(Path(directory))
 
     def __call__(self, scored: ScoredTrajectory) -> ScoredTrajectory | None:
-        """The same rollout; None where it is not the text of one policy that ours could say."""
+        """Re-encode a rollout; None unless it is the text of one policy that ours could sample."""
         trajectory = scored.trajectory
         if len(trajectory.policies) != 1 or not trajectory.sequences:
             return None
@@ -46,7 +46,7 @@ class Retelling:
         messages = sequence.messages
         answers = [number for number, each in enumerate(messages) if each.role == SAID]
         spans = sum(is_said for is_said, _ in groupby(mask_of(sequence.loss_mask) == 1))
-        # A conversation may begin with answers that nobody sampled: which are which is not told.
+        # A conversation may begin with answers that were not sampled; they cannot be told apart.
         if len(answers) != spans or any(each.tool_calls for each in messages):
             return None
         ids: list[int] = []
@@ -64,7 +64,7 @@ class Retelling:
         return self._sequence(ids, mask, messages) if any(mask) else None
 
     def _said(self, message: Message) -> list[int]:
-        """What our policy would have sampled."""
+        """Return the tokens that our policy would have sampled."""
         try:
             ids = self._tokenizer.encode(
                 message.content, add_special_tokens=False, split_special_tokens=True
@@ -74,7 +74,7 @@ class Retelling:
         return [*ids, *sorted(self._template.end_ids)[:1]]
 
     def _sequence(self, ids: Many[int], mask: Many[int], messages: tuple[Message, ...]) -> Sequence:
-        """Versions and log-probabilities are nobody's: whoever trains on it has its own."""
+        """Build a sequence without real versions and log-probabilities; the trainer has its own."""
         return Sequence(
             token_ids=pack_ids(ids),
             loss_mask=bytes(mask),

@@ -1,8 +1,9 @@
-"""Sampling for a whole batch at once, with noise that belongs to the call and not to the batch.
+"""Sampling for a whole batch at once, with noise that depends on the call and not on the batch.
 
 The draw for the n-th token of a call is a function of (call.seed, n) alone: a counter-based hash
-(SplitMix64) gives one uniform number, which picks from the cumulated distribution. A call therefore
-samples the same tokens alone, in any batch and after an interruption, as long as its logits agree.
+(SplitMix64) gives one uniform number, which picks from the cumulative distribution. A call
+therefore samples the same tokens alone, in any batch and after an interruption, as long as its
+logits agree.
 
 Shapes: R rows (calls), V tokens of the vocabulary.
 """
@@ -16,7 +17,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def uniforms(seed_R: NDArray[np.uint64], count_R: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """One number in [0, 1) per row, a function of seed and count. Source: SplitMix64 (Steele)."""
+    """Return a number in [0, 1) per row from seed and count. Source: SplitMix64 (Steele)."""
     mixed = _mix(_mix(seed_R) + (count_R + np.uint64(1)) * GOLDEN)
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -53,8 +54,8 @@ def draw(
 
 
 def _pick(logprob_RV: Tensor, uniform_R: Tensor) -> Tensor:
-    """The first token whose cumulated probability exceeds the uniform number of its row."""
-    # float64, for a float32 sum over a large vocabulary is off by more than many a probability.
+    """Return the first token whose cumulative probability exceeds its row's uniform number."""
+    # float64: a float32 sum over a large vocabulary has errors above many probabilities.
     cumulated_RV = logprob_RV.double().exp().cumsum(-1)
     target_R1 = uniform_R[:, None] * cumulated_RV[:, -1:]
     token_R = torch.searchsorted(cumulated_RV, target_R1, right=True)[:, 0]
@@ -62,8 +63,8 @@ def _pick(logprob_RV: Tensor, uniform_R: Tensor) -> Tensor:
 
 
 def _filter(logits_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor) -> Tensor:
-    """Minus infinity outside of the top k, and outside of the smallest set that holds top p of
-    what top k left."""
+    """Return logits with minus infinity outside the top k, and outside the smallest set that holds
+    top p of the rest."""
     sorted_RV, order_RV = logits_RV.sort(dim=-1, descending=True, stable=True)
     rank_V = torch.arange(logits_RV.shape[1], device=logits_RV.device)
     k_R1 = torch.where(top_k_R > 0, top_k_R, logits_RV.shape[1])[:, None]

@@ -1,11 +1,10 @@
-"""The shipped fake: a function says what the policy answers; no weights, no waiting.
+"""A shipped fake engine: a function returns the policy's answers; no weights, no waiting.
 
-It keeps the manners of a real engine, so that whatever drives it is driven the same way: nothing
-is answered before there is a version, calls that want a newer version are held, aborted calls get
-no answer. Its tokens are made up but well formed: one per UTF-8 byte unless `encode` says else. A
-call with tools is answered with those that the script calls, as a policy would, in the format
-`hermes`. A prepared ModelAnswered goes out as it is. `inference.text_script` makes a script of a
-function that sees the whole conversation.
+It behaves like a real engine: no call is answered before there is a version, calls that need a
+newer version are held, aborted calls get no answer. Its tokens are made up but well formed: one per
+UTF-8 byte unless `encode` does it differently. The script writes tool calls in the format `hermes`,
+as a policy would. A prepared ModelAnswered is returned as it is. `inference.text_script` turns a
+function of the whole conversation into a script.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,28 +19,28 @@ from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
 from schemas.packed import pack_ids, pack_logprobs
 
 Script = Callable[[ModelCall], str | ModelAnswered]
-"""What is answered to a call; it may raise WorkFailed."""
+"""A function that returns the answer to a call; it may raise WorkFailed."""
 Render = Callable[[ModelCall], str]
-"""What a call adds to its sequence, as text; it may raise WorkFailed."""
+"""A function that returns the text that a call adds to its sequence; may raise WorkFailed."""
 
 TOOLS = "hermes"
-"""How scripts write tool calls."""
+"""The format in which scripts write tool calls."""
 LOGPROB = -0.5
-"""Every made-up token has this one."""
+"""The log-probability of every made-up token."""
 
 
 def utf8(text: str) -> list[int]:
-    """One token per byte."""
+    """Encode a text with one token per byte."""
     return list(text.encode())
 
 
 def contents(call: ModelCall) -> str:
-    """The new messages, one behind the other."""
+    """Return the contents of the new messages, concatenated."""
     return "".join(message.content for message in call.messages)
 
 
 class ScriptedEngine:
-    """Answers every call at the next step; see `inference.engine.Engine`.
+    """An engine that answers every call at the next step; see `inference.engine.Engine`.
 
     `version` is served from the start; give -1 for an engine that waits for its first weights.
     """
@@ -81,17 +80,17 @@ class ScriptedEngine:
         self._waiting.abort(rollout_id, attempt)
 
     def twin(self) -> "ScriptedEngine":
-        """One that answers from the same script; it waits for its first weights."""
+        """Return an engine with the same script that waits for its first weights."""
         return ScriptedEngine(
             self.policy_id, self._script, encode=self._encode, render=self._render, version=-1
         )
 
     def stage(self, version: PolicyVersion) -> None:
-        """Remember the number; nothing is loaded."""
+        """Store the version number; nothing is loaded."""
         self._staged = version.version
 
     def adopt(self) -> None:
-        """Take the number; nothing is proven."""
+        """Serve the staged version number; nothing is checked."""
         self.version, self._staged = max(self.version, self._staged), -1
         self._waiting.release(self.version)
 
@@ -106,7 +105,7 @@ class ScriptedEngine:
             return CallFailed(error.code, str(error), error.retriable)
 
     def _said(self, call: ModelCall) -> str | ModelAnswered:
-        """What the script says; it is not asked where nothing is to be sampled."""
+        """Return the script's answer; it is not called if no token is to be sampled."""
         return self._script(call) if call.sampling.max_tokens else ""
 
     def _answer_of(self, call: ModelCall, text: str) -> ModelAnswered:

@@ -1,14 +1,15 @@
-"""Foreign text: the spelling of a control token in it stays plain text, under every template.
+"""Keep control tokens that are spelled out in messages as plain text, under every template.
 
-Control tokens are all that a tokenizer was given beside its own vocabulary, special or not (as
-`</think>` and `<tool_call>` are mostly not), but for white space; and the marks of a template. A
-rendered text is one text, in which their spelling in a message cannot be told from one that the
-template wrote. So such spellings are replaced by placeholders before a template is rendered, and
-each placeholder is encoded afterwards as the plain text that it stands for. What lies between two
-placeholders is encoded by itself, as it would be between two control tokens.
+Control tokens are all tokens added to a tokenizer's own vocabulary, special or not (`</think>` and
+`<tool_call>` mostly are not), except white space; and the marks of a template. In a rendered text,
+their spelling in a message looks the same as one that the template wrote. So such spellings are
+replaced by placeholders before a template is rendered, and each placeholder is encoded afterwards
+as the plain text that it stands for. Text between two placeholders is encoded separately, as it
+would be between two control tokens.
 
-What the policy itself has said may hold control tokens that are not special: their spelling is how
-its answers are told, so there they stay what they were. Special ones are never part of a telling.
+The policy's own answers may contain control tokens that are not special, since answers are returned
+with their spelling; there they stay control tokens. Special ones are never part of an answer's
+text.
 """
 
 import json
@@ -23,15 +24,15 @@ from tokenizers import Tokenizer
 from schemas.errors import WorkFailed
 
 MARK = "zq7xk"
-"""Begins and ends a placeholder; it is made longer until no foreign text contains it."""
+"""The start and end of a placeholder; it is made longer until no message contains it."""
 
 Encode = Callable[[str], Sequence[int]]
 
 
 class Shield:
-    """Knows the control tokens of a tokenizer, and how to write each as plain text.
+    """The control tokens of a tokenizer, and the encoding of each as plain text.
 
-    `marks` are those of a template: spellings, and the token of each.
+    `marks` are a template's marks: spellings, and the token of each.
     """
 
     def __init__(self, tokenizer: Any, marks: Mapping[str, int] = MappingProxyType({})) -> None:
@@ -43,17 +44,17 @@ class Shield:
         others = {token.content: each for each, token in added.items() if token.content.strip()}
         every = {**special, **others, **marks}
         self._ids = {True: frozenset(special.values()), False: frozenset(every.values())}
-        """By whether a text is the policy's own."""
+        """The ids to look for; the key is True for a text of the policy itself."""
         self._patterns = {True: _any_of(special), False: _any_of(every)}
         tokens = added.values()
         folded = any(getattr(token, "normalized", False) for token in tokens)
         self._folds = folded and self._backend is not None and self._backend.normalizer is not None
-        """Whether other spellings too become control tokens, such as those in capitals."""
+        """True if other spellings become control tokens too, such as those in capitals."""
         self.spans = lru_cache(maxsize=4096)(self._spans)
         self._plain = lru_cache(maxsize=4096)(self._as_plain)
 
     def guard(self, values: Sequence[Any]) -> "Guard":
-        """Return what hides control tokens in texts that are rendered together."""
+        """Return a guard that hides control tokens in texts that are rendered together."""
         texts = [text for value in values for text in _texts(value)]
         mark = MARK
         while any(mark in text for text in texts):
@@ -73,7 +74,7 @@ class Shield:
 
     @cached_property
     def _bare(self) -> Any:
-        """The tokenizer without its control tokens; None where it is none of the Rust ones."""
+        """Return the tokenizer without its control tokens; None if it is no Rust tokenizer."""
         if self._backend is None:
             return None
         made = json.loads(self._backend.to_str())
@@ -83,7 +84,7 @@ class Shield:
         return Tokenizer.from_str(json.dumps(made))
 
     def _spans(self, text: str, own: bool) -> tuple[tuple[int, int], ...]:
-        """Where control tokens are spelled in a text."""
+        """Return the spans of control tokens that are spelled out in a text."""
         found = [match.span() for match in self._patterns[own].finditer(text)]
         if self._folds and text:
             told = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -112,32 +113,32 @@ class Shield:
         raise WorkFailed("not_renderable", msg, retriable=False)
 
     def _text_ids(self, piece: str) -> list[int]:
-        """Tokens of a piece, none of them a control token where that can be; empty for none."""
+        """Return the tokens of a piece without control tokens; empty if that is impossible."""
         try:
             ids = self._tokenizer.encode(piece, add_special_tokens=False, split_special_tokens=True)
             if self._bare is not None and not self._ids[False].isdisjoint(ids):
                 ids = self._bare.encode(piece, add_special_tokens=False).ids
-        except Exception:  # the Rust tokenizers raise nothing narrower for what they cannot write
+        except Exception:  # the Rust tokenizers raise nothing narrower for text without tokens
             return []
         return list(ids)
 
 
 class Guard:
-    """Hides control tokens in the texts of one rendering, and encodes what was rendered."""
+    """A guard that hides control tokens in the texts of one rendering, and encodes the result."""
 
     def __init__(self, shield: Shield, mark: str) -> None:
         self._shield, self._mark = shield, mark
         self._hidden: list[str] = []
 
     def hide(self, value: Any, *, own: bool = False) -> Any:
-        """Return the value, of what JSON knows, with placeholders in all of its texts.
+        """Return the JSON value with placeholders in all of its texts.
 
-        `own` is what the policy said.
+        `own`: the value is the policy's own answer.
         """
         return _mapped(value, lambda text: self._with_placeholders(text, own))
 
     def encode(self, text: str, encode: Encode) -> list[int]:
-        """Tokens of a rendered text: `encode` gives those of all but the placeholders."""
+        """Return the tokens of a rendered text; `encode` encodes all but the placeholders."""
         if not self._hidden:
             return list(encode(text)) if text else []
         ids: list[int] = []
@@ -163,7 +164,7 @@ def _any_of(spellings: Collection[str]) -> re.Pattern[str]:
 
 
 def _merged(spans: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
-    """The same places in order, none of them within another."""
+    """Yield the spans in order, overlapping ones merged."""
     last: tuple[int, int] | None = None
     for begin, end in sorted(spans):
         if last is not None and begin < last[1]:
@@ -177,7 +178,7 @@ def _merged(spans: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
 
 
 def _cuts(text: str) -> Iterator[list[str]]:
-    """Ways to part a text, the fewest parts first."""
+    """Yield ways to split a text, those with the fewest parts first."""
     yield [text]
     for at in range(1, len(text)):
         yield [text[:at], text[at:]]
@@ -185,7 +186,7 @@ def _cuts(text: str) -> Iterator[list[str]]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts in a value of what JSON knows, the keys of objects too."""
+    """Yield all texts in a JSON value, including the keys of objects."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -197,7 +198,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """A value of what JSON knows with every text in it changed, the keys of objects too."""
+    """Return a JSON value with every text in it changed, including the keys of objects."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):

@@ -20,35 +20,35 @@ class Slot:
 
     call: ModelCall
     tokens: list[int]
-    """Prefix, added and sampled."""
+    """The prefix, added and sampled tokens."""
     added: list[int]
     limit: int
     """The most tokens to sample."""
     seed: int
     spoken: Spoken | None
     shares: bytes = b""
-    """The packed prompt less its last token, when siblings wait for it; else empty."""
+    """The packed prompt without its last token, if siblings wait for it; else empty."""
     fed: int = 0
-    """How many tokens have keys and values under the present weights."""
+    """The number of tokens that have keys and values under the present weights."""
     finish: str = ""
     failure: str = ""
-    """Why there is no answer although it has ended; empty where there is one."""
+    """The reason why it ended without an answer; empty if there is one."""
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
     @property
     def width(self) -> int:
-        """The most tokens that it may come to."""
+        """Return the most tokens that it can reach."""
         return len(self.tokens) + self.limit
 
     def sampled(self) -> list[int]:
         return self.tokens[len(self.tokens) - len(self.logprobs) :]
 
     def add(self, token: int, logprob: float, version: int, end_ids: Collection[int]) -> None:
-        """Put a sampled token in and see whether that ends it.
+        """Append a sampled token and check whether it ends the answer.
 
-        A log-probability that is not finite comes of logits that are not numbers, or of which none
-        is finite: then no token was sampled, and the call fails.
+        A log-probability that is not finite comes from logits that are NaN, or of which none is
+        finite: then no token was sampled, and the call fails.
         """
         if not math.isfinite(logprob):
             self.finish = "failed"
@@ -78,7 +78,7 @@ class Slot:
 
 
 def slot_or_failure(call: ModelCall, policy: Policy, decode: Tokens) -> Slot | CallFailed:
-    """A slot for the call, or what is answered to one that cannot be served."""
+    """Return a slot for the call, or the failure for one that cannot be served."""
     try:
         return slot_of(call, policy, decode)
     except WorkFailed as error:
@@ -88,9 +88,9 @@ def slot_or_failure(call: ModelCall, policy: Policy, decode: Tokens) -> Slot | C
 
 
 def slot_of(call: ModelCall, policy: Policy, decode: Tokens) -> Slot:
-    """Render what is new; raises WorkFailed for a call that cannot be served.
+    """Render the new messages; raises WorkFailed for a call that cannot be served.
 
-    Where no token is to be sampled the slot has ended as it begins: it is not too long for anyone.
+    If no token is to be sampled, the slot has ended at its start, and its length is not checked.
     """
     if call.prefix_ids is None and call.prefix_length:
         msg = f"the prefix of {call.prefix_length} tokens is not held here; send it whole"

@@ -1,4 +1,4 @@
-"""The answer of a slot that has ended: its tokens as they were sampled, and a reading of them."""
+"""The answer of a slot that has ended: the sampled tokens, and their text and tool calls."""
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
@@ -12,11 +12,11 @@ from schemas.messages import CallFailed, ModelAnswered
 from schemas.packed import pack_ids, pack_logprobs
 
 SHORT = 2
-"""Most answers of a small policy are one word of few; decoding one costs 20 us."""
+"""The most tokens of a cached text: small policies repeat short answers; decoding costs 20 us."""
 
 
 class Decoder:
-    """Text of token ids, special ones left out; that of short sequences is remembered."""
+    """A decoder of token ids without special ones; it caches the text of short sequences."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -24,7 +24,7 @@ class Decoder:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """The tokens whose text is left out."""
+        """Return the tokens whose text is left out."""
         added = self._tokenizer.added_tokens_decoder
         unnamed = {number for number, token in added.items() if token.special}
         return frozenset(unnamed.union(self._tokenizer.all_special_ids))
@@ -33,7 +33,7 @@ class Decoder:
         return self._short(tuple(ids)) if len(ids) <= SHORT else self._decode(ids)
 
     def whole(self, ids: Sequence[int]) -> str:
-        """The text with special tokens as they are spelled: stop strings may name them."""
+        """Return the text including special tokens, since stop strings may contain them."""
         return self._decode(ids, skip=False)
 
     def _decode(self, ids: Sequence[int], *, skip: bool = True) -> str:
@@ -44,7 +44,7 @@ class Decoder:
         )
 
     def before(self, ids: Sequence[int], length: int) -> str:
-        """The text, special tokens left out, of what the first characters of `whole` stand for."""
+        """Return the text without special tokens for the first `length` characters of `whole`."""
         kept = len(ids)
         while kept and len(text := self.whole(ids[:kept])) > length:
             kept -= 1
@@ -56,7 +56,7 @@ class Decoder:
 def answer_of(
     row: Slot, policy: Policy, decode: Decoder, engine: str
 ) -> ModelAnswered | CallFailed:
-    """What is told of a slot; `engine` names who sampled it."""
+    """Return the answer of a slot; `engine` is the name of the engine that sampled it."""
     if row.failure:
         return CallFailed("not_finite", row.failure, False)
     sampled = row.sampled()
@@ -74,7 +74,7 @@ def answer_of(
 
 
 def _said(row: Slot, policy: Policy, decode: Decoder, sampled: Sequence[int]) -> tuple[str, str]:
-    """The text, and the stop string that ended it."""
+    """Return the text, and the stop string that ended it."""
     words = sampled[:-1] if sampled and sampled[-1] in policy.end_ids else sampled
     stops = row.call.sampling.stop
     if any(stops) and not decode.special_ids.isdisjoint(words):

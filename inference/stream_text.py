@@ -1,4 +1,4 @@
-"""Text of sampled tokens, as far as it is certain: a character may span several tokens."""
+"""The text of sampled tokens as they come; a character may span several tokens."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -7,18 +7,18 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
 class Tokens(Protocol):
-    """Decodes tokens for stop strings."""
+    """A decoder of tokens for stop strings."""
 
     def whole(self, ids: Sequence[int]) -> str:
-        """The text of tokens with special ones as they are spelled."""
+        """Return the text of tokens including special ones."""
         ...
 
 
 class Spoken:
-    """The text of tokens that come one by one; a character appears when its last token is there.
+    """The text of tokens that come one by one; a character appears with its last token.
 
-    `text` only ever grows. Only the last few tokens are decoded each time, beside their
-    predecessors, since some tokenizers write a token differently at the beginning.
+    `text` only grows. Each time, only the last few tokens are decoded, with their predecessors,
+    since some tokenizers write a token differently at the beginning.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
@@ -29,7 +29,7 @@ class Spoken:
         self._shown = 0
 
     def push(self, token: int) -> str:
-        """Take one token; return the text that has become certain with it."""
+        """Add one token; return the text that it completes."""
         self._ids.append(token)
         known = self._decode(self._ids[self._before : self._shown])
         window = self._decode(self._ids[self._before :])
@@ -42,9 +42,9 @@ class Spoken:
 
 
 def cut_at(text: str, stops: Sequence[str]) -> tuple[str, str]:
-    """The text before the first stop string in it, and that string; the whole where none is.
+    """Return the text before its first stop string, and that string; all of it if there is none.
 
-    Where several begin at one place it is the shortest, for that one was complete first.
+    If several begin at one place, the shortest counts, since it was complete first.
     """
     found = [(at, len(stop), stop) for stop in stops if stop and (at := text.find(stop)) >= 0]
     at, _, stop = min(found, default=(len(text), 0, ""))
@@ -52,6 +52,6 @@ def cut_at(text: str, stops: Sequence[str]) -> tuple[str, str]:
 
 
 def first_stop_ends(text: str, stops: Sequence[str]) -> int | None:
-    """Where the first stop string that comes to its end does so, as text grows; None for none."""
+    """Return the end of the stop string that is complete first as text grows; None for none."""
     ends = (at + len(stop) for stop in stops if stop and (at := text.find(stop)) >= 0)
     return min(ends, default=None)

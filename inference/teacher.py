@@ -1,4 +1,4 @@
-"""A policy that samples nothing: it says how likely it finds the tokens that others sampled."""
+"""A teacher: a policy that scores tokens sampled by other policies and samples nothing."""
 
 import hashlib
 from pathlib import Path
@@ -16,10 +16,10 @@ from schemas.packed import ids_of, mask_of
 
 
 class Teacher:
-    """A policy directory with its weights as they lie there; at temperature 1."""
+    """A policy directory with its stored weights; at temperature 1."""
 
     def __init__(self, directory: str | Path, *, threads: int | None = None) -> None:
-        """Raises Refused for a directory that is no policy."""
+        """Load the directory. Raises Refused for one that is no policy."""
         if threads is not None:
             torch.set_num_threads(threads)
         self.directory = str(directory)
@@ -27,9 +27,9 @@ class Teacher:
         self.vocabulary = int(self.policy.model.config.vocab_size)
 
     def logprobs(self, sequence: Sequence) -> NDArray[np.float32]:
-        """log p of every sampled token after those before it, nats, [T]; 0 where the mask is 0.
+        """Return log p of every sampled token given those before it, nats, [T]; 0 for mask 0.
 
-        Raises WorkFailed for tokens that it does not have, and for more than it can read.
+        Raises WorkFailed for tokens outside its vocabulary, and for more than its context holds.
         """
         ids, sampled = ids_of(sequence.token_ids), mask_of(sequence.loss_mask) == 1
         scores = np.zeros(len(ids), np.float32)
@@ -55,14 +55,14 @@ class Teacher:
 
 
 def vocabulary_digest(directory: str | Path) -> str:
-    """sha256 over what each token id of a policy directory stands for."""
+    """Return the sha256 of the vocabulary of a policy directory: the token of each id."""
     tokenizer: Any = load_tokenizer(Path(directory))
     words = sorted((number, word) for word, number in tokenizer.get_vocab().items())
     return hashlib.sha256(orjson.dumps(words)).hexdigest()
 
 
 def require_same_vocabulary(student: str | Path, teacher: str | Path) -> None:
-    """Raise Refused where a teacher reads other words in the tokens that a student samples."""
+    """Raise Refused if teacher and student have different vocabularies."""
     ours, its = vocabulary_digest(student), vocabulary_digest(teacher)
     if ours != its:
         msg = (

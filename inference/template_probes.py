@@ -1,8 +1,8 @@
-"""Which conversations a tokenizer's chat template renders, tried when its policy is loaded.
+"""Probes of a tokenizer's chat template with whole conversations, when its policy is loaded.
 
-A template may be sound and yet refuse what every agent sends at its second turn: a system message,
-the ids of calls, results. So a conversation with all of these is rendered once. Where a template
-renders it in another form, messages are put into that form; where it renders none, the policy is
+A valid template may refuse messages that every agent sends at its second turn: a system message,
+ids of calls, results. So a conversation with all of these is rendered once. If the template renders
+it only in another form, messages are converted to that form; if it renders none, the policy is
 refused with the template's own reason.
 """
 
@@ -16,13 +16,13 @@ from inference.tools import FORMATS, NONE
 from schemas.errors import Refused, WorkFailed
 
 Said = dict[str, Any]
-"""A message as chat templates read it."""
+"""A message in the form that chat templates read."""
 Text = Callable[..., str]
 ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 SHORT_ID = 9
-"""Characters of an id under the templates of Mistral's models: letters and digits alone."""
+"""The length of an id in the templates of Mistral's models: letters and digits only."""
 CALL_ID = "call_00112233445566778899aabb_0"
-"""An id as calls are given them (`inference.tools.calls_in`)."""
+"""An id in the form that calls get (`inference.tools.calls_in`)."""
 NAME = "peek_into"
 TOOL = {"type": "function", "function": {"name": NAME, "description": "", "parameters": {}}}
 ARGUMENTS = {"path": "a file"}
@@ -38,12 +38,12 @@ class Manners:
     """The form in which a template takes messages."""
 
     folds_system: bool = False
-    """A system message becomes the beginning of the first user message."""
+    """True if a system message becomes the beginning of the first user message."""
     short_ids: bool = False
-    """Ids of calls are nine letters and digits."""
+    """True if ids of calls are nine letters and digits."""
 
     def fitted(self, messages: Sequence[Said], *, first: bool) -> list[Said]:
-        """Return the messages in that form; `first` where the conversation begins with them."""
+        """Return the messages in that form; `first` if the conversation begins with them."""
         fitted = list(messages)
         if self.folds_system and first and [m["role"] for m in fitted[:2]] == ["system", "user"]:
             system, user, *rest = fitted
@@ -101,7 +101,7 @@ def _converse(manners: Manners, text: Text, suffix: Text, tool_format: str) -> N
 
 
 def tells_of_tools(manners: Manners, text: Text) -> bool:
-    """Whether a policy would hear of its tools."""
+    """Return True if the template shows a policy its tools."""
     try:
         return NAME in text(manners.fitted(OPENING, first=True), [TOOL], open_answer=True)
     except WorkFailed:  # it has no form for tools as they are given
@@ -111,7 +111,7 @@ def tells_of_tools(manners: Manners, text: Text) -> bool:
 def _require_tools_to_stay(
     manners: Manners, text: Text, suffix: Text, opening: Sequence[Said]
 ) -> None:
-    """Raise where a later question changes what was rendered of the tools before."""
+    """Raise if a later question changes the earlier rendering of the tools."""
     begun, later = manners.fitted(opening, first=True), [_said("user", "And now?")]
     turns = text(begun, [TOOL], open_answer=True) + SPOKEN + suffix(later, False, [TOOL])
     at_once = text([*begun, _said("assistant", SPOKEN), *later], [TOOL], open_answer=True)
@@ -121,7 +121,7 @@ def _require_tools_to_stay(
 
 
 def _require_readable(written: str, tool_format: str) -> None:
-    """Raise where the format does not read a call as the template has written it, if it has."""
+    """Raise if the template has written a call that the format cannot read."""
     told = written.rpartition(SPOKEN)[2] or written
     _, calls = FORMATS[tool_format].parsed(told)
     if NAME in told and [name for name, _ in calls] != [NAME]:

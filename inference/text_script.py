@@ -1,4 +1,4 @@
-"""A policy that is a function of text: it sees the whole conversation and says what comes next.
+"""A policy that is a function of text: it gets the whole conversation and returns the answer.
 
     <|im_start|>system
     Be brief.
@@ -17,9 +17,8 @@
     </tool_response><|im_end|>
     <|im_start|>assistant
 
-Tools are told and called in the format `hermes` of `inference.tools`. What the function has said
-stands there as it said it. One token is one byte of UTF-8, so a sequence that only ever grows is a
-text that only ever grows.
+Tools are written in the format `hermes` of `inference.tools`. The function's own answers appear
+unchanged. One token is one byte of UTF-8, so a sequence that only grows is a text that only grows.
 """
 
 import inspect
@@ -35,7 +34,7 @@ from schemas.messages import ModelCall
 from schemas.packed import ids_of
 
 Speak = Callable[..., str]
-"""Called with the conversation; and with the call's `seed`, if it has such a parameter."""
+"""A function of the conversation, and of the call's `seed` if it has such a parameter."""
 OPEN, CLOSE = "<|im_start|>", "<|im_end|>\n"
 ANSWER = f"{OPEN}assistant\n"
 
@@ -55,7 +54,7 @@ def load_script(reference: str) -> Speak:
 
 
 def added_by(call: ModelCall) -> str:
-    """What a call adds to the conversation, up to where the answer begins.
+    """Return the text that a call adds to the conversation, up to the beginning of the answer.
 
     Raises WorkFailed(`not_renderable`).
     """
@@ -71,9 +70,9 @@ def added_by(call: ModelCall) -> str:
 
 
 def text_script(speak: Speak, name: str) -> Script:
-    """What a scripted engine asks for a function of text.
+    """Return the script of a scripted engine that calls a function of text.
 
-    Whatever it raises, or says that is no text, fails its call for good.
+    An exception of it, or a result that is no text, fails its call without a retry.
     """
 
     def script(call: ModelCall) -> str:
@@ -94,7 +93,7 @@ def text_script(speak: Speak, name: str) -> Script:
 
 
 def _seeds(speak: Speak, seed: int) -> dict[str, int]:
-    """What a function is given beside the conversation."""
+    """Return the arguments of a function beside the conversation."""
     return {"seed": seed} if "seed" in inspect.signature(speak).parameters else {}
 
 

@@ -1,9 +1,9 @@
-"""Tokens and log-probabilities that a server told: read, or refused by name where they lie.
+"""Validation of the token ids and log-probabilities that a server returns.
 
-A server may tell none of them; then the answer is untrainable. What it tells has to be possible:
-ids of the policy's vocabulary that spell the text beside them, and one log-probability for each,
-as a sampled token has. A server that tells anything else has other weights, another tokenizer or
-broken arithmetic, and no answer of it is worth anything: the call fails with the reason.
+A server may return none; then the answer is untrainable. Those that it returns must be possible:
+ids of the policy's vocabulary that spell the text beside them, and for each a log-probability that
+a sampled token can have. Otherwise the server has other weights, another tokenizer or broken
+arithmetic, and its answers are useless: the call fails with the reason.
 """
 
 import math
@@ -17,15 +17,15 @@ from schemas.messages import Sampling
 UNSHAPED = (1.0, 1.0, 0)
 """Temperature, top-p and top-k that leave the model's distribution as it is."""
 LIKELIEST = 1e-3
-"""A log-probability may be so much above 0, by rounding."""
+"""The most by which a log-probability may exceed 0, through rounding."""
 LEAST = -100.0
-"""Nothing less likely is ever sampled; servers write -9999 for minus infinity, JSON has none."""
+"""The least log-probability of a sampled token; servers write -9999 for minus infinity."""
 SHOWN = 60
-"""Characters of a text in a message."""
+"""The most characters of a text that an error message quotes."""
 
 
 class Untrue(Exception):
-    """What a server cannot have sampled; `code` is that of the call, which fails."""
+    """An answer that a server cannot have sampled; `code` is the error code of the failed call."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -35,10 +35,10 @@ class Untrue(Exception):
 def told_ids(
     choice: Mapping[str, Any], text: str, most: int, tokenizer: Any, size: int
 ) -> list[int] | None:
-    """Return the ids that were sampled; None where the server tells none.
+    """Return the sampled ids; None if the server returns none.
 
-    Raises Untrue(`bad_token_ids`) for what is no list of ids below `size`, for more of them
-    than `most`, and for ids that do not spell `text`.
+    Raises Untrue(`bad_token_ids`) unless they are a list of ids below `size`, at most `most` of
+    them, that spell `text`.
     """
     ids = choice.get("token_ids")
     if ids is None:
@@ -59,9 +59,9 @@ def told_logprobs(
 ) -> tuple[str, list[float]]:
     """Return why the answer is untrainable, or the log-probabilities of its `count` tokens.
 
-    Servers give those of the model as it is, which are of the distribution that was sampled from
-    where nothing reshaped it. Raises Untrue(`bad_logprobs`) for those that no sampled token
-    has, and where none come although they were `asked` for.
+    Servers return those of the unmodified model, which are those of the sampled distribution only
+    if no sampling option reshaped it. Raises Untrue(`bad_logprobs`) for values that no sampled
+    token can have, and if they are missing although they were `asked` for.
     """
     held = choice.get("logprobs")
     if held is None and not asked:
@@ -79,7 +79,7 @@ def told_logprobs(
 
 
 def _impossible(value: object, least: float) -> str:
-    """Why no sampled token has this log-probability; empty where one may."""
+    """Return why no sampled token can have this log-probability; empty if one can."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "which is no number"
     if not LEAST <= value <= LIKELIEST and not math.isfinite(_float(value)):
@@ -92,7 +92,7 @@ def _impossible(value: object, least: float) -> str:
 
 
 def _float(value: float) -> float:
-    """JSON has whole numbers that no float holds."""
+    """Convert to float; infinity for an integer of JSON that is too large."""
     try:
         return float(value)
     except OverflowError:
@@ -100,7 +100,10 @@ def _float(value: float) -> float:
 
 
 def _require_spelled(ids: Sequence[int], text: str, tokenizer: Any) -> None:
-    """A text may lack what a stop string cut off, its special tokens, and half a character."""
+    """Raise Untrue unless the ids spell the text.
+
+    The text may lack the part after a stop string, special tokens, and half a character.
+    """
     said, spellings = _bare(text), []
     for skip in (True, False):
         spelled = str(tokenizer.decode(list(ids), skip_special_tokens=skip))

@@ -1,9 +1,9 @@
-"""Tool calls within a policy's text: how they are written to it, and read from what it sampled.
+"""Tool calls within a policy's text: written for the policy, and parsed from its answers.
 
-A template declares the format that its policy was taught; a tokenizer's own chat template may tell
-by itself. What does not parse stays content, and
-nothing that was sampled is repaired: training reads the tokens, the agent this reading of them. A
-call's id is a function of its command, so that telling an answer again tells the same ids.
+A template declares the format that its policy was taught; for a tokenizer's own chat template it
+may be detected. Text that does not parse stays content, and sampled text is never repaired:
+training uses the tokens, the agent the parsed calls. A call's id is a function of its command, so a
+repeated answer has the same ids.
 """
 
 import json
@@ -21,10 +21,10 @@ from schemas.messages import Message
 from schemas.tool_calls import ToolCall, arguments_of, json_text, tool_calls_of, tool_calls_text
 
 NONE = "none"
-"""Of a template without a form for tools."""
+"""The format of a template that has no form for tools."""
 
 Calls = list[tuple[str, str]]
-"""Names and arguments."""
+"""The names and arguments of calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +32,21 @@ class ToolFormat:
     """One way to write tools into text, and to read calls from it."""
 
     definitions: Callable[[list[Any]], str]
-    """What a policy is told of its tools, at the end of the system message."""
+    """Render the tools for the end of the system message."""
     call: Callable[[ToolCall], str]
-    """One call as the policy itself writes it."""
+    """Render one call as the policy itself writes it."""
     result: Callable[[str], str]
-    """What came of a call, as the content of a message of role `tool`."""
+    """Render the result of a call as the content of a message of role `tool`."""
     parsed: Callable[[str], tuple[str, Calls]]
-    """Content without the calls, and the calls."""
+    """Parse an answer into its content without the calls, and the calls."""
     marks: tuple[str, ...]
-    """What a policy must be able to write, one after the other."""
+    """The texts of a call that a policy must be able to write, in order."""
     taught: re.Pattern[str]
-    """How a chat template, in Jinja, tells a policy to call tools in this format."""
+    """The pattern of a Jinja chat template that teaches this format."""
 
 
 def in_words(of: ToolFormat, messages: Sequence[Message], tools: str) -> list[Message]:
-    """Messages of bare contents that say the same; `tools` are told where they are given.
+    """Return messages with tools and calls written into their contents; `tools` may be empty.
 
     Raises WorkFailed(`not_renderable`) for tools that are no JSON list.
     """
@@ -60,7 +60,7 @@ def in_words(of: ToolFormat, messages: Sequence[Message], tools: str) -> list[Me
 
 
 def offered_in(tools: str) -> list[Any]:
-    """The tools of a call; raises WorkFailed(`not_renderable`) for what is no JSON list."""
+    """Parse the tools of a call; raises WorkFailed(`not_renderable`) if they are no JSON list."""
     try:
         value = json.loads(tools)
     except (ValueError, RecursionError):
@@ -72,7 +72,7 @@ def offered_in(tools: str) -> list[Any]:
 
 
 def calls_in(name: str, text: str, command_id: bytes) -> tuple[str, str]:
-    """Content and canonical tool calls of a sampled text; `name` is the template's format."""
+    """Return content and canonical tool calls of a sampled text; `name` is the tool format."""
     if name == NONE:
         return text, ""
     content, calls = FORMATS[name].parsed(text)
@@ -83,9 +83,9 @@ def calls_in(name: str, text: str, command_id: bytes) -> tuple[str, str]:
 
 
 def format_of(name: str, tokenizer: Any) -> ToolFormat | None:
-    """The format of that name, None for `none`.
+    """Return the format of that name, None for `none`.
 
-    Raises Refused for a name that is not known, and for a tokenizer that loses its marks: those
+    Raises Refused for an unknown name, and for a tokenizer that loses the format's marks, as they
     would be missing from every answer.
     """
     if name == NONE:
@@ -107,7 +107,7 @@ def format_of(name: str, tokenizer: Any) -> ToolFormat | None:
 
 
 def format_told_by(chat_template: str, tokenizer: Any) -> str:
-    """The format that a tokenizer's own chat template teaches, as far as it is known here."""
+    """Detect the format that a tokenizer's own chat template teaches, of those known here."""
     for name, of in FORMATS.items():
         if of.taught.search(chat_template):
             with suppress(Refused):
@@ -117,7 +117,7 @@ def format_told_by(chat_template: str, tokenizer: Any) -> str:
 
 
 def unwritable(name: str, tokenizer: Any) -> str:
-    """Why a tokenizer cannot write in a format; empty where it can."""
+    """Return why a tokenizer cannot write a format; empty if it can."""
     try:
         format_of(name, tokenizer)
     except Refused as error:
@@ -128,10 +128,10 @@ def unwritable(name: str, tokenizer: Any) -> str:
 def no_form(
     kind: str, why_not: Mapping[str, str] = MappingProxyType({}), others: Sequence[str] = ()
 ) -> WorkFailed:
-    """What a call with tools comes to under a template that declares no format.
+    """Return the error of a call with tools under a template that declares no format.
 
-    `why_not` says of formats that the template cannot declare why that is; `others` are those
-    among them that a template of kind roles can. The template can declare all that it leaves out.
+    `why_not` maps formats that the template cannot declare to the reason; `others` are those among
+    them that a template of kind roles can declare. It can declare all formats not in `why_not`.
     """
     fit = " or ".join(f'"tools": "{name}"' for name in FORMATS if name not in why_not)
     wider = " or ".join(f'"tools": "{name}"' for name in others)
@@ -183,7 +183,7 @@ For each function call, return a json object with function name and arguments wi
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 THINKS, THOUGHT = "<think>", "</think>"
 MOST_MISSES = 1000
-"""Openings that hold no call; each is looked into, and what follows so many is content."""
+"""The most openings without a call that are parsed; text after so many is content."""
 DECODER = json.JSONDecoder()
 
 
@@ -200,9 +200,9 @@ def _hermes_result(content: str) -> str:
 
 
 def _hermes_parsed(text: str) -> tuple[str, Calls]:
-    """The blocks that hold a call are taken out; what is around them is the content.
+    """Parse the blocks that hold a call; the text around them is the content.
 
-    What is written while the policy thinks is no call.
+    Calls within the policy's thinking are not parsed.
     """
     calls: Calls = []
     around: list[str] = []
@@ -228,7 +228,7 @@ def _hermes_parsed(text: str) -> tuple[str, Calls]:
 
 
 def _thoughts(text: str) -> list[tuple[int, int]]:
-    """Where the policy thinks; a prompt may have opened the first thought, the last may be cut."""
+    """Return the spans of thinking; the prompt may have opened the first, the last may be cut."""
     spans, at = [], 0
     closes = text.find(THOUGHT)
     opens = text.find(THINKS)
@@ -243,7 +243,7 @@ def _thoughts(text: str) -> list[tuple[int, int]]:
 
 
 def _hermes_block(text: str, start: int) -> tuple[tuple[str, str] | None, int]:
-    """The call that is written from there on, and where its block ends; None when it is none."""
+    """Return the call that begins at `start` (None if it is none), and the end of its block."""
     begin = _past_space(text, start)
     try:
         _, end = DECODER.raw_decode(text, begin)
@@ -273,4 +273,4 @@ FORMATS = {
         re.compile(r'<tool_call>(?:\\n|\s)*\{\\?"name\\?"'),
     )
 }
-"""By the name that a template declares."""
+"""Tool formats by the name that a template declares."""

@@ -1,10 +1,10 @@
-"""Proof that a model holds the tensors that were loaded, however it lays them out.
+"""Proof that a model holds the loaded tensors, in whatever layout.
 
-An engine's own model fuses tensors (query, key and value; gate and up), pads and turns them, and
-its loader may pass over one in silence: then a part of a fused tensor is that of the version
-before. So the copies of a load are watched. They tell where each element of each tensor went; what
-lies there afterwards is put back into the tensor's own shape, and its digest is taken. What no
-copy reached is told by its name.
+An engine's own model fuses tensors (query, key and value; gate and up), pads and transposes them,
+and its loader may silently skip one: then a part of a fused tensor is from the earlier version. So
+the copies of a load are traced, which shows where each element of each tensor went. The values
+there are then put back into the tensor's own shape, and its digest is computed. Tensors that no
+copy reached are reported by name.
 """
 
 import hashlib
@@ -19,21 +19,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 COPY = torch.ops.aten.copy_.default
 CONSTANTS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor, torch.ops.aten.zero_.default)
-"""How a loader pads."""
+"""Operations with which a loader pads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a model holds after a load."""
+    """The tensors that a model holds after a load."""
 
     digests: Mapping[str, tuple[str, str]]
-    """By the name of a tensor that was loaded: the dtype in which it is held, and the digest."""
+    """By name of a loaded tensor: the dtype in which it is held, and the digest."""
     stale: tuple[str, ...]
-    """The model's own tensors of which a part was not written."""
+    """The model's own tensors that were not written completely."""
 
 
 def digest_of(tensor: Tensor) -> str:
-    """Name a tensor's shape, dtype and bits."""
+    """Return a digest of a tensor's shape, dtype and bits."""
     named = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
     named.update(_bits(tensor).cpu().numpy())
     return named.hexdigest()
@@ -48,7 +48,7 @@ def load_and_prove(
     tensors: Mapping[str, Tensor],
     load: Callable[[Iterable[tuple[str, Tensor]]], object],
 ) -> Loaded:
-    """Load the tensors by `load` and say what the model holds of them then."""
+    """Load the tensors by `load` and return what the model holds of them."""
     watched = _Watched(tensors)
     with watched:
         load(tensors.items())
@@ -57,20 +57,20 @@ def load_and_prove(
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """Some elements of a loaded tensor, and where they went."""
+    """Some elements of a loaded tensor, and the place that they were copied to."""
 
     source: Tensor
     """A view of the loaded tensor."""
     target: Tensor
 
     def place_in(self, whole: Tensor) -> tuple[Sequence[int], Sequence[int], int]:
-        """Shape, strides and offset of the source within the tensor that it is a part of."""
+        """Return shape, strides and offset of the source within its whole tensor."""
         offset = (self.source.data_ptr() - whole.data_ptr()) // whole.itemsize
         return self.source.shape, self.source.stride(), offset
 
 
 class _Watched(TorchDispatchMode):  # type: ignore[misc]  # it has no types
-    """Every copy from the tensors, and every constant, that is written within."""
+    """A dispatch mode that records every copy from the tensors and every constant written."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class _Watched(TorchDispatchMode):  # type: ignore[misc]  # it has no types
         return done
 
     def _saw(self, target: Tensor, source: Tensor) -> None:
-        """A copy from anywhere else proves nothing, so it counts as none."""
+        """Record a copy; one from any other tensor proves nothing and is ignored."""
         at = bisect_right(self._begins, source.data_ptr()) - 1
         if at < 0 or source.shape != target.shape:
             return
@@ -102,7 +102,7 @@ class _Watched(TorchDispatchMode):  # type: ignore[misc]  # it has no types
             self._written.append(target.detach())
 
     def digests(self) -> dict[str, tuple[str, str]]:
-        """Of each tensor that can be put together from what lies where it was copied to."""
+        """Return dtype and digest of each tensor that can be reassembled from its copies."""
         found = {}
         for name, copies in self._copies.items():
             held = _put_together(self._tensors[name], copies)
@@ -111,7 +111,7 @@ class _Watched(TorchDispatchMode):  # type: ignore[misc]  # it has no types
         return found
 
     def stale(self, model: nn.Module) -> tuple[str, ...]:
-        """The parameters that hold anything from before."""
+        """Return the parameters that hold anything from before the load."""
         written = sorted(self._written, key=lambda each: each.data_ptr())
         begins = [each.data_ptr() for each in written]
         return tuple(
@@ -122,8 +122,8 @@ class _Watched(TorchDispatchMode):  # type: ignore[misc]  # it has no types
 
 
 def _put_together(whole: Tensor, copies: list[_Copy]) -> Tensor | None:
-    """What is held of a tensor, in its own shape; None where a part is held nowhere, or twice and
-    not alike."""
+    """Reassemble a tensor in its own shape; None if a part was copied nowhere, or twice with
+    different values."""
     held = torch.empty(whole.shape, dtype=copies[0].target.dtype)
     reached = torch.zeros(whole.shape, dtype=torch.bool)
     for copy in copies:
@@ -138,7 +138,7 @@ def _put_together(whole: Tensor, copies: list[_Copy]) -> Tensor | None:
 
 
 def _covered(held: Tensor, written: list[Tensor], begins: list[int]) -> bool:
-    """Whether what was written reaches every element of a tensor."""
+    """Return True if the writes cover every element of a tensor."""
     marks = torch.zeros(_span(held), dtype=torch.bool)
     first, end = held.data_ptr(), held.data_ptr() + _span(held) * held.itemsize
     for at in range(bisect_right(begins, first - 1), bisect_right(begins, end - 1)):
@@ -149,7 +149,7 @@ def _covered(held: Tensor, written: list[Tensor], begins: list[int]) -> bool:
 
 
 def _span(tensor: Tensor) -> int:
-    """How many elements of its memory lie from its first to its last."""
+    """Return the number of elements in memory from its first to its last."""
     if not tensor.numel():
         return 0
     steps = zip(tensor.shape, tensor.stride(), strict=True)

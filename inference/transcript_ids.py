@@ -1,11 +1,11 @@
-"""A conversation as ids where nobody tells the tokens: a vocabulary of its own, read back exactly.
+"""A vocabulary for conversations whose tokens are unknown: reversible ids made from the text.
 
-A server that takes messages and answers text has token ids that it keeps to itself. All that counts
-and slices ids goes on with these: text is three bytes of UTF-8 an id, which is about as many ids as
-a real tokenizer has, and what the bytes are (whose message, its tool calls) is told by marks. The
-messages so far are read from the ids alone, so a server that never saw them can go on.
+A server that takes messages and returns text does not show its token ids. Code that counts and
+slices ids uses these instead: three bytes of UTF-8 per id, about as many ids as a real tokenizer
+gives, and marks for roles, fields and tool calls. The messages so far are read from the ids alone,
+so a server that never saw them can continue the conversation.
 
-These are no tokens of any model: answers made of them are untrainable.
+These are not a model's tokens: answers made of them are untrainable.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,24 +15,24 @@ from schemas.ids import digest
 from schemas.messages import Message
 
 BYTES = 3
-"""An id is how many bytes it holds, above 24 bits, and the bytes, big-endian."""
+"""The most bytes of an id, which is their count above 24 bits, and the bytes, big-endian."""
 MARKS = ("system", "user", "assistant", "tool", "name", "tool_call_id", "tool_calls")
 ROLES = MARKS[:4]
 FIRST_MARK = (BYTES + 1) << 24
 MARK = {name: FIRST_MARK + number for number, name in enumerate(MARKS)}
 DIGEST = digest("transcript", BYTES, *MARKS).hex()
-"""Names this vocabulary in answers, in the place of a template's."""
+"""The digest of this vocabulary in answers, in place of a template's."""
 
 
 def text_ids(text: str) -> list[int]:
-    """The ids of a text; it must be Unicode that can be written."""
+    """Return the ids of a text, which must be encodable as UTF-8."""
     data = text.encode()
     pieces = (data[at : at + BYTES] for at in range(0, len(data), BYTES))
     return [len(piece) << 24 | int.from_bytes(piece, "big") for piece in pieces]
 
 
 def message_ids(messages: Iterable[Message]) -> list[int]:
-    """What messages add. Raises WorkFailed(`not_renderable`) for a role that has no mark."""
+    """Return the ids of messages. Raises WorkFailed(`not_renderable`) for an unknown role."""
     ids: list[int] = []
     for message in messages:
         if message.role not in ROLES:
@@ -47,12 +47,12 @@ def message_ids(messages: Iterable[Message]) -> list[int]:
 
 
 def answer_ids(content: str, tool_calls: str) -> list[int]:
-    """What is said after the mark of a role."""
+    """Return the ids that follow the mark of a role."""
     return text_ids(content) + ([MARK["tool_calls"], *text_ids(tool_calls)] if tool_calls else [])
 
 
 def messages_of(ids: Sequence[int]) -> list[Message]:
-    """The messages of which these are the ids.
+    """Read the messages back from their ids.
 
     Raises WorkFailed(`bad_prefix`) for ids of another vocabulary.
     """
@@ -67,7 +67,7 @@ def messages_of(ids: Sequence[int]) -> list[Message]:
 
 
 def _parts(ids: Sequence[int]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Each message as its role and fields."""
+    """Yield each message as its role and fields."""
     if not ids:
         return
     starts = [at for at, each in enumerate(ids) if each >= FIRST_MARK]

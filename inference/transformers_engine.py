@@ -1,15 +1,15 @@
 """The default engine: Hugging Face models, one decode step at a time, calls joining and leaving.
 
-Every row of the batch is its tokens and how many of them the model has been fed under the present
-weights. A step feeds each row what it lacks and samples one token for each row that lacks nothing
-more: prefill, decoding, the next turn of a conversation and the prefill again after new weights
-are one and the same thing. Log-probabilities are float32, natural, of the distribution sampled
-from (`inference.sampling`); each token carries the version that was in force at its step.
+A row of the batch consists of its tokens and the number of them that the model was fed under the
+present weights. A step feeds each row the tokens that it lacks and samples one token for each row
+that then lacks none. So prefill, decoding, the next turn of a conversation and the new prefill
+after new weights are the same operation. Log-probabilities are float32, natural, of the sampled
+distribution (`inference.sampling`); each token carries the version in force at its step.
 
-Weights are proven: a version serves only after the canary, scored through a cache like that of
+Weights are checked: a version serves only after the canary, scored through a cache like that of
 calls, agrees with the trainer. It is scored while the version is staged, by a second model that
-looks into the staged tensors, so between two steps there is nothing left but pointers. Where it
-does not agree, the weights before it go on with all their keys.
+shares the staged tensors, so adoption between two steps only swaps pointers. If it does not agree,
+the earlier weights stay in service with all their keys.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,13 +38,13 @@ from schemas.process_memory import return_large_blocks
 from schemas.published_weights import HeldWeights
 
 PASS = 8192
-"""Tokens of one forward pass, padding included: bounds the memory of activations."""
+"""The most tokens of one forward pass, padding included: bounds the memory of activations."""
 
 ID_BYTES = 4
-"""Of one packed token id. The last token of a prefix was sampled, so it has no keys yet."""
+"""Bytes of a packed token id. The last token of a prefix was sampled, so it has no keys yet."""
 
 SHARED = 64
-"""From so many tokens on, a prompt's keys are kept for the siblings that begin with it."""
+"""The least tokens of a prompt whose keys are kept for siblings that begin with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,13 @@ class _Staged:
     version: PolicyVersion
     weights: SecondSet
     off: WorkFailed | None
-    """Why they may not serve, where their canary is off."""
+    """The reason why they may not serve, if their canary is off."""
 
 
 class TransformersEngine:
-    """Serves a policy directory; see `inference.engine.Engine`.
+    """An engine for a policy directory; see `inference.engine.Engine`.
 
-    A `policy` that is loaded already is taken instead of the directory. `max_cache_bytes` bounds
+    A `policy` that is already loaded is used, not the directory. `max_cache_bytes` bounds
     the keys and values of the running batch; those of kept prefixes take a quarter more. `threads`
     sets torch's threads for the whole process. `exact` computes as the trainer does
     (`inference.exact_rows`).
@@ -77,14 +77,14 @@ class TransformersEngine:
         self.version = -1
         self.wait_s = 0.0
         self.fed_tokens = 0
-        """Tokens that the model has read so far; what the prefix cache saves shows here."""
+        """Tokens that the model has read so far; shows the savings of the prefix cache."""
         self.policy = policy or load_policy(directory, device)
         return_large_blocks(sum(each.nbytes for each in self.policy.model.parameters()))
         self._device = torch.device(device)
         self._max_batch, self._max_bytes = max_batch, max_cache_bytes
         self.held = HeldWeights()
         self._adopted: PolicyVersion | None = None
-        """Whose weights the model holds and has proven; a twin's are its elder's at first."""
+        """The version that the model holds and has proven; a twin begins with the original's."""
         self._staged: _Staged | None = None
         self._exact = exact
         model = self.policy.model
@@ -120,7 +120,7 @@ class TransformersEngine:
             return answers + self._ended()
 
     def twin(self) -> "TransformersEngine":
-        """One that looks into the same weights until it adopts its own, and has half the room for
+        """Return an engine that shares the weights until it adopts its own, with half the room for
         keys and values."""
         policy = replace(self.policy, model=same_weights(self.policy.model))
         twin = TransformersEngine(
@@ -131,7 +131,7 @@ class TransformersEngine:
         return twin
 
     def stage(self, version: PolicyVersion) -> None:
-        """See the protocol: as much memory as the weights take is held until `adopt`."""
+        """See the protocol; holds a second copy of the weights until `adopt`."""
         self._staged = None
         if version.version <= self.version:
             return
@@ -150,12 +150,12 @@ class TransformersEngine:
         self._staged = _Staged(version, replace(weights, published={}), off)
 
     def adopt(self) -> None:
-        """See the protocol: pointers are swapped, and keys forgotten."""
+        """See the protocol; swaps pointers and drops all keys."""
         staged, self._staged = self._staged, None
         if staged is None:
             return
         if staged.off is not None:
-            self.held.forget()  # who tries again is to read all of it again
+            self.held.forget()  # so that a retry reads all of it again
             raise staged.off
         wanted = staged.weights.pointers()
         staged.weights.swap()
@@ -167,7 +167,7 @@ class TransformersEngine:
         self._waiting.release(self.version)
 
     def _admit(self) -> list[EngineAnswer]:
-        """Let waiting calls into the batch, in order, as far as there is room."""
+        """Admit waiting calls to the batch, in order, while there is room."""
         answered, later = [], []
         widest = max((row.width for row in self._rows), default=0)
         opening = {row.shares for row in self._rows if row.shares}
@@ -182,11 +182,12 @@ class TransformersEngine:
                 answered.append(EngineAnswer(call, self._told(row)))
                 continue
             widest = max(widest, row.width)
+            # A sibling waits until the running row's prompt is kept, so that it is read once.
             if row.shares and row.shares in opening:
                 later.append(call)
             elif self._rows and not self._has_room(widest):
                 later.append(call)
-                break
+                break  # calls after it must not overtake it
             else:
                 opening.add(row.shares)
                 self._join(row)
@@ -204,7 +205,7 @@ class TransformersEngine:
         return size_bytes <= self._max_bytes
 
     def _shares(self, row: Slot) -> bytes:
-        """The key under which a long fresh prompt is kept, unless it is already."""
+        """Return the key under which to keep a long new prompt; empty if it is kept already."""
         if len(row.added) < SHARED:
             return b""
         key = pack_ids(row.tokens[:-1])
@@ -219,19 +220,19 @@ class TransformersEngine:
         self._rows.append(row)
 
     def _make_room(self, joins: int) -> None:
-        """For all that the rows hold, and for one with so many tokens that joins them."""
+        """Make room for all rows, and for a new one with `joins` tokens."""
         longest = max((len(row.tokens) for row in self._rows), default=0)
         self._kv.grow(len(self._rows) + bool(joins), max(longest, joins))
 
     def _kept(self, row: Slot) -> Tensor | None:
-        """The longest kept prefix: the whole prompt, or all that was fed for the last answer."""
+        """Return the longest kept prefix: the whole prompt, or what the last answer was fed."""
         whole = self._prefixes.get(pack_ids(row.tokens[:-1])) if not row.shares else None
         if whole is None and row.call.prefix_ids:
             return self._prefixes.get(row.call.prefix_ids[:-ID_BYTES])
         return whole
 
     def _groups(self) -> Iterable[list[int]]:
-        """Rows that lack about as many tokens share a forward pass; up to 4 is about the same."""
+        """Group rows that lack about as many tokens for one pass; 1 to 4 tokens count as equal."""
         groups: dict[int, list[int]] = {}
         for index, row in enumerate(self._rows):
             lacks = min(len(row.tokens) - row.fed, CHUNK)
@@ -241,7 +242,7 @@ class TransformersEngine:
             yield from (group[at : at + size] for at in range(0, len(group), size))
 
     def _advance(self, group: Sequence[int]) -> None:
-        """Feed the rows what they lack; sample a token for those that then lack nothing."""
+        """Feed the rows the tokens that they lack; sample a token for those that then lack none."""
         rows = [self._rows[index] for index in group]
         logits_RV, fed, read_tokens = read_once(self._kv, group, rows)
         self.fed_tokens += read_tokens
@@ -282,31 +283,32 @@ class TransformersEngine:
     def _ended(self) -> list[EngineAnswer]:
         ended = [index for index, row in enumerate(self._rows) if row.finish]
         answers = [self._answer(index) for index in ended]
+        # From the end, since a removal moves the last row into the freed place.
         for index in reversed(ended):
             self._remove(index)
         return answers
 
     def _answer(self, index: int) -> EngineAnswer:
-        """The answer of a row that has ended; what was fed for it is kept for the next turn."""
+        """Return the answer of a row that has ended; its keys are kept for the next turn."""
         row = self._rows[index]
         if row.failure:
-            self._kv.clear(index)  # a masked score of 0 times what is no number is no number
+            self._kv.clear(index)  # a masked score of 0 times NaN is NaN
         else:
             self._keep(row, self._kv.save(index, row.fed))
         return EngineAnswer(row.call, self._told(row))
 
     def _keep(self, row: Slot, kv: Tensor) -> None:
-        """Keep what was fed for an answer in the place of the shorter prefixes that it extends."""
+        """Keep the keys of an answer, in place of the shorter prefixes that it extends."""
         prompt = pack_ids(row.tokens[: len(row.tokens) - len(row.logprobs)][:-1])
         shorter = self._extended(row)
-        if not shorter:  # siblings of its group may be still to come
+        if not shorter:  # siblings of its group may still come
             self._prefixes.demote(prompt)
         self._prefixes.put(
             pack_ids(row.tokens[: row.fed]), kv, (*shorter, prompt) if shorter else ()
         )
 
     def _extended(self, row: Slot) -> tuple[bytes, ...]:
-        """What was fed for the answer before, where no other call begins with it."""
+        """Return the prefix of the previous answer, unless another call begins with it."""
         prefix = row.call.prefix_ids
         running = (other.call for other in self._rows if other is not row)
         if not prefix or any(other.prefix_ids == prefix for other in (*running, *self._waiting)):
@@ -324,7 +326,7 @@ class TransformersEngine:
             self._kv.move(len(self._rows), index, last.fed)
 
     def _forget_keys(self) -> None:
-        """Nothing computed with old weights may meet a token of the new version."""
+        """Drop all keys: those of old weights must not be used for tokens of the new version."""
         self._prefixes.clear()
         for row in self._rows:
             row.fed = 0

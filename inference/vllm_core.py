@@ -1,7 +1,7 @@
-"""vLLM's AsyncLLM on an event loop and a thread of its own: token ids in, what was sampled out.
+"""vLLM's AsyncLLM on an event loop in a separate thread: token ids in, sampled tokens out.
 
-One driving thread calls; what requests come to is put into `news` and read from there. Everything
-else waits for the loop's answer. vLLM computes in processes of its own, two beside this one.
+One driving thread calls it; results of requests are put into `news` and read from there. All other
+methods wait for the loop. vLLM computes in two further processes.
 """
 
 import asyncio
@@ -25,48 +25,48 @@ from schemas.messages import Sampling
 T = TypeVar("T")
 
 OWNER = "ENGINE_ENDS_WITH_PID"
-"""The environment's name for the process that starts vLLM's."""
+"""The environment variable with the pid of the process that starts vLLM's processes."""
 
 WARM_TOKENS = 64
-"""A first prompt of 3 tokens killed vLLM's CPU worker by an illegal instruction, 3 of 3 times; one
-of 21 never did. So the first is a long one."""
+"""The length of the first prompt: one of 3 tokens killed vLLM's CPU worker with an illegal
+instruction, 3 of 3 times; one of 21 never did."""
 START_S = 600.0
-"""Loading vLLM takes 40 s on two idle cores, and minutes where others want them too."""
+"""The timeout of a start: loading vLLM takes 40 s on two idle cores, minutes on busy ones."""
 REPLY_S = 120.0
-"""How long weights may take to be read, or the engine to stop between two steps."""
+"""The timeout of reading weights, or of stopping the engine between two steps."""
 LATE_S = 0.5
 REMEDY = "start the worker again; if it comes back, serve with [models] engine = 'transformers'"
 
 
 @dataclass(frozen=True, slots=True)
 class CoreOptions:
-    """What vLLM is started with."""
+    """The options with which vLLM is started."""
 
     directory: Path
     precision: str
     context: int
     max_batch: int
     cache_bytes: int
-    """Of keys and values."""
+    """The bytes of keys and values."""
     threads: int
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What came of a request since the last news of it."""
+    """The progress of a request since its last news."""
 
     ticket: int
     tokens: Sequence[int] = ()
     logprobs: Sequence[float] = ()
     ended: bool = False
-    """Whether nothing more comes; a request that was halted has not ended."""
+    """True if no more news follow; a request that was halted has not ended."""
     failed: WorkFailed | EngineDied | None = None
 
 
 class VllmCore:
-    """Starts with its construction, which lasts until vLLM has answered for the first time.
+    """A running vLLM; its construction returns when vLLM has answered for the first time.
 
-    Raises EngineDied where it does not, and whenever its processes are gone.
+    Raises EngineDied if it does not, and whenever its processes are gone.
     """
 
     def __init__(self, options: CoreOptions) -> None:
@@ -80,11 +80,11 @@ class VllmCore:
         self._running: list[Any] = []
         self._wait(self._start(), START_S)
         self.close = weakref.finalize(self, _end, self._running, self._loop)
-        """Ends vLLM's processes; nothing may be asked of it any more."""
+        """End vLLM's processes; no other method may be called afterwards."""
 
     def submit(self, ids: Sequence[int], sampling: Sampling, limit: int, seed: int,
                stop_ids: Sequence[int]) -> int:  # fmt: skip
-        """Begin to sample after these ids; the ticket names the request in `news`."""
+        """Begin to sample after these ids; return the ticket that names the request in `news`."""
         self._count += 1
         ticket = self._count
         asked = self._params(
@@ -95,26 +95,26 @@ class VllmCore:
         return ticket
 
     def forget(self, ticket: int) -> None:
-        """Stop sampling for a request; news of it that are on their way still come."""
+        """Stop sampling for a request; news already on their way still come."""
         self._loop.call_soon_threadsafe(self._cancel, ticket)
 
     def halt(self) -> None:
-        """Stop all requests; what they came to until now is in `news` when this returns."""
+        """Stop all requests; their results until now are in `news` when this returns."""
         self._wait(self._halt(), REPLY_S)
 
     def load(self, file: Path) -> Loaded:
-        """Write a safetensors file over the model's weights and forget all keys of the old ones.
+        """Write a safetensors file over the model's weights and drop all keys of the old ones.
 
-        To be called when halted. Returns what the model holds then.
+        Call it when halted. Returns what the model holds then.
         """
         return self._wait(self._load(file), REPLY_S)
 
     def score(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Natural log-probabilities of ids[1:] at temperature 1; to be called when halted."""
+        """Return natural log-probabilities of ids[1:] at temperature 1; call it when halted."""
         return self._wait(self._score(list(ids)), REPLY_S)
 
     def _wait(self, coming: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """What a coroutine on the loop comes to; anything that it raises is the engine's end."""
+        """Return the result of a coroutine on the loop; any exception of it ends the engine."""
         try:
             return asyncio.run_coroutine_threadsafe(coming, self._loop).result(timeout_s)
         except Exception as error:
@@ -170,19 +170,19 @@ class VllmCore:
                 logprobs = [told[token].logprob for token, told in pairs]
                 ended = output.finished and one.finish_reason != "abort"
                 self.news.put(News(ticket, list(one.token_ids), logprobs, ended))
-        except Exception as error:  # whatever vLLM says of one request
+        except Exception as error:  # any error of vLLM about one request
             self.news.put(News(ticket, failed=_failure(error)))
 
     def _cancel(self, ticket: int) -> None:
         task = self._tasks.get(ticket)
         if task is not None:
-            task.cancel()  # which vLLM's generator takes for an abort
+            task.cancel()  # vLLM's generator treats this as an abort
 
     async def _halt(self) -> None:
         await self._running[0].pause_generation(mode="abort")
         if self._tasks:
             _, late = await asyncio.wait(list(self._tasks.values()), timeout=LATE_S)
-            for task in late:  # it came to vLLM when that had stopped already
+            for task in late:  # it reached vLLM after that had stopped
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
         await self._running[0].resume_generation()
@@ -195,7 +195,7 @@ class VllmCore:
         return Loaded({name: (dtype, made) for name, (dtype, made) in digests.items()}, (*stale,))
 
     async def _require_unpacked(self) -> None:
-        """No weights are in it afterwards."""
+        """Raise if vLLM packs its weights; the model's weights are zeroed afterwards."""
         [packed] = await self._running[0].collective_rpc("packed_layers")
         if packed:
             msg = f"it computes with packed copies of {packed[:3]}, which no later weights reach"
@@ -212,7 +212,7 @@ class VllmCore:
 
 
 def _failure(error: Exception) -> WorkFailed | EngineDied:
-    """What becomes of a call of which vLLM says this."""
+    """Return the failure of a call for an error of vLLM."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
     if isinstance(error, EngineDeadError):
@@ -221,16 +221,16 @@ def _failure(error: Exception) -> WorkFailed | EngineDied:
 
 
 def _end(running: list[Any], loop: asyncio.AbstractEventLoop) -> None:
-    running.pop().shutdown()  # and its finaliser runs while what it needs is still there
+    running.pop().shutdown()  # and its finaliser runs while its dependencies still exist
     loop.call_soon_threadsafe(loop.stop)
 
 
 def _prepare(options: CoreOptions) -> None:
-    """What vLLM reads from the environment when it is imported; what is set already stays.
+    """Set the environment variables that vLLM reads on import, unless they are set already.
 
-    Eager or not, it has torch compile how it counts likelier tokens: by g++, at the first sampled
-    token and at each new kind of batch, so a minute of a busy machine, and nothing at all where no
-    compiler is. Seen with 0.32.
+    Eager or not, it has torch compile its count of likelier tokens with g++, at the first sampled
+    token and at each new kind of batch: a minute on a busy machine, and a failure where there is
+    no compiler. Seen with 0.32.
     """
     for name, value in {
         "OMP_NUM_THREADS": str(options.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind",

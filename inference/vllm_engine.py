@@ -1,17 +1,17 @@
-"""vLLM in the worker's process: it samples by itself, and a step collects what has come.
+"""An engine on vLLM: it samples in the background, and a step collects its results.
 
 Token ids go in and out; templates, ends and stop strings are those of the other engines
 (`inference.slot`). vLLM starts with the first weights, on the thread that stages them.
 
-Adoption is a full stop: what all requests came to is collected under the old version, the weights
-are written over the old ones, digests tell that every tensor in vLLM is one of the version's
-(`inference.traced_loading`), the canary is scored as the only request there is, and then every call
-goes on from its own tokens, with keys of the new weights alone. vLLM's way to freeze requests
-(`pause_generation(mode="keep")`) would let them sample beside a canary that may yet be off. Weights
-of which it is off are written over by those before them.
+Adoption stops everything: results of all requests are collected under the old version, the weights
+are overwritten, digests prove that every tensor in vLLM is one of the version's
+(`inference.traced_loading`), the canary is scored as the only request, and then every call
+continues from its own tokens, with keys of the new weights alone. vLLM's way to freeze requests
+(`pause_generation(mode="keep")`) would let them sample beside a canary that may still fail. If the
+canary fails, the earlier weights are loaded again.
 
-An engine's twins have the same vLLM: they take turns (`inference.vllm_turns`), and a turn begins as
-an adoption does.
+An engine's twins share one vLLM: they take turns (`inference.vllm_turns`), and a turn begins like
+an adoption.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ from schemas.published_weights import HeldWeights
 from schemas.weights import write_weights
 
 WAIT_S = 0.002
-"""A decode step of a small policy takes about so long."""
+"""The wait between steps: about the duration of a decode step of a small policy."""
 MOST_SEED = 1 << 63
 
 
@@ -57,11 +57,11 @@ class _Weights:
 
 
 class VllmEngine:
-    """Serves a policy directory on a CPU; see `inference.engine.Engine`.
+    """An engine for a policy directory on a CPU; see `inference.engine.Engine`.
 
-    `max_cache_bytes` bounds keys and values. A `core` that runs already may be lent by `start`;
-    without it one is started with the first weights, or that of `beside` is shared. Raises Refused
-    where vLLM is not installed or cannot run.
+    `max_cache_bytes` bounds keys and values. `start` may return a core that runs already; by
+    default one is started with the first weights, or that of `beside` is shared. Raises Refused
+    if vLLM is not installed or cannot run.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class VllmEngine:
         self.version = -1
         self.wait_s = WAIT_S
         self.sampled_tokens = 0
-        """Tokens that were sampled so far."""
+        """The number of tokens sampled so far."""
         whole = load_policy(directory)
         self._places = places_of(whole.model)
-        # Of the model its config is what is needed on; vLLM has the weights.
+        # Only the model's config is needed from here on; vLLM has the weights.
         self.policy = replace(whole, model=SimpleNamespace(config=whole.model.config))
         options = CoreOptions(
             Path(directory), whole.precision, whole.context, max_batch, max_cache_bytes,
@@ -91,7 +91,7 @@ class VllmEngine:
         self._waiting = WaitingCalls()
         self._open: dict[int, Slot] = {}
         self._paused: list[Slot] = []
-        """What is to be asked anew in the next turn."""
+        """Slots to submit again in the next turn."""
         self._ended: list[EngineAnswer] = []
         self._decode = Decoder(self.policy.tokenizer)
 
@@ -115,7 +115,7 @@ class VllmEngine:
                     self._shared.core.forget(ticket)
 
     def step(self) -> list[EngineAnswer]:
-        """Hand over the calls that there is room for, and collect what was sampled meanwhile."""
+        """Submit the calls that there is room for, and collect the tokens sampled meanwhile."""
         core = self._shared.core
         if self.version >= 0 and core is not None and self._has_turn():
             self._admit(core)
@@ -124,14 +124,14 @@ class VllmEngine:
         return ended
 
     def twin(self) -> "VllmEngine":
-        """One that takes turns with this one on the same vLLM."""
+        """Return an engine that takes turns with this one on the same vLLM."""
         options = self._shared.options
         return VllmEngine(
             self.policy_id, options.directory, max_batch=options.max_batch, beside=self._shared
         )
 
     def stage(self, version: PolicyVersion) -> None:
-        """See the protocol: the weights wait in a file, for vLLM has a process of its own."""
+        """See the protocol; the weights are staged in a file, as vLLM runs in another process."""
         staged, self._staged = self._staged, None
         if staged is not None:
             staged.file.unlink()
@@ -145,9 +145,9 @@ class VllmEngine:
         self._staged = _Weights(version, path, digests)
 
     def adopt(self) -> None:
-        """See the protocol; it lasts as long as vLLM needs for a step, the weights, the canary.
+        """See the protocol; it takes the time of a step, of loading the weights and of the canary.
 
-        Raises EngineDied too, where vLLM's processes are gone.
+        Also raises EngineDied if vLLM's processes are gone.
         """
         if self._staged is None:
             return
@@ -157,7 +157,7 @@ class VllmEngine:
                 self._put(core, staged)
             except WorkFailed:
                 staged.file.unlink()
-                self._held.forget()  # who tries again is to read all of it again
+                self._held.forget()  # so that a retry reads all of it again
                 self._put_back(core)
                 raise
             else:
@@ -173,7 +173,7 @@ class VllmEngine:
         self._open = {}
 
     def _has_turn(self) -> bool:
-        """Whether it has, or could take it for what there is to do."""
+        """Return True if it has the turn; takes the turn if it has work and vLLM is free."""
         if self._shared.guest() is self:
             return True
         if not (self._paused or self._waiting.ready) or not self._shared.is_free():
@@ -184,7 +184,7 @@ class VllmEngine:
         return True
 
     def _put_back(self, core: VllmCore) -> None:
-        """Load again what is served, if anything is; it was proven, so EngineDied if it is off."""
+        """Reload the serving weights, if any; they were proven, so a failure is EngineDied."""
         if self._serving is None:
             self._shared.leave()
             return
@@ -195,7 +195,7 @@ class VllmEngine:
             raise EngineDied(msg) from error
 
     def _put(self, core: VllmCore, weights: _Weights) -> None:
-        """Load a file of weights whole and prove it; raises WorkFailed where it cannot be."""
+        """Load a file of weights and prove it; raises WorkFailed if that fails."""
         require_loaded(weights.digests, core.load(weights.file), self._places)
         prove_by(core.score, self.policy, weights.version)
 
@@ -206,13 +206,13 @@ class VllmEngine:
         self._waiting.release(self.version)
 
     def _go_on(self, core: VllmCore) -> None:
-        """Ask anew for what was paused: each answer from the tokens on that it has."""
+        """Submit the paused slots again, each continuing from the tokens that it has."""
         rows, self._paused = self._paused, []
         for row in rows:
             self._submit(core, row)
 
     def _admit(self, core: VllmCore) -> None:
-        """Hand waiting calls over, in order, as far as there is room."""
+        """Submit waiting calls, in order, while there is room."""
         ready = self._waiting.ready
         while ready and len(self._open) < self._shared.options.max_batch:
             call = ready.popleft()
@@ -225,7 +225,7 @@ class VllmEngine:
                 self._submit(core, row)
 
     def _submit(self, core: VllmCore, row: Slot) -> None:
-        """Noise for tokens after an adoption is other noise than that for the first ones."""
+        """Submit a slot; tokens after an adoption are sampled with a different seed."""
         sampled = len(row.logprobs)
         seed = (row.seed + sampled * int(GOLDEN)) % MOST_SEED
         stop_ids = sorted(self.policy.end_ids)
@@ -233,13 +233,13 @@ class VllmEngine:
         self._open[ticket] = row
 
     def _take_news(self, core: VllmCore) -> None:
-        """Add what was sampled to its calls; the version in force now is the one it came of."""
+        """Add sampled tokens to their calls; they were sampled by the version now in force."""
         while not core.news.empty():
             news = core.news.get()
             row = self._open.get(news.ticket)
             if isinstance(news.failed, EngineDied):
                 raise news.failed
-            if row is None:  # aborted, or asked anew since
+            if row is None:  # aborted, or submitted again since
                 continue
             if news.failed is not None:
                 del self._open[news.ticket]
@@ -252,7 +252,7 @@ class VllmEngine:
         for token, logprob in zip(news.tokens, news.logprobs, strict=True):
             row.add(token, logprob, self.version, self.policy.end_ids)
             self.sampled_tokens += 1
-            if row.finish:  # a stop string is known here alone
+            if row.finish:  # only this process knows stop strings
                 break
         if news.ended and not row.finish:
             row.finish = "length"

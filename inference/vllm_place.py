@@ -1,4 +1,4 @@
-"""Whether vLLM can run here; known without importing it, which takes ten seconds."""
+"""Check if vLLM can run here, without importing it, which takes ten seconds."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ from pathlib import Path
 from schemas.errors import Refused
 
 NEEDS = "avx2"
-"""What vLLM's CPU build asks of a processor."""
+"""The processor feature that vLLM's CPU build needs."""
 CPU_INFO = Path("/proc/cpuinfo")
 
 
@@ -19,8 +19,8 @@ LOOK_S = 30.0
 
 
 def require_vllm(device: str, python: str = "") -> None:
-    """Raise Refused where vLLM cannot run as this engine needs it, or is not installed: here, or
-    for another Python."""
+    """Raise Refused if vLLM cannot run as this engine needs it, or is not installed: for this or
+    another Python."""
     if not (_has_vllm(python) if python else find_spec("vllm")):
         msg = (
             f"engine 'vllm' needs vLLM, which {python or sys.executable} has not; `make vllm` "
@@ -40,7 +40,7 @@ def require_vllm(device: str, python: str = "") -> None:
 
 
 def _has_vllm(python: str) -> bool:
-    """Whether a Python would find it; one that is no Python, or is stuck, would not."""
+    """Return True if a Python finds vLLM; False if it is no Python or does not answer."""
     command = [os.path.abspath(python), "-P", "-c", LOOK]
     try:
         done = subprocess.run(command, capture_output=True, timeout=LOOK_S, check=False)

@@ -1,8 +1,8 @@
-"""One vLLM for all engines of a policy, for one costs gigabytes and most of a minute.
+"""One vLLM shared by all engines of a policy, as each costs gigabytes and most of a minute.
 
-Who has work puts its weights in and takes a turn; those of the others wait. A turn lasts so many
-times what it took to begin that a tenth of the time, at most, goes into exchanging weights, however
-many versions are asked for. An engine without work keeps its place until another has some.
+An engine with work loads its weights and takes a turn; the others wait. A turn lasts a multiple of
+the time that it took to begin, so that at most a tenth of the time goes into exchanging weights,
+for any number of versions. An engine without work keeps its turn until another has work.
 """
 
 import threading
@@ -15,23 +15,23 @@ from typing import Protocol
 from inference.vllm_core import CoreOptions, VllmCore
 
 TURN = 10
-"""How many times longer than its beginning a turn lasts where others wait."""
+"""The duration of a turn while others wait, as a multiple of the time that it took to begin."""
 
 
 class Guest(Protocol):
-    """What takes turns."""
+    """An engine that takes turns."""
 
     def busy(self) -> bool:
-        """Whether it has anything to do."""
+        """Return True if it has anything to do."""
         ...
 
     def pause(self, core: VllmCore) -> None:
-        """Stop all requests; each is asked anew in a later turn, from the tokens that it has."""
+        """Stop all requests; each continues in a later turn from the tokens that it has."""
         ...
 
 
 class SharedVllm:
-    """A vLLM and who has the turn; `start` makes it when the first weights are staged."""
+    """A vLLM and the engine whose turn it is; `start` makes it when weights are first staged."""
 
     def __init__(
         self, options: CoreOptions, start: Callable[[CoreOptions], VllmCore],
@@ -46,24 +46,24 @@ class SharedVllm:
         self._since = self._took_s = 0.0
 
     def start(self) -> None:
-        """Start vLLM unless it runs; from any thread. Raises EngineDied where it does not start."""
+        """Start vLLM unless it runs; from any thread. Raises EngineDied if it does not start."""
         with self._starting:
             if self.core is None:
                 self.core = self._make(self.options)
 
     def guest(self) -> Guest | None:
-        """Whose weights are in; None where they are nobody's."""
+        """Return the engine whose weights are loaded; None if they belong to none."""
         return None if self._guest is None else self._guest()
 
     def is_free(self) -> bool:
-        """Whether another than the one that has the turn may begin."""
+        """Return True if another engine may begin a turn."""
         guest = self.guest()
         over = self._clock() - self._since >= TURN * self._took_s
         return guest is None or over or not guest.busy()
 
     @contextmanager
     def turn_of(self, guest: Guest) -> Iterator[VllmCore]:
-        """Stop who has the turn; within, the weights are to be put in."""
+        """Stop the engine that has the turn; the caller loads its weights within the context."""
         assert self.core is not None
         began, before = self._clock(), self.guest()
         if before is not None:
@@ -76,5 +76,5 @@ class SharedVllm:
             self._took_s = self._since - began
 
     def leave(self) -> None:
-        """Say that the weights in vLLM are nobody's."""
+        """Mark the weights in vLLM as belonging to no engine."""
         self._guest = None

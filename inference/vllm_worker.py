@@ -1,12 +1,12 @@
-"""What vLLM's own worker process runs of ours; nothing else imports this, for it imports vLLM.
+"""Our code in vLLM's own worker process; no other module imports it, as it imports vLLM.
 
 vLLM's CPU build packs the weights of linear layers as it loads them, and computes with the packed
-copy: what is loaded later changes embeddings and norms alone, and the answers are of neither
-version. So packing is switched off here, before vLLM loads anything. Seen with 0.32.
+copy: a later load changes only embeddings and norms, and the answers are of neither version. So
+packing is switched off here, before vLLM loads anything. Seen with 0.32.
 
-Nor does vLLM's core end with the process that started it when that is killed; where it had not yet
-said hello, it waits for minutes (seen with 0.32). So the core, which must import this to know its
-executor, and the worker ask the system, on import, to be killed with their parents.
+When the process that started it is killed, vLLM's core does not end; if it had not yet said hello,
+it waits for minutes (seen with 0.32). So the core, which must import this to know its executor, and
+the worker ask the system, on import, to be killed with their parents.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ def _parent_of(pid: int) -> int:
 
 
 def _end_with_parent(owner: int) -> None:
-    """Be killed when the process that started this one ends; leave where it has ended already."""
+    """Have the system kill this process when its parent ends; exit if it has ended already."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = os.getppid()
     if owner not in (parent, _parent_of(parent)):  # the core is the owner's child, the worker its
@@ -47,11 +47,11 @@ if os.environ[OWNER] != str(os.getpid()):
 
 
 class TiedExecutor(MultiprocExecutor):  # type: ignore[misc]  # vLLM has no types
-    """vLLM's own, in a module that its core must import before it does anything."""
+    """vLLM's own executor, in a module that its core must import before it does anything."""
 
 
 class InPlaceWeights:
-    """Mixed into vLLM's worker by name."""
+    """A mixin of vLLM's worker, loaded by name."""
 
     model_runner: Any
 
@@ -59,7 +59,7 @@ class InPlaceWeights:
         """Write the tensors of a safetensors file over those of the model.
 
         Returns dtype and digest of each as the model holds it then, and the names of the model's
-        tensors of which a part is none of theirs.
+        tensors that were not written completely.
         """
         model = self.model_runner.model
         with torch.inference_mode():
@@ -67,9 +67,9 @@ class InPlaceWeights:
         return dict(loaded.digests), list(loaded.stale)
 
     def packed_layers(self) -> list[str]:
-        """Name the layers that compute with a copy of their weights; none has weights afterwards.
+        """Return the layers that compute with a copy of their weights; all weights are zeroed.
 
-        Such a copy stays that of the weights that vLLM started with.
+        Such a copy keeps the weights that vLLM started with.
         """
         model = self.model_runner.model
         with torch.inference_mode():
@@ -77,7 +77,7 @@ class InPlaceWeights:
 
 
 def _is_packed(layer: torch.nn.Module) -> bool:
-    """Whether it says anything else than zeros for weights that are zeros."""
+    """Return True if its output is not zero although its weights were set to zero."""
     method, weight = getattr(layer, "quant_method", None), getattr(layer, "weight", None)
     if not hasattr(layer, "cpu_linear") or method is None or not isinstance(weight, torch.Tensor):
         return False

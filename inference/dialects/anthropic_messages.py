@@ -1,11 +1,11 @@
 """Anthropic's messages: `POST /v1/messages`, and `/v1/messages/count_tokens`.
 
-A message there holds blocks: a turn of the user with several results is several `tool` messages
-here, and text beside them is the user's. A result that is an error says so in its text. `input` is
-an object; arguments that are none are told as text. Thinking of others is passed over.
+A message there holds blocks: a user turn with several results becomes several `tool` messages here,
+and text beside them a user message. A result that is an error says so in its text. `input` is an
+object; arguments that are no object are returned as text. Thinking blocks in requests are ignored.
 
-A stop string that ended an answer is named if the request asked for it; one of the rollout's own is
-an end of the turn.
+A stop string that ended an answer is named if the request asked for it; if it is the rollout's own,
+the stop reason is the end of the turn.
 """
 
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ KINDS = {
 }
 STOPPED = "stop_sequence"
 ERROR = "Error: "
-"""Before the text of a result that the client calls an error; templates have no field for it."""
+"""The prefix of a result that the client marks as an error; templates have no field for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class _AssistantTurn:
 
 @dataclass(frozen=True, slots=True)
 class _Instruction:
-    """What is said to the policy in the middle of a conversation."""
+    """An instruction to the policy in the middle of a conversation."""
 
     role: Literal["system"]
     content: str | Many[TextPart]
@@ -128,7 +128,7 @@ class _ChosenTool:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """What is counted."""
+    """The part of a request that is counted."""
 
     __pydantic_config__ = TAKEN
 
@@ -208,7 +208,7 @@ def _assistant(content: str | Sequence[Any], at: int) -> Told:
 
 
 def _user(blocks: Sequence[TextPart | _ToolResult], at: int) -> list[Told]:
-    """Texts that stand together are one message; every result is one of its own."""
+    """Return adjacent texts as one message, and each result as a message of its own."""
     said: list[Told] = []
     texts: list[str] = []
     for number, block in enumerate(blocks):
@@ -266,7 +266,7 @@ def _message(request: AgentRequest, reply: ModelReply) -> Value:
 
 
 def _blocks(choice: Choice) -> list[Value]:
-    """What was said unless it would be empty beside calls, then the calls."""
+    """Return a text block, left out if it is empty beside calls, then the calls."""
     calls = tool_calls_of(choice.tool_calls)
     said = [{"type": "text", "text": choice.text}] if choice.text or not calls else []
     return said + [_call_block(call) for call in calls]
@@ -275,7 +275,7 @@ def _blocks(choice: Choice) -> list[Value]:
 def _call_block(call: ToolCall) -> Value:
     if arguments_of(call.arguments) is None:
         return {"type": "text", "text": call.arguments}
-    # As the text that it is: orjson would not write an integer of any size.
+    # Kept as text: orjson does not write integers of arbitrary size.
     given = orjson.Fragment(call.arguments)
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
 
@@ -291,7 +291,7 @@ def _error(declined: Declined) -> Value:
 
 
 def _words(declined: Declined) -> str:
-    """Clients know a prompt that is too long by Anthropic's words, not by OpenAI's."""
+    """Return the message; clients recognise a prompt that is too long by Anthropic's wording."""
     if isinstance(declined, TooLong):
         return f"prompt is too long: {declined.tokens} tokens > {declined.most} maximum"
     return str(declined)

@@ -1,6 +1,6 @@
 """OpenAI's chat completions: `POST /v1/chat/completions`.
 
-Taken, beside messages and tools: `stop` as text or list, `max_tokens` or `max_completion_tokens`,
+Read, beside messages and tools: `stop` as text or list, `max_tokens` or `max_completion_tokens`,
 `n`, `temperature`, `top_p`, `seed`, `logprobs`, `top_logprobs`, `stream`, `stream_options`, and
 vLLM's `return_token_ids`. Unknown keys are ignored.
 """
@@ -216,7 +216,7 @@ def _events(request: AgentRequest, reply: ModelReply) -> bytes:
 
 
 def _deltas(request: AgentRequest, choice: Choice) -> Iterable[dict[str, Any]]:
-    """One choice of one chunk after the other."""
+    """Yield what each chunk adds to one choice, in order."""
     yield {"delta": {"role": "assistant", "content": ""}}
     if choice.text:
         yield {"delta": {"content": choice.text}}

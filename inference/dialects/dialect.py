@@ -1,4 +1,4 @@
-"""What a dialect is, and what all of them share: requests, answers, refusals."""
+"""The definition of a dialect, and the parts that all share: requests, answers, refusals."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from schemas.messages import Message
 
 NAME_CHARS = 80
 Conversations = Mapping[str, Sequence[Message]]
-"""What was said in a session up to and with a response, by the response's id."""
+"""The messages of a session up to and including a response, by the response's id."""
 
 
 class Declined(Refused):
@@ -34,14 +34,14 @@ class Declined(Refused):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What vendors' clients obey, beside the status."""
+        """Return the headers that vendors' clients obey, beside the status."""
         if self.retry_after_s is not None:
             return {"Retry-After": str(self.retry_after_s)}
         return {"x-should-retry": "false"} if self.status >= 500 else {}
 
 
 class TooLong(Declined):
-    """Clients know it by each vendor's words: an agent stops at once, or shortens what it tells."""
+    """A prompt is too long. Clients recognise it by the vendor's wording and stop or shorten it."""
 
     def __init__(self, tokens: int, most: int) -> None:
         msg = (
@@ -55,18 +55,18 @@ class TooLong(Declined):
 
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
-    """One request of an agent, read: what it asks, and in what form it wants the reply."""
+    """One parsed request of an agent: the ask, and the form of the reply."""
 
     ask: Ask
     stream: bool = False
     include_usage: bool = False
-    """Whether a stream tells its usage although that is left out by default."""
+    """True if a stream reports its usage, which is left out by default."""
     alternatives: bool = False
-    """Whether a log-probability names the sampled token as the one alternative that is known."""
+    """True if a log-probability lists the sampled token as its only known alternative."""
     echo: Mapping[str, Any] = field(default_factory=dict)
-    """What a response repeats of its request."""
+    """Fields of the request that a response repeats."""
     turns: tuple[Message, ...] = ()
-    """What a later request that goes on from the response is put before, without the reply."""
+    """The messages before the reply, for a later request that continues from the response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +83,15 @@ class Dialect:
     error: Callable[[Declined], bytes]
     """The JSON body that goes with the refusal's status."""
     error_event: Callable[[Declined], bytes]
-    """The same in a stream that has begun, which it ends."""
+    """The same as an event that ends a stream which has begun."""
     waiting: bytes = b": wait\n\n"
-    """What keeps a stream awake that has begun and has no answer yet."""
+    """The keep-alive of a stream that has begun and has no answer yet."""
     kept: Callable[[AgentRequest, ModelReply], Conversations] = lambda request, reply: {}
-    """What the session must hold, so that later requests can go on from this answer."""
+    """The conversations that a session must keep, for later requests that continue from them."""
 
 
 def policy_of(model: str | None, policies: Sequence[str]) -> str:
-    """The policy that a request's `model` names; any name means the only one.
+    """Return the policy that a request's `model` names; with a single policy, any name means it.
 
     Raises Declined (404) for an unknown name where there are several.
     """
@@ -105,14 +105,14 @@ def policy_of(model: str | None, policies: Sequence[str]) -> str:
 
 
 def finish_word(choice: Choice, *, length: str, calls: str, stop: str) -> str:
-    """A vendor's word for why an answer ended; one that was cut is cut, also within its calls."""
+    """Return a vendor's finish reason; an answer cut by its length has `length` even with calls."""
     if choice.finish == "length":
         return length
     return calls if choice.tool_calls else stop
 
 
 def sent_event(value: object, name: str = "") -> bytes:
-    """One server-sent event; its JSON holds no line end of its own, not even Unicode's."""
+    """Return one server-sent event; its JSON contains no line end, not even Unicode's."""
     data = orjson.dumps(value)
     for line_end, escaped in LINE_ENDS:
         data = data.replace(line_end, escaped)
@@ -121,4 +121,4 @@ def sent_event(value: object, name: str = "") -> bytes:
 
 
 LINE_ENDS = [(char.encode(), f"\\u{ord(char):04x}".encode()) for char in "\x85\u2028\u2029"]
-"""Some clients split lines there too."""
+"""Unicode line ends and their escapes; some clients split lines there too."""

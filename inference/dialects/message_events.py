@@ -11,7 +11,7 @@ Value = dict[str, Any]
 
 
 def message_events(whole: Value) -> bytes:
-    """All events, each with its name, from the empty message to its end."""
+    """Return all events, each with its name, from the empty message to its end."""
     stop = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
     usage = whole["usage"]
     begun = dict.fromkeys(stop) | {"content": [], "usage": usage | {"output_tokens": 0}}

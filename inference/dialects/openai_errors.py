@@ -1,4 +1,4 @@
-"""Errors as OpenAI's APIs tell them, chat completions and responses alike."""
+"""Errors in the form of OpenAI's APIs, for chat completions and responses."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ ERRORS = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
-"""litellm goes by these words before it looks at the status: whatever it takes for an invalid
-request is tried again for minutes by agents that would stop at once without a key or a rollout."""
+"""Error types by status. litellm reads these before the status: agents retry an invalid request for
+minutes, but stop at once for a missing key or rollout."""
 
 
 def error_value(declined: Declined) -> dict[str, Any]:
-    """An error as OpenAI's APIs tell it."""
+    """Return an error in the form of OpenAI's APIs."""
     kind = "server_error" if declined.status >= 500 else "invalid_request_error"
     return {
         "error": {
@@ -27,6 +27,6 @@ def error_value(declined: Declined) -> dict[str, Any]:
 
 
 def unsupported(param: str, remedy: str) -> Declined:
-    """The refusal of a parameter, in the words in which OpenAI's models refuse one."""
+    """Return the refusal of a parameter, in the wording of OpenAI's models."""
     msg = f"Unsupported parameter: '{param}' is not supported with this model. {remedy}"
     return Declined(400, "unsupported_parameter", msg, param=param)

@@ -1,7 +1,7 @@
-"""Bodies of requests: checked against what a dialect takes, refused in words that name the field.
+"""Request bodies: validated against a dialect's dataclasses; refusals name the field.
 
-What a dialect takes is written as dataclasses; keys that are not in them are ignored, as agents
-send many. Nothing is converted: a number as text is refused and not read.
+Unknown keys are ignored, as agents send many. No value is converted: a number given as text is
+refused.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ Path = tuple[str | int, ...]
 
 
 class _FirstFault(FailFast):
-    """As an alternative of a union, a type must be hashable."""
+    """A hashable FailFast, since an alternative of a union must be hashable."""
 
     def __hash__(self) -> int:
         return id(type(self))
@@ -37,7 +37,7 @@ Temperature = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 MOST_MESSAGES = 20_000
 Many = Annotated[list[T], _FirstFault()]
-"""One wrong item is told; a million are not collected."""
+"""A list whose validation stops at the first wrong item, so that errors are not collected."""
 Messages = Annotated[list[T], _FirstFault(), Field(max_length=MOST_MESSAGES)]
 FOUND_CHARS = 80
 WORDS_CHARS = 1000
@@ -49,7 +49,7 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """Content that is told in parts; only text can be rendered."""
+    """One part of a message's content; only text can be rendered."""
 
     type: Literal["text"]
     text: str
@@ -60,15 +60,15 @@ Content = str | Many[TextPart] | None
 
 MOST_OBJECTS = 250_000
 MOST_VALUES = 2_000_000
-"""Bounds on what one body may make a worker read, which holds up others meanwhile."""
+"""The most values in one body: parsing it blocks the worker's other requests."""
 MOST_DEEP = 200
-"""Lists and objects within one another that the parser reads; the bound is its own."""
+"""The nesting depth of lists and objects that the parser accepts; the limit is the parser's."""
 TOO_DEEP = "recursion limit exceeded"
-"""How the parser says so."""
+"""The parser's message for a body that is nested too deep."""
 
 
 def read_body(body: bytes, taken: type[B]) -> B:
-    """The body as what the dialect takes. Raises Declined (400), naming field, found, wanted."""
+    """Parse a body as the dialect's type. Raises Declined (400), naming field, found, wanted."""
     _check_size(body)
     try:
         return _validated(body, taken)
@@ -92,7 +92,7 @@ def _is_no_json(error: ValidationError) -> bool:
 
 
 def _check_size(body: bytes) -> None:
-    """Raises Declined for more values than are read; most bodies are too short for that."""
+    """Raise Declined for more than MOST_VALUES values; most bodies are too short to check."""
     if len(body) <= MOST_OBJECTS:
         return
     for most, marks in ((MOST_OBJECTS, (b"{", b"[")), (MOST_VALUES, (b",",))):
@@ -104,19 +104,19 @@ def _check_size(body: bytes) -> None:
 
 
 def joined(content: Content) -> str:
-    """Parts as the one text that they are; null is the empty one."""
+    """Return the parts joined to one text; "" for null."""
     if isinstance(content, list):
         return "".join(part.text for part in content)
     return content or ""
 
 
 def malformed(message: str, param: str) -> Declined:
-    """A refusal of one field, for what a type cannot say."""
+    """Return the refusal of one field, for rules that its type cannot express."""
     return Declined(400, "invalid_request_error", f"{param} {message}", param=param)
 
 
 def tools_text(functions: Iterable[tuple[str, str | None, Any]]) -> str:
-    """Tools in their canonical form: compact JSON; empty for none."""
+    """Return tools in their canonical form: compact JSON; empty for none."""
     tools = [
         {
             "type": "function",
@@ -134,7 +134,7 @@ def tools_text(functions: Iterable[tuple[str, str | None, Any]]) -> str:
 
 
 def tool_choice_of(word: str, name: str, names: Sequence[str]) -> str:
-    """The neutral choice; `word` is auto, none, required, or `named` for the function `name`."""
+    """Return the neutral choice; `word` is auto, none, required, or `named` for function `name`."""
     if word != "named":
         return word
     if name not in names:
@@ -150,7 +150,7 @@ def _adapter_of(read: Any) -> TypeAdapter[Any]:
 
 
 def _declined(error: ValidationError, body: bytes) -> Declined:
-    """Of the alternatives that a value could have been, those count that got furthest."""
+    """Return the refusal; of a union's alternatives it reports those with the deepest path."""
     errors = error.errors(include_url=False)
     if _is_no_json(error):
         return Declined(400, "invalid_request_error", _no_json(errors[0]["msg"]))
@@ -165,7 +165,7 @@ def _declined(error: ValidationError, body: bytes) -> Declined:
 
 
 def _no_json(words: str) -> str:
-    """What is wrong with a body that is not read as JSON."""
+    """Return the message for a body that cannot be parsed as JSON."""
     _, deep, place = words.partition(TOO_DEEP)
     if not deep:
         return f"the body is no JSON: {words}"
@@ -173,7 +173,7 @@ def _no_json(words: str) -> str:
 
 
 def _told(error: ErrorDetails, body: object) -> tuple[Path, str, str]:
-    """Where an error is, what is wanted there, and what was found."""
+    """Return the path of an error, the expected value, and the value found."""
     path = _path(error["loc"], body, missing=error["type"] == "missing")
     found = f", found {_found(error['input'])}"
     if error["type"] == "missing":
@@ -195,7 +195,7 @@ def _wanted(words: str) -> str:
 
 
 def _path(loc: Path, body: object, *, missing: bool) -> Path:
-    """The place without pydantic's names for branches of a union, which are no keys of the body."""
+    """Return the path without pydantic's names of union branches, which are no keys of the body."""
     path: list[str | int] = []
     value: Any = body
     for at, key in enumerate(loc):

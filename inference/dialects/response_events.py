@@ -9,9 +9,9 @@ Value = dict[str, Any]
 
 
 def response_events(head: Value, whole: Value) -> bytes:
-    """The whole response at both ends, and between them what programs paint.
+    """Return the events: the whole response first and last, the items and deltas between.
 
-    `head`: what of the response is known before it is there.
+    `head`: the fields of the response that are known before the answer.
     """
     empty: Value = {
         "status": "in_progress",

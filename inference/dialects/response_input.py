@@ -1,8 +1,8 @@
-"""Items of a request to OpenAI's responses, as the messages that they are.
+"""Convert the input items of a request to OpenAI's responses into messages.
 
-A turn of the assistant is a message and, after it, the calls that it makes: several items there,
-one message here. What was told before may be sent back whole or by reference. Reasoning
-comes from those who were given some elsewhere; it is passed over, for no policy here said it.
+A turn of the assistant is a message item followed by its calls: several items there, one message
+here. Earlier items may be sent back whole or by reference. Reasoning items are ignored: no policy
+here produced them.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
 NAME_CHARS = 80
 MOST_DIGITS = 6
 BEFORE = "previous_response_id"
-"""The field that names calls and results which the session holds already."""
+"""The field that names a response whose calls and results the session holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class _ItemReference:
 
 
 def _type_of(item: object) -> str:
-    """Messages are the items that need not say what they are."""
+    """Return the type of an item; items without one are messages."""
     return item.get("type") or "message" if isinstance(item, dict) else "message"
 
 
@@ -95,10 +95,10 @@ class _Turn:
 def turns_of(
     items: str | Sequence[Any], before: Sequence[Message], earlier: Conversations
 ) -> tuple[Message, ...]:
-    """What was said before, and the items as messages; calls belong to the turn that they follow.
+    """Return earlier messages, then the items as messages; calls join the turn that they follow.
 
-    Raises Declined: 404 for a reference to an item that was not told in this session, 400 for a
-    result that is that of no call.
+    Raises Declined: 404 for a reference to an item that this session did not return, 400 for a
+    result without its call.
     """
     if isinstance(items, str):
         return (*before, Message("user", items))
@@ -132,7 +132,7 @@ def _joined(content: str | Sequence[_Part]) -> str:
 
 
 def _referred(reference: _ItemReference, earlier: Conversations) -> _InputMessage | _Called:
-    """The item that `response_items` told under this id."""
+    """Return the item that `response_items` returned under this id."""
     kind, _, name = reference.id.partition("_")
     name, _, number = name.rpartition("_") if kind == "fc" else (name, "", "")
     turns = earlier.get(f"resp_{name}")

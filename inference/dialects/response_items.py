@@ -1,4 +1,4 @@
-"""What a policy said as the items of a response of OpenAI's."""
+"""The items of a response in OpenAI's form, made from an answer of a policy."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ Value = dict[str, Any]
 
 
 def items_of(request: AgentRequest, reply: ModelReply) -> list[Value]:
-    """A message unless it would be empty beside calls, then the calls."""
+    """Return a message item, left out if it is empty beside calls, then the calls."""
     choice = reply.choices[0]
     calls = tool_calls_of(choice.tool_calls)
     said = [_message_item(request, reply, choice)] if choice.text or not calls else []

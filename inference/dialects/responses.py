@@ -1,9 +1,9 @@
 """OpenAI's responses: `POST /v1/responses`.
 
-`previous_response_id` goes on from a response of the same session, without its instructions; the
-gateway keeps what that takes, unless `store` is false. Nothing is kept elsewhere: a `conversation`
-and a stored `prompt` are refused. What is wished of reasoning is repeated in the response, and has
-no part in what is asked: there are no reasoning items, and so no encrypted content to include.
+`previous_response_id` continues from a response of the same session, without its instructions; the
+gateway keeps the conversation for that, unless `store` is false. Nothing else is stored, so a
+`conversation` and a stored `prompt` are refused. Reasoning options are repeated in the response and
+otherwise ignored: there are no reasoning items, and so no encrypted content to include.
 """
 
 from collections.abc import Sequence
@@ -45,9 +45,9 @@ from schemas.tool_calls import json_text
 
 Value = dict[str, Any]
 LOOKED_AT = 8
-"""Earlier responses with which a request may share its messages, the latest ones."""
+"""The number of latest responses whose messages are compared with those of a request."""
 LOGPROBS = "message.output_text.logprobs"
-"""What a request includes that wants log-probabilities."""
+"""The value of `include` that requests log-probabilities."""
 NAME_CHARS = 80
 
 
@@ -125,7 +125,7 @@ def _read(body: bytes, policies: Sequence[str], earlier: Conversations) -> Agent
 
 
 def _check_supported(taken: _ResponsesBody) -> None:
-    """Raises Declined for what would change what is asked, if it were not passed over."""
+    """Raise Declined for fields that cannot be ignored without changing the request's meaning."""
     if taken.conversation is not None:
         raise unsupported("conversation", "Use previous_response_id, or send the items.")
     if taken.prompt is not None:
@@ -144,7 +144,10 @@ def _before(response_id: str | None, earlier: Conversations) -> tuple[Message, .
 
 
 def _shared(turns: tuple[Message, ...], earlier: Conversations) -> tuple[Message, ...]:
-    """The same, of the messages that are held already: agents tell the whole at every turn."""
+    """Return the same turns, reusing message objects of earlier responses to save memory.
+
+    Agents send the whole conversation at every turn.
+    """
     latest = list(earlier.values())[-LOOKED_AT:]
     known = max(latest, key=lambda those: shared_length(those, turns), default=())
     same = shared_length(known, turns)
@@ -178,7 +181,7 @@ def _echo(taken: _ResponsesBody) -> Value:
                 "type": "function",
                 "name": tool.name,
                 "description": tool.description,
-                # As text: orjson would not write an integer of any size.
+                # As text: orjson does not write integers of arbitrary size.
                 "parameters": orjson.Fragment(json_text(tool.parameters)),
                 "strict": bool(tool.strict),
             }
@@ -225,7 +228,7 @@ def _events(request: AgentRequest, reply: ModelReply) -> bytes:
 
 
 def _error_event(declined: Declined) -> bytes:
-    """With both forms of an error: the API's own, and the one on which clients raise."""
+    """Return an event with both forms of an error: the API's, and the one that clients raise on."""
     flat = {
         "type": "error",
         "sequence_number": 0,

@@ -1,4 +1,4 @@
-"""Which path speaks which dialect, and a reply as the HTTP answer that it makes."""
+"""Routes: the dialect of each path, and replies rendered as HTTP answers."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ EVENTS = "text/event-stream"
 
 TOO_LONG = frozenset({"too_long", "context_length_exceeded"})
 LENGTHS = re.compile(r"length is (\d+) tokens.* resulted in (\d+) tokens")
-"""What an engine says of a call that is too long."""
+"""The pattern of an engine's error for a call that is too long."""
 
 ROUTES: Mapping[str, Dialect] = {
     "/v1/chat/completions": CHAT,
@@ -25,7 +25,7 @@ ROUTES: Mapping[str, Dialect] = {
     "/v1/messages": MESSAGES,
     "/v1/messages/count_tokens": COUNT_TOKENS,
 }
-"""By path, as clients append it to their base URL; all are asked with POST."""
+"""Dialects by path, as clients append it to their base URL; all take POST."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class HttpAnswer:
 
 
 def dialect_of(path: str) -> Dialect:
-    """The dialect in which a path is answered; errors of paths that are no route have one too."""
+    """Return the dialect for a path; unknown paths have one too, for their errors."""
     return ROUTES.get(path) or (MESSAGES if path.startswith("/v1/messages") else CHAT)
 
 
 def answer(dialect: Dialect, request: AgentRequest, reply: Reply) -> HttpAnswer:
-    """What a request is answered with, as JSON or as a stream, when its reply is there."""
+    """Render the answer to a request as JSON or as a stream, once its reply is there."""
     if isinstance(reply, ErrorReply):
         return error_answer(dialect, declined_by(reply))
     if request.stream:
@@ -54,21 +54,21 @@ def answer(dialect: Dialect, request: AgentRequest, reply: Reply) -> HttpAnswer:
 
 
 def error_answer(dialect: Dialect, declined: Declined) -> HttpAnswer:
-    """A refusal as status, headers and body in the vendor's form."""
+    """Render a refusal as status, headers and body in the vendor's form."""
     return HttpAnswer(
         declined.status, {"Content-Type": JSON, **declined.headers}, dialect.error(declined)
     )
 
 
 def rest_of_stream(dialect: Dialect, request: AgentRequest, reply: Reply) -> bytes:
-    """All events of a stream, of which nothing was sent but its headers and `dialect.waiting`."""
+    """Return all events of a stream that has sent only its headers and `dialect.waiting`."""
     if isinstance(reply, ErrorReply):
         return dialect.error_event(declined_by(reply))
     return dialect.events(request, _model_reply(reply))
 
 
 def declined_by(reply: ErrorReply) -> Declined:
-    """The refusal that a recorded error is; a 429 is worth another try, a 5xx is final."""
+    """Return the refusal for a recorded error; a 429 may be retried, a 5xx is final."""
     retry_after_s = 1 if reply.status == 429 else None
     lengths = LENGTHS.search(reply.error) if reply.code in TOO_LONG else None
     if lengths:
@@ -77,7 +77,7 @@ def declined_by(reply: ErrorReply) -> Declined:
 
 
 def models_body(policies: Sequence[str]) -> bytes:
-    """`GET /v1/models`."""
+    """Return the body of `GET /v1/models`."""
     data = [
         {"id": policy, "object": "model", "created": 0, "owned_by": "rollcall"}
         for policy in policies

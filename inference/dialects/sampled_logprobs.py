@@ -1,8 +1,8 @@
-"""Log-probabilities as OpenAI's APIs tell them, chat completions and responses alike.
+"""Log-probabilities in the form of OpenAI's APIs, for chat completions and responses.
 
-The log holds that of each sampled token and no others. Of alternatives a client is therefore told
-the sampled token, where it asks for one; where it asks for more it is refused, for it would decide
-by what is not there. A token is named as vLLM names tokens without their text, `token_id:<id>`.
+The log holds only those of sampled tokens. A client that asks for one alternative gets the sampled
+token; one that asks for more is refused, since the others are unknown. A token is named
+`token_id:<id>`, as vLLM names tokens without their text.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from schemas.asks import Choice
 
 
 def check_top_logprobs(wanted: int | None) -> None:
-    """Raises Declined for more alternatives than are known, in the words that OpenAI has for it."""
+    """Raise Declined for more alternatives than are known, in OpenAI's wording."""
     if wanted is None or wanted <= 1:
         return
     msg = (
@@ -25,7 +25,7 @@ def check_top_logprobs(wanted: int | None) -> None:
 def sampled_logprobs(
     choice: Choice, *, alternatives: bool, no_bytes: list[int] | None = None
 ) -> list[dict[str, Any]]:
-    """Of each sampled token; `no_bytes` is how an API writes that the token's text is not known."""
+    """Return the entry of each sampled token; `no_bytes` is the API's value for an unknown text."""
     told = [
         {"token": f"token_id:{token}", "logprob": logprob, "bytes": no_bytes}
         for token, logprob in zip(choice.token_ids or (), choice.logprobs or (), strict=True)

@@ -1,7 +1,7 @@
-"""Bodies whose text UTF-8 cannot write: what is wrong in them is replaced, so that a talk goes on.
+"""Repair of bodies whose text is no valid Unicode, so that the conversation can continue.
 
 A client may cut a string within a surrogate pair, or read a file that is no text. Every later body
-of its conversation holds that string again, so a refusal would end the conversation.
+of its conversation contains that string again, so a refusal would end the conversation.
 """
 
 import re
@@ -13,7 +13,7 @@ SURROGATES = re.compile(
     rb"|[c-fC-F][0-9a-fA-F]{2})"
 )
 """A surrogate after all the backslashes before it (an even number are none before `u`), with the
-second half of its pair. Nothing of a body but these is looked at one by one."""
+second half of its pair. Only these matches are examined one by one."""
 REPLACEMENT = rb"\ufffd"
 
 log = structlog.get_logger()
@@ -22,7 +22,7 @@ log = structlog.get_logger()
 def sound(body: bytes) -> bytes:
     """Return the body with a replacement character for each lone surrogate and each wrong byte.
 
-    How many there were and in which message the first is are logged.
+    The count and the message of the first one are logged.
     """
     wrong: list[int] = []
     if b"\\ud" in body or b"\\uD" in body:

@@ -1,7 +1,7 @@
-"""A request that one process has read, as bytes for another of the same release.
+"""Serialisation of a parsed request, as bytes for another process of the same release.
 
-Texts are written as they are, behind a short head of their lengths: reading megabytes of them back
-is copying, not parsing. Nothing of this is kept.
+Texts follow a short head with their lengths, so megabytes of them are copied and not parsed. The
+bytes are never stored.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,12 +16,12 @@ from schemas.messages import Message
 
 HEAD_BYTES = 8
 LONG = ("messages", "text", "tools", "own")
-"""Fields of an ask that are not in the head."""
+"""Fields of an ask that are not in the head but behind it."""
 Lengths = list[int]
 
 
 def told_request(request: AgentRequest) -> bytes:
-    """The request; what it repeats as the JSON that it becomes."""
+    """Serialise a request; its `echo` is written as JSON."""
     ask, texts = request.ask, list[bytes]()
     head = {
         "ask": {one.name: getattr(ask, one.name) for one in fields(ask) if one.name not in LONG},
@@ -37,7 +37,7 @@ def told_request(request: AgentRequest) -> bytes:
 
 
 def request_of(data: bytes) -> AgentRequest:
-    """The request; an ask keeps the name that it has been given."""
+    """Read a request back; the ask keeps its name."""
     head, texts = _parts(data)
     text, tools = (texts.take(length) for length in head["texts"])
     messages = tuple(_message_of(texts, told) for told in head["messages"])
@@ -50,7 +50,7 @@ def request_of(data: bytes) -> AgentRequest:
 
 
 def told_conversations(conversations: Mapping[str, Sequence[Message]]) -> bytes:
-    """What was said before, by response."""
+    """Serialise earlier conversations, by response."""
     texts: list[bytes] = []
     head = [
         (name, [_message_put(texts, message) for message in said])
@@ -60,13 +60,13 @@ def told_conversations(conversations: Mapping[str, Sequence[Message]]) -> bytes:
 
 
 def conversations_of(data: bytes) -> Conversations:
-    """The same, read back."""
+    """Read conversations back."""
     head, texts = _parts(data)
     return {name: [_message_of(texts, told) for told in said] for name, said in head}
 
 
 class _Texts:
-    """Texts one after the other."""
+    """A reader of the texts, one after the other."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data = memoryview(data)
@@ -111,7 +111,7 @@ def _parts(data: bytes) -> tuple[Any, _Texts]:
 
 
 class NotAtHand(Exception):
-    """A response that a request goes on from is not among the conversations at hand."""
+    """A response that a request continues from is not among the loaded conversations."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -119,14 +119,14 @@ class NotAtHand(Exception):
 
 
 class AtHand(Mapping[str, Sequence[Message]]):
-    """Conversations of which only some are at hand, and known to be so."""
+    """A mapping of conversations of which only some are loaded; the missing ones are known."""
 
     def __init__(self, some: Conversations, unknown: Iterable[str] = ()) -> None:
         self._some = some
         self._unknown = frozenset(unknown)
 
     def __getitem__(self, name: str) -> Sequence[Message]:
-        """Raises KeyError for one that there is not, NotAtHand for one that has to be asked for."""
+        """Raise KeyError for one that does not exist, NotAtHand for one that is not loaded."""
         if name in self._some or name in self._unknown:
             return self._some[name]
         raise NotAtHand(name)

@@ -1,10 +1,10 @@
-"""Results of tool calls, each put behind the turn whose call it answers, or refused by its place.
+"""Tool results, each moved behind the turn whose call it answers; refusals name the field.
 
 Most chat templates write results without their ids, so a policy takes the first result for that of
-its first call. Clients send results as they are ready, or lose one. So results stand here right
-behind the turns that called, in the order of the calls, and before anything else that was said
-since. A result without its call, a second one for a call, and a turn of which only some calls have
-results are refused; a turn of which none has a result was given up, and stays.
+its first call. Clients send results as they are ready, or lose one. So results are placed right
+after the turns that called, in the order of the calls, before any other message. A result without
+its call, a second result for a call, and a turn with results for only some of its calls are
+refused. A turn without any result was given up by the client, and stays.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from schemas.messages import Message
 
 ID_CHARS = 80
 NAMED = 8
-"""So many calls of a turn are named to a client."""
+"""The most calls of a turn that a refusal names."""
 
 
 class Called(NamedTuple):
@@ -29,7 +29,7 @@ class Called(NamedTuple):
 
 
 class Told(NamedTuple):
-    """A message as a body tells it."""
+    """A message as it is in a body."""
 
     message: Message
     place: str = ""
@@ -39,12 +39,12 @@ class Told(NamedTuple):
 
 @dataclass(slots=True)
 class _Exchange:
-    """Turns of the assistant that stand together, and what was said to it after them."""
+    """Adjacent turns of the assistant, and the messages to it after them."""
 
     turns: list[Message] = field(default_factory=list)
     calls: dict[str, Called] = field(default_factory=dict)
     twice: dict[str, Called] = field(default_factory=dict)
-    """Calls with the id of an earlier one: no result can be told which of them it answers."""
+    """Calls with the id of an earlier one: a result cannot be matched to one of them."""
     results: dict[str, Told] = field(default_factory=dict)
     others: list[Message] = field(default_factory=list)
 
@@ -85,7 +85,7 @@ class _Exchange:
                 )
                 raise _declined(call.place, call.id, msg)
             result = self.results[call.id].message
-            renamed = result.name not in ("", call.name)  # what was told before stays one object
+            renamed = result.name not in ("", call.name)  # what was sent before stays one object
             answered.append(replace(result, name=call.name) if renamed else result)
         return self.turns + answered + self.others
 

@@ -64,7 +64,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p schemas -p producers -p consumers -p inference -p sandbox -p trainer -p compose -p rollcall
 	$(BIN)/lint-imports
-	$(BIN)/python -m tests.support.plain_words 25
+	$(BIN)/python -m tests.support.plain_words 2
 
 # The codec is compiled on the way; where even a compiler cannot be had, it stays plain Python.
 $(STAMP): pyproject.toml $(LOCK) $(wildcard schemas/avro/*.avsc schemas/avro_*.py*)

@@ -1,1 +1,1 @@
-"""How the processes are put together: embedded broker and registry, supervisor, command line."""
+"""The assembly of the processes: embedded broker and registry, supervisor, command line."""

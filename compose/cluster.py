@@ -1,4 +1,4 @@
-"""The cluster a command works on: one that is named in the settings, or that of `rollcall up`."""
+"""The cluster that a command uses: one named in the settings, or that of `rollcall up`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Addresses and client settings; clients are made when asked for."""
+    """Addresses and client settings of a cluster; clients are made on first use."""
 
     bootstrap_servers: str
     registry_url: str
     settings: Settings
     name: str = ""
-    """What the clients call themselves: a worker's name, so that a group's members can be told."""
+    """The client id: a worker's name, so that a group's members can be told apart."""
 
     @property
     def topics(self) -> Topics:
@@ -55,9 +55,9 @@ class Cluster:
 
     @cached_property
     def objects(self) -> "ObjectStore | None":
-        """Where heavy records lie; None where nothing says where all workers would find them.
+        """Return the store of heavy records; None if no store is set that all workers can reach.
 
-        It raises StoresDiffer where it turns out that the cluster's lie in another.
+        The store raises StoresDiffer if it is not the cluster's.
         """
         from schemas.objects import ObjectStore
 
@@ -80,13 +80,13 @@ class Cluster:
         return Admin(self.client)
 
     def close(self) -> None:
-        """Close the clients that were made for looking."""
+        """Close the clients that were made for reading."""
         for name in ("log", "registry"):
-            if name in self.__dict__:  # a cached property that was asked for
+            if name in self.__dict__:  # a cached property that was used
                 self.__dict__[name].close()
 
     def environment(self) -> dict[str, str]:
-        """What a worker process needs to find the same cluster."""
+        """Return the environment with which a worker process finds the same cluster."""
         return {
             "ROLLCALL_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap_servers,
             "ROLLCALL_REGISTRY__URL": self.registry_url,
@@ -100,9 +100,9 @@ def _on_this_machine(servers: str) -> bool:
 
 
 def require_topics(cluster: Cluster) -> None:
-    """Raise TopicsDiffer where topics and schemas are not those that workers need.
+    """Raise TopicsDiffer unless topics and schemas are those that workers need.
 
-    Raises Unavailable, and RegistryDiffers where the log was written with another registry.
+    Raises Unavailable, and RegistryDiffers if the log was written with another registry.
     """
     from producers import provision
 
@@ -112,7 +112,7 @@ def require_topics(cluster: Cluster) -> None:
 
 
 def complete_topics(cluster: Cluster, policy_id: str) -> None:
-    """Make what a policy's workers need and is missing.
+    """Create the missing topics and schemas of a policy's workers.
 
     Raises TopicsDiffer, Unavailable, and RegistryDiffers as `require_topics` does.
     """
@@ -124,20 +124,20 @@ def complete_topics(cluster: Cluster, policy_id: str) -> None:
 
 
 def _tie_schemas(cluster: Cluster, topics: Sequence[WantedTopic]) -> None:
-    """Raise RegistryDiffers where the ids of our schemas are not those that the log knows."""
+    """Raise RegistryDiffers if the ids of our schemas are not those recorded in the log."""
     there = set(cluster.log.topic_names())
     cluster.codec.prepare_all({t.name: t.record for t in topics if t.record and t.name in there})
 
 
 def answers(servers: str) -> bool:
-    """Whether a broker lists its topics: what `services.up` waits for."""
+    """Return True if a broker lists its topics, which `services.up` waits for."""
     from producers.admin import Admin
 
     return Admin({"bootstrap.servers": servers}, timeout_s=2.0).answers()
 
 
 def cluster_of(settings: Settings) -> Cluster:
-    """Where to connect; raises Refused when nothing is named and nothing is up."""
+    """Return the cluster to connect to; raises Refused if none is named and none is up."""
     kafka, registry = settings.kafka.bootstrap_servers, settings.registry.url
     if not (kafka and registry):
         from compose.services.embedded import endpoints

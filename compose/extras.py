@@ -1,4 +1,4 @@
-"""Which extra of the distribution brings which library, for whoever has not installed it."""
+"""The extra of the distribution that installs each optional library, for error messages."""
 
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -29,18 +29,18 @@ EXTRAS = {
     "tensorboardX": "plots",
     "trl": "trl",
 }
-"""Importable packages; everything else that is imported comes with the distribution itself."""
+"""Importable packages and their extras; all other imports are plain dependencies."""
 
 
 def require(*modules: str) -> None:
-    """Raise Refused where a library is not installed, naming every extra that is missing."""
+    """Raise Refused if a library is not installed, naming every missing extra."""
     missing = [name for name in modules if not _installed(name)]
     if missing:
         raise not_installed(missing)
 
 
 def not_installed(modules: Iterable[str]) -> Refused:
-    """What to say where these libraries are missing; their extras are all known."""
+    """Return the error for missing libraries, whose extras must all be known."""
     names = list(modules)
     extras = ",".join(sorted({EXTRAS[name] for name in names}))
     return Refused(f"{', '.join(names)} not installed; run `pip install 'rollcall[{extras}]'`")
@@ -49,5 +49,5 @@ def not_installed(modules: Iterable[str]) -> Refused:
 def _installed(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except ValueError:  # somebody put a module without a spec there
+    except ValueError:  # a module without a spec was put there
         return True

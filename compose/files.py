@@ -1,4 +1,4 @@
-"""Where results may go, told at the door before any work is done for them; and writing them."""
+"""Output files: the check of their folder before any work is done, and writing them."""
 
 from pathlib import Path
 
@@ -7,14 +7,14 @@ from schemas.whole_files import write_whole
 
 
 def refuse_no_folder(path: Path | None, option: str = "--json") -> None:
-    """Raise Refused where a file could not be written for want of its folder."""
+    """Raise Refused if a file cannot be written because its folder is missing."""
     if path is not None and not path.absolute().parent.is_dir():
         msg = f"{option} {path}: there is no directory {str(path.parent)!r}"
         raise Refused(msg)
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write one object as JSON, indented; the file is whole or not there.
+    """Write one object as indented JSON; the file is complete or absent.
 
     A device, a pipe or a link is written through, not replaced. Raises OSError.
     """

@@ -1,4 +1,4 @@
-"""Logging for a process: readable on a terminal, else JSON, every line with role and worker."""
+"""Logging of a process: readable on a terminal, else JSON; every line has role and worker."""
 
 import logging
 import os
@@ -13,8 +13,8 @@ from schemas.hidden import without_secrets
 
 
 def set_up(role: str, worker: str, out: TextIO | None = None) -> None:
-    """Configure structlog once, for stderr unless said otherwise; libraries' own logging goes there
-    too, from warnings on.
+    """Configure structlog once, for stderr by default; libraries' own logging goes there too, from
+    warnings on.
     """
     out = out or sys.stderr
     logging.basicConfig(level=logging.WARNING, stream=out)
@@ -35,20 +35,20 @@ def set_up(role: str, worker: str, out: TextIO | None = None) -> None:
 
 
 class _Hiding(logging.Formatter):
-    """Lines of libraries, which may quote a URL that they were given."""
+    """A formatter that hides secrets in lines of libraries, which may quote URLs."""
 
     def format(self, record: logging.LogRecord) -> str:
         return without_secrets(super().format(record))
 
 
 def _hidden(logger: object, name: str, line: Any) -> str:
-    """A line of ours as it leaves; its fields may be words of a library."""
+    """Hide secrets in a line of ours; its fields may quote a library."""
     del logger, name
     return without_secrets(str(line))
 
 
 def _escaped(logger: object, name: str, fields: Any) -> Any:
-    """Fields as a terminal may show them: they may be words of anybody's."""
+    """Escape fields for a terminal, as they may be untrusted."""
     del logger, name
     return {
         key: printable(value) if isinstance(value, str) else value for key, value in fields.items()
@@ -56,7 +56,7 @@ def _escaped(logger: object, name: str, fields: Any) -> Any:
 
 
 def _for_people() -> list[structlog.typing.Processor]:
-    """The time of day, the event, its fields; a traceback as Python shows it."""
+    """Return the processors for a terminal: time of day, event, fields; a traceback as Python's."""
     return [
         structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
         _escaped,

@@ -1,7 +1,7 @@
-"""A terminal on which no table loses a letter: it is laid out for the width, or told by records.
+"""A terminal whose tables are never truncated: they fit the width or become blocks of lines.
 
-A word, such as an id that is to be copied, is never broken or shortened while its table is one.
-Where the words do not fit side by side, every row is a block of lines, a name and a value each.
+In a table, a word, such as an id to be copied, is never broken or shortened. If the words do not
+fit side by side, every row becomes a block of lines, each with a name and a value.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,14 +16,14 @@ from rich.text import Text
 from compose.console import PlainConsole
 
 MOST_CHARS = 2000
-"""Of one value in a block; how much is left out is said."""
+"""The most characters of a value in a block; the number left out is shown."""
 MOST_FOLDED = 40
-"""A column that says that it folds holds texts, whose words may go on in the next line."""
+"""The most width that a folding column needs; its words may continue in the next line."""
 NO_BOUND = 1_000_000
 
 
 class PageConsole(PlainConsole):
-    """Prints what any console prints, and tables so that they can be read."""
+    """A console that prints tables without truncating them."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         if not any(isinstance(one, Table | Group) for one in objects):
@@ -32,7 +32,7 @@ class PageConsole(PlainConsole):
         for one in objects:
             if isinstance(one, Table):
                 self._print_table(one)
-            elif isinstance(one, Group):  # a table in it is laid out as any other
+            elif isinstance(one, Group):  # lay out the tables in it too
                 for part in one.renderables:
                     self.print(part, **options)
             else:
@@ -50,13 +50,13 @@ class PageConsole(PlainConsole):
         for column, width in zip(table.columns, _shares(spans, room), strict=True):
             column.width = width
         around = (table.title, table.caption)
-        table.title = table.caption = None  # rich would break them to the width of the table
+        table.title = table.caption = None  # rich would wrap them to the width of the table
         for one in (around[0], table, around[1]):
             if one is not None:
                 super().print(one)
 
     def _span(self, column: Column) -> Measurement:
-        """How narrow a column may be without breaking a word, and how wide it would like to be."""
+        """Return the least width of a column that breaks no word, and its natural width."""
         unbound = self.options.update(width=NO_BOUND, max_width=NO_BOUND)
         spans = [Measurement.get(self, unbound, cell) for cell in column.cells if cell]
         header = Measurement.get(self, unbound, column.header or "")
@@ -69,7 +69,7 @@ class PageConsole(PlainConsole):
 
 
 def _shares(spans: Sequence[Measurement], room: int) -> list[int]:
-    """A width for each column: what it needs, and of the rest what it can use, the least first."""
+    """Return a width per column: its least, plus a share of the rest, smallest needs first."""
     shares = [span.minimum for span in spans]
     left = room - sum(shares)
     wishes = sorted(range(len(spans)), key=lambda n: spans[n].maximum - shares[n])
@@ -81,7 +81,7 @@ def _shares(spans: Sequence[Measurement], room: int) -> list[int]:
 
 
 def _blocks(terminal: Console, table: Table) -> Iterator[Text]:
-    """Every row as lines, with an empty one after it."""
+    """Yield every row as lines, with an empty one after it."""
     names = [_text(terminal, column.header) for column in table.columns]
     width = max((name.cell_len for name in names), default=0)
     around = [_text(terminal, title) for title in (table.title, table.caption) if title]
@@ -97,7 +97,7 @@ def _blocks(terminal: Console, table: Table) -> Iterator[Text]:
 
 
 def _text(terminal: Console, cell: RenderableType | None) -> Text:
-    """A cell as text, whatever it is made of."""
+    """Return any cell as text."""
     if isinstance(cell, Text):
         return cell.copy()
     if isinstance(cell, str):
@@ -107,7 +107,7 @@ def _text(terminal: Console, cell: RenderableType | None) -> Text:
 
 
 def _whole_or_told(value: Text) -> Text:
-    """The value, or its beginning and how much there is of it."""
+    """Return the value, or its beginning and its length."""
     if len(value.plain) <= MOST_CHARS:
         return value
     told = f" ... (the first {MOST_CHARS:,} of {len(value.plain):,} characters; --json prints all)"

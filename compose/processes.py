@@ -1,4 +1,4 @@
-"""Processes of this machine: started, waited for, ended, told from others, weighed."""
+"""Processes of this machine: start, wait, end, identify, measure memory."""
 
 import ctypes
 import os
@@ -25,14 +25,14 @@ PR_SET_PDEATHSIG = 1
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _CHILDREN: dict[int, ChildProcess] = {}
-"""The processes that this very process has started; somebody must collect them when they end."""
+"""The children of this process, which it must reap when they end."""
 
 
 def module(name: str, *arguments: str, python: str = "") -> list[str]:
-    """The command that runs a module with a Python, or with this one; the directory it stands in is
-    not looked at.
+    """Return the command that runs a module with a Python, by default this one; the working
+    directory is not on its path.
 
-    What is spawned must find the packages that its parent has, wherever it works.
+    A child must find the same packages as its parent, whatever its working directory.
     """
     return [os.path.abspath(python) if python else sys.executable, "-P", "-m", name, *arguments]
 
@@ -45,10 +45,10 @@ def spawn(
     directory: Path | None = None,
     outlives_us: bool = False,
 ) -> ChildProcess:
-    """Start a process that hears nothing and writes to the end of a log; raises OSError.
+    """Start a process without stdin that appends to a log; raises OSError.
 
-    It has a session of its own, so that a Ctrl-C at our terminal does not reach it, and unless it
-    outlives us it is killed when the thread that starts it ends, whatever ends that.
+    It has its own session, so a Ctrl-C at our terminal does not reach it. Unless `outlives_us`, it
+    is killed when the thread that starts it ends, for whatever reason.
     """
     with log.open("ab") as output:
         child = subprocess.Popen(
@@ -66,22 +66,22 @@ def spawn(
 
 
 def die_with_parent() -> None:
-    """Be killed when the thread that started this process ends; holds on after an exec."""
+    """Have the kernel kill this process when the thread that started it ends; survives an exec."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def apart(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """What a function of a module returns or raises, called in a process of its own.
+    """Call a function of a module in a new process; return or raise its result.
 
-    The memory of all that it loads goes with that process, which ends with the call, also where
-    this is interrupted: a Ctrl-C is for us alone. Raises Unfit where the process was killed.
+    The memory of all that it loads is freed with that process, which ends with the call, also if
+    this is interrupted: a Ctrl-C reaches us alone. Raises Unfit if the process was killed.
     """
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     call = partial(function, *args, **kwargs)
     process = context.Process(target=_tell, args=(sender, call))
-    resource_tracker.ensure_running()  # or else starting it would undo what follows
-    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it is born deaf
+    resource_tracker.ensure_running()  # started here, as its start would undo the signal mask below
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the child
     try:
         process.start()
     finally:
@@ -112,7 +112,7 @@ def _tell(sender: "Connection[tuple[object, Exception | None], None]", call: par
 
 
 def end(running: Collection[ChildProcess], grace_s: float) -> None:
-    """SIGTERM to all, some time to finish, then SIGKILL; nothing is left running."""
+    """End all: SIGTERM, a grace period, then SIGKILL."""
     for process in running:
         process.send_signal(signal.SIGTERM)
     until = time.monotonic() + grace_s
@@ -125,7 +125,7 @@ def end(running: Collection[ChildProcess], grace_s: float) -> None:
 
 
 def holds_within(condition: Callable[[], bool], timeout_s: float, every_s: float = 0.02) -> bool:
-    """Ask until it holds, and wait a little between; False where it has not held in time."""
+    """Poll a condition until it holds; False if it does not hold in time."""
     until = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > until:
@@ -135,9 +135,9 @@ def holds_within(condition: Callable[[], bool], timeout_s: float, every_s: float
 
 
 def started(pid: int) -> str | None:
-    """When a process started: boot id and clock ticks since. None when it has ended.
+    """Return a process's start: boot id and clock ticks since then. None if it has ended.
 
-    A pid alone names nobody for long, pids are dealt again.
+    A pid alone is no identity, as pids are reused.
     """
     child = _CHILDREN.get(pid)
     if child is not None and child.poll() is not None:
@@ -147,15 +147,15 @@ def started(pid: int) -> str | None:
         threads = len(os.listdir(f"/proc/{pid}/task"))
     except (FileNotFoundError, ProcessLookupError):
         return None
-    state, *rest = stat.rpartition(")")[2].split()  # the name before it may hold anything
-    # While other threads of a dying process run on, it holds its ports, whatever its state says
+    state, *rest = stat.rpartition(")")[2].split()  # the name before it may contain anything
+    # A dying process holds its ports while other threads of it run, whatever its state
     if state in "ZX" and threads <= 1 and child is None:
         return None
     return f"{BOOT_ID.read_text().strip()}/{rest[18]}"
 
 
 def memory_bytes(pids: Iterable[int]) -> int:
-    """The sum of the processes' resident memory now, shared pages counted once each (PSS)."""
+    """Return the processes' resident memory, shared pages counted in proportion (PSS)."""
     return sum(_pss(pid) for pid in pids)
 
 

@@ -1,10 +1,9 @@
-"""What each schema id of a cluster stands for, kept on `stores`, so that all processes agree.
+"""The schema that each schema id of a cluster means, kept on `stores`, so that processes agree.
 
-The first record about an id counts, until one says that it is to be forgotten: then the first one
-after that. A process ties the ids of all our schemas when it starts to work, so before it writes a
-value under one, and any other id when it first reads a value under it, such as that of an earlier
-release. A worker on a new machine that is given another registry than the others is thereby held,
-and reads and writes nothing wrong.
+The first record about an id counts, until a record says to forget it; then the first one after
+that counts. A process ties the ids of all our schemas at its start, before it writes a value under
+one, and any other id (such as one of an earlier release) when it first reads a value under it. So a
+worker that is given another registry than the others stops, before it reads or writes wrong values.
 """
 
 import time
@@ -21,15 +20,15 @@ if TYPE_CHECKING:
     from consumers.log.protocols import Log
 
 WAIT_S = 10.0
-"""After so long without an answer the log counts as away."""
+"""The time without an answer after which the log counts as unreachable."""
 FRESH_S = 5.0
-"""How soon the log is read again where an id stands for something else: it may be forgotten."""
+"""The time after which the log is read again for an id that differs: it may be forgotten."""
 
 log = structlog.get_logger()
 
 
 class SchemaIds:
-    """The ties of one log, read when an id is new to the process. For one thread at a time."""
+    """The ties of one log, read when an id is new to the process. Not thread-safe."""
 
     def __init__(
         self,
@@ -44,7 +43,7 @@ class SchemaIds:
         self._tied: dict[int, str] = {}
         self._fresh_until = 0.0
         self._not_kept: dict[int, str] = {}
-        """Ties that only this process knows: the log does not take them."""
+        """Ties that only this process knows, as it cannot write them to the log."""
         self._warned: set[str] = set()
 
     def first(self, offered: Mapping[int, str]) -> dict[int, str]:
@@ -73,7 +72,7 @@ class SchemaIds:
         return {each: tied[each] for each in offered}
 
     def _is_known(self, offered: Mapping[int, str]) -> bool:
-        """Whether the log need not be read for some ids: where they differ, it was a moment ago."""
+        """Return True if the ids need no new read: known, and equal or read a moment ago."""
         fresh = self.clock() < self._fresh_until
         return all(
             each in self._tied and (fresh or self._tied[each] == form)
@@ -81,7 +80,7 @@ class SchemaIds:
         )
 
     def forget(self, schema_id: int, by: str) -> None:
-        """Have the next process that meets an id tie it anew.
+        """Release an id, so that the next process that reads it ties it anew.
 
         Raises Refused for one that is not tied, TopicsDiffer, NoTopic, Unavailable.
         """
@@ -89,7 +88,7 @@ class SchemaIds:
         self._write([IdRecord(schema_id, forgotten_by=by)])
 
     def require(self, schema_id: int) -> None:
-        """Raise Refused where the log ties an id to nothing; TopicsDiffer, Unavailable."""
+        """Raise Refused if the log has no tie for an id; TopicsDiffer, Unavailable."""
         tied = self.read()
         if schema_id not in tied:
             known = ", ".join(map(str, sorted(tied))) or "none"
@@ -97,9 +96,9 @@ class SchemaIds:
             raise Refused(msg)
 
     def read(self) -> dict[int, str]:
-        """Read all ties from the log. Raises TopicsDiffer where the topic is missing, Unavailable.
+        """Read all ties from the log. Raises TopicsDiffer if the topic is missing, Unavailable.
 
-        A broker that leaves meanwhile is not waited for: what calls this may have other work.
+        It does not wait for a broker that becomes unreachable: the caller may have other work.
         """
         from consumers.log.reading import polls
 
@@ -125,6 +124,7 @@ class SchemaIds:
             if not value and any(name == SCHEMA_ID for name, _ in headers):
                 self._warn("schema_id_unreadable", topic=self.topic)
         elif found.fingerprint:
+            # The first record counts, so that processes which tied an id at once agree on it.
             tied.setdefault(found.schema_id, found.fingerprint)
         else:
             tied.pop(found.schema_id, None)

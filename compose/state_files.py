@@ -1,6 +1,6 @@
-"""Files of a state directory as they are read: whole and of their form, or refused in one line.
+"""Reading of state files: complete and of the right form, else refused in one line.
 
-A disk that filled up, a power cut or an editor may have left an empty file, a half one, or another.
+A full disk, a power cut or an editor may have left an empty, incomplete or different file.
 """
 
 from pathlib import Path
@@ -13,11 +13,11 @@ from schemas.errors import Refused
 T = TypeVar("T")
 
 MOST_BYTES = 16 << 20
-"""A file of ours is far below that."""
+"""The most bytes of a state file; our own are far smaller."""
 
 
 def read_state(path: Path, form: type[T] | Any) -> T | None:
-    """What a file of JSON says, as a value of this form; None where there is no file.
+    """Read a JSON file as a value of this form; None if there is no file.
 
     Raises Refused, naming file and fault.
     """
@@ -41,7 +41,7 @@ def read_state(path: Path, form: type[T] | Any) -> T | None:
 
 
 def _fault(error: Exception) -> str:
-    """What is wrong, in a few words."""
+    """Describe an error in a few words."""
     if not isinstance(error, ValidationError):
         return str(error).partition("\n")[0][:200]
     first = error.errors(include_url=False, include_input=False)[0]

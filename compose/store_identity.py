@@ -1,9 +1,8 @@
-"""Which object store a cluster's heavy records lie in, so that every process has the same one.
+"""The identity of the object store of a cluster, so that every process uses the same store.
 
-The first record on `stores` holds an identity, and a store that belongs to the cluster holds a file
-named after it. Who starts the first worker with a store gives the identity. From then on nobody
-works with another store, or without one, whatever directory or address it was started with. A
-store that is moved takes the file along.
+The first record on `stores` holds an identity, and the cluster's store holds a file named after it.
+The first worker with a store sets the identity. From then on no process can use another store, or
+none, whatever directory or address it was started with. A store that is moved keeps the file.
 """
 
 import secrets
@@ -33,7 +32,7 @@ FLUSH_S = 30.0
 
 
 class Place(Protocol):
-    """What is needed of a cluster."""
+    """The parts of a cluster that are needed here."""
 
     @property
     def log(self) -> "Log": ...
@@ -49,9 +48,9 @@ class Place(Protocol):
 
 
 def check_store(here: Place) -> None:
-    """Have the store of this process be the cluster's; the first with a store says which that is.
+    """Require that this process has the cluster's store; the first with a store sets it.
 
-    Raises StoresDiffer where it is not, and Unavailable.
+    Raises StoresDiffer, and Unavailable.
     """
     if here.objects is not None:
         identify(here, here.objects, True)
@@ -60,9 +59,9 @@ def check_store(here: Place) -> None:
 
 
 def identify(here: Place, store: "ObjectStore", write: bool) -> str:
-    """The identity that a store has for the cluster; empty where none is known.
+    """Return the identity that a store has for the cluster; empty if none is known.
 
-    With `write` it is given one then. Raises StoresDiffer for the store of another cluster,
+    With `write` it then gets one. Raises StoresDiffer for the store of another cluster,
     Unavailable, DeliveryFailed.
     """
     identity = recorded(here)
@@ -80,9 +79,9 @@ def identify(here: Place, store: "ObjectStore", write: bool) -> str:
 
 
 def recorded(here: Place) -> str:
-    """The identity that the log tells; empty where it tells none.
+    """Return the identity recorded in the log; empty if there is none.
 
-    Raises Unavailable, also where the registry is not the one that the record was written with.
+    Raises Unavailable, also if the registry is not the one that the record was written with.
     """
     from consumers.log.reading import read_all
 
@@ -91,7 +90,7 @@ def recorded(here: Place) -> str:
             try:
                 found = here.codec.decode(record.value, StoreIdentity)
             except WireError:
-                continue  # somebody's bad bytes name no store
+                continue  # unreadable bytes name no store
             if found.store == STORE and _is_identity(found.identity):
                 return found.identity
     except TopicsDiffer:
@@ -100,12 +99,13 @@ def recorded(here: Place) -> str:
 
 
 def _first(here: Place, store: "ObjectStore") -> str:
-    """Offer an identity for the store; the one that came first in the log."""
+    """Offer an identity for the store; return the one that is first in the log."""
     try:
         here.log.partitions(here.topics.stores)
     except TopicsDiffer:
         return ""
     mine = StoreIdentity(STORE, secrets.token_hex(16))
+    # The store is marked before the record is written, so a recorded identity has its store.
     store.bear(mine.identity)
     out = here.log.publisher()
     value = here.codec.encode(here.topics.stores, mine)
@@ -117,7 +117,7 @@ def _first(here: Place, store: "ObjectStore") -> str:
 
 
 class NoStore:
-    """Stands where no store of objects is set: nothing is put there, and a claim leads nowhere."""
+    """A stand-in if no object store is set: it stores nothing and resolves no claim."""
 
     above_bytes = sys.maxsize
 
@@ -125,12 +125,12 @@ class NoStore:
         self._here = here
 
     def put(self, value: bytes) -> Claim:
-        """Raise Unavailable: an artefact, say, is not kept."""
+        """Raise Unavailable, as nothing (an artefact, say) can be stored."""
         msg = f"{len(value):,} bytes are not kept: {NO_STORE}"
         raise Unavailable(msg)
 
     def get(self, claim: Claim) -> bytes:
-        """Raise ObjectLost, and StoresDiffer where the cluster has got a store since."""
+        """Raise ObjectLost, or StoresDiffer if the cluster has got a store since."""
         if identity := recorded(self._here):
             raise _without(identity)
         msg = f"object {shown(claim.sha256)} is nowhere: {NO_STORE}"

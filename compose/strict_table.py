@@ -1,4 +1,4 @@
-"""A TOML table whose keys are known: what settings and recipes are made of."""
+"""A TOML table that refuses unknown keys, the base of settings and recipes."""
 
 from typing import Any, get_args
 
@@ -9,16 +9,16 @@ from schemas.names import unknown
 
 
 class StrictTable(BaseModel):
-    """Frozen, and refuses a key that it does not know."""
+    """A frozen model that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def unknown_key(root: Any, word: str, place: list[str]) -> Refused:
-    """What to say of a key below a model that nothing is called, with the nearest that is."""
+    """Return the error for an unknown key below a model, with the nearest known key."""
     model = root
     for part in place[:-1]:
-        # A table of tables has names of its user's for keys.
+        # The keys of a table of tables are chosen by the user.
         named = not hasattr(model, "model_fields")
         model = get_args(model)[1] if named else model.model_fields[part].annotation
     known = [".".join([*place[:-1], name]) for name in model.model_fields]

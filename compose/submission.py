@@ -1,4 +1,4 @@
-"""Requests from the command line: read, published, watched until scored."""
+"""Requests from the command line: read them, publish them, watch them until scored."""
 
 import math
 import sys
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 FLUSH_S = 30.0
 POLL_S = 0.2
 MISSING_NAMED = 20
-"""So many missing rollouts are named; of more, the number is given."""
+"""The most missing rollouts that are named; beyond that only their number is given."""
 
 
 class NotScored(RollcallError):
-    """Rollouts that nobody has scored in time; they may be later."""
+    """Rollouts were not scored in time; they may be later."""
 
 
 def source_name(source: str) -> str:
-    """How a source of lines is called in messages."""
+    """Return the name of a source of lines in messages."""
     return "standard input" if source == "-" else repr(source)
 
 
 def lines_of(source: str) -> list[bytes]:
-    """The lines of a file, or of standard input; raises Refused."""
+    """Read the lines of a file, or of standard input; raises Refused."""
     try:
         data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     except OSError as error:
@@ -50,21 +50,21 @@ def lines_of(source: str) -> list[bytes]:
 def submit_all(
     cluster: "Cluster", requests: Sequence[RolloutRequest], *, wait: bool, timeout_s: float
 ) -> None:
-    """Publish requests, with `wait` show what becomes of them until all are scored.
+    """Publish requests; with `wait`, show their progress until all are scored.
 
     Raises DeliveryFailed, and NotScored after the timeout.
     """
     if not wait:
         publish(cluster, requests)
         return
-    # Made before anything is published: what is scored in between must not be missed.
+    # Made before anything is published, so that no scored rollout is missed.
     with closing(RolloutProgress(cluster, requests)) as progress:
         publish(cluster, requests)
         watch(progress, timeout_s)
 
 
 def publish(cluster: "Cluster", requests: Sequence[RolloutRequest]) -> None:
-    """Hand all over and wait for the acks; raises DeliveryFailed."""
+    """Publish all and wait for the acks; raises DeliveryFailed."""
     out: Publisher = cluster.log.publisher()
     submitter = Submitter(out, cluster.codec, cluster.topics)
     for request in requests:
@@ -78,9 +78,9 @@ def publish(cluster: "Cluster", requests: Sequence[RolloutRequest]) -> None:
 
 
 def watch(progress: RolloutProgress, timeout_s: float, *, begin_within_s: float = math.inf) -> None:
-    """Show what becomes of the rollouts until all are scored.
+    """Show the progress of the rollouts until all are scored.
 
-    Raises NotScored after the timeout, or sooner where nobody has begun with any of them.
+    Raises NotScored after the timeout, or after `begin_within_s` if none of them has begun.
     """
     began = time.monotonic()
     until = began + timeout_s
@@ -109,7 +109,7 @@ def watch(progress: RolloutProgress, timeout_s: float, *, begin_within_s: float 
 
 @contextmanager
 def _screen(progress: RolloutProgress) -> Iterator[Callable[[list[FollowedRollout]], None]]:
-    """Something to call with what was scored: a live table, or a line each."""
+    """Yield a function to call with scored rollouts: it draws a live table, or a line each."""
     terminal = PlainConsole()
     if not terminal.is_terminal:
         yield _say

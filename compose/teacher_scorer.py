@@ -1,7 +1,7 @@
-"""The scorer `teacher:DIRECTORY`: a policy that scores every token that another has sampled.
+"""The scorer `teacher:DIRECTORY`: a policy that scores every token that another policy sampled.
 
-Its reward is 0, so it goes beside others without a weight; what it thinks of each token stands in
-`token_scores`, for learners that distil. It needs an engine, which scorers by name have not.
+Its reward is 0, so it needs no weight beside others; its log-probability of each token is in
+`token_scores`, for learners that distil. Unlike other scorers it needs an engine.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,12 +17,12 @@ TEACHER = "teacher:"
 
 
 def teacher_directory(name: str) -> Path | None:
-    """Where the teacher of a scorer lies; None of any other scorer."""
+    """Return the directory of a scorer's teacher; None for any other scorer."""
     return Path(name.removeprefix(TEACHER)).expanduser() if name.startswith(TEACHER) else None
 
 
 def check_named(name: str) -> None:
-    """Refuse a scorer behind whose name there is nothing, without loading it. Raises Refused."""
+    """Raise Refused for a scorer that does not exist, without loading it."""
     directory = teacher_directory(name)
     if directory is None:
         check_scorer(name)
@@ -35,9 +35,9 @@ def check_named(name: str) -> None:
 
 
 def check_teachers(scorers: Iterable[str], wanted: str, student: Path) -> None:
-    """Refuse a learner whose teacher is not among its scorers, or has other words than it.
+    """Raise Refused if a learner's teacher is not among its scorers or has another vocabulary.
 
-    `wanted` is what the teacher's name begins with, empty where the learner needs none.
+    `wanted` is the prefix of the teacher's name, empty if the learner needs none.
     """
     names = [scorer.partition("*")[0] for scorer in scorers]
     if wanted and not any(name.startswith(wanted) for name in names):
@@ -55,7 +55,7 @@ def check_teachers(scorers: Iterable[str], wanted: str, student: Path) -> None:
 
 
 def scorer_spec(text: str, threads: int | None = None) -> ScorerSpec:
-    """A scorer as `name` or `name*weight`, a teacher with its weights loaded; raises Refused."""
+    """Parse a scorer `name` or `name*weight`; a teacher's weights are loaded. Raises Refused."""
     name, _, weight = text.partition("*")
     try:
         number = float(weight or 1.0)
@@ -68,7 +68,7 @@ def scorer_spec(text: str, threads: int | None = None) -> ScorerSpec:
 
 
 def teacher(directory: Path, threads: int | None = None) -> Callable[[Trajectory], PerToken]:
-    """A scorer that has the teacher in a directory; raises Refused where there is none."""
+    """Make the scorer of the teacher in a directory; raises Refused if there is none."""
     require("torch", "transformers")
     from inference.teacher import Teacher
 

@@ -1,4 +1,4 @@
-"""How results are printed: pages of tables, JSON, and pipes whose reader has gone."""
+"""Printing of results: pages of tables, JSON, and pipes whose reader has gone."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ WIDE = 240
 def emit(
     result: object, show: "Callable[[Console], None]", *, json: bool, one_line: bool = False
 ) -> None:
-    """Print a result: on a page, as `show` draws it, or as JSON."""
+    """Print a result: as a page that `show` draws, or as JSON."""
     if json:
         emit_json(result, one_line=one_line)
     else:
@@ -38,18 +38,18 @@ def emit_json(result: object, *, one_line: bool = False) -> None:
 
 @contextmanager
 def quiet_pipes() -> Iterator[None]:
-    """End without a word when whoever reads what we print has gone."""
+    """Exit silently if the reader of our output has gone."""
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is still buffered is written when the interpreter ends; it must go somewhere.
+        # Buffered output is still written when the interpreter ends; it needs a valid target.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
 def page() -> Iterator["Console"]:
-    """A terminal to write tables to, printed at the end; wide where it is a file or a pipe."""
+    """Yield a terminal for tables, printed at the end; wide if it is a file or a pipe."""
     from compose.page_console import PageConsole
 
     wide = None if sys.stdout.isatty() else WIDE
@@ -62,7 +62,7 @@ def page() -> Iterator["Console"]:
 
 
 def called() -> str:
-    """How this command was called, for whoever is told to call another."""
+    """Return how this command was called, for messages that suggest another command."""
     is_module = Path(sys.argv[0]).name == "__main__.py"
     program = Path(sys.executable if is_module else sys.argv[0]).absolute()
     nearby = program.is_relative_to(Path.cwd())
@@ -71,12 +71,12 @@ def called() -> str:
 
 
 def say(text: object = "", *, err: bool = False) -> None:
-    """Print a line of a command; of the texts in it a terminal obeys nothing."""
+    """Print a line of a command, with control sequences escaped."""
     import typer
 
     typer.echo(printable(str(text)), err=err)
 
 
 def one_line(text: str) -> str:
-    """The same, with no new line either."""
+    """Return the text with control sequences and line ends escaped."""
     return "".join(c if c.isprintable() else " " for c in text)

@@ -1,4 +1,4 @@
-"""Tracebacks of what nobody catches, without the secrets of settings."""
+"""Tracebacks of uncaught exceptions, without the secrets of settings."""
 
 import sys
 import threading
@@ -9,7 +9,7 @@ from schemas.hidden import without_secrets
 
 
 def hide_in_tracebacks() -> None:
-    """Let what nobody catches, in any thread, be told without the secrets of settings."""
+    """Hide the secrets of settings in tracebacks of uncaught exceptions, in any thread."""
     sys.excepthook = _tell
     threading.excepthook = _tell_of_thread
 

@@ -1,1 +1,1 @@
-"""Agents of other people: installed by name, and tried."""
+"""Third-party agents: install them by name, and try them."""

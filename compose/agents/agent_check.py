@@ -1,4 +1,4 @@
-"""Plays an agent for real against a scripted endpoint, and tells what it asked."""
+"""Run an agent against a scripted endpoint, and report its requests."""
 
 import asyncio
 import json
@@ -16,14 +16,14 @@ from sandbox.agents.agent_processes import AgentProcesses
 from schemas.errors import WorkFailed
 
 LONGEST_S = 300.0
-"""Within this an agent must have played; its import is not counted."""
+"""The timeout of a trial, without the agent's import."""
 RESULT = "the end"
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
 @dataclass(frozen=True, slots=True)
 class AgentTrial:
-    """What an agent is to play: it acts once, sees something, and is done."""
+    """A trial of an agent: one action, one observation, and its end."""
 
     answers: Sequence[ScriptedAnswer]
     steps: Sequence[Mapping[str, Any]] = ({"text": "a door"},)
@@ -35,7 +35,7 @@ def _calls(name: str, **arguments: str) -> ScriptedAnswer:
 
 
 def _ran(output: str) -> dict[str, Any]:
-    """As environment `shell` shows what a command has printed."""
+    """Return the observation with which environment `shell` shows a command's output."""
     return {"text": f"exit code 0\n{output}", "info": '{"exit_code": 0}'}
 
 
@@ -61,30 +61,30 @@ TRIALS: Mapping[str, Sequence[AgentTrial]] = {
         )
     ],
 }
-"""For an agent of the user's nobody knows what it does: its policy says something, that is all."""
+"""Trials by agent; for a user's own agent the policy just answers some text."""
 ANY = [AgentTrial((ScriptedAnswer(RESULT),))]
 
 
 @dataclass(slots=True)
 class Played:
-    """One trial, as the endpoint and the kernel saw it."""
+    """The record of one trial, by the endpoint and the kernel."""
 
     config: Mapping[str, Any]
     wrong: str = ""
-    """Why the agent cannot be used, or nothing."""
+    """The reason why the agent cannot be used; empty if it can."""
     import_s: float = 0.0
     threads: int = 0
-    """How many its fork server has; more than one is a danger."""
+    """The number of threads of its fork server; more than one makes forking unsafe."""
     calls: list[str] = field(default_factory=list)
-    """What it asked of the model, a line each."""
+    """Its model calls, a line each."""
     actions: list[str] = field(default_factory=list)
-    """What it did in the environment."""
+    """Its actions in the environment."""
     result: str | None = None
     last_words: str = ""
 
 
 def check(home: Path, name: str, config: Mapping[str, Any]) -> list[Played]:
-    """Play the trials of an agent until one goes wrong."""
+    """Run the trials of an agent until one fails."""
     return asyncio.run(_check(home, name, config))
 
 
@@ -136,7 +136,7 @@ async def _play(
 
 
 def described(path: str, request: AgentRequest) -> str:
-    """A model call in a line: what of it matters to an endpoint."""
+    """Describe a model call in a line, by the parts that matter to an endpoint."""
     ask = request.ask
     words = [path, _count(len(ask.messages), "message")]
     if ask.tools:

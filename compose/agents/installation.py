@@ -1,8 +1,8 @@
-"""Agents installed by name: each in a virtual environment of its own, from the package index.
+"""Installation of agents by name: each in its own virtual environment, from the package index.
 
-An environment is made under a name of its own, tried, and then pointed to; so a killed install
-leaves nothing that is taken for one, and workers go on with the one before. Two installs of one
-agent wait for each other. Never in our own environment: what agents pin clashes.
+An environment is made under a new name, tried, and then linked; so a killed install leaves no
+usable half, and workers keep the one before. Two installs of one agent wait for each other. Agents
+are never installed in our own environment, as their pinned dependencies would clash.
 """
 
 import re
@@ -24,16 +24,16 @@ from schemas.private_folders import make_private
 from schemas.whole_files import write_whole
 
 MAKING = ".making"
-"""Ends the name of the folder for temporary files of an install that is under way."""
+"""The suffix of the folder for temporary files of a running install."""
 UNTRIED = "it was not tried after it was installed"
 PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input"]
-# What is imported is compiled then: most of what is installed never is.
+# Modules are compiled on import: most installed ones are never imported.
 INSTALL = ["install", "--quiet", "--no-compile", "--retries", "2", "--timeout", "30"]
 
 
 @dataclass(frozen=True, slots=True)
 class ListedAgent:
-    """An agent that there is an adapter for, and what there is of it here."""
+    """An agent with an adapter, and its installation here."""
 
     name: str
     version: str
@@ -53,7 +53,7 @@ def listing(home: Path) -> list[ListedAgent]:
 
 
 def requirements(spec: str) -> tuple[str, tuple[str, ...]]:
-    """An agent's name and what to ask the index for, from NAME or NAME==VERSION. Raises Refused."""
+    """Parse NAME or NAME==VERSION into an agent's name and its requirements. Raises Refused."""
     name, pinned, version = spec.partition("==")
     if name not in SHIPPED:
         raise unknown("agent", name, SHIPPED)
@@ -69,10 +69,10 @@ def requirements(spec: str) -> tuple[str, tuple[str, ...]]:
 
 
 def install(home: Path, name: str, wanted: tuple[str, ...]) -> tuple[Installed, bool]:
-    """Make the environment of an agent, unless it is there; also say whether it was made.
+    """Make the environment of an agent unless it exists; also return True if it was made.
 
-    It is marked as untried. Raises Refused and Unavailable, ServicesError where `home` cannot be
-    written to.
+    It is marked as untried. Raises Refused and Unavailable, ServicesError if `home` is not
+    writable.
     """
     with exclusive(home / f"{name}.lock"):
         _remove_half_made(home / name)
@@ -90,13 +90,13 @@ def install(home: Path, name: str, wanted: tuple[str, ...]) -> tuple[Installed, 
         shutil.rmtree(directory.with_suffix(MAKING))
         keep = {directory, there.directory if there else directory}
         for left in (home / name).iterdir():
-            if left.is_dir() and left not in keep:  # workers may be at work in the last one
+            if left.is_dir() and left not in keep:  # workers may still use the last one
                 shutil.rmtree(left, ignore_errors=True)
         return made, True
 
 
 def mark(home: Path, name: str, broken: str) -> None:
-    """Note down what a check has found; nothing when all is well."""
+    """Record the fault that a check found; empty if there is none."""
     with exclusive(home / f"{name}.lock"):
         there = installed(home, name)
         if there is not None:
@@ -104,26 +104,26 @@ def mark(home: Path, name: str, broken: str) -> None:
 
 
 def point_to(home: Path, name: str, made: Installed) -> None:
-    """From now on this is the agent's environment."""
+    """Make this the agent's environment."""
     pointer = {**asdict(made), "directory": made.directory.name}
     write_whole(home / name / POINTER, orjson.dumps(pointer, option=orjson.OPT_INDENT_2))
 
 
 def size_bytes(directory: Path) -> int:
-    """What the files below a directory hold; links count nothing."""
+    """Return the bytes of the files below a directory, without links."""
     found = (path.lstat() for path in directory.rglob("*"))
     return sum(each.st_size for each in found if stat.S_ISREG(each.st_mode))
 
 
 def _remove_half_made(folder: Path) -> None:
-    """Remove what an install has left that failed or was killed, with its temporary files."""
+    """Remove the remains of a failed or killed install, with its temporary files."""
     for scratch in folder.glob(f"*{MAKING}"):
         shutil.rmtree(scratch.with_suffix(""), ignore_errors=True)
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _fill(directory: Path, name: str, wanted: tuple[str, ...]) -> str:
-    """Return the version of the agent that is in there then; the pip that fills it is ours."""
+    """Install with our own pip; return the installed version of the agent."""
     scratch = make_private(directory.with_suffix(MAKING))
     made = run_tied([sys.executable, "-m", "venv", "--without-pip", str(directory)], scratch)
     if made.returncode:
@@ -138,7 +138,7 @@ def _fill(directory: Path, name: str, wanted: tuple[str, ...]) -> str:
 
 
 def refusal(name: str, requirement: str, said: str) -> Exception:
-    """What the words of a pip that failed come to: one line."""
+    """Return the one-line error for the output of a failed pip."""
     here = f"Python {sys.version_info.major}.{sys.version_info.minor}"
     if "No module named pip" in said:
         msg = f"agents are installed by pip, which {sys.executable} lacks; run `-m ensurepip` on it"
@@ -165,7 +165,7 @@ def refusal(name: str, requirement: str, said: str) -> Exception:
 
 
 def _last(said: str) -> str:
-    """The last line of what went wrong, or of all that was said."""
+    """Return the last line of the errors, or of the whole output."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     wrong = [line for line in lines if line.lower().startswith("error")]
     return ([*lines, *wrong] or ["it said nothing"])[-1][:500]

@@ -1,6 +1,6 @@
-"""An endpoint that answers as it was told, to see what an agent asks; no model, no log.
+"""An endpoint with scripted answers, to observe an agent's requests; no model, no log.
 
-Bodies are read and written by the gateway's own dialects; every request is noted down.
+Bodies are read and written by the gateway's own dialects; every request is recorded.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,7 +22,7 @@ POLICY = "policy"
 
 @dataclass(frozen=True, slots=True)
 class ScriptedAnswer:
-    """What the policy says when it is asked: text, or a call of one tool."""
+    """The policy's answer to a call: text, or a call of one tool."""
 
     text: str = ""
     tool: str = ""
@@ -31,20 +31,20 @@ class ScriptedAnswer:
 
 @dataclass(slots=True)
 class ScriptedEndpoint:
-    """Answers model calls from a list, and steps from another; the last one of each for ever."""
+    """An endpoint that answers model calls and steps from lists; the last entry repeats."""
 
     task: Mapping[str, Any]
     answers: Sequence[ScriptedAnswer]
     steps: Sequence[Mapping[str, Any]] = ({"text": "done"},)
-    """What the environment shows, by the fields of a step's answer that are not as usual."""
+    """The environment's answers, by the fields of a step's answer that are not the default."""
     url: str = ""
-    """The base that an agent is given; clients append the path that their vendor wants."""
+    """The base URL for the agent; clients append their vendor's path."""
     calls: list[tuple[str, AgentRequest]] = field(default_factory=list)
-    """The requests that asked the model, each with its path."""
+    """The requests to the model, each with its path."""
     actions: list[str] = field(default_factory=list)
-    """What was to be done in the environment."""
+    """The actions for the environment."""
     result: str | None = None
-    """What the agent handed in."""
+    """The result that the agent returned."""
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["ScriptedEndpoint"]:
@@ -103,5 +103,5 @@ class ScriptedEndpoint:
 
 
 def _of(script: Sequence[Any], number: int) -> Any:
-    """Its line for the request of a number, from 1."""
+    """Return a script's entry for the request of a number, from 1."""
     return script[min(number, len(script)) - 1]

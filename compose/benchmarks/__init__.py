@@ -1,1 +1,1 @@
-"""The benchmarks of `rollcall bench`: one file per idea, each figure beside its own ceiling."""
+"""The benchmarks of `rollcall bench`: one file per topic, each figure with its own ceiling."""

@@ -1,10 +1,10 @@
-"""How long a server takes no decode step while it adopts a version of 135 million parameters.
+"""The pause of decoding while a server adopts a version of 135 million parameters.
 
-The real models worker on the in-memory log answers calls in hand while versions are announced, as
-deltas of bfloat16 in which so many elements changed as were seen in training. Of each adoption the
-longest time between two decode steps counts, from the end of the one to the beginning of the other;
-the median of some. The ceiling is a copy of the model's tensors. Notes say how long the step was
-that fed all prefixes anew, and how long decode steps were before and during the staging.
+The real models worker on the in-memory log answers calls while versions are announced, as bfloat16
+deltas with as many changed elements as in training. The pause of an adoption is the longest time
+from the end of one decode step to the beginning of the next; the figure is the median of several.
+The ceiling is a copy of the model's tensors. Notes give the time of the step that fed all prefixes
+again, and of decode steps before and during the staging.
 """
 
 import time
@@ -35,18 +35,18 @@ PATIENCE_S = 120.0
 
 
 def adopt_pause_ms(settings: Settings) -> Figure:
-    """Raises LeftOut where the language model has not been fetched."""
+    """Measure the language model; raises LeftOut if it has not been fetched."""
     return pause_of(language_model(), settings, ADOPTIONS)
 
 
 @dataclass(eq=False)
 class Steps:
-    """When an engine took its steps, and under which version they ended."""
+    """The times of an engine's steps, and the versions at their ends."""
 
     taken: list[tuple[float, float, int]] = field(default_factory=list)
 
     def watch(self, engine: "TransformersEngine") -> None:
-        """Note every step from now on."""
+        """Record every step from now on."""
         step = engine.step
 
         def noted() -> list[EngineAnswer]:
@@ -60,7 +60,7 @@ class Steps:
 
 @dataclass(eq=False)
 class Busy:
-    """A worker that is never without calls in hand."""
+    """A worker that always has running calls."""
 
     server: OneServer
     prompt: str
@@ -68,7 +68,7 @@ class Busy:
     asked: int = 0
 
     def ask(self) -> None:
-        """Have calls in hand again, once there are none."""
+        """Send new calls once there are none."""
         if not self.server.at_work():
             said = Message("user", self.prompt)
             numbers = range(self.asked, self.asked + CALLS)
@@ -76,7 +76,7 @@ class Busy:
             self.asked += CALLS
 
     def until(self, version: int, steps: int) -> None:
-        """Take turns until it has taken so many steps under a version."""
+        """Run until it has taken `steps` steps under a version."""
         until = time.monotonic() + PATIENCE_S
         while sum(one == version for _, _, one in self.steps.taken) < steps:
             self.ask()
@@ -87,7 +87,7 @@ class Busy:
 
 
 def pause_of(directory: Path, settings: Settings, adoptions: int, prompt: str = PROMPT) -> Figure:
-    """The figure of any policy's directory."""
+    """Return the figure of any policy's directory."""
     with TemporaryDirectory(prefix="rollcall-") as scratch:
         server = OneServer(directory, settings, thread=ThreadPoolExecutor(1, "stage"))
         busy = Busy(server, prompt)
@@ -113,7 +113,7 @@ def pause_of(directory: Path, settings: Settings, adoptions: int, prompt: str = 
 
 
 def _pauses(taken: list[tuple[float, float, int]]) -> list[float]:
-    """The longest time without a step around each adoption: under the version before, and to it."""
+    """Return the longest time without a step around each adoption."""
     longest: dict[int, float] = {}
     for (_, end, _), (begin, _, version) in pairwise(taken):
         if version:
@@ -122,7 +122,7 @@ def _pauses(taken: list[tuple[float, float, int]]) -> list[float]:
 
 
 def _fed(taken: list[tuple[float, float, int]]) -> list[float]:
-    """The first step under each new version."""
+    """Return the times of the first step under each new version."""
     first: dict[int, float] = {}
     for begin, end, version in taken:
         first.setdefault(version, end - begin)
@@ -130,7 +130,7 @@ def _fed(taken: list[tuple[float, float, int]]) -> list[float]:
 
 
 def _versions(directory: Path, scratch: Path, count: int) -> Iterator[PolicyVersion]:
-    """Versions that change a little, as a trainer publishes them; the first is full."""
+    """Yield versions with small changes, as a trainer publishes them; the first is full."""
     import torch
 
     from trainer.arithmetic import BFLOAT16

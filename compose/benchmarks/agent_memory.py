@@ -1,8 +1,8 @@
-"""Private memory of one mini-swe-agent, a hundred of them live, each waiting for its first answer.
+"""Private memory of one mini-swe-agent, with a hundred of them waiting for their first answer.
 
-They are forked as a worker forks them, and the endpoint that they ask leaves them waiting. Private
-is what no other process shares (USS): it is what one agent more takes. The ceiling is an
-interpreter that has imported nothing, forked in the same way and waiting for its task.
+They are forked as a worker forks them, and their endpoint does not answer. Private memory is not
+shared with another process (USS): it is the cost of one more agent. The ceiling is an interpreter
+without imports, forked in the same way and waiting for its task.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ EMPTY = "def run(task, url, key):\n    pass\n"
 
 
 class SilentEndpoint:
-    """Tells the task, where it has one, and leaves whatever else is asked waiting."""
+    """An endpoint that returns the task, if it has one, and answers no other request."""
 
     def __init__(self, task: Mapping[str, Any] | None) -> None:
         self.task = task
@@ -59,7 +59,7 @@ class SilentEndpoint:
 
 
 def private(settings: Settings, *, live: int = LIVE) -> Figure:
-    """Bytes of private memory per agent; raises WorkFailed where it is not installed."""
+    """Measure bytes of private memory per agent; raises WorkFailed if it is not installed."""
     return asyncio.run(_private(settings, live))
 
 
@@ -85,7 +85,7 @@ async def _private(settings: Settings, live: int) -> Figure:
 async def sizes(
     processes: AgentProcesses, config: Mapping[str, Any], task: Mapping[str, Any] | None, live: int
 ) -> list[int]:
-    """Private bytes of so many, all waiting."""
+    """Return the private bytes of `live` waiting agents."""
     agent = config["agent"]
     await processes.prepare(agent, config)
     async with SilentEndpoint(task).serving() as endpoint:
@@ -100,7 +100,7 @@ async def sizes(
 
 
 async def _until_waiting(endpoint: SilentEndpoint, begun: list[AgentProcess]) -> None:
-    """Raises ServicesError where one of them ends instead."""
+    """Wait until all wait for an answer; raises ServicesError if one of them ends instead."""
     ends = [asyncio.create_task(process.wait()) for process in begun]
     until = asyncio.get_running_loop().time() + PATIENCE_S
     try:
@@ -116,6 +116,6 @@ async def _until_waiting(endpoint: SilentEndpoint, begun: list[AgentProcess]) ->
 
 
 def private_bytes(pid: int) -> int:
-    """What a process shares with no other."""
+    """Return the bytes that a process shares with no other."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Private_"))

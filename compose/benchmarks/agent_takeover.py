@@ -1,10 +1,10 @@
-"""The environments worker of fifty mini-swe-agents is killed: how long until all have asked anew.
+"""The takeover of fifty mini-swe-agents whose environments worker is killed.
 
 All have asked for their answer number eleven when it is killed; the answers are given then, so the
-heir finds a step for every agent. It forks each again, tells it ten turns as the journal has them,
-runs the commands of its shell again, and is asked what to do next. Counted from the moment when
-the heir is given the first partition, which is when the group has noticed, to the append time of
-what the last agent asks. The ceiling is the import of the agent, which comes before any fork.
+successor finds a step for every agent. It forks each again, replays ten turns from the journal,
+runs the commands of its shell again, and gets its next ask. The time counts from the assignment of
+the first partition to the successor, when the group has noticed, to the append time of the last
+agent's ask. The ceiling is the import of the agent, which comes before any fork.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ GATE = "go-on"
 
 
 def speak(conversation: str) -> str:
-    """Ten commands, then the end."""
+    """Answer with ten commands, then the end."""
     said = conversation.count("<|im_start|>assistant\n") - 1
     command = SUBMIT if said >= TURN else f"echo {said} >> notes.txt; cat notes.txt"
     call = {"name": "bash", "arguments": {"command": command}}
@@ -59,7 +59,7 @@ def speak(conversation: str) -> str:
 
 
 class Gated(ScriptedEngine):
-    """Answers ten calls of each rollout, and those after them once a file is there."""
+    """An engine that answers ten calls of each rollout, and later ones once a file exists."""
 
     def __init__(self, gate: Path) -> None:
         super().__init__(load.POLICY, text_script(speak, "speak"), render=added_by)
@@ -86,19 +86,19 @@ class Gated(ScriptedEngine):
 
 
 def models(cluster: Cluster, shop: Workshop) -> Loop:
-    """The worker that answers."""
+    """Build the worker that answers calls."""
     return shop.models(MODELS, Gated(_gate(cluster)))
 
 
 def hosts(cluster: Cluster, name: str) -> Loop:
-    """A worker with room for all agents and their shells."""
+    """Build a worker with room for all agents and their shells."""
     settings = with_slots(cluster.settings, hosted=LIVE, box=LIVE)
     return Workshop(cluster.log, cluster.codec, cluster.topics, settings).environments(name)
 
 
 def kill(settings: Settings, *, live: int = LIVE) -> Figure:
-    """Seconds from the group's notice until all have asked anew; raises WorkFailed where the agent
-    is not installed.
+    """Measure seconds from the group's notice until all have asked again; raises WorkFailed if the
+    agent is not installed.
     """
     interpreter(settings.installed_agents(), AGENT)
     import_s = asyncio.run(_import_s(settings))
@@ -139,7 +139,7 @@ def _submit(cluster: Cluster, live: int) -> None:
 
 
 def _figure(cluster: Cluster, live: int, killed: float, noticed: float, import_s: float) -> Figure:
-    """Raises WorkFailed where a rollout has not come to its end as if nobody had been killed."""
+    """Return the figure; raises WorkFailed if a rollout did not end as without the kill."""
     asked: dict[bytes | None, int] = {}
     for record in read_all(cluster.log, [cluster.topics.events], most=5000):
         kind = dict(record.headers or ())["ce_type"]
@@ -161,14 +161,14 @@ def _figure(cluster: Cluster, live: int, killed: float, noticed: float, import_s
 
 
 def _calls(cluster: Cluster) -> int:
-    """What the model was asked, whoever asked twice counted twice."""
+    """Return the number of model calls, repeated ones included."""
     topic = cluster.topics.calls(load.POLICY)
     calls = (cluster.codec.decode(r.value, ModelCall) for r in read_all(cluster.log, [topic]))
     return sum(call.kind == "sample" for call in calls)
 
 
 async def _import_s(settings: Settings) -> float:
-    """What the agent's import takes a fork server."""
+    """Return the seconds of the agent's import in a fork server."""
     with tempfile.TemporaryDirectory(prefix="rollcall-bench-") as folder:
         fresh = AgentProcesses(settings.installed_agents(), Path(folder))
         try:

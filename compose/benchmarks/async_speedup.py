@@ -1,12 +1,12 @@
-"""Optimiser steps an hour: rollouts kept in the air while it trains, beside step by step.
+"""Optimiser steps per hour with rollouts in flight during training, against synchronous training.
 
 The real trainer, agents, models, environments and rewards take turns on the in-memory log; only
-the policy, the environment and the learner are made up, and take as long as they say. Both ways
-have the same slots and play the same rollouts of the same latencies. Step by step (`max_staleness`
-0) every step waits for the last straggler of its batch; at 4 the others go on meanwhile. While the
-learner trains, everybody else takes turns, as they would in processes of their own.
+the policy, the environment and the learner are fakes with fixed durations. Both modes have the same
+slots and the same rollouts with the same latencies. In synchronous mode (`max_staleness` 0) every
+step waits for the last straggler of its batch; at 4 the others continue meanwhile. While the
+learner trains, all others take turns, as they would in separate processes.
 
-The ceiling is the slower of sampling without ever training, and of training without ever sampling.
+The ceiling is the slower of sampling without training, and of training without sampling.
 """
 
 import tempfile
@@ -39,20 +39,20 @@ from trainer.step import Learner
 STALENESS = 4
 UNBOUNDED = 1_000_000
 WARM_STEPS = 4
-"""Before them all rollouts are young, and the short ones end first."""
+"""Steps before the measurement; at first all rollouts are young, and the short ones end first."""
 PAUSE_S = 0.002
 SCORING = "environment_return"
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What both ways have in common."""
+    """The sizes and durations of both modes."""
 
     groups: int = 16
-    """Of a step; there is a slot for each of their rollouts."""
+    """The groups of a step; there is a slot for each of their rollouts."""
     group_size: int = 4
     train_s: float = 0.5
-    """For a step."""
+    """The seconds of a training step."""
     median_s: float = slow_rollouts.MEDIAN_S
 
     @property
@@ -65,15 +65,15 @@ SCALE = Scale()
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast one way was, after it was warm."""
+    """The speed of one mode after the warm-up."""
 
     steps_per_hour: float
     busy: float
-    """Share of the slots that held a rollout."""
+    """The share of slots with a rollout."""
     train_s: float
-    """Seconds a step of training took."""
+    """The seconds of a training step."""
     dropped: int
-    """Trajectories that were not trained on."""
+    """The trajectories that were not trained on."""
     used: int
 
     def note(self, what: str) -> str:
@@ -84,7 +84,7 @@ class Pace:
 
 
 class SleepingLearner:
-    """Takes its time for a step, and learns nothing."""
+    """A fake learner whose steps take time and change nothing."""
 
     vocabulary = context = 0
     device = "cpu"
@@ -94,7 +94,7 @@ class SleepingLearner:
         self.version = self.steps_done = 0
         self.trained_s = 0.0
         self.meanwhile: Callable[[float], None] = time.sleep
-        """What the others do for so many seconds."""
+        """A function that lets the other workers run for that many seconds."""
 
     def step(self, samples: Sequence[Sample], *, version: int) -> dict[str, float]:
         began = time.monotonic()
@@ -121,7 +121,7 @@ class SleepingLearner:
 
 @dataclass(eq=False)
 class Bench:
-    """One run under way."""
+    """One running benchmark."""
 
     loops: Sequence[Loop]
     trainer: Trainer
@@ -131,7 +131,7 @@ class Bench:
     _seen: float = 0.0
 
     def others(self, for_s: float) -> None:
-        """Everybody but the trainer takes turns for so long, once at least."""
+        """Let all but the trainer take turns for `for_s` seconds, at least once."""
         until = time.monotonic() + for_s
         while True:
             moved = sum(loop.turn(0.0) for loop in self.loops)
@@ -154,7 +154,7 @@ class Bench:
         self._seen = now
 
     def pace(self, warm: int, steps: int) -> Pace:
-        """Run to `warm` steps, then measure so many more."""
+        """Run to `warm` steps, then measure `steps` more."""
         self.to_step(warm)
         began, busy_s, trained_s = time.monotonic(), self.busy_s, self.learner.trained_s
         self.to_step(warm + steps)
@@ -172,7 +172,7 @@ class Bench:
 def async_speedup(
     settings: Settings, *, steps: tuple[int, int] = (8, 24), scale: Scale = SCALE
 ) -> Figure:
-    """How many times as many steps an hour; `steps` are those measured step by step and not."""
+    """Measure the ratio of steps per hour; `steps` are those measured synchronously and not."""
     alternating, flowing = steps
     synchronous = _pace(settings, scale, 0, 1, alternating)
     asynchronous = _pace(settings, scale, STALENESS, WARM_STEPS, flowing)
@@ -203,7 +203,7 @@ def _pace(settings: Settings, scale: Scale, staleness: int, warm: int, steps: in
 
 
 def bench_of(directory: Path, settings: Settings, scale: Scale, staleness: int) -> Bench:
-    """A run that has not begun, in this directory."""
+    """Make a run that has not begun, in this directory."""
     topics = Topics(settings.prefix)
     log = MemoryLog(wanted(settings.prefix, [slow_rollouts.POLICY]))
     settings = settings.model_copy(update={"state_dir": directory})

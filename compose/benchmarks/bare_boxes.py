@@ -1,4 +1,4 @@
-"""What the bare tools take: the ceilings of boxes, without any code of ours."""
+"""The times of the bare tools, without our code: the ceilings of boxes."""
 
 import asyncio
 import os
@@ -25,15 +25,15 @@ TOOL_S = 60.0
 
 
 def namespaces(*program: str) -> list[str]:
-    """A program in namespaces of its own over the host's programs, as bubblewrap is told it."""
+    """Return the bubblewrap command of a program in its own namespaces over the host's programs."""
     return ["bwrap", *NAMESPACES, *image_tree("").arguments(), *PLACES, "--", *program]
 
 
 def held_namespaces_ms() -> float:
-    """From the start of bubblewrap to the first word of what it holds.
+    """Measure from the start of bubblewrap to the first output of its program.
 
-    It is told what `bubblewrap.command` tells it, and started by the user that a box has, without
-    control groups and overlays. Raises ServicesError.
+    It has the arguments of `bubblewrap.command` and a box's user, but no control groups and
+    overlays. Raises ServicesError.
     """
     argv, data = command(shutil.which("bwrap") or "bwrap", Spec(), image_tree(""), {})
     with ExitStack() as stack:
@@ -54,7 +54,7 @@ def held_namespaces_ms() -> float:
 
 
 def _as_user() -> list[str]:
-    """By a tool too: who forks to change users takes longer than both."""
+    """Return the command that changes users; forking for that would take longer."""
     if os.getuid() != 0:
         return []
     return [shutil.which("setpriv") or "setpriv", f"--reuid={FIRST_USER}", f"--regid={FIRST_USER}",
@@ -62,7 +62,7 @@ def _as_user() -> list[str]:
 
 
 def _renumbered(argv: Sequence[str], given: Sequence[int]) -> list[str]:
-    """With the numbers that our own descriptors have; the first is its standard input."""
+    """Return the arguments with our own descriptors' numbers; the first is standard input."""
     numbers = iter(given[1:])
     before = ("", *argv)
     return [
@@ -72,7 +72,7 @@ def _renumbered(argv: Sequence[str], given: Sequence[int]) -> list[str]:
 
 
 def container_ms() -> float:
-    """What `docker run` takes until the container is there; it is removed again."""
+    """Measure `docker run` until the container exists; it is removed again."""
     image = asyncio.run(DockerEngine().ask(lambda client: engine_image(client, "base")))
     began = time.perf_counter()
     ident = _said(["docker", "run", *CONTAINER, image, "/bin/sh", "-c", HELD])
@@ -82,7 +82,7 @@ def container_ms() -> float:
 
 
 def spawns_per_s(count: int, at_once: int) -> float:
-    """Programs in namespaces of their own, started and ended a second, so many at once."""
+    """Measure programs in their own namespaces, started and ended per second, `at_once` at once."""
     began = time.perf_counter()
     for first in range(0, count, at_once):
         running = [
@@ -97,7 +97,7 @@ def spawns_per_s(count: int, at_once: int) -> float:
 
 
 def shell_ms(command: str, times: int) -> list[float]:
-    """What a command takes in a shell that is spoken to by two pipes and nothing else."""
+    """Measure a command in a shell behind two bare pipes."""
     took_ms = []
     with subprocess.Popen(
         ["/bin/sh"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0

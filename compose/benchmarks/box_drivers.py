@@ -1,4 +1,4 @@
-"""The drivers that are measured: whether they are here, and what their boxes are made of."""
+"""The measured drivers: the check that they work here, and the images of their boxes."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from sandbox.boxes.box import Spec, driver
 from schemas.errors import RollcallError
 
 IMAGES = {"bubblewrap": "", "docker": "base"}
-"""What each makes boxes of: the host's programs, or the image that `rollcall images` builds."""
+"""The image of each driver: the host's programs, or the one that `rollcall images` builds."""
 
 
 def spec_of(name: str) -> Spec:
@@ -15,7 +15,7 @@ def spec_of(name: str) -> Spec:
 
 
 def require_driver(name: str) -> None:
-    """Raises LeftOut where a driver opens no box here."""
+    """Raise LeftOut if a driver cannot open a box here."""
 
     async def tried() -> None:
         box = await driver(name).open(spec_of(name))

@@ -1,4 +1,4 @@
-"""Sessions of environment `shell` as a worker has them in its room, asked without a log."""
+"""Sessions of environment `shell` in a worker's event loop (its room), used without a log."""
 
 import json
 import queue
@@ -33,7 +33,7 @@ FAR_S = 120.0
 
 @dataclass(slots=True)
 class PoolHost:
-    """Of a worker's host what a shell asks for: boxes, all of one pool."""
+    """The part of a worker's host that a shell needs: boxes, all of one pool."""
 
     pool: BoxPool
 
@@ -46,7 +46,7 @@ class PoolHost:
         return self.pool.driver.name
 
     async def lend(self, driver: str | None, spec: Spec, mode: Mode = "persistent") -> Box:
-        """Raises WorkFailed."""
+        """Lend a box. Raises WorkFailed."""
         del driver
         return await self.pool.lend(spec, ("bench", 1), mode)
 
@@ -55,13 +55,13 @@ class PoolHost:
 
 
 class BoxSessions:
-    """Spoken to from one thread, which waits for each answer."""
+    """Sessions for one thread, which waits for each answer."""
 
     def __init__(self, driver: Driver, config: dict[str, object], folder: Path) -> None:
         self.became: Counter[str] = Counter()
-        """How many boxes have come so far, by kind of their records."""
+        """The number of boxes so far, by kind of their records."""
         self.cpu_ms = 0.0
-        """What all of it took, once it is closed."""
+        """The CPU milliseconds in total, once it is closed."""
         self._cpu_before_s = cpu_used_s()
         self._config = json.dumps(config)
         self._changed = threading.Condition()
@@ -87,7 +87,7 @@ class BoxSessions:
         )
 
     def ask(self, rollout: str, kind: str, action: str = "", index: int = 0) -> EnvironmentStepped:
-        """Have something done, and wait for it. Raises WorkFailed."""
+        """Send a command, and wait for its answer. Raises WorkFailed."""
         self._asked += 1
         place = rollout, 1, self._asked, 0
         step = EnvironmentStep(
@@ -102,7 +102,7 @@ class BoxSessions:
         return answer
 
     def settle(self, *, ahead: int = 0) -> None:
-        """Wait until all that was given back is removed, and so many wait started."""
+        """Wait until all returned boxes are removed, and `ahead` warm ones are ready."""
         became = self.became
 
         def quiet() -> bool:
@@ -117,7 +117,7 @@ class BoxSessions:
                 raise ServicesError(msg)
 
     def close(self) -> None:
-        """May be called once: nothing can be asked any more."""
+        """Close all; call it once, as the last method."""
         self._sessions.close()
         self._leases.close()
         self.cpu_ms = (cpu_used_s() - self._cpu_before_s) * 1e3
@@ -130,7 +130,7 @@ class BoxSessions:
 
 @contextmanager
 def box_sessions(driver: Driver, **config: object) -> Iterator[BoxSessions]:
-    """Sessions whose boxes are all gone afterwards."""
+    """Yield sessions, and remove all their boxes afterwards."""
     with tempfile.TemporaryDirectory(prefix="rollcall-bench-") as folder:
         sessions = BoxSessions(driver, config, Path(folder))
         try:

@@ -1,10 +1,10 @@
-"""How soon a rollout has its box: from a Reset that was taken to its answer, without a log.
+"""The time until a rollout has its box: from a Reset to its answer, without a log.
 
-Sessions of environment `shell` one after the other, each closed before the next is asked for.
-`warm`: one that waits started is lent, and another is started behind it; the ceiling is a lend of
-the same pool whose boxes are nothing. `cold`: made for the rollout; the ceiling is the bare tool,
-told the same. Both of a pair are measured by turns, so that what else the machine does falls on
-both: warm in rounds, cold one by one, each as often before the other as behind it.
+Sessions of environment `shell` are opened one after the other, each closed before the next.
+`warm`: a started box is lent, and another is started in its place; the ceiling is a lend of the
+same pool with empty boxes. `cold`: a box is made for the rollout; the ceiling is the bare tool with
+the same arguments. Both of a pair are measured alternately, so that other load affects both: warm
+in rounds, cold one by one, each equally often first.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from sandbox.boxes.local import LocalDriver
 
 WARM = {"bubblewrap": (5, 40), "docker": (5, 4)}
 COLD = {"bubblewrap": (60, 1), "docker": (20, 1)}
-"""Rounds, and starts in each; a container takes a second to be removed."""
+"""The rounds, and the starts in each; removing a container takes a second."""
 BARE: Mapping[str, Callable[[], float]] = {
     "bubblewrap": bare_boxes.held_namespaces_ms,
     "docker": bare_boxes.container_ms,
@@ -30,7 +30,7 @@ BARE: Mapping[str, Callable[[], float]] = {
 
 
 class Nothing:
-    """A box that is only a name."""
+    """A box without contents."""
 
     directory = b"/"
     shown: Mapping[bytes, bytes] = {}
@@ -39,14 +39,14 @@ class Nothing:
         self.ident = ident
 
     async def stand_by(self, within_s: float) -> None:
-        """It is asked whether it lives."""
+        """Answer the check that it lives."""
 
     async def close(self) -> None:
         await asyncio.sleep(0)
 
 
 class NoDriver(LocalDriver):
-    """Opens boxes that are only names, and need nobody to start anything in them."""
+    """A driver whose boxes are empty, without a process that starts programs in them."""
 
     name = "none"
     kept = False
@@ -58,7 +58,7 @@ class NoDriver(LocalDriver):
 
 
 def warm(settings: Settings, name: str) -> Figure:
-    """The median of milliseconds to a box that waited started."""
+    """Measure the median milliseconds to a warm box."""
     del settings
     require_driver(name)
     config = {"box": name, "image": spec_of(name).image}
@@ -73,7 +73,7 @@ def warm(settings: Settings, name: str) -> Figure:
 
 
 def cold(settings: Settings, name: str) -> Figure:
-    """The median of milliseconds to a box that is made for its rollout."""
+    """Measure the median milliseconds to a box that is made for its rollout."""
     del settings
     require_driver(name)
     config = {"box": name, "image": spec_of(name).image, "mode": "ephemeral"}
@@ -83,7 +83,7 @@ def cold(settings: Settings, name: str) -> Figure:
 
 
 def start_ms(sessions: BoxSessions, ahead: int = 0) -> float:
-    """Of one Reset, when all before it is over; so many boxes wait started."""
+    """Return the milliseconds of one Reset after all before it are done; `ahead` boxes are warm."""
     sessions.settle(ahead=ahead if sessions.became["lent"] else 0)
     opened = sessions.ask("r", "reset")
     sessions.ask("r", "close")
@@ -94,9 +94,9 @@ def start_ms(sessions: BoxSessions, ahead: int = 0) -> float:
 def _by_turns(
     one: Callable[[], float], other: Callable[[], float], rounds: int, times: int
 ) -> tuple[list[float], list[float]]:
-    """What each gives, so many times in each round, whose first times count for nothing.
+    """Measure both alternately, `times` per round; the first measurement of a round is dropped.
 
-    Rounds of one have no first time but that of all.
+    With one measurement per round, only the very first is dropped.
     """
     seen: tuple[list[float], list[float]] = [], []
     pairs = list(zip((one, other), seen, strict=True))

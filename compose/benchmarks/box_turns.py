@@ -1,8 +1,8 @@
-"""Turns a second of `react` in 64 boxes of namespaces at once; the model answers `true` at once.
+"""Turns per second of `react` in 64 namespace boxes; the model answers `true` at once.
 
-Real worker processes on a real broker, as in `spine`; the boxes are those of an environments
-worker with 64 slots, a fresh one for each rollout. The ceiling is the same with an environment that
-answers at once, directly afterwards.
+Real worker processes run on a real broker, as in `spine`; the boxes are those of an environments
+worker with 64 slots, a new one for each rollout. The ceiling is the same with an environment that
+answers at once, measured directly afterwards.
 """
 
 import json
@@ -33,7 +33,7 @@ from schemas.messages import Limits, RolloutRequest, Task
 DRIVER = "bubblewrap"
 BOXES = 64
 TURNS = 50
-"""Of each rollout, and so of each box."""
+"""The turns of each rollout, and so of each box."""
 AHEAD = 12_000
 WARM_S = 15.0
 WINDOW_S = 20.0
@@ -44,7 +44,7 @@ CONFIG = {"box": DRIVER, "instruction": load.SEEN}
 
 
 class Crew(NamedTuple):
-    """Who plays, and in what."""
+    """One side of the comparison: the rollouts' id prefix, environments worker and task."""
 
     prefix: str
     environments: str
@@ -56,7 +56,7 @@ AT_ONCE = Crew("i", "environments", load.request("", TURNS).task)
 
 
 def turns_per_second(settings: Settings) -> Figure:
-    """Turns a second in 64 boxes, beside those of 64 rollouts without any."""
+    """Measure turns per second in 64 boxes, against those of 64 rollouts without boxes."""
     require_driver(DRIVER)
     agents = settings.agents.model_copy(update={"max_live": BOXES})
     measured = []
@@ -69,20 +69,20 @@ def turns_per_second(settings: Settings) -> Figure:
 
 
 def environments(cluster: Cluster) -> Loop:
-    """A worker with room for all sessions."""
+    """Build a worker with room for all sessions."""
     settings = with_slots(cluster.settings, box=BOXES)
     shop = Workshop(cluster.log, cluster.codec, cluster.topics, settings)
     return shop.environments(ENVIRONMENTS)
 
 
 def script() -> Script:
-    """Says the same command in any call."""
+    """Return a script that answers any call with the same command."""
     stock = [replace(each, text=COMMAND) for each in load.answers(TOKENS)]
     return lambda call: stock[call.seed % len(stock)]
 
 
 def request(crew: Crew, number: int) -> RolloutRequest:
-    """One rollout of `react`."""
+    """Return the request of one rollout of `react`."""
     return RolloutRequest(
         f"{crew.prefix}{number:031x}",
         crew.task,

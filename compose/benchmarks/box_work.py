@@ -1,7 +1,7 @@
-"""What boxes do: a command in a shell that is open, and boxes by the dozen.
+"""The work of boxes: a command in an open shell, and many boxes at once.
 
-The ceiling of a command is a shell of the host that is spoken to by two pipes; that of boxes are
-bare spawns of bubblewrap, as many at once.
+The ceiling of a command is a shell of the host behind two bare pipes; that of boxes is the same
+number of concurrent bare spawns of bubblewrap.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ BORROWER = ("bench", 1)
 
 
 def shell_action(settings: Settings, name: str) -> Figure:
-    """The median of milliseconds of a command that forks, in an open shell in a box."""
+    """Measure the median milliseconds of a command that forks, in an open shell in a box."""
     del settings
     require_driver(name)
     before = cpu_used_s()
@@ -44,7 +44,7 @@ def shell_action(settings: Settings, name: str) -> Figure:
 
 
 async def actions(name: str) -> tuple[list[float], list[float]]:
-    """In a box, and in a bare shell, by turns."""
+    """Measure in a box and in a bare shell alternately."""
     took: list[float] = []
     best: list[float] = []
     box = await driver(name).open(spec_of(name))
@@ -60,7 +60,7 @@ async def actions(name: str) -> tuple[list[float], list[float]]:
 
 
 def boxes_per_s(settings: Settings, name: str = "bubblewrap") -> Figure:
-    """Boxes lent, given back and removed a second, 60 at a time, each made for its borrower."""
+    """Measure boxes lent, returned and removed per second, 60 at a time, each made on demand."""
     del settings
     require_driver(name)
     before = cpu_used_s()

@@ -1,4 +1,4 @@
-"""What starts raw callers where a worker would start agents' processes."""
+"""The starter of raw callers, in place of a worker's starter of agents' processes."""
 
 import asyncio
 import sys
@@ -15,22 +15,22 @@ LIMIT_BYTES = 1 << 20
 
 
 class Caller:
-    """One session's callers; fulfils `sandbox.host.Process`."""
+    """One session's callers; implements `sandbox.host.Process`."""
 
     def __init__(self) -> None:
         self.ended: asyncio.Future[AgentExit] = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> AgentExit:
-        """Until its last call was answered."""
+        """Wait until its last call was answered."""
         return await asyncio.shield(self.ended)
 
     async def close(self) -> AgentExit:
-        """Its line is closed before, so it ends by itself."""
+        """Wait for its end; its line is closed before, so it ends by itself."""
         return await self.wait()
 
 
 class CallerProcesses:
-    """One process with the callers of all sessions; `took` is told the seconds of their calls."""
+    """One process with the callers of all sessions; `took` gets the seconds of their calls."""
 
     def __init__(self, took: Callable[[list[float]], object] = lambda seconds: None) -> None:
         self._took = took
@@ -48,7 +48,7 @@ class CallerProcesses:
         key: str,
         box: AgentBox | None = None,
     ) -> Caller:
-        """`config` says how many `turns` each of how many `callers` takes."""
+        """Start the callers; `config` has their number `callers`, and the `turns` of each."""
         del agent, box
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
@@ -62,7 +62,7 @@ class CallerProcesses:
         return caller
 
     async def imports(self, agent: str, config: Mapping[str, Any]) -> Mapping[str, str]:
-        """Callers live in no box."""
+        """Return nothing, as callers do not run in boxes."""
         del agent, config
         return {}
 

@@ -1,10 +1,10 @@
-"""What publishing a version as a delta saves, and how quickly it is made and read.
+"""The savings of publishing a version as a delta, and the speed of making and reading it.
 
-`delta_ratio` trains a language model for some versions as a recipe with `publish = "bfloat16"` and
-`weights = "delta"` would, at the learning rate of such runs, and takes the median of all but the
-first: Adam's first step moves everything. Its ceiling is a delta that had only values and no
-places. `delta_bytes_per_s` is of bfloat16 weights laid out as SmolLM2-135M's, of which so many
-elements changed as were seen there; the slower of making and reading counts, the best of some
+`delta_ratio` trains a language model for some versions like a recipe with `publish = "bfloat16"`
+and `weights = "delta"`, at the learning rate of such runs, and takes the median of all but the
+first, since Adam's first step changes everything. Its ceiling is a delta with values but without
+positions. `delta_bytes_per_s` uses bfloat16 weights with the layout of SmolLM2-135M, with as many
+changed elements as were seen there; the slower of making and reading counts, the best of several
 turns, and the ceiling is one sha256 of the weights on all cores.
 """
 
@@ -27,18 +27,18 @@ from schemas.weights import RawTensor, write_weights
 
 VERSIONS = 10
 LAYERS, LAYER, EMBEDDING = 30, 3_540_096, 28_311_552
-"""Tensors of so many elements: as many and as large as the language model's layers."""
+"""The number of layers, and the elements of a layer and the embedding, as in the model."""
 DENSITY = 0.007
 TURNS = 3
 
 
 def delta_ratio(settings: Settings, versions: int = VERSIONS) -> Figure:
-    """Raises LeftOut where the language model has not been fetched."""
+    """Measure the language model; raises LeftOut if it has not been fetched."""
     return ratio_of(language_model(), versions)
 
 
 def ratio_of(directory: Path, versions: int) -> Figure:
-    """The figure of any policy's directory."""
+    """Return the figure of any policy's directory."""
     from compose.benchmarks.one_trainer import Shape, learner_and_samples
     from trainer.publication import rounded
 
@@ -68,7 +68,7 @@ def delta_bytes_per_s(settings: Settings) -> Figure:
 
 
 def weights(layers: int, layer: int, embedding: int) -> dict[str, RawTensor]:
-    """Bfloat16 tensors of so many elements, filled with anything."""
+    """Return bfloat16 tensors of these sizes with arbitrary values."""
     random = np.random.default_rng(7)
     sizes = {f"layer{number}": layer for number in range(layers)} | {"embedding": embedding}
     return {
@@ -78,7 +78,7 @@ def weights(layers: int, layer: int, embedding: int) -> dict[str, RawTensor]:
 
 
 def speed_of(before: Mapping[str, RawTensor], turns: int) -> Figure:
-    """How quickly a delta to these weights is made and read."""
+    """Measure the speed of making and reading a delta to these weights."""
     now = {name: _changed(tensor) for name, tensor in before.items()}
     size_bytes = sum(len(tensor.data) for tensor in now.values())
     making, reading, hashing = [], [], []

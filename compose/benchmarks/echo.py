@@ -1,11 +1,11 @@
-"""The ceiling of the spine: the same records hop by hop, through the same clients, no more.
+"""The ceiling of the spine: the same records hop by hop, through the same clients, and no more.
 
-Three processes as in the real thing, topics with the same settings and partition counts, the same
-client settings, headers and sizes (prefixes grow over a rollout's turns), as many rollouts in
-flight. But no Avro, no fold, no commit gated by acks: a value tells in its first bytes which hop
-of which prepared rollout it is, and the next hop's bytes are sent.
+It has three processes like the real workers, topics with the same settings and partition counts,
+the same client settings, headers and sizes (prefixes grow over a rollout's turns), and as many
+rollouts in flight. But there is no Avro, no fold, no commit gated by acks: the first bytes of a
+value are its hop and its prepared rollout, and the next hop's bytes are sent.
 
-A second run of it decodes and encodes every record too: what is between the two is Avro's.
+A second run also decodes and encodes every record; the difference of the two is the cost of Avro.
 """
 
 import time
@@ -22,9 +22,9 @@ from schemas.messages import EnvironmentStep, Event, ModelCall
 from schemas.topics import Topics, wanted
 
 KINDS = ("echo", "avro", "again")
-"""The last is the first once more, on topics in which nobody left what was on its way."""
+"""The kinds of runs; the last repeats the first, on topics without leftover records."""
 VARIANTS = 32
-"""Prepared rollouts, so that batches compress no better than real ones."""
+"""The number of prepared rollouts, so that batches compress no better than real ones."""
 HEAD = 3
 RECORDS = (ModelCall, Event, EnvironmentStep, Event)
 COMMIT_EVERY_S = 1.0
@@ -35,19 +35,19 @@ def topics_of(cluster: Cluster, kind: str = KINDS[0]) -> Topics:
 
 
 def provide(cluster: Cluster) -> None:
-    """Create topics like the real ones, under a prefix of their own for each kind."""
+    """Create topics like the real ones, with a prefix for each kind."""
     for kind in KINDS:
         given = wanted(topics_of(cluster, kind).prefix, [load.POLICY])
         provision.apply(cluster.admin, cluster.registry, [replace(t, record=None) for t in given])
 
 
 def prepared(codec: Codec, topics: Topics, tokens: int) -> list[list[bytes]]:
-    """Whole records by variant and hop."""
+    """Return complete records by variant and hop."""
     return [load.hops(codec, topics, tokens, f"{v:032x}") for v in range(VARIANTS)]
 
 
 def values(plain: list[list[bytes]], partitions: int) -> list[list[list[bytes]]]:
-    """What is sent, by partition, variant and hop."""
+    """Return the values to send, by partition, variant and hop."""
     return [
         [
             [bytes((hop, p, v)) + value[HEAD:] for hop, value in enumerate(hops)]
@@ -58,7 +58,7 @@ def values(plain: list[list[bytes]], partitions: int) -> list[list[list[bytes]]]
 
 
 class AvroWork:
-    """What reading the record that came and writing the one that goes adds to a hop."""
+    """The Avro part of a hop: decode the received record and encode the next one."""
 
     def __init__(self, codec: Codec, plain: list[list[bytes]], outlet: Sequence[str]) -> None:
         self.codec, self.plain, self.outlet = codec, plain, outlet
@@ -68,14 +68,14 @@ class AvroWork:
         ]
 
     def hop(self, variant: int, hop: int, following: int) -> None:
-        """Do both; the bytes that travel are the prepared ones all the same."""
+        """Do both; the bytes that are sent are still the prepared ones."""
         self.codec.decode(self.plain[variant][hop], RECORDS[hop % load.HOPS])
         topic = self.outlet[following % load.HOPS]
         self.codec.encode(topic, self.messages[variant][following])
 
 
 class FromTheStart:
-    """A listener that keeps nothing: every partition is read from where it begins."""
+    """A listener without state: every partition is read from its beginning."""
 
     def assigned(self, held: Held) -> int:
         return held.committed or held.log_start
@@ -115,7 +115,7 @@ def run(
 
 
 class _Answering:
-    """Sends the hop that follows on one that came."""
+    """The sender of the hop after a received one."""
 
     def __init__(
         self, kind: str, role: str, cluster: Cluster, tokens: int, publisher: Publisher
@@ -131,13 +131,13 @@ class _Answering:
         self.publisher = publisher
 
     def begin(self, live: int) -> None:
-        """Send the first hop of so many rollouts."""
+        """Send the first hop of `live` rollouts."""
         for number in range(live):
             value = self.table[number % self.partitions][number % VARIANTS][0]
             self.publisher.send(self.outlet[0], f"{number:032x}", value, headers=load.HEADERS[0])
 
     def answer(self, record: Record) -> None:
-        """Send what follows on a record."""
+        """Send the hop after a record."""
         hop, partition, variant = (record.value or b"")[:HEAD]
         hops = self.table[partition][variant]
         following = (hop + 1) % len(hops)
@@ -157,12 +157,12 @@ class _Answering:
 
 
 def is_answer(record: Record) -> bool:
-    """Whether a record of the journal's echo is a model's answer."""
+    """Return True if a record of the journal's echo is a model's answer."""
     return record.value is not None and record.value[0] % load.HOPS == 1
 
 
 def shown(record: Record) -> tuple[bytes | None, int] | None:
-    """Whose observation it was and when it was shown; None for an answer."""
+    """Return the rollout and time of an observation; None for an answer."""
     if is_answer(record):
         return None
     return record.key, int(dict(record.headers or ())["ce_id"])

@@ -1,10 +1,10 @@
-"""Tokens a second of the transformers engine, beside a bare batched `generate` of the same model.
+"""Tokens per second of the transformers engine, against a batched `generate` of the same model.
 
-The real models worker on the in-memory log is given a batch of calls at once and answers them all:
+The real models worker on the in-memory log gets a batch of calls at once and answers them all:
 calls are read, rendered, sampled, and their answers encoded and written. The ceiling is the model's
-own `generate`, which samples as many tokens after as many prompts of the same length. The two take
-turns, one thread each, and each is told by the CPU of its quickest round, for others may use the
-machine.
+own `generate`, which samples as many tokens after as many prompts of the same length. The two
+alternate, one thread each, and the CPU time of the quickest round counts, as the machine may be
+shared.
 """
 
 import time
@@ -34,13 +34,13 @@ LLAMA = {
     "num_hidden_layers": 8, "num_attention_heads": 6, "num_key_value_heads": 6,
     "max_position_embeddings": 512, "tie_word_embeddings": False, "eos_token_id": None,
 }  # fmt: skip
-"""20 million parameters: so many that a step of a batch is arithmetic and not what surrounds it."""
+"""A model of 20 million parameters, so that arithmetic dominates a step of a batch."""
 WORDS = {"kind": "words", "bos": "<bos>", "turn": "<a>"}
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """So many calls at once, words of a prompt and tokens of an answer."""
+    """The number of calls at once, words of a prompt and tokens of an answer."""
 
     calls: int
     prompt: int
@@ -48,13 +48,13 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """That are sampled for it."""
+        """The number of sampled tokens."""
         return self.calls * self.answer
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What sampling one batch took."""
+    """The times of sampling one batch."""
 
     cpu_s: float
     wall_s: float
@@ -65,7 +65,7 @@ LAKE = Batch(calls=64, prompt=1, answer=32)
 
 
 def engine_tokens_per_s(settings: Settings, batch: Batch = LANGUAGE) -> Figure:
-    """Of a model that is made here, from random weights."""
+    """Measure a model that is made here, with random weights."""
     require("torch", "transformers")
     from inference.policy_dir import make_policy
 
@@ -77,7 +77,7 @@ def engine_tokens_per_s(settings: Settings, batch: Batch = LANGUAGE) -> Figure:
 
 
 def engine_tokens_per_s_lake(settings: Settings) -> Figure:
-    """Of the demo's policy, whose steps are too short for more than what surrounds them."""
+    """Measure the demo's policy, whose steps are so short that overhead dominates."""
     require("torch", "transformers")
     with TemporaryDirectory(prefix="rollcall-") as scratch:
         directory = Path(scratch) / "lake"
@@ -86,7 +86,7 @@ def engine_tokens_per_s_lake(settings: Settings) -> Figure:
 
 
 def compared(directory: Path, settings: Settings, batch: Batch, rounds: int = ROUNDS) -> Figure:
-    """Turn about, after a round of each that nobody counts."""
+    """Measure both alternately, after an uncounted round of each."""
     with TemporaryDirectory(prefix="rollcall-") as scratch:
         worker = Worker(directory, Path(scratch), settings)
         model = worker.engine.policy.model
@@ -101,7 +101,7 @@ def compared(directory: Path, settings: Settings, batch: Batch, rounds: int = RO
 
 
 def figure(batch: Batch, taken: dict[str, list[Round]]) -> Figure:
-    """What the quickest rounds come to; a core's seconds, not the clock's."""
+    """Return the figure of the quickest rounds, by CPU seconds."""
     speed = {who: batch.tokens / min(each.cpu_s for each in times) for who, times in taken.items()}
     notes = tuple(
         f"{who}: {speed[who]:,.0f} tokens/s of CPU, "
@@ -119,7 +119,7 @@ def measured(work: Callable[[], object]) -> Round:
 
 
 class Worker(OneServer):
-    """Serves version 0, on one thread."""
+    """A server of version 0, on one thread."""
 
     def __init__(self, directory: Path, scratch: Path, settings: Settings) -> None:
         from trainer.config import LearnerConfig
@@ -132,20 +132,20 @@ class Worker(OneServer):
         self.begin(announced(learner, 0, published))
 
     def answer(self) -> None:
-        """Take turns until all calls on the log are answered."""
+        """Run until all calls on the log are answered."""
         self.loop.turn(0.0)
         while self.at_work():
             self.loop.turn(0.0)
 
 
 def calls_of(batch: Batch, number: int) -> list[ModelCall]:
-    """Calls of rollouts that nobody has seen before."""
+    """Return calls of new rollouts."""
     said = enumerate(messages_of(batch, number))
     return [call_of(f"{number} {at}", message, batch.answer) for at, message in said]
 
 
 def messages_of(batch: Batch, number: int) -> Sequence[Message]:
-    """What is said to the policy: places of the lake, drawn anew for every call."""
+    """Return the prompts: places of the lake, drawn anew for every call."""
     random = np.random.default_rng(number)
     return [
         Message("user", " ".join(f"s{place}" for place in random.integers(0, 16, batch.prompt)))
@@ -154,7 +154,7 @@ def messages_of(batch: Batch, number: int) -> Sequence[Message]:
 
 
 def prompts_of(template: Any, batch: Batch, number: int) -> "Tensor":
-    """The same calls, rendered."""
+    """Return the same calls, rendered."""
     import torch
 
     said = messages_of(batch, number)
@@ -162,7 +162,7 @@ def prompts_of(template: Any, batch: Batch, number: int) -> "Tensor":
 
 
 def generate(model: Any, ids: "Tensor", answer: int) -> "Tensor":
-    """Sample with what transformers has for it; prompts and answers, a row each."""
+    """Sample with transformers' own `generate`; return prompts with answers, a row each."""
     import torch
 
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""What a benchmark hands back."""
+"""The result of a benchmark."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class LeftOut(RollcallError):
-    """What a figure needs is not on this machine; the message says what, and how to have it."""
+    """A requirement of a figure is missing here; the message names it, and how to get it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,11 @@ class Figure:
     ceiling: float
     lower_is_better: bool = False
     notes: tuple[str, ...] = ()
-    """For people: what the value was made of."""
+    """Remarks on the parts of the value."""
 
     @property
     def ratio(self) -> float:
-        """How close the value comes to its ceiling; 1 is all of it."""
+        """Return the ratio of value and ceiling; 1 means that the ceiling is reached."""
         best, worst = (self.ceiling, self.value) if self.lower_is_better else (
             self.value, self.ceiling,
         )  # fmt: skip
@@ -35,7 +35,7 @@ class Figure:
 
 
 def timed(work: Callable[[], T]) -> tuple[float, T]:
-    """Seconds of wall time that one call took, and what it gave."""
+    """Call a function; return its seconds of wall time, and its result."""
     began = time.perf_counter()
     result = work()
     return time.perf_counter() - began, result

@@ -1,10 +1,11 @@
-"""Arithmetic of an optimiser step of a billion parameters on a GPU, beside a bare product.
+"""Arithmetic of an optimiser step of a billion parameters on a GPU, against a matrix product.
 
-The figure is what the model has to compute, over the time of the quickest step: for each token of
-each row 6 operations a parameter, and 6 times layers times width times the tokens of its row for
-attention, of which half is masked (forward once, backward twice). Embeddings count, as they are the
-last layer's weights too. What is computed again to save memory does not count, nor what rows share
-where it is computed once. The ceiling is a square product of bfloat16 matrices in the same process.
+The figure is the necessary arithmetic of the model, over the time of the quickest step: for each
+token of each row 6 operations per parameter, and 6 times layers times width times the tokens of its
+row for attention, of which half is masked (forward once, backward twice). Embeddings count, as they
+are also the last layer's weights. Recomputation to save memory does not count, nor do parts that
+rows share and that are computed once. The ceiling is a square product of bfloat16 matrices in the
+same process.
 """
 
 import time
@@ -22,14 +23,14 @@ LLAMA = {
     "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
 }  # fmt: skip
-"""1.04 billion parameters."""
+"""A configuration of 1.04 billion parameters."""
 SHAPE = Shape(groups=4, answers=8, prompt=512, answer=1536)
 STEPS = 3
 SIDE, PRODUCTS = 8192, 20
 
 
 def train_flops(settings: Settings, packing: str = "rows") -> Figure:
-    """Operations a second of a step in bfloat16; raises LeftOut where no GPU is."""
+    """Measure operations per second of a step in bfloat16; raises LeftOut without a GPU."""
     require("torch", "transformers")
     import torch
 
@@ -51,12 +52,12 @@ def train_flops(settings: Settings, packing: str = "rows") -> Figure:
 
 
 def _attention(length: int) -> int:
-    """Products of a token with the half of its row that it sees, and of their sums: all layers."""
+    """Return a token's products with the visible half of its row, and their sums: all layers."""
     return int(LLAMA["num_hidden_layers"] * LLAMA["hidden_size"] * length)
 
 
 def _lay_model(directory: Path) -> int:
-    """Write random weights there; how many parameters they are."""
+    """Write random weights; return the number of parameters."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -68,7 +69,7 @@ def _lay_model(directory: Path) -> int:
 
 
 def _steps(directory: str, packing: str) -> list[float]:
-    """Seconds of each step, but for the first."""
+    """Return the seconds of each step except the first."""
     from trainer.config import LearnerConfig
     from trainer.step import Learner
 
@@ -82,7 +83,7 @@ def _steps(directory: str, packing: str) -> list[float]:
 
 
 def _product() -> float:
-    """Operations a second of a square product of bfloat16 matrices."""
+    """Measure operations per second of a square product of bfloat16 matrices."""
     import torch
 
     left = torch.randn(SIDE, SIDE, device="cuda", dtype=torch.bfloat16)
@@ -96,7 +97,7 @@ def _product() -> float:
 
 
 def _timed(work: Any) -> float:
-    """Seconds until the device is done with it."""
+    """Return the seconds until the device has finished the work."""
     import torch
 
     torch.cuda.synchronize()

@@ -1,7 +1,7 @@
-"""How long the judge takes: the gold patches of five real tasks, each in a fresh box.
+"""The time of a grading: the gold patches of five real tasks, each in a new box.
 
-The ceiling is pytest alone, by the command of each task, in a box that is open and holds its code
-with the patch applied and the tests in place. The tasks are those of `tasks build suite-b`.
+The ceiling is pytest alone, by the command of each task, in an open box that holds its code with
+the patch applied and the tests in place. The tasks are those of `tasks build suite-b`.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ ROUNDS = 3
 
 
 def grade_s(settings: Settings) -> Figure:
-    """The median of seconds of a grading, and that of the tests alone."""
+    """Measure the median seconds of a grading, and of the tests alone."""
     require_driver(DRIVER)
     tasks = _tasks(settings.tasks())
     before = cpu_used_s()
@@ -47,7 +47,7 @@ def grade_s(settings: Settings) -> Figure:
 
 
 def _tasks(folder: Path) -> list[HarborTask]:
-    """The five. Raises LeftOut where they were not built, or what they are tested with was not."""
+    """Return the five tasks. Raises LeftOut if they or their test environments were not built."""
     names = {pair.title for pair in SUITE_B}
     try:
         tasks = [task for task in read_tasks(folder) if task.name in names]
@@ -66,7 +66,7 @@ async def _rounds(tasks: list[HarborTask]) -> tuple[list[float], list[float], li
     graded: dict[str, list[float]] = {task.name: [] for task in tasks}
     alone: dict[str, list[float]] = {task.name: [] for task in tasks}
     boxes = driver(DRIVER)
-    open_all_the_time = await boxes.open(Spec())  # nobody is to start what all boxes share
+    open_all_the_time = await boxes.open(Spec())  # keeps the shared parts of all boxes started
     try:
         for task in tasks * ROUNDS:
             graded[task.name].append(await _graded(boxes, task))
@@ -81,7 +81,7 @@ async def _rounds(tasks: list[HarborTask]) -> tuple[list[float], list[float], li
 
 
 async def _graded(boxes: Driver, task: HarborTask) -> float:
-    """Raises ServicesError where the judge says no to the task's own patch."""
+    """Measure one grading. Raises ServicesError if it rejects the task's own patch."""
     reference, patch = _reference(task)
     began = time.perf_counter()
     verdict = await grade(boxes.open, reference, patch)

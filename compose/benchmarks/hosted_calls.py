@@ -1,8 +1,8 @@
-"""Agents of others: model calls a second over HTTP, and what one of them takes.
+"""Third-party agents: model calls per second over HTTP, and the latency of one call.
 
-Real agents and environments workers on a real broker, the gateway among them, the policy scripted;
+Real agents and environments workers with the gateway run on a real broker, the policy is scripted;
 the agents themselves are raw callers, so that their own time is not measured. The ceiling of the
-rate is what the same callers get of a bare aiohttp server; that of one call alone is a turn of a
+rate is that of the same callers with a bare aiohttp server; the ceiling of one call is a turn of a
 native program in the same run.
 """
 
@@ -42,17 +42,17 @@ WARM_S = 10.0
 WINDOW_S = 15.0
 BARE_S = 6.0
 ALONE = 60
-"""Rollouts of 8 calls, one live at a time."""
+"""The number of rollouts of 8 calls, one live at a time."""
 ROUNDS = 2
-"""Of them, and as many of native rollouts."""
+"""The number of rounds of them, and of native rollouts."""
 SLOW_S = 0.05
-"""What the model takes where callers go on side by side."""
+"""The model's time per call in the test with parallel callers."""
 ROLES = ("agents", "models", "hosted-environments")
 TIMES = "calls.txt"
 
 
 class CallersShop(Workshop):
-    """Its agents are raw callers; what their calls took is written beside the workers' logs."""
+    """A workshop whose agents are raw callers; their calls' times are written beside the logs."""
 
     def agent_processes(self) -> CallerProcesses:
         times = self.settings.state() / "bench" / TIMES
@@ -65,14 +65,14 @@ class CallersShop(Workshop):
 
 
 def environments(cluster: Cluster) -> Loop:
-    """A worker with room for all sessions."""
+    """Build a worker with room for all sessions."""
     settings = with_slots(cluster.settings, hosted=LIVE)
     shop = CallersShop(cluster.log, cluster.codec, cluster.topics, settings)
     return shop.environments("hosted-environments")
 
 
 class Slow(ScriptedEngine):
-    """Answers what has come, a while after the first of it came."""
+    """An engine that answers all pending calls, a while after the first of them came."""
 
     due = 0.0
 
@@ -88,7 +88,7 @@ class Slow(ScriptedEngine):
 
 
 def calls_per_second(settings: Settings, tokens: int) -> Figure:
-    """Calls of so many tokens, 1,000 sessions live."""
+    """Measure calls of `tokens` tokens per second, with 1,000 sessions live."""
     agents = settings.agents.model_copy(update={"max_live": LIVE})
     with own_cluster(settings.model_copy(update={"agents": agents})) as cluster:
         submit(cluster, AHEAD)
@@ -103,9 +103,9 @@ def calls_per_second(settings: Settings, tokens: int) -> Figure:
 
 
 def call_latency(settings: Settings, tokens: int = 64) -> Figure:
-    """The median time of a call over HTTP, one session live, beside a native turn.
+    """Measure the median time of a call over HTTP, one session live, against a native turn.
 
-    By turns, behind a broker that is warm, for whoever is first would pay for its first minute.
+    They alternate on a warm broker, as the first would otherwise include its slow first minute.
     """
     took, native = [], []
     with own_cluster(settings) as cluster:
@@ -125,7 +125,7 @@ def call_latency(settings: Settings, tokens: int = 64) -> Figure:
 
 
 def _calls_alone(cluster: Cluster, tokens: int, rollouts: int) -> list[float]:
-    """Milliseconds of each call of so many sessions more, one live at a time."""
+    """Return the milliseconds of each call of further sessions, one live at a time."""
     ended = cluster.topics.trajectories
     before = sum(cluster.admin.ends({ended: cluster.log.partitions(ended)}).values())
     told = len(_times(cluster))
@@ -137,7 +137,7 @@ def _calls_alone(cluster: Cluster, tokens: int, rollouts: int) -> list[float]:
 
 
 def side_by_side(settings: Settings, tokens: int = 64) -> Figure:
-    """The calls a second of one agent with two callers, beside those of two agents with one."""
+    """Measure calls per second of one agent with two callers, against two agents with one."""
     rates = [_rate_of(settings, tokens, agents, callers) for agents, callers in ((1, 2), (2, 1))]
     return Figure(rates[0], "calls/s", rates[1])
 
@@ -159,7 +159,7 @@ def _rate_of(settings: Settings, tokens: int, agents: int, callers: int) -> floa
 def submit(
     cluster: Cluster, count: int, *, first: int = 0, turns: int = load.TURNS, callers: int = 1
 ) -> None:
-    """Publish requests for so many sessions."""
+    """Publish requests for `count` sessions."""
     config = {"agent": "python", "function": "bench.py:none", "turns": turns, "callers": callers}
     requests = (
         RolloutRequest(
@@ -183,7 +183,7 @@ def _times(cluster: Cluster) -> list[str]:
 
 
 async def _bare(tokens: int) -> float:
-    """Calls a second of a bare server, as many sessions live."""
+    """Measure calls per second of a bare server, with as many sessions live."""
     (answer,) = load.answers(tokens, count=1)
     message = {"role": "assistant", "content": answer.text}
     body = orjson.dumps({"choices": [{"index": 0, "message": message}]})

@@ -1,9 +1,9 @@
-"""What one session of a gateway may do at its worst, drawn by a seed.
+"""A hostile session of a gateway, drawn from a seed.
 
     python -m compose.benchmarks.hostile_clients PORT KEY SEED SECONDS
 
-Nothing but sockets and bytes: connections that are silent or send their head byte by byte, bodies
-that break off or never end, and bodies that are long to read. Prints how often it did each.
+It uses sockets and bytes only: connections that are silent or send their head byte by byte, bodies
+that break off or never end, and bodies that take long to parse. Prints the count of each.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ USER = b'{"role":"user","content":"a"}'
 
 
 def _said(unit: bytes, size: int) -> bytes:
-    """One message whose text is the unit, over and over."""
+    """Return a message whose text repeats the unit up to a size."""
     return b'{"messages":[{"role":"user","content":"' + unit * (size // len(unit)) + b'"}]}'
 
 
@@ -67,7 +67,7 @@ made = lru_cache(maxsize=8)(lambda name, size: BODIES[name](size))
 
 @dataclass
 class HostileClients:
-    """As many connections as are open side by side, each doing harm after harm."""
+    """Parallel connections, each of which sends one hostile request after the other."""
 
     port: int
     key: str
@@ -77,7 +77,7 @@ class HostileClients:
     done: Counter[str] = field(default_factory=Counter)
 
     async def run(self, seconds: float, side_by_side: int = SIDE_BY_SIDE) -> Counter[str]:
-        """Go on for so long; return how often each was done."""
+        """Run for `seconds`; return the count of each kind."""
         until = time.monotonic() + seconds
         rngs = [random.Random(f"{self.seed} {number}") for number in range(side_by_side)]
         await asyncio.gather(*(self._go_on(rng, until) for rng in rngs))
@@ -95,7 +95,7 @@ class HostileClients:
                     writer.transport.abort() if rng.random() < 0.5 else writer.close()
 
     def head(self, rng: random.Random, length: int) -> bytes:
-        """Of a request that has its key."""
+        """Return the head of a request with the session's key."""
         return (
             f"POST /r/{self.key}{rng.choice(PATHS)} HTTP/1.1\r\nHost: x\r\n"
             f"Authorization: Bearer {self.key}\r\nContent-Length: {length}\r\n\r\n"
@@ -104,7 +104,7 @@ class HostileClients:
     async def silent(
         self, rng: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> str:
-        """Says nothing, or sends its head byte by byte."""
+        """Send nothing, or the head byte by byte."""
         slow = rng.random() < 0.5
         head = self.head(rng, 10) if slow else b""
         with suppress(TimeoutError):
@@ -118,7 +118,7 @@ class HostileClients:
     async def broken(
         self, rng: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> str:
-        """Sends part of a body; goes then, or waits for nothing."""
+        """Send part of a body; then disconnect, or wait forever."""
         size = rng.choice(self.sizes)
         writer.write(self.head(rng, size))
         await _send(writer, bytes(rng.randrange(size)))
@@ -132,7 +132,7 @@ class HostileClients:
     async def churned(
         self, rng: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> str:
-        """Is gone as soon as it has come, or sends what is no HTTP."""
+        """Disconnect at once, or send bytes that are no HTTP."""
         if rng.random() < 0.5:
             return "gone_at_once"
         writer.write(rng.randbytes(rng.randrange(2000)) + b"\r\n\r\n")
@@ -142,7 +142,7 @@ class HostileClients:
     async def chunked(
         self, rng: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> str:
-        """Sends a body in chunks of one byte, or one that unpacks to a thousand times its size."""
+        """Send a body in chunks of one byte, or one that unpacks to a thousand times its size."""
         size = rng.choice(self.sizes)
         if rng.random() < 0.5:
             name, told, body = "bomb", "Content-Encoding: gzip", packed(size)
@@ -162,7 +162,7 @@ class HostileClients:
     async def whole(
         self, rng: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> str:
-        """Sends a body that is long to read, and reads what is answered."""
+        """Send a body that takes long to parse, and read the answer."""
         name = rng.choice(list(BODIES))
         body = made(name, rng.choice(self.sizes))
         writer.write(self.head(rng, len(body)))

@@ -1,11 +1,11 @@
-"""A session of a gateway beside one that does its worst, and what the gateway holds meanwhile.
+"""A session of a gateway beside a hostile one, and the gateway's memory meanwhile.
 
-A real gateway in a process of its own; the hostile session is `hostile_clients`, niced as agents
-in boxes are. Each round has a new one: a gateway holds what a session has sent until the deadline
-of a body, or until the session is closed. The honest one has calls that are due at fixed times, and
-a call's time counts from when it was due: a stall counts for every call that falls into it. Beside
-the slowest hundredth of them stands the same of the session alone, measured by turns in the same
-run. Beside the memory stands what the gateway may take, 512 MiB.
+The real gateway runs in a separate process; the hostile session is `hostile_clients`, niced like
+agents in boxes. Each round has a new one: a gateway holds a session's bytes until the deadline of a
+body, or until the session is closed. The honest session has calls at fixed times, and a call's time
+counts from its due time, so a stall counts for every call within it. The ceiling of their p99 is
+that of the session alone, measured alternately in the same run. The ceiling of the memory is the
+gateway's limit, 512 MiB.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from compose.services.service_errors import ServicesError
 from compose.settings import Settings
 
 ROUNDS = 8
-"""Short ones, for the machine is shared and its speed drifts."""
+"""The number of rounds; they are short, as a shared machine's speed drifts."""
 ALONE_S = 3.0
 BESIDE_S = 4.0
 CALLERS = 4
@@ -36,15 +36,15 @@ NICE = 10
 MIB = 1024 * 1024
 MAY_TAKE = 512 * MIB
 LATE_S = 60.0
-"""After which the honest session counts as not answered."""
+"""The time after which the honest session counts as not answered."""
 EMPTY_S = 30.0
-"""After which nothing of a session that is closed may be held; one body may still be parsed."""
+"""The time after which nothing of a closed session may be held; a body may still be parsed."""
 LENGTH = re.compile(rb"(?i)content-length: *(\d+)")
 
 
 @dataclass
 class OneGateway:
-    """A gateway in a process of its own."""
+    """A gateway in a separate process."""
 
     pid: int
     port: int
@@ -53,22 +53,22 @@ class OneGateway:
     told: IO[bytes]
 
     def held(self) -> dict[str, int]:
-        """Its bytes of bodies, open calls and connections."""
+        """Return its bytes of bodies, open calls and connections."""
         self.asked.write(b"\n")
         self.asked.flush()
         held: dict[str, int] = orjson.loads(self.told.readline())
         return held
 
     def renew(self) -> None:
-        """Close the second session, and open another one in its place."""
+        """Close the second session, and open a new one in its place."""
         self.asked.write(b"next\n")
         self.asked.flush()
         self.keys = (self.keys[0], orjson.loads(self.told.readline())["key"])
 
     def memory(self, name: str) -> int:
-        """Bytes that are resident (`VmRSS`), or the most there ever were (`VmHWM`).
+        """Return the resident bytes (`VmRSS`), or their peak (`VmHWM`).
 
-        Those of the gateway and of its children, whose most need not have been at one time.
+        Those of the gateway and its children are added, whose peaks may be at different times.
         """
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         return sum(_status(pid, name) for pid in (self.pid, *map(int, children)))
@@ -81,7 +81,7 @@ def _status(pid: int, name: str) -> int:
 
 @contextmanager
 def one_gateway() -> Iterator[OneGateway]:
-    """Start it; it ends with this block, or with us."""
+    """Start a gateway; it ends with this block, or with this process."""
     with subprocess.Popen(
         module("compose.benchmarks.one_gateway"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, preexec_fn=die_with_parent,
@@ -98,7 +98,7 @@ def one_gateway() -> Iterator[OneGateway]:
 
 @contextmanager
 def hostile(gateway: OneGateway, seed: int, seconds: float) -> Iterator["subprocess.Popen[bytes]"]:
-    """Have the second session do its worst for so long."""
+    """Run the hostile session for `seconds`."""
     command = module("compose.benchmarks.hostile_clients", str(gateway.port), gateway.keys[1],
                      str(seed), str(seconds))  # fmt: skip
     with subprocess.Popen(
@@ -115,13 +115,13 @@ def hostile(gateway: OneGateway, seed: int, seconds: float) -> Iterator["subproc
 
 @dataclass
 class HonestSession:
-    """Calls that are due at fixed times, over connections that stay open."""
+    """Calls at fixed times, over connections that stay open."""
 
     gateway: OneGateway
     took: list[float] = field(default_factory=list)
 
     async def run(self, seconds: float) -> list[float]:
-        """Milliseconds that each call took since it was due."""
+        """Return the milliseconds of each call since its due time."""
         self.took = []
         starts = [EVERY_S * number / CALLERS for number in range(CALLERS)]
         async with asyncio.timeout(seconds + LATE_S):
@@ -143,7 +143,7 @@ class HonestSession:
     async def _ask(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, said: str
     ) -> None:
-        """Raises ServicesError for anything but the right answer."""
+        """Send one call. Raises ServicesError for a wrong answer."""
         key = self.gateway.keys[0]
         body = orjson.dumps({"messages": [{"role": "user", "content": said}]})
         head = (
@@ -168,7 +168,7 @@ class _Seen:
 
 
 def _measure() -> _Seen:
-    """By turns, each session alone on a gateway of its own."""
+    """Measure with and without the hostile session alternately, each on its own gateway."""
     seen = _Seen()
     with one_gateway() as quiet, one_gateway() as gateway:
         alone, beside = HonestSession(quiet), HonestSession(gateway)
@@ -178,7 +178,7 @@ def _measure() -> _Seen:
         for seed in range(ROUNDS):
             seen.alone += asyncio.run(alone.run(ALONE_S))
             with hostile(gateway, seed, BESIDE_S + 1.0) as process:
-                time.sleep(1.0)  # it is at work
+                time.sleep(1.0)  # until the hostile session is active
                 seen.beside += asyncio.run(beside.run(BESIDE_S))
                 words, _ = process.communicate()
             seen.done.append(orjson.loads(words))
@@ -208,7 +208,7 @@ def _notes(seen: _Seen) -> tuple[str, ...]:
 
 
 def latency(settings: Settings) -> Figure:
-    """The p99 of a session's calls beside a hostile one, and alone."""
+    """Measure the p99 of a session's calls beside a hostile one, and alone."""
     del settings
     seen = _measure()
     beside, alone = (statistics.quantiles(took, n=100)[98] for took in (seen.beside, seen.alone))
@@ -216,7 +216,7 @@ def latency(settings: Settings) -> Figure:
 
 
 def memory(settings: Settings) -> Figure:
-    """The most that the gateway held above its idle memory, and what it may."""
+    """Measure the gateway's peak memory above its idle memory, against its limit."""
     del settings
     seen = _measure()
     return Figure(seen.above / MIB, "MiB", MAY_TAKE / MIB, lower_is_better=True, notes=_notes(seen))

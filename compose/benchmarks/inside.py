@@ -1,4 +1,4 @@
-"""One worker of each group on the in-memory log, for what is counted and not timed."""
+"""One worker of each group on the in-memory log, for benchmarks that count instead of time."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ from schemas.topics import Topics, wanted
 
 
 class MovedClock:
-    """The time inside, in seconds; whoever holds it moves it."""
+    """The simulated time, in seconds; the benchmark moves it."""
 
     now = 1_750_000_000.0
 
@@ -84,13 +84,13 @@ class Inside:
         self._pen.send(self.topics.requests, request.rollout_id, value)
 
     def turn(self) -> None:
-        """Let every worker take what there is for it."""
+        """Let every worker process its new records."""
         for worker in self.workers:
             worker.turn(0.0)
 
 
 def judge(trajectory: Trajectory, topic: str, partition: int, offset: int) -> ScoredTrajectory:
-    """The rewards of the environment, added up."""
+    """Score a trajectory by the sum of the environment's rewards."""
     return score(
         trajectory, [ScorerSpec("environment_return")], scoring_id="bench",
         source_topic=topic, source_partition=partition, source_offset=offset,

@@ -1,8 +1,8 @@
-"""Runs of `learning_at_lag` that have ended, kept in a file as they end.
+"""Finished runs of `learning_at_lag`, kept in a file as they end.
 
-A hundred runs take hours: whoever is interrupted names the same file again, and what it holds is
-not run once more. With each run stands the digest of what it was trained with, recipe and settings
-as they are at work: a file in which one run has another is refused, so that no table mixes two.
+A hundred runs take hours: after an interruption, the same file is named again, and its runs are not
+repeated. Each run has the digest of its effective recipe and settings: a file with a run of another
+digest is refused, so that a table does not mix two set-ups.
 """
 
 import tomllib
@@ -21,12 +21,12 @@ from schemas.errors import Refused
 from schemas.ids import digest
 
 GOOD = 0.85
-"""Held-out success that a loss is expected to come to."""
+"""The held-out success that a loss is expected to reach."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What a cell of the table was trained with."""
+    """The loss, step size and lag of a cell of the table."""
 
     loss: str
     step_size: str
@@ -38,24 +38,24 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One way, from every seed."""
+    """The runs of one way, from every seed."""
 
     way: Way
     runs: tuple[SeedRun, ...]
 
     @property
     def success(self) -> float:
-        """After the last step, the median of the seeds."""
+        """Return the success after the last step, the median over the seeds."""
         return median(run.after for run in self.runs)
 
     @property
     def staleness(self) -> float:
-        """Versions, the mean of all steps of all seeds."""
+        """Return the mean staleness in versions over all steps of all seeds."""
         return fmean(run.staleness for run in self.runs)
 
     @property
     def good(self) -> int:
-        """Seeds that came to `GOOD`."""
+        """Return the number of seeds that reached `GOOD`."""
         return sum(run.after >= GOOD for run in self.runs)
 
     def __str__(self) -> str:
@@ -63,13 +63,13 @@ class Cell:
 
 
 MadeBy = Callable[[Way], str]
-"""The digest of what a way is trained with; raises Refused for one that cannot be trained."""
+"""A function that returns the digest of a way's set-up; raises Refused for an invalid one."""
 
 
 def made_by(recipe: str, settings: Settings, memory: bool) -> str:
-    """A digest of all that decides what comes of a recipe's text, beside the seed and the code.
+    """Return a digest of all that determines a recipe's result beside the seed and the code.
 
-    Comments and the order of keys do not count; of settings what serves and what trains does.
+    Comments and the order of keys do not count; of settings, those of serving and training do.
     """
     parts = {
         "recipe": tomllib.loads(recipe),
@@ -82,16 +82,16 @@ def made_by(recipe: str, settings: Settings, memory: bool) -> str:
 
 @dataclass(eq=False)
 class Kept:
-    """What came of runs, all of which were trained with what `made_by` says."""
+    """The results of runs, all with the digests of `made_by`."""
 
     made_by: MadeBy
     path: Path | None
-    """None: they are only held."""
+    """The file; None: they are kept in memory only."""
     runs: dict[tuple[Way, int], SeedRun] = field(default_factory=dict)
 
     @classmethod
     def of(cls, made_by: MadeBy, path: Path | None) -> "Kept":
-        """With what a file of that name holds. Raises Refused where it holds something else."""
+        """Load the runs of a file, if it exists. Raises Refused if it holds anything else."""
         kept = cls(made_by, path)
         if path is None or not path.is_file():
             return kept
@@ -109,7 +109,7 @@ class Kept:
         return kept
 
     def _require(self, way: Way, run: SeedRun, digest_: str) -> None:
-        """Raise Refused for a run that was trained with something else."""
+        """Raise Refused for a run with another digest."""
         try:
             same = self.made_by(way) == digest_
         except Refused:
@@ -122,7 +122,7 @@ class Kept:
             raise Refused(msg)
 
     def add(self, way: Way, run: SeedRun) -> None:
-        """Keep one more, at once."""
+        """Add a run, and write it at once."""
         self.runs[way, run.seed] = run
         if self.path is not None:
             ways = list(dict.fromkeys(way for way, _ in self.runs))
@@ -133,7 +133,7 @@ class Kept:
         return {"way": asdict(way), "runs": [own | asdict(run) for run in self.cell(way).runs]}
 
     def cell(self, way: Way, seeds: Sequence[int] | None = None) -> Cell:
-        """Of these seeds, or of all that there are."""
+        """Return the cell of a way with these seeds, or with all."""
         found = [(seed, run) for (at, seed), run in self.runs.items() if at == way]
         return Cell(
             way, tuple(run for seed, run in sorted(found) if seeds is None or seed in seeds)

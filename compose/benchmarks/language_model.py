@@ -1,4 +1,4 @@
-"""The model of 135 million parameters that the figures of training and serving are of."""
+"""The model of 135 million parameters for the figures of training and serving."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ LANGUAGE_MODEL = Path("smollm2")
 
 
 def language_model() -> Path:
-    """Its directory; raises LeftOut where it has not been fetched."""
+    """Return its directory; raises LeftOut if it has not been fetched."""
     require("torch", "transformers")
     if not (LANGUAGE_MODEL / "config.json").is_file():
         msg = (

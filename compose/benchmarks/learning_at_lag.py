@@ -1,9 +1,9 @@
-"""How well losses learn from rollouts that are several versions old.
+"""Comparison of losses on rollouts that are several versions old.
 
-The same recipe at every lag: `max_staleness` is the lag, and as many rollouts are kept in the air
-as it allows, so that what is trained on really is about as old. How old it was is told beside it.
-Losses are compared with one another, each with the step as large as the schedule says and with one
-that the effective sample size makes smaller; a run goes on to its last step.
+The same recipe runs at every lag: `max_staleness` is the lag, and as many rollouts are in flight as
+it allows, so that training data really is about that old. The measured staleness is reported too.
+Losses are compared with each other, each with the scheduled step size and with one reduced by the
+effective sample size; a run continues to its last step.
 """
 
 import tempfile
@@ -28,7 +28,7 @@ LOSSES = ("clip_higher", "decoupled_ppo", "m2po", "gspo", "cispo")
 STEP_SIZES = ("scheduled", "ess")
 LAGS = (1, 4, 8, 16)
 BESIDE = 0.06
-"""How far apart ways are drawn, where the next lag is 1 away."""
+"""The horizontal distance of ways in the plot; the next lag is at distance 1."""
 
 
 def learn_at_lag(
@@ -43,9 +43,9 @@ def learn_at_lag(
 ) -> list[Cell]:
     """Train every way from every seed; print a table, draw a picture.
 
-    `lags` and `losses` are lists with commas, of all where they are empty. Runs that the file
-    `json` holds are not run again, and each is added as it ends. Raises Refused, also where one of
-    them was made by something else, and the first RunFailed after what came of the others was told.
+    `lags` and `losses` are comma-separated lists; empty means all. Runs in the file `json` are not
+    repeated, and each run is added as it ends. Raises Refused, also if one of them has another
+    set-up, and the first RunFailed after the results of the others were printed.
     """
     require("tomli_w")
     for option, path in (("--json", json), ("--picture", picture)):
@@ -80,7 +80,7 @@ def _show(cells: Sequence[Cell]) -> None:
 
 
 def lags_of(text: str) -> tuple[int, ...]:
-    """Of a list with commas. Raises Refused."""
+    """Parse a comma-separated list of lags. Raises Refused."""
     try:
         lags = tuple(int(each) for each in text.split(",")) if text else LAGS
     except ValueError:
@@ -92,17 +92,17 @@ def lags_of(text: str) -> tuple[int, ...]:
 
 
 def losses_of(text: str) -> tuple[str, ...]:
-    """The same of losses; which there are says the learner."""
+    """Parse a list of losses; the learner checks the names."""
     return tuple(each.strip() for each in text.split(",")) if text else LOSSES
 
 
 def ways_of(lags: Sequence[int], losses: Sequence[str]) -> list[Way]:
-    """Every loss with both step sizes at every lag."""
+    """Return every loss with both step sizes at every lag."""
     return [Way(*each) for each in product(losses, STEP_SIZES, lags)]
 
 
 def at_lag(text: str, way: Way) -> str:
-    """A recipe that learns this way to its last step. Raises Refused where that cannot be."""
+    """Return a recipe that learns this way to its last step. Raises Refused if it cannot."""
     import tomli_w
 
     from trainer.config import LearnerConfig
@@ -112,9 +112,9 @@ def at_lag(text: str, way: Way) -> str:
     for spelled in ("clip_low", "clip_high", "clip_dual"):
         learner.pop(spelled, None)
     learner |= {"loss": way.loss, "step_size": way.step_size, "max_staleness": way.lag}
-    learner.setdefault("aggregate", LearnerConfig().aggregate)  # the same of all that are compared
+    learner.setdefault("aggregate", LearnerConfig().aggregate)  # the same for all compared losses
     config = LearnerConfig.of(learner)
-    # What may wait has to hold all that may be in the air, or reading would stop in between.
+    # The buffer must hold all rollouts in flight, or reading would pause.
     waiting = config.groups_per_step * (way.lag + 1)
     learner["capacity_groups"] = max(config.capacity_groups, waiting)
     values["max_running"] = max(values.get("max_running", 0), 4096, waiting * config.members)
@@ -138,7 +138,7 @@ def _runs(
 
 
 def table(cells: Sequence[Cell]) -> Table:
-    """A row for a loss with a step size, a column for a lag."""
+    """Return a table with a row per loss and step size, and a column per lag."""
     lags = sorted({cell.way.lag for cell in cells})
     shown = Table("loss", "step size", *(f"lag {lag}" for lag in lags))
     found = {(c.way.loss, c.way.step_size, c.way.lag): str(c) for c in cells}
@@ -150,10 +150,10 @@ def table(cells: Sequence[Cell]) -> Table:
 
 
 def draw(recipe: str, cells: Sequence[Cell], path: Path) -> None:
-    """Success by lag, a line for each way through the medians, a small point for each seed.
+    """Plot success by lag: a line per way through the medians, a small point per seed.
 
-    A colour for a loss, dashes for `ess`; ways stand side by side within a lag, for many come to
-    the same. A PNG, or an SVG where the path says so.
+    Losses differ by colour, `ess` is dashed; ways are drawn side by side within a lag, as many
+    have equal results. The format is PNG, or SVG by the path's suffix.
     """
     import matplotlib as mpl
 

@@ -1,8 +1,7 @@
-"""How surely a recipe learns: the same run from many seeds, to its last step.
+"""The reliability of a recipe's learning: the same run from many seeds, to its last step.
 
-No ceiling stands beside it: what is compared is one seed with another, and a recipe with itself as
-it was. A run is a process of its own, and goes on after the goal, since what is learned may be lost
-again.
+It has no ceiling: seeds are compared with each other, and a recipe with its earlier results. A run
+is a separate process, and continues after the goal, since its success may decline again.
 """
 
 import os
@@ -27,11 +26,11 @@ from schemas.errors import RollcallError
 from schemas.foreign_text import shown
 
 ENDLESS = 2.0
-"""A goal that no share of rollouts reaches."""
+"""A goal that no share of rollouts can reach."""
 
 
 class RunFailed(RollcallError):
-    """A seed's process ended otherwise than well; the message says which, and its last words."""
+    """A seed's process failed; the message has the seed and the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +40,12 @@ class Evaluated:
     step: int
     success: float
     calls: int
-    """Model calls of the whole run when it was complete."""
+    """The model calls of the whole run up to its completion."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeedRun:
-    """What came of one seed."""
+    """The result of one seed."""
 
     seed: int
     goal: float
@@ -55,21 +54,21 @@ class SeedRun:
     starts: int
     wall_s: float
     staleness: float = 0.0
-    """Versions, the mean of all steps."""
+    """The mean staleness in versions over all steps."""
 
     @property
     def reached(self) -> Evaluated | None:
-        """The first evaluation at the goal."""
+        """Return the first evaluation at the goal."""
         return next((each for each in self.evaluations if each.success >= self.goal), None)
 
     @property
     def after(self) -> float:
-        """Success after the last step."""
+        """Return the success after the last step."""
         return self.evaluations[-1].success
 
     @property
     def worst_after(self) -> float | None:
-        """The lowest evaluation since the first good one."""
+        """Return the lowest success since the first evaluation at the goal."""
         first = self.reached
         return min((e.success for e in self.evaluations if first and e.step >= first.step),
                    default=None)  # fmt: skip
@@ -80,7 +79,7 @@ def learn(
 ) -> list[SeedRun]:
     """Run the recipe from every seed; print a table, draw a picture.
 
-    Raises Refused, and where runs failed the first one's RunFailed, after what came of the others.
+    Raises Refused, and if runs failed, the first one's RunFailed after the others' results.
     """
     for option, path in (("--json", json), ("--picture", picture)):
         refuse_no_folder(path, option)
@@ -104,7 +103,7 @@ def learn(
 
 
 def endless(text: str) -> str:
-    """A recipe that goes on to its last step, whatever it has learned by then."""
+    """Return a recipe that continues to its last step, regardless of its goal."""
     without = re.sub(r"(?m)^goal\s*=.*\n?", "", text)
     heading = "[evaluation]"
     if heading not in without:
@@ -125,9 +124,9 @@ def _runs(
 def run_all(
     jobs: Sequence[tuple[Path, int]], goal: float, *, memory: bool
 ) -> Iterator["SeedRun | RunFailed"]:
-    """Run each recipe's file from its seed, beside the file; what came of them, in their order.
+    """Run each recipe's file from its seed, beside the file; yield the results in order.
 
-    In memory there are as many at once as there are cores, on a broker one.
+    In memory there are as many at once as cores, on a broker one.
     """
     with ThreadPoolExecutor((os.cpu_count() or 1) if memory else 1) as pool:
         made = [pool.submit(run_seed, file, s, file.parent, goal, memory) for file, s in jobs]
@@ -137,7 +136,7 @@ def run_all(
 
 
 def run_seed(file: Path, seed: int, folder: Path, goal: float, memory: bool) -> SeedRun:
-    """Run a recipe's file from one seed in a process of its own; raises RunFailed."""
+    """Run a recipe's file from one seed in a separate process; raises RunFailed."""
     summary = folder / f"{seed}.json"
     words = ["run", str(file), "--seed", str(seed), "--summary", str(summary)]
     done = subprocess.run(
@@ -155,7 +154,7 @@ def run_seed(file: Path, seed: int, folder: Path, goal: float, memory: bool) -> 
 
 
 def read_summary(told: dict[str, object], goal: float) -> SeedRun:
-    """A run's summary as far as it says what was learned."""
+    """Read the learning results from a run's summary."""
     held_out: Any = told["held_out"]
     evaluations = tuple(Evaluated(*each) for each in held_out if each[1] is not None)
     if not evaluations:
@@ -169,7 +168,7 @@ def read_summary(told: dict[str, object], goal: float) -> SeedRun:
 
 
 def table(runs: Iterable[SeedRun]) -> Table:
-    """A row for each seed."""
+    """Return a table with a row for each seed."""
     shown_ = Table("seed", "calls to goal", "steps to goal", "after all", "worst since", "starts")
     for column in shown_.columns:
         column.justify = "right"
@@ -187,7 +186,7 @@ def table(runs: Iterable[SeedRun]) -> Table:
 
 
 def lines(runs: Sequence[SeedRun]) -> Iterator[str]:
-    """What the seeds come to together."""
+    """Yield the results over all seeds."""
     calls = [first.calls for run in runs if (first := run.reached)]
     goal = runs[0].goal
     yield f"{len(calls)} of {len(runs)} seeds came to {goal:g}"
@@ -200,7 +199,7 @@ def lines(runs: Sequence[SeedRun]) -> Iterator[str]:
 
 
 def draw(recipe: str, runs: Sequence[SeedRun], path: Path) -> None:
-    """Held-out success of every seed by model calls, as a PNG."""
+    """Plot held-out success of every seed by model calls, as a PNG."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,8 +1,8 @@
-"""Memory of a live rollout in an agents worker: the fold's state, half-way through its turns.
+"""Memory of a live rollout in an agents worker: the fold's state after half of its turns.
 
-A process of its own folds so many rollouts from encoded events, as a worker does, and leaves them
-open. The ceiling is the payload that they hold: what tokens, log-probabilities, versions and texts
-would take without any object around them.
+A separate process folds many rollouts from encoded events, as a worker does, and leaves them open.
+The ceiling is their payload: the bytes of tokens, log-probabilities, versions and texts without
+objects around them.
 """
 
 import gc
@@ -26,7 +26,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def live_rollout(settings: Settings, *, live: int = LIVE) -> Figure:
-    """Bytes of resident memory per open rollout."""
+    """Measure bytes of resident memory per open rollout."""
     del settings
     ran = subprocess.run(module(__name__, str(live)), stdout=subprocess.PIPE, check=True)
     measured = json.loads(ran.stdout)
@@ -37,7 +37,7 @@ def live_rollout(settings: Settings, *, live: int = LIVE) -> Figure:
 
 
 def fold(live: int) -> dict[str, float]:
-    """Open so many rollouts; return resident and payload bytes of one."""
+    """Open `live` rollouts; return resident and payload bytes of one."""
     player = load.Player(Codec(LocalRegistry()), TOKENS, Topics())
     _open(player, "warm")  # schemas are parsed and modules imported by now
     gc.collect()
@@ -59,7 +59,7 @@ def _open(player: load.Player, rollout_id: str) -> None:
 
 
 def payload_bytes(rollout: Rollout) -> int:
-    """What a rollout has to hold, bare: its request's texts, and tokens and texts of its turns."""
+    """Return a rollout's payload bytes: its request's texts, and its turns' tokens and texts."""
     request = rollout.request
     texts = [request.rollout_id, request.task.environment, request.task.environment_config]
     size = 0

@@ -1,7 +1,7 @@
-"""The rollouts that are measured: an environment and a policy that answer at once.
+"""The measured rollouts: an environment and a policy that answer at once.
 
-A turn is four records: call, answer, step, observation. Rollouts have 8 turns unless said
-otherwise; a token stands for four characters of text, an observation adds 32 tokens.
+A turn is four records: call, answer, step, observation. Rollouts have 8 turns by default; a token
+stands for four characters of text, an observation adds 32 tokens.
 """
 
 import json
@@ -42,11 +42,11 @@ SEEN = (
 )
 SEEN_TOKENS = 32
 PREPARED = 512
-"""Different answers in stock, so that batches do not compress better than real ones would."""
+"""The number of prepared answers, so that batches compress no better than real ones."""
 
 
 class Instant:
-    """An environment that always shows the same, and when it did so."""
+    """An environment with a constant observation and its time."""
 
     replayable = False
 
@@ -63,7 +63,7 @@ class Instant:
         return Observation(SEEN, terminated=self.left <= 0, info=_now())
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing, as there is nothing to release."""
 
 
 def _now() -> dict[str, object]:
@@ -71,7 +71,7 @@ def _now() -> dict[str, object]:
 
 
 def request(rollout_id: str, turns: int = TURNS) -> RolloutRequest:
-    """A rollout of so many turns."""
+    """Return a request with `turns` turns."""
     task = Task(
         environment="compose.benchmarks.load:Instant",
         environment_config=json.dumps({"turns": turns}),
@@ -81,7 +81,7 @@ def request(rollout_id: str, turns: int = TURNS) -> RolloutRequest:
 
 
 def answers(tokens: int, count: int = PREPARED) -> list[ModelAnswered]:
-    """Prepared answers of so many tokens, random but the same every time."""
+    """Return prepared answers of `tokens` tokens, random but reproducible."""
     draw = np.random.default_rng(7)
     letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", np.uint8)
 
@@ -104,13 +104,13 @@ def answers(tokens: int, count: int = PREPARED) -> list[ModelAnswered]:
 
 
 def script(tokens: int) -> Script:
-    """Answers any call at once, out of the stock."""
+    """Return a script that answers any call at once with a prepared answer."""
     stock = answers(tokens)
     return lambda call: stock[call.seed % len(stock)]
 
 
 class Player:
-    """Plays rollouts without a log: what the fold asks for is answered at once."""
+    """A player of rollouts without a log: the fold's commands are answered at once."""
 
     def __init__(self, codec: Codec, tokens: int, topics: Topics, partition: int = 0) -> None:
         self.codec = codec
@@ -121,7 +121,7 @@ class Player:
         self._requests = 0
 
     def play(self, request: RolloutRequest) -> Iterator[tuple[ModelCall | EnvironmentStep, bytes]]:
-        """Each command with the bytes of its answer, which is folded when the next is asked for."""
+        """Yield each command with its encoded answer, which is folded before the next one."""
         commands = self._fold(self._start(request)).commands
         while commands:
             (command,) = commands
@@ -130,7 +130,7 @@ class Player:
             commands = self._fold(written).commands
 
     def journal(self, request: RolloutRequest) -> Iterator[bytes]:
-        """All entries of a rollout's journal, each folded when the next is asked for."""
+        """Yield all entries of a rollout's journal, each folded before the next one."""
         written = self._start(request)
         while True:
             yield written
@@ -153,7 +153,7 @@ class Player:
         return self.folded.take(event, self._offset, NOW_MS)
 
     def answer(self, command: ModelCall | EnvironmentStep) -> Event:
-        """What a worker says to a command, at once."""
+        """Return a worker's answer to a command."""
         body = self._answer(command) if isinstance(command, ModelCall) else _stepped(command)
         return event_of(command, body, "bench")  # type: ignore[arg-type]
 
@@ -166,7 +166,7 @@ def _stepped(step: EnvironmentStep) -> EnvironmentStepped:
 
 
 def hops(codec: Codec, topics: Topics, tokens: int, rollout_id: str) -> list[bytes]:
-    """The values of one rollout's turns, as they would be on the log, in their order."""
+    """Return the values of one rollout's turns in their order on the log."""
     values = []
     for command, answer in Player(codec, tokens, topics).play(request(rollout_id)):
         values += [codec.encode(_topic(topics, command), command), answer]
@@ -181,4 +181,4 @@ HEADERS = tuple(
     hot_headers(kind, bytes(16))
     for kind in ("ModelCall", "ModelAnswered", "EnvironmentStep", "EnvironmentStepped")
 )
-"""Of the four hops, as long as real ones."""
+"""The headers of the four hops, as long as real ones."""

@@ -1,8 +1,8 @@
-"""Processes that are measured: `python -m compose.benchmarks.measured_process ROLE TOKENS [LIVE]`.
+"""The measured processes: `python -m compose.benchmarks.measured_process ROLE TOKENS [LIVE]`.
 
-Agents (also agents-2 and so on), models and environments are the workers of `rollcall worker`,
-the policy scripted, and hosts their environments with real agents; the echo roles are the ceiling,
-the avro roles the echo with Avro. Nothing is scored.
+Agents (also agents-2 and so on), models and environments are the workers of `rollcall worker` with
+a scripted policy, hosts is the environments worker with real agents; the echo roles are the
+ceiling, the avro roles the echo with Avro. Nothing is scored.
 """
 
 import sys

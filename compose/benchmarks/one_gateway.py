@@ -1,10 +1,10 @@
-"""A gateway with two sessions, whose model answers at once with what it was asked last.
+"""A gateway with two sessions, whose model answers at once with the last message.
 
     python -m compose.benchmarks.one_gateway
 
-Prints a line of JSON with its port and both keys; for each line on standard input another, with
-what it holds, or for the line "next" with the key of a new second session, when the one before it
-is closed. Ends with its input.
+Prints a line of JSON with its port and both keys; then for each line on standard input another,
+with its held bytes, or for the line "next" with the key of a new second session, after the earlier
+one is closed. Ends with its input.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ MOST_SAID = 1000
 
 
 def replied(ask: Ask) -> Reply:
-    """The last words of the ask; whatever else is asked is no model's."""
+    """Return the last message of a model ask; for other asks, the beginning of their text."""
     if ask.kind != "model":
         return StepReply(ask.d, ask.text[:MOST_SAID])
     if len(ask.messages[-1].content) > MOST_SAID:
@@ -34,7 +34,7 @@ def replied(ask: Ask) -> Reply:
 
 
 async def answer(line: GatewayLine) -> None:
-    """Reply to whatever is asked on the line."""
+    """Reply to all asks on the line."""
     while not line.over:
         for ask in line.asked():
             line.tell(replied(ask))

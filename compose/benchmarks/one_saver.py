@@ -1,10 +1,10 @@
-"""A process that trains, saves and publishes as a run does, and says how long each of it took.
+"""A process that trains, saves and publishes like a run, and reports the time of each part.
 
 `python -m compose.benchmarks.one_saver DIRECTORY SCRATCH STEPS GROUPS ANSWERS PROMPT ANSWER`: the
 real trainer on the in-memory log, with `publish = "bfloat16"`, `weights = "delta"`, `save =
-"async"` and `announce = "early"`; only the rollouts are made up. Every other step begins when the
-version before it is saved, so what a step takes with and without saving is seen side by side. The
-one line of standard output is a `Saved`, as JSON.
+"async"` and `announce = "early"`; only the rollouts are fakes. Every second step begins after the
+version before it is saved, so steps with and without saving are measured in the same run. The one
+line of standard output is a `Saved`, as JSON.
 """
 
 import json
@@ -40,41 +40,41 @@ from trainer.step import Learner
 POLICY, SCORING = "bench", "scoring"
 STALENESS = 2
 MICRO_BATCH_TOKENS = 512
-"""Of a recipe for a machine with little memory."""
+"""The size of micro batches, as in a recipe for a machine with little memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What was seen of a run."""
+    """The measurements of a run."""
 
     plain_s: tuple[float, ...]
-    """Steps beside which nothing was saved."""
+    """The times of steps without a save beside them."""
     period_s: tuple[float, ...]
-    """From the end of such a one to that of the next, while the first was saved."""
+    """The times from the end of such a step to that of the next, while the first was saved."""
     version_s: tuple[float, ...]
-    """From the end of a step to its version on the log, while the next was trained; of deltas."""
+    """The times from the end of a step to its delta's announcement, while the next was trained."""
     delta_bytes: tuple[int, ...]
     stall_s: tuple[float, ...]
-    """How long training stood still for saving, as each step's metrics say."""
+    """The times that training waited for saving, by each step's metrics."""
     peak_bytes: int
-    """The most that the process has held."""
+    """The peak memory of the process."""
     started_bytes: int
-    """What it held before it had a model."""
+    """The memory before the model was loaded."""
     weights_bytes: int
-    """Of the model in float32."""
+    """The size of the model in float32."""
     copy_s: float
-    """A copy of weights and moments."""
+    """The time of a copy of weights and moments."""
     digest_s: float
-    """One sha256 of what is published, on all cores."""
+    """The time of one sha256 of the published weights, on all cores."""
 
 
 @dataclass(eq=False)
 class TimedLearner:
-    """Notes when each step began and ended; all else is the learner's own."""
+    """A learner wrapped to record the beginning and end of each step."""
 
     learner: Learner
     spans: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """By version, in seconds."""
+    """The spans of steps by version, in seconds."""
 
     def step(self, samples: Sequence[Sample], *, version: int) -> dict[str, float]:
         began = time.time()
@@ -94,7 +94,7 @@ class TimedLearner:
 
 @dataclass(eq=False)
 class SavedRun:
-    """A run whose rollouts end as soon as they are asked for."""
+    """A run whose rollouts end as soon as they are requested."""
 
     directory: Path
     learner: Any
@@ -121,7 +121,7 @@ class SavedRun:
         )  # fmt: skip
 
     def train(self) -> None:
-        """To the end, and until all is announced; before every other step until all is saved."""
+        """Train to the end and announce all; before every second step, wait until all is saved."""
         saver = self.trainer.saver
         while not self.trainer.done():
             self._end_what_was_asked()
@@ -131,7 +131,7 @@ class SavedRun:
                 saver.stalled_s = 0.0  # no step waited for it
 
     def versions(self) -> dict[int, tuple[float, PolicyVersion]]:
-        """When each was announced, in seconds."""
+        """Return each version with the time of its announcement, in seconds."""
         found = {}
         for record in self.log.all(self.topics.versions):
             version = self.codec.decode(record.value, PolicyVersion)
@@ -139,7 +139,7 @@ class SavedRun:
         return found
 
     def stalls(self) -> list[float]:
-        """How long each step stood still for the one before it."""
+        """Return the time that each step waited for the save of the one before."""
         records = self.log.all(self.topics.train_steps)
         steps = (self.codec.decode(record.value, TrainStep) for record in records)
         return [step.metrics["save_stall_s"] for step in steps]
@@ -164,11 +164,11 @@ def config_of(shape: Shape, steps: int) -> LearnerConfig:
 
 
 def saved(directory: str, scratch: Path, steps: int, shape: Shape) -> Saved:
-    """So many steps without saving, and after each of them one with it."""
+    """Measure `steps` steps without saving, and after each of them one with it."""
     started_bytes = _held_bytes()
     config = config_of(shape, 2 * steps)
     learner = Learner(directory, config)
-    learner.step(samples_of(shape, learner.vocabulary))  # makes what later ones have
+    learner.step(samples_of(shape, learner.vocabulary))  # creates the optimiser state
     learner.steps_done = 0
     timed = TimedLearner(learner)
     run = SavedRun(scratch, timed, config, shape)
@@ -193,7 +193,7 @@ def saved(directory: str, scratch: Path, steps: int, shape: Shape) -> Saved:
 
 
 def _ceilings(learner: Learner) -> tuple[int, float, float]:
-    """Bytes of the weights; seconds of a copy of weights and moments, and of one digest."""
+    """Return bytes of the weights; seconds of a copy of weights and moments, and of a digest."""
     parameters = [parameter.detach() for parameter in learner.model.parameters()]
     began = time.perf_counter()
     for parameter in parameters:
@@ -214,7 +214,7 @@ def _held_bytes() -> int:
 
 def main(directory: str, scratch: str, steps: str, *sizes: str) -> None:
     out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is not for whoever reads the line
+    os.dup2(2, 1)  # output of libraries goes to stderr, not among the results
     torch.manual_seed(7)
     found = saved(directory, Path(scratch), int(steps), Shape(*map(int, sizes)))
     out.write(json.dumps(asdict(found)) + "\n")

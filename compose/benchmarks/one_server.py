@@ -1,4 +1,4 @@
-"""A models worker of real weights on an in-memory log: what it is told, asked, and waited for."""
+"""A models worker with real weights on an in-memory log, with methods to drive it."""
 
 from collections.abc import Iterable
 from concurrent.futures import Executor
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 POLICY = "bench"
 FAR_MS = 1 << 50
-"""A deadline that nothing here comes to."""
+"""A deadline that is never reached."""
 
 
 class OneServer:
-    """Serves the policy of a directory; `thread` reads weights beside the loop's."""
+    """A server of a directory's policy; `thread` reads weights beside the loop's thread."""
 
     def __init__(
         self,
@@ -43,29 +43,29 @@ class OneServer:
         self.loop = shop.models("models", self.engine, thread=thread)
 
     def announce(self, version: PolicyVersion) -> None:
-        """Tell it of a version."""
+        """Announce a version."""
         value = self.codec.encode(self.topics.versions, version)
         self.log.append(self.topics.versions, POLICY.encode(), value)
 
     def begin(self, version: PolicyVersion) -> None:
-        """Have it serve its first version before anything else."""
+        """Announce the first version, and run until it is served."""
         self.announce(version)
         while self.engine.version < 0:
             self.loop.turn(0.0)
 
     def send(self, calls: Iterable[ModelCall]) -> None:
-        """Put calls on the log."""
+        """Append calls to the log."""
         topic = self.topics.calls(POLICY)
         for call in calls:
             self.log.append(topic, call.rollout_id.encode(), self.codec.encode(topic, call))
 
     def at_work(self) -> bool:
-        """Whether it has calls in hand."""
+        """Return True if it has running calls."""
         return bool(self.loop.role.in_flight())
 
 
 def call_of(rollout_id: str, message: Message, tokens: int) -> ModelCall:
-    """The first call of a rollout that nobody has seen before; so many tokens are sampled."""
+    """Return the first call of a new rollout, which samples `tokens` tokens."""
     return ModelCall(
         rollout_id, 0, 0, 0, command_id(rollout_id, 0, 0, 0), rollout_id.encode(), 0, FAR_MS,
         "sample", POLICY, 0, (message,), Sampling(max_tokens=tokens), call_seed(rollout_id, 0, 0),
@@ -74,7 +74,7 @@ def call_of(rollout_id: str, message: Message, tokens: int) -> ModelCall:
 
 
 def announced(learner: "Learner", number: int, published: Published) -> PolicyVersion:
-    """What a trainer says of what it published."""
+    """Return a trainer's record of a published version."""
     canary, newest = learner.canary(), published.newest
     return PolicyVersion(
         POLICY, number, number - 1, "bench", number, newest.weights_digest, published.full,

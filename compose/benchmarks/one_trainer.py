@@ -1,8 +1,8 @@
-"""A process that takes optimiser steps on one made-up batch, as often as it is told to.
+"""A process that takes optimiser steps on one fake batch, on request.
 
 `python -m compose.benchmarks.one_trainer WHO DIRECTORY GROUPS ANSWERS PROMPT ANSWER`: WHO is
 `shared` or `rows`, our learner with that packing, or `trl`, its GRPO trainer. Each line of standard
-input is one step, each line of standard output what it took, as JSON.
+input starts one step, each line of standard output is its measurement, as JSON.
 """
 
 import atexit
@@ -36,7 +36,7 @@ LOGPROB = -5.0
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """So many groups, answers of each, tokens of a prompt and tokens of an answer."""
+    """The number of groups, answers of each, tokens of a prompt and tokens of an answer."""
 
     groups: int
     answers: int
@@ -45,7 +45,7 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Of all rows, prompts counted as often as they have answers."""
+        """The tokens of all rows; a prompt counts once per answer."""
         return self.groups * self.answers * (self.prompt + self.answer)
 
 
@@ -54,11 +54,11 @@ class StepTaken:
     wall_s: float
     cpu_s: float
     peak_bytes: int
-    """The most that the process has held so far."""
+    """The peak memory of the process so far."""
 
 
 def rows(shape: Shape, vocabulary: int) -> Iterator[tuple[NDArray[Any], NDArray[Any], float]]:
-    """The same batch for everybody: prompt, answer, and whether it was right."""
+    """Yield the same batch for all trainers: prompt, answer, and reward."""
     random = np.random.default_rng(7)
     for _ in range(shape.groups):
         prompt = random.integers(0, vocabulary, shape.prompt)
@@ -74,7 +74,7 @@ def ours(directory: str, shape: Shape, packing: str) -> Step:
 def learner_and_samples(
     directory: str, shape: Shape, packing: str
 ) -> "tuple[Learner, list[Sample]]":
-    """A learner at the learning rate of language models, and the batch."""
+    """Make a learner with the learning rate of language models, and the batch."""
     from trainer.config import LearnerConfig
     from trainer.step import Learner
 
@@ -87,7 +87,7 @@ def learner_and_samples(
 
 
 def samples_of(shape: Shape, vocabulary: int) -> list[Sample]:
-    """The batch, as a buffer hands it over."""
+    """Return the batch in the form of the trainer's buffer."""
     return [
         _sample(number, number // shape.answers, *row)
         for number, row in enumerate(rows(shape, vocabulary))
@@ -106,7 +106,7 @@ def scored_row(
     request: RolloutRequest, policy_id: str, prompt: NDArray[Any], answer: NDArray[Any],
     reward: float, version: int = 0,
 ) -> ScoredTrajectory:  # fmt: skip
-    """A rollout of one turn, as it comes to a trainer."""
+    """Return a scored rollout of one turn."""
     mask = [0] * len(prompt) + [1] * len(answer)
     sequence = Sequence(
         token_ids=pack_ids([*prompt.tolist(), *answer.tolist()]),
@@ -126,7 +126,7 @@ def scored_row(
 
 
 def trl(directory: str, shape: Shape) -> Step:
-    """TRL's loss, gradient and update as its trainer makes them, in float32, nothing recomputed."""
+    """Return a step of TRL: its trainer's loss, gradient and update, in float32, uncheckpointed."""
     trainer = _grpo_trainer(directory, shape)
     optimiser = trainer.create_optimizer()
     inputs = _grpo_inputs(shape, int(trainer.model.config.vocab_size))
@@ -142,7 +142,7 @@ def trl(directory: str, shape: Shape) -> Step:
 
 
 def _grpo_trainer(directory: str, shape: Shape) -> Any:
-    """TRL's, in float32; what it would keep goes when this process ends."""
+    """Make TRL's trainer, in float32; its files are removed when this process ends."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM
     from trl import GRPOConfig, GRPOTrainer
@@ -170,7 +170,7 @@ def _grpo_trainer(directory: str, shape: Shape) -> Any:
 
 
 def _grpo_inputs(shape: Shape, vocabulary: int) -> dict[str, torch.Tensor]:
-    """The batch of `rows` as `compute_loss` takes it."""
+    """Return the batch of `rows` in the form of `compute_loss`."""
     made = list(rows(shape, vocabulary))
     prompts = torch.from_numpy(np.stack([prompt for prompt, _, _ in made]))
     answers = torch.from_numpy(np.stack([answer for _, answer, _ in made]))
@@ -194,9 +194,9 @@ def measured(step: Step) -> StepTaken:
 
 def main(who: str, directory: str, *sizes: str) -> None:
     shape = Shape(*map(int, sizes))
-    torch.set_num_threads(1)  # so that a second of CPU is a second where nobody else is
+    torch.set_num_threads(1)  # so that CPU time equals wall time on an idle machine
     out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is not for whoever reads the steps
+    os.dup2(2, 1)  # output of libraries goes to stderr, not among the results
     step = trl(directory, shape) if who == "trl" else ours(directory, shape, who)
     for _ in sys.stdin:
         out.write(json.dumps(asdict(measured(step))) + "\n")

@@ -1,9 +1,9 @@
-"""What a model server that is asked for more than it can do still does that counts.
+"""The goodput of an overloaded model server.
 
-The groups on the in-memory log and a clock that only the benchmark moves. The server has room
-for so many calls at once and takes so long for each; so many rollouts are live that a call waits
-for a multiple of its timeout. The ceiling is what the server can do in that time: whatever it does
-beside what is counted was done for nobody.
+The groups run on the in-memory log with a simulated clock. The server has room for a fixed number
+of calls at once with a fixed time for each; so many rollouts are live that a call waits for a
+multiple of its timeout. The ceiling is the server's capacity in that time; the difference is
+wasted work.
 """
 
 from collections import Counter, deque
@@ -22,14 +22,14 @@ TOKENS = 64
 ROWS = 8
 SERVICE_S = 4.0
 RATE = ROWS / SERVICE_S
-"""Calls a second: with the default timeout of 120 s, 240 live rollouts are served in time."""
+"""The server's calls per second: at the default timeout of 120 s it serves 240 live rollouts."""
 WARM_S = 600
 WINDOW_S = 1800
 TURNS_A_SECOND = 3
 
 
 class PacedEngine(ScriptedEngine):
-    """Has room for a few calls; each takes its time, and the others wait in line."""
+    """An engine with room for a few calls, each with a fixed time; the others wait in a queue."""
 
     def __init__(self, clock: MovedClock) -> None:
         super().__init__(load.POLICY, load.script(TOKENS))
@@ -57,7 +57,7 @@ class PacedEngine(ScriptedEngine):
 
 
 class Overloaded:
-    """The groups, kept at so many live rollouts."""
+    """The groups, with a constant number of live rollouts."""
 
     def __init__(self, live: int) -> None:
         self.clock = MovedClock()
@@ -73,7 +73,7 @@ class Overloaded:
             self.inside.ask(load.request(f"{next(self._numbers):032x}"))
 
     def pass_by(self, seconds: int) -> Counter[str]:
-        """Let so much time pass; return what came of it."""
+        """Advance the clock by `seconds`; return the counts of that time."""
         before = self._came_to()
         for _ in range(seconds):
             self.clock.now += 1.0
@@ -83,7 +83,7 @@ class Overloaded:
         return self._came_to() - before
 
     def _came_to(self) -> Counter[str]:
-        """Answers written and answers that counted so far, and rollouts by how they ended."""
+        """Return answers written and answers that counted so far, and rollouts by their ends."""
         owned = self.inside.agents.owned.values()
         rollouts = [rollout for held in owned for rollout in held.journal.open.values()]
         conversations = [c for rollout in rollouts for c in rollout.attempt.conversations]
@@ -91,7 +91,7 @@ class Overloaded:
         return self.ended + Counter(counted=counting, written=self.engine.answered)
 
     def _replace_ended(self) -> None:
-        """Count the answers of rollouts that have ended, and ask for as many new ones."""
+        """Count the answers of rollouts that have ended, and request as many new ones."""
         topic = self.inside.topics.trajectories
         records, self._next = self.inside.log.read(topic, 0, self._next, 1_000_000)
         for record in records:
@@ -105,7 +105,7 @@ class Overloaded:
 
 
 def goodput(settings: Settings, times: float, *, window_s: int = WINDOW_S) -> Figure:
-    """Answers a second that count, where live rollouts want `times` what is served in time."""
+    """Measure counted answers per second at `times` the load that is served in time."""
     del settings
     live = round(times * RATE * load.request("").limits.call_timeout_s)
     world = Overloaded(live)

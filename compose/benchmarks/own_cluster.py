@@ -1,4 +1,4 @@
-"""A broker and a registry of one's own, and processes that are measured on them."""
+"""A temporary broker and registry, and measured processes on them."""
 
 import os
 import tempfile
@@ -32,9 +32,9 @@ WITHOUT_WAITING = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 @contextmanager
 def own_cluster(settings: Settings) -> Iterator[Cluster]:
-    """Broker, registry and topics in a folder that is removed afterwards; only jars are shared.
+    """Yield broker, registry and topics in a temporary folder; only the jars are shared.
 
-    Whatever ends this process ends them too.
+    They end with this process in any case.
     """
     with (
         tempfile.TemporaryDirectory(prefix="rollcall-bench-") as folder,
@@ -58,7 +58,7 @@ def processes(
 ) -> Iterator[dict[str, int]]:
     """Run `compose.benchmarks.measured_process` once per command; yields their pids by first word.
 
-    Raises ServicesError where one that is not doomed ended before its time.
+    Raises ServicesError if one that is not `doomed` ended early.
     """
     logs = logs_of(cluster)
     logs.mkdir(exist_ok=True)
@@ -84,12 +84,12 @@ def processes(
 
 
 def logs_of(cluster: Cluster) -> Path:
-    """Where the measured processes log, each to a file of its name."""
+    """Return the log folder of the measured processes, each with a file of its name."""
     return cluster.settings.state() / "bench"
 
 
 def _last_words(running: dict[str, ChildProcess], logs: Path, doomed: Collection[str]) -> str:
-    """What the processes that have ended said at last; empty while all live."""
+    """Return the ends of the logs of ended processes; empty while all live."""
     return "\n".join(
         f"{name} ended while it was measured; its last words:\n{last_lines(logs / f'{name}.log')}"
         for name, process in running.items()
@@ -98,7 +98,7 @@ def _last_words(running: dict[str, ChildProcess], logs: Path, doomed: Collection
 
 
 def cpu_s(pids: dict[str, int]) -> dict[str, float]:
-    """CPU seconds that each process has used."""
+    """Return the CPU seconds of each process."""
     used = {}
     for name, pid in pids.items():
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -108,7 +108,7 @@ def cpu_s(pids: dict[str, int]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A stretch of wall time in which something was counted."""
+    """A period of wall time with its counts."""
 
     seconds: float
     count: int
@@ -120,7 +120,7 @@ class Measurement:
 
 
 def together(first: Measurement, second: Measurement) -> Measurement:
-    """Two stretches as one."""
+    """Return two measurements as one."""
     cpu_s = Counter(first.cpu_s) + Counter(second.cpu_s)
     return Measurement(first.seconds + second.seconds, first.count + second.count, dict(cpu_s))
 
@@ -132,7 +132,7 @@ def measure(
     seconds: float,
     counts: Callable[[Record], bool],
 ) -> Measurement:
-    """Let a while pass, and count afterwards, by append time, what the topic was given in it."""
+    """Wait `seconds`, then count the records that were appended to the topic in that time."""
     watched = {**services_of(cluster), **pids}
     starts = cluster.admin.ends({topic: cluster.log.partitions(topic)})
     began, before = time.time(), cpu_s(watched)
@@ -146,7 +146,7 @@ def measure(
 
 
 def services_of(cluster: Cluster) -> dict[str, int]:
-    """The broker's pid."""
+    """Return the broker's pid."""
     endpoints = embedded.endpoints(cluster.settings.state())
     return {"broker": endpoints.kafka_pid} if endpoints else {}
 
@@ -154,7 +154,7 @@ def services_of(cluster: Cluster) -> dict[str, int]:
 def wait_for(
     condition: Callable[[], bool], what: str, pids: Iterable[int], timeout_s: float = 90.0
 ) -> None:
-    """Ask until it holds; raises TimeoutError, at once when a process of `pids` has ended."""
+    """Poll a condition; raises TimeoutError, at once if a process of `pids` has ended."""
     late = TimeoutError(f"{what}: not within {timeout_s:g} s")
 
     def holds() -> bool:
@@ -169,7 +169,7 @@ def wait_for(
 
 
 def publish(cluster: Cluster, requests: Iterable[RolloutRequest]) -> None:
-    """Publish requests, and wait until all are there."""
+    """Publish requests, and wait for their acks."""
     publisher = cluster.log.publisher()
     submitter = Submitter(publisher, cluster.codec, cluster.topics, "bench")
     for request in requests:
@@ -180,11 +180,11 @@ def publish(cluster: Cluster, requests: Iterable[RolloutRequest]) -> None:
 def await_records(
     cluster: Cluster, topic: str, count: int, pids: Mapping[str, int], timeout_s: float = 90.0
 ) -> None:
-    """Wait until a topic was given so many records."""
+    """Wait until a topic has `count` records."""
     partitions = {topic: cluster.log.partitions(topic)}
 
     def there() -> bool:
-        with suppress(Unavailable):  # leaders are still being chosen
+        with suppress(Unavailable):  # leader election is in progress
             return bool(sum(cluster.admin.ends(partitions).values()) >= count)
         return False
 
@@ -192,12 +192,12 @@ def await_records(
 
 
 def with_slots(settings: Settings, **slots: int) -> Settings:
-    """The same for a worker with so much room for environments that wait."""
+    """Return the settings with these slots for asynchronous environments."""
     table = settings.environments.model_copy(update={"slots": slots})
     return settings.model_copy(update={"environments": table})
 
 
 def cpu_shares(window: Measurement) -> str:
-    """CPU seconds by process, for people."""
+    """Return the CPU seconds by process as text."""
     shares = ", ".join(f"{name} {used:.1f}" for name, used in window.cpu_s.items())
     return f"CPU seconds: {shares}"

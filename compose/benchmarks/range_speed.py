@@ -1,11 +1,10 @@
-"""How fast a range of history is gone through: `rollcall export` and `rollcall rescore`.
+"""The speed of `rollcall export` and `rollcall rescore` over a range of history.
 
-One process, from a warm broker, no rate limit; the history is that of `scan`. An export is counted
-as `scan_records_per_s` is, so that the two can be compared: in records of the history, of which
-only trajectories and scores are read. Its ceiling is the bare read of these two topics: nothing
-decoded, no row made, no file written. A rescoring, by a scorer that gives every trajectory the
-same, lasts to the acks of the rewards it has written, and compares them with those that are there;
-its ceiling reads and decodes the same trajectories once.
+One process, a warm broker, no rate limit; the history is that of `scan`. An export counts like
+`scan_records_per_s`, so that the two can be compared: in records of the history, of which only
+trajectories and scores are read. Its ceiling is the bare read of these two topics, without
+decoding, rows and files. A rescoring, with a constant scorer, lasts until the acks of its rewards,
+and compares them with the existing ones; its ceiling reads and decodes the same trajectories once.
 """
 
 import resource
@@ -32,7 +31,7 @@ RESCORED = 6000
 
 
 def export_records_per_s(settings: Settings, *, rollouts: int = EXPORTED) -> Figure:
-    """Export so many rollouts of eight turns."""
+    """Measure an export of `rollouts` rollouts of eight turns."""
     with own_cluster(settings) as cluster, tempfile.TemporaryDirectory() as folder:
         fill(cluster, rollouts)
         topics = (cluster.topics.trajectories, cluster.topics.scored)
@@ -50,7 +49,7 @@ def export_records_per_s(settings: Settings, *, rollouts: int = EXPORTED) -> Fig
 
 
 def rescore_trajectories_per_s(settings: Settings, *, rollouts: int = RESCORED) -> Figure:
-    """Rescore so many rollouts of eight turns, 64 tokens each."""
+    """Measure a rescoring of `rollouts` rollouts of eight turns, 64 tokens each."""
     with own_cluster(settings) as cluster:
         fill(cluster, rollouts)
         bare_s, _ = timed(lambda: _decode(cluster))
@@ -61,7 +60,7 @@ def rescore_trajectories_per_s(settings: Settings, *, rollouts: int = RESCORED) 
 
 
 def same(trajectory: Trajectory) -> float:
-    """A scorer that costs nothing."""
+    """Score with a constant, at no cost."""
     del trajectory
     return 1.0
 
@@ -77,7 +76,7 @@ def _decode(cluster: Cluster) -> None:
 
 
 def _rescore(cluster: Cluster, rollouts: int, *, dry_run: bool) -> None:
-    """Raises ServicesError where what came of it is not what must."""
+    """Rescore all. Raises ServicesError for a wrong result."""
     rescorer = Rescorer([f"{__name__}:{same.__name__}"], dry_run=dry_run)
     rescoring = rescorer.rescore(cluster, Selection(cluster, Range()))
     compared = [agreement.agree for agreement in rescoring.agreements]

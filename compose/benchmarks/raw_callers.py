@@ -1,8 +1,8 @@
-"""Raw HTTP clients in the place of agents: `python -m compose.benchmarks.raw_callers`.
+"""Raw HTTP clients in place of agents: `python -m compose.benchmarks.raw_callers`.
 
-Nothing but sockets and JSON, so that what is measured is ours. One process has all of them: it is
-told of sessions on standard input, a line of JSON each, and says of each when it has ended, with
-the seconds that every call took.
+They use sockets and JSON only, so that our own code dominates the measurement. One process has all
+of them: it reads sessions from standard input, a line of JSON each, and prints a line when one has
+ended, with the seconds of every call.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ LIMIT_BYTES = 1 << 20
 
 
 async def converse(url: str, key: str, turns: int) -> list[float]:
-    """A conversation of so many calls over one connection; the seconds of each."""
+    """Have a conversation of `turns` calls over one connection; return the seconds of each."""
     place = urlsplit(url)
     reader, writer = await asyncio.open_connection(place.hostname, place.port, limit=LIMIT_BYTES)
     head = (
@@ -45,7 +45,7 @@ async def converse(url: str, key: str, turns: int) -> list[float]:
 
 
 async def _answer(reader: asyncio.StreamReader) -> Any:
-    """Raises ConnectionError for anything but an answer."""
+    """Read an answer. Raises ConnectionError for anything else."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = LENGTH.search(head)
     body = await reader.readexactly(int(length[1]) if length else 0)
@@ -55,7 +55,7 @@ async def _answer(reader: asyncio.StreamReader) -> Any:
 
 
 async def _session(told: Mapping[str, Any]) -> None:
-    """As many conversations side by side as the session has callers."""
+    """Run a session: one parallel conversation per caller."""
     callers = (converse(told["url"], told["key"], told["turns"]) for _ in range(told["callers"]))
     said: dict[str, Any] = {"id": told["id"], "code": 0}
     try:

@@ -1,8 +1,8 @@
-"""How fast a worker that takes a partition over knows again what was open in it.
+"""The speed at which a worker that takes over a partition restores its open rollouts.
 
-Recorded journal entries of many rollouts side by side are decoded and folded, their programs run
-against them, in one process and without a broker. The ceiling is the decoding alone. Both are done
-several times, in turns, and the quickest of each counts: the rest is the machine's other work.
+Recorded journal entries of interleaved rollouts are decoded and folded, with their programs run
+against them, in one process and without a broker. The ceiling is the decoding alone. Both are
+measured several times, alternately, and the quickest of each counts, to exclude other load.
 """
 
 import gc
@@ -28,7 +28,7 @@ ROUNDS = 5
 
 
 def refold(settings: Settings, *, rollouts: int = ROLLOUTS, rounds: int = ROUNDS) -> Figure:
-    """Journal entries folded a second."""
+    """Measure journal entries folded per second."""
     del settings
     codec = Codec(LocalRegistry())
     values = list(record(codec, rollouts))
@@ -54,7 +54,7 @@ def refold(settings: Settings, *, rollouts: int = ROLLOUTS, rounds: int = ROUNDS
 
 
 def record(codec: Codec, rollouts: int) -> Iterator[bytes]:
-    """The journal of so many rollouts from start to end, `LIVE` of them open at a time."""
+    """Yield the journal of `rollouts` whole rollouts, `LIVE` of them open at a time."""
     player = load.Player(codec, TOKENS, Topics())
     names = (f"{number:032x}" for number in range(rollouts))
     live = [player.journal(load.request(name)) for name in islice(names, LIVE)]
@@ -72,7 +72,7 @@ def record(codec: Codec, rollouts: int) -> Iterator[bytes]:
 
 
 def fold(codec: Codec, values: list[bytes]) -> Journal:
-    """What a new owner of the partition does; returns the journal as it knows it."""
+    """Fold a journal as a new owner of its partition does; return it."""
     journal = Journal(0, World(program_of, Random), "bench")
     for offset, value in enumerate(values):
         journal.take(codec.decode(value, Event), offset, load.NOW_MS, silent=True)

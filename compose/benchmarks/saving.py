@@ -1,14 +1,14 @@
-"""What saving and publishing a version costs a trainer of 135 million parameters.
+"""The cost of saving and publishing a version for a trainer of 135 million parameters.
 
 One process (`compose/benchmarks/one_saver.py`) trains on 64 rollouts that sample 32 tokens each,
-as a run does; every other step is taken beside nothing. All three figures are of it:
+like a run; every second step runs without a save beside it. All three figures are from it:
 
-`version_s`: from the end of a step to its version on the log, a delta of bfloat16, while the next
-batch is trained. The ceiling is one sha256 of what is published, on all cores.
-`checkpoint_stall_s`: how much later a step ends where the one before is saved. The ceiling is one
-copy of weights and moments; a note says the share of the step.
-`peak_trainer_bytes`: the most that the process has held. The ceiling is what it held before it had
-a model, with weights, gradients, two moments, and the bfloat16 weights that a delta is made from.
+`version_s`: the time from the end of a step to its version on the log, a bfloat16 delta, while the
+next batch is trained. The ceiling is one sha256 of the published weights, on all cores.
+`checkpoint_stall_s`: the delay of a step by the save of the one before. The ceiling is one copy of
+weights and moments; a note gives the share of the step.
+`peak_trainer_bytes`: the peak memory of the process. The ceiling is its memory before it had a
+model, plus weights, gradients, two moments, and the bfloat16 weights that a delta is made from.
 """
 
 import json
@@ -32,27 +32,27 @@ from schemas.errors import WorkFailed
 SHAPE = Shape(groups=8, answers=8, prompt=16, answer=32)
 STEPS = 5
 STATES = 4.5
-"""Weights, gradients and two moments in float32, and half of one in bfloat16."""
+"""The state in sizes of the float32 weights: weights, gradients, two moments, bfloat16 copy."""
 
 
 def version_s(settings: Settings) -> Figure:
-    """Raises LeftOut where the language model has not been fetched."""
+    """Measure seconds to a version; raises LeftOut without the language model."""
     return of_version(seen(language_model(), SHAPE, STEPS))
 
 
 def checkpoint_stall_s(settings: Settings) -> Figure:
-    """Raises LeftOut where the language model has not been fetched."""
+    """Measure seconds of stall by a save; raises LeftOut without the language model."""
     return of_stall(seen(language_model(), SHAPE, STEPS))
 
 
 def peak_trainer_bytes(settings: Settings) -> Figure:
-    """Raises LeftOut where the language model has not been fetched."""
+    """Measure peak memory; raises LeftOut without the language model."""
     return of_peak(seen(language_model(), SHAPE, STEPS))
 
 
 @lru_cache(maxsize=1)
 def seen(directory: Path, shape: Shape, steps: int) -> dict[str, Any]:
-    """What a process has seen (`one_saver.Saved`); asked again, the same run is told of."""
+    """Return the measurements of a process (`one_saver.Saved`); cached for the same arguments."""
     with TemporaryDirectory(prefix="rollcall-") as scratch:
         sizes = (steps, shape.groups, shape.answers, shape.prompt, shape.answer)
         words = module("compose.benchmarks.one_saver", str(directory), scratch)

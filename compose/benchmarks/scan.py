@@ -1,7 +1,7 @@
-"""How fast `rollcall verify` reads: records a second in one process, from a warm broker.
+"""The speed of `rollcall verify`: records per second in one process, from a warm broker.
 
-The log is that of whole rollouts of the workload, trajectories and scores included. The ceiling is
-the bare read of the same topics: no header looked at, nothing decoded, folded or joined.
+The log has whole rollouts of the workload, with trajectories and scores. The ceiling is the bare
+read of the same topics, without headers, decoding, folding or joining.
 """
 
 import resource
@@ -41,14 +41,14 @@ from schemas.topics import Topics
 ROLLOUTS = 6000
 TOKENS = 64
 RECORDS = 39
-"""Of one rollout: request, start, 17 commands and their answers, end, trajectory, score."""
+"""The records of a rollout: request, start, 17 commands and answers, end, trajectory, score."""
 AT_MS = 1_750_000_000_000
 FLUSH_EVERY = 200
 FLUSH_S = 60.0
 
 
 def records_per_s(settings: Settings, *, rollouts: int = ROLLOUTS) -> Figure:
-    """Audit so many rollouts of eight turns."""
+    """Measure an audit of `rollouts` rollouts of eight turns."""
     with own_cluster(settings) as cluster:
         fill(cluster, rollouts)
         bare_s, read = timed(lambda: _read(cluster.log, cluster.topics))
@@ -63,13 +63,13 @@ def records_per_s(settings: Settings, *, rollouts: int = ROLLOUTS) -> Figure:
 
 
 def _read(log: Log, topics: Topics) -> int:
-    """Read and look at nothing; return how many records there are."""
+    """Read all records without decoding; return their number."""
     names = [name for name in log.topic_names() if name.startswith(topics.prefix)]
     return sum(1 for _ in read_all(log, names, most=MOST))
 
 
 def fill(history: History, rollouts: int) -> None:
-    """Write whole rollouts; trajectories last, for they hold the log's own times."""
+    """Write whole rollouts; trajectories last, as they contain times of the log."""
     publisher = history.log.publisher(bulk=True)
     writer = Writer(history, publisher)
     for number in range(rollouts):
@@ -100,7 +100,7 @@ def _journal(partition: int) -> Journal:
 
 
 class Writer:
-    """Writes what workers would write about rollouts in which nothing goes wrong."""
+    """A writer of the records of rollouts without failures."""
 
     def __init__(self, history: History, publisher: Publisher) -> None:
         self.codec, self.topics = history.codec, history.topics
@@ -114,7 +114,7 @@ class Writer:
         self.scored_at = [count() for _ in range(partitions)]
 
     def rollout(self, number: int) -> None:
-        """Request, journal and commands of one rollout."""
+        """Write request, journal and commands of one rollout."""
         partition = number % len(self.journals)
         request = load.request(f"{number:032x}")
         at = next(self.requests[partition])
@@ -145,7 +145,7 @@ class Writer:
         self._send(topic, command.rollout_id, command, partition, headers)
 
     def outcome(self, trajectory: Trajectory) -> None:
-        """The trajectory of a rollout, and what a scorer makes of it."""
+        """Write the trajectory of a rollout, and its score."""
         partition, key = trajectory.journal_partition, trajectory.rollout_id
         headers = full_headers("Trajectory", key, "bench", key, key)
         self._send(self.topics.trajectories, key, trajectory, partition, headers)

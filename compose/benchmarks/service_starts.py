@@ -1,7 +1,7 @@
-"""How long `rollcall up` takes, with and without a filled cache.
+"""The time of `rollcall up`, with and without a filled cache.
 
-The ceiling is the slower of broker and registry, each started alone and unhurried by the other,
-from its process's start to its first answer: no download, no format, no locks.
+The ceiling is the slower of broker and registry, each started alone, from its process's start to
+its first answer: no download, no format, no locks.
 """
 
 import shutil
@@ -28,7 +28,7 @@ GRACE_S = 30.0
 
 
 def up_cold(settings: Settings) -> Figure:
-    """From nothing at all: an empty cache, everything downloaded, a log formatted."""
+    """Measure a start with an empty cache: everything is downloaded, and a log is formatted."""
     del settings
     with _folder() as (folder, threads):
         cache, state = folder / "cache", folder / "state"
@@ -41,7 +41,7 @@ def up_cold(settings: Settings) -> Figure:
 
 
 def up_warm(settings: Settings) -> Figure:
-    """After a `down`: everything is in the cache, the log is there. The median of three."""
+    """Measure a start after `down`, with a full cache and an existing log: the median of three."""
     cache = settings.cache()
     with _folder() as (folder, threads):
         state = folder / "state"
@@ -59,7 +59,7 @@ def up_warm(settings: Settings) -> Figure:
 
 @contextmanager
 def _folder() -> Iterator[tuple[Path, Executor]]:
-    """A folder in which whatever was put up is taken down again; threads that it lives by."""
+    """Yield a folder whose services are stopped at the end, and the threads that start them."""
     folder = Path(tempfile.mkdtemp(prefix="rollcall-bench-"))
     try:
         with ThreadPoolExecutor(len(embedded.NAMES)) as threads:
@@ -74,7 +74,7 @@ def _up(state: Path, cache: Path, threads: Executor) -> float:
 
 
 def _alone(state: Path, cache: Path) -> float:
-    """The slower of the two services of a state directory, one after the other."""
+    """Return the seconds of the slower service of a state directory, each started alone."""
     home = state.absolute() / "services"
     ports = iter([free_port(()) for _ in range(4)])
     kafka = KafkaBroker(home / "kafka", next(ports), next(ports), cache, answers, {})
@@ -85,7 +85,7 @@ def _alone(state: Path, cache: Path) -> float:
 
 
 def _start(service: Service) -> float:
-    """Seconds from one process's start to its first answer."""
+    """Return the seconds from one process's start to its first answer."""
     command = service.prepare()
     began = time.monotonic()
     process = spawn(command, service.home / "alone.log", directory=service.home)

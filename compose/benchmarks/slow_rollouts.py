@@ -1,8 +1,8 @@
-"""Rollouts that take their time: a policy and an environment with a long tail, by seed.
+"""Slow rollouts: a policy and an environment with long-tailed latencies, by seed.
 
 An answer takes a log-normal time (sigma 1), and so does an action, of which 5 % are stragglers that
-take ten times as long. How long is a function of the call's seed and of what was answered: whoever
-plays the same rollouts waits for the same, in whatever order they are played.
+take ten times as long. The time is a function of the call's seed and of the answer, so the same
+rollouts have the same latencies in any order.
 """
 
 import asyncio
@@ -19,20 +19,20 @@ from schemas.messages import Limits, ModelCall, RolloutRequest, Task
 POLICY = "slow"
 TURNS = 4
 MEDIAN_S = 0.1
-"""Of an answer, and of an action that is no straggler."""
+"""The median time of an answer, and of an action that is no straggler."""
 SIGMA = 1.0
 STRAGGLERS, STRAGGLE = 0.05, 10.0
 
 
 def latency_s(*place: object, stragglers: float = 0.0, median_s: float = MEDIAN_S) -> float:
-    """Seconds, log-normal; the same for the same place for ever."""
+    """Return log-normal seconds; the same for the same arguments."""
     draw = Random(digest(*place))
     slow = STRAGGLE if draw.random() < stragglers else 1.0
     return slow * median_s * math.exp(SIGMA * draw.gauss(0.0, 1.0))
 
 
 class SlowEngine(ScriptedEngine):
-    """Answers each call after its time; any number of them side by side."""
+    """An engine that answers each call after its latency, any number of them in parallel."""
 
     def __init__(self, median_s: float = MEDIAN_S) -> None:
         super().__init__(POLICY, lambda call: f"{call.seed:x}")
@@ -57,7 +57,7 @@ class SlowEngine(ScriptedEngine):
 
 
 class SlowEnvironment:
-    """Shows the same after each action, some time later."""
+    """An environment with a constant observation, returned after a latency."""
 
     replayable = True
 
@@ -75,11 +75,11 @@ class SlowEnvironment:
         return Observation(f"turn {self.taken}", terminated=self.taken >= self.turns)
 
     async def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing, as there is nothing to release."""
 
 
 def template(run_id: str, median_s: float = MEDIAN_S) -> RolloutRequest:
-    """What the rollouts of a run share."""
+    """Return the common part of a run's requests."""
     task = Task(
         environment="compose.benchmarks.slow_rollouts:SlowEnvironment",
         environment_config=f'{{"median_s": {median_s}}}',

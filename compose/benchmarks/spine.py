@@ -1,10 +1,10 @@
-"""Turns a second and the time of one turn, of real worker processes on a real broker.
+"""Turns per second and the time of one turn, of real worker processes on a real broker.
 
 Agents, models, environments; requests, trajectories and commits are part of the work, scoring is
-not. The ceiling is the four hops of `echo` on the same broker, half of it directly before and half
-directly afterwards, for a shared machine is not as fast as it was a minute ago; the same with Avro
-tells how much of the distance is reading and writing records. That one comes first, for it is no
-bar: a young broker takes up to twice the CPU for a record, and whoever is first pays that.
+not. The ceiling is the four hops of `echo` on the same broker, half measured directly before and
+half directly afterwards, as the speed of a shared machine drifts; the same with Avro shows which
+part of the difference is encoding and decoding. The latter comes first, as it is not the ceiling: a
+new broker takes up to twice the CPU per record, which the first measurement includes.
 """
 
 import json
@@ -38,18 +38,18 @@ LIVE = 4000
 WARM_S = 10.0
 WINDOW_S = 15.0
 AHEAD = 36_000
-"""Requests published before the workers start; running out of them fails the measurement."""
+"""The requests published before the workers start; running out of them is a failure."""
 ROLES = ("agents", "models", "environments")
 CREW = ("agents", "agents-2", "models", "environments")
-"""Of an agents worker a turn asks as much as of all others together, so two share the rollouts."""
+"""The workers; a turn costs agents as much as all others together, so there are two of them."""
 ALONE = 50
-"""Rollouts of 8 turns, one live at a time: 400 turns."""
+"""The number of rollouts of 8 turns, one live at a time: 400 turns."""
 WARMING = 100
-"""Of them, before any is measured."""
+"""The number of rollouts before the measurement."""
 
 
 class Windows(NamedTuple):
-    """Of one run, one after the other on the same broker."""
+    """The measurements of one run, one after the other on the same broker."""
 
     avro: Measurement
     workers: Measurement
@@ -57,9 +57,9 @@ class Windows(NamedTuple):
 
 
 class Turns:
-    """Turns of so many tokens, so many rollouts live at all times.
+    """Turns with a fixed number of tokens, and a constant number of live rollouts.
 
-    They are measured when a figure is first asked for: all figures are of one run.
+    They are measured on first use: all figures are from one run.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -67,13 +67,13 @@ class Turns:
         self.measured: Windows | None = None
 
     def per_second(self, settings: Settings) -> Figure:
-        """Turns a second, beside those that the echo goes round."""
+        """Return turns per second, against those of the echo."""
         avro, workers, echo_ = self._windows(settings)
         notes = (_note("workers", workers), _note("echo", echo_), _note("echo with Avro", avro))
         return Figure(workers.rate, "turns/s", echo_.rate, notes=notes)
 
     def us_per_hop(self, settings: Settings) -> Figure:
-        """Microseconds of CPU for a hop, in all processes together, the broker's among them."""
+        """Return microseconds of CPU per hop, over all processes including the broker."""
         _, workers, echo_ = self._windows(settings)
         return Figure(_us_per_hop(workers), "us", _us_per_hop(echo_), lower_is_better=True)
 
@@ -100,7 +100,7 @@ class Turns:
         return Windows(avro, workers, together(before, after))
 
     def _echo(self, cluster: Cluster, kind: str, seconds: float) -> Measurement:
-        """The turns that go round, with Avro or without."""
+        """Measure the turns of the echo, with Avro or without."""
         topic, tokens = echo.topics_of(cluster, kind).events, str(self.tokens)
         with processes(cluster, *([f"{kind}-{r}", tokens, str(LIVE)] for r in ROLES)) as pids:
             await_records(cluster, topic, 4 * LIVE, pids)
@@ -109,29 +109,29 @@ class Turns:
 
 
 class TurnTimes:
-    """The times of turns, one rollout live, told by its environment's clock.
+    """The times of turns, one rollout live, by its environment's clock.
 
-    They are measured when a figure is first asked for: all figures are of one run. Half of the
-    turns come before the echo's and half after it, behind a broker that is warm: it takes twice the
-    CPU for a record in its first half minute, and whoever is first would pay that.
+    They are measured on first use: all figures are from one run. Half of the turns come before the
+    echo's and half after it, on a warm broker: in its first half minute it takes twice the CPU per
+    record, which the first measurement would include.
     """
 
     def __init__(self, rollouts: int = ALONE, tokens: int = 64) -> None:
         self.rollouts, self.tokens = rollouts, tokens
         self.measured: dict[str, list[float]] = {}
-        """Milliseconds of each turn of the workers, and of the echo."""
+        """The milliseconds of each turn of the workers, and of the echo."""
 
     def median(self, settings: Settings) -> Figure:
-        """Half of the turns take no longer."""
+        """Return the median time of a turn."""
         figure = self._figure(settings, "ms", lambda spans: _quantile(spans, 50))
         return replace(figure, notes=tuple(_quantiles(*each) for each in self.measured.items()))
 
     def p99(self, settings: Settings) -> Figure:
-        """One turn of a hundred takes longer."""
+        """Return the p99 time of a turn."""
         return self._figure(settings, "ms", lambda spans: _quantile(spans, 99))
 
     def tail(self, settings: Settings) -> Figure:
-        """The p99 over the median: what stalls a live rollout now and then shows here."""
+        """Return p99 over median, which shows occasional stalls of a live rollout."""
         return self._figure(settings, "x", tail)
 
     def _figure(self, settings: Settings, unit: str, of: Callable[[list[float]], float]) -> Figure:
@@ -155,12 +155,12 @@ class TurnTimes:
 
 
 def warm_up(cluster: Cluster, tokens: int) -> None:
-    """Let a young broker compile what it does for every record."""
+    """Warm up a new broker, so that its per-record code is compiled."""
     native_turns(cluster, tokens, WARMING)
 
 
 def native_turns(cluster: Cluster, tokens: int, rollouts: int) -> list[float]:
-    """Milliseconds of each turn of so many rollouts more, one live at a time."""
+    """Return the milliseconds of each turn of further rollouts, one live at a time."""
     topic, ended = cluster.topics.events, cluster.topics.trajectories
     starts = cluster.admin.ends({topic: cluster.log.partitions(topic)})
     before = sum(cluster.admin.ends({ended: cluster.log.partitions(ended)}).values())
@@ -177,7 +177,7 @@ def submit(cluster: Cluster, numbers: Iterable[int], turns: int = load.TURNS) ->
 
 
 def check_ahead(cluster: Cluster) -> None:
-    """Rollouts could only be kept live as long as there were requests. Raises ServicesError."""
+    """Raise ServicesError if the prepared requests ran out during the measurement."""
     requests, group = cluster.topics.requests, cluster.topics.group("agents")
     ends = cluster.admin.ends({requests: cluster.log.partitions(requests)})
     taken = cluster.log.committed(group, requests)
@@ -191,7 +191,7 @@ def is_answer(record: Record) -> bool:
 
 
 def _shown(cluster: Cluster, records: Iterable[Record]) -> list[tuple[bytes | None, int]]:
-    """Whose observation each was, and when its environment showed it."""
+    """Return the rollout and time of each observation."""
     shown = []
     for record in records:
         body = cluster.codec.decode(record.value, Event).body
@@ -202,13 +202,13 @@ def _shown(cluster: Cluster, records: Iterable[Record]) -> list[tuple[bytes | No
 
 
 def _spans(shown: Iterable[tuple[bytes | None, int] | None]) -> list[float]:
-    """Milliseconds from one observation of a rollout to its next."""
+    """Return the milliseconds from each observation of a rollout to its next."""
     seen = sorted(s for s in shown if s is not None)
     return [(b[1] - a[1]) / 1e6 for a, b in pairwise(seen) if a[0] == b[0]]
 
 
 def _note(what: str, window: Measurement) -> str:
-    """CPU per process and per record, for people."""
+    """Return the CPU per process and per record as text."""
     return (
         f"{what}: {window.rate:,.0f} turns/s over {window.seconds:.1f} s; {cpu_shares(window)}; "
         f"{_us_per_hop(window):.0f} us of CPU per hop, all processes together"
@@ -224,7 +224,7 @@ def _quantile(spans: list[float], percent: int) -> float:
 
 
 def tail(spans: list[float]) -> float:
-    """How many times the median the p99 is."""
+    """Return the ratio of p99 and median."""
     return _quantile(spans, 99) / _quantile(spans, 50)
 
 

@@ -1,6 +1,6 @@
-"""`rollcall bench`: each figure beside a ceiling that was measured in the same run.
+"""`rollcall bench`: each figure with a ceiling that was measured in the same run.
 
-A ceiling is what this machine can do at best without our code: the same records echoed by bare
+A ceiling is the best that this machine can do without our code: the same records echoed by bare
 clients, the payload without the objects around it, the services' processes alone.
 """
 
@@ -104,9 +104,9 @@ BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
 
 
 def run_benchmarks(names: list[str], settings: Settings, json: Path | None) -> None:
-    """Run those that are named, or all; raises Refused before any runs, and in the end what the
-    first one raised that could not be measured: the others are measured all the same. Where all
-    are run, those for which something is missing here are left out, and that is no failure.
+    """Run the named benchmarks, or all. Raises Refused before any runs, and at the end the first
+    error of one that failed, after all others have run. If all are run, those with missing
+    requirements are left out, which is no failure.
     """
     for name in names:
         if name not in BENCHMARKS:
@@ -140,7 +140,7 @@ def run_benchmarks(names: list[str], settings: Settings, json: Path | None) -> N
 
 
 def plain(figures: Mapping[str, Figure]) -> dict[str, dict[str, float | str]]:
-    """The figures as they are written to the file."""
+    """Return the figures as plain values for the file."""
     return {
         name: {
             "value": round(figure.value, 3),
@@ -153,7 +153,7 @@ def plain(figures: Mapping[str, Figure]) -> dict[str, dict[str, float | str]]:
 
 
 def table(figures: Mapping[str, Figure]) -> Table:
-    """The figures for people."""
+    """Return the figures as a table."""
     shown = Table("benchmark", "value", "ceiling", "unit", "ratio")
     for column in (1, 2, 4):
         shown.columns[column].justify = "right"

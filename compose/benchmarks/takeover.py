@@ -1,8 +1,8 @@
-"""A worker that holds 10,000 live rollouts is killed: how long until every one of them goes on.
+"""The takeover of 10,000 live rollouts whose worker is killed, until every one continues.
 
-Counted from the moment when its heir is given the first journal partition, which is when the group
-has noticed, to the append time of the last rollout's next entry. The ceiling is what nobody could
-save: reading and decoding the journal as it stood, in one process.
+The time counts from the assignment of the first journal partition to the successor, when the group
+has noticed, to the append time of the last rollout's next entry. The ceiling is the unavoidable
+part: reading and decoding the journal of that time, in one process.
 """
 
 import json
@@ -31,15 +31,15 @@ from schemas.messages import Event
 LIVE = 10_000
 TOKENS = "64"
 TURNS = 24
-"""More than the workers manage while they are measured, so that all rollouts stay open."""
+"""The turns of a rollout, more than the workers manage, so that all rollouts stay open."""
 READ = 5
-"""Entries of each rollout in the journal, on average, when the worker is killed."""
+"""The mean number of journal entries per rollout when the worker is killed."""
 ENDS = {b"RolloutFinished", b"RolloutRefused", b"RolloutCancelled", b"DeadlinePassed"}
 VICTIM, HEIR = "agents", "agents-2"
 
 
 def kill(settings: Settings, *, live: int = LIVE) -> Figure:
-    """Seconds from the group's notice until all rollouts have gone on."""
+    """Measure seconds from the group's notice until all rollouts have continued."""
     agents = settings.agents.model_copy(update={"max_live": live + live // 4})
     with own_cluster(settings.model_copy(update={"agents": agents})) as cluster:
         submit(cluster, range(live), turns=TURNS)
@@ -63,7 +63,7 @@ def kill(settings: Settings, *, live: int = LIVE) -> Figure:
 
 
 class _Reading:
-    """The journal, read while the heir works: who was open at the notice, and who went on."""
+    """The journal, read while the successor works: rollouts open at the notice, and continued."""
 
     def __init__(self, cluster: Cluster, noticed_ms: int) -> None:
         self.noticed_ms = noticed_ms
@@ -101,7 +101,7 @@ class _Reading:
 
 
 def noticed_at(log: Path, topic: str) -> float:
-    """When the heir was given its first partition of a topic, as its log says; 0 before that."""
+    """Return the time of the successor's first partition of a topic, by its log; 0 before."""
     for line in log.read_text().splitlines():
         word = json.loads(line) if line.startswith("{") else {}
         if (word.get("event"), word.get("topic")) == ("partition_assigned", topic):
@@ -110,7 +110,7 @@ def noticed_at(log: Path, topic: str) -> float:
 
 
 def _decode(cluster: Cluster, until_ms: int) -> None:
-    """Read and decode the journal as it stood at that time."""
+    """Read and decode the journal up to that time."""
     for record in read_all(cluster.log, [cluster.topics.events], most=5000):
         if record.timestamp_ms < until_ms:
             cluster.codec.decode(record.value, Event)

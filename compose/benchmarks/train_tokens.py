@@ -1,9 +1,9 @@
-"""Tokens a second of a core in an optimiser step, beside the same step of TRL's GRPO trainer.
+"""Tokens per second of a core in an optimiser step, against the same step of TRL's GRPO trainer.
 
-One batch, three processes (`compose/benchmarks/one_trainer.py`): our learner with what rows share
-computed once, with rows apart, and TRL. One after the other, since each holds gigabytes;
-each is told by the CPU of its quickest step on one thread, and all tokens of all rows count, shared
-or not. Where TRL is not installed the ceiling is our rows apart, and a note says so.
+One batch, three processes (`compose/benchmarks/one_trainer.py`): our learner with shared prefixes
+computed once, with separate rows, and TRL. They run one after the other, since each holds
+gigabytes; the CPU time of the quickest step on one thread counts, and all tokens of all rows,
+shared or not. If TRL is not installed, the ceiling is our separate rows, and a note says so.
 """
 
 import json
@@ -33,12 +33,12 @@ WITHOUT_TRL = "TRL is not installed (`pip install 'rollcall[trl]'`): the ceiling
 
 
 def train_tokens_per_s(settings: Settings, shape: Shape = LANGUAGE) -> Figure:
-    """Of the language model; raises LeftOut where it has not been fetched."""
+    """Measure the language model; raises LeftOut if it has not been fetched."""
     return compared(language_model(), shape, TURNS)
 
 
 def train_tokens_per_s_lake(settings: Settings, turns: int = 20) -> Figure:
-    """Of the demo's policy, whose steps are too short for more than what surrounds them."""
+    """Measure the demo's policy, whose steps are so short that overhead dominates."""
     with TemporaryDirectory(prefix="rollcall-") as scratch:
         lay_policy(load_recipe("lake-any-start")[0].policy, Path(scratch) / "lake", seed=7)
         return compared(Path(scratch) / "lake", LAKE, turns)
@@ -52,7 +52,7 @@ def compared(directory: Path, shape: Shape, turns: int) -> Figure:
 
 
 def figure(shape: Shape, taken: Mapping[str, Sequence[StepTaken]]) -> Figure:
-    """What the steps of each come to; those of "trl" are the ceiling if there are any."""
+    """Return the figure of the steps of each; those of "trl" are the ceiling if there are any."""
     speed = {name: shape.tokens / min(s.cpu_s for s in steps) for name, steps in taken.items()}
     notes = [
         f"{name}: {speed[name]:,.0f} tokens/s, {min(s.wall_s for s in steps):.2f} s a step here, "
@@ -66,7 +66,7 @@ def figure(shape: Shape, taken: Mapping[str, Sequence[StepTaken]]) -> Figure:
 
 
 def steps_of(who: str, directory: Path, shape: Shape, turns: int) -> list[StepTaken]:
-    """Steps of a process of their own, but for its first: that makes what later ones have."""
+    """Return the steps of a new process without its first, which creates the optimiser state."""
     sizes = map(str, (shape.groups, shape.answers, shape.prompt, shape.answer))
     words = module("compose.benchmarks.one_trainer", who, str(directory), *sizes)
     environment = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1"}

@@ -1,9 +1,9 @@
-"""What a long rollout costs the log: one of 100 turns that ends with 32,768 tokens.
+"""The bytes of a long rollout on the wire: one of 100 turns that ends with 32,768 tokens.
 
-All groups, scoring included, play it on the in-memory log. Then its records are sent through our
-own clients, each alone, to a broker that the client library plays itself, and what leaves the
-socket is counted, requests around the records included. The ceiling is what has to be said once:
-the text of every message, and of every token what training needs of it.
+All groups, including scoring, play it on the in-memory log. Then its records are sent through our
+own clients, each alone, to the client library's mock broker, and the bytes that leave the socket
+are counted, including protocol requests. The ceiling is the necessary data: the text of every
+message, and the training data of every token.
 """
 
 import json
@@ -28,9 +28,9 @@ from schemas.messages import Limits, ModelAnswered, ModelCall, RolloutRequest, T
 TOKENS = 32_768
 TURNS = 100
 CHARS = 4
-"""Of text, a token."""
+"""The characters of text per token."""
 PER_TOKEN = 4 + 1 + 4 + 4 + 1
-"""Bytes of id, mask, log-probability, version and policy."""
+"""The bytes of id, mask, log-probability, version and policy."""
 
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz     "
@@ -40,7 +40,7 @@ STATISTICS_MS = 10
 
 
 class Wordy:
-    """An environment that shows as many characters as it is told."""
+    """An environment whose observations have a fixed length."""
 
     replayable = False
 
@@ -58,14 +58,14 @@ class Wordy:
         return Observation(self._words(), reward=1.0, terminated=self.left <= 0)
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing, as there is nothing to release."""
 
     def _words(self) -> str:
         return "".join(self.random.choices(LETTERS, k=self.chars))
 
 
 class Fluent:
-    """Answers with so many tokens to so many new ones, random but the same every time."""
+    """A policy with answers of fixed length, random but reproducible."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
@@ -86,7 +86,7 @@ class Fluent:
 
 
 def bytes_of_a_rollout(settings: Settings, *, tokens: int = TOKENS, turns: int = TURNS) -> Figure:
-    """Bytes of all records that a rollout of so many tokens in so many turns gives rise to."""
+    """Measure the bytes of all records of a rollout with `tokens` tokens in `turns` turns."""
     del settings
     half = tokens // turns // 2
     inside = Inside(ScriptedEngine(load.POLICY, Fluent(half)), MovedClock())
@@ -112,7 +112,7 @@ def _note(topic: str, sent: int, records: Sequence[Record]) -> str:
 
 
 def _sent(records: Sequence[Record], *, bulk: bool) -> int:
-    """The bytes that leave the client for these records, one after the other."""
+    """Return the bytes that the client sends for these records, one after the other."""
     statistics: list[str] = []
     played = {
         "test.mock.num.brokers": 1,

@@ -1,1 +1,1 @@
-"""`rollcall chaos`: a workload, faults from a seeded schedule, and what the log says afterwards."""
+"""`rollcall chaos`: a workload, faults from a seeded schedule, and an audit of the log."""

@@ -1,7 +1,7 @@
-"""Another release, laid out so that its workers can run beside ours, on one log.
+"""Another release, unpacked so that its workers can run beside ours on one log.
 
-Its packages stand in a folder of their own, which goes before ours on their path; what they depend
-on is what is installed here.
+Its packages are in a separate folder, which comes before ours on their path; their dependencies
+are those installed here.
 """
 
 import os
@@ -16,7 +16,7 @@ from schemas.errors import Refused
 
 
 def unpack(wheel: Path, directory: Path) -> Path:
-    """Install a wheel of ours into a new folder; raises Refused for what is none."""
+    """Unpack a wheel of ours into a new folder; raises Refused if it is none."""
     install = ["install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
     done = subprocess.run(
         [sys.executable, "-m", "pip", *install, "--target", str(directory), str(wheel)],
@@ -35,7 +35,7 @@ def unpack(wheel: Path, directory: Path) -> Path:
 
 
 def provision(release: Path, cluster: Cluster, policies: Sequence[str]) -> None:
-    """Have another release make its topics and register its schemas, as it did before ours came.
+    """Have another release make its topics and register its schemas, before ours does.
 
     Raises ServicesError.
     """

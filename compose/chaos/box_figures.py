@@ -1,7 +1,7 @@
-"""What became of the workload's shells, told from the log, and what is left of their boxes.
+"""Figures of the workload's shells, from the log, and the remains of their boxes.
 
-What a shell shows tells every command that was ever run in it. So a box that died, and was rebuilt
-from the commands so far, shows whether each was run in it once and in its order.
+A shell's output shows every command that was ever run in it. So a box that died, and was rebuilt
+from the commands so far, shows if each was run in it once and in order.
 """
 
 from dataclasses import dataclass, field
@@ -14,24 +14,24 @@ from sandbox.boxes.box import BOX_DIED
 from schemas.messages import CallFailed, Event, RolloutStarted, Trajectory
 
 Place = tuple[str, int, int]
-"""A rollout, its attempt, and the position of a wish."""
+"""A rollout, its attempt, and the position of a wish (an effect that a program asks for)."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoxFigures:
-    """Of all rollouts of a log that act in a shell."""
+    """The figures of all rollouts of a log that act in a shell."""
 
     rollouts: int = 0
     killed: int = 0
-    """Boxes whose first process was killed, those among them in which nobody was."""
+    """Boxes whose first process was killed, including idle ones."""
     died: int = 0
-    """Commands that were answered with the death of their box."""
+    """Commands that failed by the death of their box."""
     again: int = 0
-    """So many of these were tried again."""
+    """The number of these that were tried again."""
     given_up: int = 0
-    """Rollouts that failed of it: whatever was tried, the box died again."""
+    """Rollouts that failed because the box died at every try."""
     wrong: int = 0
-    """Rollouts in whose shells something else had been run than they asked for."""
+    """Rollouts in whose shells other commands ran than they requested."""
     boxes_left: int = 0
     leases_left: int = 0
 
@@ -42,7 +42,7 @@ class BoxFigures:
 
 @dataclass
 class BoxTally:
-    """Fed with the whole journal, then with the trajectories."""
+    """A tally over the whole journal, then over the trajectories."""
 
     rollouts: set[str] = field(default_factory=set)
     given_up: set[str] = field(default_factory=set)
@@ -52,7 +52,7 @@ class BoxTally:
     _attempts: dict[str, int] = field(default_factory=dict)
 
     def event(self, event: Event) -> None:
-        """Take an entry of the journal, in order within its partition."""
+        """Add an entry of the journal, in order within its partition."""
         body, rollout_id = event.body, event.rollout_id
         if isinstance(body, RolloutStarted) and body.request.task.environment == SHELL:
             self.rollouts.add(rollout_id)
@@ -65,7 +65,7 @@ class BoxTally:
             self._died.add((place, event.tries))
 
     def trajectory(self, trajectory: Trajectory) -> None:
-        """Take one; repeats of it change nothing."""
+        """Add a trajectory; repetitions change nothing."""
         rollout_id = trajectory.rollout_id
         if rollout_id not in self.rollouts:
             return
@@ -93,12 +93,12 @@ class BoxTally:
         )
 
     def _again(self, place: Place, tries: int) -> bool:
-        """Whether there was another try of a wish, or of the whole rollout."""
+        """Return True if there was another try of a wish, or of the whole rollout."""
         return self._tries[place] > tries or self._attempts[place[0]] > place[1]
 
 
 def box_figures(history: History, killed: int, left: BoxesLeft) -> BoxFigures:
-    """Read a log that nobody writes to any more. Raises Unavailable."""
+    """Read a log that is no longer written to. Raises Unavailable."""
     tally, topics, codec = BoxTally(), history.topics, history.codec
     for record in read_all(history.log, [topics.events]):
         tally.event(codec.decode(record.value, Event))

@@ -1,8 +1,7 @@
-"""Boxes that are killed where they are, and the engine that holds containers.
+"""Kills of boxes, and of the engine that runs containers.
 
-A box ends with its first process, as when the host runs out of memory or somebody kills by pid: its
-worker is told nothing. Which boxes there are is known by their leases, those that wait started and
-are nobody's yet among them.
+A box ends with its first process, as when the host runs out of memory or a user kills by pid; its
+worker is not notified. Boxes are found by their leases, including warm ones without a borrower.
 """
 
 import asyncio
@@ -24,12 +23,12 @@ from sandbox.boxes.leases import Leases
 from sandbox.process_tree import children
 
 GROUP = "environments"
-"""Whose progress shows that boxes are lost to nobody."""
+"""The group whose progress shows that lost boxes are replaced."""
 
 
 @dataclass
 class BoxVictim(BriefVictim):
-    """Any box of the workers, by a draw from the fault's time."""
+    """A random box of the workers, drawn by the fault's time."""
 
     leases: Leases
     engine: OwnEngine | None = None
@@ -40,19 +39,19 @@ class BoxVictim(BriefVictim):
     _seen: list[int] = field(default_factory=list)
 
     def fit(self) -> bool:
-        """Whether there is one, looked for now and then."""
+        """Return True if there is a box; checked at intervals."""
         if time.monotonic() > self._looked + LOOK_EVERY_S:
             self._seen, self._looked = self._first_processes(), time.monotonic()
         return bool(self._seen)
 
     def begin(self, fault: Fault) -> None:
-        """SIGKILL to the first process of one; nothing where all have just ended."""
+        """Send SIGKILL to the first process of a box; do nothing if all have just ended."""
         first = self._first_processes()
         if first and _killed(Random(f"box/{fault.at_s}").choice(first)):
             self.killed += 1
 
     def _first_processes(self) -> list[int]:
-        """Those of all boxes that a worker holds, in the order of their names."""
+        """Return the first processes of all boxes that workers hold, ordered by name."""
         there = first_processes() | (self.engine.first_processes() if self.engine else {})
         held = [lease.ident for lease in self.leases.all() if self.leases.is_live(lease)]
         return [there[ident] for ident in held if there.get(ident)]
@@ -60,7 +59,7 @@ class BoxVictim(BriefVictim):
 
 @dataclass
 class EngineVictim(BriefVictim):
-    """The engine of this run; its containers end when it comes back."""
+    """The engine of this run; its containers end when it is restarted."""
 
     engine: OwnEngine
     name: str = ENGINE
@@ -85,13 +84,13 @@ class EngineVictim(BriefVictim):
             self.engine.send(signal.SIGCONT)
 
     def look(self) -> None:
-        """Raises ServicesError where it has ended by itself."""
+        """Raise ServicesError if it has ended by itself."""
         self.engine.look()
 
 
 @dataclass(frozen=True, slots=True)
 class BoxesLeft:
-    """What is still there when every worker has ended."""
+    """The boxes and leases that remain after every worker has ended."""
 
     boxes: Sequence[str] = ()
     leases: Sequence[str] = field(default=())
@@ -101,7 +100,7 @@ class BoxesLeft:
 
 
 def boxes_left(leases: Leases, engine: OwnEngine | None) -> BoxesLeft:
-    """Boxes of these leases on this host, and leases without a box."""
+    """Return boxes of these leases on this host, and leases without a box."""
     found = set(first_processes()) | set(asyncio.run(driver("bubblewrap").found()))
     found |= set(asyncio.run(driver("local").found()))
     found |= set(engine.first_processes()) if engine else set()
@@ -110,7 +109,7 @@ def boxes_left(leases: Leases, engine: OwnEngine | None) -> BoxesLeft:
 
 
 def first_processes() -> dict[str, int]:
-    """Those of all boxes of namespaces on this host, as it numbers them."""
+    """Return the host's pids of the first processes of all namespace boxes."""
     found: dict[str, int] = {}
     for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):

@@ -1,8 +1,8 @@
-"""A fault of the log itself: the end of a partition is gone, as after a disk that was restored.
+"""A fault of the log: the end of a partition is removed, as after a restored disk.
 
-Only copies are cut off: of a request that stands in the partition already, appended for this and
-committed by the agents. So no rollout is lost, while the group's commit lies beyond the log's end.
-Another copy follows the cut: the audit takes the requests that were cut off for lost ones until
+Only copies are removed: of a request that is in the partition already, appended for this and
+committed by the agents. So no rollout is lost, while the group's committed offset is beyond the
+log's end. Another copy follows the cut, since the audit counts the removed requests as lost until
 the journal has a start at their place.
 """
 
@@ -25,22 +25,22 @@ from schemas.errors import DeliveryFailed, Unavailable
 
 MOST_COPIES = 5
 COMMITTED_S = 20.0
-"""Within so long the agents commit the copies; else nothing is cut."""
+"""The time within which the agents must commit the copies; else nothing is cut."""
 FLUSH_S = 10.0
 NAMED_S = 60.0
-"""Within so long after the broker is back, a worker must have named the loss."""
+"""The time after the broker's restart within which a worker must report the loss."""
 BATCH = struct.Struct(">qi")
 """The start of a batch of records: its first offset, and the length of the rest."""
 LAST_DELTA = struct.Struct(">i")
 LAST_DELTA_AT = 23
-"""Where a batch says how far its last offset is from its first."""
+"""The position in a batch of the difference of its last and first offset."""
 
 log = structlog.get_logger()
 
 
 @dataclass
 class Cut:
-    """Copies of a request at the end of a partition, which are to be cut off or have been."""
+    """Copies of a request at the end of a partition, before or after they are cut off."""
 
     fault: Fault
     request: Record
@@ -48,12 +48,12 @@ class Cut:
     """The offset of the first copy."""
     end: int
     until: float
-    """When the next step must have been taken: the commit of the copies, then the loss's name."""
+    """The deadline of the next step: the commit of the copies, then the report of the loss."""
     named_before: int = 0
     made: bool = False
-    """Whether the copies are gone."""
+    """True if the copies are removed."""
     followed: bool = False
-    """Whether another copy lies in their place."""
+    """True if another copy is in their place."""
 
     @property
     def place(self) -> str:
@@ -62,10 +62,10 @@ class Cut:
 
 @dataclass
 class LogVictim(BriefVictim):
-    """The end of one partition of the requests; the broker is killed for it and started again.
+    """The end of one partition of the requests; the broker is killed for a cut and restarted.
 
-    A cut takes three steps: copies are appended; when they are committed they are cut off; when a
-    worker has named the loss the cut is over. The run waits for all of them.
+    A cut has three steps: copies are appended; when they are committed they are cut off; when a
+    worker has reported the loss the cut is over. The run waits for all of them.
     """
 
     cluster: Cluster
@@ -80,14 +80,14 @@ class LogVictim(BriefVictim):
     group: None = None
     cuts: int = 0
     not_cut: list[str] = field(default_factory=list)
-    """Reasons for which nothing was cut, one for each fault that came to nothing."""
+    """The reasons of faults for which nothing was cut."""
     unnamed: list[str] = field(default_factory=list)
-    """Places of cuts that no worker named in time."""
+    """The places of cuts that no worker reported in time."""
     _begun: int = 0
     _cut: Cut | None = None
 
     def fit(self) -> bool:
-        """Not while the broker is away, no agents worker has joined, or a cut is not over."""
+        """Return True if the broker is up, an agents worker has joined, and no cut is open."""
         joined = any(worker.fit() for worker in self.agents)
         return self._cut is None and joined and self.broker.works()
 
@@ -95,7 +95,7 @@ class LogVictim(BriefVictim):
         return self._cut is None and self.broker.back()
 
     def holds_requests_back(self) -> bool:
-        """Whether the workload must write no request now: it would follow the copies."""
+        """Return True if the workload must write no requests, as they would follow the copies."""
         return self._cut is not None and not self._cut.made
 
     def begin(self, fault: Fault) -> None:
@@ -103,7 +103,7 @@ class LogVictim(BriefVictim):
         if not held:
             self._cut_nothing("no request is in the log")
             return
-        # In turn: a worker that names a cut late cannot be taken to name the next one.
+        # In turn, so that a late report of one cut is not taken for the next one's.
         _, request = held[self._begun % len(held)]
         self._begun += 1
         copies = Random(f"log/{fault.at_s}").randint(1, MOST_COPIES)
@@ -146,7 +146,7 @@ class LogVictim(BriefVictim):
         self.broker.stack.start()
 
     def _judge(self, cut: Cut) -> None:
-        """Have a copy follow the cut, then wait until a worker has named the loss."""
+        """Append a copy after the cut, then wait until a worker has reported the loss."""
         if not self.broker.works():
             cut.until = time.monotonic() + self.named_s
         elif not cut.followed:
@@ -170,8 +170,8 @@ class LogVictim(BriefVictim):
     def _append(self, request: Record, copies: int) -> None:
         """Append copies of a request to its partition; raises Unavailable and DeliveryFailed.
 
-        The publisher is another one each time: a broker takes no more from one whose last records
-        were cut off, for it counts them.
+        It uses a new publisher each time: a broker refuses further records of one whose last
+        records were cut off, because of their sequence numbers.
         """
         publisher = self.cluster.log.publisher()
         for _ in range(copies):
@@ -191,20 +191,20 @@ class LogVictim(BriefVictim):
         return committed.get(request.partition, 0) >= cut.end
 
     def _named(self, cut: Cut) -> int:
-        """How many times workers have named a loss of this partition."""
+        """Return the number of workers' reports of a loss of this partition."""
         return sum(f"{cut.place} " in line for worker in self.agents for line in worker.losses)
 
     def _truncate(self, cut: Cut) -> bool:
-        """Remove the copies from the broker's files; False where they are not the last records."""
+        """Remove the copies from the broker's files; False if they are not the last records."""
         data = self.cluster.settings.state() / "services" / "kafka" / "data"
         folder = data / f"{cut.request.topic}-{cut.request.partition}"
         return cut_off(folder, cut.first, cut.end)
 
 
 def cut_off(folder: Path, first: int, end: int) -> bool:
-    """Remove a partition's records from an offset on, if they end there and a batch begins there.
+    """Remove a partition's records from `first` on, if a batch begins there and they end at `end`.
 
-    No broker may have the folder open. It mends its indexes itself when it comes back.
+    No broker may have the folder open. It repairs its indexes when it restarts.
     """
     newest = max(folder.glob("*.log"))
     held = newest.read_bytes()

@@ -1,6 +1,6 @@
-"""Feeds a workload, harms by the schedule, heals, drains: one thread does it all.
+"""The experiment in one thread: feed the workload, inject faults by the schedule, heal, drain.
 
-The order: start, wait until every group works, harm while feeding goes on, wait until every group
+The order: start, wait until every group works, inject faults while feeding, wait until every group
 works again, stop feeding, wait until all is scored, stop.
 """
 
@@ -34,30 +34,30 @@ from sandbox.boxes.leases import Leases
 from schemas.messages import Control, RolloutRequest
 
 OPEN = 200
-"""So many rollouts of the workload are open at a time."""
+"""The number of the workload's rollouts that are open at a time."""
 TICK_S = 0.02
 WARM_S = 120.0
 SETTLE_S = 60.0
-"""Feeding goes on for at most so long after the last fault, until every group works again."""
+"""The most time that feeding continues after the last fault, until every group works again."""
 JUDGED_S = 300.0
-"""A cut of the log is judged within so long, the start of a broker that takes its time included."""
+"""The timeout of the check of a log's cut, including a slow start of the broker."""
 STUCK_S = 60.0
-"""A group without progress for so long is harmed again."""
+"""The time without progress after which a group may get the next fault."""
 DRAIN_S = 180.0
 FLUSH_S = 120.0
 REAP_S = 60.0
-"""What a dead worker held lapses after half of it, and is looked for every few seconds."""
+"""The timeout of the removal of a dead worker's leases, which expire after half of it."""
 LINE_EVERY_S = 10.0
 AHEAD = 12
-"""A soak's fault may overtake so many that come before it; a service that is back at once would
-else be killed again and again before anybody else."""
+"""The most earlier faults that a soak's fault may overtake; otherwise a service that restarts
+quickly would be killed repeatedly before all others."""
 
 log = structlog.get_logger()
 
 
 @dataclass
 class Lane:
-    """What happens to one victim, one after the other."""
+    """The sequence of faults of one victim."""
 
     victim: Victim
     faults: deque[Fault] = field(default_factory=deque)
@@ -69,7 +69,7 @@ class Lane:
         return self.now is None and not self.faults
 
     def due(self, since_s: float) -> bool:
-        """Whether the next fault could begin."""
+        """Return True if the next fault could begin."""
         waits = self.now is None and bool(self.faults)
         if not waits or self.faults[0].at_s > since_s or not self.victim.fit():
             return False
@@ -97,7 +97,7 @@ class Conductor:
     """One chaos run on its stage; `close` ends every worker."""
 
     def __init__(self, stage: Stage, terminal: Console, check: Callable[[], None]) -> None:
-        """`check` is asked at every turn, and raises where the run is to stop."""
+        """Set up the run; `check` is called at every turn, and raises to stop the run."""
         self.check = check
         self.stage = stage
         self.plan = stage.plan
@@ -142,7 +142,7 @@ class Conductor:
         ]
 
     def _around(self) -> list[Victim]:
-        """What stands around each worker, and around all of them."""
+        """Return the victims in the surroundings of each worker, and of all."""
         objects = self.stage.cluster.settings.state() / "services" / "objects"
         return [
             *(ClockVictim(clock_of(w.name), w) for w in self.workers),
@@ -152,7 +152,7 @@ class Conductor:
         ]
 
     def run(self) -> None:
-        """All of it; what did not work in time is for `verify` to tell."""
+        """Run the whole experiment; `verify` reports what did not finish in time."""
         for worker in self.workers:
             worker.start()
         self._until(self._joined, WARM_S, "joining", feed=False)
@@ -193,15 +193,15 @@ class Conductor:
             lane.end()
 
     def _in_turn(self, fault: Fault) -> bool:
-        """Whether not too many earlier ones of a soak still wait for their victims."""
+        """Return True unless too many earlier faults of a soak still wait for their victims."""
         waiting = (each for lane in self.lanes.values() for each in lane.faults)
         return not self.plan.soak or sum(each.at_s < fault.at_s for each in waiting) <= AHEAD
 
     def _may_begin(self, fault: Fault, group: str | None) -> bool:
-        """Whether there was progress since the victim's last fault, in a soak since its group's.
+        """Return True if there was progress since the victim's last fault, in a soak its group's.
 
-        Or else the workload would stand still, and kills would hit nothing. Who is to be killed
-        after a while of work is killed then, be it before the first progress.
+        Otherwise the workload would stall, and kills would hit idle processes. A victim with
+        `after_s` is killed after that time, even before its first progress.
         """
         if fault.after_s > 0:
             return True
@@ -222,7 +222,7 @@ class Conductor:
         return not self.watch.waiting() and all(lane.victim.back() for lane in self.lanes.values())
 
     def _drain(self) -> None:
-        """No more requests; then wait until every one has been scored."""
+        """Send no more requests, and wait until every one has been scored."""
         for worker in self.workers:
             if worker.group == "training":
                 worker.ask_to_stop()
@@ -236,7 +236,7 @@ class Conductor:
         self._until(self._reaped, REAP_S, "reaping", feed=False, must=False)
 
     def _reaped(self) -> bool:
-        """Whether every lease has been told of late: what the dead held has been removed."""
+        """Return True if every lease was renewed lately, so those of dead workers are removed."""
         told_s = 3 * self.leases.times.touch_s
         return all(lease.age_s < told_s for lease in self.leases.all())
 
@@ -282,7 +282,7 @@ class Conductor:
         )
 
     def _feed(self) -> None:
-        """Keep so many rollouts of the workload open."""
+        """Keep OPEN rollouts of the workload open."""
         if self.log.holds_requests_back():
             return
         most = self.plan.rollouts or sys.maxsize
@@ -298,7 +298,7 @@ class Conductor:
             self.published += 1
 
     def close(self) -> None:
-        """Let go of everybody, ask the workers to end, and wait for them."""
+        """End all faults, ask the workers to end, and wait for them."""
         self.watch.close()
         self.pool.shutdown()
         for lane in self.lanes.values():
@@ -314,6 +314,6 @@ class Conductor:
             worker.wait(until)
 
     def most_repeated(self) -> int:
-        """Work in flight, for every fault: an open rollout asks for at most two things at once."""
+        """Return the most work in flight over all faults; a rollout has at most two open asks."""
         trained = self.stage.run.recipe.max_running if self.stage.run else 0
         return 2 * (OPEN + trained) * len(self.watch.progress)

@@ -1,7 +1,7 @@
-"""The faults and their schedule: pure, all of it drawn from one seed.
+"""The faults and their schedule: pure functions of one seed.
 
 A schedule begins with a round in which every role is killed once and every other kind of fault
-happens once; behind that, faults are drawn by weight. So also a short run has seen all of them.
+happens once; then faults are drawn by weight. So even a short run has all of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,36 +15,36 @@ from schemas.names import unknown
 WORKERS = ("agents", "models", "environments", "rewards")
 SERVICES = ("broker", "registry")
 PROCESSES = "processes"
-"""Those of hosted agents; each belongs to an environments worker."""
+"""The role of hosted agents' processes; each belongs to an environments worker."""
 BOXES = "boxes"
-"""Of agents that act in a shell: any that a worker holds just now."""
+"""The role of agents' shells' boxes: any that a worker holds."""
 ENGINE = "engine"
-"""A docker engine of the run's own, in whose containers half of those shells are."""
+"""The role of the run's own docker engine, which runs half of those shells."""
 STRANGER = "stranger"
-"""A producer that is none of ours, and holds transactions open on our topics."""
+"""The role of a foreign producer that holds transactions open on our topics."""
 CLOCKS = "clocks"
-"""The wall clock of one worker."""
+"""The role of a worker's wall clock."""
 IDS = "ids"
-"""Those of the registry's schemas, as one worker is told them."""
+"""The role of the registry's schema ids, as one worker sees them."""
 STORE = "store"
-"""Where heavy records lie."""
+"""The role of the store of heavy records."""
 LOG = "log"
-"""The end of a partition of the requests."""
+"""The role of the end of a partition of the requests."""
 AROUND = (CLOCKS, IDS, STORE, LOG)
-"""What no release beside ours is harmed by: an older one may not know how to stand it."""
+"""Roles that are left out beside another release, which may not tolerate their faults."""
 ROLES = (*WORKERS, PROCESSES, BOXES, ENGINE, "training", *SERVICES, STRANGER, *AROUND)
-"""What `--kill` may name."""
+"""The roles that `--kill` may name."""
 USUAL = tuple(role for role in ROLES if role != ENGINE)
-"""Who is harmed where nobody is named: an engine takes root, and docker installed."""
+"""The default roles: without the engine, which needs root and an installed docker."""
 
 KILL, PAUSE = "kill", "pause"
 TRANSACTION = "open transaction"
 SET_BACK, DEALT_ANEW, AWAY, CUT_OFF = "set back", "dealt anew", "away", "cut off"
 CUT, CUT_TO_BROKER, CUT_TO_CLIENT, FLAP = "cut", "cut to broker", "cut from broker", "flapping"
 CUT_REGISTRY = "cut from registry"
-"""Killed too, so that it has to come back without: whoever works already seldom asks."""
+"""The worker is killed too, so that it starts without the registry; a running one rarely asks."""
 CLOCK = "clock set back"
-"""Killed too: a worker reads the time of day at its start, and counts on from there."""
+"""The worker is killed too, as it reads the time of day at its start and counts from there."""
 SET_BACK_S = 7200.0
 CUTS = (CUT, CUT_TO_BROKER, CUT_TO_CLIENT, FLAP, CUT_REGISTRY)
 KINDS: Mapping[str, Mapping[str, float]] = {
@@ -60,38 +60,38 @@ KINDS: Mapping[str, Mapping[str, float]] = {
     STORE: {AWAY: 1},
     LOG: {CUT_OFF: 1},
 }
-"""What may happen to whom, by weight."""
+"""The kinds of faults of each role, by weight."""
 WEIGHTS = {
     **dict.fromkeys((*WORKERS, PROCESSES, BOXES, "registry"), 10),
     **dict.fromkeys(AROUND, 3),
     **dict.fromkeys((ENGINE, "training", "broker", STRANGER, LOG), 2),
 }
-"""How often a role is hit, whatever the number of its processes."""
+"""The weight of each role, independent of its number of processes."""
 KILL_WEIGHTS = {**WEIGHTS, ENGINE: 0.5, "training": 0.5, "broker": 0.5, "registry": 4}
-"""The same for a soak of kills. Broker and trainer take seconds to come back; so does the registry,
+"""The weights in a soak of kills. Broker and trainer take seconds to restart; so does the registry,
 which is killed as often as a single worker."""
 DOWN_S = {"broker": 10.0, "registry": 5.0, ENGINE: 5.0}
-"""A killed service is started again after at most so long; a worker at once."""
+"""The most time until a killed service is restarted; a worker is restarted at once."""
 LIVES_S = {"training": 4.0}
-"""In a soak these are killed anywhere within so long after they are back: no point of a step is
-safer than another. The others are killed as soon as there was progress."""
+"""The time after a restart within which a soak kills these at random, since every point of a step
+must be safe. The others are killed as soon as there was progress."""
 SHORTEST_S = 1.0
 SESSIONS = 2.0
-"""Pauses and cuts last up to so many session timeouts, so every other one makes a zombie."""
+"""The most duration of pauses and cuts in session timeouts, so every second one makes a zombie."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that happens to one process."""
+    """One fault of one process."""
 
     at_s: float
-    """Not before; a victim that is still harmed, or not yet back, is waited for."""
+    """The earliest time; the fault waits for a victim that has not recovered."""
     kind: str
     role: str
     victim: str
     lasts_s: float
     after_s: float = 0.0
-    """So long it has been at work before, whether there was progress or not; 0: there has to be."""
+    """The time at work before the fault, regardless of progress; 0: it waits for progress."""
 
 
 Victims = Mapping[str, Sequence[str]]
@@ -99,7 +99,7 @@ Victims = Mapping[str, Sequence[str]]
 
 
 def roles_of(text: str) -> tuple[str, ...]:
-    """Read `--kill`; raises Refused for what is no role."""
+    """Parse `--kill`; raises Refused for an unknown role."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in ROLES:
@@ -113,7 +113,7 @@ def roles_of(text: str) -> tuple[str, ...]:
 def mixed(
     seed: int, victims: Victims, *, seconds: float, every_s: float, session_s: float
 ) -> list[Fault]:
-    """Faults of every kind over so many seconds, `every_s` apart on average."""
+    """Return faults of every kind over `seconds`, `every_s` apart on average."""
     dice = Random(f"faults/{seed}")
     faults, at_s = [], 0.0
     for kind, role in _kinds(dice, list(victims)):
@@ -126,7 +126,7 @@ def mixed(
 
 
 def kills(seed: int, victims: Victims, *, count: int, every_s: float) -> list[Fault]:
-    """So many SIGKILLs and nothing else; each process that is back may be the next one."""
+    """Return `count` SIGKILLs; any recovered process may be the next one."""
     dice = Random(f"kills/{seed}")
     roles = [role for role in victims if KILL in KINDS[role]]
     weights = [KILL_WEIGHTS[role] for role in roles]
@@ -139,7 +139,7 @@ def kills(seed: int, victims: Victims, *, count: int, every_s: float) -> list[Fa
 
 
 def _kinds(dice: Random, roles: list[str]) -> Iterator[tuple[str, str]]:
-    """Kind and role of one fault after the other, without an end."""
+    """Yield kind and role of faults without end."""
     workers = [role for role in roles if role in WORKERS]
     first = [(next(iter(KINDS[role])), role) for role in roles]
     if pausable := [role for role in roles if PAUSE in KINDS[role]]:

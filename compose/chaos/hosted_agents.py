@@ -1,7 +1,7 @@
-"""The workload's hosted agents: what an agent's own Python imports, so the standard library alone.
+"""The workload's hosted agents, imported by an agent's own Python: only the standard library.
 
-Each says in every message who speaks and which turn it is, so none asks the same twice in a life:
-an ask that is heard again is one of a process that was begun anew. What is refused ends the talk.
+Each message has its speaker and turn, so no process asks the same twice: a repeated ask comes from
+a restarted process. A refused ask ends the conversation.
 """
 
 import http.client
@@ -18,11 +18,11 @@ TALK = 3
 
 
 class AskRefused(Exception):
-    """The endpoint has answered with something else than 200."""
+    """The endpoint answered with another status than 200."""
 
 
 def sequential(task: dict[str, Any], url: str, key: str) -> str:
-    """Asks and acts in turns, until the task's environment has ended."""
+    """Ask and act in turns, until the task's environment has ended."""
     shown, messages = str(task["observation"]), []
     try:
         for turn in range(int(task["config"]["turns"])):
@@ -39,7 +39,7 @@ def sequential(task: dict[str, Any], url: str, key: str) -> str:
 
 
 def side_by_side(task: dict[str, Any], url: str, key: str) -> str:
-    """Callers that know nothing of each other."""
+    """Run several independent callers."""
     del task
     with ThreadPoolExecutor(CALLERS) as pool:
         talks = [pool.submit(talk, url, key, f"caller {n}") for n in range(CALLERS)]
@@ -47,13 +47,13 @@ def side_by_side(task: dict[str, Any], url: str, key: str) -> str:
 
 
 def noisy(task: dict[str, Any], url: str, key: str) -> str:
-    """Asks what nobody has ever asked, so a process in its place asks something else."""
+    """Ask something random, so that a restarted process asks something else."""
     del task
     return talk(url, key, f"life {os.urandom(8).hex()}")
 
 
 def talk(url: str, key: str, speaker: str) -> str:
-    """A few turns of a conversation; what was said last."""
+    """Have a conversation of a few turns; return its last answer."""
     said, messages = "", []
     try:
         for turn in range(TALK):
@@ -66,13 +66,13 @@ def talk(url: str, key: str, speaker: str) -> str:
 
 
 def model(url: str, key: str, messages: list[dict[str, str]]) -> str:
-    """What the policy says to a conversation; raises AskRefused."""
+    """Return the policy's answer to a conversation; raises AskRefused."""
     found = ask(url, key, "/v1/chat/completions", {"model": "policy", "messages": messages})
     return str(found["choices"][0]["message"]["content"])
 
 
 def ask(url: str, key: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """One request; raises AskRefused."""
+    """Send one request; raises AskRefused."""
     where = urlsplit(url)
     connection = http.client.HTTPConnection(where.netloc)
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}

@@ -1,10 +1,10 @@
-"""What became of the workload's hosted rollouts, told from the log.
+"""Figures of the workload's hosted rollouts, from the log.
 
-The workload's agents never ask the same twice in a life (`compose.chaos.hosted_agents`), and the
-last message of a call is that of its ask. So a second position of one attempt that asks for the
-same message asks the model for what a process in another one's place asked again: where the first
-was answered, that answer was lost. A call that is sent again under its own position is none of
-these; `verify` counts them.
+The workload's agents never ask the same twice in a process (`compose.chaos.hosted_agents`), and the
+last message of a call is that of its ask. So if two positions of one attempt have the same message,
+a restarted process asked again and a second model call was made: if the first was answered, that
+answer was lost. A call that is sent again under its own position does not count here; `verify`
+counts those.
 """
 
 import json
@@ -26,32 +26,32 @@ from schemas.messages import (
 DIVERGED = "has diverged from its history"
 RESTARTED = "agent_restarted"
 DIFFERENCES = 5
-"""So many are kept in words."""
+"""The most differences that are kept as text."""
 
 Attempt = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class HostedFigures:
-    """Of all hosted rollouts of a log."""
+    """The figures of all hosted rollouts of a log."""
 
     rollouts: int = 0
     restarts: int = 0
-    """Processes that were begun anew where they had been ended by a signal."""
+    """Processes that were restarted after a signal ended them."""
     moved: int = 0
-    """Times that a worker which did not know a session was told its history."""
+    """The number of times that a worker without a session got its history."""
     diverged: int = 0
-    """Attempts that ended as a process asked something else than the one before it; another one is
-    begun where the limits allow it."""
+    """Attempts that ended because a restarted process asked something else; another attempt begins
+    if the limits allow it."""
     asked_again: int = 0
-    """Model calls for asks that had been answered; there must be none."""
+    """Model calls for asks that were already answered; there must be none."""
     differences: tuple[str, ...] = ()
-    """Where the first of those that diverged did so."""
+    """The first differences of the attempts that diverged."""
 
 
 @dataclass
 class HostedTally:
-    """Fed with the whole journal, then with the model calls."""
+    """A tally over the whole journal, then over the model calls."""
 
     rollouts: set[str] = field(default_factory=set)
     moved: set[tuple[Attempt, int, int]] = field(default_factory=set)
@@ -60,7 +60,7 @@ class HostedTally:
     _asked: dict[tuple[Attempt, bytes], set[int]] = field(default_factory=dict)
 
     def event(self, event: Event) -> None:
-        """Take an entry of the journal, in order within its partition."""
+        """Add an entry of the journal, in order within its partition."""
         body, attempt = event.body, (event.rollout_id, event.attempt)
         if isinstance(body, RolloutStarted) and body.request.agent == AGENT_OF_OTHERS:
             self.rollouts.add(event.rollout_id)
@@ -74,7 +74,7 @@ class HostedTally:
             self.differences.setdefault(attempt, body.message)
 
     def call(self, call: ModelCall) -> None:
-        """Take a call; courtesies and those of other rollouts do not count."""
+        """Add a call; calls of other kinds and of other rollouts do not count."""
         if call.kind != "sample" or call.rollout_id not in self.rollouts:
             return
         attempt = call.rollout_id, call.attempt
@@ -83,7 +83,7 @@ class HostedTally:
         self._asked.setdefault((attempt, name), set()).add(call.position)
 
     def asked_again(self) -> int:
-        """How many calls came after one for the same ask that was answered."""
+        """Return the number of calls after an answered one for the same ask."""
         found = 0
         for (attempt, _), positions in self._asked.items():
             first = [at for at in positions if (attempt, at) in self._answered]
@@ -103,7 +103,7 @@ class HostedTally:
 
 
 def figures_of(history: History, policy_id: str, logs: Path) -> HostedFigures:
-    """Read a log that nobody writes to any more, and its workers' logs. Raises Unavailable."""
+    """Read a log that is no longer written to, and its workers' logs. Raises Unavailable."""
     tally, topics, codec = HostedTally(), history.topics, history.codec
     for record in read_all(history.log, [topics.events]):
         tally.event(codec.decode(record.value, Event))
@@ -113,7 +113,7 @@ def figures_of(history: History, policy_id: str, logs: Path) -> HostedFigures:
 
 
 def restarts_in(log: Path) -> int:
-    """How often a worker has begun a process anew, by its log; a half-written line is nothing."""
+    """Count the processes that a worker restarted, by its log; incomplete lines do not count."""
     with log.open("rb") as lines:
         return sum(_event_of(line) == RESTARTED for line in lines if RESTARTED.encode() in line)
 

@@ -1,4 +1,4 @@
-"""What a chaos run came to: one table for people, one JSON object for programs."""
+"""The outcome of a chaos run: a table for people, a JSON object for programs."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from compose.chaos.training_figures import TrainingFigures
 
 @dataclass(frozen=True, slots=True)
 class ChaosOutcome:
-    """What was done to the workload, and what became of it."""
+    """The faults of a workload, and their consequences."""
 
     seed: int
     harmed: Sequence[tuple[Fault, float | None]]
@@ -28,15 +28,15 @@ class ChaosOutcome:
     breaches: int
     seconds: float
     misled: int = 0
-    """Answers of a registry that named a wrong schema."""
+    """Answers of the registry with a wrong schema."""
     cut_off: int = 0
-    """Partitions whose end was cut off below what was committed."""
+    """Partitions that were cut off below the committed offset."""
     not_cut: Sequence[str] = ()
-    """Reasons for which a partition that was to be cut off was not."""
+    """The reasons why planned cuts of partitions were not made."""
     buried: int = 0
-    """Dead letters: no record of the workload is at fault."""
+    """Dead letters; there must be none, as the workload's records are valid."""
     silent: int = 0
-    """Faults that stopped a topic, or took records away, while nothing that should say so did."""
+    """Faults that stopped a topic or removed records and were not reported."""
     fell: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Workers that ended by themselves, with their exit codes."""
     hosted: HostedFigures = field(default_factory=HostedFigures)
@@ -45,7 +45,7 @@ class ChaosOutcome:
 
     @property
     def ok(self) -> bool:
-        """Nothing was lost, doubled, breached, asked again, left or learnt otherwise; all ended."""
+        """True if nothing was lost, doubled, breached, asked again, left or trained otherwise."""
         said = not self.silent and not self.buried
         wrong = self.lost or self.doubled or self.breaches or self.hosted.asked_again
         figures = self.boxes.ok and self.training.ok
@@ -56,7 +56,7 @@ class ChaosOutcome:
 
 
 def plain(outcome: ChaosOutcome) -> dict[str, Any]:
-    """The outcome as it is written to the file."""
+    """Return the outcome as plain values for the file."""
     p50, longest = _middle_and_most(outcome.times())
     return {
         "seed": outcome.seed,
@@ -87,7 +87,7 @@ def plain(outcome: ChaosOutcome) -> dict[str, Any]:
 
 
 def table(outcome: ChaosOutcome) -> Table:
-    """Faults by kind with their times to progress, then the rollouts."""
+    """Return the faults by kind with their times to progress, then the rollouts."""
     faults = Table("fault", "of", "times", "progress p50", "max")
     for column in (2, 3, 4):
         faults.columns[column].justify = "right"
@@ -120,7 +120,7 @@ def table(outcome: ChaosOutcome) -> Table:
 
 
 def _hosted_rows(hosted: HostedFigures) -> dict[str, int]:
-    """Nothing where no rollout was hosted."""
+    """Return the rows of hosted rollouts; none without such rollouts."""
     rows = {
         "hosted rollouts": hosted.rollouts,
         "their processes restarted": hosted.restarts,
@@ -132,7 +132,7 @@ def _hosted_rows(hosted: HostedFigures) -> dict[str, int]:
 
 
 def _box_rows(boxes: BoxFigures) -> dict[str, int]:
-    """Nothing where no rollout was in a shell."""
+    """Return the rows of rollouts in shells; none without such rollouts."""
     rows = {
         "rollouts in a shell": boxes.rollouts,
         "boxes killed": boxes.killed,
@@ -147,7 +147,7 @@ def _box_rows(boxes: BoxFigures) -> dict[str, int]:
 
 
 def _training_rows(training: TrainingFigures) -> dict[str, int]:
-    """Nothing where no run was trained."""
+    """Return the rows of the training run; none without one."""
     rows = {
         "train steps": training.steps,
         "versions abandoned": training.abandoned,
@@ -160,7 +160,7 @@ def _training_rows(training: TrainingFigures) -> dict[str, int]:
 
 
 def _by_kind(outcome: ChaosOutcome) -> dict[tuple[str, str], list[float | None]]:
-    """Times to progress by kind and role, in the roles' order."""
+    """Return the times to progress by kind and role, in the roles' order."""
     times: dict[tuple[str, str], list[float | None]] = {}
     for fault, took in outcome.harmed:
         times.setdefault((fault.kind, fault.role), []).append(took)

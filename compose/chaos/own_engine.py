@@ -1,7 +1,7 @@
-"""A docker engine for one run: its own data, socket and containers, and no rule of the machine's.
+"""A docker engine for one run: with its own data, socket and containers, and no firewall rules.
 
-Nobody else's engine is ever harmed. What its containers are made of are the few programs of this
-host that a shell needs: no image is fetched from anywhere.
+Other engines are never affected. Its image consists of the few programs of this host that a shell
+needs; no image is downloaded.
 """
 
 import io
@@ -27,10 +27,10 @@ from sandbox.process_tree import kill_tree
 from schemas.errors import Refused
 
 PROGRAM, HOLDER = "dockerd", "containerd"
-"""The engine, and what holds its containers while it is down."""
+"""The engine, and the daemon that holds its containers while it is down."""
 IMAGE = "rollcall-chaos"
 PROGRAMS = ("sh", "env", "sleep", "cat", "true")
-"""Of this host, with the libraries that they load."""
+"""The host's programs in the image, with the libraries that they load."""
 LIBRARY = re.compile(r"(/\S+) \(0x")
 READY_S = 60.0
 GRACE_S = 20.0
@@ -39,7 +39,7 @@ LOOK_EVERY_S = 0.5
 
 
 def refuse_no_engine() -> None:
-    """Raise Refused where no engine can be put up here."""
+    """Raise Refused if no engine can be started here."""
     for program in (PROGRAM, HOLDER):
         if shutil.which(program) is None:
             msg = (
@@ -54,10 +54,10 @@ def refuse_no_engine() -> None:
 
 
 class OwnEngine:
-    """`start` once, then `kill` and `begin` as often as one likes, and `close`."""
+    """An engine: call `start` once, then `kill` and `begin` in turns, and `close`."""
 
     def __init__(self, log: Path) -> None:
-        # Not below the run's directory: the path of a socket may have 107 characters
+        # Not below the run's directory: a socket's path may have at most 107 characters
         self.directory = Path(tempfile.mkdtemp(prefix="rollcall-engine-"))
         self.host = f"unix://{self.directory}/docker.sock"
         self._log = log
@@ -66,7 +66,7 @@ class OwnEngine:
         self._asked, self._answers = 0.0, False
 
     def start(self) -> None:
-        """Until it answers and has the image. Raises ServicesError."""
+        """Start it and wait until it answers and has the image. Raises ServicesError."""
         at = self.directory / HOLDER
         places = {"root": "data", "state": "state", "address": "socket"}
         words = [f"--{name}={at / place}" for name, place in places.items()]
@@ -79,7 +79,7 @@ class OwnEngine:
             client.api.import_image_from_data(image_of_programs(), repository=IMAGE)
 
     def begin(self) -> None:
-        """Start its process, and wait for nothing."""
+        """Start its process without waiting."""
         at = self.directory
         places = {"data-root": "data", "exec-root": "exec", "pidfile": "dockerd.pid"}
         words = [f"--{name}={at / place}" for name, place in places.items()]
@@ -89,7 +89,7 @@ class OwnEngine:
         self._process = spawn(command, self._log)
 
     def kill(self) -> None:
-        """SIGKILL, and nothing else: what runs in containers goes on until it is back."""
+        """Send SIGKILL to the engine alone: containers run on until it is restarted."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -100,22 +100,22 @@ class OwnEngine:
             self._process.send_signal(number)
 
     def look(self) -> None:
-        """Raises ServicesError where it has ended and nobody killed it."""
+        """Raise ServicesError if it ended without being killed."""
         if self._process is not None and self._process.poll() is not None:
             msg = f"the docker engine ended by itself; see {self._log}"
             raise ServicesError(msg)
 
     def answers(self) -> bool:
-        """Whether it does, asked now and then."""
+        """Return True if it answers; checked at intervals."""
         if time.monotonic() > self._asked + LOOK_EVERY_S:
             self._answers = self._process is not None and self._answers_now()
             self._asked = time.monotonic()
         return self._answers
 
     def first_processes(self) -> dict[str, int]:
-        """Those of all boxes that it has, as this host numbers them; 0 for one that does not run.
+        """Return the host's pids of its boxes' first processes; 0 for one that does not run.
 
-        Nothing where it does not answer.
+        Empty if it does not answer.
         """
         if not self.answers():
             return {}
@@ -124,7 +124,7 @@ class OwnEngine:
             return {str(each.labels[LABEL]): int(each.attrs["State"]["Pid"]) for each in found}
 
     def close(self) -> None:
-        """End it with all that it holds, and remove its data. May be called twice."""
+        """End it with its containers, and remove its data. May be called twice."""
         self.send(signal.SIGCONT)
         for process in (self._process, self._holder):
             if process is not None:
@@ -153,7 +153,7 @@ class OwnEngine:
 
 
 def image_of_programs() -> bytes:
-    """A tar stream with the programs and what they load, each where this host has it."""
+    """Return a tar stream of the programs and their libraries, at this host's paths."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for name in PROGRAMS:
@@ -174,7 +174,7 @@ def _libraries(program: str) -> list[str]:
 
 
 def _speaking_of(directory: Path) -> Iterator[int]:
-    """Processes told of a place below a directory: those that watch a container each."""
+    """Yield processes whose arguments name a directory: those that each watch a container."""
     for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             if os.fsencode(f"{directory}/") in cmdline.read_bytes():

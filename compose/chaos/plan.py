@@ -1,4 +1,4 @@
-"""What a chaos run was asked for, and who takes part in it."""
+"""The options of a chaos run, and its processes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,49 +25,49 @@ from schemas.errors import Refused
 from schemas.names import unknown
 
 WORKERS = {"agents": 3, "models": 2, "environments": 2, "rewards": 2}
-"""Workers of the workload."""
+"""The number of the workload's workers, by role."""
 SERVER = "trained-1"
-"""The model server of the training run; it is harmed as one with its trainer."""
+"""The model server of the training run; it gets faults together with its trainer."""
 TRAINING = "training"
 RECIPES = (TRAINING, "training-async")
-"""Those beside this module; any release knows the first."""
+"""The recipes beside this module; every release can run the first."""
 EVERY_S = 4.0
-"""Between two faults, on average; less where the run is short, so that every kind has its turn."""
+"""The mean time between two faults; shorter in a short run, so that it has every kind."""
 ROUND = 34
-"""A short run's length in mean distances: 22 faults come first, at most 1.5 of these apart."""
+"""A short run's length in mean distances: 22 faults come first, at most 1.5 distances apart."""
 SOAK_EVERY_S = 0.2
 
 
 def processes_of(worker: str) -> str:
-    """The victim that is any agent's process of an environments worker."""
+    """Return the name of the victim for the agents' processes of an environments worker."""
     return f"{PROCESSES} of {worker}"
 
 
 def clock_of(worker: str) -> str:
-    """The victim that is the wall clock of a worker."""
+    """Return the name of the victim for the wall clock of a worker."""
     return f"{CLOCKS} of {worker}"
 
 
 def ids_of(worker: str) -> str:
-    """The victim that is the registry as a worker sees it."""
+    """Return the name of the victim for the registry as a worker sees it."""
     return f"{IDS} of {worker}"
 
 
 @dataclass(frozen=True, slots=True)
 class ChaosPlan:
-    """Faults of all kinds for so many minutes, or else a soak of so many SIGKILLs."""
+    """A plan: faults of all kinds for `minutes`, or a soak of `kills` SIGKILLs."""
 
     seed: int
     roles: Sequence[str]
     minutes: float | None = None
     kills: int | None = None
     rollouts: int | None = None
-    """None: as many as keep the workers busy."""
+    """The number of rollouts; None: as many as keep the workers busy."""
     recipe: str = TRAINING
-    """Of the run that is trained: one of `RECIPES`, or a file."""
+    """The recipe of the training run: one of `RECIPES`, or a file."""
     beside: Path | None = None
-    """A wheel of another release: half of the workers are of it, and whoever is killed comes back
-    as one of the other kind. Without hosted rollouts and boxes, which older ones do not know."""
+    """A wheel of another release: half of the workers run it, and a killed worker restarts with
+    the other release. Then there are no hosted rollouts and boxes, which older releases lack."""
 
     def __post_init__(self) -> None:
         lengths = {"minutes": self.minutes, "kills": self.kills, "rollouts": self.rollouts}
@@ -105,17 +105,17 @@ class ChaosPlan:
 
     @property
     def session_s(self) -> float:
-        """After how long a group takes a silent member for dead; a soak cannot wait as long."""
+        """The session timeout of the groups; shorter in a soak."""
         return 2.0 if self.soak else 6.0
 
     @property
     def hosts(self) -> bool:
-        """Whether some of the rollouts are hosted, and some act in a box."""
+        """True if some rollouts are hosted, and some act in a box."""
         return self.beside is None
 
     @property
     def containers(self) -> bool:
-        """Whether a docker engine is put up, and harmed."""
+        """True if a docker engine is started, and gets faults."""
         return self.hosts and ENGINE in self.roles
 
     @property
@@ -124,12 +124,12 @@ class ChaosPlan:
 
     @property
     def seconds(self) -> float:
-        """How long faults begin at most."""
+        """The time during which faults begin."""
         return 60 * self.minutes if self.minutes else float("inf")
 
     def workers(self) -> dict[str, list[str]]:
-        """The names of the worker processes, by role."""
-        # Who is not harmed needs nobody beside it, and leaves the machine to the trainer.
+        """Return the names of the worker processes, by role."""
+        # If only the trainer gets faults, one worker a role is enough, which leaves it the cores.
         counts = dict.fromkeys(WORKERS, 1) if set(self.roles) == {"training"} else WORKERS
         names = {role: [f"{role}-{n + 1}" for n in range(counts[role])] for role in WORKERS}
         if self.trains:
@@ -138,7 +138,7 @@ class ChaosPlan:
         return names
 
     def victims(self) -> dict[str, list[str]]:
-        """The names of those that are harmed, by role."""
+        """Return the names of the victims, by role."""
         everybody = {**self.workers(), **{name: [name] for name in (*SERVICES, STRANGER)}}
         if self.trains:
             everybody["models"].remove(SERVER)

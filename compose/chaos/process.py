@@ -1,6 +1,6 @@
-"""A models worker whose policy is the workload's: `python -m compose.chaos.process NAME`.
+"""A models worker with the workload's policy: `python -m compose.chaos.process NAME`.
 
-The other groups' workers are those of `rollcall worker`. Nothing here imports torch.
+The other groups' workers are those of `rollcall worker`. This module does not import torch.
 """
 
 import sys

@@ -1,9 +1,9 @@
 """Links between clients and servers that can be cut: one TCP proxy for each.
 
-A Kafka client goes on to the address that the broker advertises. So each link has a listener of its
-own at the broker, and that listener advertises the link's port: who comes by a link stays on it.
+A Kafka client continues with the address that the broker advertises. So each link has its own
+listener at the broker, and that listener advertises the link's port: a client stays on its link.
 
-While a direction is cut its bytes are held back, none is lost: TCP outlives such a cut, as it does
+While a direction is cut its bytes are held back and not lost: TCP survives such a cut, as it does
 on a network. A dropped link also resets its connections.
 """
 
@@ -19,14 +19,14 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where a link's clients connect, and where the broker, or the registry, listens for it."""
+    """The port for a link's clients, and the port at which broker or registry listens for it."""
 
     entry: int
     broker: int
 
 
 def listeners(plain: int, controller: int, links: Mapping[str, Ports]) -> dict[str, str]:
-    """Broker properties that add a listener for every link."""
+    """Return broker properties that add a listener for every link."""
     names = [f"LINK{number}" for number in range(len(links))]
     bound = {"PLAINTEXT": plain, "CONTROLLER": controller}
     bound |= {name: link.broker for name, link in zip(names, links.values(), strict=True)}
@@ -47,11 +47,11 @@ def _spelt(addresses: Mapping[str, int]) -> str:
 
 @dataclass
 class Link:
-    """One client's way to a server; lives on the proxy's event loop."""
+    """One client's connection path to a server; it lives on the proxy's event loop."""
 
     ports: Ports
     detour: int | None = None
-    """Where the link leads instead."""
+    """The port to which the link leads instead."""
     to_broker: asyncio.Event = field(default_factory=asyncio.Event)
     to_client: asyncio.Event = field(default_factory=asyncio.Event)
     connections: set[asyncio.Task[None]] = field(default_factory=set)
@@ -61,7 +61,7 @@ class Link:
         self.to_client.set()
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry one connection until either side, or a drop, ends it."""
+        """Forward one connection until either side, or a drop, ends it."""
         task = asyncio.current_task()
         assert task is not None
         self.connections.add(task)
@@ -83,7 +83,7 @@ class Link:
                     pump.cancel()
                 await asyncio.gather(*pumps, return_exceptions=True)
         except (OSError, asyncio.CancelledError):
-            pass  # the broker is away, or the link was dropped: the client sees a closed socket
+            pass  # the broker is down, or the link was dropped: the client sees a closed socket
         finally:
             self.connections.discard(task)
             for each in writers:
@@ -105,7 +105,7 @@ async def _pump(
 
 
 class Proxy:
-    """All links, on one event loop in a thread of its own; every method may be called from any."""
+    """All links, on one event loop in a separate thread; all methods are thread-safe."""
 
     def __init__(self, ports: Mapping[str, Ports]) -> None:
         self._loop = asyncio.new_event_loop()
@@ -120,11 +120,11 @@ class Proxy:
         self._do(self._open(ports))
 
     def address(self, name: str) -> str:
-        """What the link's client is given as its bootstrap server."""
+        """Return the bootstrap address for the link's client."""
         return f"{HOST}:{self._links[name].ports.entry}"
 
     def cut(self, name: str, *, to_broker: bool = True, to_client: bool = True) -> None:
-        """Hold back what goes in these directions."""
+        """Hold back the bytes in these directions."""
         link = self._links[name]
         if to_broker:
             self._call(link.to_broker.clear)
@@ -132,17 +132,17 @@ class Proxy:
             self._call(link.to_client.clear)
 
     def heal(self, name: str) -> None:
-        """Let everything through again, also what was held back."""
+        """Forward everything again, including the held-back bytes."""
         link = self._links[name]
         self._call(link.to_broker.set)
         self._call(link.to_client.set)
 
     def drop(self, name: str) -> None:
-        """Reset the link's connections; new ones are taken."""
+        """Reset the link's connections; new ones are accepted."""
         self._call(self._links[name].drop)
 
     def lead(self, name: str, port: int | None) -> None:
-        """Let a link lead to another port, or with None to its own; its connections are reset."""
+        """Redirect a link to another port, or with None to its own; its connections are reset."""
         self._links[name].detour = port
         self.drop(name)
 

@@ -1,4 +1,4 @@
-"""`rollcall chaos`: a workload and the faults that befall it; then the log is asked."""
+"""`rollcall chaos`: a workload with faults; then an audit of the log."""
 
 import shutil
 import tempfile
@@ -34,7 +34,7 @@ WHERE = "the log is in {0}/services, the workers' logs are in {0}/logs"
 def run_chaos(
     settings: Settings, plan: ChaosPlan, *, json: Path | None, keep: Path | None, terminal: Console
 ) -> bool:
-    """Run it all and print the table; True when nothing was lost, doubled or breached."""
+    """Run it all and print the table; True if nothing was lost, doubled or breached."""
     refuse_no_folder(json)
     refuse_no_boxes(plan)
     with interruptible() as check, _directory(keep, terminal) as directory:
@@ -59,7 +59,7 @@ def run_chaos(
 
 @contextmanager
 def _directory(keep: Path | None, terminal: Console) -> Iterator[Path]:
-    """A state directory of our own; a temporary one goes when the run is interrupted."""
+    """Yield a state directory; a temporary one is removed when the run is interrupted."""
     if keep is None:
         directory = Path(tempfile.mkdtemp(prefix="rollcall-chaos-"))
     else:
@@ -84,7 +84,7 @@ def _conduct(
     terminal: Console,
     check: Callable[[], None],
 ) -> tuple[ChaosOutcome, Report]:
-    """Leaves no process and no box behind."""
+    """Run the plan; leaves no process and no box behind."""
     began = time.monotonic()
     with staged(plan, settings, directory) as stage:
         _say_boxes(stage, terminal)
@@ -113,7 +113,7 @@ def _conduct(
         misled=sum(each.told for each in conductor.registries.values()),
         cut_off=conductor.log.cuts,
         not_cut=conductor.log.not_cut,
-        # An older release may bury what only ours reads; it is seen in the letters then.
+        # An older release may send records that only ours reads to the dead letters.
         buried=0 if plan.beside else report.dead_letters,
         silent=len(conductor.stranger.unnamed) + len(conductor.log.unnamed),
         seconds=time.monotonic() - began,
@@ -126,9 +126,9 @@ def _conduct(
 
 
 def _judged_training(stage: Stage, terminal: Console) -> TrainingFigures:
-    """What the trainers that were killed have left, against one that nobody kills.
+    """Compare the results of the killed trainers with those of an undisturbed one.
 
-    Steps that two releases took in turn are not judged: arithmetic may be another's.
+    Steps that two releases took in turn are not compared, as their arithmetic may differ.
     """
     if stage.run is None or stage.plan.beside is not None:
         return TrainingFigures()
@@ -140,7 +140,7 @@ def _judged_training(stage: Stage, terminal: Console) -> TrainingFigures:
 
 
 def _say_log(plan: ChaosPlan, victim: LogVictim, terminal: Console) -> None:
-    """Say which cuts no worker named, and that none was made where the plan asks for them."""
+    """Print the cuts that no worker reported, and if planned cuts were not made."""
     for place in victim.unnamed:
         terminal.print(f"no worker named what was cut off of {place}", highlight=False)
     if LOG in plan.roles and plan.hosts and not victim.cuts:
@@ -150,7 +150,7 @@ def _say_log(plan: ChaosPlan, victim: LogVictim, terminal: Console) -> None:
 
 
 def _say_boxes(stage: Stage, terminal: Console) -> None:
-    """Say where the workload's shells are, and what is not killed for want of it."""
+    """Print the drivers of the workload's shells, and the victims that are missing here."""
     names = [each["box"] for each in stage.boxes]
     if names:
         terminal.print(f"shells are in boxes of {' and '.join(names)}", highlight=False)

@@ -1,4 +1,4 @@
-"""Where a chaos run takes place: a broker and a registry of its own, and its workers' processes."""
+"""The stage of a chaos run: its own broker and registry, and its workers' processes."""
 
 import asyncio
 import json
@@ -30,24 +30,24 @@ from schemas.errors import Refused
 
 SCORER = "environment_return"
 SLOTS = {"hosted": 8, "box": 16}
-"""Agents' processes and boxes of one environments worker, on a machine that has much to do."""
+"""The slots of one environments worker for agents' processes and boxes, on a busy machine."""
 WARM = 1
-"""Most of the boxes that are killed have somebody in them."""
+"""The number of warm boxes; low, so that most killed boxes are in use."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A cluster whose workers reach the broker by links that can be cut."""
+    """A cluster whose workers reach the broker through links that can be cut."""
 
     plan: ChaosPlan
     cluster: Cluster
     proxy: Proxy
     run: RunFolder | None
-    """The training run, where there is one."""
+    """The training run, if there is one."""
     releases: Sequence[str] = ("",)
-    """Where the modules of each release are; empty for ours."""
+    """The module folder of each release; empty for ours."""
     boxes: Sequence[Mapping[str, str]] = ()
-    """What a shell of the workload may be in, as its config says it."""
+    """The kinds of boxes for the workload's shells, as in their config."""
     engine: OwnEngine | None = None
 
     @property
@@ -55,7 +55,7 @@ class Stage:
         return self.cluster.settings.state() / "logs"
 
     def workers(self) -> list[WorkerVictim]:
-        """All worker processes, none started."""
+        """Return all worker processes, none started."""
         self.logs.mkdir(exist_ok=True)
         return [
             self._worker(role, name, number % len(self.releases))
@@ -80,7 +80,7 @@ class Stage:
             "ROLLCALL_REGISTRY__URL": self._registry_url(name),
             "ROLLCALL_PREFIX": self.cluster.settings.prefix,
         }
-        if len(self.releases) == 1:  # another release may not know the setting
+        if len(self.releases) == 1:  # another release may not have the setting
             environment["ROLLCALL_ENVIRONMENTS__SLOTS"] = json.dumps(SLOTS)
             environment["ROLLCALL_ENVIRONMENTS__WARM"] = str(WARM)
             environment["ROLLCALL_OBJECTS__ABOVE_BYTES"] = str(workload.HEAVY_BYTES)
@@ -101,7 +101,7 @@ class Stage:
         )
 
     def _registry_url(self, name: str) -> str:
-        """The registry by the worker's own link."""
+        """Return the registry's URL through the worker's own link."""
         link = self.proxy.address(to_registry(name))
         return urlsplit(self.cluster.registry_url)._replace(netloc=link).geturl()
 
@@ -118,7 +118,7 @@ class Stage:
 
 @contextmanager
 def staged(plan: ChaosPlan, settings: Settings, directory: Path) -> Iterator[Stage]:
-    """Put up what is needed in the directory; take it down at the end, its log stays."""
+    """Start all services in the directory; stop them at the end, but keep the log."""
     with (
         _engine(plan, directory) as engine,
         _cluster(plan, settings, directory) as (cluster, proxy, releases),
@@ -129,7 +129,7 @@ def staged(plan: ChaosPlan, settings: Settings, directory: Path) -> Iterator[Sta
 
 
 def refuse_no_boxes(plan: ChaosPlan) -> None:
-    """Raise Refused where nothing of what is to be killed can be had on this host."""
+    """Raise Refused if none of the planned victims is available on this host."""
     if plan.containers:
         refuse_no_engine()
     elif set(plan.roles) == {BOXES} and (why := no_namespaces()):
@@ -139,7 +139,7 @@ def refuse_no_boxes(plan: ChaosPlan) -> None:
 
 @contextmanager
 def _engine(plan: ChaosPlan, directory: Path) -> Iterator[OwnEngine | None]:
-    """An engine of the run's own, where containers are asked for."""
+    """Yield the run's own engine, if containers are wanted."""
     if not plan.containers:
         yield None
         return
@@ -152,7 +152,7 @@ def _engine(plan: ChaosPlan, directory: Path) -> Iterator[OwnEngine | None]:
 
 
 def _boxes(plan: ChaosPlan, engine: OwnEngine | None) -> list[dict[str, str]]:
-    """Namespaces, and containers where there is an engine; directories where there is neither."""
+    """Return namespaces, and containers if there is an engine; directories if neither works."""
     if not plan.hosts:
         return []
     boxes = [{"box": "docker", "image": IMAGE}] if engine else []
@@ -162,7 +162,7 @@ def _boxes(plan: ChaosPlan, engine: OwnEngine | None) -> list[dict[str, str]]:
 
 
 def no_namespaces() -> str:
-    """Why bubblewrap makes no box here; empty where it does."""
+    """Return why bubblewrap makes no box here; empty if it does."""
     return asyncio.run(driver("bubblewrap").unavailable())
 
 
@@ -170,7 +170,7 @@ def no_namespaces() -> str:
 def _cluster(
     plan: ChaosPlan, settings: Settings, directory: Path
 ) -> Iterator[tuple[Cluster, Proxy, Sequence[str]]]:
-    """Broker, registry and links, and the releases that take part."""
+    """Yield broker, registry, links, and the participating releases."""
     names = [name for names in plan.workers().values() for name in names]
     other = beside.unpack(plan.beside, directory / "beside") if plan.beside else None
     links = _links(names)
@@ -209,14 +209,14 @@ def _cluster(
 
 
 def _provision(cluster: Cluster, policy_id: str, other: Path | None) -> None:
-    """Make what the release that was here first needs, then what ours adds to it."""
+    """Make the topics and schemas of the first release, then those that ours adds."""
     if other is not None:
         beside.provision(other, cluster, [policy_id])
     complete_topics(cluster, policy_id)
 
 
 def _training_run(cluster: Cluster, plan: ChaosPlan, release: str) -> RunFolder:
-    """A run of the plan's recipe, its topics made as by this release first. Raises Refused."""
+    """Make a run of the plan's recipe, its topics first made by this release. Raises Refused."""
     name, seed = plan.recipe, plan.seed
     shipped = files("compose.chaos") / f"{name}.toml"
     text = (shipped if name in RECIPES else Path(name)).read_text()
@@ -224,7 +224,7 @@ def _training_run(cluster: Cluster, plan: ChaosPlan, release: str) -> RunFolder:
     if recipe.scoring_id != SCORER:
         msg = f"recipe {name!r}: scorers is {recipe.scorers}; the rollouts here get {SCORER!r}"
         raise Refused(msg)
-    # What makes a policy holds half a gigabyte of libraries.
+    # Making a policy imports half a gigabyte of libraries.
     folder = apart(run_folder.create, cluster.settings.state(), recipe, text, seed)
     _provision(cluster, folder.policy_id, Path(release) if release else None)
     return run_folder.begin(folder, cluster)
@@ -233,7 +233,7 @@ def _training_run(cluster: Cluster, plan: ChaosPlan, release: str) -> RunFolder:
 def _links(
     names: Iterable[str], others: Mapping[str, Ports] = {}, port: int = 0
 ) -> dict[str, Ports]:
-    """Ports that nobody has; each link leads to the one that is named, else to one of its own."""
+    """Return free ports; each link leads to the named port, else to its own."""
     links: dict[str, Ports] = {}
     for name in names:
         entry = _free({**others, **links})

@@ -1,4 +1,4 @@
-"""A producer that is none of ours: it holds transactions open, and all that lies behind them."""
+"""A foreign producer that holds transactions open, which blocks all records behind them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,13 +16,13 @@ log = structlog.get_logger()
 
 @dataclass
 class Stranger(BriefVictim):
-    """Opens a transaction on every partition of one of our topics after the other."""
+    """A victim that opens a transaction on every partition of one of our topics after the other."""
 
     cluster: Cluster
     name: str = STRANGER
     group: None = None
     unnamed: list[str] = field(default_factory=list)
-    """Topics that it held up, where nothing that tells a lag said so."""
+    """Topics that it blocked without a report by anything that shows lag."""
     _begun: int = 0
     _held: HeldTransaction | None = None
     _topic: str = ""

@@ -1,4 +1,4 @@
-"""Faults of a worker's surroundings while it runs: of its clock, its registry and its store."""
+"""Faults of a worker's environment while it runs: of its clock, its registry and its store."""
 
 import time
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from schemas.private_folders import make_private
 
 MOST_HOURS = 6.0
 ASKS_WITHIN_S = 90.0
-"""A worker that starts on a machine with much to do asks its registry within so long."""
+"""The time within which a starting worker on a busy machine asks its registry."""
 
 log = structlog.get_logger()
 
 
 @dataclass
 class ClockVictim(PartVictim):
-    """The wall clock of a worker that runs on: set back by hours, and after a while set right."""
+    """The wall clock of a running worker: set back by hours, and later corrected."""
 
     def fit(self) -> bool:
         return self.worker.fit()
@@ -36,15 +36,15 @@ class ClockVictim(PartVictim):
 
 @dataclass
 class IdsVictim(PartVictim):
-    """The registry as one worker sees it; the worker is killed, so that it has to ask.
+    """The registry as one worker sees it; the worker is killed, so that it must ask again.
 
-    The fault's time counts from the first answer: a worker asks some seconds after its start, and
-    first for what it only looks at.
+    The fault's time counts from the first wrong answer: a worker asks some seconds after its start,
+    and first for schemas that it only checks.
     """
 
     registry: WrongRegistry
     _leads_until: float | None = None
-    """When the right one is back at the latest; None where it is there."""
+    """The latest time at which the right one is back; None while it is in place."""
     _asked: bool = False
     _lasts_s: float = 0.0
     _told_before: int = 0
@@ -79,13 +79,13 @@ class IdsVictim(PartVictim):
 
 
 class StoreVictim(BriefVictim):
-    """The object store: a folder behind a link, which leads to something else while it is away."""
+    """The object store: a folder behind a symlink, which leads elsewhere during the fault."""
 
     name = STORE
     group = None
 
     def __init__(self, objects: Path) -> None:
-        """Whatever lies there already is kept."""
+        """Put the folder behind a link; its contents are kept."""
         self._link, self._data = objects, objects.with_suffix(".data")
         self._nothing = objects.with_suffix(".away")
         if objects.exists():
@@ -104,7 +104,7 @@ class StoreVictim(BriefVictim):
         self._lead_to(self._data)
 
     def _lead_to(self, target: Path) -> None:
-        """In one step, so that no object is put where it is not found later."""
+        """Redirect the link atomically, so that no object is stored in a wrong place."""
         link = self._link.with_suffix(".link")
         link.symlink_to(target)
         link.replace(self._link)

@@ -1,4 +1,4 @@
-"""A run whose trainer was killed, judged by one that is not: from the record, bit for bit."""
+"""A check of a run whose trainer was killed: its steps are retrained, bit for bit."""
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -14,9 +14,9 @@ from trainer.branches import branch_of
 
 
 def figures_of_run(history: History, run: TrainedRun, threads: int) -> TrainingFigures:
-    """Load every checkpoint, then take all steps again from the first, with so many threads.
+    """Load every checkpoint, then repeat all steps from the first, with `threads` threads.
 
-    Raises Refused where the record or the first checkpoint is gone.
+    Raises Refused if the record or the first checkpoint is gone.
     """
     steps = list(steps_of(history, run))
     if not steps:
@@ -40,7 +40,7 @@ def figures_of_run(history: History, run: TrainedRun, threads: int) -> TrainingF
 
 
 def _checkpoints(history: History, run: TrainedRun) -> tuple[int, int, int]:
-    """How many there are, cannot be loaded, and hold other weights than were announced."""
+    """Count all checkpoints, those that cannot be loaded, and those with other weights."""
     kept = checkpoints.kept(run.directory / "checkpoints")
     announced = dict(digests_of(history, run, set(kept)))
     damaged = wrong = 0

@@ -1,8 +1,7 @@
-"""The processes that are harmed: how each is started, hurt, and brought back.
+"""The victims of faults: processes, their start, faults and recovery.
 
-A worker that was killed is started again at once under its name; a broker or registry after a
-while, on its old ports and data. Who dies without having been killed is started again too, and
-remembered.
+A killed worker is restarted at once under its name; a broker or registry after a while, on its old
+ports and data. A process that dies by itself is restarted too, and recorded.
 """
 
 import json
@@ -37,38 +36,38 @@ from compose.services.service_errors import ServicesError
 from sandbox.process_tree import children
 
 FLAP_S = 0.4
-"""A flapping link is up for so long, then down for so long."""
+"""The time that a flapping link is up, then down."""
 GONE_S = 10.0
 SERVER = "fork_server.py"
 ACCEPT = "--accept-truncation"
-"""The option that a worker asks for when it ends because the log has lost records."""
+"""The option that a worker demands when it ends because the log has lost records."""
 ACCEPTED = "loss_accepted"
-"""The event by which a worker with that option names a loss; it does not end then."""
+"""The event with which a worker with that option reports a loss, instead of ending."""
 AGAIN_S = 1.0
-"""Who ends by itself sooner than this after its start is not started again at once."""
+"""The least lifetime of a worker that ended by itself for an immediate restart."""
 
 
 def to_registry(name: str) -> str:
-    """A worker's link to the registry."""
+    """Return the name of a worker's link to the registry."""
     return f"{name}/registry"
 
 
 class Victim(Protocol):
-    """One process by the name that the schedule knows."""
+    """One target of faults, under its name in the schedule."""
 
     name: str
 
     @property
     def group(self) -> str | None:
-        """Whose progress shows that it is back; None: anybody's."""
+        """The group whose progress shows that it has recovered; None: any group."""
         ...
 
     def fit(self) -> bool:
-        """Whether a fault would hit something now."""
+        """Return True if a fault would have a target now."""
         ...
 
     def back(self) -> bool:
-        """Whether it is at work again after what befell it."""
+        """Return True if it works again after a fault."""
         ...
 
     def begin(self, fault: Fault) -> None: ...
@@ -78,37 +77,37 @@ class Victim(Protocol):
     def end(self, fault: Fault) -> None: ...
 
     def partitions(self) -> set[int]:
-        """What stands still without it, by the partition number of its rollouts' journal."""
+        """Return the journal partitions that are stalled without it."""
         ...
 
     def look(self) -> None:
-        """Notice what became of it, and start it again where it died by itself."""
+        """Check its state, and restart it if it died by itself."""
         ...
 
 
 class BriefVictim:
-    """One whom a fault befalls at once, and without whom no partition stands still."""
+    """A victim whose faults are momentary, and without which no partition is stalled."""
 
     def back(self) -> bool:
-        """Whoever needs it has it again by himself; whether there is one just now says nothing."""
+        """Return True: its users replace it themselves, so its presence shows nothing."""
         return True
 
     def during(self, fault: Fault, since_s: float) -> None:
-        """Nothing changes meanwhile."""
+        """Do nothing during the fault."""
 
     def end(self, fault: Fault) -> None:
-        """Nothing is to be undone."""
+        """Do nothing, as there is nothing to undo."""
 
     def partitions(self) -> set[int]:
         return set()
 
     def look(self) -> None:
-        """Nobody waits for it."""
+        """Do nothing, as it needs no restart."""
 
 
 @dataclass
 class WorkerVictim:
-    """A worker process with links of its own to the broker and to the registry."""
+    """A worker process with its own links to the broker and to the registry."""
 
     name: str
     command: Sequence[str]
@@ -116,22 +115,22 @@ class WorkerVictim:
     log: Path
     proxy: Proxy
     topic: str
-    """The one of whose partitions each sees work all the time, as the workload's topics do."""
+    """A topic of the workload, all of whose partitions always have work."""
     joined: str
-    """What stands in its log once it works."""
+    """The log line that shows that it works."""
     clock: WallClock
     releases: Sequence[str] = ("",)
-    """What goes before the rest on the module path, for each release that it may be of."""
+    """The first entry of the module path, for each release that it may run."""
     release: int = 0
-    """Which of them it is now."""
+    """The index of its present release."""
     fell: list[int] = field(default_factory=list)
-    """Exit codes of those that ended by themselves."""
+    """Exit codes of its processes that ended by themselves."""
     losses: list[str] = field(default_factory=list)
-    """Lines of its log that name records which its group has committed and the log has lost."""
+    """Lines of its log that report committed records which the log has lost."""
     process: ChildProcess | None = None
     owned: set[int] = field(default_factory=set)
     _accepts: bool = False
-    """Whether its next start has that option."""
+    """True if its next start has the option ACCEPT."""
     _stopping: bool = False
     _joined: bool = False
     _started: float = 0.0
@@ -139,11 +138,11 @@ class WorkerVictim:
 
     @property
     def group(self) -> str:
-        """What the names of its group begin with."""
+        """The prefix of the names of its group."""
         return self.name.rpartition("-")[0]
 
     def start(self) -> None:
-        """Must be called by the thread that lives longest: the child dies with it."""
+        """Start it; call this in the longest-living thread, as the child dies with the thread."""
         self.owned.clear()
         self._joined, self._started = False, time.monotonic()
         self._read = self.log.stat().st_size if self.log.exists() else 0
@@ -152,11 +151,11 @@ class WorkerVictim:
             module(*self.command, *accept),
             self.log,
             environment={**self.environment, **self._path()},
-            directory=self.log.parent,  # where no release finds the packages of another
+            directory=self.log.parent,  # a folder without packages of another release
         )
 
     def _path(self) -> dict[str, str]:
-        """Where its modules are looked for, and the clock that it reads."""
+        """Return the variables of its module path and its clock."""
         first, rest = self.releases[self.release], self.environment.get("PYTHONPATH", "")
         return self.clock.environment(os.pathsep.join(filter(None, (first, rest))))
 
@@ -170,10 +169,10 @@ class WorkerVictim:
         return set(self.owned)
 
     def kill(self) -> None:
-        """SIGKILL; it comes back at once, as one of the next release."""
+        """Send SIGKILL; it restarts at once, with the next release."""
         self._send(signal.SIGKILL)
         self._process().wait(GONE_S)
-        self._follow_log()  # it may have named a loss since the last look
+        self._follow_log()  # it may have reported a loss since the last read
         self.release = (self.release + 1) % len(self.releases)
         self.start()
 
@@ -224,13 +223,13 @@ class WorkerVictim:
             self.start()
 
     def ask_to_stop(self) -> None:
-        """SIGTERM, also for one that is paused; it is not started again."""
+        """Send SIGTERM, also if it is paused; it is not restarted."""
         self._stopping = True
         self._send(signal.SIGCONT)
         self._send(signal.SIGTERM)
 
     def wait(self, until: float) -> int:
-        """Its exit code, at the latest then; SIGKILL where it takes longer."""
+        """Return its exit code; it gets SIGKILL if it still runs at `until`."""
         try:
             return self._process().wait(max(0.1, until - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -247,7 +246,7 @@ class WorkerVictim:
         return self.process
 
     def _follow_log(self) -> None:
-        """Know from its log what it owns: whole lines since the last look."""
+        """Update its owned partitions from new complete lines of its log."""
         with self.log.open("rb") as file:
             file.seek(self._read)
             lines, newline, _ = file.read().rpartition(b"\n")
@@ -272,7 +271,7 @@ class WorkerVictim:
 
 @dataclass
 class Stack:
-    """What broker and registry have in common: whichever is down is started by the same call."""
+    """The common state of broker and registry: one call starts those that are down."""
 
     state_dir: Path
     cache_dir: Path
@@ -280,13 +279,13 @@ class Stack:
     _coming: list[Future[embedded.Endpoints]] = field(default_factory=list)
 
     def start(self) -> None:
-        """Begin to start what is down."""
+        """Begin to start the services that are down."""
         self._coming.append(
             self.pool.submit(embedded.up, self.state_dir, self.cache_dir, ready=answers)
         )
 
     def up(self) -> bool:
-        """Whether no start is under way; raises what a start has failed with."""
+        """Return True if no start is in progress; raises the error of a failed start."""
         for done in [each for each in self._coming if each.done()]:
             self._coming.remove(done)
             done.result()
@@ -295,7 +294,7 @@ class Stack:
 
 @dataclass
 class ServiceVictim(BriefVictim):
-    """The embedded broker or registry; it has no partitions, whoever writes shows that it lives."""
+    """The embedded broker or registry; it has no partitions, any written entry shows recovery."""
 
     name: str
     stack: Stack
@@ -303,14 +302,14 @@ class ServiceVictim(BriefVictim):
     _paused: bool = False
 
     def fit(self) -> bool:
-        """Not while either comes back: a start that loses one of the two has failed."""
+        """Return False while either restarts, as a start fails if it loses one of the two."""
         return self.stack.up()
 
     def back(self) -> bool:
         return self.fit()
 
     def works(self) -> bool:
-        """Whether it is up, and neither killed nor paused by a fault of its own."""
+        """Return True if it is up, and not killed or paused by its own fault."""
         return self.fit() and not self._paused and self._pid() is not None
 
     def begin(self, fault: Fault) -> None:
@@ -325,7 +324,7 @@ class ServiceVictim(BriefVictim):
             self._paused = True
 
     def kill(self) -> None:
-        """SIGKILL; it is gone when this returns."""
+        """Send SIGKILL; it has ended when this returns."""
         if (pid := self._pid()) is not None:
             os.kill(pid, signal.SIGKILL)
         if not holds_within(lambda: self._pid() is None, GONE_S):
@@ -350,7 +349,7 @@ class ServiceVictim(BriefVictim):
 
 @dataclass
 class PartVictim(BriefVictim):
-    """A part of one worker or of its surroundings: its group's progress shows that it is back."""
+    """A part of one worker or of its environment; its group's progress shows recovery."""
 
     name: str
     worker: WorkerVictim
@@ -362,23 +361,23 @@ class PartVictim(BriefVictim):
 
 @dataclass
 class ProcessVictim(PartVictim):
-    """Any agent's process of an environments worker; most live for seconds, often there is none."""
+    """An agent's process of an environments worker; most live for seconds, often there is none."""
 
     def fit(self) -> bool:
         return self.worker.process is not None and bool(agents_below(self.worker.process.pid))
 
     def begin(self, fault: Fault) -> None:
-        """SIGKILL to the one that runs longest: the most to live again."""
+        """Send SIGKILL to the one that runs longest, which has the most to replay."""
         running = agents_below(self.worker.process.pid) if self.worker.process else []
         if running:
-            with suppress(ProcessLookupError):  # it has just ended
+            with suppress(ProcessLookupError):  # it has ended just now
                 os.kill(running[0], signal.SIGKILL)
 
 
 def agents_below(worker: int) -> list[int]:
-    """The agents' processes of a worker, the oldest first: children of its fork servers.
+    """Return the agents' processes of a worker, oldest first: children of its fork servers.
 
-    An agent leads a session, which tells it from what a server starts for itself.
+    An agent leads a session, unlike other children of a fork server.
     """
     guardians = [pid for pid in children(worker) if SERVER in _command_line(pid)]
     servers = [pid for guardian in guardians for pid in children(guardian)]
@@ -393,7 +392,7 @@ def _command_line(pid: int) -> str:
 
 
 def _leads(pid: int) -> bool:
-    """Whether a process that lives leads its session."""
+    """Return True if a process runs and leads its session."""
     try:
         state, _, _, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""A wall clock that chaos sets back. It stands beside the workers as their `sitecustomize`.
+"""A wall clock that chaos sets back, installed for the workers as their `sitecustomize`.
 
 Python imports a module of that name at the start of every process, and this one is copied under it.
-So what the product reads as the time of day is moved, without root and without a seam in the
-product. Kafka's client reads the machine's own clock, as before.
+So the time of day that the product reads is moved, without root and without a hook in the product.
+Kafka's client still reads the machine's own clock.
 """
 
 import mmap
@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 
 VARIABLE = "CHAOS_CLOCK"
-"""Names the file of a process's clock in its environment."""
+"""The environment variable with the file of a process's clock."""
 OFFSET = struct.Struct("<d")
 
 
 class WallClock:
-    """The clock of one worker, from the side that moves it."""
+    """The clock of one worker, for the process that moves it."""
 
     def __init__(self, directory: Path, name: str) -> None:
         directory.mkdir(exist_ok=True)
@@ -31,7 +31,7 @@ class WallClock:
         if not self.path.exists():
             self.path.write_bytes(OFFSET.pack(offset_s))
             return
-        with self.path.open("r+b") as file:  # in place: a process that runs looks at these bytes
+        with self.path.open("r+b") as file:  # in place: running processes read these bytes
             file.write(OFFSET.pack(offset_s))
 
     def environment(self, path: str) -> dict[str, str]:
@@ -41,7 +41,7 @@ class WallClock:
 
 
 def follow(path: str) -> None:
-    """Have this process read the time of day from the machine and a clock's file together."""
+    """Have this process read the time of day as the machine's plus the offset in a clock's file."""
     with open(path, "rb") as file:
         held = mmap.mmap(file.fileno(), OFFSET.size, access=mmap.ACCESS_READ)
     wall, wall_ns = time.time, time.time_ns

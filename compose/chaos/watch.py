@@ -1,11 +1,10 @@
-"""What the journal shows while things break, and how long after each fault there was progress.
+"""The watch of the journal during faults, and the time to progress after each.
 
-*Time to progress*: from the fault until every partition that its victim worked for has a new entry
-by a worker of the victim's group; for broker and registry, until there is any entry at all; for the
-trainer, until there is a train step; for its model server, until that answers. Times are the
-broker's append times. Entries of the first moment do not count: they were on the wire already.
-Agents show progress by ending, failing or beginning anew, for anybody of the group may write a
-start.
+*Time to progress*: from the fault until every partition of its victim has a new entry by a worker
+of the victim's group; for broker and registry, until there is any entry; for the trainer, until
+there is a train step; for its model server, until that answers. Times are the broker's append
+times. Entries of the first moment do not count, as they were already on the wire. For agents, only
+ends, failures and new attempts count, since any member of the group may write a start.
 """
 
 import threading
@@ -31,22 +30,22 @@ log = structlog.get_logger()
 
 @dataclass
 class FaultRecovery:
-    """One fault, and what its group has still to show."""
+    """One fault, and the progress that its group has still to make."""
 
     fault: Fault
     began_ms: int
     group: str | None
-    """None: whoever writes."""
+    """The group; None: any."""
     waiting: set[int]
     took_s: float | None = None
     _last_ms: int = 0
 
     def begin_anew(self, at_ms: int) -> None:
-        """Count from now on: the fault took a while to prepare, and nothing was harmed before."""
+        """Count from now on: the fault took a while to prepare, and took effect only now."""
         self.began_ms, self.took_s, self._last_ms = at_ms, None, 0
 
     def seen(self, group: str, partition: int, at_ms: int) -> None:
-        """An entry was written."""
+        """Record a written entry."""
         if self.took_s is not None or at_ms < self.began_ms + ON_THE_WIRE_MS:
             return
         if self.group not in (None, group):
@@ -62,7 +61,7 @@ class FaultRecovery:
 
 @dataclass
 class Watch:
-    """Reads the journal and the scored trajectories in a thread of its own."""
+    """A watch that reads the journal and the scored trajectories in a separate thread."""
 
     cluster: Cluster
     asked: set[str] = field(default_factory=set)
@@ -89,15 +88,15 @@ class Watch:
     def expect(
         self, fault: Fault, began_ms: int, group: str | None, partitions: Iterable[int]
     ) -> None:
-        """A fault begins: note when its group works again."""
+        """Record the beginning of a fault, to note when its group works again."""
         with self._lock:
             self.progress.append(FaultRecovery(fault, began_ms, group, set(partitions)))
 
     def expect_cut(self, fault: Fault, place: TopicPartition, first: int) -> None:
-        """A partition was cut off at an offset; its broker is down, and comes back after this call.
+        """Record that a partition was cut off at an offset; its broker restarts after this call.
 
-        The partition is read on from that offset: by the time it is asked for its end, new records
-        may lie there, which no one has read.
+        Reading continues from that offset: when the partition's end is queried, new unread records
+        may already be there.
         """
         with self._lock:
             for each in self.progress:
@@ -106,16 +105,16 @@ class Watch:
         self._cuts.append((place, first))
 
     def waiting(self) -> list[FaultRecovery]:
-        """Faults after which there was no progress yet."""
+        """Return the faults after which there was no progress yet."""
         with self._lock:
             return [each for each in self.progress if each.took_s is None]
 
     def scored_of(self, run_id: str) -> int:
-        """So many rollouts of a run have been scored."""
+        """Return the number of scored rollouts of a run."""
         return self._scored_by_run[run_id]
 
     def all_scored(self, ends: Mapping[TopicPartition, int]) -> bool:
-        """Whether every request below these offsets has been scored."""
+        """Return True if every request below these offsets has been scored."""
         read = all(self._next.get(tp, 0) >= end for tp, end in ends.items())
         return read and self.asked <= self.scored
 
@@ -138,15 +137,15 @@ class Watch:
                 log.warning("watch_waits", error=str(error))
                 self._stop.wait(1.0)
             except RollcallError as error:
-                # The reader may have met a cut before this thread has looked for one.
+                # The reader may have reached a cut before this thread has checked for one.
                 if not (self._cuts and isinstance(error, JournalGone)):
                     self.failure = error
                     return
 
     def _begin_again(self) -> None:
-        """Read on with another reader, from where partitions were cut off.
+        """Continue with a new reader, from the offsets at which partitions were cut off.
 
-        Raises Unavailable while the broker is away.
+        Raises Unavailable while the broker is down.
         """
         cuts = list(self._cuts)
         for place, first in cuts:

@@ -1,10 +1,9 @@
-"""What runs while things break: rollouts of many kinds, drawn from the seed and their number.
+"""The workload of a chaos run: rollouts of many kinds, drawn from the seed and their number.
 
-Several turns, calls side by side, failures that are asked again, answers that come after their
-deadline, sessions that cannot be rebuilt, rollouts whose own deadline is short, cancels of rollouts
-and of groups, agents in processes of their own. Every model server says something else, so that it
-matters whose answer counts. What they say in a shell are commands, whose output tells all that was
-run in it before.
+It has several turns, parallel calls, failures that are retried, answers after their deadline,
+sessions that cannot be rebuilt, rollouts with a short deadline, cancels of rollouts and of groups,
+and agents in separate processes. Every model server gives different answers, so that it matters
+which one counts. In a shell, answers are commands whose output shows all earlier commands.
 """
 
 import heapq
@@ -46,20 +45,20 @@ AGENTS = ("react", f"{HERE}:side_by_side", f"{HERE}:forgiving")
 SHELL = "shell"
 AGENT_OF_OTHERS = "hosted"
 FUNCTIONS = ("sequential", "side_by_side", "noisy")
-"""Of `compose.chaos.hosted_agents`."""
+"""Functions of `compose.chaos.hosted_agents`."""
 HOSTED = 0.05
-"""So many of the rollouts have a process each, as a function or, one in `COMMANDS`, a command."""
+"""The share of rollouts with a process, as a function or, one in `COMMANDS`, a command."""
 COMMANDS = 4
 CATCH_UP_S = 2.0
 HEAVY = 0.02
-"""So many see what is too heavy for the log, and lies in the object store."""
+"""The share with observations too heavy for the log, which are in the object store."""
 HEAVY_BYTES = 65_536
 BOXED = 0.1
-"""So many act in a shell, each in a box of its own."""
+"""The share that acts in a shell, each in its own box."""
 BOX_TIMEOUT_S = 60.0
-"""Of a command and of a step: longer than any pause, so that none is cut off in the middle."""
+"""The timeout of a command and of a step: longer than any pause, so that none is cut off."""
 STEP_S = 0.005
-"""What a decode step takes, whatever is in the batch."""
+"""The duration of a decode step, for any batch."""
 WORDS = ("left", "right", "on", "back", "wait")
 
 
@@ -98,7 +97,7 @@ def forgiving(task: Task) -> Agent:
 
 
 class Corridor:
-    """So many doors; what it shows depends on the seed and on every action so far."""
+    """An environment of several doors; observations depend on the seed and all actions so far."""
 
     def __init__(self, turns: int = 4, replayable: bool = True, heavy: int = 0) -> None:
         self.replayable = replayable
@@ -114,7 +113,7 @@ class Corridor:
         return self._show(action)
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing, as there is nothing to release."""
 
     def _show(self, action: str) -> Observation:
         self.seen.update(f"{action}\0".encode())
@@ -127,7 +126,7 @@ class Corridor:
 
 
 def script(server: str) -> Script:
-    """Every call has its own fate, a repeat another one; no server says what another says."""
+    """Return a script with a random fate per call and try; each server answers differently."""
     spoken = count()
 
     def say(call: ModelCall) -> str:
@@ -145,27 +144,27 @@ SHELL_COMMAND = "echo {} >> path; cat path"
 
 
 def _is_shell(call: ModelCall) -> bool:
-    """Whether what was shown last is a shell's: how it begins, or how a command ended."""
+    """Return True if the last observation is a shell's: its beginning, or a command's result."""
     shown = call.messages[-1].content if call.messages else ""
     return BARE in shown or shown.startswith("exit code ")
 
 
 def shown_by_shell(commands: Sequence[str]) -> str:
-    """What the last of some commands shows when all have run, each once and in this order."""
+    """Return the output of the last command if all have run, each once and in this order."""
     before, after = SHELL_COMMAND.split("{}")
     said = (command.removeprefix(before).removesuffix(after) for command in commands)
     return "exit code 0\n" + "".join(f"{each}\n" for each in said)
 
 
 def delay_s(call: ModelCall) -> float:
-    """Most answers take a moment, some a while, a few longer than any deadline."""
+    """Return the delay of a call: mostly short, sometimes long, rarely beyond any deadline."""
     dice = _dice(call, "delay")
     longest = dice.choices((0.3, 3.0, 30.0), (96.5, 3, 0.5))[0]
     return dice.uniform(longest / 10, longest)
 
 
 def queues(call: ModelCall) -> bool:
-    """Whether a call spends its delay in line; every other one is being worked at all the time."""
+    """Return True if a call spends its delay in the queue (every second one), else it runs."""
     return _dice(call, "queue").random() < 0.5
 
 
@@ -174,10 +173,10 @@ def _dice(call: ModelCall, what: str) -> Random:
 
 
 class UnhurriedEngine(ScriptedEngine):
-    """A scripted engine whose calls take as long as `delay_s` says.
+    """A scripted engine whose calls take the time of `delay_s`.
 
-    One that may not begin any more is handed back where it is still in line; one that has begun is
-    answered, be it late.
+    A call that is still queued at its deadline to begin is returned; one that has begun is
+    answered, even if late.
     """
 
     def __init__(
@@ -226,9 +225,9 @@ def run_id(seed: int) -> str:
 def request(
     seed: int, number: int, *, hosts: bool = True, boxes: Sequence[Mapping[str, str]] = ()
 ) -> RolloutRequest:
-    """The rollout of this number; without `hosts` none has a process of its own.
+    """Return the rollout of this number; without `hosts` none has its own process.
 
-    `boxes` are what a shell may be in, as its config says it; without any there are no shells.
+    `boxes` are the kinds of boxes for shells, as in their config; without any, there are no shells.
     """
     dice, boxed = Random(f"hosted/{seed}/{number}"), Random(f"boxed/{seed}/{number}")
     asked = _request(seed, number, heavy=hosts)
@@ -240,7 +239,7 @@ def request(
 def _boxed(
     asked: RolloutRequest, dice: Random, boxes: Sequence[Mapping[str, str]]
 ) -> RolloutRequest:
-    """The same as a talk with a shell, which may be rebuilt and begun anew."""
+    """Return the request with a shell, which may be rebuilt and restarted."""
     mode = dice.choice(("persistent", "persistent", "ephemeral"))
     config = {
         **dice.choice(boxes),
@@ -254,7 +253,7 @@ def _boxed(
 
 
 def _hosted(asked: RolloutRequest, dice: Random) -> RolloutRequest:
-    """The same with an agent in a process of its own."""
+    """Return the request with an agent in its own process."""
     file, function = str(Path(__file__).with_name("hosted_agents.py")), dice.choice(FUNCTIONS)
     config: dict[str, Any] = {"turns": dice.randint(2, 4), "catch_up_s": CATCH_UP_S}
     if dice.randrange(COMMANDS):
@@ -291,7 +290,7 @@ def _request(seed: int, number: int, *, heavy: bool) -> RolloutRequest:
 
 
 def cancel(seed: int, number: int) -> Control | None:
-    """The cancel that is asked for after this request, of itself or of its group; mostly none."""
+    """Return the cancel to send after this request, of itself or of its group; mostly none."""
     dice = Random(f"cancel/{seed}/{number}")
     victim = request(seed, number)
     if number % GROUP == GROUP - 1 and dice.random() < 0.05:

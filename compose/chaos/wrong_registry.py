@@ -1,6 +1,6 @@
-"""A registry that has dealt its ids anew: it answers as the right one, each id for another schema.
+"""A registry with reassigned ids: it answers like the right one, but each id is another schema's.
 
-As one that came back from an old backup, or another one under the same address.
+It simulates a restore from an old backup, or another registry under the same address.
 """
 
 import json
@@ -19,20 +19,20 @@ BY_ID = re.compile(r"(?<=/schemas/ids/)\d+")
 
 
 def turned(ids: Sequence[int], by: int) -> dict[int, int]:
-    """Each id for the one that stands so many places behind it, in a circle."""
+    """Map each id to the one `by` places behind it, in a circle."""
     return {each: ids[(place + by) % len(ids)] for place, each in enumerate(ids)}
 
 
 class WrongRegistry:
-    """An HTTP server before the right registry, in threads of its own."""
+    """An HTTP server in front of the right registry, in its own threads."""
 
     def __init__(self, url: str) -> None:
-        """Ask nothing yet: the ids are learnt by `learn`, from the right registry's `url`."""
+        """Set it up without a request; `learn` reads the ids from the right registry's `url`."""
         self._url = url
         self._given: dict[int, int] = {}
         self._meant: dict[int, int] = {}
         self.told = 0
-        """Answers that were wrong."""
+        """The number of wrong answers."""
         wrong = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -43,7 +43,7 @@ class WrongRegistry:
                 wrong.answer(self, self.rfile.read(int(self.headers["Content-Length"] or 0)))
 
             def log_message(self, format: str, *args: object) -> None:
-                """Nobody reads it."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer((HOST, 0), Handler)
         self._server.daemon_threads = True
@@ -51,7 +51,7 @@ class WrongRegistry:
         threading.Thread(target=self._server.serve_forever, name="ids", daemon=True).start()
 
     def learn(self) -> bool:
-        """Deal the ids anew; False where the right registry does not answer."""
+        """Reassign the ids; False if the right registry does not answer."""
         try:
             subjects = json.loads(self._ask(f"{self._url}/subjects")[1])
             latest = (f"{self._url}/subjects/{each}/versions/latest" for each in subjects)
@@ -62,19 +62,19 @@ class WrongRegistry:
         return len(ids) > 1
 
     def answer(self, handler: BaseHTTPRequestHandler, body: bytes | None) -> None:
-        """What the right registry says, with the ids of this one."""
+        """Forward a request to the right registry, and its answer with this one's ids."""
         path = BY_ID.sub(lambda found: str(self._meaning(int(found[0]))), handler.path)
         right = urlsplit(self._url)
         try:
             status, said = self._ask(f"{right.scheme}://{right.netloc}{path}", body)
         except OSError:
-            handler.close_connection = True  # the right one is away, and so is this
+            handler.close_connection = True  # the right one is down, so this one is too
             return
         said = self._with_ids(said)
         handler.send_response(status)
         handler.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
         handler.send_header("Content-Length", str(len(said)))
-        with suppress(ConnectionError):  # the worker that asked was killed meanwhile
+        with suppress(ConnectionError):  # the asking worker was killed meanwhile
             handler.end_headers()
             handler.wfile.write(said)
 

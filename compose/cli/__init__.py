@@ -1,6 +1,6 @@
-"""The command line: what a person types, read, called and printed; nothing is decided here.
+"""The command line: it parses options, calls functions and prints results; no logic of its own.
 
-Whatever is imported below needs our own packages, so it is looked here whether they are found.
+The modules below import our own packages, so it is checked here that these are found.
 """
 
 from rollcall_command import refuse_a_clash

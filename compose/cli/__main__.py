@@ -2,5 +2,5 @@
 
 from rollcall_command import main
 
-if __name__ == "__main__":  # a process that we spawn imports this module under another name
+if __name__ == "__main__":  # a spawned process imports this module under another name
     main()

@@ -1,4 +1,4 @@
-"""`rollcall agents`: agents of other people, installed by name."""
+"""`rollcall agents`: third-party agents, installed by name."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -65,7 +65,7 @@ def check(name: Name, config: Config = "{}", json: Json = False) -> None:
 
 
 def _tried(name: str, config: "Mapping[str, Any]") -> "list[Played]":
-    """Play it, and note down what came of it for the workers of this machine."""
+    """Run an agent's trials, and record the result for the workers of this machine."""
     from compose.agents.agent_check import check as play
     from compose.agents.installation import mark
     from sandbox.agents.shipped import check_agent, interpreter

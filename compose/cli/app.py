@@ -56,12 +56,12 @@ from schemas.interrupts import tell_apart
 
 Command = Callable[..., None]
 
-# Newer typers bring a click of their own, whose errors are not those of the package `click`.
+# Newer versions of typer have their own click, whose errors are not those of package `click`.
 USAGE: Any = next(kind for kind in typer.BadParameter.mro() if kind.__name__ == "ClickException")
 
 
 def _group(purpose: str, **commands: Command | typer.Typer) -> typer.Typer:
-    """Commands that are called by two words; an underscore is a hyphen there."""
+    """Group commands of two words; an underscore becomes a hyphen."""
     group = typer.Typer(no_args_is_help=True, help=purpose)
     for name, command in commands.items():
         if isinstance(command, typer.Typer):
@@ -72,7 +72,7 @@ def _group(purpose: str, **commands: Command | typer.Typer) -> typer.Typer:
 
 
 def _runs() -> typer.Typer:
-    """`runs` alone lists them."""
+    """Make the group `runs`, which lists runs if called without a command."""
     group = typer.Typer(invoke_without_command=True)
     group.callback()(runs.list_runs)
     group.command()(runs.retire)
@@ -184,7 +184,7 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
     },
     "Check": {"verify": verify, "chaos": chaos, "bench": bench},
 }
-"""What there is, under the headings and in the order of `--help`."""
+"""All commands, under the headings and in the order of `--help`."""
 
 
 def _say_version(wanted: bool) -> None:
@@ -226,9 +226,9 @@ app = _command_line()
 
 
 def main() -> NoReturn:
-    """The process entry: errors of ours become one line and an exit code.
+    """Run the command line: our errors become one line and an exit code.
 
-    Modules of the user's are found in the working directory, behind everything that is installed.
+    Users' modules are found in the working directory, after all installed ones.
     """
     with suppress(RuntimeError, ValueError, OSError):  # standard error may be closed
         faulthandler.enable()  # a crash inside a client library tells where it was

@@ -48,13 +48,13 @@ def bench(
 
         learn_at_lag(recipe, range(1, seeds + 1), lags=lags, losses=losses, **told)
         return
-    refuse_no_folder(json)  # what measures takes seconds to import
+    refuse_no_folder(json)  # benchmarks take seconds to import
     from compose.benchmarks.suite import run_benchmarks
 
     run_benchmarks(names or [], settings(), json)
 
 
 def _end_in_order() -> None:
-    """Have SIGTERM do what Ctrl-C does, also in a shell's background: what was started is ended."""
+    """Treat SIGTERM like Ctrl-C, also in a shell's background, so that processes are ended."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))

@@ -82,7 +82,7 @@ def chaos(
 
 
 def _harm(plan: "ChaosPlan", json: Path | None, keep: Path | None) -> int:
-    """The exit code."""
+    """Run the plan; return the exit code."""
     from compose.chaos.run import run_chaos
     from compose.conductor.conductor import Stopped
     from compose.console import PlainConsole

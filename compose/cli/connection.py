@@ -1,6 +1,6 @@
-"""What a command works with: the settings of this directory, and the cluster that they name.
+"""The context of a command: the settings of this directory, and the cluster that they name.
 
-Whoever calls the command line as a function, `app(words, obj=cluster)`, hands over another one.
+A caller of the command line as a function, `app(words, obj=cluster)`, passes another cluster.
 """
 
 from contextvars import ContextVar
@@ -16,13 +16,13 @@ OURS = {
     "services", "services.lock", "services.down", "runs", "served", "tasks", "archive", "leases",
     "agent-processes", "policies", "logs", "schema_ids",
 }  # fmt: skip
-"""What lies in a state directory; one that holds more may be somebody's home."""
+"""The entries of a state directory; one with others may be a user's home directory."""
 CLUSTER: ContextVar["Cluster | None"] = ContextVar("cluster", default=None)
-"""That of the command at hand: handed over, or made when it is first asked for."""
+"""The cluster of the running command: passed in, or made on first use."""
 
 
 def settings() -> "Settings":
-    """Command line over ROLLCALL_… variables over rollcall.toml; raises Refused."""
+    """Load settings: command line over ROLLCALL_… variables over rollcall.toml; raises Refused."""
     from compose.settings import load_settings
 
     found = load_settings()
@@ -31,7 +31,7 @@ def settings() -> "Settings":
 
 
 def _keep_private(state: "Path") -> None:
-    """Let nobody else into what earlier releases, or another umask, have left open."""
+    """Remove other users' access, which earlier releases or another umask have left."""
     from compose.terminal import say
     from schemas.private_folders import tighten
 
@@ -48,7 +48,7 @@ def _keep_private(state: "Path") -> None:
 
 
 def cluster() -> "Cluster":
-    """Clients are made when they are asked for; raises Refused where nothing is named nor up."""
+    """Return the cluster; clients are made on first use. Raises Refused if none is named or up."""
     known = CLUSTER.get()
     if known is not None:
         return known
@@ -62,7 +62,7 @@ def cluster() -> "Cluster":
 
 
 def signature() -> str:
-    """Return the name of the user who gives the command; empty where the system knows none."""
+    """Return the name of the user who runs the command; empty if the system has none."""
     from getpass import getuser
 
     try:

@@ -1,4 +1,4 @@
-"""`rollcall cancel`, `pause`, `resume`, `drain`: words on `control`."""
+"""`rollcall cancel`, `pause`, `resume`, `drain`: records on `control`."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,7 +81,7 @@ def _meant(run: str) -> str:
 
 
 def _checked(run: str) -> str:
-    """The run itself; raises Refused for what can be the name of none."""
+    """Return the run; raises Refused for an impossible name."""
     from schemas.bounds import NAME_BYTES
     from schemas.errors import Refused
 

@@ -1,4 +1,4 @@
-"""`rollcall dlq`: dead letters listed, shown, replayed, dropped, skipped."""
+"""`rollcall dlq`: list, show, replay, drop and skip dead letters."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from consumers.loop.letter_records import Skip
 
 RECORDS_NAMED = 5
-"""Records that a dry run names one by one."""
+"""The most records that a dry run names one by one."""
 
 Reason = Annotated[str, typer.Option(help="Why; it is kept in the log.")]
 Places = Annotated[
@@ -53,7 +53,7 @@ takes_letters = takes(
     _choice,
     first=True,
 )
-"""Give a command the options that name dead letters; its parameter `choice` is what they name."""
+"""A decorator that adds the options that name dead letters, passed as parameter `choice`."""
 
 
 def list_letters(
@@ -200,7 +200,7 @@ def _echo_refused(refused: "Sequence[tuple[DeadLetter, str]]") -> None:
 
 
 def _echo_records(decided: "Skip") -> None:
-    """Say what lies in a range."""
+    """Print the records in a range."""
     from collections import Counter
 
     from consumers.history.skip_decision import records_in, unreadable_because

@@ -1,3 +1,3 @@
-"""The beginning that scripts of an earlier editable install name; `rollcall_command` is today's."""
+"""The entry point of earlier editable installs' scripts; now it is `rollcall_command`."""
 
 from rollcall_command import main as main

@@ -79,7 +79,7 @@ def evaluate(
 
 
 def _require_policy_alone(span: Range, compare: tuple[str, str] | None) -> None:
-    """Raise Refused where --tasks comes with what only a record has."""
+    """Raise Refused if --tasks is combined with options for recorded rollouts."""
     from schemas.errors import Refused
 
     if not span.policy_id or span.beyond_policy():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Json = Annotated[bool, typer.Option("--json", help="As JSON instead of a table.")]
 
 SHOWN_EVERY = 1000
-"""Records between two words of the progress."""
+"""The number of records between two updates of the progress."""
 
 
 @takes_range

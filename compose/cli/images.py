@@ -1,4 +1,4 @@
-"""`rollcall images`: what boxes are made of, on this host."""
+"""`rollcall images`: the images of boxes on this host."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -105,7 +105,7 @@ def gc(keep: Keep = "5GB", older_than: OlderThan = "14d") -> None:
 
 
 def _requirements(given: list[str], file: Path | None) -> list[str]:
-    """All that are asked for, each looked at. Raises Refused."""
+    """Return all requirements, each validated. Raises Refused."""
     from sandbox.boxes.wheels import checked, requirement_lines
     from schemas.errors import Refused
 
@@ -124,7 +124,7 @@ def _requirements(given: list[str], file: Path | None) -> list[str]:
 
 
 def _of_engine() -> "list[ImageRow]":
-    """Those of the engine; where it does not answer that is said, and nothing else is lost."""
+    """Return the engine's images; if it does not answer, print that and return none."""
     import asyncio
 
     from sandbox.boxes.docker_engine import DockerEngine, listens

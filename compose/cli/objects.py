@@ -61,7 +61,7 @@ def gc(older_than: OlderThan = "", yes: Yes = False) -> None:
 
 
 def _store() -> "ObjectStore":
-    """That of this cluster; raises Refused where none is named, StoresDiffer for another's."""
+    """Return this cluster's store; raises Refused if none is set, StoresDiffer for another's."""
     from compose.store_identity import identify
     from schemas.errors import Refused
 

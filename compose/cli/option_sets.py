@@ -1,4 +1,4 @@
-"""Options that several commands share, given to a command as the one value that they name."""
+"""Sets of options that several commands share, passed to a command as one value."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -14,9 +14,9 @@ def takes(
     *,
     first: bool = False,
 ) -> Callable[[Command], Command]:
-    """A decorator: in place of its `parameter` a command takes `options`, by name the annotation
-    and the default; what `build` makes of them is that parameter. They stand before or behind the
-    command's own.
+    """Return a decorator that replaces a command's `parameter` by `options` (annotation and default
+    by name); `build` makes the parameter's value of them. They come before or after the command's
+    own options.
     """
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from consumers.tables.query import QueryResult
 
 TABLE_ROWS = 100
-"""Of a table in a terminal."""
+"""The most rows of a table in a terminal."""
 
 
 def query(
@@ -54,7 +54,7 @@ def query(
 
 
 def print_table(result: "QueryResult", terminal: "Console") -> None:
-    """For people: the first rows, and how many there are more."""
+    """Print the first rows as a table, and the number of further ones."""
     from rich.table import Table
 
     from compose.console import safe
@@ -72,7 +72,7 @@ def print_table(result: "QueryResult", terminal: "Console") -> None:
 
 
 def print_json(result: "QueryResult", out: TextIO) -> None:
-    """One object a line."""
+    """Print one object per line."""
     import json
 
     for row in result.rows:
@@ -81,7 +81,7 @@ def print_json(result: "QueryResult", out: TextIO) -> None:
 
 
 def print_csv(result: "QueryResult", out: TextIO) -> None:
-    """A line of names, then one for each row."""
+    """Print a line of names, then one per row."""
     import csv
 
     writer = csv.writer(out)
@@ -90,7 +90,7 @@ def print_csv(result: "QueryResult", out: TextIO) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON knows it; it has no infinity, and names are text."""
+    """Convert a value for JSON, which has no infinity and whose names are text."""
     import math
 
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""`rollcall quota`: what each user may take."""
+"""`rollcall quota`: the quotas of users."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,7 +89,7 @@ def list_quotas(json: Json = False) -> None:
 
 
 def _table() -> "QuotaTable":
-    """All quotas; raises Refused where their topic is not there."""
+    """Read all quotas; raises Refused if their topic is missing."""
     from consumers.history.quotas import read_quotas
     from schemas.errors import Refused
 
@@ -108,7 +108,7 @@ def _send(user: str, quota: "Quota | None") -> None:
 
     check_quota(quota or Quota(user))
     here = cluster()
-    here.log.partitions(here.topics.quotas)  # which raises for a topic that is not there
+    here.log.partitions(here.topics.quotas)  # raises for a missing topic
     send_quota(here.log.publisher(), here.codec, here.topics, user, quota)
 
 

@@ -1,4 +1,4 @@
-"""The options that name a range of history, and how fast it is read."""
+"""The options of a range of history, and of its read rate."""
 
 import re
 import sys
@@ -70,7 +70,7 @@ OPTIONS: Mapping[str, tuple[Any, Any]] = {
 
 
 def selection_of(cluster: "Cluster", span: Range, rate: float | None) -> "Selection":
-    """A range of a cluster's history, read at a rate or, without one, giving way to others."""
+    """Return a range of a cluster's history, read at a rate or, without one, yielding to others."""
     from consumers.history.rate_limit import pace_of
     from consumers.history.selection import Selection
 
@@ -87,7 +87,7 @@ def parse(
     *,
     now_s: float | None = None,
 ) -> Range:
-    """The range that the options name; raises Refused."""
+    """Parse the range that the options name; raises Refused."""
     now = time.time() if now_s is None else now_s
     since_ms, until_ms = (time_ms(text, now) if text else 0 for text in (since, until))
     if since and until and until_ms <= since_ms:
@@ -131,4 +131,4 @@ def _ids(source: str) -> list[str]:
 
 
 takes_range = takes("span", OPTIONS, parse)
-"""Give a command the options that name a range; its parameter `span` is then that Range."""
+"""A decorator that adds the options of a range, passed as parameter `span`."""

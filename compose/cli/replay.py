@@ -40,7 +40,7 @@ def replay(
 
 
 def replay_lines(result: "RangeReplay", *, yes: bool) -> Iterator[str]:
-    """What was done, or would be, for people."""
+    """Yield what was done, or would be done, as text."""
     done = "written" if yes else "would be written"
     yield f"{result.written:,} {result.what} {done} to {result.to}"
     for (run_id, policy_id, purpose), count in sorted(result.kinds.items()):

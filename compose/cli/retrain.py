@@ -83,7 +83,7 @@ def retrain(
 
 
 def _again(run: str, steps: tuple[int, int], version: int | None) -> dict[str, Any]:
-    """As it was."""
+    """Retrain with the recorded rules."""
     from compose.pages.retraining_page import retrain_and_tell
 
     cluster, folder, threads = _found(run)
@@ -96,7 +96,7 @@ def _otherwise(
     run: str, steps: tuple[int, int], version: int | None, changes: list[str], without_task: str,
     out: Path | None, held_out: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """What if."""
+    """Retrain with changed rules or fewer tasks."""
     from compose.runs.what_if_run import what_if
 
     cluster, folder, threads = _found(run)
@@ -108,7 +108,7 @@ def _otherwise(
 
 
 def _found(run: str) -> "tuple[Cluster, RunFolder, int]":
-    """Where its record is, its folder, and by how many threads a trainer of now trains."""
+    """Return the cluster with its record, its folder, and the trainer's number of threads."""
     from compose.runs import run_folder
 
     cluster = connection.cluster()
@@ -117,7 +117,7 @@ def _found(run: str) -> "tuple[Cluster, RunFolder, int]":
 
 
 def parse_steps(text: str) -> tuple[int, int]:
-    """`3..5`, or `3` for one; raises Refused."""
+    """Parse `3..5`, or `3` for one step; raises Refused."""
     match = STEPS.fullmatch(text.strip())
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= first <= last:

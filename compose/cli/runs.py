@@ -1,4 +1,4 @@
-"""`rollcall demo`, `run`, `serve`, `runs`: training runs, and what is left of them."""
+"""`rollcall demo`, `run`, `serve`, `runs`: training runs, and their remains."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,7 +78,7 @@ def run_recipe(
 
 
 def _require_a_goal(recipe: str, wanted: bool) -> None:
-    """Raise Refused where a goal is to be reached and the recipe has none."""
+    """Raise Refused if a goal is required and the recipe has none."""
     from compose.runs.recipe import load_recipe
     from schemas.errors import Refused
 

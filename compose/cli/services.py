@@ -74,7 +74,7 @@ def status() -> None:
 
 
 def _embedded(here: "Settings") -> bool:
-    """Say what the processes of this state directory do, and tell whether both live."""
+    """Print the state of this state directory's processes; return True if both live."""
     from compose.services.embedded import status as ask
 
     services = ask(here.state())
@@ -83,14 +83,14 @@ def _embedded(here: "Settings") -> bool:
         where = f"{service.address}  (pid {service.pid})" if service.pid else "not running"
         say(f"{service.name:<9} {where}")
         if service.name == "kafka" and service.address:
-            # With the settings that all clients have: other commands would meet what they cause.
+            # With the settings of all clients, so that errors which these cause show up here.
             own = {"bootstrap.servers": service.address}
             answers.append(_say_topics(own | here.kafka.client))
     return all(service.pid for service in services) and all(answers)
 
 
 def _configured(here: "Settings") -> bool:
-    """Ping what is named in the settings, and tell whether all of it answers."""
+    """Ping the addresses in the settings; return True if all answer."""
     from compose.cluster import cluster_of
     from schemas.errors import RollcallError
 
@@ -107,7 +107,7 @@ def _configured(here: "Settings") -> bool:
 
 
 def _say_topics(client: "dict[str, str]") -> bool:
-    """How many a broker keeps: each costs it files and memory, used or not; and its groups."""
+    """Print the broker's topics, partitions (each costs files and memory) and groups."""
     from producers.admin import Admin
     from schemas.errors import Unavailable
 

@@ -61,7 +61,7 @@ def submit(
 def _requests(
     source: str, dataset: str, count: int, group_size: int, defaults: "RolloutRequest"
 ) -> "list[RolloutRequest]":
-    """Raises Refused before the first is sent, also where there is none."""
+    """Read all requests. Raises Refused before the first is sent, also if there is none."""
     from compose.cluster import require_topics
     from compose.submission import lines_of, source_name
     from consumers.request_checks import RequestChecks, dataset_requests

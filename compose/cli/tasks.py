@@ -1,4 +1,4 @@
-"""`rollcall tasks`: directories of tasks, checked, imported, built."""
+"""`rollcall tasks`: check, import and build task directories."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -173,7 +173,7 @@ def build_suite_b(
 def _build(
     pairs: "Iterable[ReleasePair]", into: Path | None, box: str, image: str, path: Path | None
 ) -> None:
-    """Each as it is built; the first that is none ends it."""
+    """Build and print each; the first failure ends it."""
     import asyncio
 
     from sandbox.tasks.release_pair import build_pair

@@ -104,7 +104,7 @@ def forget_id(
 
 
 def print_stats(state: "LogState", terminal: "Console") -> None:
-    """Topics, then groups."""
+    """Print topics, then groups."""
     from rich.table import Table
 
     terminal.print(_topics_table(state))

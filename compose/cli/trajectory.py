@@ -45,7 +45,7 @@ def trajectory(
 
 
 def _show_rollout(rollout_id: str, *, tokens: bool, json: bool) -> None:
-    """Whatever its state; an id may have been used again once its rollout had ended."""
+    """Show a rollout in any state; an id may have been reused after its rollout ended."""
     from compose.pages.rollout_page import plain_story, print_story
     from compose.terminal import emit
     from consumers.history.rollout_story import scores_of, stories_of
@@ -62,7 +62,7 @@ def _show_rollout(rollout_id: str, *, tokens: bool, json: bool) -> None:
 
 
 def _show_difference(first: str, second: str, *, json: bool) -> None:
-    """The last rollout of each id."""
+    """Show the difference of the last rollouts of two ids."""
     from compose.pages.divergence_page import print_parting
     from compose.terminal import emit
     from consumers.history.divergence import parting_of, relation

@@ -40,7 +40,7 @@ def waiting(
 
 
 def wait_reader(group_id: str = "") -> "WaitReader":
-    """Reads who waits for whom on the cluster at hand; raises Unavailable."""
+    """Return a reader of the waits on this cluster; raises Unavailable."""
     from consumers.history.local_programs import watched_world
     from consumers.history.waiting import WaitReader
 
@@ -52,7 +52,7 @@ def wait_reader(group_id: str = "") -> "WaitReader":
 
 
 def _chosen(rollout: str, group: str) -> "Waiting":
-    """Only the waits of a rollout or a group; raises Refused for an id that nobody knows."""
+    """Return the waits of a rollout or a group; raises Refused for an unknown id."""
     from dataclasses import replace
 
     from consumers.history.known_names import require_known

@@ -176,7 +176,7 @@ def archive(
 
 
 def _workshop(role: str, name: str) -> tuple["Workshop", str, "Stop"]:
-    """What a worker process needs, once broker, registry and topics are there."""
+    """Return the parts of a worker process, once broker, registry and topics are ready."""
     from compose.services.embedded import taken_down
     from compose.store_identity import check_store
     from compose.workers.build import Workshop

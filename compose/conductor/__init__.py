@@ -1,1 +1,1 @@
-"""Conducts a run from services to figures, on Kafka or on the in-memory log."""
+"""Conduct a run from services to figures, on Kafka or on the in-memory log."""

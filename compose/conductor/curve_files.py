@@ -11,7 +11,7 @@ from schemas.errors import Refused
 def write_files(
     curve: RunCurve, *, picture: Path | None, lines: Path | None, tensorboard: Path | None
 ) -> list[Path]:
-    """Each that is named; returns what was written. Raises Refused where that cannot be."""
+    """Write each file that is named; return those written. Raises Refused if one cannot be."""
     written = []
     if picture:
         draw(curve, picture)
@@ -25,9 +25,9 @@ def write_files(
 
 
 def write_csv(curve: RunCurve, path: Path) -> None:
-    """One line a step, every metric a column; held-out success where it was measured.
+    """Write a line per step with a column per metric, and held-out success where measured.
 
-    That of other policies is in the last columns, each by the policy's name.
+    The success of other policies is in the last columns, named by policy.
     """
     names = sorted({name for step in curve.steps for name in step.metrics})
     success, *others = [_measured(each) for each in (curve.heldout, *curve.others.values())]
@@ -47,12 +47,12 @@ def write_csv(curve: RunCurve, path: Path) -> None:
 
 
 def _measured(curve: Iterable[tuple[int, float | None]]) -> dict[int, float | str]:
-    """By version; what was not measured is an empty cell."""
+    """Return the values by version; an unmeasured one is an empty cell."""
     return {version: "" if success is None else success for version, success in curve}
 
 
 def _writable(path: Path) -> Path:
-    """The path itself, below folders that are there now."""
+    """Create the parent folders of a path; return the path."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -63,7 +63,7 @@ def _writable(path: Path) -> Path:
 
 
 def draw(curve: RunCurve, path: Path) -> None:
-    """Every series as a PNG."""
+    """Draw every series as a PNG."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -90,7 +90,7 @@ def draw(curve: RunCurve, path: Path) -> None:
 
 
 def write_tensorboard(curve: RunCurve, directory: Path) -> Path:
-    """Event files in a folder of the run's name, instead of those of the last time."""
+    """Write event files to a folder of the run's name, replacing earlier ones."""
     from tensorboardX import SummaryWriter
 
     folder = _writable(directory / curve.run_id / "events.rollcall").parent

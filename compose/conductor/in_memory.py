@@ -1,6 +1,6 @@
-"""A run in one process on the in-memory log: every group takes its turn, nothing is kept.
+"""A run in one process on the in-memory log: groups take turns, nothing is kept.
 
-The same groups, messages and bytes as on Kafka; for tests, and for looking at a recipe quickly.
+It has the same groups, messages and bytes as on Kafka; for tests and quick looks at a recipe.
 """
 
 import tempfile
@@ -45,7 +45,7 @@ def run_in_memory(
     summary: Path | None,
     tasks: Path | None = None,
 ) -> dict[str, Any]:
-    """Run a recipe to its end, over other tasks than its own if any are named; print and return its
+    """Run a recipe to its end, with `tasks` in place of its own if given; print and return its
     figures.
     """
     refuse_no_folder(summary, "--summary")

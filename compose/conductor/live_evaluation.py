@@ -1,7 +1,7 @@
-"""Evaluating a policy by rollouts that are asked for now.
+"""Evaluation of a policy by new rollouts.
 
-They are ordinary rollouts of purpose `evaluate` under a run id of their own: whoever trains
-passes them over, and they can be evaluated again from the log by that run id.
+They are ordinary rollouts of purpose `evaluate` under their own run id: trainers skip them, and
+they can be evaluated again from the log by that run id.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LiveEvaluation:
-    """n rollouts of each task, run now and waited for."""
+    """An evaluation by n new rollouts of each task."""
 
     tasks: str
     """A recipe, or a file of lines; see `tasks_of`."""
@@ -43,9 +43,9 @@ class LiveEvaluation:
     begin_within_s: float = 30.0
 
     def run(self, cluster: "Cluster", policy: str) -> tuple[str, Evaluation]:
-        """Ask a policy, or one version of it; returns the rollouts' run id and the fold.
+        """Evaluate a policy, or one version of it; return the rollouts' run id and the fold.
 
-        Raises Refused before anything is published, NotScored when nobody works on it in time.
+        Raises Refused before anything is published, NotScored if rollouts are not scored in time.
         """
         policy_id, version = parse_policy(policy)
         checks = RequestChecks(cluster)
@@ -71,7 +71,7 @@ class LiveEvaluation:
 def members(
     tasks: Sequence[RolloutRequest], *, n: int, run_id: str, version: int, seed: int
 ) -> Iterator[RolloutRequest]:
-    """n rollouts of each task, a group; the same seed draws the same at every evaluation."""
+    """Yield n rollouts of each task as a group; the same seed gives the same draws each time."""
     for number, task in enumerate(tasks):
         group = f"{run_id}/task/{number}"
         for member in range(n):
@@ -91,9 +91,9 @@ def members(
 def tasks_of(
     source: str, policy_id: str, n: int, checks: RequestChecks
 ) -> Iterator[RolloutRequest]:
-    """A recipe's held-out seeds, greedy where each is asked once; or what the lines of a file say.
+    """Yield a recipe's held-out seeds (greedy if n is 1), or the requests in a file's lines.
 
-    Of a line its task, program, sampling and limits count. Raises Refused.
+    Of a line, its task, program, sampling and limits are used. Raises Refused.
     """
     if source in SHIPPED or source.endswith(".toml"):
         yield from _held_out(load_recipe(source)[0], policy_id, n)
@@ -124,7 +124,7 @@ def _held_out(recipe: Recipe, policy_id: str, n: int) -> Iterator[RolloutRequest
 
 
 def _served(cluster: "Cluster", policy_id: str, wanted: int | None) -> int:
-    """The version to ask for; raises Refused for one that model servers do not serve."""
+    """Return the version to evaluate; raises Refused for one that model servers do not serve."""
     known = announced(cluster, policy_id)
     newest = max(known, default=-1)
     if wanted is None:

@@ -16,7 +16,7 @@ NONE: Mapping[str, RunFigures] = {}
 
 
 def spark(values: Sequence[float], low: float = 0.0, high: float = 1.0) -> str:
-    """A line of bars, the newest on the right; longer series are thinned to the width."""
+    """Draw a line of bars, the newest on the right; longer series are thinned to the width."""
     if len(values) > WIDTH:
         values = [values[i * len(values) // WIDTH] for i in range(WIDTH)]
     top = len(BARS) - 1
@@ -31,7 +31,7 @@ def render(
     watch: RunWatch,
     others: Mapping[str, RunFigures] = NONE,
 ) -> Panel:
-    """The whole view, drawn anew each time; `others` are the run's other policies, by name."""
+    """Draw the whole view; `others` are the run's other policies, by name."""
     rewards, staleness = figures.metric("reward_mean"), figures.metric("staleness_mean")
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
@@ -78,7 +78,7 @@ def _last(rewards: Sequence[float]) -> str:
 def line(
     figures: RunFigures, now: float, watch: RunWatch, others: Mapping[str, RunFigures] = NONE
 ) -> str:
-    """The same in one line, where there is no terminal."""
+    """Return the same in one line, for output without a terminal."""
     beside = "".join(f"  {name}: {_learned(each)}" for name, each in others.items())
     failed = f"  failed {figures.failures}" if figures.failures.count else ""
     left_out = f"  left out {figures.left_out}" if figures.left_out.said() else ""

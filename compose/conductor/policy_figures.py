@@ -1,4 +1,4 @@
-"""The figures of each policy of a run: one for most runs, several where a rollout asks several."""
+"""The figures of each policy of a run; a run has several if its rollouts call several."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,9 +11,9 @@ from trainer.samples import Curation
 
 
 def figures_of(folder: RunFolder, curation: Curation | None = None) -> RunFigures:
-    """Empty ones, of one policy: its steps, and the run's held-out rollouts under its scoring.
+    """Return empty figures of one policy: its steps, and held-out rollouts under its scoring.
 
-    With the curation of its trainer they tell what cannot be trained on before a step does.
+    With the trainer's curation they show untrainable rollouts before the next step.
     """
     heldout = HeldOut(folder.heldout())
     figures = RunFigures(folder.run_id, folder.recipe.scoring_id, heldout, folder.policy_id)
@@ -22,12 +22,12 @@ def figures_of(folder: RunFolder, curation: Curation | None = None) -> RunFigure
 
 
 def figures_of_others(folder: RunFolder) -> dict[str, RunFigures]:
-    """The same of a run's policies beside the one that admits, by their names."""
+    """Return the figures of a run's policies other than the admitting one, by name."""
     return {other.part: figures_of(other) for other in folder.others()}
 
 
 def summary_of(others: Mapping[str, RunFigures]) -> dict[str, Any]:
-    """What became of each of them, by name: held-out versions are those of the one that admits."""
+    """Summarise each policy by name; held-out versions are those of the admitting policy."""
     told = {}
     for name, figures in others.items():
         measured = figures.heldout.measured()
@@ -44,7 +44,7 @@ def summary_of(others: Mapping[str, RunFigures]) -> dict[str, Any]:
 
 
 def words_of(others: Mapping[str, RunFigures]) -> list[str]:
-    """A line for each of them."""
+    """Return a line for each policy."""
     return [f"{name}: {_words(figures)}" for name, figures in others.items()]
 
 
@@ -56,5 +56,5 @@ def _words(figures: RunFigures) -> str:
 
 
 def rounded(success: float | None) -> float | None:
-    """A held-out success as it is told; None where it was not measured."""
+    """Round a held-out success for output; None if it was not measured."""
     return None if success is None else round(success, 4)

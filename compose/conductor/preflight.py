@@ -1,8 +1,8 @@
-"""Tries a run's tasks before anything is published: what can only fail is refused here.
+"""Try a run's tasks before anything is published, and refuse those that can only fail.
 
-The same agents and environments workers as in the run, on an in-memory log of their own, take each
-task up to its first model call. Environment, configuration, program and agent are then known to
-begin, and no model was asked.
+Agents and environments workers like those of the run, on an in-memory log, take each task up to its
+first model call. Environment, configuration, program and agent are then known to begin, without a
+model call.
 """
 
 import inspect
@@ -28,15 +28,15 @@ from schemas.objects import ObjectStore
 from schemas.topics import Topics, wanted
 
 MOST_TASKS = 8
-"""So many of a folder of tasks are tried."""
+"""The most tasks of a folder that are tried."""
 FLUSH_S = 10.0
 PAUSE_S = 0.002
 
 
 def preflight(folder: RunFolder, settings: Settings, *, watched: bool) -> None:
-    """Raise Refused, with the reason, where a task of a run cannot begin or a scorer not be called.
+    """Raise Refused, with the reason, if a task of a run cannot begin or a scorer not be called.
 
-    `watched` as in `Workshop`: sessions have threads of their own, so that a slow one is given up.
+    `watched` as in `Workshop`: sessions run in threads, so that a slow one can be given up.
     """
     for part in folder.parts():
         for scorer in part.recipe.scorers:
@@ -48,7 +48,7 @@ def preflight(folder: RunFolder, settings: Settings, *, watched: bool) -> None:
 
 
 def _requests(folder: RunFolder) -> list[RolloutRequest]:
-    """One of each task: of a folder of them the first ones, else the first seed of either kind."""
+    """Return one request per task: the first of a folder, else the first seed of either kind."""
     draws, plan = folder.draws(), folder.heldout()
     seeds = [draws.seed_range[0], plan.seeds[0]] if plan.seeds[1] > plan.seeds[0] else [0]
     if draws.tasks:
@@ -62,7 +62,7 @@ def _requests(folder: RunFolder) -> list[RolloutRequest]:
 def _check_scorer(name: str) -> None:
     """Raise Refused for a scorer that cannot be imported, or be called with a trajectory."""
     if teacher_directory(name) is not None:
-        return  # its directory was looked at, and its weights are the worker's affair
+        return  # its directory was checked, and the worker loads its weights
     try:
         function = foreign.load("scorer", name, scorers.SHIPPED)
         with foreign.foreign("bad_config", f"scorer {name!r} hides its parameters"):
@@ -78,7 +78,7 @@ def _check_scorer(name: str) -> None:
 
 
 class Trial:
-    """Workers that take requests up to their first model call."""
+    """A trial with workers that take requests up to their first model call."""
 
     def __init__(
         self, settings: Settings, policies: Sequence[str], store: ObjectStore, *, watched: bool
@@ -92,7 +92,7 @@ class Trial:
         self._loops = [shop.agents("preflight-agents"), shop.environments("preflight-environments")]
 
     def take(self, requests: Sequence[RolloutRequest]) -> None:
-        """Raise Refused where one fails before a model is asked; leaves nothing open."""
+        """Raise Refused if one fails before its first model call; leaves nothing open."""
         names = [*self._calls, self._topics.trajectories]
         try:
             with closing(self._log.reader(names)) as reader:
@@ -110,7 +110,7 @@ class Trial:
         publisher.flush(FLUSH_S)
 
     def _until_begun(self, reader: Reader, waited: set[str]) -> None:
-        """Turn until each has asked a model or come to its end. The workers' own clocks end it."""
+        """Run until each has made a model call or ended. The workers' own deadlines end it."""
         while waited:
             moved = sum(loop.turn(0.0) for loop in self._loops)
             for record in reader.poll(0.0):

@@ -1,6 +1,6 @@
-"""What a run came to, as figures and in words: one definition of each, whatever log it ran on.
+"""The result of a run as figures and text, with one definition for both kinds of log.
 
-Figures of the run are told by its records alone. Only `wall_seconds` and memory are this process's.
+Figures come from the run's records alone; only `wall_seconds` and memory are this process's.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ def summary(
     wall_s: float,
     resumed: bool = False,
 ) -> dict[str, Any]:
-    """Every figure by its name."""
+    """Return every figure by its name."""
     measured = figures.heldout.measured()
     solved, starts = figures.heldout.starts(measured[-1].version) if measured else (0, 0)
     train_s = figures.train_seconds()
@@ -54,7 +54,7 @@ def summary(
 
 
 def words(figures: RunFigures, others: Mapping[str, RunFigures], told: Mapping[str, Any]) -> str:
-    """The same in lines, for people."""
+    """Return the figures as lines of text."""
     lines = [
         _held_out(figures, told),
         *words_of(others),

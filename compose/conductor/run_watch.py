@@ -1,4 +1,4 @@
-"""What a conductor knows of its run beyond the figures, and when it ends a run that only fails."""
+"""The conductor's state of a run beyond the figures, and the end of a run that only fails."""
 
 import time
 from collections.abc import Collection
@@ -16,19 +16,19 @@ SAID_AFTER = 4
 
 
 class KeepsFailing(RollcallError):
-    """One rollout after the other fails, so the run cannot get anywhere."""
+    """Too many rollouts in a row failed, so the run makes no progress."""
 
 
 class NothingTrained(RollcallError):
-    """Rollout after rollout ends and no step is taken, so the run cannot get anywhere."""
+    """Too many rollouts ended without a training step, so the run makes no progress."""
 
 
 @dataclass(slots=True)
 class RunWatch:
-    """A run under way."""
+    """The watch over a running run."""
 
     steps: int
-    """After which its trainer ends, at the latest."""
+    """The most steps of its trainer."""
     patience: int
     """The run ends when this many rollouts in a row fail, or cannot be trained on."""
     curation: Curation | None = None
@@ -38,14 +38,14 @@ class RunWatch:
     give_up: int = 0
     """The run ends when this many rollouts have ended since the last step; 0 is no bound."""
     workers: Collection[str] = ()
-    """The names of those that read a group."""
+    """The names of the workers that read a group."""
     ready: set[str] = field(default_factory=set)
-    """Those of them that have come to their group."""
+    """Those of them that have joined their group."""
     paused: bool = False
     began: float = field(default_factory=time.monotonic)
 
     def require_progress(self, figures: RunFigures) -> None:
-        """Raise KeepsFailing or NothingTrained when too many rollouts in a row were of no use."""
+        """Raise KeepsFailing or NothingTrained if too many rollouts in a row were useless."""
         if figures.failing >= self.patience:
             raise self._failing(figures)
         untrained = figures.untrained
@@ -74,7 +74,7 @@ class RunWatch:
         return KeepsFailing(msg)
 
     def doing(self, figures: RunFigures) -> str:
-        """What the run is at, in words."""
+        """Describe the current activity of the run."""
         if self.paused:
             return "paused: no rollout begins until `rollcall resume`"
         untrained = figures.untrained
@@ -97,7 +97,7 @@ class RunWatch:
         return "all workers have started; no rollout has ended yet"
 
     def elapsed(self) -> str:
-        """For how long it has been watched."""
+        """Return the time that it has been watched."""
         whole = int(time.monotonic() - self.began)
         minutes, seconds = divmod(whole, 60)
         hours, minutes = divmod(minutes, 60)
@@ -105,10 +105,10 @@ class RunWatch:
 
 
 def watch_of(folder: RunFolder) -> RunWatch:
-    """One of a run that nobody works on yet. Raises Refused for a recipe that cannot work.
+    """Return the watch of a run that has not begun. Raises Refused for an unworkable recipe.
 
-    Its patience is more than can fail at once of what an outage finds open, and of what is asked
-    for after it: a run that loses its model servers for a while comes back.
+    Its patience exceeds the rollouts that an outage can fail at once, those open at its start and
+    those requested after it, so a run survives the loss of its model servers for a while.
     """
     rule, plan, learner = folder.rule(), folder.heldout(), folder.learner()
     in_the_air = rule.grant(0, 0, 0) * rule.group_size

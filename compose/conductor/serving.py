@@ -1,4 +1,4 @@
-"""Serves a policy that is not trained: one worker of each group, until somebody stops it."""
+"""Serve a policy without training: one worker of each group, until it is stopped."""
 
 import time
 from collections.abc import Callable
@@ -27,7 +27,7 @@ LOOK_EVERY_S = 1.0
 def serve(settings: Settings, directory: Path, policy_id: str, terminal: Terminal) -> None:
     """Serve a model directory under a policy id; returns when stopped, leaves no process behind.
 
-    Raises Refused for what is no model, and Unfit where a worker keeps dying.
+    Raises Refused for no model, and Unfit if a worker keeps dying.
     """
     checked(policy_id)
     require_model(directory)
@@ -50,7 +50,7 @@ def serve(settings: Settings, directory: Path, policy_id: str, terminal: Termina
 
 
 def _announced(cluster: Cluster, directory: Path, policy_id: str) -> int:
-    """The newest version; the first is announced here."""
+    """Return the newest version; announce the first one if there is none."""
     complete_topics(cluster, policy_id)
     version = newest_version(cluster, policy_id)
     return publish_policy(cluster, directory, policy_id) if version < 0 else version
@@ -64,7 +64,7 @@ def _start(supervisor: Supervisor, directory: Path, policy_id: str) -> None:
 
 
 def _keep_up(supervisor: Supervisor, check: Callable[[], None]) -> None:
-    """Bring back who dies, until all were drained; raises Stopped, and Unfit for who cannot."""
+    """Restart dead workers until all were drained; raises Stopped, and Unfit for a hopeless one."""
     while not all(child.finished for child in supervisor.children.values()):
         check()
         supervisor.keep_alive()

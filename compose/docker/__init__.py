@@ -1,1 +1,1 @@
-"""What runs in containers only: see README.md beside this file."""
+"""Modules that run only in containers: see README.md beside this file."""

@@ -1,6 +1,6 @@
-"""Makes the run that containers train and serve: `python -m compose.docker.begin_run RECIPE RUN`.
+"""Create the run that containers train and serve: `python -m compose.docker.begin_run RECIPE RUN`.
 
-`rollcall run` does this, and then starts the workers itself; here each is a container of its own.
+`rollcall run` does this, and then starts the workers itself; here each is a separate container.
 """
 
 import shutil
@@ -18,13 +18,13 @@ SEED = 7
 def begin_run(cluster: Cluster, recipe_name: str, run_id: str) -> None:
     """Make the run's folder in the state directory, unless it has begun.
 
-    Raises Refused for what is no recipe, Unavailable where the cluster stays away.
+    Raises Refused for no recipe, Unavailable if the cluster stays unreachable.
     """
     state = cluster.settings.state()
     directory = state / "runs" / run_id
     if (directory / run_folder.RUN_FILE).exists():
         return
-    shutil.rmtree(directory, ignore_errors=True)  # made, but not begun: nobody has worked in it
+    shutil.rmtree(directory, ignore_errors=True)  # made, but not begun: no worker has used it
     recipe, text = load_recipe(recipe_name)
     folder = run_folder.create(state, recipe, text, SEED, run_id)
     patiently(lambda: run_folder.begin(folder, cluster))

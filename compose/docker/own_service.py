@@ -1,8 +1,8 @@
-"""Broker or registry out of our own image: `python -m compose.docker.own_service kafka|registry`.
+"""Broker or registry from our own image: `python -m compose.docker.own_service kafka|registry`.
 
-Replaces itself by the service, which is then the process that the container's engine watches. The
-registry, a Quarkus program, reads the environment by itself; the broker is given what the official
-image makes of it: KAFKA_NODE_ID becomes node.id.
+It replaces itself by the service, which is then the process that the container's engine watches.
+The registry, a Quarkus program, reads the environment itself; for the broker, variables become
+properties as in the official image: KAFKA_NODE_ID becomes node.id.
 """
 
 import os
@@ -35,7 +35,7 @@ def kafka(cache: Path) -> list[str]:
 
 
 def broker_properties(environ: Mapping[str, str]) -> dict[str, str]:
-    """KAFKA_A_B as a.b; one underscore is written as two, a hyphen as three."""
+    """Translate KAFKA_A_B to a.b; two underscores mean one, three a hyphen."""
     return {
         _property(name.removeprefix(PREFIX)): value
         for name, value in environ.items()
@@ -63,7 +63,7 @@ SERVICES: dict[str, Callable[[Path], list[str]]] = {"kafka": kafka, "registry": 
 
 
 def main(name: str) -> None:
-    """Become the service; raises ServicesError where its program cannot be had."""
+    """Become the service; raises ServicesError if its program cannot be fetched."""
     command = SERVICES[name](load_settings().cache())
     os.execv(command[0], command)
 

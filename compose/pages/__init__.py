@@ -1,1 +1,1 @@
-"""What people are shown of a result, as tables and stories."""
+"""The text output of results, as tables and stories."""

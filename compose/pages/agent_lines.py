@@ -1,4 +1,4 @@
-"""What an agent's process asks, as people are shown it: new messages, actions, its end."""
+"""The requests of an agent's process as text: new messages, actions, its end."""
 
 from collections.abc import Collection, Iterator
 
@@ -15,18 +15,18 @@ Said = tuple[str, str]
 
 
 def spoken(content: str, tool_calls: str) -> str:
-    """What an assistant says and calls, a line for each call."""
+    """Return the content of an assistant's message, and a line for each call."""
     try:
         calls = [f"calls {call.name} {call.arguments}" for call in tool_calls_of(tool_calls)]
-    except WireError:  # of a client that nobody has read
+    except WireError:  # of a client, not validated
         calls = [tool_calls]
     return "\n".join(filter(None, (content, *calls)))
 
 
 def agent_words(step: EnvironmentStepped, said: Collection[Said] = ()) -> str | None:
-    """What was asked, a line for each; None where this is no observation of a process.
+    """Return a line per request; None if this is no observation of an agent's process.
 
-    What the policy has `said` and is only told again is left out.
+    Repetitions of answers that the policy has `said` are left out.
     """
     asked = asked_words(step.session, step.text, said)
     if asked is not None and step.terminated:
@@ -35,7 +35,7 @@ def agent_words(step: EnvironmentStepped, said: Collection[Said] = ()) -> str | 
 
 
 def asked_words(session: str, text: str, said: Collection[Said] = ()) -> str | None:
-    """What an observation asks, as above; empty where it asks nothing."""
+    """Return the requests of an observation, as above; empty if there are none."""
     if session != AGENT:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Agents of other people, as people see them."""
+"""The text output of third-party agents."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ def print_agents(terminal: "Console", rows: "Sequence[ListedAgent]") -> None:
 
 
 def print_played(terminal: "Console", played: "Sequence[Played]") -> None:
-    """What each trial asked, in order."""
+    """Print the requests of each trial, in order."""
     for trial in played:
         words = [f"{name} = {value!r}" for name, value in trial.config.items()]
         terminal.print(one_line(", ".join(words)), markup=False)

@@ -1,4 +1,4 @@
-"""The rules of a recipe as a table, which stands in a README as it is printed."""
+"""The rules of a recipe as a table, in the form that a README contains."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -23,20 +23,20 @@ COLUMNS = ("kind", "name", "stage", "needs", "options", "source")
 
 @dataclass(frozen=True, slots=True)
 class RuleRow:
-    """One rule as it is declared."""
+    """One rule and its declaration."""
 
     kind: str
     name: str
     stage: str
-    """G, F, C, R or T: generate, filter, control, replay, train."""
+    """The stage: G, F, C, R or T for generate, filter, control, replay, train."""
     needs: tuple[str, ...]
     options: Mapping[str, Any]
-    """Their defaults."""
+    """The defaults of its options."""
     source: str
 
 
 def rows_of(kind: str = "") -> list[RuleRow]:
-    """All rules, or those of one kind. Raises Refused for a kind that there is not."""
+    """Return all rules, or those of one kind. Raises Refused for an unknown kind."""
     if kind and kind not in ALL:
         raise names.unknown("kind of rules", kind, ALL)
     return [
@@ -46,7 +46,7 @@ def rows_of(kind: str = "") -> list[RuleRow]:
 
 
 def row_of(rule: Rule[Any]) -> RuleRow:
-    """A rule's own words."""
+    """Return the row of a rule."""
     chosen = Chosen(rule, rule.options())
     needs = tuple(sorted(chosen.everything_needed))
     options = dataclasses.asdict(chosen.options)
@@ -54,7 +54,7 @@ def row_of(rule: Rule[Any]) -> RuleRow:
 
 
 def print_algorithms(terminal: Console, rows: Sequence[RuleRow]) -> None:
-    """A row for each rule: a table on a terminal, lines of Markdown in a file or a pipe."""
+    """Print a row per rule: a table on a terminal, Markdown in a file or a pipe."""
     cells = [_cells(row) for row in rows]
     if not terminal.is_terminal:
         for line in (COLUMNS, ["---"] * len(COLUMNS), *cells):

@@ -1,4 +1,4 @@
-"""The report of an audit as people read it, and a bar while they wait for it."""
+"""The report of an audit as text, and a progress bar."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ BREACHES_NAMED = 20
 
 
 def audit_with_bar(cluster: "Cluster", terminal: Console, **options: Any) -> Report:
-    """Audit what is on a cluster's topics, with the programs that can be loaded here."""
+    """Audit a cluster's topics, with the programs that can be loaded here."""
     world = watched_world(cluster.settings.agents.program_timeout_s)
     with _reading_bar(terminal) as on_read:
         return audit(cluster, world, on_read=on_read, **options)
@@ -29,7 +29,7 @@ def audit_with_bar(cluster: "Cluster", terminal: Console, **options: Any) -> Rep
 
 @contextmanager
 def _reading_bar(terminal: Console) -> Iterator[OnRead]:
-    """A bar while the log is read; nothing where there is no terminal."""
+    """Show a bar while the log is read; nothing without a terminal."""
     columns = (
         TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
     )  # fmt: skip
@@ -41,7 +41,7 @@ def _reading_bar(terminal: Console) -> Iterator[OnRead]:
 
 
 def print_report(report: Report, terminal: Console) -> None:
-    """The table of invariants, what was counted, and the first breaches."""
+    """Print the table of invariants, the counts, and the first breaches."""
     terminal.print(_table(report))
     for line in _lines(report):
         terminal.print(line, highlight=False, soft_wrap=True)
@@ -54,7 +54,7 @@ def print_report(report: Report, terminal: Console) -> None:
 
 
 def _quota_lines(report: Report) -> Iterator[str]:
-    """Who had more than a quota says, which may be right, and how many had not."""
+    """Yield the users above their quota (which may be legitimate), and rollouts over it."""
     for one in report.quotas:
         if one.running and one.most_running > one.running:
             ran = f"{one.most_running:,} ran at once at {_utc(one.running_at_ms)}"
@@ -79,7 +79,7 @@ def _utc(at_ms: int) -> str:
 
 
 def _table(report: Report) -> Table:
-    """What each invariant says, how much of it was checked, and how many breaches there are."""
+    """Return the table of invariants with their checks and breaches."""
     table = Table("", "invariant", "checked", "breaches")
     for column in (2, 3):
         table.columns[column].justify = "right"
@@ -91,7 +91,7 @@ def _table(report: Report) -> Table:
 
 
 def _lines(report: Report) -> Iterator[str]:
-    """The counts, each line only where it says something."""
+    """Yield the counts, without empty lines."""
     yield (
         f"rollouts: {report.accepted:,} accepted, {report.ended:,} ended, {report.open:,} open, "
         f"{report.before_window:,} began before what was read"

@@ -1,10 +1,10 @@
-"""A run's balance for people."""
+"""A run's balance as text."""
 
 from consumers.history.balance_report import BalanceReport
 
 
 def balance_lines(report: BalanceReport) -> list[str]:
-    """Three lines: the wait, what became of the rollouts, what to do."""
+    """Return three lines: the wait, the outcomes of the rollouts, the advice."""
     return [
         f"steps {report.first}..{report.last} of {report.run_id}: the trainer waited for "
         f"{report.wait_share:.1%} of its time",

@@ -1,4 +1,4 @@
-"""Boxes, as people read them."""
+"""The table of boxes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ from consumers.history.box_lives import BoxRow
 
 
 def print_boxes(rows: Sequence[BoxRow], silent: Mapping[str, str], terminal: Console) -> None:
-    """A row for each box, and which drivers do not answer."""
+    """Print a row for each box, and the drivers that do not answer."""
     for name, why in silent.items():
         terminal.print(safe(f"note: {name} does not answer: {why}", style="yellow"))
     if not rows:

@@ -1,4 +1,4 @@
-"""A run's curve as a chart of text."""
+"""A run's curve as a text chart."""
 
 from rich.console import Console
 from rich.table import Table
@@ -8,7 +8,7 @@ from consumers.history.run_curve import RunCurve
 
 
 def print_chart(curve: RunCurve, terminal: Console) -> None:
-    """Each series as a line of bars between its least and its most."""
+    """Print each series as a line of bars between its minimum and maximum."""
     table = Table("", "first", "last", "least", "most", "", title=curve.run_id)
     for column in range(1, 5):
         table.columns[column].justify = "right"

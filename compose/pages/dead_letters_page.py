@@ -1,4 +1,4 @@
-"""Dead letters, as people read them."""
+"""The text output of dead letters."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ WHY_CHARS = 160
 
 
 def letters_table(letters: Sequence[DeadLetter], *, handled: bool) -> Table:
-    """One row each; with `handled` what was done with it too."""
+    """Return a row per letter; with `handled`, also what was done with it."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
     for name in ("letter", *(["state"] if handled else []), "when", "from", "who"):
         table.add_column(name, no_wrap=True)
@@ -30,7 +30,7 @@ def letters_table(letters: Sequence[DeadLetter], *, handled: bool) -> Table:
 
 
 def letters_line(chosen: Sequence[DeadLetter], index: DeadLetterIndex) -> str:
-    """How many there are, in words."""
+    """Return the counts of letters as a sentence."""
     states = Counter(letter.state for letter in chosen)
     words = [f"{states['']:,} dead letters waiting"]
     words += [f"{states[s]:,} {s}" for s in MARKS.values() if states[s]]

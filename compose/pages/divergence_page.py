@@ -1,4 +1,4 @@
-"""Two rollouts side by side, from where they part."""
+"""Two rollouts side by side, from the moment where they differ."""
 
 from itertools import zip_longest
 
@@ -13,13 +13,13 @@ from consumers.history.rollout_story import Story
 from schemas.foreign_text import printable
 
 CONTEXT = 2
-"""So many of the common moments are shown before two rollouts part."""
+"""The number of common moments that are shown before the difference."""
 
 
 def print_parting(
     left: Story, right: Story, parting: Parting, relation: str, terminal: Console
 ) -> None:
-    """Two rollouts side by side from where they part."""
+    """Print two rollouts side by side from the moment where they differ."""
     events, turns = counted(len(parting.same), "event"), counted(parting.turns, "turn")
     common = f"the same for {events}, {turns} of the model"
     if not parting.left and not parting.right:
@@ -40,7 +40,7 @@ def print_parting(
 
 
 def _lived(moment: Moment) -> str:
-    """One moment in a cell."""
+    """Return one moment as a cell."""
     remarks = []
     if moment.kind == "model":
         remarks.append(counted(len(moment.token_ids), "token"))

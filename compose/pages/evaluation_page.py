@@ -1,4 +1,4 @@
-"""Versions of policies, how good they are, as people read it."""
+"""The evaluation of policies' versions as text."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +17,7 @@ def print_evaluation(
     *,
     phases: PhaseTimes,
 ) -> None:
-    """A table for each policy, what should be known about its lines, times, and the comparison."""
+    """Print a table per policy with remarks, the times, and the comparison."""
     for policy_id in sorted({result.policy_id for result in results}):
         terminal.print(_table([result for result in results if result.policy_id == policy_id]))
     lines = [line for result in results for line in _remarks(result)]
@@ -63,7 +63,7 @@ def _remarks(result: VersionResult) -> Iterator[str]:
 
 
 def _comparison(difference: Difference) -> Iterator[str]:
-    """What came of the comparison, and on how many tasks."""
+    """Yield the result of the comparison, and its number of tasks."""
     first, second = (f"{name}@{number}" for name, number in (difference.first, difference.second))
     yield f"{second} less {first}, on the {difference.tasks:,} tasks that both were given:"
     yield f"  pass@1       {difference.success}"

@@ -1,4 +1,4 @@
-"""What boxes are made of, as people see it."""
+"""The text output of the images of boxes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from sandbox.boxes.image_rows import ImageRow
 
 SHOWN = 12
-"""So many digits of a digest are shown."""
+"""The number of digits of a digest that are shown."""
 MOST_PACKAGES = 5
 KINDS = {"directory": "image", "layer": "layer", "engine": "docker"}
 
 
 def print_images(terminal: "Console", rows: "Sequence[ImageRow]") -> None:
-    """A line for each, those of an engine last."""
+    """Print a line per image, those of an engine last."""
     heads = "kind", "name", "digest", "own size", "last used", "stands on", "used by", "packages"
     table = Table(*heads, box=None, pad_edge=False)
     table.columns[3].justify = "right"

@@ -1,4 +1,4 @@
-"""The phases of rollouts, p50 and p95, as people read them."""
+"""The phases of rollouts, p50 and p95, as text."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ NAMES: Mapping[str, str] = {
 
 
 def phase_lines(phases: PhaseTimes) -> list[str]:
-    """A line on all phases, and one on environment starts by mode; none where nothing is known."""
+    """Return a line on all phases, and one on environment starts by mode; none without data."""
     known = {NAMES[name]: seconds for name, seconds in phases.quantiles().items()}
     starts = {f"{mode} boxes": seconds for mode, seconds in phases.starts().items()}
     lines = []

@@ -1,4 +1,4 @@
-"""What becomes of some rollouts, as a table and in lines."""
+"""The progress of rollouts, as a table and in lines."""
 
 from rich.table import Table
 
@@ -7,7 +7,7 @@ from consumers.history.progress import FollowedRollout, RolloutProgress
 
 
 def rollout_line(rollout: FollowedRollout) -> str:
-    """One that is scored."""
+    """Return the line of a scored rollout."""
     return (
         f"{rollout.rollout_id}  {rollout.status}  {rollout.turns} turns  "
         f"reward {rollout.reward}  {rollout.seconds(0):.1f} s"
@@ -15,7 +15,7 @@ def rollout_line(rollout: FollowedRollout) -> str:
 
 
 def progress_table(progress: RolloutProgress, most: int) -> Table:
-    """Everything at a glance: the unfinished first, then the latest, `most` rows at most."""
+    """Return a table of rollouts: unfinished first, then the latest, at most `most` rows."""
     rows = list(progress.rows.values())
     rows = [r for r in rows if not r.scored] + [r for r in reversed(rows) if r.scored]
     hidden = f"; {len(rows) - most:,} rows not shown" if len(rows) > most else ""

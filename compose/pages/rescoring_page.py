@@ -1,4 +1,4 @@
-"""Rewards anew, and how they agree with the old, as people read it."""
+"""The result of a rescoring, and its agreement with the old rewards, as text."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -18,11 +18,11 @@ COUNTS: Mapping[str, str] = {
     "have the old one only": "only_old",
     "have the new one only": "only_new",
 }
-"""What is told of an agreement, and where it is kept."""
+"""The counts of an agreement: label and attribute."""
 
 
 def print_rescoring(rescoring: Rescoring, terminal: Console) -> None:
-    """What was judged, what got no reward, and the comparison."""
+    """Print the scored trajectories, those without a reward, and the comparison."""
     for line in _judged(rescoring):
         terminal.print(safe(line), soft_wrap=True)
     if rescoring.agreements:
@@ -49,7 +49,7 @@ def _judged(rescoring: Rescoring) -> Iterator[str]:
 
 
 def _table(agreements: Sequence[Agreement]) -> Table:
-    """What was compared, a column for each scoring that was there."""
+    """Return the comparison, with a column for each earlier scoring."""
     table = Table("compared with", *(agreement.scoring_id for agreement in agreements))
     for column in table.columns[1:]:
         column.justify = "right"

@@ -1,4 +1,4 @@
-"""Training steps of a run again, told while it goes on."""
+"""Retraining of a run's steps with progress output."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,7 +28,7 @@ def retrain_and_tell(
     threads: int,
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Plan, train, tell in lines; return the report. Raises Refused before anything is trained."""
+    """Plan, train and report in lines; return the report. Raises Refused before any training."""
     disable_progress_bar()
     torch.set_num_threads(threads)
     ahead = plan(history, run, *steps, version)
@@ -43,7 +43,7 @@ def retrain_and_tell(
 
 
 def _plan_lines(plan: RetrainingPlan, threads: int) -> Iterator[str]:
-    """What is going to happen."""
+    """Yield the description of the plan."""
     begin = plan.start.state.step + 1
     by = f"{plan.ranks} ranks of " if plan.ranks > 1 else ""
     yield (

@@ -1,4 +1,4 @@
-"""A rollout's story, turn by turn on a page, and as plain values."""
+"""A rollout's story, turn by turn as text, and as plain values."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -37,13 +37,13 @@ from schemas.packed import ids_of, logprobs_of
 
 PROMPT_CHARS = 120
 Summary = tuple[str, str, str]
-"""The kind of an event in a word, what it says, and remarks in small print."""
+"""The kind of an event, its content, and remarks."""
 
 
 def print_story(
     story: Story, scored: Sequence[ScoredTrajectory], terminal: Console, *, tokens: bool = False
 ) -> None:
-    """The whole story: request, events in order, end, time, rewards; with `tokens` each of them."""
+    """Print the story: request, events in order, end, times, rewards; `tokens` adds tokens."""
     head = [safe(story.rollout_id, style="bold"), *map(safe, request_lines(story.request))]
     rewards = reward_lines(scored) or (["not scored yet"] if story.end else [])
     ends = [end_line(story), _time_line(timers_of(story)), *phase_lines(phases_of(story)), *rewards]
@@ -51,7 +51,7 @@ def print_story(
 
 
 def plain_story(story: Story, scored: Iterable[ScoredTrajectory]) -> dict[str, Any]:
-    """All of a story, as JSON knows it."""
+    """Return the whole story as JSON values."""
     return {
         "rollout_id": story.rollout_id,
         "partition": story.partition,
@@ -82,7 +82,7 @@ def plain_story(story: Story, scored: Iterable[ScoredTrajectory]) -> dict[str, A
 
 
 def request_lines(request: RolloutRequest | None) -> list[str]:
-    """The request in two lines."""
+    """Return the request in two lines."""
     if request is None:
         return ["its request cannot be read, or its start is past retention"]
     task, limits = request.task, request.limits
@@ -123,13 +123,13 @@ def _events(story: Story, *, tokens: bool) -> Table:
 
 
 def _said(story: Story) -> set[Said]:
-    """All that the model answered."""
+    """Return all answers of the model."""
     bodies = (entry.event.body for entry in story.entries if entry.event)
     return {(body.text, body.tool_calls) for body in bodies if isinstance(body, ModelAnswered)}
 
 
 def token_lines(answer: ModelAnswered) -> Iterator[str]:
-    """The ids that were added to the prompt, then each sampled one with log-prob and version."""
+    """Yield the added prompt ids, then each sampled token with log-probability and version."""
     if answer.added_ids:
         yield f"read    {' '.join(map(str, ids_of(answer.added_ids)))}"
     sampled = zip(
@@ -139,7 +139,7 @@ def token_lines(answer: ModelAnswered) -> Iterator[str]:
 
 
 def titles(story: Story) -> Iterator[str]:
-    """What stands above each entry: a turn begins with the first event of a model call."""
+    """Yield the title of each entry; a turn begins with the first event of a model call."""
     calls = {_place(e.event) for e in story.counted() if e.event and _is(e, ModelAnswered)}
     begun: set[tuple[int, int]] = set()
     turn = 0
@@ -176,7 +176,7 @@ def _row(entry: Entry, story: Story, said: Collection[Said]) -> tuple[Text, Text
 
 
 def _placed(event: Event) -> str:
-    """attempt/position/try, or the attempt alone."""
+    """Return attempt/position/try, or the attempt alone."""
     if event.position < 0:
         return f"{event.attempt}"
     return f"{event.attempt}/{event.position}/{event.tries}"
@@ -213,7 +213,7 @@ def _ended(body: RolloutCancelled | DeadlinePassed | RolloutFinished) -> tuple[s
 
 
 def answer_remarks(answer: ModelAnswered) -> str:
-    """Sampled tokens, their mean log-probability, their versions, and why sampling ended."""
+    """Return the sampled tokens, mean log-probability, versions, and finish reason."""
     versions = sorted(set(ids_of(answer.versions).tolist()))
     count = len(answer.token_ids) // 4
     words = [counted(count, "token")]
@@ -225,7 +225,7 @@ def answer_remarks(answer: ModelAnswered) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """So many of something."""
+    """Return a count with its noun."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
@@ -236,7 +236,7 @@ def _step_remarks(step: EnvironmentStepped) -> str:
 
 
 def end_line(story: Story) -> str:
-    """How it ended, or that it has not, and what was counted on the way."""
+    """Return the end of the rollout, or that it is open, with its counts."""
     answers = [e.event.body for e in story.last_attempt() if _is(e, ModelAnswered) and e.event]
     tokens = sum(len(a.token_ids) // 4 for a in answers if isinstance(a, ModelAnswered))
     ignored = sum(bool(entry.ignored) for entry in story.entries)
@@ -260,14 +260,14 @@ def _time_line(timers: Timers) -> str:
 
 
 def phase_lines(timers: RolloutTimers | None) -> list[str]:
-    """The phases that are known, in one line; none where a journal of an older release has none."""
+    """Return the known phases in one line; none for a journal of an older release without them."""
     known = {} if timers is None else asdict(timers)
     words = [f"{NAMES[name]} {value:.3f} s" for name, value in known.items() if value is not None]
     return [f"phases  {', '.join(words)}"] if words else []
 
 
 def reward_lines(scored: Sequence[ScoredTrajectory]) -> list[str]:
-    """One line for each scorer and one for the total, by scoring id."""
+    """Return a line per scorer and one for the total, by scoring id."""
     lines = []
     for each in scored:
         lines += [f"reward  {_reward(reward)}" for reward in each.rewards]
@@ -301,5 +301,5 @@ def _is(entry: Entry, kind: type) -> bool:
 
 
 def short(text: str) -> str:
-    """As much of a text as fits into a line."""
+    """Shorten a text to fit into a line."""
     return text if len(text) <= PROMPT_CHARS else f"{text[:PROMPT_CHARS]}…"

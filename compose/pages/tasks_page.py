@@ -1,4 +1,4 @@
-"""Tasks, as people see them."""
+"""The text output of checked tasks."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from sandbox.tasks.listing import CheckedTask
 
 SHOWN = 16
-"""So many digits of a digest are shown."""
+"""The number of digits of a digest that are shown."""
 
 
 def print_tasks(terminal: "Console", rows: "Sequence[CheckedTask]") -> None:
-    """The good ones as a table, the others a line for each thing that is wrong."""
+    """Print valid tasks as a table, and a line for each fault of the others."""
     if good := [row for row in rows if not row.faults]:
         terminal.print(_table(good))
     for row in rows:

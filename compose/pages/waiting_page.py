@@ -1,4 +1,4 @@
-"""Who waits for whom, as people read it."""
+"""The waits of rollouts as text."""
 
 from rich.console import Console
 from rich.table import Table
@@ -13,7 +13,7 @@ WAITS_SHOWN = 40
 
 
 def print_waiting(waiting: Waiting, now_ms: int, terminal: Console) -> None:
-    """Remarks, totals, and one row for each of the oldest waits."""
+    """Print remarks, totals, and a row for each of the oldest waits."""
     for remark in waiting.remarks:
         terminal.print(safe(f"note: {remark}", style="yellow"), soft_wrap=True)
     terminal.print(_headline(waiting, now_ms), soft_wrap=True)
@@ -66,13 +66,13 @@ def _table(waiting: Waiting, now_ms: int) -> Table:
 
 
 def _asked_to_end(wait: Wait, control: ControlState) -> str:
-    """A cancel that no agents worker has carried out yet."""
+    """Return the remark on a cancel that no agents worker has executed yet."""
     reason = control.reason_for(wait.rollout_id, wait.group_id)
     return "" if reason is None or wait.reason in REASONS_OF_ENDED else "(cancel was asked) "
 
 
 def _ago(ms: int) -> str:
-    """A length of time, as short as can be."""
+    """Format a duration briefly."""
     seconds = max(0, ms) / 1000
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * size:

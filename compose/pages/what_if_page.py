@@ -1,4 +1,4 @@
-"""Steps of a run trained again under another rule, told while it goes on."""
+"""Retraining of a run's steps under another rule, with progress output."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -33,7 +33,7 @@ def train_otherwise(
     threads: int,
     tell: Callable[[str], None],
 ) -> tuple[dict[str, Any], tuple[LearnerState, LearnerState]]:
-    """Plan, train both, tell in lines; the report and what both came to. Raises Refused."""
+    """Plan, train both, report in lines; return report and both results. Raises Refused."""
     require_trainable(run.config, config)
     disable_progress_bar()
     torch.set_num_threads(threads)
@@ -57,7 +57,7 @@ def train_otherwise(
 
 
 def success_lines(then: HeldOutSuccess, now: HeldOutSuccess) -> Iterator[str]:
-    """Both on the same held-out seeds, and where they differ."""
+    """Yield the results of both on the same held-out seeds, and their differences."""
     worse, better = len(then.succeeded - now.succeeded), len(now.succeeded - then.succeeded)
     yield (
         f"held-out success, {then.rollouts} seeds, greedy: {then.share:.3f} as it was -> "
@@ -66,7 +66,7 @@ def success_lines(then: HeldOutSuccess, now: HeldOutSuccess) -> Iterator[str]:
 
 
 def step_lines(step: OtherwiseStep) -> Iterator[str]:
-    """What was trained on and how far it leads away, then each metric as it was and otherwise."""
+    """Yield a step's data and the distance of the weights, then each metric in both versions."""
     left_out = f", {step.left_out} left out" if step.left_out else ""
     bits = {True: "as it was to the bit", False: "not the bits of then", None: "digest is gone"}
     yield (

@@ -1,4 +1,4 @@
-"""A run's learner with some of its settings otherwise: `learner.loss.name=m2po`."""
+"""A run's learner with some settings changed: `learner.loss.name=m2po`."""
 
 import tomllib
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def changed_learner(folder: RunFolder, changes: Sequence[str]) -> "LearnerConfig":
-    """The recipe's learner with every `learner.KEY=VALUE` applied, in order; raises Refused."""
+    """Return the recipe's learner with each `learner.KEY=VALUE` applied; raises Refused."""
     from trainer.config import LearnerConfig
 
     values = folder.recipe.learner_values(folder.seed)
@@ -30,7 +30,7 @@ def changed_learner(folder: RunFolder, changes: Sequence[str]) -> "LearnerConfig
 
 
 def _set(values: dict[str, Any], keys: list[str], value: object) -> None:
-    """Set a value, or an option of a rule; another name leaves the options of the old one."""
+    """Set a value, or an option of a rule; a new rule name drops the options of the old one."""
     if len(keys) == 1:
         values[keys[0]] = value
         return
@@ -41,7 +41,7 @@ def _set(values: dict[str, Any], keys: list[str], value: object) -> None:
 
 
 def _value(text: str) -> object:
-    """As TOML reads it; what it cannot read is a text."""
+    """Parse a value as TOML, else keep it as text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""A run's adapter as a directory of peft's, or as the weights that it comes to."""
+"""Export of a run's adapter as a peft directory, or merged into the weights."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +13,16 @@ from trainer.learner_state import LearnerState
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""What peft puts before the names of a model that it has wrapped."""
+"""The prefix of names in a model that peft has wrapped."""
 
 
 def write_adapter(
     folder: RunFolder, state: LearnerState, about: AdapterAbout, directory: Path
 ) -> None:
-    """What `peft.PeftModel.from_pretrained` takes, and transformers' `from_pretrained` too.
+    """Write a directory for `from_pretrained` of peft's PeftModel and of transformers.
 
-    It names the run's policy, by its place, as what it belongs beside. Raises WeightsDiffer, and
-    Refused where the recipe has another adapter by now.
+    It names the path of the run's policy as its base. Raises WeightsDiffer, and Refused if the
+    recipe's adapter has changed.
     """
     config = peft_config(_lora_of(folder, about), transposed=about.transposed)
     config.base_model_name_or_path = str(folder.policy.resolve())
@@ -36,9 +36,9 @@ def write_adapter(
 
 
 def merged_state(folder: RunFolder, state: LearnerState) -> LearnerState:
-    """The same with the weights that its adapter comes to.
+    """Return the state with its adapter merged into the base weights.
 
-    Raises Unfit for another base, Refused where the recipe has another adapter by now.
+    Raises Unfit for another base, Refused if the recipe's adapter has changed.
     """
     lora = _lora_of(folder, AdapterAbout.of(state.weights))
     adapted = Adaptation.of(loaded(str(folder.policy)), lora, alone=True)

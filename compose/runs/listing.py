@@ -1,4 +1,4 @@
-"""Every run that has a folder here or a step in the log."""
+"""The list of runs that have a folder here or a step in the log."""
 
 import fcntl
 from dataclasses import dataclass
@@ -19,26 +19,26 @@ LOCK_FILE = "trainer.lock"
 
 @dataclass(slots=True)
 class RunEntry:
-    """One run, as it is listed."""
+    """One run in the list."""
 
     run_id: str
     recipe: str
     policy_id: str
     started_ms: int
-    """When its folder was made, else when its first step was written."""
+    """The time at which its folder was made, else that of its first step."""
     steps: int
     version: int | None
-    """The newest of which there is a step."""
+    """The newest version with a step."""
     success: float | None
-    """Of the last complete held-out evaluation."""
+    """The success of the last complete held-out evaluation."""
     timers: dict[str, dict[str, float]]
-    """p50 and p95 of its rollouts' phases, in seconds; empty before it is finished."""
+    """The p50 and p95 of its rollouts' phases, in seconds; empty until it is finished."""
     state: str
-    """finished, training, stopped, or elsewhere: there is no folder of it here."""
+    """The state: finished, training, stopped, or elsewhere (it has no folder here)."""
 
 
 def list_runs(cluster: "Cluster") -> list[RunEntry]:
-    """Every run, the latest last. Held-out results are read for those that are not finished."""
+    """Return all runs, the latest last. Held-out results are read for unfinished ones."""
     written = steps_of_runs(cluster)
     folders = {folder.name: folder for folder in run_folder.all_of(cluster.settings.state())}
     names = folders.keys() | written.keys()
@@ -76,7 +76,7 @@ def _entry(
 
 
 def _summary(folder: RunFolder) -> dict[str, Any]:
-    """What was written when the run had come to its end; empty before."""
+    """Read the summary that was written at the run's end; empty before."""
     path = folder.root / run_folder.SUMMARY_FILE
     summary: dict[str, Any] = read_state(path, dict[str, Any]) or {}
     own: dict[str, Any] = summary.get("policies", {}).get(folder.part, {})
@@ -90,7 +90,7 @@ def _state(folder: RunFolder) -> str:
 
 
 def is_training(folder: RunFolder) -> bool:
-    """Whether a trainer holds the run's lock; asking takes it for a moment, with others."""
+    """Return True if a trainer holds the run's lock; the check takes a shared lock briefly."""
     lock = folder.directory / LOCK_FILE
     if not lock.exists():
         return False

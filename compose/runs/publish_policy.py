@@ -1,4 +1,4 @@
-"""Announces a local model directory as a policy that model servers serve, without any training."""
+"""Announce a local model directory as a policy that model servers serve, without training."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +18,7 @@ FLUSH_S = 30.0
 def publish_policy(cluster: Cluster, directory: Path, policy_id: str) -> int:
     """Make the policy's topic, write its weights, announce the next version; return its number.
 
-    Raises Refused for what is no model, TopicsDiffer, Unavailable, or DeliveryFailed.
+    Raises Refused for no model, TopicsDiffer, Unavailable, or DeliveryFailed.
     """
     checked(policy_id)
     require_model(directory)
@@ -38,7 +38,7 @@ def publish_policy(cluster: Cluster, directory: Path, policy_id: str) -> int:
 def announcement_of(
     directory: Path, policy_id: str, version: int, weights_folder: Path
 ) -> PolicyVersion:
-    """What announces a directory's weights, which are written to a folder first."""
+    """Write a directory's weights to a folder; return the record that announces them."""
     from trainer.config import LearnerConfig
     from trainer.step import Learner
 
@@ -59,22 +59,22 @@ def announcement_of(
 
 
 def require_model(directory: Path) -> None:
-    """Raise Refused for what is no Hugging Face directory."""
+    """Raise Refused unless it is a Hugging Face directory."""
     if not (directory / "config.json").is_file():
         msg = f"{directory} is no Hugging Face directory: it has no config.json"
         raise Refused(msg)
 
 
 def newest_version(cluster: Cluster, policy_id: str) -> int:
-    """The highest version announced so far, -1 where there is none."""
+    """Return the highest announced version, -1 if there is none."""
     return max(announced(cluster, policy_id), default=-1)
 
 
 def announced(cluster: Cluster, policy_id: str) -> set[int]:
-    """The versions of a policy that are on record; older ones go in time."""
+    """Return the recorded versions of a policy; older ones are removed over time."""
     versions = set[int]()
     for record in read_all(cluster.log, [cluster.topics.versions]):
         if record.key == policy_id.encode() and record.value is not None:
-            with suppress(WireError):  # whatever it is, it announces nothing
+            with suppress(WireError):  # an unreadable record announces nothing
                 versions.add(cluster.codec.decode(record.value, PolicyVersion).version)
     return versions

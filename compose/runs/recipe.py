@@ -1,4 +1,4 @@
-"""Recipes: a training run as a TOML file; unknown keys are refused with the nearest known one."""
+"""Recipes: training runs as TOML files; unknown keys are refused with the nearest known one."""
 
 import re
 import tomllib
@@ -31,7 +31,7 @@ SHIPPED = (
     "smol-sums-lora",
 )  # fmt: skip
 SUITES = ("repairs",)
-"""Folders of tasks that ship beside the recipes."""
+"""Folders of tasks that are shipped beside the recipes."""
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -43,13 +43,13 @@ class TaskTable(StrictTable):
     system: str = ""
     prompt: str = ""
     seeds: tuple[int, int] = (0, 1_000_000)
-    """Training draws task seeds from [first, end)."""
+    """The range [first, end) of task seeds for training."""
     tasks: str = ""
     """A folder of task directories, or the name of one of `SUITES`: a seed stands for one of them,
-    in turn, and the config is what `shell` is given for all."""
+    in turn, and the config is that of `shell` for all."""
 
     def suite(self) -> Path:
-        """The folder of its tasks."""
+        """Return the folder of its tasks."""
         if self.tasks in SUITES:
             return Path(str(files("compose") / "recipes" / self.tasks))
         return Path(self.tasks).expanduser()
@@ -62,7 +62,7 @@ class SamplingTable(StrictTable):
 
 
 class LimitsTable(StrictTable):
-    """Their bounds are those of every request."""
+    """Limits of rollouts, with the bounds of every request."""
 
     max_turns: int = 64
     max_tokens: int = 0
@@ -76,7 +76,7 @@ class LimitsTable(StrictTable):
 
 
 class LoraTable(StrictTable):
-    """`trainer.adapters.Lora`."""
+    """The options of `trainer.adapters.Lora`."""
 
     rank: Annotated[int, Field(ge=1)] = 16
     alpha: Annotated[float, Field(gt=0)] = 32.0
@@ -88,39 +88,39 @@ class PolicyTable(StrictTable):
     """A local Hugging Face directory to start from, with its own template or that given here; or
     config, tokens and template."""
     script: str = ""
-    """Who answers in its place: a policy that needs no weights. The weights are trained on that."""
+    """A script that answers in place of the weights, which are trained on its answers."""
     gold_share: float | None = None
-    """How often the script `noisy` applies the gold patch."""
+    """The share of answers in which the script `noisy` applies the gold patch."""
     config: dict[str, Any] = {}
     tokens: str | list[str] = []
     template: dict[str, Any] = {}
     publish: Literal["", "float32", "bfloat16"] = ""
-    """In which precision servers are given the weights; the trainer's own stay float32."""
+    """The precision of the weights for servers; the trainer's own stay float32."""
     weights: Literal["", "full", "delta", "adapter"] = ""
-    """Whether they are given all weights of each version, or mostly what changed since the last, or
+    """The form of weights for servers: all of each version, mostly the changes since the last, or
     only the adapter of `lora`, which they add to the directory's."""
     full_every: Annotated[int, Field(ge=1)] = 10
-    """Among deltas, versions that are divisible by it are full."""
+    """The interval of full versions among deltas."""
     weights_url: str = ""
-    """Where weights are published in place of the run's folder: any fsspec URL that trainer and
-    servers reach, s3://bucket/weights or a directory. Credentials come from the surroundings of
-    each, never from here."""
+    """The place of published weights, instead of the run's folder: any fsspec URL that trainer and
+    servers reach, s3://bucket/weights or a directory. Credentials come from each process's
+    environment, never from here."""
     keep_bytes: Annotated[int, Field(ge=0)] = 0
-    """Weights and checkpoints take no more than this; 0 is without bound."""
+    """The most bytes of weights and checkpoints; 0 is no bound."""
     lora: LoraTable | None = None
-    """Adapters that are trained in place of the weights."""
+    """The adapters that are trained in place of the weights."""
 
 
 class OneOfSeveralTable(PolicyTable):
-    """One of the policies of a run; what it leaves out is the recipe's."""
+    """One of several policies of a run; keys left out are the recipe's."""
 
     learner: dict[str, Any] = {}
     scorers: list[str] = []
-    """Whose rewards it is trained on, under a scoring id of its own where they are others."""
+    """The scorers whose rewards train it; if they differ, they have their own scoring id."""
     share: float = 1.0
-    """What every weight of its scorers is multiplied by."""
+    """The factor of every weight of its scorers."""
     admits: bool = False
-    """Whether its trainer asks for the rollouts and evaluates; the first one does if none says."""
+    """True if its trainer requests the rollouts and evaluates; the first one's by default."""
 
 
 class EvaluationTable(StrictTable):
@@ -138,52 +138,52 @@ class ProcessTable(StrictTable):
 
 
 class Recipe(StrictTable):
-    """A run: what is done, by which policy, how it learns, how it is judged."""
+    """A run: its task, its policies, how they learn and how they are scored."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
     about: str = ""
     task: TaskTable
     policy: PolicyTable = PolicyTable()
-    """The one that admits, where there are several."""
+    """The policy; the admitting one if there are several."""
     policies: dict[Annotated[str, Field(pattern=r"^[a-z0-9-]+$")], OneOfSeveralTable] = {}
-    """In place of it, where several policies take part in a rollout: each is trained."""
+    """The policies, if several take part in a rollout: each is trained."""
     barrier: bool = False
-    """Whether new rollouts wait until all policies stand at the same step."""
+    """True if new rollouts wait until all policies are at the same step."""
     sampling: SamplingTable = SamplingTable()
     limits: LimitsTable = LimitsTable()
     learner: dict[str, Any] = {}
-    """`trainer.config.LearnerConfig`; checked before anything is started."""
+    """The keys of `trainer.config.LearnerConfig`; checked before anything is started."""
     curator: str | dict[str, Any] | list[str | dict[str, Any]] = ""
-    """Which tasks come next: a rule of `producers/curators/` by name, a table with its name and
-    options, or several, of which each has to admit a task; empty: uniform draws."""
+    """The choice of tasks: a rule of `producers/curators/` by name, a table with its name and
+    options, or several, each of which must admit a task; empty: uniform draws."""
     scorers: Annotated[list[str], Field(min_length=1)] = ["environment_return"]
     evaluation: EvaluationTable = EvaluationTable()
     processes: ProcessTable = ProcessTable()
     max_running: Count = 4096
     give_up: Annotated[int, Field(ge=0)] = 2000
-    """The run ends, and says why, when this many groups have ended since the last step; 0 is no
+    """The run ends with the reason when this many groups have ended since the last step; 0 is no
     bound."""
 
     @property
     def scoring_id(self) -> str:
-        """Named after its scorers, so that equal ones share a group and its progress."""
+        """The scoring id, made from its scorers, so that equal ones share a consumer group."""
         return "+".join(re.sub(r"[^A-Za-z0-9_.-]", "-", name) for name in self.scorers)
 
     def admitting(self) -> str:
-        """Which of several policies asks for the rollouts; empty where there is one."""
+        """The name of the policy that requests the rollouts; empty if there is only one."""
         first = next(iter(self.policies), "")
         return next((name for name, each in self.policies.items() if each.admits), first)
 
     def others(self) -> tuple[str, ...]:
-        """The policies of a run beside the one that admits."""
+        """The names of a run's policies other than the admitting one."""
         return tuple(name for name in self.policies if name != self.admitting())
 
     def parts(self) -> "tuple[Recipe, ...]":
-        """Itself, which is for the policy that admits, and what it is for each of the others."""
+        """Itself, for the admitting policy, and its variants for the others."""
         return (self, *map(self.of, self.others()))
 
     def of(self, name: str) -> "Recipe":
-        """What it is for one of several policies: its weights, its learner, its scorers."""
+        """Return its variant for one of several policies: weights, learner, scorers."""
         one = self.policies[name]
         policy = PolicyTable(**{key: getattr(one, key) for key in PolicyTable.model_fields})
         scorers = [_scaled(scorer, one.share) for scorer in one.scorers]
@@ -191,7 +191,7 @@ class Recipe(StrictTable):
         return self.model_copy(update=made)
 
     def admitting_one(self) -> "Recipe":
-        """That of the policy that admits; each table of a policy is filled from the recipe's."""
+        """Return the admitting policy's variant; policies' tables are filled from the recipe's."""
         filled = {
             name: each.model_copy(
                 update={
@@ -204,7 +204,7 @@ class Recipe(StrictTable):
         return self.model_copy(update={"policies": filled}).of(self.admitting())
 
     def libraries(self) -> tuple[str, ...]:
-        """What must be installed here to run it; our environments are named as their libraries."""
+        """The libraries that it needs; our environments have the names of their libraries."""
         environment = self.task.environment
         adapted = any(each.lora for each in (self.policy, *self.policies.values()))
         return (
@@ -214,18 +214,18 @@ class Recipe(StrictTable):
         )  # fmt: skip
 
     def learner_values(self, seed: int) -> dict[str, Any]:
-        """What `trainer.config.LearnerConfig.of` is given of it."""
+        """Return its values for `trainer.config.LearnerConfig.of`."""
         lora: dict[str, Any] = {"lora": self.policy.lora.model_dump()} if self.policy.lora else {}
         if self.policy.weights == "adapter":
             lora["adapter_alone"] = True
         return {"seed": seed, **lora, **self.learner}
 
     def scorings(self) -> tuple[str, ...]:
-        """The scorings that its rollouts ask for, one for each policy's scorers."""
+        """The scoring ids that its rollouts request, one for each policy's scorers."""
         return tuple(dict.fromkeys(part.scoring_id for part in self.parts()))
 
     def template(self, run_id: str, policy_id: str) -> RolloutRequest:
-        """What all training requests of a run share."""
+        """Return the common part of all training requests of a run."""
         task = self.task
         return RolloutRequest(
             rollout_id="",
@@ -250,7 +250,7 @@ class Recipe(StrictTable):
         )
 
     def _agent_config(self, policy_id: str) -> dict[str, Any]:
-        """A program that asks several policies is told their ids, by name, as `policies`."""
+        """Return the agent's config; several policies' ids are added by name as `policies`."""
         if not self.policies:
             return self.task.agent_config
         ids = {self.admitting(): policy_id}
@@ -259,7 +259,7 @@ class Recipe(StrictTable):
 
 
 def other_policy_id(admitting_id: str, name: str) -> str:
-    """The id of another policy of a run, beside that of the one that admits."""
+    """Return the id of another policy of a run, made from that of the admitting one."""
     return f"{admitting_id}-{name}"
 
 
@@ -268,11 +268,11 @@ def _scaled(scorer: str, share: float) -> str:
     try:
         return scorer if share == 1 else f"{name}*{float(weight or 1) * share:g}"
     except ValueError:
-        return scorer  # who reads its weight refuses it
+        return scorer  # the parser of its weight refuses it
 
 
 def load_recipe(name: str) -> tuple[Recipe, str]:
-    """A shipped recipe by name, or a file; its text comes along. Raises Refused, one line."""
+    """Load a shipped recipe by name, or a file; return its text too. Raises Refused, one line."""
     if name in SHIPPED:
         text = (files("compose") / "recipes" / f"{name}.toml").read_text()
     elif Path(name).is_file():
@@ -292,7 +292,7 @@ def load_recipe(name: str) -> tuple[Recipe, str]:
 
 
 def _require_known(recipe: Recipe) -> None:
-    """Raise Refused for a name behind which there is nothing; a worker would die of it."""
+    """Raise Refused for an unknown name, which would make a worker die."""
     for part in recipe.parts():
         check_weights_url(part.policy.weights_url)
         for scorer in part.scorers:
@@ -332,7 +332,7 @@ def parse_recipe(text: str, name: str) -> Recipe:
 
 
 def _one_or_several(recipe: Recipe, name: str) -> Recipe:
-    """With several policies the recipe of the one that admits; raises Refused for both or none."""
+    """Return the admitting policy's recipe if there are several; Refused for both or none."""
     if not recipe.policies:
         if "policy" in recipe.model_fields_set:
             return recipe
@@ -349,7 +349,7 @@ def _one_or_several(recipe: Recipe, name: str) -> Recipe:
 
 
 def _check_requests(recipe: Recipe, name: str) -> None:
-    """What the run will ask for has to be within the bounds of every request."""
+    """Raise Refused if the run's requests exceed the bounds of every request."""
     template = replace(recipe.template("run", "policy"), rollout_id="rollout")
     try:
         for first, end in (recipe.task.seeds, recipe.evaluation.seeds):

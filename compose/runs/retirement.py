@@ -1,7 +1,7 @@
-"""A run that is over leaves no topic and no group behind.
+"""Removal of the topics and groups of a run that is over.
 
-What it did stays in the journal, in the trajectories and in `train.steps`, so `curve`, `eval` and
-`retrain` go on working; its calls topic holds nothing that the journal does not.
+Its records stay in the journal, in the trajectories and in `train.steps`, so `curve`, `eval` and
+`retrain` still work; its calls topic holds nothing that the journal does not.
 """
 
 import shutil
@@ -27,19 +27,19 @@ OPEN_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What a run has left behind."""
+    """The remains of a run."""
 
     run_id: str
     policy_id: str
     topics: dict[str, int]
-    """With their partition counts."""
+    """Its topics with their partition counts."""
     groups: list[str]
     folder: Path | None
     weights: tuple[str, ...] = ()
-    """URLs that the run and its other policies published weights to."""
+    """URLs to which the run and its other policies published weights."""
 
     def lines(self) -> list[str]:
-        """One for each thing that goes."""
+        """Return a line for each thing to remove."""
         lines = [f"topic {name}, {count} partitions" for name, count in self.topics.items()]
         lines += [f"group {name}" for name in self.groups]
         lines += [f"weights {url}" for url in self.weights]
@@ -47,9 +47,9 @@ class Remains:
 
 
 def remains_of(cluster: "Cluster", name: str, *, folder: bool) -> Remains:
-    """What there is of a run, by its id or folder; raises Refused for one that is unknown or on.
+    """Find the remains of a run by id or folder; raises Refused if it is unknown or running.
 
-    `folder`: its checkpoints, weights and logs too.
+    `folder`: include its checkpoints, weights and logs.
     """
     own = find_or_none(cluster.settings.state(), name)
     run_id = own.run_id if own else name
@@ -85,7 +85,7 @@ def _published_to(own: RunFolder) -> tuple[str, ...]:
 
 
 def _require_over(cluster: "Cluster", remains: Remains) -> None:
-    """Raise Refused while somebody serves the run's policy or a rollout of it is open."""
+    """Raise Refused while the run's policy is served or a rollout of it is open."""
     members = sorted({member.client_id for member in cluster.admin.members(remains.groups)})
     if members:
         msg = (
@@ -106,7 +106,7 @@ def _require_over(cluster: "Cluster", remains: Remains) -> None:
 
 
 def remove(cluster: "Cluster", remains: Remains) -> None:
-    """Remove all of it; what is gone already is none to mind. Raises Refused, Unavailable."""
+    """Remove all of it; parts that are gone already are skipped. Raises Refused, Unavailable."""
     cluster.admin.delete_groups(remains.groups)
     cluster.admin.delete_topics(list(remains.topics))
     for url in remains.weights:

@@ -37,23 +37,23 @@ RECIPE_FILE = "recipe.toml"
 SUMMARY_FILE = "summary.json"
 TASKS, TASKS_FILE = "tasks", "tasks.json"
 POLICIES = "policies"
-"""The folder of those policies of a run that do not admit."""
+"""The folder of a run's policies other than the admitting one."""
 
 
 @dataclass(frozen=True, slots=True)
 class BegunRun:
-    """What is on record of a run that has begun."""
+    """The record of a run that has begun."""
 
     run_id: str
     policy_id: str
     seed: int
     starts: list[tuple[str, int, int]]
-    """Topic, partition and end of each when it began."""
+    """Topic, partition and end offset of each at its beginning."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """One run: what `run.json` says, and the recipe it was made from."""
+    """One run: the content of `run.json`, and the recipe it was made from."""
 
     directory: Path
     run_id: str
@@ -62,20 +62,20 @@ class RunFolder:
     starts: dict[tuple[str, int], int]
     recipe: Recipe
     part: str = ""
-    """Which of several policies it is that of; empty: the only one, or the one that admits."""
+    """The name of the policy if there are several; empty: the only or the admitting one."""
 
     @property
     def root(self) -> Path:
-        """Where the run itself lies: the folders of its other policies are in there."""
+        """The folder of the run itself, which contains those of its other policies."""
         return self.directory.parent.parent if self.part else self.directory
 
     @property
     def name(self) -> str:
-        """What commands know it by: the run, or one of its other policies."""
+        """Its name in commands: the run's, or that of one of its other policies."""
         return self.policy_id if self.part else self.run_id
 
     def others(self) -> "tuple[RunFolder, ...]":
-        """Those of a run's policies beside the one that admits."""
+        """The folders of a run's policies other than the admitting one."""
         if self.part:
             return ()
         return tuple(
@@ -90,12 +90,12 @@ class RunFolder:
         )
 
     def parts(self) -> "tuple[RunFolder, ...]":
-        """Itself, and the others."""
+        """Its own folder, and the others."""
         return (self, *self.others())
 
     @property
     def admitting_id(self) -> str:
-        """The id of the policy whose trainer asks for the rollouts."""
+        """The id of the policy whose trainer requests the rollouts."""
         suffix = other_policy_id("", self.part) if self.part else ""
         return self.policy_id.removesuffix(suffix)
 
@@ -113,7 +113,7 @@ class RunFolder:
         return LearnerConfig.of(self.recipe.learner_values(self.seed))
 
     def trained(self) -> "TrainedRun":
-        """What it needs to be trained again; raises Refused for a recipe that is none."""
+        """Return what retraining needs; raises Refused for an invalid recipe."""
         from consumers.history.training_record import TrainedRun
 
         return TrainedRun(
@@ -122,7 +122,7 @@ class RunFolder:
         )  # fmt: skip
 
     def rule(self) -> AdmissionRule:
-        """How many rollouts may be in the air; raises Refused for a recipe that cannot work."""
+        """Return the bound of rollouts in flight; raises Refused for an unworkable recipe."""
         learner = self.learner()
         batch = learner.fresh_groups * learner.members
         return AdmissionRule(
@@ -135,11 +135,11 @@ class RunFolder:
         )
 
     def publishing(self) -> "Publishing":
-        """How its weights are given to servers."""
+        """Return how its weights are published to servers."""
         from trainer.publication import Publishing
 
         policy = self.recipe.policy
-        # Runs of one recipe share a URL; the folder there is each one's own.
+        # Runs of one recipe share a URL, below which each has its own folder.
         url = f"{policy.weights_url.rstrip('/')}/{self.policy_id}" if policy.weights_url else ""
         return Publishing(policy.publish, policy.weights, policy.full_every, url, policy.keep_bytes)
 
@@ -161,7 +161,7 @@ class RunFolder:
         )
 
     def tasks(self) -> "tuple[Task, ...]":
-        """What its seeds stand for; raises Refused where a directory is not what it was."""
+        """Return the tasks of its seeds; raises Refused if a task directory has changed."""
         if not self.recipe.task.tasks:
             return ()
         template = self.recipe.template(self.run_id, self.admitting_id)
@@ -177,11 +177,11 @@ class RunFolder:
         return Draws(template, self.seed, self.learner().members, seeds, self.tasks())
 
     def curators(self) -> tuple[Curator, ...]:
-        """Who chooses among its tasks, with nothing folded yet. Raises Refused."""
+        """Make the curators that choose its tasks, with empty state. Raises Refused."""
         return curators_of(self.recipe.curator, self.draws().task_count())
 
     def held_out_rule(self) -> "HeldOutRule":
-        """How it is evaluated, and whose rewards count."""
+        """Return its held-out evaluation, and the scoring whose rewards count."""
         from consumers.history.run_curve import HeldOutRule
 
         return HeldOutRule(self.heldout(), self.recipe.scoring_id)
@@ -209,10 +209,10 @@ def create(
     *,
     tasks: Path | None = None,
 ) -> RunFolder:
-    """Make the folder and its starting policy; what is wrong is refused before anything runs.
+    """Make the folder and its starting policy; errors are refused before anything runs.
 
-    Named by recipe, time and seed unless an id is given. `tasks` in place of the recipe's folder of
-    tasks, where it has one.
+    It is named by recipe, time and seed unless an id is given. `tasks` replaces the recipe's folder
+    of tasks, if it has one.
     """
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     run_id = run_id or f"{recipe.name}-{stamp}-s{seed}"
@@ -242,14 +242,14 @@ def create(
 
 
 def _check_reference(named: str) -> None:
-    """Raise Refused for a reference that is not there: a trainer would die of it, and again."""
+    """Raise Refused for a missing reference, which would make a trainer die repeatedly."""
     if named and not (Path(named) / "config.json").is_file():
         msg = f"no reference model at {named!r}: no config.json is there; give a local directory"
         raise Refused(msg)
 
 
 def _check_recorded(state: Path, folder: RunFolder) -> None:
-    """Raise Refused where a run is to be trained on that is not known, or has other words."""
+    """Raise Refused if a run to train on is unknown, or has another vocabulary."""
     recorded = folder.learner().recorded
     if recorded is None:
         return
@@ -269,9 +269,9 @@ def _check_recorded(state: Path, folder: RunFolder) -> None:
 
 
 def require_bound(folder: RunFolder) -> None:
-    """Raise Refused where what is kept at least is beyond the run's bound.
+    """Raise Refused if the least bytes to keep exceed the run's bound.
 
-    Told by the weights that it begins with, where they are safetensors; the trainer looks again.
+    Computed from its first weights, if they are safetensors; the trainer checks again.
     """
     from trainer.publication import check_bound
 
@@ -283,7 +283,7 @@ def require_bound(folder: RunFolder) -> None:
 
 
 def _require_one_group_size(folder: RunFolder) -> None:
-    """Raise Refused where policies of one rollout disagree on how many belong together."""
+    """Raise Refused if policies of one rollout have different group sizes."""
     members = folder.learner().members
     for other in folder.others():
         found = other.learner().members
@@ -296,7 +296,7 @@ def _require_one_group_size(folder: RunFolder) -> None:
 
 
 def _require_channels(folder: RunFolder) -> None:
-    """Raise Refused where an advantage compares scorers, and there is one."""
+    """Raise Refused if an advantage compares scorers but there is only one."""
     rule, scorers = folder.learner().rules.advantage, folder.recipe.scorers
     if rule.needs("channels") and len(scorers) < 2:
         msg = (
@@ -307,7 +307,7 @@ def _require_channels(folder: RunFolder) -> None:
 
 
 def _require_one_temperature(folder: RunFolder) -> None:
-    """Raise Refused where no rollout is sampled as the learner computes log-probabilities."""
+    """Raise Refused if sampling and learner use different temperatures."""
     asked, learned = folder.recipe.sampling.temperature, folder.learner().temperature
     if asked != learned:
         msg = (
@@ -318,17 +318,18 @@ def _require_one_temperature(folder: RunFolder) -> None:
 
 
 def begin(folder: RunFolder, cluster: "Cluster") -> RunFolder:
-    """Note where every topic ends now: nothing of the run lies before. Makes the run resumable."""
+    """Record the end offset of every topic, where the run begins. Makes the run resumable."""
     names = [cluster.topics.requests, cluster.topics.scored]
     starts = cluster.admin.ends({name: cluster.log.partitions(name) for name in names})
     places = [(topic, partition, at) for (topic, partition), at in sorted(starts.items())]
     body = BegunRun(folder.run_id, folder.policy_id, folder.seed, places)
+    # Written last: a folder with this file counts as a run that has begun.
     write_whole(folder.directory / RUN_FILE, orjson.dumps(body, option=orjson.OPT_INDENT_2))
     return load(folder.directory)
 
 
 def load(directory: Path) -> RunFolder:
-    """Read a run's folder back, or that of one of its policies; raises Refused where it is none."""
+    """Read back the folder of a run or of one of its policies; raises Refused if it is none."""
     if directory.parent.name == POLICIES and not (directory / RUN_FILE).exists():
         others = {each.part: each for each in load(directory.parent.parent).others()}
         if directory.name in others:
@@ -348,13 +349,13 @@ def load(directory: Path) -> RunFolder:
 
 
 def all_of(state: Path) -> list[RunFolder]:
-    """Every run that has begun, and each of its other policies."""
+    """Return every run that has begun, and each of its other policies."""
     runs = [load(path.parent) for path in sorted((state / "runs").glob(f"*/{RUN_FILE}"))]
     return [part for run in runs for part in run.parts()]
 
 
 def find(state: Path, name: str) -> RunFolder:
-    """A run by id or folder; raises Refused naming the nearest."""
+    """Find a run by id or folder; raises Refused naming the nearest."""
     if Path(name).is_dir():
         return load(Path(name).absolute())
     if (state / "runs" / name / RUN_FILE).exists():
@@ -369,31 +370,29 @@ def find(state: Path, name: str) -> RunFolder:
 
 
 def find_or_none(state: Path, name: str) -> RunFolder | None:
-    """The same; None for a run from elsewhere, of which there is only the log."""
+    """Find a run like `find`; None for a run of another machine, known only by the log."""
     with suppress(Refused):
         return find(state, name)
     return None
 
 
 def require_unchanged(folder: RunFolder) -> None:
-    """Raise Refused where a run's recipe is not the one that its newest checkpoint was made with.
+    """Raise Refused if a run's recipe is not that of its newest checkpoint, or its bound too small.
 
-    Or where it has been given too small a bound since.
-
-    Its trainer would refuse it too, but only once everything is up.
+    Its trainer would refuse it too, but only after everything has started.
     """
     from trainer import checkpoint as checkpoints
 
     require_bound(folder)
     kept = list(checkpoints.kept(folder.directory / "checkpoints").values())
-    # A damaged manifest is passed over by the trainer, which says so.
+    # The trainer skips a damaged manifest, with a warning.
     with suppress(OSError, ValueError, KeyError, TypeError, WireError):
         if kept:
             checkpoints.require_recipe(kept[-1], folder.learner().digest(), checkpoints.CHANGED)
 
 
 def latest_unfinished(state: Path, recipe_name: str) -> RunFolder:
-    """The run to resume; raises Refused where there is none."""
+    """Return the run to resume; raises Refused if there is none."""
     folders = sorted(
         (path.parent for path in (state / "runs").glob(f"{recipe_name}-*/{RUN_FILE}")),
         key=lambda path: (path / RUN_FILE).stat().st_mtime,

@@ -1,4 +1,4 @@
-"""The tasks that seeds of a run stand for: a folder of task directories, in the order of names."""
+"""The tasks that a run's seeds stand for: a folder of task directories, ordered by name."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,9 +16,9 @@ from schemas.messages import Task
 
 
 def suite_of(recipe: Recipe, instead: Path | None = None) -> Path | None:
-    """The folder of a recipe's tasks; None where its seeds are only numbers.
+    """Return the folder of a recipe's tasks; None if its seeds are only numbers.
 
-    Raises Refused where one is named for a recipe without tasks.
+    Raises Refused if `instead` is given for a recipe without tasks.
     """
     if not recipe.task.tasks:
         if instead is None:
@@ -29,14 +29,14 @@ def suite_of(recipe: Recipe, instead: Path | None = None) -> Path | None:
 
 
 def digests_of(suite: Path) -> dict[str, str]:
-    """Of its tasks, by name. Raises Refused where one is bad, or there is none."""
+    """Return the digests of its tasks by name. Raises Refused if one is bad, or there is none."""
     return {task.name: task.digest for task in _read(suite)}
 
 
 def tasks_in(suite: Path, shared: Task, known: Mapping[str, str] | None = None) -> tuple[Task, ...]:
-    """Each as a rollout names it; the config that all share goes before a task's own.
+    """Return each task as rollouts name it; a task's own config overrides the shared one.
 
-    Raises Refused where one is not what is known of it.
+    Raises Refused if one does not match its known digest.
     """
     found = _read(suite)
     if known is not None and {task.name: task.digest for task in found} != known:
@@ -57,5 +57,5 @@ def _task(task: HarborTask, shared: Task, config: Mapping[str, Any]) -> Task:
 
 
 def _read(suite: Path) -> list[HarborTask]:
-    # By where they are in truth: a link to them may be gone before their rollouts are judged.
+    # Resolved paths: a link may be gone before their rollouts are scored.
     return read_tasks(suite.resolve())

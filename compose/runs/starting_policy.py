@@ -1,7 +1,7 @@
-"""The policy that a run begins with: made from a recipe, or a directory that is here.
+"""The policy that a run begins with: made from a recipe, or a local directory.
 
-A directory is pointed to, never copied. Where the recipe gives it another template, the run has a
-folder of its own that points to its files, and a `rollcall.json` of its own.
+A directory is linked, never copied. If the recipe gives it another template, the run has its own
+folder with links to its files, and its own `rollcall.json`.
 """
 
 import json
@@ -17,7 +17,7 @@ ABOUT = "rollcall.json"
 
 
 def require_policy(policy: "PolicyTable") -> None:
-    """Raise Refused where the recipe names a directory that is none of Hugging Face's."""
+    """Raise Refused if the recipe's directory is no Hugging Face directory."""
     if policy.directory and not (_directory(policy) / "config.json").is_file():
         msg = (
             f"policy.directory {policy.directory!r} holds no config.json; give a local Hugging "
@@ -28,7 +28,7 @@ def require_policy(policy: "PolicyTable") -> None:
 
 
 def lay_policy(policy: "PolicyTable", at: Path, seed: int) -> None:
-    """Make the policy at a place where nothing is. Raises Refused."""
+    """Make the policy at a path that does not exist yet. Raises Refused."""
     from inference.policy_dir import make_policy
 
     if not policy.directory:

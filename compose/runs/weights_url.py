@@ -1,4 +1,4 @@
-"""Where a recipe lets weights be published: refused at the door where nobody here could do it."""
+"""The check of a recipe's URL for published weights, before anything is started."""
 
 from pathlib import PurePath
 from urllib.parse import urlsplit
@@ -7,7 +7,7 @@ from schemas.errors import Refused
 
 
 def check_weights_url(url: str) -> None:
-    """Raise Refused for a URL that cannot be opened here, or that says more than a place."""
+    """Raise Refused for a URL that cannot be opened here, or that has more than a location."""
     if not url:
         return
     from schemas.store_urls import require_openable

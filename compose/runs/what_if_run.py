@@ -1,4 +1,4 @@
-"""What a run's batches would have taught another learner."""
+"""Training of another learner on a run's batches."""
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +29,9 @@ def what_if(
     tell: Callable[[str], None],
     playing: Settings | None = None,
 ) -> dict[str, Any]:
-    """Train, tell, write the policy to `out`; the report. Raises Refused before it trains.
+    """Train, report, and write the policy to `out`; raises Refused before it trains.
 
-    With settings both results play the run's held-out seeds.
+    With `playing`, both results are evaluated on the run's held-out seeds.
     """
     if playing is not None:
         require_alone(folder)
@@ -62,7 +62,7 @@ def _compared(
     settings: Settings,
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """The held-out success of what both came to, told and for the report."""
+    """Evaluate both results on the held-out seeds; report them in lines and return them."""
     with tempfile.TemporaryDirectory(prefix="rollcall-what-if-") as scratch:
         directories = {name: Path(scratch) / name for name in states}
         for name, state in states.items():

@@ -1,1 +1,1 @@
-"""Broker and registry on this machine: artifacts by digest, put up, looked at, taken down."""
+"""Broker and registry on this machine: fetch by digest, start, inspect, stop."""

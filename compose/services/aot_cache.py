@@ -1,10 +1,10 @@
-"""A JVM's classes, loaded and linked ahead of time (JEP 514): a service starts in half the CPU.
+"""Ahead-of-time class caches of JVMs (JEP 514): a service starts with half the CPU time.
 
-A cache costs as much as a few starts, so it is made once per machine, beside the starts and not
-before one: the first start of a program leaves a mark, the second has a process of its own make
-the cache (see aot_training), later ones read it. The law: a start never fails or waits for the
-sake of a cache. It holds for one Java runtime and one class path, which name it; a JVM that finds
-it unfit goes on without, and one that was altered since, which could end a JVM, is not shown to it.
+Making a cache costs as much as a few starts, so it is made once per machine, parallel to a start:
+the first start of a program leaves a mark, the second has another process make the cache (see
+aot_training), later ones read it. Invariant: a start never fails or waits because of a cache. A
+cache is valid for one Java runtime and one class path, which form its name; a JVM that finds it
+unfit runs without it. A cache that was altered could crash a JVM, so it is not given to one.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from compose.services.artifacts import mark
 from schemas.whole_files import write_whole
 
 KEPT = 3
-"""Caches of one service: each virtual environment has a Java runtime, so a cache, of its own."""
+"""The most caches of a service; each virtual environment's Java runtime has its own."""
 ROOM_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class AotCache:
-    """The cache of what runs `service` with this Java runtime and this class path."""
+    """The cache of `service` under this Java runtime and this class path."""
 
     cache_dir: Path
     service: str
@@ -37,7 +37,7 @@ class AotCache:
         return self.cache_dir / "aot"
 
     def file(self, kind: str = "aot") -> Path:
-        """`aot` the cache; `mark` what it bore when it was whole; `seen` and `claimed` its past."""
+        """Return a file: `aot` the cache, `mark` its mark, `seen` and `claimed` its progress."""
         modules = self.java.parent.parent / "lib" / "modules"
         stats = [(str(path), path.stat()) for path in (modules, *self.class_path)]
         known = json.dumps([(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats])
@@ -46,16 +46,16 @@ class AotCache:
         )
 
     def flags(self) -> list[str]:
-        """What the JVM is told: nothing unless the cache is there as it was made."""
+        """Return the JVM's flags: none unless the cache exists and is unaltered."""
         try:
             whole = json.loads(self.file("mark").read_text()) == mark(self.file())
         except (OSError, ValueError):
             return []
-        # The JVM warns of each adapter that it compiles anew.
+        # Otherwise the JVM warns about each adapter that it recompiles.
         return [f"-XX:AOTCache={self.file()}", "-Xlog:aot*=error"] if whole else []
 
     def is_due(self) -> bool:
-        """Note one more start. True for one caller ever: whoever is second is to make the cache."""
+        """Record a start. Return True for exactly one caller, the second, which makes the cache."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             seen, claimed = self.file("seen"), self.file("claimed")
@@ -64,18 +64,18 @@ class AotCache:
             if not seen.exists():
                 seen.touch()
                 return False
-            seen.rename(claimed)  # one process can
-        except OSError:  # no Java runtime, a cache directory of somebody else: go without
+            seen.rename(claimed)  # only one process succeeds
+        except OSError:  # no Java runtime, or a cache directory of another user: go without
             return False
         return True
 
     def put_off(self) -> None:
-        """It was not made after all: whoever starts next is to."""
+        """Mark the cache as not made, so that the next start makes it."""
         with contextlib.suppress(OSError):
             self.file("claimed").rename(self.file("seen"))
 
     def keep(self, made: Path) -> None:
-        """Take a file that a JVM wrote whole as the cache; older ones than the last few go."""
+        """Use a complete file of a JVM as the cache; remove all but the newest few."""
         made.rename(self.file())
         write_whole(self.file("mark"), json.dumps(mark(self.file())))
         caches = self.folder.glob(f"{self.service}-*.aot")

@@ -1,9 +1,9 @@
-"""Makes the ahead-of-time caches of services: `python -m` this, a cache directory, a pid, names.
+"""Make the ahead-of-time caches of services: `python -m` this, a cache directory, a pid, names.
 
-Each service is started once more, in a folder and on ports of its own, until it answers; on its way
-out its JVM writes down the classes that it had needed. All at the lowest priority, and no longer
-than the process of that pid lives, a service of whoever had this done: when all is taken down
-nothing is left, and a later start makes the cache.
+Each service is started once more, in its own folder and on its own ports, until it answers; on exit
+its JVM writes the classes that it needed. This runs at the lowest priority and only while the
+process of that pid (a service of the caller) lives: after `down` nothing is left running, and a
+later start makes the cache.
 """
 
 import contextlib
@@ -20,22 +20,22 @@ from compose.services.service_errors import ServicesError, last_lines
 from compose.services.service_process import Service
 
 READY_DEADLINE_S = 1800.0
-"""At the lowest priority, on a machine that others keep busy."""
+"""The timeout of a start at the lowest priority on a busy machine."""
 WRITING_DEADLINE_S = 1800.0
 LEFT_S = 2 * (READY_DEADLINE_S + WRITING_DEADLINE_S)
 ENVIRONMENT = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG")
 
 
 class TakenDown(Exception):
-    """What the cache was made beside has ended."""
+    """The service beside which the cache was made has ended."""
 
 
 def train_beside(cache_dir: Path, pid: int, names: list[str]) -> None:
-    """Have a process make the caches that lives as long as that of `pid`, or go without."""
+    """Start a process that makes the caches while `pid` lives; skip it if that fails."""
     if not names:
         return
     log = cache_dir / "aot" / "training.log"
-    # Of the caller's settings, state directory and working directory it knows nothing.
+    # It does not inherit the caller's settings, state directory or working directory.
     kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     command = module(__name__, str(cache_dir), str(pid), *names)
     with contextlib.suppress(OSError):
@@ -45,7 +45,7 @@ def train_beside(cache_dir: Path, pid: int, names: list[str]) -> None:
 def train_all(
     cache_dir: Path, makers: Mapping[str, Callable[[Path], Service]], lives: Callable[[], bool]
 ) -> None:
-    """Make a cache of each service; those that are not made when `lives` ends are due again."""
+    """Make a cache of each service; those not made when `lives` turns False are due again."""
     due = list(makers)
     try:
         for name, make in makers.items():
@@ -59,12 +59,12 @@ def train_all(
 def train(cache_dir: Path, make: Callable[[Path], Service], lives: Callable[[], bool]) -> None:
     """Make the cache of the service that `make` sets up in a folder.
 
-    Raises ServicesError, and TakenDown once what it is made beside does not live.
+    Raises ServicesError, and TakenDown once `lives` is False.
     """
     folder = cache_dir / "aot"
     for left in folder.glob(".training-*"):
         with contextlib.suppress(FileNotFoundError):
-            if time.time() - left.stat().st_mtime > LEFT_S:  # by one that was killed
+            if time.time() - left.stat().st_mtime > LEFT_S:  # left by a killed process
                 shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".training-", dir=folder) as home:
         service = make(Path(home))
@@ -72,7 +72,7 @@ def train(cache_dir: Path, make: Callable[[Path], Service], lives: Callable[[], 
 
 
 def _written(service: Service, lives: Callable[[], bool]) -> Path:
-    """Run it until it answers, then end it; return what its JVM wrote."""
+    """Run a service until it answers, then end it; return the file that its JVM wrote."""
     java, *arguments = service.prepare()
     made, log = service.home / "made.aot", service.home / "training.log"
     process = spawn([java, f"-XX:AOTCacheOutput={made}", *arguments], log, directory=service.home)

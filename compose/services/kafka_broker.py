@@ -1,8 +1,8 @@
 """The embedded broker: one real Kafka, broker and controller in one process, on loopback only.
 
-It works in its own folder and every path in its settings is relative to that, so no character of
-the state directory's path can upset Kafka's property file. Acknowledged records outlive SIGKILL
-(they are in the page cache), not a power cut: there is one replica.
+It runs in its own folder and every path in its settings is relative to that, so that characters of
+the state directory's path cannot break Kafka's property file. Acknowledged records survive SIGKILL
+(they are in the page cache), but not a power cut: there is one replica.
 """
 
 import os
@@ -60,13 +60,14 @@ LOGGING = """\
 
 
 def properties(port: int, controller_port: int, extra: Mapping[str, str]) -> dict[str, str]:
-    """All settings of the broker; `extra` has the last word.
+    """Return all settings of the broker; `extra` overrides them.
 
-    A killed member's partitions stand still for group.consumer.session.timeout.ms, 45 s unless
+    A killed member's partitions are stalled for group.consumer.session.timeout.ms, 45 s unless
     set. A killed broker cannot register again before its own broker.session.timeout.ms is over, 9 s
-    unless set. The commits' topic is compacted early: a killed broker takes it for its own still,
-    begins to load it, loses it for a moment and begins again; where the first load ends during the
-    second, Kafka 4.3.1 serves groups of which it knows nothing yet, and expires none of their dead.
+    unless set. The offsets topic is compacted early because of a fault of Kafka 4.3.1: a killed
+    broker that restarts begins to load it as its own, loses it for a moment and loads it again; if
+    the first load ends during the second, it serves groups that it has not loaded, and expires
+    none of their dead members.
     """
     fixed = dict(line.split("=", 1) for line in _FIXED.splitlines())
     plain, controller = f"127.0.0.1:{port}", f"127.0.0.1:{controller_port}"
@@ -80,15 +81,15 @@ def properties(port: int, controller_port: int, extra: Mapping[str, str]) -> dic
 
 @dataclass(frozen=True)
 class KafkaBroker:
-    """What it takes to run the broker in its folder `home`."""
+    """The broker's program in its folder `home`."""
 
     home: Path
     port: int
     controller_port: int
     cache_dir: Path
     answers: Callable[[str], bool]
-    """Called with the bootstrap address once the port is open: does the broker list its topics?
-    An open port is too early. Should answer within about a second."""
+    """A function of the bootstrap address, called once the port is open: True if the broker lists
+    its topics, as an open port is too early. It should answer within about a second."""
     extra: Mapping[str, str]
     java: Path = field(default_factory=locate_java)
 
@@ -100,8 +101,8 @@ class KafkaBroker:
         return AotCache(self.cache_dir, self.name, self.java, jars)
 
     def prepare(self) -> list[str]:
-        """Fetch the jars, write the settings, format the data directory once in its life; return
-        the command that runs the broker.
+        """Fetch the jars, write the settings, format the data directory if it is new; return the
+        command that runs the broker.
         """
         jars = fetch(LOCKS / "kafka.lock", self.cache_dir)
         make_private(self.home)
@@ -113,11 +114,13 @@ class KafkaBroker:
         return self._java(jars, "kafka.Kafka", "server.properties")
 
     def _format_once(self, jars: list[Path]) -> None:
-        """A format that was killed half-way is thrown away: no broker has ever run on it. Where
-        one has, nothing is formatted again, for that would hide the loss of a log.
+        """Format the data directory unless a broker ran on it.
+
+        An incomplete format is removed, as no broker has run on it. If one has, it is not
+        formatted again, since that would hide the loss of a log.
         """
         data, done = self.home / "data", self.home / "formatted"
-        if (data / "meta.properties").exists():  # what a format writes last
+        if (data / "meta.properties").exists():  # the last file that a format writes
             done.touch()
         elif done.exists():
             msg = f"the log in {data} was removed or damaged; wipe {self.home.parent} to start anew"
@@ -150,7 +153,7 @@ class KafkaBroker:
 
     def is_ready(self) -> bool:
         try:
-            # Asked first: a client that finds no open port writes that to stderr, unasked
+            # Checked first: a client that finds no open port logs that to stderr
             socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
         except OSError:
             return False
@@ -158,7 +161,7 @@ class KafkaBroker:
 
 
 def java_command(java: Path, jars: list[Path], main: str, *arguments: str) -> list[str]:
-    """What runs a program of Kafka's in a folder where LOGGING lies as log4j2.xml."""
+    """Return the command for a program of Kafka, in a folder with LOGGING as log4j2.xml."""
     flags = ["-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
     flags += ["-XX:+ExitOnOutOfMemoryError", "-Dlog4j2.configurationFile=log4j2.xml"]
     class_path = os.pathsep.join(str(jar) for jar in jars)
@@ -166,7 +169,7 @@ def java_command(java: Path, jars: list[Path], main: str, *arguments: str) -> li
 
 
 def cluster_id() -> str:
-    """16 random bytes in base64url; never with a leading '-', which would be read as an option."""
+    """Return 16 random bytes in base64url, without a leading '-', which would be an option."""
     while True:
         name = urlsafe_b64encode(secrets.token_bytes(16)).rstrip(b"=").decode()
         if not name.startswith("-"):

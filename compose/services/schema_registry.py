@@ -1,8 +1,8 @@
 """The embedded schema registry: Apicurio with the Confluent API, beside the broker, on loopback.
 
-Its database lies in the same state directory as the log and goes with it: the ids it deals are
-inside every record. WRITE_DELAY=0 makes a registration durable before it is answered; without it
-the last one was lost under SIGKILL.
+Its database is in the same state directory as the log and is removed with it, since its ids are in
+every record. WRITE_DELAY=0 makes a registration durable before it is answered; without it the last
+one was lost under SIGKILL.
 """
 
 import http.client
@@ -24,8 +24,8 @@ JAR = "quarkus-run.jar"
 def unpack(lock: Path, cache_dir: Path) -> Path:
     """Unpack the lock's one artifact once, to a folder named by its digest; return that folder.
 
-    The folder appears in one step, so what is there is whole. Its files bear marks as downloads
-    do (see jars): a tree in which a file was altered since is unpacked again.
+    The folder appears in one step, so it is complete. Its files have marks like downloads (see
+    artifacts): a tree with an altered file is unpacked again.
     """
     (archive,), folder = fetch(lock, cache_dir), _folder(lock, cache_dir)
     with exclusive(cache_dir / "cache.lock"):
@@ -45,7 +45,7 @@ def _folder(lock: Path, cache_dir: Path) -> Path:
 def _extract(archive: Path, folder: Path) -> None:
     try:
         with tarfile.open(archive) as tar:
-            # Python 3.11.2, which Debian 12 has, knows no filters yet; the digest is known
+            # Python 3.11.2 of Debian 12 has no filters yet; the digest was checked
             tar.extraction_filter = getattr(tarfile, "data_filter", None)
             tar.extractall(folder)
         files = [path for path in folder.rglob("*") if path.is_file()]
@@ -66,7 +66,7 @@ def _is_as_unpacked(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class SchemaRegistry:
-    """What it takes to run the registry in its folder `home`; relative paths lie in there."""
+    """The registry's program in its folder `home`; relative paths are relative to it."""
 
     home: Path
     port: int
@@ -78,13 +78,13 @@ class SchemaRegistry:
 
     @property
     def aot(self) -> AotCache:
-        """The jar that is started names all others; the folder bears the digest of the whole."""
+        """Return its cache, named by the started jar: its folder's name has the digest of all."""
         lock = LOCKS / "registry.lock"
         return AotCache(self.cache_dir, self.name, self.java, [_folder(lock, self.cache_dir) / JAR])
 
     def prepare(self) -> list[str]:
-        """Fetch and unpack the program, which all state directories share and none writes to;
-        return the command that runs it.
+        """Fetch and unpack the program, which all state directories share read-only; return the
+        command that runs it.
         """
         app = unpack(LOCKS / "registry.lock", self.cache_dir)
         make_private(self.home / "tmp")
@@ -105,7 +105,7 @@ class SchemaRegistry:
         return [str(self.java), *flags, *properties, "-jar", str(app / JAR)]
 
     def is_ready(self) -> bool:
-        # Not urllib: it would send a loopback address through a configured proxy
+        # Not urllib: it would use a configured proxy for a loopback address
         connection = http.client.HTTPConnection("127.0.0.1", self.management_port, timeout=2)
         try:
             connection.request("GET", "/health/ready")

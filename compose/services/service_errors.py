@@ -1,4 +1,4 @@
-"""What can go wrong while the services on this machine are put up or taken down."""
+"""Errors of starting and stopping the services on this machine."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ from schemas.errors import RollcallError
 
 
 class ServicesError(RollcallError):
-    """The services cannot be had as asked; the text names the thing, the place and the remedy."""
+    """The services cannot run as requested; the text names the cause, the place and the remedy."""
 
 
 def last_lines(log: Path, *, since: int = 0, count: int = 12) -> str:
-    """The end of a log, indented and without Java's stack frames, which would fill the screen.
+    """Return the end of a log, indented and without Java's stack frames.
 
     `since` is the log's size in bytes when the process was started.
     """

@@ -1,6 +1,6 @@
-"""The process of a service, and what is on record of it: `<home>/process.json`.
+"""The process of a service, and its record `<home>/process.json`.
 
-It is known by pid *and* start time, so a pid that was dealt again is nobody's.
+It is identified by pid *and* start time, so a reused pid is not mistaken for it.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ RECORD = "process.json"
 
 
 class Service(Protocol):
-    """What it takes to run one of them in its folder."""
+    """A service's program in its folder."""
 
     @property
     def name(self) -> str: ...
@@ -41,13 +41,13 @@ class Service(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServiceProcess:
-    """The last process of a service; its ports outlive it, so that clients find the next one."""
+    """The last process of a service; its ports are kept, so that clients find the next one."""
 
     pid: int
     started: str
     port: int
     side_port: int
-    """The controller's, or the management port."""
+    """The controller's port, or the management port."""
     properties: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -55,11 +55,11 @@ class ServiceProcess:
         return started(self.pid) == self.started
 
     def note(self, home: Path) -> None:
-        """Put it on record."""
+        """Write the record."""
         write_whole(home / RECORD, json.dumps(asdict(self)))
 
     def end(self, *, grace_s: float = GRACE_S) -> bool | None:
-        """True if it took SIGKILL, None if there was nothing to end; raises ServicesError."""
+        """End it; True if it took SIGKILL, None if it did not run; raises ServicesError."""
         if not self.lives:
             return None
         for sent, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
@@ -72,9 +72,9 @@ class ServiceProcess:
 
 
 def on_record(home: Path) -> ServiceProcess | None:
-    """The last process of the service that lives in a folder; None where there was none.
+    """Read the last process of the service in a folder; None if there was none.
 
-    What is no such record is none: it is said, and the next start writes another.
+    An invalid record counts as none, with a warning; the next start writes another.
     """
     try:
         return read_state(home / RECORD, ServiceProcess)

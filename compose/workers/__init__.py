@@ -1,1 +1,1 @@
-"""Worker processes: how each is put together, may begin, leaves, and is started again."""
+"""Worker processes: their assembly, start, end, and restart."""

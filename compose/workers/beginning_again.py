@@ -1,4 +1,4 @@
-"""A worker whose store is away leaves its group, waits, and begins again; that is no death."""
+"""Restart of a worker's loop whose object store is unreachable, without ending the process."""
 
 import faulthandler
 import time
@@ -21,7 +21,7 @@ def run_while_away(
     patient: Callable[[], bool] = lambda: False,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Run a loop until told to stop; one that raises Unavailable is let go and made anew."""
+    """Run a loop until told to stop; after Unavailable, end it and make a new one."""
     said = ""
     while not stopping():
         loop: Loop | None = None
@@ -38,7 +38,7 @@ def run_while_away(
 
 
 def _let_go(loop: Loop) -> None:
-    """Leave the group: what is finished is committed, and nothing is held against a record."""
+    """Leave the group; finished work is committed, and no record is blamed for the failure."""
     faulthandler.cancel_dump_traceback_later()
     loop.source.close()
     loop.role.close()

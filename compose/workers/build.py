@@ -1,6 +1,6 @@
-"""How each group's process is put together: by hand, in code that one can read.
+"""The assembly of each group's process, in plain code.
 
-A group's module is imported when it is built, so only model servers and trainers pay for torch.
+A group's module is imported when it is built, so only model servers and trainers import torch.
 """
 
 import socket
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 
 STEP_S = 60.0
-"""Of an environment's step, until one says how long it may take."""
+"""The timeout of an environment's step, unless the environment sets its own."""
 
 
 class Workshop:
-    """What every worker of one process shares: the log, the codec, the names."""
+    """The parts that all workers of a process share: the log, the codec, the topics."""
 
     def __init__(
         self, log: Log, codec: Codec, topics: Topics, settings: "Settings", *, watched: bool = True,
@@ -52,9 +52,9 @@ class Workshop:
         self.topics = topics
         self.settings = settings
         self.watched = watched
-        """Whether this is the main thread of a process of its own."""
+        """True if this is the main thread of a separate process."""
         self.guarded = watched if guarded is None else guarded
-        """Whether users' code that does not come back is ended; on a main thread it can be."""
+        """True if users' code that does not return is interrupted; only a main thread can do it."""
         self._listener: socket.socket | None = None
 
     def agents(self, name: str, *, accept: bool = False) -> Loop:
@@ -82,9 +82,9 @@ class Workshop:
         self, name: str, engine: "Engine", *, accept: bool = False, thread: Executor | None = None,
         capacity: int | None = None,
     ) -> Loop:  # fmt: skip
-        """`thread` reads weights while the loop's own answers; without one it does both.
+        """Build a model server; `thread` reads weights, without one the loop's own does.
 
-        `capacity` is how many calls the engine takes at once, where settings do not say.
+        `capacity` is the number of calls that the engine takes at once, if settings do not set it.
         """
         from consumers.models.server import Models
 
@@ -126,21 +126,21 @@ class Workshop:
         return self._loop(role, [answers.publisher], letters, accept=accept)
 
     def _answers(self, name: str) -> "Answers":
-        """What a worker that carries out commands answers with."""
+        """Return the publisher of answers for a worker that executes commands."""
         from consumers.answers import Answers
 
         self.codec.prepare(self.topics.events, Event)
         return Answers(name, self.log, self.codec, self.topics, self.log.publisher())
 
     def _boxes(self, name: str, room: "Room", note: "Tell") -> "WorkerBoxes":
-        """Where the sessions of a worker borrow boxes; one directory of leases for this state."""
+        """Return the boxes for the sessions of a worker, with leases in this state's directory."""
         from consumers.environments.worker_boxes import WorkerBoxes
 
         settings = self.settings.environments
         return WorkerBoxes(room, self._leases(name), note, warm=settings.warm, box=settings.box)
 
     def _leases(self, name: str) -> "Leases":
-        """Those of a worker, in the one directory that all workers of this state have."""
+        """Return a worker's leases, in the directory that all workers of this state share."""
         from sandbox.boxes.leases import Leases, LeaseTimes
 
         settings = self.settings.environments
@@ -148,9 +148,9 @@ class Workshop:
         return Leases(self.settings.leases(), name, times)
 
     def _hosts(self, room: "Room", boxes: "WorkerBoxes") -> "WorkerHosts":
-        """What environments that wait are offered; raises Refused when the gateway's port is taken.
+        """Return the hosts of asynchronous environments; raises Refused if the port is taken.
 
-        A port that was asked for is held from now on, any other is drawn when it is needed.
+        A configured port of the gateway is bound now, any other is chosen when it is needed.
         """
         from consumers.environments.listener import bind
         from consumers.environments.worker_hosts import WorkerHosts
@@ -172,7 +172,7 @@ class Workshop:
         return hosts
 
     def agent_processes(self) -> "Processes":
-        """What starts the agents of a worker's sessions."""
+        """Return the starter of the agents of a worker's sessions."""
         from sandbox.agents.agent_processes import AgentProcesses
 
         settings = self.settings
@@ -201,7 +201,7 @@ class Workshop:
         scorers: Sequence[str] | None = None,
         scoring_id: str | None = None,
     ) -> "Rewards":
-        """What judges trajectories and writes what came of it, without a loop that reads them."""
+        """Return the part that scores trajectories and writes rewards, without a reading loop."""
         from compose.teacher_scorer import scorer_spec
         from consumers.rewards import Rewards
         from sandbox.scorers import score
@@ -230,7 +230,7 @@ class Workshop:
         )
 
     def _waiting_scorers(self, name: str, specs: "Sequence[ScorerSpec]") -> "WaitingScorers":
-        """What drives those of the scorers that wait; nothing is begun before there is one."""
+        """Return the driver of asynchronous scorers; nothing is started until there is one."""
         from consumers.room import Room
         from consumers.scoring_host import ScoringHosts
         from consumers.waiting_scorers import WaitingScorers
@@ -258,7 +258,7 @@ class Workshop:
         return self._loop(role, [publisher], letters, accept=accept)
 
     def guard(self, what: str, timeout_s: float) -> Guard:
-        """What a call of a user's code is timed by, and ended where that can be."""
+        """Return the guard that times calls of users' code, and interrupts them if possible."""
         guard = Guard(what, timeout_s)
         if self.guarded:
             guard.watch()

@@ -1,7 +1,7 @@
-"""Which engine serves a policy: ours by name, or anybody's by module:function.
+"""The engine that serves a policy: ours by name, or any other by module:function.
 
-`openai` has no weights of ours: it serves a policy that nobody trains, so whatever announces
-versions is refused with it.
+`openai` has no weights: it serves a policy that is not trained, so it is refused with anything that
+announces versions.
 """
 
 import inspect
@@ -28,16 +28,16 @@ ENGINES = {
     "vllm": "inference.vllm_engine:VllmEngine",
 }
 OPENAI = "openai"
-"""A server that speaks the OpenAI API; see `inference.openai_engine`."""
+"""The engine of a server with the OpenAI API; see `inference.openai_engine`."""
 
 
 def options_of(models: "ModelsSettings") -> dict[str, Any]:
-    """What every engine is told by name."""
+    """Return the keyword arguments of every engine."""
     return {"device": models.device, "max_batch": models.max_batch, "threads": models.threads}
 
 
 def check_engine(name: str) -> None:
-    """Raise Refused for a name that is none; nothing is imported."""
+    """Raise Refused for an unknown name; nothing is imported."""
     if name not in (*ENGINES, OPENAI) and ":" not in name:
         raise names.unknown("engine", name, [*ENGINES, OPENAI])
 
@@ -56,14 +56,14 @@ def check_loads_weights(name: str, what: str) -> None:
 
 
 def check_recipe(name: str, recipe: "Recipe") -> None:
-    """Raise Refused for an engine that is none, or cannot serve what a recipe trains."""
+    """Raise Refused for an unknown engine, or one that cannot serve a recipe's policies."""
     check_engine(name)
     if any(not part.policy.script for part in recipe.parts()):
         check_loads_weights(name, f"recipe {recipe.name!r}")
 
 
 def check_exact(settings: "Settings", recipe: "Recipe") -> None:
-    """Raise Refused where engine and trainer are to say the same bits, and cannot."""
+    """Raise Refused if engine and trainer are required to agree to the bit, and cannot."""
     for part in recipe.parts():
         if part.learner.get("exact") or recipe.learner.get("exact"):
             _check_exact(settings, part)
@@ -89,7 +89,7 @@ def _check_exact(settings: "Settings", recipe: "Recipe") -> None:
 
 
 def check_models(models: "ModelsSettings") -> None:
-    """Raise Refused, before anything is started, where no worker of ours could serve weights."""
+    """Raise Refused, before anything is started, if no worker could serve weights."""
     check_engine(models.engine)
     python = models.python
     if python and not (os.access(python, os.X_OK) and Path(python).is_file()):
@@ -103,7 +103,7 @@ def check_models(models: "ModelsSettings") -> None:
 
 
 def load_engine(name: str) -> Callable[..., Any]:
-    """What makes the engine of this name. Raises Refused where there is none."""
+    """Return the factory of the engine of this name. Raises Refused if there is none."""
     check_engine(name)
     make = names.load("engine", ENGINES.get(name, name))
     try:
@@ -120,11 +120,11 @@ def load_engine(name: str) -> Callable[..., Any]:
 def weights_engine(
     policy_id: str, directory: Path, models: "ModelsSettings", *, exact: bool = False
 ) -> Engine:
-    """The engine that the settings name, on a policy directory.
+    """Make the engine that the settings name, on a policy directory.
 
-    It is called with policy id and directory, and by name with `device`, `max_batch` and `threads`;
-    ours with `exact` too, where its bits are to be the trainer's. Raises Refused for a name that is
-    none, and for what is no engine.
+    Its arguments are policy id and directory, and by name `device`, `max_batch` and `threads`; for
+    ours also `exact`, if it must agree with the trainer to the bit. Raises Refused for an unknown
+    name, and for a result that is no engine.
     """
     name = models.engine
     check_loads_weights(name, f"the policy in {str(directory)!r}")
@@ -138,9 +138,9 @@ def weights_engine(
 
 
 def server_engine(policy_id: str, directory: Path | None, models: "ModelsSettings") -> Engine:
-    """The engine that asks the server of the settings; of a directory the tokenizer is taken.
+    """Make the engine that calls the settings' server, with a directory's tokenizer.
 
-    Raises Refused for settings that are none.
+    Raises Refused for invalid settings.
     """
     from inference.openai_engine import OpenAIEngine
 

@@ -1,7 +1,7 @@
-"""A trainer that is several processes: torchrun begins them, rank 0 reads the log, others follow.
+"""A trainer of several processes: torchrun starts them, rank 0 reads the log, others follow it.
 
-The supervisor knows one process, torchrun. It ends all ranks when one of them dies, and itself;
-then it is begun again, from the checkpoint.
+The supervisor sees one process, torchrun. It ends all ranks and itself when one of them dies; then
+it is restarted from the checkpoint.
 """
 
 import os
@@ -23,14 +23,14 @@ BEGIN, LEAVE = b"begin", b"leave"
 
 
 def begun_by_torchrun() -> bool:
-    """Whether this process is a rank already."""
+    """Return True if this process is already a rank."""
     from torch.distributed import is_torchelastic_launched
 
     return bool(is_torchelastic_launched())
 
 
 def become_ranks(count: int, *arguments: str) -> NoReturn:
-    """Go on as torchrun, which runs `rollcall` with these arguments so many times on this host."""
+    """Replace this process by torchrun, which runs `count` ranks of `rollcall` on this host."""
     torchrun = module(
         "torch.distributed.run",
         "--standalone", "--local-addr", "127.0.0.1", f"--nproc-per-node={count}", "--no-python",
@@ -40,7 +40,7 @@ def become_ranks(count: int, *arguments: str) -> NoReturn:
 
 
 def join(folder: "RunFolder", settings: "TrainingSettings") -> "ProcessRanks":
-    """Meet the other ranks; raises Refused, on all, where they are not as many as is said."""
+    """Join the other ranks; raises Refused, on all, if their number is not as configured."""
     import torch
 
     from trainer.ranks import ProcessRanks
@@ -59,9 +59,9 @@ def join(folder: "RunFolder", settings: "TrainingSettings") -> "ProcessRanks":
 
 
 def begins(ranks: "Ranks", ours: bool = False) -> bool:
-    """Whether there is anything to train, as rank 0 says, whose word it is; the others hear it.
+    """Return True if there is anything to train; rank 0 decides (`ours`), the others receive it.
 
-    What stood by until it was told to stop looks at nothing: another trainer writes there still.
+    A standby that was told to stop reads nothing, as another trainer still writes there.
     """
     return ranks.heard(BEGIN if ours else LEAVE) == BEGIN
 
@@ -69,7 +69,7 @@ def begins(ranks: "Ranks", ours: bool = False) -> bool:
 def sharded(
     folder: "RunFolder", settings: "TrainingSettings", ranks: "ProcessRanks"
 ) -> "ShardedLearner":
-    """This rank's part of a run's learner. Raises Refused, on all of them, where two disagree."""
+    """Make this rank's part of a run's learner. Raises Refused, on all, if two disagree."""
     from functools import partial
 
     from trainer.sharded_learner import ShardedLearner
@@ -81,15 +81,15 @@ def sharded(
     if device == "cuda":
         device = f"cuda:{ranks.rank}"
     learner = ShardedLearner(str(folder.policy), folder.learner(), ranks, device=device, past=past)
-    # All have met by now, rank 0 with the run's lock: nobody else writes checkpoints.
+    # All ranks have joined, rank 0 holds the run's lock: no other process writes checkpoints.
     require_same_checkpoint(ranks, run.checkpoints)
     return learner
 
 
 def require_same_checkpoint(ranks: "Ranks", root: Path) -> None:
-    """Raise Refused, on all ranks, where one sees another newest checkpoint than rank 0.
+    """Raise Refused, on all ranks, if one sees another newest checkpoint than rank 0.
 
-    Rank 0 alone loads one and tells the others; a rank that sees another one reads another folder.
+    Rank 0 alone loads one and sends it; a rank that sees another one reads another folder.
     """
     from trainer.checkpoint import newest_words
     from trainer.ranks import require_alike
@@ -98,7 +98,7 @@ def require_same_checkpoint(ranks: "Ranks", root: Path) -> None:
 
 
 def follow(folder: "RunFolder", settings: "TrainingSettings", ranks: "ProcessRanks") -> None:
-    """What a rank other than 0 does while there is a trainer: rank 0 says when to leave."""
+    """Run a rank other than 0 until rank 0 tells it to leave."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     if begins(ranks):

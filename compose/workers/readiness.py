@@ -1,8 +1,8 @@
-"""What a worker waits for at its start: broker and registry, then topics and schemas that fit.
+"""The wait of a worker at its start: for broker and registry, then for topics and schemas.
 
-A registry that was emptied, or made anew, deals its ids again: old records would be read with
-another schema or none, and a worker would bury a whole history as unreadable. The log itself knows
-better: the newest records that our own workers wrote must be readable.
+A registry that was emptied or recreated assigns its ids again: old records would be read with
+another schema or none, and a worker would send a whole history to the dead letters. This is
+detected by the log: the newest records that our own workers wrote must be readable.
 """
 
 import time
@@ -26,16 +26,16 @@ log = structlog.get_logger()
 
 
 def wait_until_fit(cluster: Cluster) -> None:
-    """Return when the cluster answers and has what the manifest says; raises TopicsDiffer."""
+    """Return when the cluster answers and matches the manifest; raises TopicsDiffer."""
     patiently(lambda: require_topics(cluster))
 
 
 def patiently(
     call: Callable[[], T], *, retry_s: float = RETRY_S, give_up_s: float = GIVE_UP_S
 ) -> T:
-    """Call again while broker or registry is away; said once, given up after ten minutes.
+    """Retry a call while broker or registry is unreachable; log it once, give up after 10 minutes.
 
-    What is put together at a worker's start goes through here: either may leave at any moment.
+    All set-up at a worker's start uses this, as either may become unreachable at any moment.
     """
     until, warned = time.monotonic() + give_up_s, False
     while True:
@@ -51,7 +51,7 @@ def patiently(
 
 
 def check_readable(cluster: Cluster) -> None:
-    """Raise RegistryEmptied where no newest record of a topic has a schema that is known."""
+    """Raise RegistryEmptied if none of a topic's newest records has a known schema."""
     topics = cluster.topics
     for topic, record in ((topics.events, Event), (topics.trajectories, Trajectory)):
         reason = _unreadable(cluster, topic, record)
@@ -65,7 +65,7 @@ def check_readable(cluster: Cluster) -> None:
 
 
 def _unreadable(cluster: Cluster, topic: str, expected: type) -> str:
-    """Why nothing can be read; empty where something can, or nothing is there."""
+    """Return why no record can be read; empty if one can, or there is none."""
     log: Log = cluster.log
     bounds = log.bounds(topic)
     starts = {(topic, number): max(low, end - 1) for number, (low, end) in bounds.items()}
@@ -76,7 +76,7 @@ def _unreadable(cluster: Cluster, topic: str, expected: type) -> str:
         except UnknownSchema as error:
             reason = str(error)
         except WireError:
-            continue  # somebody's bad bytes, which say nothing of the registry
+            continue  # foreign bytes prove nothing about the registry
         else:
             return ""
     return reason

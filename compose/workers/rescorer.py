@@ -1,4 +1,4 @@
-"""The rewards group's judgement outside of its group: fed by a range, writing where it is told."""
+"""Scoring outside the rewards group: it reads a range and writes to a chosen sink."""
 
 import re
 import threading
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 FLUSH_S = 60.0
 POLL_EVERY = 500
-"""Trajectories between two looks at the acks."""
+"""The number of trajectories between two checks of the acks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rescorer:
-    """Which scorers judge, under which scoring id, and where their rewards go."""
+    """A rescoring: its scorers, its scoring id, and the sink of its rewards."""
 
     scorers: Sequence[str]
     scoring_id: str = ""
-    """Named after the scorers where none is given, so that doing it again is doing the same."""
+    """The scoring id; by default made from the scorers, so that a repetition has the same."""
     parquet: Path | None = None
     dry_run: bool = False
     success_at: float = 1.0
 
     def rescore(self, cluster: "Cluster", selection: Selection) -> Rescoring:
-        """Judge a range anew and compare; raises Refused before anything is written."""
+        """Score a range again and compare; raises Refused before anything is written."""
         scoring_id = checked_scoring(self.scoring_id or _default_id(self.scorers))
         if self.parquet and self.dry_run:
             msg = "--dry-run writes nothing, so it goes without --parquet"
@@ -58,7 +58,7 @@ class Rescorer:
 
     @contextmanager
     def _sink(self, rewards: "Rewards", publisher: "Publisher") -> Iterator[RewardSink]:
-        """Where rewards go: nowhere, into a Parquet file, or to the topic."""
+        """Yield the sink of rewards: none, a Parquet file, or the topic."""
         if self.dry_run:
             yield lambda scored, record: None
         elif self.parquet:

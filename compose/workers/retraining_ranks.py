@@ -1,8 +1,8 @@
-"""Steps trained again by as many processes as have trained them: this one is rank 0.
+"""Retraining of steps by as many processes as trained them: this one is rank 0.
 
 `python -m compose.workers.retraining_ranks DIRECTORY THREADS RANK COUNT MEETING` is one of the
-others. It says a line when it is about to meet them, so that nobody waits for one that has ended;
-then it does what rank 0 is asked for, and ends with it, whatever ends that.
+others. It prints a line before it joins them, so that rank 0 does not wait for one that has ended;
+then it follows rank 0, and ends with it in any case.
 """
 
 import os
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from trainer.step import Learner
 
 LEAVE_S = 30.0
-"""How long a rank may take to end once it was let go."""
+"""The time that a rank may take to end after it was released."""
 FAILED = 1
 
 
 @contextmanager
 def learner_of(plan: "RetrainingPlan", threads: int) -> Iterator["Learner"]:
-    """A learner that stands where a plan begins, of as many processes as trained its steps.
+    """Yield a learner at the start of a plan, with as many processes as trained its steps.
 
-    Each has so many threads. Raises Unfit where one of them cannot begin; it has said why.
+    Each has `threads` threads. Raises Unfit if one cannot begin; it has logged the reason.
     """
     if plan.ranks == 1:
         yield plan.learner(plan.run.config)
@@ -48,7 +48,7 @@ def learner_of(plan: "RetrainingPlan", threads: int) -> Iterator["Learner"]:
 
 @contextmanager
 def _ranks(run: "TrainedRun", threads: int, count: int) -> Iterator["ProcessRanks"]:
-    """This process among so many; the others are gone afterwards."""
+    """Yield this process's ranks among `count`; the others have ended afterwards."""
     from trainer.ranks import ProcessRanks
 
     with TemporaryDirectory(prefix="rollcall-ranks-") as scratch:
@@ -101,7 +101,7 @@ def _sharded(run: "TrainedRun", ranks: "ProcessRanks") -> "ShardedLearner":
 
 
 def main(directory: str, threads: str, rank: str, count: str, meeting: str) -> int:
-    """Be one of the others; the exit code."""
+    """Run one of the other ranks; return the exit code."""
     import torch
     from transformers.utils.logging import disable_progress_bar
 
@@ -113,7 +113,7 @@ def main(directory: str, threads: str, rank: str, count: str, meeting: str) -> i
     try:
         run = run_folder.load(Path(directory)).trained()
         with os.fdopen(os.dup(1), "w") as line:
-            os.dup2(2, 1)  # what libraries print is for people
+            os.dup2(2, 1)  # output of libraries goes to stderr
             line.write("ready\n")
         ranks = ProcessRanks.join("cpu", meeting, int(rank), int(count))
         _sharded(run, ranks).follow()

@@ -1,4 +1,4 @@
-"""How a run's trainer is put together, and that one process at a time is it."""
+"""The assembly of a run's trainer, and the lock that admits one process at a time."""
 
 import fcntl
 import time
@@ -45,9 +45,9 @@ def run_trainer(
     *,
     accept: bool = False,
 ) -> "Trainer":
-    """A run's trainer, resumed from its newest checkpoint; with a learner of its own by default.
+    """Make a run's trainer from its newest checkpoint, by default with a new learner.
 
-    Raises Refused where the run's recipe wants what one process is not.
+    Raises Refused if the run's recipe needs several processes.
     """
     from consumers.training.trainer import Trainer
     from trainer.reading import reading_of
@@ -72,8 +72,8 @@ def run_trainer(
         continue_=continuations(shop, config),
         retell=folder.trained().retell(),
         reading=reading_of(folder.policy, learner.model.config),
-        # In one process with everybody else the order of things is the same every time.
         accept_truncation=accept,
+        # Inline if all workers share this process, so that the order of events is deterministic.
         executor=ThreadPoolExecutor(1, "saver") if shop.watched else InlineExecutor(),
     )
 
@@ -98,7 +98,7 @@ def _learner(shop: Workshop, folder: "RunFolder") -> "Learner":
 
 
 def continuations(shop: Workshop, config: "LearnerConfig") -> "Continue | None":
-    """How cancelled rollouts of a run go on; None where none may."""
+    """Return how cancelled rollouts of a run are continued; None if they are not."""
     if not config.cuts_off:
         return None
     guard = shop.guard("the program", shop.settings.agents.program_timeout_s)
@@ -114,9 +114,9 @@ def train(
     *,
     accept: bool = False,
 ) -> None:
-    """Train a run, with other ranks if there are any; while another process does so, stand by.
+    """Train a run, with other ranks if there are any; while another process trains it, stand by.
 
-    The others are let go at the end, but not by an error: they then end with this process.
+    The others are released at the end, but not by an error: they then end with this process.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Which policy a models worker serves, and by what: weights, a script, or a server of others."""
+"""The policy that a models worker serves, by weights, a script, or an external server."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a user has asked a models worker to serve."""
+    """A user's options of a models worker."""
 
     run: str
-    """Id or folder; "": the policy stands by itself."""
+    """The run's id or folder; "": a policy without a run."""
     policy: str
     directory: Path | None
     script: str
     tasks: Path | None
     gold_share: float | None
     engine: str
-    """What serves weights; "": what the settings say."""
+    """The engine of the weights; "": that of the settings."""
 
     def settings(self, settings: "Settings") -> "Settings":
-        """The settings, with this engine in them."""
+        """Return the settings with this engine."""
         if not self.engine:
             return settings
         models = settings.models.model_copy(update={"engine": self.engine})
         return settings.model_copy(update={"models": models})
 
     def check(self, settings: "Settings") -> None:
-        """Raise Refused where this is not one policy by one engine; nothing is loaded."""
+        """Raise Refused unless this is one policy by one engine; nothing is loaded."""
         source = bool(self.directory) or self._by_server(settings)
         if bool(self.run) + source + bool(self.script) != 1 or bool(self.run) == bool(self.policy):
             msg = (
@@ -47,7 +47,7 @@ class Served:
             raise Refused(msg)
 
     def light_engine(self, settings: "Settings") -> "Engine | None":
-        """The engine, where it needs neither weights nor a run. Raises Refused."""
+        """Return the engine if it needs neither weights nor a run. Raises Refused."""
         from compose.workers.engines import server_engine
 
         if self.script:
@@ -57,7 +57,7 @@ class Served:
         return None
 
     def loaded(self, folder: "RunFolder | None", settings: "Settings") -> "Engine":
-        """The engine on the weights of a run or of a directory. Raises Refused."""
+        """Return the engine on the weights of a run or of a directory. Raises Refused."""
         from compose.workers.engines import weights_engine
 
         chosen = self.settings(settings)
@@ -66,7 +66,7 @@ class Served:
         return weights_engine(self.policy, cast(Path, self.directory), chosen.models)
 
     def capacity(self, settings: "Settings") -> int | None:
-        """How many calls a server of others takes at once; None where `max_batch` says it."""
+        """Return the calls that an external server takes at once; None if `max_batch` sets it."""
         return settings.models.openai.concurrency if self._by_server(settings) else None
 
     def _by_server(self, settings: "Settings") -> bool:
@@ -79,9 +79,9 @@ class Served:
 def scripted_engine(
     policy_id: str, reference: str, tasks: Path | None = None, gold_share: float | None = None
 ) -> "Engine":
-    """A policy without weights: `module:function` says what it answers, or one of ours does.
+    """Make a policy without weights: a script `module:function`, or one of ours by name.
 
-    Those are asked for the solutions of the tasks in a folder. Raises Refused.
+    Ours use the solutions of the tasks in a folder. Raises Refused.
     """
     from inference.scripted import ScriptedEngine
     from inference.text_script import added_by, load_script, text_script
@@ -105,7 +105,7 @@ def scripted_engine(
 
 
 def run_engine(folder: "RunFolder", settings: "Settings") -> "Engine":
-    """What serves a run's policy: its weights, or the script that its recipe names."""
+    """Make the engine of a run's policy: on its weights, or by its recipe's script."""
     from compose.runs.run_folder import TASKS
     from compose.workers.engines import check_exact, weights_engine
 

@@ -1,4 +1,4 @@
-"""When a worker leaves: at SIGTERM, at SIGINT, when a `drain` on `control` names it, and when its
+"""The end of a worker: at SIGTERM or SIGINT, when a `drain` on `control` names it, and when its
 broker was taken down for good.
 """
 
@@ -17,7 +17,7 @@ log = structlog.get_logger()
 
 
 class Drained:
-    """Becomes true when one worker is asked to drain; what was said before it was made is past."""
+    """A flag that turns true when a worker is asked to drain; earlier requests do not count."""
 
     def __init__(
         self, name: str, control: ControlReader, clock: Callable[[], float] = time.monotonic
@@ -35,7 +35,7 @@ class Drained:
         return self._asked
 
     def listen(self, timeout_s: float = 0.0) -> bool:
-        """Hear what has come, whether that is due or not."""
+        """Read new control records now, even if the next read is not due."""
         words = [word for _, word in self._control.poll(timeout_s)]
         if any(word.kind == "drain" and word.worker == self._name for word in words):
             self._asked = True
@@ -44,7 +44,7 @@ class Drained:
 
 
 class Stop:
-    """Becomes true once the worker is to leave; it then exits with code 0."""
+    """A flag that turns true once the worker must leave; it then exits with code 0."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Stop:
         return self._at_once or self._drained()
 
     def patient(self) -> bool:
-        """Whether work in flight may take its time: a drained worker ends all of it."""
+        """Return True if work in flight may finish: a drained worker completes all of it."""
         self._look()
         return not self._at_once
 

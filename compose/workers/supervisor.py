@@ -1,9 +1,9 @@
 """A small supervisor: one process per worker, restarted when it dies, all ended together.
 
-One that dies too often within an hour, or that refuses what it was given, ends the run.
+A worker that dies too often within an hour, or refuses its input repeatedly, ends the run.
 
-A Ctrl-C reaches the supervisor alone, which then ends them in order; and they die with it, also
-when it is killed.
+A Ctrl-C reaches only the supervisor, which then ends the workers in order; they also die with it if
+it is killed.
 """
 
 import os
@@ -22,13 +22,13 @@ GRACE_S = 25.0
 RESTART_S = 1.0
 MAX_RESTARTS = 20
 WINDOW_S = 3600.0
-"""So many deaths within this time are too many. A run of weeks survives a kill every few hours."""
+"""The window in which deaths are counted, so a run of weeks survives a kill every few hours."""
 HEALTHY_S = 1800.0
-"""Who has lived so long was not refused: what it was given was taken."""
+"""The lifetime after which earlier refusals of a worker do not count."""
 REFUSED = 2
-"""The exit code of a worker that says what it was given cannot be."""
+"""The exit code of a worker that refuses its input."""
 MAX_REFUSALS = 3
-"""In a row: what it was given will hardly change, though a file may be on its way."""
+"""The most refusals in a row: the input rarely changes, but a file may still arrive."""
 
 log = structlog.get_logger()
 
@@ -42,15 +42,15 @@ class Child:
     log_path: Path
     process: ChildProcess | None = None
     deaths: list[float] = field(default_factory=list)
-    """When it was begun again, within the last while."""
+    """The times of its restarts within the window."""
     refusals: int = 0
-    """In a row, until now."""
+    """The refusals in a row until now."""
     started: float = 0.0
     finished: bool = False
-    """It ended with exit code 0 and is not wanted any more."""
+    """True if it ended with exit code 0 and is not restarted."""
 
     def hopeless(self, now: float, code: int) -> bool:
-        """Whether it has been begun often enough, as it has now ended with an exit code."""
+        """Return True if it must not be restarted after ending with this exit code."""
         self.deaths = [died for died in self.deaths if now - died < WINDOW_S]
         if now - self.started >= HEALTHY_S or code != REFUSED:
             self.refusals = 0
@@ -64,17 +64,17 @@ class Child:
 
 @dataclass
 class Supervisor:
-    """Starts `rollcall worker …` processes and keeps them alive."""
+    """A supervisor that starts `rollcall worker …` processes and keeps them alive."""
 
     logs: Path
     environment: Mapping[str, str]
     models_python: str = ""
-    """The Python of the workers that serve models; empty for the one that runs us."""
+    """The Python of the model servers; empty for our own."""
     children: dict[str, Child] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
 
     def start(self, name: str, *arguments: str) -> None:
-        """Start one worker under a name of its own."""
+        """Start one worker under a unique name."""
         make_private(self.logs)
         child = Child(name, ["worker", *arguments, "--name", name], self.logs / f"{name}.log")
         self.children[name] = child
@@ -88,7 +88,7 @@ class Supervisor:
         child.process = spawn(command, child.log_path, environment=environment)
 
     def keep_alive(self) -> None:
-        """Restart what has died; raises Unfit, with its last words, for one that keeps dying."""
+        """Restart dead workers; raises Unfit, with the end of its log, for one that keeps dying."""
         given_up = self._restart_dead()
         if given_up:
             words = self.last_words(given_up[0])
@@ -96,7 +96,7 @@ class Supervisor:
             raise Unfit(msg)
 
     def _restart_dead(self) -> list[str]:
-        """Restart what has died; return the names of those that gave up."""
+        """Restart dead workers; return the names of those that are hopeless."""
         given_up, now = [], self.clock()
         for child in self.children.values():
             code = child.process.poll() if child.process else None
@@ -113,7 +113,7 @@ class Supervisor:
         return given_up
 
     def pids(self) -> dict[str, int]:
-        """The processes that live now."""
+        """Return the pids of the running workers by name."""
         return {
             child.name: child.process.pid
             for child in self.children.values()
@@ -124,10 +124,10 @@ class Supervisor:
         return self.children[name].finished
 
     def last_words(self, name: str, lines: int = 12) -> str:
-        """The end of a worker's log."""
+        """Return the end of a worker's log."""
         text = self.children[name].log_path.read_text(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
     def stop(self) -> None:
-        """SIGTERM to all, some time to finish, then SIGKILL; nothing is left running."""
+        """End all: SIGTERM, a grace period, then SIGKILL."""
         end([child.process for child in self.children.values() if child.process], GRACE_S)

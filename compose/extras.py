@@ -11,12 +11,14 @@ EXTRAS = {
     "transformers": "models",
     "safetensors": "models",
     "tokenizers": "models",
+    "jinja2": "models",
     "gguf": "pretrained",
     "accelerate": "pretrained",
     "peft": "lora",
     "gymnasium": "environments",
     "reasoning_gym": "environments",
     "openenv": "openenv",
+    "websockets": "openenv",
     "docker": "docker",
     "pyseccomp": "boxes",
     "jgo": "embedded",
@@ -28,6 +30,7 @@ EXTRAS = {
     "matplotlib": "plots",
     "tensorboardX": "plots",
     "trl": "trl",
+    "datasets": "trl",
 }
 """Importable packages and their extras; all other imports are plain dependencies."""
 

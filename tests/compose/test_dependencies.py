@@ -1,0 +1,73 @@
+"""Libraries that the product imports are declared, each with one range of versions."""
+
+import ast
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.support.command_line import ROOT
+from tests.support.plain_words import ROOMS
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+ELSEWHERE = {"minisweagent", "agents", "smolagents", "openai", "yaml", "vllm"}
+ELSEWHERE |= {"pytest", "_pytest", "hatchling"}
+"""Found in environments of their own: agents', vLLM's, a task's tests, the build's."""
+BY_PATH = {"keeper_process", "namespaces", "process_tree", "program_groups", "rollcall_command"}
+PART_OF = {"pydantic-core": "pydantic"}
+
+
+def declared() -> Iterator[Requirement]:
+    for text in PROJECT["dependencies"]:
+        yield Requirement(text)
+    for extra in PROJECT["optional-dependencies"].values():
+        yield from map(Requirement, extra)
+
+
+def imported() -> dict[str, str]:
+    """Each library that a module of the product imports, with one such module."""
+    found = {}
+    for path in (each for room in ROOMS for each in (ROOT / room).rglob("*.py")):
+        if "recipes" in path.parts:  # tasks
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module]
+            for name in names:
+                found[name.partition(".")[0]] = str(path.relative_to(ROOT))
+    ours = {*sys.stdlib_module_names, *ROOMS, *ELSEWHERE, *BY_PATH}
+    return {name: path for name, path in found.items() if name not in ours}
+
+
+def test_each_library_that_is_imported_is_declared() -> None:
+    known = {canonicalize_name(requirement.name) for requirement in declared()}
+    homes = packages_distributions()
+
+    missing = {}
+    for name, path in imported().items():
+        names = {canonicalize_name(home) for home in homes.get(name, [name])}
+        if not known & {PART_OF.get(home, home) for home in names}:
+            missing[name] = path
+
+    assert missing == {}
+
+
+def test_a_library_that_is_declared_twice_has_one_range() -> None:
+    ranges = defaultdict(set)
+    for requirement in declared():
+        ranges[canonicalize_name(requirement.name)].add(str(requirement.specifier))
+
+    assert {name: found for name, found in ranges.items() if len(found) > 1} == {}
+
+
+def test_rooms_are_those_of_the_wheel() -> None:
+    pyproject = tomllib.loads(Path(ROOT / "pyproject.toml").read_text())
+    wheel = pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+
+    assert {*ROOMS} == {name for name in wheel if not name.endswith(".py")}

@@ -1,4 +1,4 @@
-"""The worlds that tests of consumer groups begin with."""
+"""Fixtures of the consumer group tests."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The archive group on the in-memory log: every span once, whatever is killed when."""
+"""The archive group on the in-memory log: every span once, at any kill."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -61,20 +61,20 @@ def told(directory: Path) -> Told:
 
 
 def records(count: int) -> Told:
-    """Each of so many records, once."""
+    """Each of the first records, once."""
     topics = ("trajectories", "trajectories.scored")
     return Counter({(topic, 0, n): 1 for topic in topics for n in range(count)})
 
 
 def spans(count: int) -> Told:
-    """Each record of the spans that so many records fill, once."""
+    """Each record of the full spans among this many records, once."""
     full = count // SPAN * SPAN
     return Counter(
         {(t, 0, n): 1 for t in ("trajectories", "trajectories.scored") for n in range(full)}
     )
 
 
-def test_full_spans_are_written_and_committed_and_the_rest_is_not(rig: Rig, tmp_path: Path) -> None:
+def test_only_full_spans_are_written_and_committed(rig: Rig, tmp_path: Path) -> None:
     loop = archive(rig, tmp_path)
     write(rig, 8)
 
@@ -87,7 +87,7 @@ def test_full_spans_are_written_and_committed_and_the_rest_is_not(rig: Rig, tmp_
     assert names == ["t.trajectories-0-0-0-3.parquet", "t.trajectories-0-0-3-6.parquet"]
 
 
-def test_a_worker_that_leaves_leaves_nothing_half_written(rig: Rig, tmp_path: Path) -> None:
+def test_a_stopping_worker_leaves_no_temporary_files(rig: Rig, tmp_path: Path) -> None:
     loop = archive(rig, tmp_path)
     write(rig, 4)
     rig.settle(loop)
@@ -101,9 +101,7 @@ def test_a_worker_that_leaves_leaves_nothing_half_written(rig: Rig, tmp_path: Pa
     assert told(tmp_path) == spans(6)
 
 
-def test_what_never_fills_a_span_is_written_after_an_hour_and_when_its_worker_leaves(
-    rig: Rig, tmp_path: Path
-) -> None:
+def test_a_partial_span_is_written_after_an_hour_or_on_leaving(rig: Rig, tmp_path: Path) -> None:
     loop = archive(rig, tmp_path)
     write(rig, 1)
     rig.settle(loop)
@@ -131,7 +129,7 @@ DOINGS = st.lists(
 
 @settings(max_examples=15, deadline=None)
 @given(DOINGS)
-def test_whatever_closes_a_span_every_record_is_in_one_file(doings: list[str]) -> None:
+def test_every_record_is_in_one_file_in_any_span_history(doings: list[str]) -> None:
     with TemporaryDirectory() as folder:
         rig, directory, count = Rig(), Path(folder), 0
         loop = archive(rig, directory)
@@ -155,9 +153,7 @@ def test_whatever_closes_a_span_every_record_is_in_one_file(doings: list[str]) -
         assert told(directory) == records(count)
 
 
-def test_a_worker_that_finds_its_span_written_by_another_ends_and_its_heir_goes_on(
-    rig: Rig, tmp_path: Path
-) -> None:
+def test_a_span_written_by_another_worker_ends_this_one(rig: Rig, tmp_path: Path) -> None:
     loop = archive(rig, tmp_path)
     write(rig, 1)
     rig.settle(loop)
@@ -177,7 +173,7 @@ def test_a_worker_that_finds_its_span_written_by_another_ends_and_its_heir_goes_
     assert told(tmp_path) == records(2)
 
 
-def test_a_hole_at_the_end_of_a_span_closes_it_too(rig: Rig, tmp_path: Path) -> None:
+def test_a_hole_at_the_end_of_a_span_also_closes_it(rig: Rig, tmp_path: Path) -> None:
     loop = archive(rig, tmp_path)
     write(rig, 2)
     rig.log.hole(rig.topics.trajectories, 0)
@@ -188,9 +184,7 @@ def test_a_hole_at_the_end_of_a_span_closes_it_too(rig: Rig, tmp_path: Path) -> 
     assert {offset for topic, _, offset in rows if topic == "trajectories"} == {0, 1}
 
 
-def test_a_record_that_nobody_can_read_is_buried_and_its_span_written(
-    rig: Rig, tmp_path: Path
-) -> None:
+def test_an_unreadable_record_is_buried_and_its_span_written(rig: Rig, tmp_path: Path) -> None:
     loop = archive(rig, tmp_path)
     rig.log.append(rig.topics.trajectories, b"k", b"rubbish", 0)
     write(rig, 3)
@@ -203,7 +197,7 @@ def test_a_record_that_nobody_can_read_is_buried_and_its_span_written(
     assert rig.committed(GROUP, rig.topics.trajectories) == 3
 
 
-def test_another_incarnation_of_a_topic_has_files_of_its_own(rig: Rig, tmp_path: Path) -> None:
+def test_a_recreated_topic_has_its_own_files(rig: Rig, tmp_path: Path) -> None:
     loop = archive(rig, tmp_path)
     write(rig, 3)
     rig.settle(loop)
@@ -224,7 +218,7 @@ class Kafkas(MemoryLog):
         return f"yJ6ljan/R32oVOB+{super().topic_id(topic)}Q=="
 
 
-def test_a_topics_id_is_no_path(tmp_path: Path) -> None:
+def test_a_topic_id_is_escaped_in_file_names(tmp_path: Path) -> None:
     rig = Rig(make_log=Kafkas)
     loop = archive(rig, tmp_path, "host/archive-1")
     write(rig, 3)
@@ -236,7 +230,7 @@ def test_a_topics_id_is_no_path(tmp_path: Path) -> None:
     assert path.name == "t.trajectories.scored-yJ6ljan_R32oVOB-0Q==-0-0-3.parquet"
 
 
-def test_what_retention_took_before_it_was_archived_is_a_named_error(
+def test_records_lost_to_retention_before_archiving_are_a_named_error(
     rig: Rig, tmp_path: Path
 ) -> None:
     loop = archive(rig, tmp_path)
@@ -260,7 +254,7 @@ Kill = Callable[[str], None]
 
 
 def dying(kill: Kill) -> type[Archive]:
-    """An archive worker that calls `kill` with the name of every step it comes to."""
+    """An archive worker that calls `kill` with the name of every step it reaches."""
 
     class Dying(Archive):
         def handle(self, batch: Any) -> None:
@@ -300,7 +294,7 @@ def test_a_kill_at_any_step_neither_loses_nor_doubles_a_row(tmp_path: Path, name
 
 
 def survived(directory: Path, at: int, name: str, seen: Counter[str]) -> bool:
-    """Kill a worker at its n-th step, let another go on; whether the first outlived all steps."""
+    """Kill a worker at its n-th step and start another; True if the first survived all steps."""
     rig, left, killed = Rig(), [at], False
 
     def kill(step: str) -> None:

@@ -1,4 +1,4 @@
-"""Waits when somebody sets a clock, and when the broker's differs from ours."""
+"""Waits under clock changes and under a broker clock that differs from ours."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from consumers.clock import LogClock, steady_wall
 
 
-def test_a_steady_clock_does_not_jump_when_the_wall_clock_is_set() -> None:
+def test_a_steady_clock_ignores_wall_clock_changes() -> None:
     wall, ticks = [1000.0], [5.0]
     clock = steady_wall(lambda: wall[0], lambda: ticks[0])
     assert clock() == 1000.0
@@ -28,9 +28,7 @@ def clock(now: list[float]) -> LogClock:
     return LogClock(lambda: now[0])
 
 
-def test_a_clock_ahead_of_the_log_goes_by_the_log_at_once(
-    clock: LogClock, now: list[float]
-) -> None:
+def test_a_clock_ahead_of_the_log_follows_it_at_once(clock: LogClock, now: list[float]) -> None:
     clock.saw(870_000)
     assert clock() == 870.0
 
@@ -38,7 +36,7 @@ def test_a_clock_ahead_of_the_log_goes_by_the_log_at_once(
     assert clock() == 880.0
 
 
-def test_a_record_that_is_read_late_sets_it_back_until_the_next(clock: LogClock) -> None:
+def test_a_late_record_sets_the_clock_back_until_the_next(clock: LogClock) -> None:
     clock.saw(400_000)
     assert clock() == 400.0
 
@@ -46,7 +44,9 @@ def test_a_record_that_is_read_late_sets_it_back_until_the_next(clock: LogClock)
     assert clock() == 1000.0
 
 
-def test_one_stamp_that_is_ahead_moves_nothing(clock: LogClock, now: list[float]) -> None:
+def test_a_single_future_timestamp_does_not_move_the_clock(
+    clock: LogClock, now: list[float]
+) -> None:
     clock.saw(1_600_000)
     now[0] = 1000.1
     clock.saw(1_000_100)
@@ -54,9 +54,7 @@ def test_one_stamp_that_is_ahead_moves_nothing(clock: LogClock, now: list[float]
     assert clock() == 1000.1
 
 
-def test_a_clock_behind_the_log_is_drawn_after_it_a_little_at_a_time(
-    clock: LogClock, now: list[float]
-) -> None:
+def test_a_clock_behind_the_log_catches_up_gradually(clock: LogClock, now: list[float]) -> None:
     clock.saw(1_060_000)
     assert clock() == 1000.0
 
@@ -69,7 +67,7 @@ def test_a_clock_behind_the_log_is_drawn_after_it_a_little_at_a_time(
     assert times == [1125.0, 1250.0, 1360.0, 1460.0]
 
 
-def test_a_log_that_is_no_longer_ahead_counts_at_once(clock: LogClock, now: list[float]) -> None:
+def test_a_log_clock_no_longer_ahead_is_followed_at_once(clock: LogClock, now: list[float]) -> None:
     clock.saw(1_060_000)
     now[0] = 1300.0
     clock.saw(1_300_000)
@@ -81,7 +79,7 @@ def test_a_log_that_is_no_longer_ahead_counts_at_once(clock: LogClock, now: list
     stamps=st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(-3600.0, 3600.0)), max_size=50),
     left=st.floats(0.0, 100.0),
 )
-def test_whatever_stamps_come_a_wait_lasts_four_fifths_of_what_it_may(
+def test_a_wait_lasts_at_least_four_fifths_of_its_time(
     stamps: list[tuple[float, float]], left: float
 ) -> None:
     """Unless the clock had been set back meanwhile, which made it longer."""
@@ -98,7 +96,7 @@ def test_whatever_stamps_come_a_wait_lasts_four_fifths_of_what_it_may(
     assert max(highest, clock()) - began <= (now[0] - began) * 1.25 + 1e-6
 
 
-def test_a_clock_that_is_not_drawn_is_never_ahead_of_its_own(now: list[float]) -> None:
+def test_a_clock_without_slew_is_never_ahead_of_its_own_time(now: list[float]) -> None:
     clock = LogClock(lambda: now[0], slew=0)
     clock.saw(1_600_000)
     now[0] = 5000.0

@@ -15,7 +15,7 @@ def record_of(offset: int, value: bytes) -> Record:
     return Record("t.control", 0, offset, b"k", value, 0)
 
 
-def test_what_is_away_is_logged_by_its_name_each_time_it_is_asked_for() -> None:
+def test_an_outage_is_logged_by_name_at_each_request() -> None:
     registry, clock, shelf = Fickle(), Clock(), Shelf(10)
     trajectory = example(Trajectory)
     value = Codec(registry, objects=shelf).encode("t.trajectories", trajectory)
@@ -23,7 +23,7 @@ def test_what_is_away_is_logged_by_its_name_each_time_it_is_asked_for() -> None:
     codec = Codec(registry, objects=shelf, clock=clock)
 
     with capture_logs() as logs:
-        for _ in range(2):  # the second is told what the first has learnt
+        for _ in range(2):  # the second uses the first one's knowledge
             held = DecodeInOrder(codec, Trajectory)
             held.add([record_of(0, value)])
             assert list(held.ready()) == []
@@ -31,7 +31,7 @@ def test_what_is_away_is_logged_by_its_name_each_time_it_is_asked_for() -> None:
     assert [line["event"] for line in logs] == ["store_away"] * 2
 
 
-def test_what_waits_for_the_registry_holds_up_what_is_behind_it_and_is_logged_once() -> None:
+def test_a_record_that_waits_for_the_registry_blocks_later_ones() -> None:
     registry, clock = Fickle(), Clock()
     values = [Codec(registry).encode("t.control", Control(kind)) for kind in ("pause", "resume")]
     held = DecodeInOrder(Codec(registry, clock=clock), Control)

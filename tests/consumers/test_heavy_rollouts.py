@@ -1,4 +1,4 @@
-"""Rollouts too heavy for the log: every group works on them and none knows."""
+"""Rollouts too large for the log: every group handles them transparently."""
 
 import tracemalloc
 from types import SimpleNamespace
@@ -57,7 +57,7 @@ class Pages:
 
 
 class Heavy(Rig):
-    """Workers whose codec puts what is heavy into a store."""
+    """Workers with a codec that puts large values into a store."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def ask(rig: Rig, rollout_id: str = "r") -> None:
     rig.ask(request(rollout_id, READS))
 
 
-def test_a_rollout_beyond_every_limit_of_the_log_runs_is_scored_and_audited(rig: Heavy) -> None:
+def test_a_rollout_beyond_every_log_limit_runs_and_is_scored(rig: Heavy) -> None:
     ask(rig)
 
     rig.run()
@@ -111,7 +111,7 @@ def test_a_rollout_beyond_every_limit_of_the_log_runs_is_scored_and_audited(rig:
     assert report.unreadable == {}
 
 
-def test_what_was_written_whole_before_there_was_a_store_is_no_breach(rig: Heavy) -> None:
+def test_records_written_whole_before_the_store_existed_are_no_breach(rig: Heavy) -> None:
     rig.shelf.above_bytes = 900_000
     ask(rig, "before")
     rig.settle(*rig.loops)
@@ -124,7 +124,7 @@ def test_what_was_written_whole_before_there_was_a_store_is_no_breach(rig: Heavy
     assert report.ok, report.breaches
 
 
-def test_a_worker_that_takes_over_reads_from_the_store_what_it_needs(rig: Heavy) -> None:
+def test_a_takeover_reads_its_records_from_the_store(rig: Heavy) -> None:
     ask(rig)
     for _ in range(4):
         for loop in rig.loops:
@@ -139,7 +139,7 @@ def test_a_worker_that_takes_over_reads_from_the_store_what_it_needs(rig: Heavy)
     assert rig.audited().ok
 
 
-def test_while_the_store_is_away_what_is_read_from_it_waits(rig: Heavy) -> None:
+def test_records_in_an_unavailable_store_wait(rig: Heavy) -> None:
     # Given a long observation in the journal that the agents have not read yet
     ask(rig)
     agents, *others = rig.loops
@@ -147,7 +147,7 @@ def test_while_the_store_is_away_what_is_read_from_it_waits(rig: Heavy) -> None:
     rig.settle(*others)
     before = rig.log.bounds(rig.topics.events)[0][1]
 
-    # When the store is away, then nothing is given up, and afterwards it goes on
+    # When the store is away, then no work is given up, and afterwards it continues
     rig.shelf.away = True
     with capture_logs() as logs:
         for _ in range(3):
@@ -164,7 +164,7 @@ def test_while_the_store_is_away_what_is_read_from_it_waits(rig: Heavy) -> None:
     assert rig.audited().ok
 
 
-def test_a_scorer_waits_for_a_trajectory_that_lies_in_a_store_which_is_away(rig: Heavy) -> None:
+def test_a_scorer_waits_for_a_trajectory_in_an_unavailable_store(rig: Heavy) -> None:
     *others, rewards = rig.loops
     ask(rig)
     rig.settle(*others)
@@ -185,9 +185,7 @@ def test_a_scorer_waits_for_a_trajectory_that_lies_in_a_store_which_is_away(rig:
 
 
 @pytest.mark.parametrize("turns", range(0, 16, 3))
-def test_while_the_store_takes_nothing_everybody_waits_and_nobody_dies(
-    rig: Heavy, turns: int
-) -> None:
+def test_all_workers_wait_and_survive_while_the_store_is_full(rig: Heavy, turns: int) -> None:
     # Given a rollout somewhere on its way, and one that has a long request
     ask(rig)
     for _ in range(turns):
@@ -208,7 +206,7 @@ def test_while_the_store_takes_nothing_everybody_waits_and_nobody_dies(
     rig.clock.pass_by(1.1)
     rig.run()
 
-    # Then all goes on as if nothing had been
+    # Then all continues as without the outage
     assert sorted(t.rollout_id for t in rig.trajectories()) == ["behind", "heavy", "r"]
     assert {t.status for t in rig.trajectories()} == {"finished"}
     assert {t.failures for t in rig.trajectories()} == {0}
@@ -224,13 +222,13 @@ def letters(rig: Rig) -> list[tuple[bytes, bytes]]:
 
 
 def failures(rig: Rig) -> list[str]:
-    """The codes of failed commands in the journal; no object is read for it."""
+    """The codes of failed commands in the journal; no object is read for them."""
     values = [record.value for record in rig.log.all(rig.topics.events)]
     bodies = [rig.codec.pick(value, Event, "body")[0] for value in values]
     return [body.code for body in bodies if isinstance(body, CallFailed)]
 
 
-def test_an_answer_whose_object_is_lost_is_buried_and_its_command_done_again(rig: Heavy) -> None:
+def test_an_answer_with_a_lost_object_is_buried_and_its_command_repeated(rig: Heavy) -> None:
     ask(rig)
     agents, *others = rig.loops
     rig.settle(agents)
@@ -250,9 +248,7 @@ def test_an_answer_whose_object_is_lost_is_buried_and_its_command_done_again(rig
 
 
 @pytest.mark.parametrize("order", [("heavy", "next"), ("next", "heavy")])
-def test_a_start_whose_object_is_lost_is_the_refusal_of_its_rollout(
-    rig: Heavy, order: tuple[str, str]
-) -> None:
+def test_a_start_with_a_lost_object_refuses_its_rollout(rig: Heavy, order: tuple[str, str]) -> None:
     agents = rig.loops[0]
     for rollout_id in order:
         config = '{"x": "' + LONG + '"}' if rollout_id == "heavy" else ""
@@ -268,7 +264,7 @@ def test_a_start_whose_object_is_lost_is_the_refusal_of_its_rollout(
     ended = {t.rollout_id: (t.status, t.code) for t in rig.trajectories()}
     assert ended == {"heavy": ("refused", "object_lost"), "next": ("finished", "")}
     assert letters(rig) == []
-    # And whoever reads the journal anew comes to the same
+    # And a second reader of the journal reaches the same result
     heir = rig.agents("heir")
     rig.settle(heir)
     assert len(rig.trajectories()) == 2
@@ -276,7 +272,7 @@ def test_a_start_whose_object_is_lost_is_the_refusal_of_its_rollout(
     assert report.ok, report.breaches
 
 
-def test_a_command_whose_object_is_lost_fails_by_name_and_is_sent_again(rig: Heavy) -> None:
+def test_a_command_with_a_lost_object_fails_and_is_resent(rig: Heavy) -> None:
     agents, models, environments, _ = rig.loops
     ask(rig)
     while not rig.log.all(rig.topics.calls("p")):
@@ -299,7 +295,7 @@ FOREIGN = claim_of(b"an object in a store of somebody else")
 
 
 def forged(rig: Heavy, topic: str) -> None:
-    """Write a light record, of a rollout that nobody asked for, with a claim that leads nowhere."""
+    """Write a small record of an unrequested rollout, with a claim on a missing object."""
     asked = LIGHT[RolloutRequest](request("forged", READS), FOREIGN)
     answer = LIGHT[ModelAnswered](SAID, FOREIGN)
     messages = {
@@ -313,9 +309,7 @@ def forged(rig: Heavy, topic: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["requests", "events", "calls", "steps"])
-def test_a_claim_that_leads_nowhere_ends_its_own_record_and_nothing_else(
-    rig: Heavy, name: str
-) -> None:
+def test_a_claim_on_a_missing_object_affects_only_its_own_record(rig: Heavy, name: str) -> None:
     topic = rig.topics.calls("p") if name == "calls" else getattr(rig.topics, name)
     forged(rig, topic)
     for number in range(3):
@@ -331,7 +325,7 @@ def test_a_claim_that_leads_nowhere_ends_its_own_record_and_nothing_else(
     assert ended == ({"forged": "refused"} if name == "requests" else {})
 
 
-def test_a_request_whose_object_is_lost_is_refused_by_name(rig: Heavy) -> None:
+def test_a_request_with_a_lost_object_is_refused(rig: Heavy) -> None:
     heavy = request("heavy", READS, agent_config='{"x": "' + LONG + '"}')
     rig.ask(heavy)
     rig.shelf.held.clear()
@@ -345,7 +339,7 @@ def test_a_request_whose_object_is_lost_is_refused_by_name(rig: Heavy) -> None:
     assert dict(letter.headers or [])["dlq_error"] == b"ObjectLost"
 
 
-def test_a_request_with_a_long_configuration_starts_and_its_start_is_light(rig: Heavy) -> None:
+def test_a_request_with_a_long_configuration_has_a_small_start_record(rig: Heavy) -> None:
     config = '{"x": "' + LONG + '"}'
     rig.ask(request("heavy", READS, agent_config=config))
 
@@ -361,7 +355,7 @@ def test_a_request_with_a_long_configuration_starts_and_its_start_is_light(rig: 
 
 
 @pytest.mark.parametrize("group", ["agents", "rewards"])
-def test_a_long_history_costs_a_worker_at_most_four_times_its_bytes(
+def test_a_long_history_costs_at_most_four_times_its_bytes(
     rig: Heavy, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"{__name__}.LONG", "a longer observation" * 50_000)

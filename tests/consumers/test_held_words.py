@@ -1,4 +1,4 @@
-"""Words that everybody reads, under a wrong schema: the registry may be wrong, so they wait."""
+"""Control records under a wrong schema: the registry may be wrong, so they wait."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -28,10 +28,8 @@ def skip(rig: Rig, topic: str, group: str) -> None:
 
 
 @pytest.mark.parametrize("instead", [Event, PolicyVersion, None], ids=str)
-def test_a_pause_under_a_schema_that_is_another_records_today_is_not_lost(
-    rig: Rig, instead: type | None
-) -> None:
-    # Given a pause, and a registry that deals its id anew, before a worker that knows neither
+def test_a_pause_under_a_reassigned_schema_id_is_not_lost(rig: Rig, instead: type | None) -> None:
+    # Given a pause, and a registry that reassigns its id, before a worker that knows neither
     send_control(rig.pen, rig.codec, rig.topics, Control("pause"))
     texts = rig.registry._texts
     at = texts.index(schema_text(Control))
@@ -39,7 +37,7 @@ def test_a_pause_under_a_schema_that_is_another_records_today_is_not_lost(
     rig.codec = Codec(rig.registry, clock=rig.clock)
     ask(rig, "r")
 
-    # When it begins, then it waits, and says for what
+    # When it starts, then it waits, and logs the reason
     with capture_logs() as logs:
         loop = rig.agents("a1")
         for _ in range(3):
@@ -66,9 +64,7 @@ def test_a_pause_under_a_schema_that_is_another_records_today_is_not_lost(
 
 
 @pytest.mark.parametrize("schema_id", [UNKNOWN_ID, None], ids=["unknown", "another-record"])
-def test_a_stray_record_holds_control_until_somebody_has_it_passed_over(
-    rig: Rig, schema_id: int | None
-) -> None:
+def test_a_stray_record_holds_control_until_it_is_skipped(rig: Rig, schema_id: int | None) -> None:
     number = schema_id or rig.registry.writer_id(rig.topics.events, schema_text(Event))
     rig.log.append(rig.topics.control, b"k", PREFIX.pack(0, number) + b"x")
     ask(rig, "r")
@@ -84,7 +80,7 @@ def test_a_stray_record_holds_control_until_somebody_has_it_passed_over(
     assert letters(rig, rig.topics.control) == [0]
 
 
-def test_stray_records_hold_a_worker_up_for_its_patience_and_no_longer(rig: Rig) -> None:
+def test_stray_records_delay_a_worker_by_its_patience_at_most(rig: Rig) -> None:
     for offset in range(5):
         rig.log.append(rig.topics.control, b"k%d" % offset, PREFIX.pack(0, UNKNOWN_ID) + b"x")
     ask(rig, "r")
@@ -99,7 +95,7 @@ def test_stray_records_hold_a_worker_up_for_its_patience_and_no_longer(rig: Rig)
     assert letters(rig, rig.topics.control) == [0, 1, 2, 3, 4]
 
 
-def test_bytes_that_no_schema_reads_hold_nobody(rig: Rig) -> None:
+def test_bytes_without_any_schema_hold_no_worker(rig: Rig) -> None:
     rig.log.append(rig.topics.control, b"k", b"no magic")
     ask(rig, "r")
 
@@ -108,7 +104,7 @@ def test_bytes_that_no_schema_reads_hold_nobody(rig: Rig) -> None:
     assert len(rig.events(RolloutStarted)) == 1
 
 
-def test_an_announcement_under_a_wrong_schema_is_waited_for_and_not_buried(rig: Rig) -> None:
+def test_an_announcement_with_a_wrong_schema_is_held_and_not_buried(rig: Rig) -> None:
     number = rig.registry.writer_id(rig.topics.events, schema_text(Event))
     rig.log.append(rig.topics.versions, b"p", PREFIX.pack(0, number) + b"x")
     loop = rig.models(ScriptedEngine("p", lambda call: "yes"))

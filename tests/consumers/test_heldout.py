@@ -1,4 +1,4 @@
-"""A version's held-out figure is made of what that version sampled, and of nothing else."""
+"""A version's held-out figure counts only rollouts that this version sampled."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ PLAN = HeldOutPlan(
 def result(
     version: int, seed: int, total: float, served: tuple[int, ...] = (), **over: object
 ) -> ScoredTrajectory:
-    """What came of one rollout of an evaluation, sampled by the version unless said otherwise."""
+    """The result of one evaluation rollout, sampled by the version unless stated otherwise."""
     asked = list(PLAN.requests(version))[seed]
     one = scored(asked.rollout_id, total)
     by = served or (version,)
@@ -34,11 +34,11 @@ def heard(*results: ScoredTrajectory) -> HeldOut:
     return heldout
 
 
-def test_an_evaluation_asks_for_one_version() -> None:
+def test_an_evaluation_requests_one_pinned_version() -> None:
     assert [(r.policy_version, r.min_policy_version) for r in PLAN.requests(7)] == [(7, 7)] * 4
 
 
-def test_what_another_version_sampled_is_heard_and_not_counted() -> None:
+def test_results_sampled_by_another_version_are_not_counted() -> None:
     heldout = heard(
         result(3, 0, 1.0),
         result(3, 1, 0.0),
@@ -52,7 +52,7 @@ def test_what_another_version_sampled_is_heard_and_not_counted() -> None:
     assert heldout.curve() == [(3, 0.5)]
 
 
-def test_the_goal_is_reached_only_by_results_that_are_all_of_the_version() -> None:
+def test_the_goal_is_reached_only_by_complete_results_of_the_version() -> None:
     ours = [result(3, seed, 1.0) for seed in range(4)]
 
     assert heard(*ours).reached_by(3)
@@ -60,7 +60,7 @@ def test_the_goal_is_reached_only_by_results_that_are_all_of_the_version() -> No
     assert not heard(*ours[:3], result(3, 3, 1.0, served=(4,))).reached_by(3)
 
 
-def test_an_evaluation_of_which_nothing_counts_is_no_point_of_the_curve() -> None:
+def test_an_evaluation_without_counted_results_is_not_on_the_curve() -> None:
     heldout = heard(*(result(3, seed, 1.0, served=(4,)) for seed in range(4)))
 
     assert heldout.complete(3)
@@ -68,7 +68,7 @@ def test_an_evaluation_of_which_nothing_counts_is_no_point_of_the_curve() -> Non
     assert not heldout.reached_by(3)
 
 
-def test_a_rollout_that_failed_by_itself_counts_as_failed() -> None:
+def test_a_rollout_with_a_program_error_counts_as_failed() -> None:
     heldout = heard(result(3, 0, 0.0, status="failed", reason="raised", sequences=(), policies=()))
 
     assert [(r.success, r.counts) for r in heldout.counted(3)] == [(False, True)]
@@ -82,7 +82,7 @@ def failed(version: int, seed: int) -> ScoredTrajectory:
 
 
 @given(st.lists(st.sampled_from(["succeeded", "not", "failed"]), min_size=4, max_size=4))
-def test_success_is_a_share_of_all_unless_all_failed(ends: list[str]) -> None:
+def test_success_is_the_share_of_all_unless_all_failed(ends: list[str]) -> None:
     results = [
         failed(3, seed) if end == "failed" else result(3, seed, float(end == "succeeded"))
         for seed, end in enumerate(ends)
@@ -99,7 +99,7 @@ def test_success_is_a_share_of_all_unless_all_failed(ends: list[str]) -> None:
         assert ("failed" in str(measured)) == (measured.failed > 0)
 
 
-def test_a_version_that_was_not_measured_reaches_no_goal() -> None:
+def test_an_unmeasured_version_reaches_no_goal() -> None:
     plan = replace(PLAN, goal=0.0)
     heldout = HeldOut(plan)
     for seed in range(4):
@@ -116,7 +116,7 @@ def test_a_version_that_was_not_measured_reaches_no_goal() -> None:
         {"sequences": None},
     ],
 )
-def test_a_rollout_whose_version_could_not_be_had_or_is_not_known_says_nothing(
+def test_a_rollout_of_a_lost_or_unknown_version_does_not_count(
     lost: dict[str, object],
 ) -> None:
     heldout = heard(result(3, 0, 0.0, **lost))  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def test_a_rollout_whose_version_could_not_be_had_or_is_not_known_says_nothing(
 
 
 @pytest.mark.parametrize("version", ["", "²", "9" * 5000, "-1", "3/x"])
-def test_a_group_that_names_no_version_is_none_of_ours(version: str) -> None:
+def test_a_group_without_a_valid_version_is_ignored(version: str) -> None:
     one = result(3, 0, 1.0)
     request = one.trajectory.request
     assert request

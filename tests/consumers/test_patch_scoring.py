@@ -1,4 +1,4 @@
-"""Recorded patches, judged by the rewards group, and judged anew from the object store alone."""
+"""Recorded patches, judged by the rewards group, and again from the object store alone."""
 
 import json
 import secrets
@@ -107,7 +107,7 @@ def scored(rig: Rig) -> dict[str, ScoredTrajectory]:
     return {each.trajectory.rollout_id: each for each in reversed(found)}
 
 
-def test_patches_are_judged_once_for_all_scorers_and_say_why(rig: Rig, recorded: Recorded) -> None:
+def test_a_patch_is_judged_once_for_all_scorers_with_a_reason(rig: Rig, recorded: Recorded) -> None:
     hosts = CountedHosts(box="local", objects=recorded.store)
     scorers = ["resolved", "tests_passed", "no_submission"]
     for name in PATCHES:
@@ -139,9 +139,7 @@ def test_patches_are_judged_once_for_all_scorers_and_say_why(rig: Rig, recorded:
     assert hosts.opened == 4  # a patch that resolves has a second one
 
 
-def test_a_task_that_is_not_the_one_that_was_worked_on_judges_nobody(
-    rig: Rig, recorded: Recorded
-) -> None:
+def test_a_patch_for_another_task_is_not_judged(rig: Rig, recorded: Recorded) -> None:
     rig.write(rig.topics.trajectories, "a", recorded.trajectory("gold", digest="0" * 64), 0)
     rig.write(rig.topics.trajectories, "b", ended("b"), 0)
     loop = rig.rewards(scorers=["resolved"])
@@ -153,7 +151,7 @@ def test_a_task_that_is_not_the_one_that_was_worked_on_judges_nobody(
     assert all(each.total is None for each in scored(rig).values())
 
 
-def test_recorded_patches_are_judged_anew_from_the_store_alone(
+def test_recorded_patches_are_rejudged_from_the_store_alone(
     recorded: Recorded, tmp_path: Path
 ) -> None:
     rewards = RewardsSettings(box="local", boxes=2)
@@ -171,7 +169,7 @@ def test_recorded_patches_are_judged_anew_from_the_store_alone(
     }  # fmt: skip
 
 
-def test_a_worker_killed_while_it_judges_loses_no_score(rig: Rig, recorded: Recorded) -> None:
+def test_a_worker_killed_during_judging_loses_no_score(rig: Rig, recorded: Recorded) -> None:
     names = ("gold", "idle", "empty")
     for name in names:
         rig.write(rig.topics.trajectories, name, recorded.trajectory(name), 0)
@@ -206,7 +204,7 @@ asyncio.run(grade(driver("local").open, reference(), patch))
 """
 
 
-def test_a_judge_that_is_killed_leaves_nobody(tmp_path: Path) -> None:
+def test_a_killed_judge_leaves_no_process(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     judge = subprocess.Popen([sys.executable, "-c", JUDGE, str(tmp_path)], cwd=root)
     try:

@@ -1,4 +1,4 @@
-"""What `quotas` says: the last record of each user, whatever else lies there."""
+"""The `quotas` topic: the last record of each user counts."""
 
 from collections.abc import Callable
 
@@ -32,7 +32,7 @@ def table_of(rig: Rig, unreadable: Callable[[Record, WireError], None] = print) 
     )
 
 
-def test_the_last_record_of_a_user_counts_and_others_have_the_default(rig: Rig) -> None:
+def test_a_users_last_record_counts_and_others_have_the_default(rig: Rig) -> None:
     say(rig, "ann", Quota("ann", running=2))
     say(rig, "bob", Quota("bob", per_hour=5, calls_per_s=0.5))
     say(rig, "ann", EIGHT)
@@ -44,7 +44,7 @@ def test_the_last_record_of_a_user_counts_and_others_have_the_default(rig: Rig) 
     assert table.of("eve").running == 3
 
 
-def test_a_quota_that_is_taken_back_leaves_the_default(rig: Rig) -> None:
+def test_a_revoked_quota_leaves_the_default(rig: Rig) -> None:
     table = table_of(rig)
     say(rig, "ann", EIGHT)
     assert table.follow() == {"ann"}
@@ -67,7 +67,7 @@ def test_a_quota_that_is_taken_back_leaves_the_default(rig: Rig) -> None:
         b"no magic",
     ],
 )
-def test_what_is_no_quota_leaves_the_default_and_is_shown_to_whoever_buries(
+def test_an_invalid_quota_leaves_the_default_and_is_reported(
     rig: Rig, wrong: Quota | bytes
 ) -> None:
     """Also where an earlier one made sense: after a compaction that is not there any more."""
@@ -83,7 +83,7 @@ def test_what_is_no_quota_leaves_the_default_and_is_shown_to_whoever_buries(
     assert table.of("ann").running == 3
 
 
-def test_what_has_no_key_or_another_record_is_nobodys(rig: Rig) -> None:
+def test_a_quota_record_without_a_valid_key_is_ignored(rig: Rig) -> None:
     rig.log.append(rig.topics.quotas, None, rig.codec.encode(rig.topics.quotas, EIGHT))
     rig.log.append(rig.topics.quotas, b"\xff", rig.codec.encode(rig.topics.quotas, EIGHT))
     rig.log.append(rig.topics.quotas, b"ann", rig.codec.encode("t.control", Control("pause")))
@@ -96,7 +96,7 @@ def test_what_has_no_key_or_another_record_is_nobodys(rig: Rig) -> None:
     assert not table.records
 
 
-def test_without_the_topic_the_default_holds_until_it_is_made(rig: Rig) -> None:
+def test_the_default_applies_until_the_topic_is_created(rig: Rig) -> None:
     rig.log.delete(rig.topics.quotas)
 
     with capture_logs() as logs:
@@ -116,7 +116,7 @@ def test_without_the_topic_the_default_holds_until_it_is_made(rig: Rig) -> None:
     assert not table.missing
 
 
-def test_what_waits_for_the_registry_is_taken_when_that_is_back(rig: Rig) -> None:
+def test_quotas_held_by_a_registry_outage_apply_after_it(rig: Rig) -> None:
     say(rig, "ann", EIGHT)
     say(rig, "ann", None)
     say(rig, "ann", EIGHT)
@@ -134,14 +134,14 @@ def test_what_waits_for_the_registry_is_taken_when_that_is_back(rig: Rig) -> Non
     assert table.of("ann") == EIGHT
 
 
-def test_nobody_sends_what_no_reader_would_take(rig: Rig) -> None:
+def test_an_invalid_quota_is_refused_before_it_is_sent(rig: Rig) -> None:
     for wrong in (Quota(""), Quota("u" * 600), Quota("\ud800"), Quota("ann", running=-1)):
         with pytest.raises(Refused):
             say(rig, wrong.user, wrong)
     assert rig.log.all(rig.topics.quotas) == []
 
 
-def test_a_quota_in_words_names_its_limits() -> None:
+def test_the_description_of_a_quota_names_its_limits() -> None:
     assert limits_of(Quota("ann", 8, 500, 20.0)) == (
         "8 rollouts running at once, 500 begun in an hour, 20 model calls a second"
     )

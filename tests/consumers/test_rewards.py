@@ -1,4 +1,4 @@
-"""The rewards group on the in-memory log: trajectories in, the same with rewards out."""
+"""The rewards group on the in-memory log: trajectories in, scored trajectories out."""
 
 import signal
 from collections.abc import Callable
@@ -53,7 +53,7 @@ RAISED: list[Callable[[], BaseException]] = [
 
 
 def raises_as_told(trajectory: Trajectory) -> float:
-    """Raises what the result names by its number."""
+    """Raises the error that the result names by its number."""
     raise RAISED[int(trajectory.result)]()
 
 
@@ -74,7 +74,7 @@ def scored(rig: Rig) -> list[ScoredTrajectory]:
     return rig.read(rig.topics.scored, ScoredTrajectory)
 
 
-def test_a_trajectory_comes_out_with_its_reward_and_its_place(rig: Rig) -> None:
+def test_a_scored_record_carries_the_trajectory_its_reward_and_its_place(rig: Rig) -> None:
     loop = rig.rewards()
     send(rig, ended("a"), ended("b"))
 
@@ -89,7 +89,7 @@ def test_a_trajectory_comes_out_with_its_reward_and_its_place(rig: Rig) -> None:
     assert rig.committed("t.rewards.s", rig.topics.trajectories) == 2
 
 
-def test_what_a_scorer_gave_for_tokens_goes_with_the_record(rig: Rig) -> None:
+def test_token_scores_are_recorded_with_the_trajectory(rig: Rig) -> None:
     send(rig, replace(ended(), sequences=(sequence([1, 2, 3], [0, 1, 1]),)))
 
     rig.settle(rig.rewards(scorers=["environment_return", f"{HERE}:each_token"]))
@@ -99,7 +99,7 @@ def test_what_a_scorer_gave_for_tokens_goes_with_the_record(rig: Rig) -> None:
     assert judged.token_scores == (TokenScores(f"{HERE}:each_token", 0, halves),)
 
 
-def test_a_trajectory_that_must_go_bare_takes_its_token_scores_along(rig: Rig) -> None:
+def test_an_oversized_scored_trajectory_also_loses_its_token_scores(rig: Rig) -> None:
     steps = (StepTaken(0, "main", None, "x" * 990_000, 1.0, True, False),)
     send(rig, replace(ended(steps=steps), sequences=(sequence([1] * 99, [1] * 99),)))
 
@@ -121,7 +121,7 @@ def test_a_group_lands_in_one_partition() -> None:
     assert len({record.partition for record in records}) == 1
 
 
-def test_a_scorer_that_raises_gives_no_reward_and_the_reason(rig: Rig) -> None:
+def test_a_scorer_that_raises_gives_a_null_reward_with_the_reason(rig: Rig) -> None:
     loop = rig.rewards(scorers=[f"{HERE}:length", f"{HERE}:raises"])
     send(rig, ended())
 
@@ -137,7 +137,7 @@ def test_a_scorer_that_raises_gives_no_reward_and_the_reason(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(RAISED)))
-def test_whatever_a_scorer_raises_is_a_reason_that_can_be_written(rig: Rig, number: int) -> None:
+def test_any_error_of_a_scorer_becomes_a_writable_reason(rig: Rig, number: int) -> None:
     before = signal.signal(signal.SIGINT, interrupt)  # as in a process of ours
     send(rig, ended("a", result=str(number)), ended("b"))
     loop = rig.rewards(scorers=[f"{HERE}:raises_as_told"])
@@ -155,7 +155,7 @@ def test_whatever_a_scorer_raises_is_a_reason_that_can_be_written(rig: Rig, numb
 
 
 @pytest.mark.parametrize("number", range(len(ODD)))
-def test_whatever_a_scorer_gives_is_a_reward_or_a_reason(rig: Rig, number: int) -> None:
+def test_any_scorer_result_becomes_a_reward_or_a_reason(rig: Rig, number: int) -> None:
     send(rig, ended("a", result=str(number)))
 
     rig.settle(rig.rewards(scorers=[f"{HERE}:answers_oddly"]))
@@ -165,7 +165,7 @@ def test_whatever_a_scorer_gives_is_a_reward_or_a_reason(rig: Rig, number: int) 
 
 
 @pytest.mark.parametrize("room", range(2, 400, 50))
-def test_a_bare_trajectory_near_the_limit_leaves_out_more(rig: Rig, room: int) -> None:
+def test_a_bare_trajectory_near_the_size_limit_is_cut_further(rig: Rig, room: int) -> None:
     bare = ended("a", sequences=None, steps=None, code="too_large")
     size = len(rig.codec.encode("t", bare))
     send(rig, replace(bare, result="x" * (VALUE_LIMIT_BYTES - size - room)), ended("b"))
@@ -177,7 +177,7 @@ def test_a_bare_trajectory_near_the_limit_leaves_out_more(rig: Rig, room: int) -
     assert (first.trajectory.request, second.total) == (bare.request, 1.25)
 
 
-def test_a_reward_that_is_no_number_is_none(rig: Rig) -> None:
+def test_a_nan_reward_becomes_null(rig: Rig) -> None:
     send(rig, ended())
 
     rig.settle(rig.rewards(scorers=[f"{HERE}:is_nothing"]))
@@ -186,7 +186,7 @@ def test_a_reward_that_is_no_number_is_none(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled", "timed_out", "refused"])
-def test_a_rollout_that_did_not_finish_gets_a_record_without_reward(rig: Rig, status: str) -> None:
+def test_an_unfinished_rollout_gets_a_record_without_reward(rig: Rig, status: str) -> None:
     send(rig, ended(status=status, code="why", request=None))
 
     rig.settle(rig.rewards())
@@ -195,7 +195,7 @@ def test_a_rollout_that_did_not_finish_gets_a_record_without_reward(rig: Rig, st
     assert rig.log.all(rig.topics.scored)[0].key == b"r"
 
 
-def test_a_trajectory_that_grows_too_large_with_its_rewards_goes_bare(rig: Rig) -> None:
+def test_a_trajectory_oversized_by_its_rewards_is_written_bare(rig: Rig) -> None:
     text = "x" * 999_700
     steps = (StepTaken(0, "main", None, text, 1.0, True, False),)
     send(rig, ended(steps=steps))
@@ -217,7 +217,7 @@ def test_unreadable_trajectories_are_buried(rig: Rig) -> None:
     assert len(rig.log.all(rig.topics.dead_letters)) == 1
 
 
-def test_after_a_kill_what_was_not_committed_is_scored_again_alike(rig: Rig) -> None:
+def test_uncommitted_trajectories_are_scored_again_alike_after_a_kill(rig: Rig) -> None:
     first = rig.rewards("r1")
     send(rig, ended())
     rig.settle(first)
@@ -229,7 +229,7 @@ def test_after_a_kill_what_was_not_committed_is_scored_again_alike(rig: Rig) -> 
     assert once == again
 
 
-def test_two_scoring_ids_are_two_groups(rig: Rig) -> None:
+def test_two_scoring_ids_are_two_consumer_groups(rig: Rig) -> None:
     send(rig, ended())
     loops = [rig.rewards(), rig.rewards("r2")]
     loops[1].stop()
@@ -241,11 +241,11 @@ def test_two_scoring_ids_are_two_groups(rig: Rig) -> None:
 
 
 def stuck(trajectory: Trajectory) -> float:
-    """What the time guard raises in a scorer."""
+    """The time guard's error in a scorer."""
     raise ProgramFailed("stuck", "the scorer did not come back within 30 s")
 
 
-def test_a_scorer_that_does_not_come_back_gives_no_reward(rig: Rig) -> None:
+def test_a_stuck_scorer_gives_no_reward(rig: Rig) -> None:
     send(rig, ended())
     rig.settle(rig.rewards(scorers=["tests.consumers.test_rewards:stuck"]))
     assert scored(rig)[0].total is None

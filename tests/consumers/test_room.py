@@ -1,4 +1,4 @@
-"""One event loop for all that waits: it begins late, is watched, and ends in time."""
+"""One event loop thread for all async work: it starts lazily, is watched, and ends in time."""
 
 import asyncio
 import sys
@@ -23,7 +23,7 @@ def room() -> Iterator[Room]:
 
 
 def watched(room: Room, condition: Callable[[], bool]) -> None:
-    """Wait for something while somebody watches the room."""
+    """Wait for a condition while the event loop thread is watched."""
 
     def looked() -> bool:
         room.watch()
@@ -32,7 +32,7 @@ def watched(room: Room, condition: Callable[[], bool]) -> None:
     until(looked, PATIENCE_S, lambda: "the room does not get there")
 
 
-def test_a_room_that_nobody_needs_has_no_thread() -> None:
+def test_an_unused_event_loop_thread_is_never_started() -> None:
     before = threading.active_count()
     room = Room(threaded=True)
 
@@ -43,7 +43,7 @@ def test_a_room_that_nobody_needs_has_no_thread() -> None:
     assert threading.active_count() == before
 
 
-def test_what_is_asked_for_is_done_in_order_on_one_thread(room: Room) -> None:
+def test_calls_run_in_order_on_one_thread(room: Room) -> None:
     done: list[tuple[int, int]] = []
     for number in range(100):
         room.call(lambda number=number: done.append((number, threading.get_ident())))
@@ -54,7 +54,7 @@ def test_what_is_asked_for_is_done_in_order_on_one_thread(room: Room) -> None:
     assert {thread for _, thread in done} not in ({threading.get_ident()}, set())
 
 
-def test_without_a_thread_it_is_turned_by_whoever_owns_it() -> None:
+def test_the_loop_without_a_thread_is_turned_by_its_owner() -> None:
     room = Room(threaded=False)
     done: list[int] = []
 
@@ -73,7 +73,7 @@ def test_without_a_thread_it_is_turned_by_whoever_owns_it() -> None:
     room.close()
 
 
-def test_whoever_blocks_it_is_said_and_then_ends_its_owner(room: Room) -> None:
+def test_a_blocking_task_is_named_and_ends_the_owner(room: Room) -> None:
     gate = threading.Event()
 
     async def hog() -> None:
@@ -92,7 +92,7 @@ def test_whoever_blocks_it_is_said_and_then_ends_its_owner(room: Room) -> None:
     room.watch()
 
 
-def test_a_task_that_ends_the_interpreter_does_not_end_the_room(room: Room) -> None:
+def test_a_task_that_exits_does_not_end_the_event_loop_thread(room: Room) -> None:
     async def leaves() -> None:
         sys.exit(3)
 
@@ -106,7 +106,7 @@ def test_a_task_that_ends_the_interpreter_does_not_end_the_room(room: Room) -> N
     assert isinstance(tasks[0].exception(), SystemExit)
 
 
-def test_what_is_failed_comes_up_where_it_is_watched(room: Room) -> None:
+def test_the_first_failure_is_raised_by_the_watcher(room: Room) -> None:
     room.fail(KeyError("first"))
     room.fail(KeyError("second"))
 
@@ -115,7 +115,7 @@ def test_what_is_failed_comes_up_where_it_is_watched(room: Room) -> None:
 
 
 @pytest.mark.parametrize("threaded", [False, True])
-def test_when_it_closes_what_was_to_be_awaited_is_and_all_else_is_cancelled(
+def test_closing_awaits_the_closing_tasks_and_cancels_all_others(
     threaded: bool,
 ) -> None:
     room, said = Room(threaded=threaded), []
@@ -146,7 +146,7 @@ def test_when_it_closes_what_was_to_be_awaited_is_and_all_else_is_cancelled(
 
 
 @pytest.mark.parametrize("threaded", [False, True])
-def test_whoever_takes_too_long_is_not_waited_for(threaded: bool) -> None:
+def test_a_run_past_its_time_limit_is_abandoned(threaded: bool) -> None:
     room = Room(threaded=threaded)
     room.call(lambda: None)
 
@@ -157,7 +157,7 @@ def test_whoever_takes_too_long_is_not_waited_for(threaded: bool) -> None:
     room.close()
 
 
-def test_a_room_whose_thread_is_blocked_is_left() -> None:
+def test_a_blocked_event_loop_thread_is_abandoned_at_close() -> None:
     room, gate, inside = Room(threaded=True, slow_s=0.01), threading.Event(), threading.Event()
 
     def hog() -> None:

@@ -1,4 +1,4 @@
-"""Where a new scoring begins, and which rollouts it scores and which it passes over."""
+"""The start offset of a new scoring, the rollouts it scores and the ones it skips."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ def request(rollout_id: str, *scorings: str) -> RolloutRequest:
 
 
 def hire(cluster: MemoryCluster, scoring_id: str) -> None:
-    """Replace the crew by a new one whose rewards worker scores under this id."""
+    """Replace the workers by new ones with a rewards worker for this scoring."""
     for worker in cluster.log.crew:
         worker.stop()
     rewards = cluster.settings.rewards.model_copy(update={"scoring_id": scoring_id})
@@ -31,7 +31,7 @@ def scored_by(cluster: MemoryCluster) -> list[tuple[str, str]]:
     return sorted((each.trajectory.rollout_id, each.scoring_id) for each in found)
 
 
-def test_a_scoring_passes_over_rollouts_that_ask_for_another() -> None:
+def test_a_scoring_skips_rollouts_that_name_another() -> None:
     cluster = MemoryCluster()
     hire(cluster, "mine")
     cluster.ask(request("a", "mine"))
@@ -43,7 +43,7 @@ def test_a_scoring_passes_over_rollouts_that_ask_for_another() -> None:
     assert audited(cluster, drained=False).ok
 
 
-def test_a_new_scoring_does_not_score_what_another_one_has_scored() -> None:
+def test_a_new_scoring_skips_trajectories_that_another_has_scored() -> None:
     cluster = MemoryCluster()
     hire(cluster, "first")
     for number in range(4):
@@ -59,7 +59,7 @@ def test_a_new_scoring_does_not_score_what_another_one_has_scored() -> None:
     assert audited(cluster).ok
 
 
-def test_a_new_scoring_reads_from_the_first_rollout_that_names_it() -> None:
+def test_a_new_scoring_starts_at_the_first_rollout_that_names_it() -> None:
     cluster = MemoryCluster()
     hire(cluster, "first")
     cluster.ask(request("both", "first", "second"))
@@ -76,7 +76,7 @@ def test_a_new_scoring_reads_from_the_first_rollout_that_names_it() -> None:
     assert audited(cluster).ok
 
 
-def test_a_scoring_that_was_tried_once_owes_nothing_to_later_rollouts() -> None:
+def test_a_scoring_tried_once_owes_nothing_to_later_rollouts() -> None:
     cluster = MemoryCluster()
     hire(cluster, "tried")
     hire(cluster, "mine")
@@ -87,7 +87,7 @@ def test_a_scoring_that_was_tried_once_owes_nothing_to_later_rollouts() -> None:
     assert audited(cluster).ok
 
 
-def test_the_first_scoring_of_all_scores_what_ended_before_it_was_started() -> None:
+def test_the_very_first_scoring_also_scores_earlier_rollouts() -> None:
     cluster = MemoryCluster()
     hire(cluster, "first")
     cluster.log.crew, (rewards,) = cluster.log.crew[:3], cluster.log.crew[3:]
@@ -103,7 +103,7 @@ def test_the_first_scoring_of_all_scores_what_ended_before_it_was_started() -> N
     assert scored_by(cluster) == [("early", "late")]
 
 
-def test_a_group_that_has_commits_keeps_them() -> None:
+def test_existing_commits_of_a_group_are_kept() -> None:
     cluster = MemoryCluster()
     hire(cluster, "mine")
     cluster.ask(request("a"))
@@ -123,7 +123,7 @@ NAMES = st.sets(st.sampled_from(["x", "y", "z"])).map(sorted)
 @given(
     st.lists(st.tuples(st.sampled_from(["x", "y", "z"]), st.lists(NAMES, max_size=3)), max_size=4)
 )
-def test_whatever_scorings_come_and_go_every_score_that_is_owed_is_written_and_no_other(
+def test_every_owed_score_is_written_and_no_other_in_any_shifts(
     shifts: list[tuple[str, list[list[str]]]],
 ) -> None:
     cluster, asked = MemoryCluster(), []

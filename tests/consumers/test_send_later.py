@@ -1,4 +1,4 @@
-"""What waits for the registry or the object store to come back."""
+"""Records that wait for the registry or the object store."""
 
 from structlog.testing import capture_logs
 
@@ -8,7 +8,7 @@ from schemas.errors import Unavailable
 AWAY = Unavailable("the registry does not answer")
 
 
-def test_what_waits_is_tried_once_each_time_and_then_waits_on() -> None:
+def test_a_waiting_record_is_tried_once_per_drain() -> None:
     waiting: SendLater[str] = SendLater("sending_waits")
     for name in ("a", "b"):
         waiting.add(name, AWAY)
@@ -23,7 +23,7 @@ def test_what_waits_is_tried_once_each_time_and_then_waits_on() -> None:
     assert list(waiting.drain()) == []
 
 
-def test_a_wait_is_logged_when_it_begins_and_not_again_before_it_is_over() -> None:
+def test_a_wait_is_logged_once_until_it_is_over() -> None:
     waiting: SendLater[str] = SendLater("sending_waits")
 
     with capture_logs() as logs:

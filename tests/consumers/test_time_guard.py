@@ -1,4 +1,4 @@
-"""Foreign code that does not come back is ended, however it clings to its turn."""
+"""Foreign code that does not return is ended, even if it resists."""
 
 import signal
 import time
@@ -22,7 +22,7 @@ def guard() -> Iterator[Guard]:
     signal.signal(SIGNAL, signal.SIG_IGN if before is signal.SIG_DFL else before)
 
 
-# What follows is what users write: it sleeps, and it swallows whatever would end it.
+# User code: it sleeps, and it swallows every exception that would end it.
 
 
 def sleeps() -> None:
@@ -107,7 +107,9 @@ def yields_for_ever() -> None:
         yields_for_ever,
     ],
 )
-def test_code_that_does_not_come_back_is_stuck(guard: Guard, code: Callable[[], None]) -> None:
+def test_code_that_does_not_return_is_stopped_as_stuck(
+    guard: Guard, code: Callable[[], None]
+) -> None:
     began = time.monotonic()
 
     with pytest.raises(ProgramFailed) as stuck, guard:
@@ -117,7 +119,7 @@ def test_code_that_does_not_come_back_is_stuck(guard: Guard, code: Callable[[], 
     assert time.monotonic() - began < 20
 
 
-def test_a_bar_around_a_guard_lets_go_as_it_does(guard: Guard) -> None:
+def test_a_bar_around_a_guard_releases_with_it(guard: Guard) -> None:
     with pytest.raises(ProgramFailed) as stuck, Bar(guard):
         clings_in_layers()
 
@@ -125,7 +127,7 @@ def test_a_bar_around_a_guard_lets_go_as_it_does(guard: Guard) -> None:
     assert guard._since is None
 
 
-def test_after_one_that_clung_the_next_has_its_own_time(guard: Guard) -> None:
+def test_code_after_a_stuck_run_has_its_own_time_limit(guard: Guard) -> None:
     for _ in range(3):
         with pytest.raises(ProgramFailed), guard:
             swallows()
@@ -135,9 +137,9 @@ def test_after_one_that_clung_the_next_has_its_own_time(guard: Guard) -> None:
         assert done == 499_500
         until = time.monotonic() + 3 * LIMIT_S
         while time.monotonic() < until:
-            pass  # outside of the guard nobody is told to stop
+            pass  # outside of the guard no code is interrupted
 
 
-def test_what_comes_back_in_time_is_left_alone(guard: Guard) -> None:
+def test_code_that_returns_in_time_is_not_interrupted(guard: Guard) -> None:
     with pytest.raises(ZeroDivisionError), guard:
         assert 1 // 0

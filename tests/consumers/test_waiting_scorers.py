@@ -1,4 +1,4 @@
-"""Scorers that wait, in the rewards group: several at once, each in its time, none lost."""
+"""Async scorers in the rewards group: several at once, each with a time limit, none lost."""
 
 import asyncio
 import threading
@@ -22,7 +22,7 @@ PATIENCE_S = 20.0
 
 
 class Bench:
-    """What the scorers of this module do, and what became of it; made anew for each test."""
+    """The behaviour of this module's scorers and a record of their calls; new for each test."""
 
     def __init__(self) -> None:
         self.acts: dict[str, Callable[[], Awaitable[float]]] = {}
@@ -72,7 +72,7 @@ async def patient(trajectory: Trajectory) -> float:
 
 
 async def reads(trajectory: Trajectory, host: ScoringHost) -> float:
-    """The length of what the result names."""
+    """The length of the object that the result names."""
     return float(len(await host.fetch(claim_of(trajectory.result.encode()))))
 
 
@@ -89,7 +89,7 @@ def scored(rig: Rig) -> list[ScoredTrajectory]:
 
 
 def totals(rig: Rig) -> dict[str, float | None]:
-    """The first of each rollout."""
+    """The first score of each rollout."""
     return {each.trajectory.rollout_id: each.total for each in reversed(scored(rig))}
 
 
@@ -101,7 +101,7 @@ def drive(*loops: Loop, to: Callable[[], bool]) -> None:
             loop.turn(0.001)
 
 
-def test_rewards_that_were_waited_for_stand_beside_plain_ones(rig: Rig) -> None:
+def test_async_and_plain_rewards_are_recorded_together(rig: Rig) -> None:
     send(rig, "a", "b")
     loop = rig.rewards(scorers=["environment_return", PATIENT])
 
@@ -118,7 +118,7 @@ def test_rewards_that_were_waited_for_stand_beside_plain_ones(rig: Rig) -> None:
     assert role_of(loop).counts == {"scored": 2}
 
 
-def test_what_did_not_finish_is_not_waited_for(rig: Rig, bench: Bench) -> None:
+def test_an_unfinished_rollout_is_not_scored(rig: Rig, bench: Bench) -> None:
     rig.write(rig.topics.trajectories, "a", ended("a", "failed", code="why"), 0)
 
     rig.settle(rig.rewards(scorers=[PATIENT]))
@@ -127,7 +127,7 @@ def test_what_did_not_finish_is_not_waited_for(rig: Rig, bench: Bench) -> None:
     assert not bench.calls
 
 
-def test_plain_scorers_alone_begin_no_room(rig: Rig) -> None:
+def test_plain_scorers_alone_start_no_event_loop_thread(rig: Rig) -> None:
     send(rig, "a")
     loop = rig.rewards(threaded=True)
     before = threading.active_count()
@@ -138,7 +138,7 @@ def test_plain_scorers_alone_begin_no_room(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("threaded", [False, True])
-def test_so_many_are_waited_for_at_once_and_few_more_are_in_hand(
+def test_concurrent_scorings_are_bounded_with_few_more_in_hand(
     rig: Rig, bench: Bench, threaded: bool
 ) -> None:
     names = [f"r{number}" for number in range(40)]
@@ -160,9 +160,7 @@ def test_so_many_are_waited_for_at_once_and_few_more_are_in_hand(
     assert rig.committed("t.rewards.s", rig.topics.trajectories) == 40
 
 
-def test_one_that_does_not_come_back_is_cancelled_and_the_others_are_scored(
-    rig: Rig, bench: Bench
-) -> None:
+def test_a_stuck_scorer_is_cancelled_and_the_others_are_scored(rig: Rig, bench: Bench) -> None:
     bench.acts["slow"] = bench.wait
     send(rig, "slow", "b", "c")
     loop = rig.rewards(scorers=[PATIENT], timeout_s=0.1, at_once=1)
@@ -175,7 +173,7 @@ def test_one_that_does_not_come_back_is_cancelled_and_the_others_are_scored(
     assert bench.cancelled == ["slow"]
 
 
-def test_one_that_clings_to_its_work_is_left(rig: Rig, bench: Bench) -> None:
+def test_an_uncancellable_scorer_is_abandoned(rig: Rig, bench: Bench) -> None:
     async def cling() -> float:
         while not bench.gate.is_set():
             try:
@@ -195,7 +193,7 @@ def test_one_that_clings_to_its_work_is_left(rig: Rig, bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("fails", "total"), [(1, 5.0), (2, 5.0), (3, None)])
-def test_a_fault_of_ours_is_tried_three_times(
+def test_a_retriable_failure_is_tried_three_times(
     rig: Rig, bench: Bench, fails: int, total: float | None
 ) -> None:
     async def box_died() -> float:
@@ -215,7 +213,7 @@ def test_a_fault_of_ours_is_tried_three_times(
         assert only.rewards[0].reason == "the box is gone (3 times)"
 
 
-def test_what_will_not_get_better_is_tried_once(rig: Rig, bench: Bench) -> None:
+def test_a_permanent_scorer_failure_is_not_retried(rig: Rig, bench: Bench) -> None:
     async def refuses() -> float:
         raise WorkFailed("bad_config", "no such image", retriable=False)
 
@@ -240,7 +238,7 @@ def test_what_will_not_get_better_is_tried_once(rig: Rig, bench: Bench) -> None:
     ],
 )
 @pytest.mark.parametrize("threaded", [False, True])
-def test_whatever_one_raises_costs_its_own_reward(
+def test_an_error_of_one_scorer_costs_only_its_own_reward(
     rig: Rig, bench: Bench, raised: BaseException, threaded: bool
 ) -> None:
     async def raises() -> float:
@@ -260,7 +258,7 @@ def test_whatever_one_raises_costs_its_own_reward(
     assert 0 < len(bad.reason) <= 4000
 
 
-def test_a_service_that_is_away_is_waited_for(rig: Rig, bench: Bench) -> None:
+def test_an_unavailable_service_is_waited_for(rig: Rig, bench: Bench) -> None:
     async def away() -> float:
         if bench.calls["a"] < 3:
             msg = "the store does not answer"
@@ -295,7 +293,7 @@ class Shelf:
         return self.objects[claim.sha256]
 
 
-def test_a_host_fetches_objects_and_says_which_are_gone() -> None:
+def test_a_host_fetches_objects_and_reports_missing_ones() -> None:
     rig = Rig(objects=Shelf())
     rig.objects.put(b"abc")  # type: ignore[union-attr]
     for name, result in (("a", "abc"), ("b", "never put")):
@@ -309,7 +307,7 @@ def test_a_host_fetches_objects_and_says_which_are_gone() -> None:
     rig.close()
 
 
-def test_a_partition_that_leaves_takes_its_work_along(bench: Bench) -> None:
+def test_scorings_of_a_revoked_partition_are_cancelled(bench: Bench) -> None:
     rig = Rig(partitions=2)
     bench.acts = dict.fromkeys(("a", "b"), bench.wait)
     send(rig, "a", partition=0)
@@ -328,7 +326,7 @@ def test_a_partition_that_leaves_takes_its_work_along(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("threaded", [False, True])
-def test_a_worker_killed_in_the_middle_loses_no_score_and_doubles_none(
+def test_a_worker_killed_midway_loses_and_doubles_no_score(
     rig: Rig, bench: Bench, threaded: bool
 ) -> None:
     names = [f"r{number}" for number in range(12)]
@@ -349,7 +347,7 @@ def test_a_worker_killed_in_the_middle_loses_no_score_and_doubles_none(
     assert totals(rig) == {name: 1.0 if name in names[:4] else 2.0 for name in names}
 
 
-def test_what_is_in_hand_is_finished_before_a_worker_leaves(rig: Rig, bench: Bench) -> None:
+def test_scorings_in_hand_are_finished_before_a_worker_leaves(rig: Rig, bench: Bench) -> None:
     bench.acts = dict.fromkeys(("a", "b"), bench.wait)
     send(rig, "a", "b")
     loop = rig.rewards(scorers=[PATIENT], threaded=True)
@@ -363,7 +361,7 @@ def test_what_is_in_hand_is_finished_before_a_worker_leaves(rig: Rig, bench: Ben
     assert rig.committed("t.rewards.s", rig.topics.trajectories) == 2
 
 
-def test_one_that_blocks_the_room_ends_the_worker_by_name(rig: Rig, bench: Bench) -> None:
+def test_a_scorer_that_blocks_the_event_loop_thread_ends_the_worker(rig: Rig, bench: Bench) -> None:
     async def blocks() -> float:
         bench.gate.wait()
         return 1.0
@@ -380,7 +378,7 @@ def test_one_that_blocks_the_room_ends_the_worker_by_name(rig: Rig, bench: Bench
     bench.gate.set()
 
 
-def test_where_nobody_waits_for_it_the_reward_is_null_and_says_so(rig: Rig) -> None:
+def test_an_async_scorer_without_an_event_loop_thread_gives_a_null_reward(rig: Rig) -> None:
     send(rig, "a")
     loop = rig.rewards(scorers=[PATIENT])
     role_of(loop).waiting = None

@@ -49,82 +49,82 @@ RELEASED = "tests/schemas/test_released.py"
 
 FAULTS: dict[str, list[str]] = {
     "F1": [
-        "tests/flow/test_kafka_flow.py::test_sigkill_of_every_worker_loses_nothing_and_doubles_nothing",
+        "tests/flow/test_kafka_flow.py::test_sigkill_of_every_worker_loses_and_doubles_nothing",
         f"{MEMORY}::test_whatever_dies_every_rollout_has_one_end_and_one_history",
-        "tests/flow/test_run.py::test_a_run_whose_every_worker_is_killed_ends_as_if_nothing_had_happened",
+        "tests/flow/test_run.py::test_run_finishes_normally_although_every_worker_is_killed",
     ],
-    "F2": [f"{HERE}::test_what_ended_in_time_is_not_repeated_after_sigterm"],
-    "F3": [f"{HERE}::test_a_broker_that_is_killed_comes_back_with_all_it_acked"],
-    "F4": [f"{HERE}::test_a_broker_that_stands_still_past_the_session_loses_nothing"],
+    "F2": [f"{HERE}::test_work_finished_before_sigterm_is_not_repeated"],
+    "F3": [f"{HERE}::test_killed_broker_returns_with_all_acked_records"],
+    "F4": [f"{HERE}::test_broker_paused_past_the_session_timeout_loses_nothing"],
     "F5": [
-        f"{CHAOS}::test_a_cut_link_holds_back_what_goes_through_when_it_heals",
-        f"{CHAOS}::test_a_dropped_link_resets_its_connections_and_takes_new_ones",
-        f"{CHAOS}::test_a_short_run_loses_nothing_and_doubles_nothing",
+        f"{CHAOS}::test_cut_link_delivers_its_held_back_bytes_after_healing",
+        f"{CHAOS}::test_dropped_link_resets_its_connections_and_accepts_new_ones",
+        f"{CHAOS}::test_short_run_loses_and_doubles_nothing",
     ],
-    "F7": [f"{HERE}::test_a_zombie_that_wakes_up_changes_no_history"],
+    "F7": [f"{HERE}::test_resumed_zombie_changes_no_history"],
     "F8": [
-        f"{MEMORY}::test_asking_everything_once_more_changes_nothing",
-        f"{MEMORY}::test_a_group_that_lost_its_commits_does_work_again_and_reaches_the_same_history",
+        f"{MEMORY}::test_rereading_all_requests_changes_nothing",
+        f"{MEMORY}::test_group_without_its_commits_reaches_the_same_history",
     ],
     "F9": [f"{MEMORY}::test_whatever_dies_every_rollout_has_one_end_and_one_history"],
     "F10": [
-        f"{LOOP}::test_what_cannot_be_read_is_buried_as_it_was",
-        f"{LOOP}::test_while_the_registry_is_away_records_wait_and_nothing_is_buried",
+        f"{LOOP}::test_an_unreadable_record_is_buried_unchanged",
+        f"{LOOP}::test_records_wait_unburied_during_a_registry_outage",
         f"{REFUSALS}::test_an_unreadable_request_is_buried_and_refused",
     ],
     "F11": [
         f"{LOOP}::test_a_storm_of_unreadable_records_stops_the_worker",
-        f"{LOOP}::test_a_storm_stops_every_restart_at_the_same_place",
+        f"{LOOP}::test_a_storm_stops_every_restart_at_the_same_offset",
     ],
     "F12": [
-        f"{CONTRACT}::test_a_value_that_the_topic_would_refuse_is_refused_at_once",
-        f"{REFUSALS}::test_a_command_that_is_too_large_fails_and_the_program_sees_it",
-        f"{REFUSALS}::test_a_trajectory_that_is_too_large_goes_bare",
+        f"{CONTRACT}::test_too_large_value_is_refused_at_once",
+        f"{REFUSALS}::test_an_oversized_command_fails_and_the_program_sees_it",
+        f"{REFUSALS}::test_an_oversized_trajectory_is_written_bare",
     ],
-    "F13": [f"{HERE}::test_a_broker_without_room_loses_nothing_it_acked"],
+    "F13": [f"{HERE}::test_broker_without_disk_space_loses_no_acked_records"],
     # Every role takes its clock as an argument, so each member of a schedule has another one; chaos
     # moves what a whole process reads as the time of day.
     "F14": [
-        f"{MEMORY}::test_clocks_that_disagree_by_an_hour_change_no_order",
-        "tests/compose/chaos/test_wall_clock.py::test_a_process_reads_the_clock_that_is_set_for_it",
-        f"{CHAOS}::test_a_short_run_loses_nothing_and_doubles_nothing",
+        f"{MEMORY}::test_clocks_one_hour_apart_change_no_order",
+        "tests/compose/chaos/test_wall_clock.py::test_process_reads_the_clock_set_for_it",
+        f"{CHAOS}::test_short_run_loses_and_doubles_nothing",
     ],
-    "F15": [f"{HERE}::test_workers_that_come_and_go_all_the_time_do_not_stop_the_group"],
+    "F15": [f"{HERE}::test_constant_joining_and_leaving_does_not_stop_the_group"],
     "F16": [
-        f"{LOOP}::test_a_loop_that_is_wedged_ends_its_process_and_shows_where",
-        "tests/consumers/environments/test_environments.py::test_a_hung_environment_fails_its_own_step_and_the_others_go_on",
-        f"{CONTROL}::test_a_call_without_an_answer_is_failed_and_asked_again",
+        f"{LOOP}::test_a_wedged_loop_ends_its_process_with_a_traceback",
+        "tests/consumers/environments/test_environments.py::test_a_hung_environment_fails_only_its_own_step",
+        f"{CONTROL}::test_a_call_without_an_answer_fails_and_is_retried",
     ],
     "F17": [
-        f"{BACKPRESSURE}::test_a_full_worker_pauses_requests_and_never_the_journal",
+        f"{BACKPRESSURE}::test_a_full_worker_pauses_requests_but_never_the_journal",
         f"{LOOP}::test_a_congested_partition_is_paused_and_resumed_at_half",
     ],
     "F18": [
-        f"{CONTRACT}::test_a_role_that_needs_what_retention_took_stops_its_worker",
-        f"{TAKEOVER}::test_accepted_truncation_keeps_the_rollouts_that_are_still_there",
+        f"{CONTRACT}::test_role_that_needs_deleted_records_stops_its_worker",
+        f"{TAKEOVER}::test_accepted_truncation_keeps_the_remaining_rollouts",
     ],
-    "F19": [f"{HERE}::test_a_compacted_topic_is_read_to_its_end"],
+    "F19": [f"{HERE}::test_compacted_topic_is_read_to_its_end"],
     "F20": [
         f"{HERE}::test_partitions_added_under_load_are_used_and_move_no_rollout",
-        f"{TAKEOVER}::test_a_topic_made_anew_stops_the_worker_before_it_reads",
-        f"{CONTRACT}::test_a_topic_made_anew_has_another_id_and_no_commits",
+        f"{TAKEOVER}::test_a_recreated_topic_stops_the_worker_before_it_reads",
+        f"{CONTRACT}::test_recreated_topic_has_another_id_and_no_commits",
     ],
     "F21": [
-        f"{RELEASED}::test_all_released_versions_get_on_as_the_manifest_demands",
-        "tests/journals/test_recorded.py::test_a_recorded_journal_is_folded_to_the_trajectories_of_its_day",
+        f"{RELEASED}::test_all_released_versions_are_compatible_as_the_manifest_requires",
+        "tests/journals/test_recorded.py::test_recorded_journal_folds_to_its_recorded_trajectories",
     ],
-    "F23": [f"{CONTRACT}::test_a_paused_partition_that_was_lost_gives_records_when_it_comes_back"],
+    "F23": [f"{CONTRACT}::test_paused_partition_gives_records_after_it_was_lost_and_returned"],
     "F24": [
-        f"{LOOP}::test_a_refused_commit_is_made_again",
-        f"{TAKEOVER}::test_a_commit_that_somebody_else_wrote_is_treated_as_none",
-        f"{TAKEOVER}::test_without_a_commit_all_is_folded_and_what_is_outstanding_is_asked_again",
+        f"{LOOP}::test_a_refused_commit_is_retried",
+        f"{TAKEOVER}::test_a_foreign_commit_is_treated_as_none",
+        f"{TAKEOVER}::test_a_takeover_without_a_commit_folds_everything_and_resends_outstanding_commands",
     ],
-    "F25": [f"{READY}::test_a_journal_of_which_no_schema_is_known_is_named"],
+    "F25": [f"{READY}::test_journal_with_an_unknown_schema_is_named"],
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_fault_has_tests_that_are_there(fault: str) -> None:
+def test_every_fault_names_existing_tests(fault: str) -> None:
     assert FAULTS[fault]
     for named in FAULTS[fault]:
         path, name = named.split("::")
@@ -158,7 +158,7 @@ def crew(broker: Endpoints, tmp_path: Path, request: pytest.FixtureRequest) -> I
 
 
 class Run:
-    """So many rollouts under way, and how far they are."""
+    """A number of rollouts in progress, and their state."""
 
     def __init__(self, crew: Crew, rollouts: int) -> None:
         self.crew = crew
@@ -168,7 +168,7 @@ class Run:
         self.seen = Seen(crew.cluster)
 
     def publish(self, more: int) -> None:
-        """Ask for more, so that there is work for whoever comes."""
+        """Publish more requests, so that new workers have work."""
         known = len(self.requests)
         self.requests = lake_requests(known + more)
         publish(self.crew.cluster, self.requests[known:])
@@ -177,13 +177,13 @@ class Run:
         reach(self.crew, self.seen, count, deadline_s)
 
     def assert_whole_at_its_end(self) -> None:
-        """Let it come to its end; nothing may be lost, nothing doubled."""
+        """Let the run end; nothing may be lost, nothing doubled."""
         self.reach(len(self.requests), 120)
         assert_nothing_lost_or_doubled(self.crew.cluster, self.requests)
 
 
 def broker_pid(broker: Endpoints) -> int:
-    """Of now: it may have been put up again."""
+    """The current pid: the broker may have been restarted."""
     again = up(broker.state_dir, users_cache(), ready=answers)
     return again.kafka_pid
 
@@ -195,9 +195,7 @@ def gone(pid: int) -> bool:
 # The broker
 
 
-def test_a_broker_that_is_killed_comes_back_with_all_it_acked(
-    broker: Endpoints, crew: Crew
-) -> None:
+def test_killed_broker_returns_with_all_acked_records(broker: Endpoints, crew: Crew) -> None:
     run = Run(crew, 700)
     run.reach(100)
 
@@ -213,7 +211,7 @@ def test_a_broker_that_is_killed_comes_back_with_all_it_acked(
     run.assert_whole_at_its_end()
 
 
-def test_a_broker_that_stands_still_past_the_session_loses_nothing(
+def test_broker_paused_past_the_session_timeout_loses_nothing(
     broker: Endpoints, crew: Crew
 ) -> None:
     run = Run(crew, 700)
@@ -229,8 +227,8 @@ def test_a_broker_that_stands_still_past_the_session_loses_nothing(
     run.assert_whole_at_its_end()
 
 
-def test_a_broker_without_room_loses_nothing_it_acked(broker: Endpoints, crew: Crew) -> None:
-    """A file that may not grow any more is what a full disk looks like to whoever writes."""
+def test_broker_without_disk_space_loses_no_acked_records(broker: Endpoints, crew: Crew) -> None:
+    """A file that may not grow any more looks like a full disk to the writer."""
     run = Run(crew, 700)
     run.reach(100)
 
@@ -243,7 +241,7 @@ def test_a_broker_without_room_loses_nothing_it_acked(broker: Endpoints, crew: C
     run.assert_whole_at_its_end()
 
 
-def test_a_compacted_topic_is_read_to_its_end(crew: Crew) -> None:
+def test_compacted_topic_is_read_to_its_end(crew: Crew) -> None:
     cluster, topic = crew.cluster, crew.cluster.topics.versions
     cluster.admin.alter(
         {
@@ -280,7 +278,7 @@ def test_a_compacted_topic_is_read_to_its_end(crew: Crew) -> None:
 # The group
 
 
-def test_what_ended_in_time_is_not_repeated_after_sigterm(crew: Crew) -> None:
+def test_work_finished_before_sigterm_is_not_repeated(crew: Crew) -> None:
     run = Run(crew, 1000)
 
     for number, role in enumerate(("environments", "models", "agents", "rewards")):
@@ -299,7 +297,7 @@ def test_what_ended_in_time_is_not_repeated_after_sigterm(crew: Crew) -> None:
     assert set(run.seen.written.values()) == {1}
 
 
-def test_a_zombie_that_wakes_up_changes_no_history(crew: Crew) -> None:
+def test_resumed_zombie_changes_no_history(crew: Crew) -> None:
     run = Run(crew, 1000)
     crew.start("agents", 2)
     crew.start("environments", 2)
@@ -309,7 +307,7 @@ def test_a_zombie_that_wakes_up_changes_no_history(crew: Crew) -> None:
     for sleeper in sleepers:
         sleeper.send_signal(signal.SIGSTOP)
     slept = time.monotonic()
-    # Past the session timeout; the others go on with what the sleepers held.
+    # Past the session timeout; the others take over the partitions of the paused workers.
     until(lambda: time.monotonic() - slept > SESSION_S + 3, 20, lambda: "time stands still")
     run.publish(500)
     run.reach(min(run.seen.count() + 100, 1500))
@@ -321,7 +319,7 @@ def test_a_zombie_that_wakes_up_changes_no_history(crew: Crew) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_workers_that_come_and_go_all_the_time_do_not_stop_the_group(crew: Crew) -> None:
+def test_constant_joining_and_leaving_does_not_stop_the_group(crew: Crew) -> None:
     run = Run(crew, 300)
     run.reach(100)
 

@@ -1,4 +1,4 @@
-"""Wishes that stay open side by side, and calls that only count."""
+"""Effects that stay open concurrently, and calls that only count tokens."""
 
 from random import Random
 from typing import Any
@@ -39,7 +39,7 @@ def told(done: Completed) -> str:
 
 
 def gathers(task: Task) -> Agent:
-    """Four calls, heard of one by one."""
+    """Four concurrent calls, delivered one by one."""
     done = yield AsCompleted([CallModel([user(str(n))]) for n in range(4)])
     heard = [told(done)]
     for _ in range(3):
@@ -48,7 +48,7 @@ def gathers(task: Task) -> Agent:
 
 
 @given(st.permutations(range(4)))
-def test_outcomes_are_told_in_the_order_of_the_log(order: list[int]) -> None:
+def test_outcomes_are_delivered_in_log_order(order: list[int]) -> None:
     hand = Hand(gathers)
     calls = hand.start("gathers")
 
@@ -63,7 +63,7 @@ def test_outcomes_are_told_in_the_order_of_the_log(order: list[int]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 6), st.integers(1, 30), st.randoms(use_true_random=False))
-def test_a_pool_that_is_kept_full_hears_of_every_wish_once(
+def test_a_pool_kept_full_receives_every_effect_once(
     width: int, wishes: int, random: Random
 ) -> None:
     # Given a program that keeps so many calls open, and answers in any order
@@ -90,7 +90,7 @@ def test_a_pool_that_is_kept_full_hears_of_every_wish_once(
         answered.append(call.messages[0].content)
         open_ += hand.say(call, f"to {answered[-1]}")
 
-    # Then each is told, in that order, and whoever reads the journal again comes to the same
+    # Then each is delivered in that order, and a second reader reaches the same result
     assert one(open_).body.result == ",".join(f"{n}=to {n}" for n in answered)
     hand.end(open_[0])
     world = world_of({"pools": pools})
@@ -98,7 +98,7 @@ def test_a_pool_that_is_kept_full_hears_of_every_wish_once(
     assert len(set(answered)) == wishes
 
 
-def test_what_completes_while_something_else_is_waited_for_is_told_later_and_in_order() -> None:
+def test_completions_during_another_wait_are_delivered_later_in_order() -> None:
     def waits(task: Task) -> Agent:
         done = yield AsCompleted([CallModel([user(name)]) for name in "abc"])
         heard = [told(done)]
@@ -118,14 +118,14 @@ def test_what_completes_while_something_else_is_waited_for_is_told_later_and_in_
     assert hand.say(right, "r") == []
     assert hand.say(a, "1") == []
 
-    # Both that came in between are told at once; one more is open then
+    # Both answers from in between are delivered at once; one more call is open then
     d = one(hand.say(left, "l"))
     decision = one(hand.say(d, "4"))
 
     assert decision.body.result == "b=2,me+l+r,c=3,a=1,d=4"
 
 
-def test_thousands_of_outcomes_may_have_come_in_between() -> None:
+def test_thousands_of_outcomes_may_arrive_during_another_wait() -> None:
     def hoards(task: Task) -> Agent:
         yield AsCompleted([CallModel([user(str(n))]) for n in range(3000)])
         yield CallModel([user("meanwhile")])
@@ -142,7 +142,7 @@ def test_thousands_of_outcomes_may_have_come_in_between() -> None:
     assert one(hand.say(meanwhile, "done")).body.result == "2999=yes"
 
 
-def test_a_wish_that_failed_is_an_outcome_and_is_not_raised() -> None:
+def test_a_failed_effect_is_an_outcome_and_is_not_raised() -> None:
     def hears(task: Task) -> Agent:
         first = yield AsCompleted([Reset("left"), Reset("right")])
         second = yield AsCompleted([Step("go", first.wish.session)])
@@ -174,7 +174,7 @@ def test_a_wish_that_failed_is_an_outcome_and_is_not_raised() -> None:
         {Reset()},
     ],
 )
-def test_waiting_for_nothing_or_for_rubbish_ends_the_rollout(wishes: Any) -> None:
+def test_as_completed_of_nothing_or_invalid_effects_fails_the_rollout(wishes: Any) -> None:
     def wishes_for(task: Task) -> Agent:
         yield AsCompleted(wishes)
 
@@ -184,7 +184,7 @@ def test_waiting_for_nothing_or_for_rubbish_ends_the_rollout(wishes: Any) -> Non
 
 
 @pytest.mark.parametrize("second", [Step("b"), Reset()])
-def test_a_session_has_one_wish_open(second: Reset | Step) -> None:
+def test_a_session_has_one_effect_open(second: Reset | Step) -> None:
     def hurries(task: Task) -> Agent:
         yield Reset()
         yield AsCompleted([Step("a"), CallModel([user("x")])])
@@ -199,7 +199,7 @@ def test_a_session_has_one_wish_open(second: Reset | Step) -> None:
     assert "session 'main'" in decision.body.reason
 
 
-def test_a_program_may_end_and_leave_wishes_open() -> None:
+def test_a_program_may_end_with_effects_still_open() -> None:
     def leaves(task: Task) -> Agent:
         done = yield AsCompleted([CallModel([user("a")]), CallModel([user("b")]), Reset()])
         yield Finish(told(done))
@@ -208,7 +208,7 @@ def test_a_program_may_end_and_leave_wishes_open() -> None:
     a, b, reset = hand.start("leaves")
     decision = one(hand.say(a, "yes"))
 
-    # An answer that comes before the end is read counts, and the program is not gone on with
+    # An answer before the end is read counts, and the program is not resumed
     assert hand.say(b, "no") == []
     trajectory, *closing = hand.read(decision)
 
@@ -218,7 +218,7 @@ def test_a_program_may_end_and_leave_wishes_open() -> None:
     assert closing[0].command_id == reset.command_id
 
 
-def test_what_was_opened_on_the_way_to_an_end_is_not_sent() -> None:
+def test_effects_opened_just_before_the_end_are_not_sent() -> None:
     def hasty(task: Task) -> Agent:
         yield AsCompleted([CallModel([user("a")]), CallModel([user("b")])])
         yield CallModel([user("c")])
@@ -239,7 +239,7 @@ def test_what_was_opened_on_the_way_to_an_end_is_not_sent() -> None:
     assert hand.end(decision).model_calls == 3
 
 
-def test_after_a_lost_session_the_old_attempt_does_not_go_on() -> None:
+def test_the_old_attempt_does_not_continue_after_a_lost_session() -> None:
     hand = Hand(gathers_and_plays)
     reset = hand.start("gathers_and_plays")[0]
     step, *calls = hand.show(reset)
@@ -274,7 +274,7 @@ def counts_first(task: Task) -> Agent:
     yield Finish(f"{counted.prompt_tokens} {both[0].prompt_tokens} {both[1].prompt_tokens}")
 
 
-def test_a_call_that_counts_extends_no_conversation() -> None:
+def test_a_token_counting_call_extends_no_conversation() -> None:
     hand = Hand(counts_first)
     counted = one(hand.start("counts_first"))
     call = one(hand.say(counted, ""))
@@ -292,7 +292,7 @@ def test_a_call_that_counts_extends_no_conversation() -> None:
     assert (trajectory.model_calls, trajectory.sampled_tokens) == (4, 8)
 
 
-def test_a_conversation_that_is_being_extended_may_be_counted_and_extended_on() -> None:
+def test_a_conversation_may_be_counted_and_extended_concurrently() -> None:
     def overlaps(task: Task) -> Agent:
         answer = yield CallModel([user("a")])
         known = [user("a"), answer.message]
@@ -309,7 +309,7 @@ def test_a_conversation_that_is_being_extended_may_be_counted_and_extended_on() 
     assert one(hand.fail(c)).prefix_ids == c.prefix_ids
 
 
-def test_tokens_that_are_given_are_counted_too() -> None:
+def test_given_tokens_are_included_in_a_token_count() -> None:
     def counts(task: Task) -> Agent:
         begun = Begun(1, pack_ids([7, 8, 9]))
         answer = yield CallModel([user("a"), user("bc")], sampling=COUNTING, begun=begun)
@@ -325,7 +325,7 @@ def test_tokens_that_are_given_are_counted_too() -> None:
     assert hand.end(decision).sequences == ()
 
 
-def test_an_answer_says_which_command_it_answers_and_when() -> None:
+def test_an_answer_carries_its_command_id_and_its_time() -> None:
     def asks(task: Task) -> Agent:
         answer = yield CallModel([user("abc")])
         where = answer.command_id.hex(), answer.at_ms
@@ -338,7 +338,7 @@ def test_an_answer_says_which_command_it_answers_and_when() -> None:
     assert decision.body.result == f"{where} 3 2"
 
 
-def test_a_program_is_given_what_it_may_sample() -> None:
+def test_a_program_receives_its_token_limit_and_sampling() -> None:
     def asks(task: Task) -> Agent:
         yield Finish(f"{task.max_tokens} {task.sampling.temperature}")
 

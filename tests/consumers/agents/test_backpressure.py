@@ -1,4 +1,4 @@
-"""How much an agents worker takes on: room, pauses, and quotas of users."""
+"""Limits of an agents worker: capacity, pauses and user quotas."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ from tests.support.rig import Clock, M, Rig, role_of, source_of
 
 
 class Dear(Codec):
-    """Whatever is decoded costs more than half a turn."""
+    """Each decoding costs more than half a turn."""
 
     def __init__(self, registry: Registry, clock: Clock) -> None:
         super().__init__(registry, clock=clock)
@@ -36,7 +36,7 @@ class Dear(Codec):
 
 
 class Mute(LocalRegistry):
-    """Says nothing of one topic."""
+    """Has no schema for one topic."""
 
     topic = ""
 
@@ -47,7 +47,7 @@ class Mute(LocalRegistry):
         return super().writer_id(topic, schema)
 
 
-def test_a_full_worker_pauses_requests_and_never_the_journal(rig: Rig) -> None:
+def test_a_full_worker_pauses_requests_but_never_the_journal(rig: Rig) -> None:
     loop = rig.agents(capacity=Capacity(max_live=8))
     for n in range(600):
         ask(rig, f"r{n}")
@@ -82,8 +82,8 @@ def test_a_paused_run_takes_no_requests_until_it_is_resumed(rig: Rig) -> None:
     assert len(calls(rig)) == 1
 
 
-def test_a_worker_that_starts_while_agents_are_paused_starts_no_request(rig: Rig) -> None:
-    """Whatever was delivered before the partition was paused waits, in its order."""
+def test_a_worker_started_during_a_pause_starts_no_request(rig: Rig) -> None:
+    """Requests delivered before the partition was paused wait in order."""
     rig.order("pause")
     ask(rig, "r0")
     rig.log.append(rig.topics.requests, b"bad", b"rubbish", 0)
@@ -104,7 +104,7 @@ def test_a_worker_that_starts_while_agents_are_paused_starts_no_request(rig: Rig
     assert rig.committed("t.agents", rig.topics.requests) == 3
 
 
-def test_what_comes_when_a_pause_ends_starts_behind_what_came_before(rig: Rig) -> None:
+def test_requests_after_a_pause_start_behind_requests_before_it(rig: Rig) -> None:
     # Given requests that were delivered before the pause was known, and one that came after
     rig.order("pause")
     ask(rig, "r0")
@@ -122,7 +122,7 @@ def test_what_comes_when_a_pause_ends_starts_behind_what_came_before(rig: Rig) -
     assert [c.rollout_id for c in calls(rig)] == ["r0", "r1", "r2"]
 
 
-def test_requests_keep_their_order_where_a_journal_is_folded_between_two_of_their_slices(
+def test_requests_keep_their_order_when_a_journal_fold_comes_between_slices(
     rig: Rig,
 ) -> None:
     # Given a journal that was reset, and records that cost so much that turns end between them
@@ -144,7 +144,7 @@ def test_requests_keep_their_order_where_a_journal_is_folded_between_two_of_thei
     assert asked == {*(f"old{n}" for n in range(3)), *(f"new{n}" for n in range(12))}
 
 
-def test_a_paused_partition_that_leaves_takes_its_requests_along() -> None:
+def test_requests_of_a_paused_partition_move_with_it() -> None:
     rig = Rig(partitions=2)
     first = rig.agents("a1")
     rig.order("pause")
@@ -164,7 +164,7 @@ def test_a_paused_partition_that_leaves_takes_its_requests_along() -> None:
 
 
 @pytest.mark.parametrize(("policy", "code"), [("p", "too_large"), ("none", "refused")])
-def test_a_request_too_large_for_the_journal_leaves_no_gap_where_it_could_not_be_written_at_once(
+def test_an_oversized_request_delayed_in_writing_leaves_no_offset_gap(
     rig: Rig, policy: str, code: str
 ) -> None:
     # Given a request whose start is a little larger than a record may be, and one behind it
@@ -179,7 +179,7 @@ def test_a_request_too_large_for_the_journal_leaves_no_gap_where_it_could_not_be
     rig.settle(loop)
     assert rig.log.all(rig.topics.events) == []
 
-    # When what was to be written can be encoded again, and no broker has answered yet
+    # When the records can be encoded again, and no broker has answered yet
     registry.topic = ""
     role_of(loop).outbox.commands.hold_acks = True
     rig.commit(loop)
@@ -196,7 +196,7 @@ def test_a_request_too_large_for_the_journal_leaves_no_gap_where_it_could_not_be
     assert rig.committed("t.agents", rig.topics.requests) == 2
 
 
-def test_a_quota_delays_the_first_command_and_not_the_start(rig: Rig) -> None:
+def test_a_quota_delays_the_first_command_but_not_the_start(rig: Rig) -> None:
     loop = rig.agents(capacity=Capacity(quota=Quota("", running=2)))
     for n in range(4):
         ask(rig, f"r{n}", user="ann")
@@ -231,7 +231,7 @@ def test_a_quota_stops_the_clock_of_the_rollouts_it_holds(rig: Rig) -> None:
     assert [t.status for t in rig.trajectories()] == ["finished"] * 12
 
 
-def test_a_rollout_that_was_held_still_ends_when_its_own_time_is_over(rig: Rig) -> None:
+def test_a_held_rollout_times_out_by_its_own_clock(rig: Rig) -> None:
     loop = rig.agents(capacity=Capacity(quota=Quota("", running=1)))
     for n in range(2):
         ask(rig, f"r{n}", WALKS, user="ann", limits=Limits(rollout_timeout_s=100.0))
@@ -249,10 +249,10 @@ def test_a_rollout_that_was_held_still_ends_when_its_own_time_is_over(rig: Rig) 
     assert [e.rollout_id for e in rig.events(DeadlinePassed)] == ["r0", "r1"]
 
 
-def test_an_heir_counts_the_time_of_a_rollout_that_was_held_from_its_first_answer(
+def test_a_takeover_counts_a_held_rollouts_time_from_its_first_answer(
     rig: Rig,
 ) -> None:
-    """When it was let go is written nowhere; its first answer is, and came after that."""
+    """The release is not recorded; its first answer is, and came later."""
     first = rig.agents("a1", capacity=Capacity(quota=Quota("", running=1)))
     for n in range(2):
         ask(rig, f"r{n}", WALKS, user="ann", limits=Limits(rollout_timeout_s=100.0))
@@ -274,7 +274,7 @@ def test_an_heir_counts_the_time_of_a_rollout_that_was_held_from_its_first_answe
     assert [t.status for t in rig.trajectories()] == ["timed_out", "timed_out"]
 
 
-def test_what_a_quota_holds_back_leaves_room_for_others(rig: Rig) -> None:
+def test_rollouts_held_by_a_quota_leave_capacity_for_others(rig: Rig) -> None:
     loop = rig.agents(capacity=Capacity(max_live=8, quota=Quota("", running=2)))
     for n in range(600):
         ask(rig, f"r{n}", user="ann")
@@ -285,7 +285,7 @@ def test_what_a_quota_holds_back_leaves_room_for_others(rig: Rig) -> None:
     assert [c.rollout_id for c in calls(rig)] == ["r0", "r1", "other"]
 
 
-def test_what_quotas_hold_back_is_bounded_too(rig: Rig) -> None:
+def test_the_number_of_rollouts_held_by_quotas_is_bounded(rig: Rig) -> None:
     loop = rig.agents(capacity=Capacity(quota=Quota("", running=1), max_held=100))
     for n in range(600):
         ask(rig, f"r{n}", user="ann")
@@ -296,8 +296,8 @@ def test_what_quotas_hold_back_is_bounded_too(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("most", [0, 2])
-def test_a_rollout_held_by_a_quota_starts_after_a_takeover(rig: Rig, most: int) -> None:
-    """Also where the heir has no quotas and cannot know by itself what was held back."""
+def test_a_takeover_starts_a_rollout_held_by_a_quota(rig: Rig, most: int) -> None:
+    """Also if the successor has no quotas and cannot see which rollouts were held back."""
     first = rig.agents("a1", capacity=Capacity(quota=Quota("", running=1)))
     ask(rig, "r0", user="ann")
     ask(rig, "r1", user="ann")
@@ -311,7 +311,7 @@ def test_a_rollout_held_by_a_quota_starts_after_a_takeover(rig: Rig, most: int) 
     assert "r1" in [c.rollout_id for c in calls(rig)]
 
 
-def test_an_heir_that_dies_before_its_commands_are_out_leaves_word_of_them(rig: Rig) -> None:
+def test_commands_unsent_by_a_dead_successor_are_sent_by_the_next(rig: Rig) -> None:
     first = rig.agents("a1", capacity=Capacity(quota=Quota("", running=1)))
     ask(rig, "r0", WALKS, user="ann")
     ask(rig, "r1", user="ann")
@@ -346,7 +346,7 @@ def test_a_cancelled_rollout_gives_its_place_to_the_next(rig: Rig) -> None:
     assert [c.rollout_id for c in calls(rig) if c.kind == "sample"] == ["r0", "r2"]
 
 
-def test_a_partition_may_leave_while_rollouts_wait_for_a_quota(rig: Rig) -> None:
+def test_a_partition_may_be_revoked_while_rollouts_wait_for_a_quota(rig: Rig) -> None:
     def fails(task: Task) -> Agent:
         raise ValueError
         yield
@@ -365,7 +365,7 @@ def test_a_partition_may_leave_while_rollouts_wait_for_a_quota(rig: Rig) -> None
     assert loop.partitions == {}
 
 
-def test_a_rollout_held_by_a_quota_is_not_expired_by_a_takeover(rig: Rig) -> None:
+def test_a_takeover_does_not_expire_a_rollout_held_by_a_quota(rig: Rig) -> None:
     first = rig.agents("a1", capacity=Capacity(quota=Quota("", running=1)))
     ask(rig, "r0", user="ann")
     ask(rig, "r1", user="ann")
@@ -379,7 +379,7 @@ def test_a_rollout_held_by_a_quota_is_not_expired_by_a_takeover(rig: Rig) -> Non
     assert late[-1].not_after_ms > rig.clock.now * 1000
 
 
-def test_a_worker_with_room_for_one_takes_the_next_after_it(rig: Rig) -> None:
+def test_a_worker_with_capacity_one_takes_the_next_request_afterwards(rig: Rig) -> None:
     loop = rig.agents(capacity=Capacity(max_live=1))
     ask(rig, "a")
     rig.settle(loop)

@@ -1,4 +1,4 @@
-"""Which request may start next: told by topic, leader epoch and offset, however its log was cut."""
+"""Which request may start next, by topic, leader epoch and offset, at any log truncation."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ ANY_START = st.builds(
 
 
 @given(st.lists(ANY_START, max_size=12))
-def test_fold_and_law_count_the_same_starts_whoever_wrote_them(
+def test_fold_and_law_count_the_same_starts(
     starts: list[RolloutRefused],
 ) -> None:
     chain, law = Chain(), Law()
@@ -30,7 +30,7 @@ def test_fold_and_law_count_the_same_starts_whoever_wrote_them(
 
 
 @given(st.lists(st.sampled_from(["ask", "cut", "anew", "start", "again"]), max_size=40), st.data())
-def test_every_request_that_is_there_starts_once_however_its_log_was_cut(
+def test_every_present_request_starts_once_at_any_log_truncation(
     happens: list[str], data: st.DataObject
 ) -> None:
     log: list[tuple[int, str]] = []  # of each request its epoch and its topic's id
@@ -57,7 +57,7 @@ def test_every_request_that_is_there_starts_once_however_its_log_was_cut(
         elif each == "anew":
             log.clear()
             epoch, made, position, accepted = 0, made + 1, 0, True
-        elif each in ("start", "again"):  # from the commit on, or as whoever has lost its commit
+        elif each in ("start", "again"):  # from the commit, or from the start after a lost one
             position = 0 if each == "again" else position
             for at in range(position, len(log)):
                 read(at, 0 if accepted else at)

@@ -1,4 +1,4 @@
-"""An agent changes its tools within a conversation: what its policy sees, and is trained on."""
+"""An agent changes its tools within a conversation: the policy's view and the training data."""
 
 import json
 import re
@@ -26,13 +26,13 @@ Turn = tuple[str, str]
 
 
 def definitions(names: str) -> str:
-    """Of tools with names of one letter; empty for none."""
+    """Definitions of tools with one-letter names; empty for none."""
     told = [{"type": "function", "function": {"name": name}} for name in names]
     return json.dumps(told, separators=(",", ":")) if names else ""
 
 
 async def agent(turns: Sequence[Turn], ask: Asks) -> int:
-    """Asks once a turn, and tells what came of every call."""
+    """Calls the policy once a turn and reports the outcome of every call."""
     messages = [Message("system", "Be brief."), Message("user", "Go!")]
     for names, choice in turns:
         tools = definitions(names)
@@ -46,7 +46,7 @@ async def agent(turns: Sequence[Turn], ask: Asks) -> int:
 
 
 class Policy:
-    """Calls the last tool of which it was told, and remembers all that it saw."""
+    """Calls the last tool it was given and records every conversation."""
 
     def __init__(self) -> None:
         self.saw: list[str] = []
@@ -93,7 +93,7 @@ def lived(*turns: Turn) -> tuple[Policy, Trajectory]:
         ([("a", "none"), ("a", "none"), ("a", "auto"), ("a", "none")], ["", "", "a", "a"], 2),
     ],
 )
-def test_the_policy_is_told_of_the_tools_that_there_are_and_of_no_others(
+def test_the_policy_sees_exactly_the_current_tools(
     turns: list[Turn], told: list[str], sequences: int
 ) -> None:
     policy, trajectory = lived(*turns)
@@ -103,7 +103,7 @@ def test_the_policy_is_told_of_the_tools_that_there_are_and_of_no_others(
     assert trajectory.model_calls == len(turns)
 
 
-def test_what_is_called_although_no_call_is_wanted_stays_words() -> None:
+def test_a_tool_call_stays_text_if_no_call_is_wanted() -> None:
     _, trajectory = lived(("a", "auto"), ("a", "none"))
 
     [sequence] = trajectory.sequences or ()
@@ -114,7 +114,7 @@ def test_what_is_called_although_no_call_is_wanted_stays_words() -> None:
 @pytest.mark.parametrize(
     "turns", [[("a", "auto"), ("ab", "auto"), ("a", "auto"), ("ab", "none"), ("", "auto")]]
 )
-def test_every_token_is_trained_on_after_just_what_it_was_sampled_after(turns: list[Turn]) -> None:
+def test_every_token_is_trained_after_its_exact_sampling_context(turns: list[Turn]) -> None:
     policy, trajectory = lived(*turns)
     sequences = trajectory.sequences or ()
 
@@ -153,7 +153,7 @@ def tells(*tools: str | None) -> Agent:
         ([None, "", "A", None], [0, 0, 1, 1]),
     ],
 )
-def test_a_program_that_names_no_tools_goes_on_whatever_its_policy_was_told_of(
+def test_a_program_without_tools_continues_regardless_of_earlier_tools(
     tools: list[str | None], sequences: list[int]
 ) -> None:
     def program(task: Task) -> Agent:

@@ -34,14 +34,14 @@ WRITINGS = st.lists(st.tuples(st.one_of(WORDS, st.sampled_from([None, b"junk"]))
 
 
 def meaning(state: ControlState) -> tuple[Any, ...]:
-    """What the workers do by a state."""
+    """The effect of a state on the workers."""
     requests = [request(r, "p:p", group_id=g, group_size=2) for r in "abc" for g in "abc"]
     return sorted(state.paused_runs), [state.cancels(each) for each in requests]
 
 
 @settings(max_examples=60, deadline=None)
 @given(WRITINGS, st.booleans())
-def test_a_compaction_changes_nothing_whatever_was_written_under_whatever_key(
+def test_compaction_leaves_the_control_state_unchanged(
     writings: list[tuple[Any, bytes | None]], tombstones: bool
 ) -> None:
     rig = Rig()
@@ -58,7 +58,7 @@ def test_a_compaction_changes_nothing_whatever_was_written_under_whatever_key(
 
 
 @given(st.lists(WORDS))
-def test_the_last_word_of_our_own_producers_on_a_subject_counts(words: list[Control]) -> None:
+def test_the_last_control_record_on_a_subject_counts(words: list[Control]) -> None:
     state = ControlState()
     for word in words:
         state.take(word, control_key(word).encode())
@@ -72,7 +72,7 @@ def test_the_last_word_of_our_own_producers_on_a_subject_counts(words: list[Cont
     assert (state.cancels(asked) is not None) == named
 
 
-def test_a_pause_and_a_cancel_outlast_retention_and_a_restart(rig: Rig) -> None:
+def test_a_pause_and_a_cancel_survive_retention_and_a_restart(rig: Rig) -> None:
     rig.order("pause")
     rig.order("cancel", rollout_id="late")
     for rollout_id in ("late", "other"):
@@ -95,7 +95,7 @@ def test_a_pause_and_a_cancel_outlast_retention_and_a_restart(rig: Rig) -> None:
     assert [(t.rollout_id, t.status) for t in rig.trajectories()] == [("late", "cancelled")]
 
 
-def test_nothing_is_started_before_all_of_control_is_read(
+def test_no_rollout_starts_before_all_of_control_is_read(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(2500):
@@ -124,7 +124,7 @@ def test_nothing_is_started_before_all_of_control_is_read(
     assert {entry["topic"] for entry in said} == {rig.topics.control}
 
 
-def test_a_journal_sends_nothing_of_a_cancelled_rollout_while_control_is_not_known(
+def test_a_cancelled_rollouts_commands_wait_until_control_is_read(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(rig, "r")
@@ -152,7 +152,7 @@ def test_a_journal_sends_nothing_of_a_cancelled_rollout_while_control_is_not_kno
     assert [t.status for t in rig.trajectories()] == ["cancelled"]
 
 
-def test_words_are_bounded_in_number_and_in_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_records_are_bounded_in_number_and_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_state, "MOST_WORDS", 50)
     state = ControlState()
     state.take(Control("pause", run_id="run"))
@@ -183,7 +183,7 @@ def test_a_cancel_is_retired_with_the_end_of_its_rollout(rig: Rig) -> None:
     assert rig.log.all(rig.topics.control) == []
 
 
-def test_old_words_are_retired_once_the_requests_of_their_time_are_taken(rig: Rig) -> None:
+def test_old_control_records_are_retired_after_their_requests_are_taken(rig: Rig) -> None:
     rig.order("cancel", rollout_id="ended long ago")
     rig.order("drain", worker="w1")
     rig.order("pause", run_id="still paused")
@@ -203,7 +203,7 @@ def test_old_words_are_retired_once_the_requests_of_their_time_are_taken(rig: Ri
     assert list(role_of(loop).control.words) == [b"pause/run/still paused"]
 
 
-def test_words_without_keys_of_an_earlier_release_are_said_again_under_their_own(rig: Rig) -> None:
+def test_old_control_records_without_keys_are_rewritten_with_keys(rig: Rig) -> None:
     topic = rig.topics.control
     rig.log.append(topic, None, rig.codec.encode(topic, Control("pause", reason="old")))
 
@@ -214,7 +214,7 @@ def test_words_without_keys_of_an_earlier_release_are_said_again_under_their_own
     assert read_control(rig).paused  # type: ignore[arg-type]
 
 
-def test_a_run_that_is_paused_begins_no_rollout_and_others_do(rig: Rig) -> None:
+def test_a_paused_run_starts_no_rollout_and_other_runs_do(rig: Rig) -> None:
     agents, models = rig.agents(), rig.models(ScriptedEngine("p", lambda call: "a"))
     rig.order("pause", run_id="one")
     ask(rig, "held", run_id="one")
@@ -236,7 +236,7 @@ def test_a_run_that_is_paused_begins_no_rollout_and_others_do(rig: Rig) -> None:
     assert {t.rollout_id for t in rig.trajectories()} == {"free", "held"}
 
 
-def test_a_paused_run_holds_nobody_up_who_waits_for_the_same_quota(rig: Rig) -> None:
+def test_a_paused_run_does_not_block_others_under_the_same_quota(rig: Rig) -> None:
 
     send_quota(rig.pen, rig.codec, rig.topics, "ann", Quota("ann", running=1))
     agents, models = rig.agents(), rig.models(ScriptedEngine("p", lambda call: "a"))

@@ -1,4 +1,4 @@
-"""Words on `control`, and deadlines, as an agents worker carries them out."""
+"""Control records and deadlines, as an agents worker applies them."""
 
 from schemas.messages import (
     CallFailed,
@@ -12,7 +12,7 @@ from tests.support.programs import ASKS, WALKS
 from tests.support.rig import Rig, role_of
 
 
-def test_a_word_cancels_one_rollout(rig: Rig) -> None:
+def test_a_control_record_cancels_one_rollout(rig: Rig) -> None:
     loop = rig.agents()
     ask(rig, "a")
     ask(rig, "b")
@@ -28,7 +28,7 @@ def test_a_word_cancels_one_rollout(rig: Rig) -> None:
     assert [c.kind for c in calls(rig) if c.rollout_id == "a"] == ["sample", "abort"]
 
 
-def test_a_word_looks_only_at_the_rollouts_that_it_names(rig: Rig) -> None:
+def test_a_control_record_checks_only_the_rollouts_it_names(rig: Rig) -> None:
     looked: list[str] = []
 
     loop = rig.agents()
@@ -52,7 +52,7 @@ def test_a_word_looks_only_at_the_rollouts_that_it_names(rig: Rig) -> None:
     assert {e.rollout_id for e in rig.events(RolloutCancelled)} == {"r14", "r3", "r4"}
 
 
-def test_a_reason_of_a_megabyte_cancels_all_the_same(rig: Rig) -> None:
+def test_a_cancel_with_a_megabyte_of_reason_works(rig: Rig) -> None:
     loop = rig.agents()
     ask(rig, "a")
     rig.settle(loop)
@@ -64,7 +64,7 @@ def test_a_reason_of_a_megabyte_cancels_all_the_same(rig: Rig) -> None:
     assert rig.trajectories()[0].status == "cancelled"
 
 
-def test_a_word_cancels_a_whole_group_also_what_comes_later(rig: Rig) -> None:
+def test_a_control_record_cancels_a_group_including_later_members(rig: Rig) -> None:
     loop = rig.agents()
     ask(rig, "a", group_id="g")
     ask(rig, "b", group_id="other")
@@ -78,7 +78,7 @@ def test_a_word_cancels_a_whole_group_also_what_comes_later(rig: Rig) -> None:
     assert {t.rollout_id for t in rig.trajectories()} == {"a", "late"}
 
 
-def test_an_unreadable_word_is_buried_and_the_next_is_heard(rig: Rig) -> None:
+def test_an_unreadable_control_record_is_buried_and_the_next_is_applied(rig: Rig) -> None:
     loop = rig.agents()
     ask(rig, "a")
     rig.settle(loop)
@@ -92,7 +92,7 @@ def test_an_unreadable_word_is_buried_and_the_next_is_heard(rig: Rig) -> None:
     assert rig.trajectories()[0].status == "cancelled"
 
 
-def test_a_call_without_an_answer_is_failed_and_asked_again(rig: Rig) -> None:
+def test_a_call_without_an_answer_fails_and_is_retried(rig: Rig) -> None:
     loop = rig.agents()
     ask(rig, limits=Limits(call_timeout_s=5.0, max_tries=2))
     rig.settle(loop)
@@ -110,7 +110,7 @@ def test_a_call_without_an_answer_is_failed_and_asked_again(rig: Rig) -> None:
     assert rig.trajectories()[0].code == "deadline"
 
 
-def test_a_rollout_without_an_end_is_ended(rig: Rig) -> None:
+def test_a_rollout_past_its_deadline_is_ended(rig: Rig) -> None:
     loop = rig.agents()
     ask(rig, agent=WALKS, limits=Limits(rollout_timeout_s=100.0, step_timeout_s=1000.0))
     rig.settle(loop)
@@ -122,7 +122,7 @@ def test_a_rollout_without_an_end_is_ended(rig: Rig) -> None:
     assert rig.trajectories()[0].status == "timed_out"
 
 
-def test_a_broker_whose_clock_is_ahead_ends_nobody_elses_waits() -> None:
+def test_a_broker_with_a_fast_clock_ends_no_other_waits() -> None:
     """Neither in its own partitions, where it stamps one record or all, nor in others."""
     rig = Rig(partitions=2)
     loop = rig.agents()
@@ -142,7 +142,7 @@ def test_a_broker_whose_clock_is_ahead_ends_nobody_elses_waits() -> None:
     assert rig.events(CallFailed) == []
 
 
-def test_an_agents_worker_whose_clock_is_ahead_waits_as_long_as_it_should(rig: Rig) -> None:
+def test_an_agents_worker_with_a_fast_clock_waits_the_full_time(rig: Rig) -> None:
     rig.wall = lambda: rig.clock() + 130.0
     loop = rig.agents()
     ask(rig, limits=Limits(call_timeout_s=120.0))

@@ -1,4 +1,4 @@
-"""The fold without any log: journals written by hand, then by dice."""
+"""The fold without any log: on hand-written journals, then on generated ones."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -101,7 +101,7 @@ def plays_on(task: Task) -> Agent:
 # The life of a rollout
 
 
-def test_a_rollout_of_react_lives_from_reset_to_finish() -> None:
+def test_a_react_rollout_runs_from_reset_to_finish() -> None:
     hand = Hand()
 
     reset = one(hand.start(request(limits=Limits(max_turns=5))))
@@ -127,7 +127,7 @@ def test_a_rollout_of_react_lives_from_reset_to_finish() -> None:
     assert hand.journal.open == {}
 
 
-def test_every_command_stands_at_its_place_in_the_rollout() -> None:
+def test_every_command_names_its_position_in_the_rollout() -> None:
     hand = Hand()
 
     reset = one(hand.start(request("r7")))
@@ -142,7 +142,7 @@ def test_every_command_stands_at_its_place_in_the_rollout() -> None:
     assert reset.body_digest != call.body_digest
 
 
-def test_two_rollouts_with_one_sampling_seed_draw_alike() -> None:
+def test_two_rollouts_with_one_sampling_seed_get_the_same_call_seeds() -> None:
     hand = Hand(asks_once)
 
     first = one(hand.start("asks_once", rollout_id="a", sampling_seed="s"))
@@ -152,7 +152,7 @@ def test_two_rollouts_with_one_sampling_seed_draw_alike() -> None:
     assert first.command_id != second.command_id
 
 
-def test_a_trajectory_says_token_by_token_who_wrote_it_under_which_version() -> None:
+def test_a_trajectory_records_each_tokens_author_and_policy_version() -> None:
     hand = Hand()
     call = one(hand.show(one(hand.start()), "hi"))
     step = one(hand.read(answer_to(call, said(call, "go", version=4))))
@@ -191,7 +191,7 @@ def test_a_trajectory_names_its_place_in_the_journal_and_its_times() -> None:
     assert trajectory.request == request(agent="asks_once")
 
 
-def test_steps_are_recorded_as_they_were_shown() -> None:
+def test_steps_are_recorded_as_observed() -> None:
     hand = Hand(plays_on)
     reset = one(hand.start("plays_on"))
 
@@ -205,7 +205,7 @@ def test_steps_are_recorded_as_they_were_shown() -> None:
     )
 
 
-def test_a_rewritten_history_begins_a_new_sequence_and_an_extended_one_does_not() -> None:
+def test_a_rewritten_history_begins_a_new_sequence_an_extended_one_does_not() -> None:
     def rewrites(task: Task) -> Agent:
         first = yield CallModel([user("a")])
         second = yield CallModel([user("a"), first.message, user("b")])
@@ -240,7 +240,7 @@ def test_the_longest_known_conversation_is_extended() -> None:
     assert (call.sequence, call.messages) == (0, (user("c"),))
 
 
-def test_a_conversation_whose_only_call_failed_does_not_draw_others_into_it() -> None:
+def test_a_failed_first_call_creates_no_conversation() -> None:
     def asks_aside(task: Task) -> Agent:
         first = yield CallModel([user("a")])
         try:
@@ -255,7 +255,7 @@ def test_a_conversation_whose_only_call_failed_does_not_draw_others_into_it() ->
     assert (call.sequence, call.messages) == (0, (user("b"),))
 
 
-def test_calls_side_by_side_on_one_history_become_two_sequences() -> None:
+def test_concurrent_calls_on_one_history_become_two_sequences() -> None:
     def twins(task: Task) -> Agent:
         first = yield CallModel([user("a")])
         history = [user("a"), first.message]
@@ -269,7 +269,7 @@ def test_calls_side_by_side_on_one_history_become_two_sequences() -> None:
     assert [m.content for m in right.messages] == ["a", "x", "c"]
 
 
-def test_tokens_that_are_given_begin_a_conversation_and_are_not_trained_on() -> None:
+def test_given_tokens_begin_a_conversation_and_are_not_trained() -> None:
     def heir(task: Task) -> Agent:
         known = [user("a"), Message("assistant", "x")]
         given = Begun(2, pack_ids(map(ord, "ax")))
@@ -295,11 +295,11 @@ def test_tokens_that_are_given_begin_a_conversation_and_are_not_trained_on() -> 
 
 
 def spelt(packed: bytes) -> str:
-    """Tokens made by hand are characters."""
+    """Hand-made tokens are characters."""
     return "".join(map(chr, ids_of(packed)))
 
 
-def test_other_tokens_are_another_body() -> None:
+def test_different_given_tokens_change_the_body_digest() -> None:
     def heir(task: Task) -> Agent:
         yield CallModel([user("a"), user("b")], begun=Begun(1, pack_ids([task.rng.randrange(9)])))
 
@@ -311,7 +311,7 @@ def test_other_tokens_are_another_body() -> None:
 @pytest.mark.parametrize(
     "given", [Begun(0, b"0000"), Begun(2, b"0000"), Begun(1, b""), Begun(1, b"000"), "tokens"]
 )
-def test_tokens_that_cannot_begin_a_conversation_end_their_rollout(given: Any) -> None:
+def test_invalid_given_tokens_end_the_rollout(given: Any) -> None:
     def heir(task: Task) -> Agent:
         yield CallModel([user("a"), user("b")], begun=given)
 
@@ -351,7 +351,7 @@ def test_a_program_draws_from_a_generator_seeded_by_rollout_and_attempt() -> Non
     assert len({drawn("a"), drawn("b"), drawn("a", attempt=2)}) == 3
 
 
-def test_a_program_is_given_the_task_of_its_request() -> None:
+def test_a_program_receives_the_task_of_its_request() -> None:
     seen: list[Task] = []
 
     def looks(task: Task) -> Agent:
@@ -369,7 +369,7 @@ def test_a_program_is_given_the_task_of_its_request() -> None:
 # Tries
 
 
-def test_a_failed_command_is_asked_again_with_the_next_try_and_the_same_seed() -> None:
+def test_a_failed_command_is_retried_with_the_next_try_and_same_seed() -> None:
     hand = Hand(asks_once)
     call = one(hand.start("asks_once"))
 
@@ -382,7 +382,7 @@ def test_a_failed_command_is_asked_again_with_the_next_try_and_the_same_seed() -
     )
 
 
-def test_deadlines_count_from_the_event_that_opened_the_wait() -> None:
+def test_retry_deadlines_count_from_the_last_failure() -> None:
     hand = Hand(asks_once)
 
     call = one(hand.start("asks_once", limits=Limits(call_timeout_s=1.5)))
@@ -395,7 +395,7 @@ def test_deadlines_count_from_the_event_that_opened_the_wait() -> None:
 
 
 @pytest.mark.parametrize("tries", [1, 2, 3])
-def test_after_the_last_try_the_program_sees_the_failure(tries: int) -> None:
+def test_the_program_sees_the_failure_after_the_last_try(tries: int) -> None:
     hand = Hand(forgives)
     effects = hand.start("forgives", limits=Limits(max_tries=tries))
 
@@ -407,7 +407,7 @@ def test_after_the_last_try_the_program_sees_the_failure(tries: int) -> None:
 
 
 @pytest.mark.parametrize("failures", [0, 1])
-def test_a_server_that_is_full_costs_no_try_within_bounds(failures: int) -> None:
+def test_a_busy_server_costs_no_try_up_to_a_limit(failures: int) -> None:
     hand = Hand(forgives)
     effects = hand.start("forgives", limits=Limits(max_tries=2))
     counting = Counting()
@@ -427,7 +427,7 @@ def test_a_server_that_is_full_costs_no_try_within_bounds(failures: int) -> None
     assert counting.failures == 2
 
 
-def test_a_server_that_is_full_and_will_not_be_asked_again_is_seen_at_once() -> None:
+def test_a_busy_server_without_retries_is_reported_to_the_program_at_once() -> None:
     hand = Hand(forgives)
 
     effects = hand.fail(one(hand.start("forgives")), "busy", retriable=False)
@@ -435,7 +435,7 @@ def test_a_server_that_is_full_and_will_not_be_asked_again_is_seen_at_once() -> 
     assert one(effects).body.result == "forgave busy"
 
 
-def test_a_failure_that_cannot_be_retried_is_seen_at_once() -> None:
+def test_a_permanent_failure_reaches_the_program_at_once() -> None:
     hand = Hand(forgives)
 
     effects = hand.fail(one(hand.start("forgives")), "too_long", retriable=False)
@@ -443,7 +443,7 @@ def test_a_failure_that_cannot_be_retried_is_seen_at_once() -> None:
     assert one(effects).body.result == "forgave too_long"
 
 
-def test_a_program_that_does_not_forgive_fails_with_the_reason() -> None:
+def test_an_uncaught_effect_failure_fails_the_rollout_with_its_reason() -> None:
     hand = Hand(asks_once)
 
     decision = one(hand.fail(one(hand.start("asks_once")), "too_long", retriable=False))
@@ -452,7 +452,7 @@ def test_a_program_that_does_not_forgive_fails_with_the_reason() -> None:
     assert "raised WishFailed: too_long" in decision.body.reason
 
 
-def test_in_a_list_a_failure_stands_in_the_place_of_its_answer() -> None:
+def test_a_failure_in_a_list_takes_its_answers_place() -> None:
     hand = Hand(asks_two_at_once)
     left, right = hand.start("asks_two_at_once")
 
@@ -462,7 +462,7 @@ def test_in_a_list_a_failure_stands_in_the_place_of_its_answer() -> None:
     assert decision.body.result == "gone: it was gone|yes"
 
 
-def test_a_retried_call_asks_for_no_fewer_tokens_than_the_first_time() -> None:
+def test_a_retried_call_keeps_its_token_limit() -> None:
     hand = Hand(asks_two_at_once)
     limits = Limits(max_tokens=100)
     left, right = hand.start("asks_two_at_once", limits=limits, sampling=Sampling(max_tokens=90))
@@ -473,7 +473,7 @@ def test_a_retried_call_asks_for_no_fewer_tokens_than_the_first_time() -> None:
     assert again.sampling == right.sampling
 
 
-def test_a_lost_session_is_rebuilt_from_history_without_using_up_a_try() -> None:
+def test_a_lost_session_is_rebuilt_without_using_a_try() -> None:
     hand = Hand(plays_on)
     reset = one(hand.start("plays_on", limits=Limits(max_tries=1)))
     step = one(hand.show(one(hand.show(reset))))
@@ -487,7 +487,7 @@ def test_a_lost_session_is_rebuilt_from_history_without_using_up_a_try() -> None
     assert one(list(hand.journal.open.values())).attempt.failures == 0
 
 
-def test_an_opening_has_a_clock_of_its_own_that_a_rebuilt_session_is_given_on_top() -> None:
+def test_a_rebuilt_session_gets_its_opening_time_on_top() -> None:
     hand = Hand(plays_on)
     limits = Limits(max_tries=1, step_timeout_s=2.0, open_timeout_s=30.0)
     reset = one(hand.start("plays_on", limits=limits))
@@ -499,7 +499,7 @@ def test_an_opening_has_a_clock_of_its_own_that_a_rebuilt_session_is_given_on_to
     assert one(hand.show(again)).timeout_s == 2.0
 
 
-def test_history_asked_for_twice_is_given_time_once() -> None:
+def test_a_repeated_history_request_extends_the_timeout_once() -> None:
     hand = Hand(plays_on)
     limits = Limits(max_tries=2, step_timeout_s=2.0, open_timeout_s=30.0)
     step = one(hand.show(one(hand.start("plays_on", limits=limits))))
@@ -509,7 +509,7 @@ def test_history_asked_for_twice_is_given_time_once() -> None:
     assert again.timeout_s == 32.0
 
 
-def test_without_a_clock_for_openings_all_steps_have_the_same() -> None:
+def test_the_opening_timeout_defaults_to_the_step_timeout() -> None:
     hand = Hand(plays_on)
     reset = one(hand.start("plays_on", limits=Limits(step_timeout_s=2.0)))
     step = one(hand.show(reset))
@@ -518,7 +518,7 @@ def test_without_a_clock_for_openings_all_steps_have_the_same() -> None:
     assert (reset.timeout_s, step.timeout_s, again.timeout_s) == (2.0, 2.0, 2.0)
 
 
-def test_history_asked_for_after_it_was_sent_is_a_failure() -> None:
+def test_a_history_request_after_the_history_was_sent_is_a_failure() -> None:
     hand = Hand(plays_on)
     step = one(hand.show(one(hand.start("plays_on", limits=Limits(max_tries=2)))))
 
@@ -541,7 +541,7 @@ def talks_on(task: Task) -> Agent:
     yield Finish(answer.text)
 
 
-def test_a_long_prefix_goes_by_length_and_digest_and_whole_when_it_is_needed() -> None:
+def test_a_long_prefix_is_sent_by_digest_and_whole_if_needed() -> None:
     hand = Hand(talks_on)
     first = one(hand.start("talks_on"))
 
@@ -557,7 +557,7 @@ def test_a_long_prefix_goes_by_length_and_digest_and_whole_when_it_is_needed() -
     assert rollout_of(hand).attempt.failures == 1
 
 
-def test_a_server_that_asks_for_every_prefix_is_soon_sent_them_whole() -> None:
+def test_a_server_that_always_needs_prefixes_soon_gets_them_whole() -> None:
     hand = Hand(talks_on)
     call = one(hand.start("talks_on", limits=Limits(max_turns=40, max_tries=1)))
 
@@ -573,7 +573,7 @@ def test_a_server_that_asks_for_every_prefix_is_soon_sent_them_whole() -> None:
     assert 1 < asked <= 4
 
 
-def test_a_prefix_that_was_given_to_begin_with_is_not_expected_to_be_held() -> None:
+def test_a_prefix_given_at_the_start_is_sent_whole() -> None:
     def forks(task: Task) -> Agent:
         yield CallModel([user(LONG), user("more")], begun=Begun(1, pack_ids(range(2000))))
 
@@ -582,7 +582,7 @@ def test_a_prefix_that_was_given_to_begin_with_is_not_expected_to_be_held() -> N
     assert (call.prefix_ids, call.prefix_digest) == (pack_ids(range(2000)), b"")
 
 
-def test_a_server_that_always_needs_the_prefix_is_not_asked_for_ever() -> None:
+def test_prefix_requests_for_one_call_are_bounded() -> None:
     hand = Hand(forgives)
     effects = hand.start("forgives", limits=Limits(max_tries=2))
 
@@ -592,10 +592,10 @@ def test_a_server_that_always_needs_the_prefix_is_not_asked_for_ever() -> None:
     assert one(effects).body.result == "forgave prefix_needed"
 
 
-# What does not count
+# Ignored events
 
 
-def test_answers_that_come_late_or_twice_are_ignored_and_counted() -> None:
+def test_late_and_duplicate_answers_are_ignored_and_counted() -> None:
     hand = Hand()
     reset = one(hand.start())
     call = one(hand.show(reset, "a hall"))
@@ -630,7 +630,7 @@ def test_answers_to_an_older_attempt_are_ignored() -> None:
     assert one(hand.say(again, "in time")).body.result == "in time"
 
 
-def test_an_answer_to_an_attempt_that_has_not_begun_is_ignored() -> None:
+def test_an_answer_to_a_future_attempt_is_ignored() -> None:
     hand = Hand(asks_once)
     call = one(hand.start("asks_once"))
 
@@ -639,7 +639,7 @@ def test_an_answer_to_an_attempt_that_has_not_begun_is_ignored() -> None:
     assert hand.journal.ignored == {"late_or_twice": 1}
 
 
-def test_nothing_counts_after_the_end() -> None:
+def test_events_after_the_end_are_ignored() -> None:
     hand = Hand(asks_once)
     call = one(hand.start("asks_once"))
     decision = one(hand.say(call, "yes"))
@@ -652,7 +652,7 @@ def test_nothing_counts_after_the_end() -> None:
     assert hand.journal.ignored == {"not_open": 3}
 
 
-def test_of_two_terminal_events_the_first_is_the_end() -> None:
+def test_the_first_of_two_terminal_events_is_the_end() -> None:
     hand = Hand(asks_once)
     decision = one(hand.say(one(hand.start("asks_once")), "yes"))
 
@@ -674,7 +674,7 @@ def test_a_finish_of_an_older_attempt_does_not_end_the_newer_one() -> None:
 
 
 @given(st.permutations(range(4)), st.integers(0, 3))
-def test_side_by_side_answers_may_come_in_any_order(order: list[int], late: int) -> None:
+def test_concurrent_answers_may_arrive_in_any_order(order: list[int], late: int) -> None:
     def four(task: Task) -> Agent:
         answers = yield [CallModel([user(str(n))]) for n in range(4)]
         yield Finish(",".join(answer.text for answer in answers))
@@ -694,7 +694,7 @@ def test_side_by_side_answers_may_come_in_any_order(order: list[int], late: int)
 # Attempts
 
 
-def test_a_lost_session_that_cannot_be_rebuilt_begins_a_new_attempt() -> None:
+def test_a_lost_session_that_cannot_be_rebuilt_starts_a_new_attempt() -> None:
     hand = Hand(plays_on)
     step = one(hand.show(one(hand.start("plays_on"))))
 
@@ -708,7 +708,7 @@ def test_a_lost_session_that_cannot_be_rebuilt_begins_a_new_attempt() -> None:
     assert reset.command_id == command_id("r", 2, 0, 0)
 
 
-def test_an_attempt_begins_when_it_is_read_and_only_once() -> None:
+def test_an_attempt_starts_only_once_its_event_is_read() -> None:
     hand = Hand(plays_on)
     step = one(hand.show(one(hand.start("plays_on"))))
     decision = one(hand.fail(step, "session_lost", retriable=False))
@@ -720,7 +720,7 @@ def test_an_attempt_begins_when_it_is_read_and_only_once() -> None:
     assert one(list(hand.journal.open.values())).attempt.number == 2
 
 
-def test_what_comes_after_a_lost_session_at_the_same_place_does_not_count() -> None:
+def test_an_answer_after_a_lost_session_at_its_position_is_ignored() -> None:
     hand = Hand(plays_on)
     step = one(hand.show(one(hand.start("plays_on"))))
     hand.fail(step, "session_lost", retriable=False)
@@ -731,7 +731,7 @@ def test_what_comes_after_a_lost_session_at_the_same_place_does_not_count() -> N
     assert [taken.text for taken in rollout.attempt.steps_taken()] == ["a room"]
 
 
-def test_a_session_lost_in_the_last_attempt_is_the_programs_affair() -> None:
+def test_a_session_lost_in_the_last_attempt_fails_the_rollout() -> None:
     hand = Hand(plays_on)
     step = one(hand.show(one(hand.start("plays_on", limits=Limits(max_attempts=1)))))
 
@@ -740,7 +740,7 @@ def test_a_session_lost_in_the_last_attempt_is_the_programs_affair() -> None:
     assert (decision.body.status, decision.body.code) == ("failed", "session_lost")
 
 
-def test_a_new_attempt_forgets_what_the_old_one_learned() -> None:
+def test_a_new_attempt_drops_the_old_ones_answers() -> None:
     hand = Hand()
     call = one(hand.show(one(hand.start()), "hall"))
     hand.say(call, "north")
@@ -771,7 +771,9 @@ def recorded(program: Any, **fields: object) -> tuple[Hand, ModelCall]:
     ("attempts", "expected"),
     [(2, AttemptStarted), (1, RolloutFinished)],
 )
-def test_an_answer_to_another_body_breaks_the_attempt(attempts: int, expected: type) -> None:
+def test_an_answer_with_another_body_digest_breaks_the_attempt(
+    attempts: int, expected: type
+) -> None:
     _, call = recorded(asks_once)
     changed = Hand(changed_body)
     changed.start("changed_body", limits=Limits(max_attempts=attempts))
@@ -784,7 +786,7 @@ def test_an_answer_to_another_body_breaks_the_attempt(attempts: int, expected: t
         assert (decision.body.status, decision.body.code) == ("failed", "determinism")
 
 
-def test_an_answer_to_a_wish_never_made_breaks_the_attempt() -> None:
+def test_an_answer_to_an_effect_never_made_breaks_the_attempt() -> None:
     def asks_less(task: Task) -> Agent:
         yield [CallModel([user("left")])]
 
@@ -798,7 +800,7 @@ def test_an_answer_to_a_wish_never_made_breaks_the_attempt() -> None:
     assert "has made 1 wishes" in decision.body.reason
 
 
-def test_a_finish_where_the_journal_goes_on_breaks_the_attempt() -> None:
+def test_a_finish_before_the_journal_ends_breaks_the_attempt() -> None:
     def gives_up(task: Task) -> Agent:
         yield Finish()
 
@@ -820,7 +822,7 @@ def test_an_answer_of_another_kind_breaks_the_attempt() -> None:
     assert "wishes CallModel" in decision.body.reason
 
 
-def test_an_answer_to_a_try_not_yet_made_breaks_the_attempt() -> None:
+def test_an_answer_to_a_future_try_breaks_the_attempt() -> None:
     hand = Hand(asks_once)
     call = one(hand.start("asks_once"))
 
@@ -829,7 +831,7 @@ def test_an_answer_to_a_try_not_yet_made_breaks_the_attempt() -> None:
     assert isinstance(decision.body, AttemptStarted)
 
 
-def test_a_broken_attempt_waits_for_the_next_one_and_hears_nothing() -> None:
+def test_a_broken_attempt_ignores_answers_until_the_next_attempt() -> None:
     hand = Hand(asks_two_at_once)
     left, right = hand.start("asks_two_at_once")
     decision = one(hand.say(replace(left, body_digest=b"?"), "yes"))
@@ -843,7 +845,7 @@ def test_a_broken_attempt_waits_for_the_next_one_and_hears_nothing() -> None:
     assert hand.journal.ignored == {"late_or_twice": 2}
 
 
-def test_a_program_with_more_wishes_than_its_journal_goes_on_where_that_ends() -> None:
+def test_a_program_with_more_effects_than_its_journal_resumes_at_its_end() -> None:
     def asks_more(task: Task) -> Agent:
         answer = yield CallModel([user(task.prompt)])
         yield CallModel([user(task.prompt), answer.message, user("and then?")])
@@ -918,7 +920,7 @@ def raises_a_wish(code: object) -> Any:
         raises_a_wish(None), raises_a_wish(3), raises_a_wish(object()),
     ],
 )  # fmt: skip
-def test_a_program_that_raises_ends_its_rollout_only(program: Any) -> None:
+def test_a_program_that_raises_ends_only_its_own_rollout(program: Any) -> None:
     hand = Hand(program, asks_once)
     call = one(hand.start("asks_once", rollout_id="other"))
 
@@ -951,7 +953,7 @@ class Shy:
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
-def test_a_program_that_yields_rubbish_ends_its_rollout(rubbish: object) -> None:
+def test_a_program_that_yields_no_effect_ends_its_rollout(rubbish: object) -> None:
     def yields_rubbish(task: Task) -> Agent:
         yield rubbish  # type: ignore[misc]
 
@@ -964,7 +966,7 @@ def test_a_program_that_yields_rubbish_ends_its_rollout(rubbish: object) -> None
     assert hand.end(decision).code == "rubbish"
 
 
-def test_one_spoilt_wish_withdraws_the_others_of_its_list() -> None:
+def test_one_bad_effect_withdraws_the_others_of_its_list() -> None:
     def half(task: Task) -> Agent:
         yield [CallModel([user("x")]), Reset(), Step("nowhere", "elsewhere")]
 
@@ -980,7 +982,7 @@ def test_one_spoilt_wish_withdraws_the_others_of_its_list() -> None:
 
 
 @pytest.mark.parametrize("action", ["\ud800", None, 5])
-def test_an_action_that_cannot_be_written_ends_its_rollout(action: Any) -> None:
+def test_an_unencodable_action_ends_the_rollout(action: Any) -> None:
     def acts(task: Task) -> Agent:
         yield Reset()
         yield Step(action)
@@ -1008,7 +1010,7 @@ def takes_nothing() -> Agent:  # type: ignore[return]
     ("program", "code"),
     [(no_generator, "rubbish"), (a_coroutine, "raised"), (takes_nothing, "raised")],
 )
-def test_what_is_no_generator_ends_its_rollout(program: Any, code: str) -> None:
+def test_a_program_that_is_no_generator_fails_its_rollout(program: Any, code: str) -> None:
     hand = Hand(program)
 
     decision = one(hand.start(program.__name__))
@@ -1021,7 +1023,7 @@ def test_what_is_no_generator_ends_its_rollout(program: Any, code: str) -> None:
     "name",
     ["nobody", "tests.support.broken_module:program", "json:nothing", "json:__name__"],
 )
-def test_a_program_that_cannot_be_had_ends_its_rollout(name: str) -> None:
+def test_an_unknown_program_ends_its_rollout(name: str) -> None:
     journal = Journal(0, replace(world_of({}), program_of=program_of), "w")
     body = RolloutStarted(request(agent=name), 0, 0)
 
@@ -1031,11 +1033,11 @@ def test_a_program_that_cannot_be_had_ends_its_rollout(name: str) -> None:
     assert name.partition(":")[0] in decision.body.reason
 
 
-def test_a_program_of_ones_own_is_named_by_module_and_function() -> None:
+def test_a_custom_program_is_named_by_module_and_function() -> None:
     assert program_of("tests.journals.programs:stubborn") is DICED["stubborn"]
 
 
-def test_a_program_ends_where_its_generator_does() -> None:
+def test_a_program_ends_with_its_generator() -> None:
     def falls_off(task: Task) -> Agent:
         yield CallModel([user("x")])
 
@@ -1046,7 +1048,7 @@ def test_a_program_ends_where_its_generator_does() -> None:
     assert decision.body == RolloutFinished("finished", positions=1)
 
 
-def test_a_result_that_the_journal_cannot_hold_fails_its_rollout() -> None:
+def test_a_result_too_large_for_the_journal_fails_the_rollout() -> None:
     def verbose(task: Task) -> Agent:
         yield Finish("x" * 300_000)
 
@@ -1055,14 +1057,14 @@ def test_a_result_that_the_journal_cannot_hold_fails_its_rollout() -> None:
     assert (decision.body.status, decision.body.code) == ("failed", "result_too_large")
 
 
-def test_a_result_that_is_no_text_is_written_as_python_shows_it() -> None:
+def test_a_result_that_is_no_string_is_written_as_its_repr() -> None:
     def counts(task: Task) -> Agent:
         yield Finish({"n": 3})  # type: ignore[arg-type]
 
     assert one(Hand(counts).start("counts")).body.result == "{'n': 3}"
 
 
-def test_a_guard_may_end_a_program_that_does_not_come_back() -> None:
+def test_a_guard_may_end_a_stuck_program() -> None:
     @contextmanager
     def impatient() -> Iterator[None]:
         yield
@@ -1076,7 +1078,7 @@ def test_a_guard_may_end_a_program_that_does_not_come_back() -> None:
     assert (decision.body.status, decision.body.code) == ("failed", "stuck")
 
 
-def test_a_program_stuck_once_has_the_same_trajectory_when_it_is_not_stuck_again() -> None:
+def test_a_once_stuck_program_has_the_same_trajectory_when_it_is_replayed() -> None:
     class Stuck:
         turns = 0
 
@@ -1101,7 +1103,7 @@ def test_a_program_stuck_once_has_the_same_trajectory_when_it_is_not_stuck_again
         assert CODEC.encode("t", effects[0]) == CODEC.encode("t", trajectory)
 
 
-def test_a_program_that_will_not_close_is_let_go() -> None:
+def test_a_generator_that_refuses_to_close_is_abandoned() -> None:
     def clings(task: Task) -> Agent:
         while True:
             try:
@@ -1120,7 +1122,7 @@ def test_a_program_that_will_not_close_is_let_go() -> None:
 # Limits
 
 
-def test_a_program_may_ask_the_policy_as_often_as_its_limits_say() -> None:
+def test_a_program_may_call_the_policy_up_to_its_turn_limit() -> None:
     def chats(task: Task) -> Agent:
         messages = [user("x")]
         while True:
@@ -1137,7 +1139,7 @@ def test_a_program_may_ask_the_policy_as_often_as_its_limits_say() -> None:
     assert trajectory.model_calls == 3
 
 
-def test_a_program_that_never_asks_the_policy_is_ended_too() -> None:
+def test_a_program_that_never_calls_the_policy_hits_the_position_limit() -> None:
     hand = Hand(plays_on)
     effects = hand.start("plays_on", limits=Limits(max_turns=1))
     steps = 0
@@ -1150,7 +1152,7 @@ def test_a_program_that_never_asks_the_policy_is_ended_too() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 5, 40])
-def test_limits_may_name_how_much_a_program_wishes_for(most: int) -> None:
+def test_limits_may_cap_the_number_of_effects(most: int) -> None:
     hand = Hand(plays_on)
     effects = hand.start("plays_on", limits=Limits(max_turns=1, max_wishes=most))
     steps = 0
@@ -1162,7 +1164,7 @@ def test_limits_may_name_how_much_a_program_wishes_for(most: int) -> None:
     assert steps == most
 
 
-def test_sampled_tokens_are_a_budget_of_the_attempt() -> None:
+def test_the_token_limit_is_a_budget_of_the_attempt() -> None:
     def chats(task: Task) -> Agent:
         for n in range(9):
             yield CallModel([user(str(n))])
@@ -1176,7 +1178,7 @@ def test_sampled_tokens_are_a_budget_of_the_attempt() -> None:
     assert (decision.body.status, decision.body.code) == ("failed", "token_limit")
 
 
-def test_a_sequence_says_how_each_answer_was_drawn_where_one_was_not_as_asked() -> None:
+def test_a_sequence_records_each_sampling_if_one_differed_from_the_request() -> None:
     hand = Hand(cold)
     asked = Sampling(max_tokens=5)
     [reset] = hand.start("cold", sampling=asked)
@@ -1193,7 +1195,7 @@ def test_a_sequence_says_how_each_answer_was_drawn_where_one_was_not_as_asked() 
     assert [each.samplings for each in trajectory.sequences] == [(asked, COLD)]
 
 
-def test_a_sequence_that_was_drawn_as_asked_says_nothing_of_it() -> None:
+def test_a_sequence_sampled_as_requested_records_no_samplings() -> None:
     def chats(task: Task) -> Agent:
         for n in range(2):
             yield CallModel([user(str(n))], sampling=Sampling(temperature=0.7, stop=("x",)))
@@ -1210,7 +1212,7 @@ def test_a_sequence_that_was_drawn_as_asked_says_nothing_of_it() -> None:
     assert [each.samplings for each in trajectory.sequences] == [(), ()]
 
 
-def test_the_wish_for_one_version_goes_with_every_call_of_the_requests_policy_alone() -> None:
+def test_a_pinned_version_applies_only_to_calls_of_the_requests_policy() -> None:
     def chats(task: Task) -> Agent:
         yield [CallModel([user("a")]), CallModel([user("b")], policy_id="judge")]
 
@@ -1219,7 +1221,7 @@ def test_the_wish_for_one_version_goes_with_every_call_of_the_requests_policy_al
     assert (ours.policy_version, theirs.policy_version) == (5, -1)
 
 
-def test_each_policy_counts_versions_of_its_own() -> None:
+def test_each_policy_has_its_own_version_requirements() -> None:
     def chats(task: Task) -> Agent:
         asked = [CallModel([user("a")], policy_id=name) for name in ("", "judge", "critic")]
         yield asked
@@ -1232,7 +1234,7 @@ def test_each_policy_counts_versions_of_its_own() -> None:
     assert asked == [(5, -1), (2, 7), (0, -1)]
 
 
-def test_limits_are_those_of_the_start_and_of_nothing_else() -> None:
+def test_the_limits_of_the_start_apply() -> None:
     hand = Hand(asks_once)
     limits = Limits(max_tries=2, max_turns=1, call_timeout_s=7.0)
     call = one(hand.start("asks_once", limits=limits))
@@ -1250,7 +1252,7 @@ def rollout_of(hand: Hand) -> Any:
     return one(list(hand.journal.open.values()))
 
 
-def test_a_command_past_its_deadline_is_told_once_and_tried_again() -> None:
+def test_a_command_past_its_deadline_is_reported_once_and_retried() -> None:
     hand = Hand(asks_once)
     call = one(hand.start("asks_once", limits=Limits(call_timeout_s=2.0)))
     rollout, opened = rollout_of(hand), hand.now_ms
@@ -1268,9 +1270,7 @@ def test_a_command_past_its_deadline_is_told_once_and_tried_again() -> None:
 
 
 @given(st.floats(0.01, 3600.0), st.floats(0.01, 3600.0))
-def test_who_begins_in_time_and_ends_within_as_long_again_is_waited_for(
-    call_s: float, step_s: float
-) -> None:
+def test_a_call_gets_its_time_twice_before_it_is_overdue(call_s: float, step_s: float) -> None:
     hand = Hand()
     limits = Limits(call_timeout_s=call_s, step_timeout_s=step_s, rollout_timeout_s=1e6)
     reset = one(hand.start(limits=limits))
@@ -1281,7 +1281,7 @@ def test_who_begins_in_time_and_ends_within_as_long_again_is_waited_for(
     assert rollout.overdue(call.not_after_ms + int(call_s * 1000)) == []
 
 
-def test_an_answer_before_the_word_of_the_deadline_wins() -> None:
+def test_an_answer_before_the_deadline_event_wins() -> None:
     hand = Hand(asks_once)
     call = one(hand.start("asks_once", limits=Limits(call_timeout_s=2.0)))
     late = one(rollout_of(hand).overdue(hand.now_ms + 5000))
@@ -1291,7 +1291,7 @@ def test_an_answer_before_the_word_of_the_deadline_wins() -> None:
     assert hand.read(late) == []
 
 
-def test_steps_and_calls_have_deadlines_of_their_own() -> None:
+def test_steps_and_calls_have_separate_deadlines() -> None:
     hand = Hand()
     limits = Limits(call_timeout_s=9.0, step_timeout_s=1.0)
     reset = one(hand.start(limits=limits))
@@ -1303,7 +1303,7 @@ def test_steps_and_calls_have_deadlines_of_their_own() -> None:
     assert one(rollout.overdue(hand.now_ms + 22_500)).position == 1
 
 
-def test_the_deadline_of_a_rollout_is_told_once_and_ends_it() -> None:
+def test_a_rollout_deadline_is_reported_once_and_ends_the_rollout() -> None:
     hand = Hand()
     reset = one(hand.start(limits=Limits(rollout_timeout_s=60.0, step_timeout_s=999.0)))
     rollout, began = rollout_of(hand), hand.now_ms
@@ -1319,7 +1319,7 @@ def test_the_deadline_of_a_rollout_is_told_once_and_ends_it() -> None:
     assert [c.kind for c in courtesy] == ["close", "abort"]
 
 
-def test_a_cancelled_rollout_closes_what_it_has_open() -> None:
+def test_a_cancelled_rollout_closes_its_open_sessions_and_calls() -> None:
     hand = Hand()
     call = one(hand.show(one(hand.start())))
 
@@ -1332,7 +1332,7 @@ def test_a_cancelled_rollout_closes_what_it_has_open() -> None:
     assert abort.prefix_ids is None
 
 
-def test_an_environment_that_is_done_is_not_closed_again() -> None:
+def test_a_terminated_environment_is_not_closed_again() -> None:
     hand = Hand()
     step = one(hand.say(one(hand.show(one(hand.start()))), "x"))
     decision = one(hand.show(step, terminated=True))
@@ -1354,7 +1354,7 @@ def opened(hand: Hand) -> list[str]:
     return list(hand.journal.open)
 
 
-def test_a_redelivered_request_is_harmless_for_ever() -> None:
+def test_a_redelivered_request_never_starts_twice() -> None:
     hand = Hand(asks_once)
     call = one(hand.read(started("a", 0, 0)))
     hand.read(started("b", 1, 1))
@@ -1368,7 +1368,7 @@ def test_a_redelivered_request_is_harmless_for_ever() -> None:
     assert (opened(hand), hand.journal.last) == (["b"], 1)
 
 
-def test_a_zombies_gap_cannot_hide_a_request() -> None:
+def test_a_zombies_start_after_a_gap_is_ignored() -> None:
     hand = Hand(asks_once)
     hand.read(started("a", 0, 0))
 
@@ -1380,7 +1380,7 @@ def test_a_zombies_gap_cannot_hide_a_request() -> None:
     assert hand.journal.ignored == {"start_after_gap": 1}
 
 
-def test_offsets_may_have_holes() -> None:
+def test_request_offsets_may_have_holes() -> None:
     hand = Hand(asks_once)
 
     for event in (started("a", 0, 3), started("b", 4, 4), started("c", 5, 9)):
@@ -1389,7 +1389,7 @@ def test_offsets_may_have_holes() -> None:
     assert (opened(hand), hand.journal.last) == (["a", "b", "c"], 9)
 
 
-def test_where_nothing_was_started_the_first_one_counts() -> None:
+def test_the_first_start_counts_if_none_came_before() -> None:
     hand = Hand(asks_once)
 
     hand.read(started("a", 70, 77))
@@ -1397,7 +1397,7 @@ def test_where_nothing_was_started_the_first_one_counts() -> None:
     assert (opened(hand), hand.journal.last) == (["a"], 77)
 
 
-def test_a_fold_that_knows_the_last_start_holds_the_next_one_to_it() -> None:
+def test_a_fold_that_knows_the_last_start_checks_the_next_one() -> None:
     hand = Hand(asks_once, last=76)
 
     assert hand.read(started("late", 70, 76)) == []
@@ -1407,7 +1407,7 @@ def test_a_fold_that_knows_the_last_start_holds_the_next_one_to_it() -> None:
     assert opened(hand) == ["next"]
 
 
-def test_a_second_start_of_an_open_rollout_keeps_the_chain_and_changes_nothing() -> None:
+def test_a_second_start_of_an_open_rollout_only_extends_the_chain() -> None:
     hand = Hand(asks_once)
     hand.read(started("a", 0, 0))
 
@@ -1433,7 +1433,7 @@ def test_a_refused_request_yields_a_trajectory_and_keeps_the_chain() -> None:
     assert hand.read(started("a", 0, 0, refused)) == []
 
 
-def test_bytes_that_nobody_can_read_are_refused_without_a_request() -> None:
+def test_unreadable_bytes_are_refused_without_a_request() -> None:
     hand = Hand()
     refused = RolloutRefused("unreadable", "no magic", 0, 0)
 
@@ -1466,7 +1466,7 @@ def test_the_low_watermark_is_the_first_event_of_the_oldest_open_rollout() -> No
     assert at(hand, 5) == (1, 0)
 
 
-def test_a_rollout_ended_above_the_commit_counts_as_open() -> None:
+def test_a_rollout_that_ended_above_the_commit_counts_as_open() -> None:
     hand = Hand(asks_once)
     decision = one(hand.say(one(hand.read(started("a", 0, 0))), "yes"))
     hand.read(decision)
@@ -1475,13 +1475,13 @@ def test_a_rollout_ended_above_the_commit_counts_as_open() -> None:
     assert at(hand, 3) == (3, 0)
 
 
-def test_with_nothing_open_the_low_watermark_is_the_commit() -> None:
+def test_the_low_watermark_is_the_commit_if_no_rollout_is_open() -> None:
     hand = Hand(asks_once, last=41)
 
     assert at(hand, 17) == (17, 41)
 
 
-def test_nobody_may_begin_between_two_starts_of_one_open_rollout() -> None:
+def test_no_fold_begins_between_two_starts_of_one_open_rollout() -> None:
     """A reader that began at `y` would take the second start of `x` for its first."""
     hand = Hand(asks_once)
     hand.read(started("x", 0, 0))
@@ -1497,7 +1497,7 @@ def test_nobody_may_begin_between_two_starts_of_one_open_rollout() -> None:
     assert list(again.open) == opened(hand) == ["y"]
 
 
-def test_what_is_outstanding_is_asked_again_in_the_same_words() -> None:
+def test_outstanding_commands_are_resent_unchanged() -> None:
     hand = Hand(asks_two_at_once)
     left, right = hand.start("asks_two_at_once")
     again = one(hand.fail(left))
@@ -1516,7 +1516,7 @@ SEEDS = st.integers(0, 2**32)
 
 @settings(max_examples=150, deadline=None)
 @given(SEEDS)
-def test_folding_twice_is_folding_once(seed: int) -> None:
+def test_folding_twice_gives_the_same_result(seed: int) -> None:
     dice = Dice(Random(seed)).live()
 
     _, first = fold(dice.entries, dice.world)
@@ -1528,7 +1528,7 @@ def test_folding_twice_is_folding_once(seed: int) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(SEEDS)
-def test_what_is_ignored_might_as_well_never_have_been_written(seed: int) -> None:
+def test_ignored_events_do_not_affect_the_fold(seed: int) -> None:
     dice = Dice(Random(seed), noise=0.5).live()
 
     _, effects = fold(dice.counted, dice.world)
@@ -1538,7 +1538,7 @@ def test_what_is_ignored_might_as_well_never_have_been_written(seed: int) -> Non
 
 @settings(max_examples=150, deadline=None)
 @given(SEEDS)
-def test_every_start_that_counts_has_exactly_one_end(seed: int) -> None:
+def test_every_counted_start_has_exactly_one_end(seed: int) -> None:
     dice = Dice(Random(seed), rollouts=5).live()
 
     ends = [effect for _, effect in dice.effects if isinstance(effect, Trajectory)]
@@ -1552,8 +1552,8 @@ def test_every_start_that_counts_has_exactly_one_end(seed: int) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(SEEDS)
-def test_a_fold_begun_at_any_commit_goes_on_as_if_it_had_read_everything(seed: int) -> None:
-    """Whether stragglers are named or not, and whoever read on from an earlier commit."""
+def test_a_fold_from_any_commit_equals_a_full_fold(seed: int) -> None:
+    """With or without named stragglers, from any earlier commit."""
     dice, random = Dice(Random(seed), rollouts=6).live(), Random(seed)
     few = random.choice((0, 1, 5, FEW_RECORDS))
     journal, commit = Journal(0, dice.world, "owner", few=few), 0
@@ -1577,7 +1577,7 @@ def test_a_fold_begun_at_any_commit_goes_on_as_if_it_had_read_everything(seed: i
                         journal.take(known.event, known.offset, known.at_ms)
 
 
-def test_one_old_rollout_does_not_make_everybody_read_again_what_came_since() -> None:
+def test_one_old_rollout_does_not_force_rereading_of_later_records() -> None:
     hand = Hand(asks_once)
     hand.journal.few = 10
     hand.read(started("old", 0, 0))
@@ -1611,7 +1611,7 @@ def test_a_conversation_is_only_ever_extended(seed: int) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(SEEDS)
-def test_a_retry_differs_from_its_command_in_nothing_but_its_name(seed: int) -> None:
+def test_a_retry_differs_from_its_command_only_in_its_id(seed: int) -> None:
     dice = Dice(Random(seed), rollouts=2, noise=0.0).live()
 
     asked: dict[tuple[Any, ...], Any] = {}
@@ -1624,7 +1624,7 @@ def test_a_retry_differs_from_its_command_in_nothing_but_its_name(seed: int) -> 
             asked = {k: v for k, v in asked.items() if k[0] != effect.rollout_id}
 
 
-def test_ids_seeds_and_digests_are_what_they_always_were() -> None:
+def test_ids_seeds_and_digests_never_change() -> None:
     """Ids and seeds are part of the wire: they must never change."""
     assert command_id("r", 1, 0, 0).hex() == GOLDEN["command_id"]
     assert call_seed("r", 1, 0) == GOLDEN["seed"]
@@ -1642,7 +1642,7 @@ GOLDEN: dict[str, Any] = {
 }
 
 
-def test_wishes_answer_with_what_was_seen() -> None:
+def test_effect_answers_expose_text_and_done() -> None:
     assert ModelAnswer(Message("assistant", "hi"), "stop").text == "hi"
     assert EnvironmentAnswer("x", 0.0, False, True, "{}").done
     assert not EnvironmentAnswer("x", 0.0, False, False, "{}").done

@@ -1,4 +1,4 @@
-"""One record costs one rollout: whatever one brings, it ends once, and the others go on."""
+"""A bad record affects one rollout only: it ends once, and the others continue."""
 
 import json
 import signal
@@ -47,13 +47,13 @@ NAN, INF = float("nan"), float("inf")
 
 
 def talks(task: Task) -> Agent:
-    """Has more to say than fits beside what it was asked."""
+    """Produces a result too large for its record."""
     yield CallModel([user("x")])
     yield Finish("\u4e2d" * 150_000)
 
 
 def clings(task: Task) -> Agent:
-    """Shrugs off whatever would end it."""
+    """Ignores every attempt to end it."""
     yield CallModel([user(task.prompt)])
     while True:
         with suppress(Exception):
@@ -62,7 +62,7 @@ def clings(task: Task) -> Agent:
 
 @pytest.fixture(autouse=True)
 def _own_interrupts() -> Iterator[None]:
-    """As in a process of ours: a program that raises KeyboardInterrupt is not Ctrl-C."""
+    """As in a worker process: a KeyboardInterrupt raised by a program is not Ctrl-C."""
     before = signal.signal(signal.SIGINT, interrupt)
     yield
     signal.signal(signal.SIGINT, before)
@@ -97,14 +97,14 @@ def live(rig: Rig, *loops: Loop) -> None:
 
 
 def ends(rig: Rig) -> dict[str, tuple[str, str]]:
-    """Of every rollout how it ended; each may end only once."""
+    """How each rollout ended; each may end only once."""
     found = {t.rollout_id: (t.status, t.code) for t in rig.trajectories()}
     assert len(found) == len(rig.trajectories())
     return found
 
 
 def assert_sound(rig: Rig) -> None:
-    """The good ones are done, nothing is open, and whoever reads it again finds no fault."""
+    """The good rollouts are done, none is open, and a second reader finds no fault."""
     report = audit(rig)
     assert report.open == 0
     assert dict(report.found) == {}
@@ -131,7 +131,7 @@ GOOD = {"before", "after"}
     ],
     ids=lambda bad: next(iter(bad)),
 )
-def test_a_request_out_of_bounds_is_refused_with_the_reason(bad: dict[str, Any]) -> None:
+def test_a_request_with_limits_out_of_bounds_is_refused(bad: dict[str, Any]) -> None:
     rig = among_others(request("bad", ASKS, **bad))
 
     (refused,) = rig.events(RolloutRefused)
@@ -141,7 +141,7 @@ def test_a_request_out_of_bounds_is_refused_with_the_reason(bad: dict[str, Any])
     assert_sound(rig)
 
 
-def test_an_id_that_is_too_long_is_refused_under_its_digest() -> None:
+def test_an_overlong_id_is_refused_under_its_digest() -> None:
     rig = among_others(request("r" * 400_000, ASKS))
 
     (refused,) = rig.events(RolloutRefused)
@@ -151,7 +151,7 @@ def test_an_id_that_is_too_long_is_refused_under_its_digest() -> None:
     assert_sound(rig)
 
 
-def test_an_unreadable_request_under_a_key_of_a_megabyte_is_refused() -> None:
+def test_an_unreadable_request_with_a_megabyte_key_is_refused() -> None:
     rig = Rig()
     rig.log.append(rig.topics.requests, b"k" * 1_000_100, b"garbage", 0)
 
@@ -175,14 +175,14 @@ def test_an_unreadable_request_under_a_key_of_a_megabyte_is_refused() -> None:
         Limits(max_turns=-(2**31), max_tries=-1, max_attempts=-1),
     ],
 )
-def test_what_was_started_out_of_bounds_is_folded_all_the_same(limits: Limits) -> None:
+def test_a_start_with_limits_out_of_bounds_is_still_folded(limits: Limits) -> None:
     rig = among_others(request("bad", ASKS, limits=limits), started=True)
 
     assert ends(rig)["bad"][0] in ("finished", "failed", "timed_out")
     assert_sound(rig)
 
 
-def test_whoever_looks_at_endless_waits_sees_them() -> None:
+def test_endless_waits_are_listed() -> None:
     hand = Hand(asks)
     hand.start(request(agent="asks", limits=Limits(call_timeout_s=INF, rollout_timeout_s=NAN)))
     work = OpenWork(Rig().topics, hand.journal.world)
@@ -199,7 +199,7 @@ def test_whoever_looks_at_endless_waits_sees_them() -> None:
 
 
 @pytest.mark.parametrize("move", YIELDED)
-def test_whatever_a_program_does_ends_its_own_rollout_only(move: str) -> None:
+def test_a_misbehaving_program_ends_only_its_own_rollout(move: str) -> None:
     config = json.dumps({"moves": ["call", move], "clings": True})
 
     rig = among_others(request("bad", RUBBISH, agent_config=config))
@@ -227,7 +227,7 @@ limits_drawn = st.builds(
     drawn=st.lists(st.tuples(moves, limits_drawn, numbers), min_size=1, max_size=3),
     started=st.booleans(),
 )
-def test_no_program_and_no_number_ends_a_worker_or_another_rollout(
+def test_no_program_or_limit_ends_a_worker_or_another_rollout(
     drawn: list[tuple[list[str], Limits, float]], started: bool
 ) -> None:
     bad = [
@@ -247,7 +247,7 @@ def test_no_program_and_no_number_ends_a_worker_or_another_rollout(
     assert_sound(rig)
 
 
-def test_a_trajectory_that_is_too_large_twice_leaves_out_its_result_too() -> None:
+def test_a_bare_trajectory_that_is_still_too_large_loses_its_result() -> None:
     asked = request("bad", TALKS)
 
     rig = among_others(replace(asked, task=replace(asked.task, prompt="a" * 600_000)))
@@ -264,7 +264,7 @@ def test_a_trajectory_that_is_too_large_twice_leaves_out_its_result_too() -> Non
     assert_sound(rig)
 
 
-def test_a_trajectory_that_its_request_alone_fills_leaves_out_the_task() -> None:
+def test_a_trajectory_filled_by_its_request_loses_the_task() -> None:
     asked, rig = request("bad", ASKS, group_id="g", run_id="run"), Rig()
     body = RolloutStarted(asked, 1, 1, program_digest(asks), int(rig.clock.now * 1000))
     start = rig.codec.encode("t", Event.decision("bad", 1, "a1", body))
@@ -278,7 +278,7 @@ def test_a_trajectory_that_its_request_alone_fills_leaves_out_the_task() -> None
     assert_sound(rig)
 
 
-def test_a_programs_own_sampling_out_of_bounds_fails_its_call_by_name() -> None:
+def test_sampling_out_of_bounds_in_a_program_fails_its_call() -> None:
     config = json.dumps({"moves": ["hot", "call", "finish"]})
 
     rig = among_others(request("r", RUBBISH, agent_config=config))
@@ -289,7 +289,7 @@ def test_a_programs_own_sampling_out_of_bounds_fails_its_call_by_name() -> None:
     assert ends(rig)["r"] == ("finished", "")
 
 
-def test_a_program_that_clings_to_its_turn_ends_its_own_rollout_only() -> None:
+def test_a_program_that_never_yields_ends_only_its_own_rollout() -> None:
     rig, before = Rig(), signal.getsignal(SIGNAL)
     guard = Guard("the program", 0.05)
     guard.watch()
@@ -306,7 +306,7 @@ def test_a_program_that_clings_to_its_turn_ends_its_own_rollout_only() -> None:
 # The fold's own wall
 
 
-def test_a_fault_of_the_fold_ends_the_rollout_that_met_it() -> None:
+def test_an_internal_error_of_the_fold_ends_only_its_rollout() -> None:
     def fault(name: str) -> NoReturn:
         msg = f"a fault with {name} \udce9"
         raise RuntimeError(msg)
@@ -323,7 +323,7 @@ def test_a_fault_of_the_fold_ends_the_rollout_that_met_it() -> None:
     assert hand.end(decision).status == "failed"
 
 
-def test_ctrl_c_in_a_program_is_no_end_of_its_rollout() -> None:
+def test_ctrl_c_in_a_program_does_not_end_its_rollout() -> None:
     def interrupted(task: Task) -> Agent:
         signal.raise_signal(signal.SIGINT)
         yield CallModel([user("x")])

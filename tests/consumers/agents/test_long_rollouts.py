@@ -1,4 +1,4 @@
-"""Rollouts so long that what they have seen lies compressed."""
+"""Rollouts long enough for their observations to be compressed."""
 
 from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
 from schemas.messages import EnvironmentStep, Limits, ModelAnswered, Trajectory
@@ -10,7 +10,7 @@ ROUNDS = 40
 
 
 def two_rooms(task: Task) -> Agent:
-    """Acts in two sessions side by side; one of them begins again half-way."""
+    """Acts in two concurrent sessions; one of them is reset half-way."""
     yield [Reset("left"), Reset("right")]
     for number in range(ROUNDS):
         if number == ROUNDS // 2:
@@ -21,7 +21,7 @@ def two_rooms(task: Task) -> Agent:
     yield Finish("done")
 
 
-def test_a_lost_session_is_rebuilt_from_all_that_it_was_told_since_it_was_opened() -> None:
+def test_a_lost_session_is_rebuilt_from_all_actions_since_its_opening() -> None:
     hand = Hand(two_rooms)
     limits = Limits(max_turns=100)
     commands = hand.start("two_rooms", limits=limits)

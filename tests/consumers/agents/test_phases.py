@@ -19,10 +19,10 @@ from tests.support.journals import Hand, request
 
 
 class Timed(Hand):
-    """A journal whose clock is set by hand."""
+    """A journal with a clock that the test sets."""
 
     def begin(self, requested_ms: int, **fields: object) -> list[Effect]:
-        """A start that says when it was asked for."""
+        """A start with the time of its request."""
         body = RolloutStarted(request(**fields), 0, 0, requested_ms=requested_ms)
         return self.read(Event.decision("r", 1, "owner", body))
 
@@ -54,7 +54,7 @@ def test_a_rollout_is_timed_from_its_request_to_its_end() -> None:
     assert phases_of(hand.story()) == trajectory.timers
 
 
-def test_every_opening_counts_as_starting_and_the_first_one_ends_the_scheduling() -> None:
+def test_openings_count_as_start_time_and_the_first_ends_scheduling() -> None:
     def opens_two(task):  # type: ignore[no-untyped-def]
         from consumers.agents.wishes import Finish, Reset
 
@@ -91,7 +91,7 @@ def test_only_the_last_attempt_is_timed() -> None:
     assert phases_of(hand.story()) == timers
 
 
-def test_what_never_had_an_environment_was_only_submitted() -> None:
+def test_a_rollout_without_an_environment_has_only_a_submit_timer() -> None:
     hand = Timed()
     hand.begin(hand.now_ms - 90)
 
@@ -101,7 +101,7 @@ def test_what_never_had_an_environment_was_only_submitted() -> None:
     assert phases_of(hand.story()) == trajectory.timers
 
 
-def test_an_older_journal_is_not_timed() -> None:
+def test_a_journal_of_an_older_release_has_no_timers() -> None:
     hand = Timed()
     [reset] = hand.begin(0)
     hand.show(reset)
@@ -110,7 +110,7 @@ def test_an_older_journal_is_not_timed() -> None:
     assert phases_of(hand.story()) is None
 
 
-def test_a_half_older_journal_tells_what_it_knows() -> None:
+def test_a_partly_older_journal_yields_the_timers_it_knows() -> None:
     hand = Timed()
     [reset] = hand.begin(0)
     hand.show(reset, took_s=0.002)
@@ -118,7 +118,7 @@ def test_a_half_older_journal_tells_what_it_knows() -> None:
     assert hand.cancel().timers == RolloutTimers(None, 0.008, 0.002, 0.01)
 
 
-def test_clocks_of_brokers_that_differ_make_no_negative_time() -> None:
+def test_differing_broker_clocks_give_no_negative_time() -> None:
     hand = Timed()
     [reset] = hand.begin(hand.now_ms + 5000)
     hand.show(reset, took_s=7.0)
@@ -127,7 +127,7 @@ def test_clocks_of_brokers_that_differ_make_no_negative_time() -> None:
     assert hand.cancel().timers == RolloutTimers(0.0, 0.0, 7.0, 0.0)
 
 
-def test_an_answer_that_came_twice_is_timed_once() -> None:
+def test_a_duplicate_answer_is_timed_once() -> None:
     hand = Timed()
     [reset] = hand.begin(hand.now_ms)
     hand.now_ms += 990
@@ -137,7 +137,7 @@ def test_an_answer_that_came_twice_is_timed_once() -> None:
     assert hand.cancel().timers == RolloutTimers(0.01, 0.75, 0.25, 0.02)
 
 
-def test_what_the_first_release_writes_of_a_timed_trajectory_is_the_same_without_timers() -> None:
+def test_the_first_release_writes_a_timed_trajectory_without_timers_only() -> None:
     hand = Timed()
     hand.begin(hand.now_ms)
     timed = hand.cancel()

@@ -1,4 +1,4 @@
-"""What a user may take: rollouts at once, rollouts an hour, calls a second."""
+"""User quotas: rollouts at once, rollouts an hour, calls a second."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ PATIENT = Limits(call_timeout_s=200_000.0, step_timeout_s=200_000.0, rollout_tim
 
 @pytest.fixture
 def rig() -> Rig:
-    """Its clock stands at a full hour."""
+    """The clock stands at a full hour."""
     rig = Rig()
     rig.clock.now -= rig.clock.now % HOUR_S
     return rig
@@ -52,12 +52,12 @@ def ask_many(rig: Rig, count: int, user: str = "ann", agent: str = "", first: in
 
 
 def sent(rig: Rig) -> list[str]:
-    """Whose calls were sent, in order."""
+    """The rollouts of the calls that were sent, in order."""
     return [call.rollout_id for call in calls(rig) if call.kind == "sample"]
 
 
 def turn(rig: Rig, *loops: Loop) -> None:
-    """Let what was said be heard, and what is due be done."""
+    """Let records be read and due work be done."""
     rig.commit(*loops)
     rig.settle(*loops)
 
@@ -65,7 +65,7 @@ def turn(rig: Rig, *loops: Loop) -> None:
 # At once, and in an hour
 
 
-def test_a_users_quota_holds_for_that_user_alone(rig: Rig) -> None:
+def test_a_users_quota_applies_to_that_user_only(rig: Rig) -> None:
     limit(rig, running=2)
     loop = rig.agents()
     ask_many(rig, 4)
@@ -76,7 +76,7 @@ def test_a_users_quota_holds_for_that_user_alone(rig: Rig) -> None:
     assert len(rig.events(RolloutStarted)) == 8
 
 
-def test_a_quota_that_is_raised_starts_what_waits_and_one_that_is_lowered_stops_nothing(
+def test_a_raised_quota_starts_waiting_rollouts_a_lowered_one_stops_none(
     rig: Rig,
 ) -> None:
     limit(rig, running=1)
@@ -102,7 +102,7 @@ def test_a_quota_that_is_raised_starts_what_waits_and_one_that_is_lowered_stops_
     assert sent(rig)[4:] == ["ann4"]
 
 
-def test_a_quota_that_is_taken_back_leaves_that_of_the_settings(rig: Rig) -> None:
+def test_a_revoked_quota_falls_back_to_the_default(rig: Rig) -> None:
     limit(rig, running=1)
     loop = rig.agents(capacity=Capacity(quota=Quota("", running=3)))
     ask_many(rig, 5)
@@ -114,7 +114,7 @@ def test_a_quota_that_is_taken_back_leaves_that_of_the_settings(rig: Rig) -> Non
     assert sent(rig) == ["ann0", "ann1", "ann2"]
 
 
-def test_so_many_begin_in_an_hour_and_more_when_the_next_one_begins(rig: Rig) -> None:
+def test_an_hourly_quota_admits_more_when_the_next_hour_begins(rig: Rig) -> None:
     limit(rig, per_hour=2)
     loop = rig.agents()
     rig.clock.pass_by(600.0)
@@ -132,7 +132,7 @@ def test_so_many_begin_in_an_hour_and_more_when_the_next_one_begins(rig: Rig) ->
     assert sent(rig) == ["ann0", "ann1", "ann2", "ann3"]
 
 
-def test_an_heir_knows_how_many_began_in_this_hour_also_of_those_that_have_ended(rig: Rig) -> None:
+def test_a_takeover_knows_all_rollouts_begun_in_this_hour(rig: Rig) -> None:
     limit(rig, per_hour=3)
     first = rig.agents("a1")
     rig.clock.pass_by(600.0)
@@ -160,7 +160,7 @@ def both(task: Task) -> Agent:
     yield Finish()
 
 
-def test_an_heir_that_holds_a_rollout_which_had_begun_sends_the_rest_of_its_first_turn(
+def test_a_takeover_sends_the_rest_of_a_held_rollouts_first_turn(
     rig: Rig,
 ) -> None:
     # Given an owner that dies when one of two first calls of a rollout is on its way
@@ -178,7 +178,7 @@ def test_an_heir_that_holds_a_rollout_which_had_begun_sends_the_rest_of_its_firs
     left, right = calls(rig)[2:]
     rig.log.topics[rig.topics.calls("p")][0].records[3] = None
 
-    # When its heir holds that rollout back, and the one call is answered
+    # When its successor holds that rollout back, and the one call is answered
     limit(rig, running=1)
     heir = rig.agents("a2")
     rig.settle(heir)
@@ -190,7 +190,7 @@ def test_an_heir_that_holds_a_rollout_which_had_begun_sends_the_rest_of_its_firs
     assert calls(rig)[-1].command_id == right.command_id
 
 
-def test_what_ended_before_this_hour_takes_nothing_from_it(rig: Rig) -> None:
+def test_rollouts_ended_before_this_hour_do_not_use_its_quota(rig: Rig) -> None:
     limit(rig, per_hour=1)
     first = rig.agents("a1")
     ask_many(rig, 2)
@@ -207,7 +207,7 @@ def test_what_ended_before_this_hour_takes_nothing_from_it(rig: Rig) -> None:
     assert sent(rig)[-1] == "ann1"
 
 
-def test_a_quota_an_hour_that_is_said_in_its_middle_counts_from_its_beginning(rig: Rig) -> None:
+def test_an_hourly_quota_set_mid_hour_counts_from_the_hours_start(rig: Rig) -> None:
     loop = rig.agents()
     ask_many(rig, 3)
     rig.settle(loop)
@@ -221,7 +221,7 @@ def test_a_quota_an_hour_that_is_said_in_its_middle_counts_from_its_beginning(ri
     assert sent(rig) == ["ann0", "ann1", "ann2", "ann3"]
 
 
-def test_a_rollout_that_ran_although_its_heir_would_have_held_it_is_counted_again(rig: Rig) -> None:
+def test_a_running_rollout_is_counted_again_after_a_takeover(rig: Rig) -> None:
     limit(rig, running=2)
     first = rig.agents("a1")
     ask_many(rig, 4)
@@ -241,7 +241,7 @@ def test_a_rollout_that_ran_although_its_heir_would_have_held_it_is_counted_agai
     assert sent(rig)[3:] == ["ann1"]  # its next try; ann2 waits as long as it runs
 
 
-def test_a_worker_on_a_cluster_without_the_topic_works_and_says_so(rig: Rig) -> None:
+def test_a_worker_without_the_quotas_topic_runs_and_warns(rig: Rig) -> None:
     rig.log.delete(rig.topics.quotas)
     with capture_logs() as logs:
         loop = rig.agents()
@@ -252,7 +252,7 @@ def test_a_worker_on_a_cluster_without_the_topic_works_and_says_so(rig: Rig) -> 
     assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["quotas_missing"]
 
 
-def test_nothing_begins_before_the_quotas_are_known(rig: Rig) -> None:
+def test_no_rollout_begins_before_the_quotas_are_read(rig: Rig) -> None:
     limit(rig, running=1)
     loop = rig.agents()
     table = role_of(loop).quotas.table
@@ -268,7 +268,7 @@ def test_nothing_begins_before_the_quotas_are_known(rig: Rig) -> None:
     assert sent(rig) == ["ann0"]
 
 
-def test_what_is_no_quota_is_buried_by_one_worker(rig: Rig) -> None:
+def test_an_unreadable_quota_is_buried_by_one_worker(rig: Rig) -> None:
     loops = [rig.agents("a1"), rig.agents("a2")]
     rig.log.append(rig.topics.quotas, b"ann", b"rubbish")
     for _ in range(3):
@@ -285,7 +285,7 @@ def test_what_is_no_quota_is_buried_by_one_worker(rig: Rig) -> None:
     limit=st.integers(1, 10_000),
     owners=st.lists(st.integers(0, 5), min_size=1, max_size=48),
 )
-def test_the_shares_of_all_workers_are_the_quota_but_one_each_at_the_least(
+def test_worker_shares_add_up_to_the_quota_with_at_least_one_each(
     limit: int, owners: list[int]
 ) -> None:
     held = [{n for n, at in enumerate(owners) if at == owner} for owner in set(owners)]
@@ -302,7 +302,7 @@ def test_the_shares_of_all_workers_are_the_quota_but_one_each_at_the_least(
     assert sum(worker.rate_of(2.5) for worker in workers) == pytest.approx(2.5)
 
 
-def test_two_workers_share_a_quota_and_one_that_is_left_has_all_of_it() -> None:
+def test_two_workers_share_a_quota_and_the_survivor_has_all() -> None:
     rig = Rig(partitions=2)
     limit(rig, running=4, calls_per_s=10.0)
     first, second = rig.agents("a1"), rig.agents("a2")
@@ -325,7 +325,7 @@ def test_two_workers_share_a_quota_and_one_that_is_left_has_all_of_it() -> None:
 # Calls a second
 
 
-def test_calls_above_the_rate_are_sent_later_in_their_order_and_none_is_dropped(rig: Rig) -> None:
+def test_calls_above_the_rate_are_delayed_in_order_and_none_is_dropped(rig: Rig) -> None:
     limit(rig, calls_per_s=2.0)
     loop = rig.agents()
     ask_many(rig, 6)
@@ -341,7 +341,7 @@ def test_calls_above_the_rate_are_sent_later_in_their_order_and_none_is_dropped(
     assert [name for name in sent(rig) if name[0] == "a"] == [f"ann{n}" for n in range(6)]
 
 
-def test_the_clock_of_a_paced_call_begins_when_it_is_sent(rig: Rig) -> None:
+def test_the_deadline_of_a_paced_call_starts_at_its_sending(rig: Rig) -> None:
     limit(rig, calls_per_s=0.01)
     loop = rig.agents()
     for n in range(2):
@@ -367,7 +367,7 @@ def test_the_clock_of_a_paced_call_begins_when_it_is_sent(rig: Rig) -> None:
     assert [(e.rollout_id, e.body.code) for e in rig.events(CallFailed)] == [("ann1", "deadline")]  # type: ignore[union-attr]
 
 
-def test_a_rollout_that_ends_takes_its_paced_calls_along(rig: Rig) -> None:
+def test_an_ended_rollout_drops_its_paced_calls(rig: Rig) -> None:
     limit(rig, calls_per_s=1.0)
     loop = rig.agents()
     ask_many(rig, 4)
@@ -375,7 +375,7 @@ def test_a_rollout_that_ends_takes_its_paced_calls_along(rig: Rig) -> None:
     for n in (1, 2):
         rig.order("cancel", rollout_id=f"ann{n}")
     pacing = role_of(loop).quotas.pacing
-    pacing._clock = lambda: rig.clock.now - 1.1  # nobody's turn comes meanwhile
+    pacing._clock = lambda: rig.clock.now - 1.1  # no other turn comes up meanwhile
     turn(rig, loop)
     assert pacing.held.total() == 1
 
@@ -387,7 +387,7 @@ def test_a_rollout_that_ends_takes_its_paced_calls_along(rig: Rig) -> None:
     assert pacing._places == {}
 
 
-def test_an_heir_paces_anew_what_was_never_sent(rig: Rig) -> None:
+def test_a_takeover_paces_calls_that_were_never_sent(rig: Rig) -> None:
     limit(rig, calls_per_s=1.0)
     first = rig.agents("a1")
     ask_many(rig, 3, agent=TWICE)
@@ -416,7 +416,7 @@ def test_an_heir_paces_anew_what_was_never_sent(rig: Rig) -> None:
     assert rig.events(CallFailed) == []
 
 
-def test_an_heir_sends_again_also_when_the_rate_is_gone_by_then(rig: Rig) -> None:
+def test_a_takeover_resends_paced_calls_after_the_rate_is_revoked(rig: Rig) -> None:
     limit(rig, calls_per_s=0.01)
     first = rig.agents("a1")
     ask(rig, "ann", TWICE, user="ann", limits=PATIENT)
@@ -433,7 +433,7 @@ def test_an_heir_sends_again_also_when_the_rate_is_gone_by_then(rig: Rig) -> Non
     assert len(sent(rig)) == 2
 
 
-def test_an_heir_asks_nothing_again_where_nothing_was_held_back(rig: Rig) -> None:
+def test_a_takeover_repeats_no_call_if_none_was_held_back(rig: Rig) -> None:
     limit(rig, running=5, calls_per_s=100.0)
     first = rig.agents("a1")
     ask_many(rig, 3, agent=TWICE)
@@ -447,7 +447,7 @@ def test_an_heir_asks_nothing_again_where_nothing_was_held_back(rig: Rig) -> Non
     assert len(sent(rig)) == 3
 
 
-def test_a_rate_that_is_taken_back_lets_all_go_at_once(rig: Rig) -> None:
+def test_a_revoked_rate_releases_all_calls_at_once(rig: Rig) -> None:
     limit(rig, calls_per_s=0.01)
     loop = rig.agents()
     ask_many(rig, 5)
@@ -460,7 +460,7 @@ def test_a_rate_that_is_taken_back_lets_all_go_at_once(rig: Rig) -> None:
     assert sent(rig) == [f"ann{n}" for n in range(5)]
 
 
-def test_steps_have_no_rate(rig: Rig) -> None:
+def test_environment_steps_are_not_paced(rig: Rig) -> None:
     limit(rig, calls_per_s=0.01)
     loop = rig.agents()
     ask_many(rig, 5, agent=WALKS)
@@ -469,8 +469,8 @@ def test_steps_have_no_rate(rig: Rig) -> None:
     assert len(steps(rig)) == 5
 
 
-def test_a_call_that_is_answered_while_it_waits_is_not_sent(rig: Rig) -> None:
-    """Whoever had it before had sent it after all."""
+def test_a_paced_call_that_is_already_answered_is_not_sent(rig: Rig) -> None:
+    """The previous owner had sent it after all."""
     limit(rig, calls_per_s=0.01)
     loop = rig.agents()
     ask_many(rig, 2)
@@ -489,7 +489,7 @@ def test_a_call_that_is_answered_while_it_waits_is_not_sent(rig: Rig) -> None:
     assert [t.rollout_id for t in rig.trajectories()] == ["ann1"]
 
 
-def test_an_audit_finds_nothing_wrong_while_calls_wait_and_after(rig: Rig) -> None:
+def test_the_audit_is_clean_while_calls_wait_and_afterwards(rig: Rig) -> None:
     limit(rig, calls_per_s=1.0, running=3)
     loop = rig.agents()
     ask_many(rig, 4, agent=TWICE)
@@ -511,12 +511,12 @@ def test_an_audit_finds_nothing_wrong_while_calls_wait_and_after(rig: Rig) -> No
     assert audit(rig, drained=True).found.keys() <= {"I8"}  # no scores
 
 
-# Whatever happens
+# Any history
 
 
 @dataclass
 class Owner:
-    """One worker after the other on one journal, and what users were promised."""
+    """One worker after another on one journal, checked against the users' quotas."""
 
     rig: Rig
     quotas: dict[str, Quota] = field(default_factory=dict)
@@ -536,7 +536,7 @@ class Owner:
         self.loop = self.rig.agents(f"a{self.born}")
 
     def work(self) -> None:
-        """Let the worker work; each rollout that it lets begin has room."""
+        """Let the worker work; each rollout it starts must fit into the quota."""
         for _ in range(3):
             turn(self.rig, self.loop)
             self.check()
@@ -560,14 +560,14 @@ class Owner:
             assert not quota.running or len(runs) <= quota.running, (runs, quota)
             assert not quota.per_hour or len(hour) <= quota.per_hour, (hour, quota)
 
-    # What may happen
+    # The possible operations
 
     def ask(self, user: str) -> None:
         ask(self.rig, f"{user}{self.asked}", user=user, limits=PATIENT)
         self.asked += 1
 
     def limit(self, user: str, running: int, per_hour: int) -> None:
-        """Said while nothing is under way: whatever begins after that was told."""
+        """Called only while no rollout runs: later starts count under the new limit."""
         self.work()
         self.quotas[user] = Quota(user, running, per_hour)
         send_quota(self.rig.pen, self.rig.codec, self.rig.topics, user, self.quotas[user])
@@ -598,7 +598,7 @@ class Owner:
         self.join()
 
     def finish(self) -> None:
-        """Answer all that is asked, hour after hour."""
+        """Answer all commands, hour after hour."""
         for _ in range(3 * self.asked + 10):
             if len({t.rollout_id for t in self.rig.trajectories()}) == self.asked:
                 return
@@ -629,7 +629,7 @@ HAPPENS = st.one_of(
     max_examples=40, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(happens=st.lists(HAPPENS, min_size=5, max_size=30))
-def test_whatever_happens_no_quota_is_exceeded_and_every_rollout_comes_to_an_end(
+def test_no_quota_is_exceeded_and_every_rollout_ends(
     happens: Iterable[tuple[str, ...]],
 ) -> None:
     rig = Rig()

@@ -1,4 +1,4 @@
-"""Who asked for a rollout first, within a window of a partition's offsets."""
+"""The first request of a rollout, within a window of a partition's offsets."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ def noted(asked: Asked, requests: list[tuple[int, bytes]]) -> Asked:
     return asked
 
 
-def test_the_first_is_named_however_often_it_is_repeated() -> None:
+def test_the_first_request_is_named_for_every_repetition() -> None:
     known = asked([b"a", b"b", b"a", b"a"], window=10)
 
     assert known.first(b"a") == First(1000, 0, 0)
@@ -35,7 +35,7 @@ def test_the_first_is_named_however_often_it_is_repeated() -> None:
     assert known.first(b"c") is None
 
 
-def test_what_left_the_window_is_forgotten() -> None:
+def test_requests_outside_the_window_are_forgotten() -> None:
     known = asked([b"a", b"b", b"c"], window=2)
 
     assert known.first(b"a") is None
@@ -43,7 +43,7 @@ def test_what_left_the_window_is_forgotten() -> None:
     assert known.first(b"b", 4) is None
 
 
-def test_a_repeat_begins_the_window_anew() -> None:
+def test_a_repetition_restarts_the_window() -> None:
     known = asked([b"a", b"b", b"a", b"b"], window=2)
 
     assert known.first(b"a", 4) == First(1000, 0, 0)
@@ -66,7 +66,7 @@ def test_an_id_is_known_exactly_within_the_window(
         last[key] = offset
 
 
-def test_the_keys_of_the_window_are_read_back_and_nothing_more() -> None:
+def test_only_the_keys_within_the_window_are_read_back() -> None:
     log = MemoryLog()
     log.create(T, 2)
     for n in range(8):
@@ -85,12 +85,12 @@ def test_the_keys_of_the_window_are_read_back_and_nothing_more() -> None:
     assert [each.offset if each else None for each in found] == [None, 5, 7, None, None]
 
 
-def test_a_partition_without_a_past_is_known_at_once() -> None:
+def test_a_partition_without_history_is_known_at_once() -> None:
     assert asked([], window=4).known
 
 
 class Grown(MemoryLog):
-    """Knows how many partitions a topic had when somebody asked for all topics last."""
+    """Knows the number of partitions at the time of the last topic listing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Grown(MemoryLog):
         return super().topic_names()
 
 
-def test_a_partition_that_was_added_is_read_back_too() -> None:
+def test_an_added_partition_is_read_back_too() -> None:
     log = Grown()
     log.create(T, 1)
     log.topic_names()

@@ -1,4 +1,4 @@
-"""What an agents worker refuses, or cannot read or write, and what becomes of its rollout."""
+"""Requests and records that an agents worker refuses, cannot read or cannot write."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ from tests.support.rig import Rig, role_of
         ({"policy_id": "q"}, "unknown policy 'q'"),
     ],
 )
-def test_a_request_that_cannot_be_run_is_refused_with_a_trajectory(
+def test_an_invalid_request_is_refused_with_a_trajectory(
     rig: Rig, fields: dict[str, str], reason: str
 ) -> None:
     loop = rig.agents()
@@ -52,7 +52,7 @@ def test_a_request_that_cannot_be_run_is_refused_with_a_trajectory(
     assert rig.log.all(rig.topics.dead_letters) == []
 
 
-def test_a_rollout_that_is_asked_for_again_is_refused_with_the_place_of_the_first(
+def test_a_repeated_rollout_is_refused_with_the_first_ones_place(
     rig: Rig,
 ) -> None:
     agents, models = rig.agents(), rig.models(ScriptedEngine("p", lambda call: "yes"))
@@ -77,8 +77,8 @@ def test_a_rollout_that_is_asked_for_again_is_refused_with_the_place_of_the_firs
     ]
 
 
-def test_nobody_takes_the_end_of_a_repeated_request_for_the_rollouts_own(rig: Rig) -> None:
-    """It belongs to no run and no group, and has no attempt; all the same it is scored."""
+def test_a_repeated_requests_end_is_not_the_rollouts_own(rig: Rig) -> None:
+    """It belongs to no run and no group, and has no attempt; it is scored nevertheless."""
     loops = (
         rig.agents(), rig.models(ScriptedEngine("p", lambda call: "yes")), rig.rewards(),
     )  # fmt: skip
@@ -94,7 +94,7 @@ def test_nobody_takes_the_end_of_a_repeated_request_for_the_rollouts_own(rig: Ri
     assert audit(rig, drained=True).ok
 
 
-def test_a_rollout_that_is_asked_for_again_while_it_is_open_ends_once(rig: Rig) -> None:
+def test_a_repeated_request_for_an_open_rollout_ends_it_once(rig: Rig) -> None:
     loop = rig.agents()
     ask(rig)
     rig.settle(loop)
@@ -108,7 +108,7 @@ def test_a_rollout_that_is_asked_for_again_while_it_is_open_ends_once(rig: Rig) 
     assert role_of(loop).owned[0].journal.ignored["already_open"] == 1
 
 
-def test_a_repeated_request_is_known_after_a_takeover_by_the_keys_that_were_read_back(
+def test_a_repeated_request_is_recognised_after_a_takeover(
     rig: Rig,
 ) -> None:
     first, models = rig.agents("a1"), rig.models(ScriptedEngine("p", lambda call: "yes"))
@@ -131,7 +131,7 @@ def test_a_repeated_request_is_known_after_a_takeover_by_the_keys_that_were_read
     assert spans == [(n, n) for n in range(6)]
 
 
-def test_requests_wait_until_it_is_known_who_asked_before(rig: Rig) -> None:
+def test_requests_wait_until_earlier_request_keys_are_read_back(rig: Rig) -> None:
     first = rig.agents("a1")
     ask(rig, "r0")
     rig.settle(first)
@@ -155,7 +155,7 @@ def test_requests_wait_until_it_is_known_who_asked_before(rig: Rig) -> None:
     assert [e.rollout_id for e in rig.events(RolloutStarted)] == ["r0", "r1", "r2"]
 
 
-def test_a_foreign_producers_keys_need_not_be_ids(rig: Rig) -> None:
+def test_request_keys_of_foreign_producers_need_not_be_ids(rig: Rig) -> None:
     loop = rig.agents()
     for rollout_id in ("a", "b", "a"):
         rig.write(rig.topics.requests, "its own key", request(rollout_id, ASKS), 0)
@@ -165,7 +165,7 @@ def test_a_foreign_producers_keys_need_not_be_ids(rig: Rig) -> None:
     assert [e.rollout_id for e in rig.events(RolloutRefused)] == ["a"]
 
 
-def test_a_dead_letter_that_is_sent_again_is_no_repetition(rig: Rig) -> None:
+def test_a_replayed_dead_letter_is_no_repetition(rig: Rig) -> None:
     loop = rig.agents()
     rig.log.append(rig.topics.requests, b"r", b"no magic", 0)
     rig.settle(loop)
@@ -177,7 +177,7 @@ def test_a_dead_letter_that_is_sent_again_is_no_repetition(rig: Rig) -> None:
     assert [c.rollout_id for c in calls(rig)] == ["r"]
 
 
-def test_a_request_that_only_says_that_it_was_sent_again_is_a_repetition(rig: Rig) -> None:
+def test_a_request_with_a_false_replay_header_is_a_repetition(rig: Rig) -> None:
     loop = rig.agents()
     ask(rig, "r")
     value = rig.codec.encode(rig.topics.requests, request("r", ASKS))
@@ -194,8 +194,8 @@ def test_a_request_that_only_says_that_it_was_sent_again_is_a_repetition(rig: Ri
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_one_id_in_two_partitions_is_one_rollout_and_one_refusal(order: tuple[int, int]) -> None:
-    """Where one worker holds both, and has read the first."""
+def test_one_id_in_two_partitions_gives_one_rollout_and_one_refusal(order: tuple[int, int]) -> None:
+    """If one worker owns both partitions and has read the first."""
     rig = Rig(partitions=2)
     loop = rig.agents()
     for partition in order:
@@ -209,7 +209,7 @@ def test_one_id_in_two_partitions_is_one_rollout_and_one_refusal(order: tuple[in
     assert [c.answer_partition for c in calls(rig)] == [order[0]]
 
 
-def test_an_id_is_never_refused_in_both_of_two_partitions() -> None:
+def test_an_id_in_two_partitions_is_never_refused_in_both() -> None:
     """A crash lost the start of the first, and not the refusal of the second."""
     rig = Rig(partitions=2)
     first = rig.agents("a1")
@@ -242,7 +242,7 @@ def test_an_unreadable_request_is_buried_and_refused(rig: Rig) -> None:
     assert rig.committed("t.agents", rig.topics.requests) == 3
 
 
-def test_an_unreadable_entry_of_the_journal_is_buried_and_passed_over(rig: Rig) -> None:
+def test_an_unreadable_journal_entry_is_buried_and_skipped(rig: Rig) -> None:
     ask(rig)
     loop = rig.agents()
     rig.settle(loop)
@@ -256,7 +256,7 @@ def test_an_unreadable_entry_of_the_journal_is_buried_and_passed_over(rig: Rig) 
     assert rig.committed("t.agents", rig.topics.events) == 4
 
 
-def test_a_call_for_a_policy_without_a_topic_fails_and_the_program_sees_it(rig: Rig) -> None:
+def test_a_call_for_a_policy_without_a_topic_fails_visibly(rig: Rig) -> None:
     def elsewhere(task: Task) -> Agent:
         yield CallModel([user("x")], policy_id="absent")
 
@@ -270,7 +270,7 @@ def test_a_call_for_a_policy_without_a_topic_fails_and_the_program_sees_it(rig: 
     assert rig.trajectories()[0].code == "unknown_policy"
 
 
-def test_a_command_that_is_too_large_fails_and_the_program_sees_it(rig: Rig) -> None:
+def test_an_oversized_command_fails_and_the_program_sees_it(rig: Rig) -> None:
     def verbose(task: Task) -> Agent:
         yield CallModel([user("x" * 1_100_000)])
 
@@ -283,7 +283,7 @@ def test_a_command_that_is_too_large_fails_and_the_program_sees_it(rig: Rig) -> 
     assert rig.trajectories()[0].code == "too_large"
 
 
-def test_a_trajectory_that_is_too_large_goes_bare(rig: Rig) -> None:
+def test_an_oversized_trajectory_is_written_bare(rig: Rig) -> None:
     def long(task: Task) -> Agent:
         messages = []
         for _ in range(3):

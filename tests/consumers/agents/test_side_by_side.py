@@ -1,4 +1,4 @@
-"""Wishes side by side: one of a session at a time, and one budget for all calls together."""
+"""Concurrent effects: one per session at a time, and one token budget for all calls."""
 
 from dataclasses import replace
 from random import Random
@@ -27,7 +27,7 @@ SESSIONS = st.lists(st.sampled_from(["left", "right", "main"]), min_size=1, max_
 
 
 def answered(call: ModelCall, tokens: int) -> Any:
-    """An answer of so many tokens, or of as many as the call may have."""
+    """An answer of this many tokens, or of as many as the call allows."""
     tokens = max(1, min(tokens, call.sampling.max_tokens))
     body = said(call, "yes")
     numbers = {"token_ids": pack_ids([1] * tokens), "versions": pack_ids([0] * tokens)}
@@ -36,7 +36,7 @@ def answered(call: ModelCall, tokens: int) -> Any:
 
 
 @given(SESSIONS, st.booleans(), st.booleans())
-def test_two_wishes_of_one_session_are_never_open_at_once(
+def test_two_effects_of_one_session_are_never_open_at_once(
     sessions: list[str], beside: bool, again: bool
 ) -> None:
     def acts(task: Task) -> Agent:
@@ -69,7 +69,7 @@ TURNS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(TURNS, st.integers(1, 60), st.integers(0, 2**32), st.integers(1, 60))
-def test_calls_side_by_side_never_sample_more_than_their_budget(
+def test_concurrent_calls_never_exceed_their_token_budget(
     turns: list[tuple[int, bool, int]], budget: int, seed: int, most: int
 ) -> None:
     def asks(task: Task) -> Agent:
@@ -107,7 +107,7 @@ def test_calls_side_by_side_never_sample_more_than_their_budget(
     assert replace(folded, journal_partition=trajectory.journal_partition) == trajectory
 
 
-def test_calls_of_a_list_share_what_is_left_alike() -> None:
+def test_calls_of_a_list_share_the_remaining_tokens_equally() -> None:
     def asks(task: Task) -> Agent:
         yield [CallModel([user(f"q{n}")]) for n in range(40)]
         yield Finish()
@@ -126,7 +126,7 @@ def test_calls_of_a_list_share_what_is_left_alike() -> None:
     assert decision.body.code == "token_limit"  # type: ignore[union-attr]
 
 
-def test_a_program_that_waits_for_whatever_comes_hears_of_a_call_without_a_token() -> None:
+def test_a_program_that_awaits_any_outcome_sees_a_call_without_tokens() -> None:
     heard: list[Any] = []
 
     def asks_beside(task: Task) -> Agent:
@@ -147,7 +147,7 @@ def test_a_program_that_waits_for_whatever_comes_hears_of_a_call_without_a_token
 
 
 @pytest.mark.parametrize("rules", [0, RULES])
-def test_a_history_is_folded_by_the_rules_that_it_began_under(rules: int) -> None:
+def test_a_journal_is_folded_by_the_rules_it_began_with(rules: int) -> None:
     def twice(task: Task) -> Agent:
         yield Reset()
         yield [Step("inc"), Step("inc")]

@@ -1,4 +1,4 @@
-"""Two policies in one rollout: who is asked what, and what is told in the end."""
+"""Two policies in one rollout: the calls to each, and the result."""
 
 import json
 from collections import Counter
@@ -11,7 +11,7 @@ from tests.support.journals import Hand
 CONFIG = json.dumps({"policies": {"solver": "p", "verifier": "run-verifier"}})
 
 
-def test_an_answer_that_is_believed_is_given() -> None:
+def test_an_answer_confirmed_by_the_verifier_is_submitted() -> None:
     hand = Hand(solver_verifier)
     [reset] = hand.start("solver_verifier", agent_config=CONFIG)
     [call] = hand.show(reset, "even?")
@@ -28,7 +28,7 @@ def test_an_answer_that_is_believed_is_given() -> None:
     assert trajectory.policies == ("p", "run-verifier")
 
 
-def test_after_a_no_the_solver_hears_so_and_answers_once_more() -> None:
+def test_the_solver_answers_again_after_a_no() -> None:
     hand = Hand(solver_verifier)
     [reset] = hand.start("solver_verifier", agent_config=CONFIG)
     [call] = hand.show(reset, "even?")
@@ -45,7 +45,7 @@ def test_after_a_no_the_solver_hears_so_and_answers_once_more() -> None:
 
 
 def play(rollout_id: str, first: str) -> dict[str, str]:
-    """The result of a rollout with decoys whose verifier always says no: what it was asked too."""
+    """The result of a rollout with decoys and a verifier that always says no."""
     hand = Hand(solver_verifier)
     config = json.dumps({**json.loads(CONFIG), "decoys": ["Yes", "No"]})
     [reset] = hand.start("solver_verifier", rollout_id=rollout_id, agent_config=config)
@@ -59,7 +59,7 @@ def play(rollout_id: str, first: str) -> dict[str, str]:
     return {"asked": asked, **json.loads(hand.end(end).result)}
 
 
-def test_half_of_the_rollouts_show_the_verifier_another_answer() -> None:
+def test_half_of_the_rollouts_show_the_verifier_a_decoy() -> None:
     told = [play(f"r{n}", "Yes") for n in range(200)]
 
     # a fair coin is further off once in 200,000 times
@@ -69,24 +69,24 @@ def test_half_of_the_rollouts_show_the_verifier_another_answer() -> None:
     assert all(each["asked"] == f"even? {each.get('shown', 'Yes')}" for each in told)
 
 
-def test_a_no_to_a_decoy_leaves_the_solver_its_answer() -> None:
+def test_the_solvers_answer_stands_after_a_no_to_a_decoy() -> None:
     told = [play(f"r{n}", "Yes") for n in range(20)]
 
     assert {("shown" in each, each["answer"]) for each in told} == {(True, "Yes"), (False, "again")}
 
 
-def test_the_decoy_of_an_answer_that_says_nothing_is_any_of_them() -> None:
+def test_an_unparsable_answer_gets_any_decoy() -> None:
     shown = Counter(play(f"r{n}", "dolphins").get("shown") for n in range(100))
 
     assert set(shown) == {None, "Yes", "No"}
 
 
-def test_the_same_rollout_shows_the_same_decoy_again() -> None:
+def test_a_rollout_always_shows_the_same_decoy() -> None:
     assert [play(f"r{n}", "No") for n in range(10)] == [play(f"r{n}", "No") for n in range(10)]
 
 
 @pytest.mark.parametrize("decoys", ["Yes", [1], {"a": "b"}, None])
-def test_what_is_no_list_of_answers_is_no_decoys(decoys: object) -> None:
+def test_decoys_that_are_no_list_of_answers_are_refused(decoys: object) -> None:
     hand = Hand(solver_verifier)
     config = json.dumps({**json.loads(CONFIG), "decoys": decoys})
     [end] = hand.start("solver_verifier", agent_config=config)
@@ -95,7 +95,7 @@ def test_what_is_no_list_of_answers_is_no_decoys(decoys: object) -> None:
     assert (trajectory.status, trajectory.code) == ("failed", "bad_config")
 
 
-def test_without_a_second_policy_the_rollout_ends_with_the_reason() -> None:
+def test_a_missing_second_policy_fails_the_rollout_with_the_reason() -> None:
     for config in ("", '{"policies": 3}', '{"policies": {"verifier": 7}}'):
         hand = Hand(solver_verifier)
         [end] = hand.start("solver_verifier", agent_config=config)

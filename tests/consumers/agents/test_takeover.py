@@ -1,4 +1,4 @@
-"""Restarts and takeovers of an agents worker: it goes on where the journal ends, and only there."""
+"""Restarts and takeovers of an agents worker: it resumes exactly at the journal's end."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from tests.support.programs import ASKS, WALKS
 from tests.support.rig import Rig, role_of, source_of
 
 
-def test_a_restart_goes_on_where_the_journal_ends(rig: Rig) -> None:
+def test_a_restart_resumes_at_the_journals_end(rig: Rig) -> None:
     ask(rig, agent=WALKS)
     first = rig.agents("a1")
     rig.settle(first)
@@ -42,7 +42,7 @@ def test_a_restart_goes_on_where_the_journal_ends(rig: Rig) -> None:
     assert [e.written_by for e in rig.events(RolloutStarted)] == ["a1"]
 
 
-def test_an_heir_asks_for_nothing_that_was_answered_after_the_last_commit(rig: Rig) -> None:
+def test_a_takeover_repeats_no_answered_command(rig: Rig) -> None:
     ask(rig, agent=WALKS)
     first = rig.agents("a1")
     rig.settle(first)
@@ -58,11 +58,13 @@ def test_an_heir_asks_for_nothing_that_was_answered_after_the_last_commit(rig: R
     again = steps(rig)[len(before) :]
     rig.commit(second)
 
-    assert again == [before[-1]]  # it may never have been sent; what came before it was answered
+    assert again == [before[-1]]  # it may be unsent; earlier ones were answered
     assert rig.committed("t.agents", rig.topics.events) == rig.log.bounds(rig.topics.events)[0][1]
 
 
-def test_without_a_commit_all_is_folded_and_what_is_outstanding_is_asked_again(rig: Rig) -> None:
+def test_a_takeover_without_a_commit_folds_everything_and_resends_outstanding_commands(
+    rig: Rig,
+) -> None:
     ask(rig, "open")
     ask(rig, "ended")
     first = rig.agents("a1")
@@ -83,8 +85,8 @@ def test_without_a_commit_all_is_folded_and_what_is_outstanding_is_asked_again(r
     assert rig.committed("t.agents", rig.topics.requests) == 2
 
 
-def test_after_a_reset_only_trajectories_that_are_missing_are_written(rig: Rig) -> None:
-    """Also of two that ended under one id: it was asked for again in another partition's time."""
+def test_only_missing_trajectories_are_written_after_a_reset(rig: Rig) -> None:
+    """Also for two that ended under one id, requested in two partitions."""
     first = rig.agents("a1")
     for n in range(3):
         ask(rig, f"r{n}")
@@ -112,7 +114,7 @@ def test_after_a_reset_only_trajectories_that_are_missing_are_written(rig: Rig) 
     assert rig.committed("t.agents", rig.topics.events) == ends[0][1]
 
 
-def test_a_reset_starts_no_request_again_that_the_journal_counts(rig: Rig) -> None:
+def test_a_reset_does_not_restart_journaled_requests(rig: Rig) -> None:
     first = rig.agents("a1")
     ask(rig, "r0")
     rig.log.append(rig.topics.requests, b"bad", b"no magic", 0)
@@ -132,7 +134,7 @@ def test_a_reset_starts_no_request_again_that_the_journal_counts(rig: Rig) -> No
     assert rig.committed("t.agents", rig.topics.requests) == 4
 
 
-def test_a_reset_waits_for_the_registry_to_know_what_is_written(rig: Rig) -> None:
+def test_a_takeover_after_a_reset_waits_for_the_registry(rig: Rig) -> None:
     first = rig.agents("a1")
     ask(rig, "ended")
     ask(rig, "open")
@@ -159,7 +161,7 @@ def test_a_reset_waits_for_the_registry_to_know_what_is_written(rig: Rig) -> Non
     assert [c.rollout_id for c in calls(rig)] == ["ended", "open", "open"]
 
 
-def test_a_fold_from_the_beginning_keeps_nothing_of_what_has_ended(rig: Rig) -> None:
+def test_a_fold_from_the_beginning_keeps_no_ended_rollouts(rig: Rig) -> None:
     first, engine = rig.agents("a1"), rig.models(ScriptedEngine("p", lambda call: "yes"))
     for wave in range(60):
         for n in range(50):
@@ -180,8 +182,8 @@ def test_a_fold_from_the_beginning_keeps_nothing_of_what_has_ended(rig: Rig) -> 
     assert len(rig.trajectories()) == 3000
 
 
-def test_a_takeover_keeps_nothing_of_what_had_ended_before(rig: Rig) -> None:
-    """Whatever lies below the commit, no commit to come has to name it."""
+def test_a_takeover_keeps_no_rollouts_that_ended_earlier(rig: Rig) -> None:
+    """Later commits never name records below the commit."""
     first, engine = rig.agents("a1"), rig.models(ScriptedEngine("p", lambda call: "yes"))
     ask(rig, "old", WALKS)
     for n in range(600):
@@ -204,7 +206,7 @@ def test_a_takeover_keeps_nothing_of_what_had_ended_before(rig: Rig) -> None:
     assert [step.index for step in steps(rig)] == [0, 0]
 
 
-def test_a_commit_that_somebody_else_wrote_is_treated_as_none(rig: Rig) -> None:
+def test_a_foreign_commit_is_treated_as_none(rig: Rig) -> None:
     ask(rig)
     first = rig.agents("a1")
     rig.settle(first)
@@ -235,7 +237,7 @@ def test_a_journals_commit_waits_for_commands_and_trajectories(rig: Rig) -> None
     assert rig.committed("t.agents", rig.topics.events) == 3
 
 
-def test_the_word_of_a_commit_names_the_oldest_open_rollout(rig: Rig) -> None:
+def test_the_commit_metadata_names_the_oldest_open_rollout(rig: Rig) -> None:
     for name in "abc":
         ask(rig, name)
     loop = rig.agents()
@@ -249,7 +251,7 @@ def test_the_word_of_a_commit_names_the_oldest_open_rollout(rig: Rig) -> None:
     assert (offset, read_watermark(word)) == (5, Watermark(1, 0, requests="0", epoch=0))
 
 
-def test_one_old_rollout_is_named_and_what_lies_between_is_not_decoded(rig: Rig) -> None:
+def test_one_old_rollout_is_named_and_records_in_between_are_skipped(rig: Rig) -> None:
     ask(rig, "old", WALKS)
     first = rig.agents("a1")
     rig.settle(first)
@@ -280,7 +282,7 @@ def test_one_old_rollout_is_named_and_what_lies_between_is_not_decoded(rig: Rig)
 
 
 @pytest.mark.parametrize("topic", ["requests", "events"])
-def test_a_topic_made_anew_stops_the_worker_before_it_reads(rig: Rig, topic: str) -> None:
+def test_a_recreated_topic_stops_the_worker_before_it_reads(rig: Rig, topic: str) -> None:
     ask(rig)
     first = rig.agents("a1")
     rig.settle(first)
@@ -293,7 +295,7 @@ def test_a_topic_made_anew_stops_the_worker_before_it_reads(rig: Rig, topic: str
         rig.settle(rig.agents("a2"))
 
 
-def test_a_lost_journal_may_be_accepted_and_topics_made_anew_together_are_new(rig: Rig) -> None:
+def test_a_lost_journal_may_be_accepted_and_recreated_topics_are_new(rig: Rig) -> None:
     ask(rig)
     first = rig.agents("a1")
     rig.settle(first)
@@ -314,7 +316,7 @@ def test_a_lost_journal_may_be_accepted_and_topics_made_anew_together_are_new(ri
     assert [e.rollout_id for e in rig.events(RolloutStarted)] == ["anew"]
 
 
-def test_a_worker_refuses_to_pass_over_requests_that_nobody_started(rig: Rig) -> None:
+def test_a_worker_refuses_to_skip_requests_that_were_never_started(rig: Rig) -> None:
     for n in range(4):
         ask(rig, f"r{n}")
     first = rig.agents("a1")
@@ -335,7 +337,7 @@ def test_a_worker_refuses_to_pass_over_requests_that_nobody_started(rig: Rig) ->
     assert {"r4", "r5"}.isdisjoint(call.rollout_id for call in calls(rig))
 
 
-def test_partitions_that_move_take_their_rollouts_with_them() -> None:
+def test_moved_partitions_keep_their_rollouts() -> None:
     rig = Rig(partitions=2)
     for partition in (0, 1):
         rig.ask(request(f"r{partition}", WALKS), partition)
@@ -352,7 +354,7 @@ def test_partitions_that_move_take_their_rollouts_with_them() -> None:
     assert len(steps(rig)) == 4
 
 
-def test_deadlines_that_passed_during_a_takeover_count_from_the_journal(rig: Rig) -> None:
+def test_deadlines_missed_during_a_takeover_count_from_the_journal(rig: Rig) -> None:
     first = rig.agents("a1")
     ask(rig, limits=Limits(call_timeout_s=5.0))
     rig.settle(first)
@@ -366,7 +368,7 @@ def test_deadlines_that_passed_during_a_takeover_count_from_the_journal(rig: Rig
     assert calls(rig)[-1].tries == 1
 
 
-def test_a_commit_during_a_silent_fold_forgets_nothing(rig: Rig) -> None:
+def test_a_commit_during_a_silent_fold_loses_no_open_rollout(rig: Rig) -> None:
     first = rig.agents("a1")
     ask(rig, "a")
     rig.settle(first)
@@ -414,14 +416,14 @@ def test_trajectories_sent_during_a_full_fold_hold_the_commit(rig: Rig) -> None:
     assert found is None or found.low == 0, (offset, word)
 
 
-def test_a_cancel_read_before_the_takeover_is_obeyed_after_it(rig: Rig) -> None:
+def test_a_cancel_read_before_the_takeover_is_applied_after_it(rig: Rig) -> None:
     rig = Rig(partitions=2)
     first = rig.agents("a1")
     rig.ask(request("r", WALKS), 1)
     rig.settle(first)
     rig.commit(first)
     second = rig.agents("a2")
-    source_of(second)  # owns nothing yet; hears the word
+    source_of(second)  # owns no partition yet; reads the control record
     rig.order("cancel", rollout_id="r")
     role_of(second)._listen()
     killed(first)
@@ -430,7 +432,7 @@ def test_a_cancel_read_before_the_takeover_is_obeyed_after_it(rig: Rig) -> None:
     assert len(rig.trajectories()) == 1
 
 
-def test_starts_that_somebody_else_reads_back_do_not_fill_a_worker() -> None:
+def test_starts_that_another_worker_reads_back_use_no_capacity() -> None:
     rig = Rig(partitions=2)
     first = rig.agents("a1", capacity=Capacity(max_live=4))
     for n in range(4):
@@ -453,7 +455,7 @@ def test_a_dropped_partition_sends_no_commands(rig: Rig) -> None:
     assert [c.rollout_id for c in calls(rig)] == ["r0"]
 
 
-def test_a_worker_that_stops_waits_for_its_trajectories(rig: Rig) -> None:
+def test_a_stopping_worker_waits_for_its_trajectories(rig: Rig) -> None:
     loop = rig.agents()
     ask(rig)
     rig.settle(loop)
@@ -468,7 +470,7 @@ def test_a_worker_that_stops_waits_for_its_trajectories(rig: Rig) -> None:
     assert flushed
 
 
-def test_accepted_truncation_keeps_the_rollouts_that_are_still_there(rig: Rig) -> None:
+def test_accepted_truncation_keeps_the_remaining_rollouts(rig: Rig) -> None:
     first = rig.agents("a1")
     ask(rig, "r0")
     rig.settle(first)
@@ -485,7 +487,7 @@ def test_accepted_truncation_keeps_the_rollouts_that_are_still_there(rig: Rig) -
     assert list(role_of(second).owned[0].journal.open) == ["r2", "r3"]
 
 
-def test_a_gap_of_a_dead_namesake_does_not_stop_a_worker(rig: Rig) -> None:
+def test_an_offset_gap_of_a_dead_namesake_does_not_stop_a_worker(rig: Rig) -> None:
     for n in range(3):
         ask(rig, f"r{n}")
     for n in (0, 2):  # the second start was given up by the producer, then the process died

@@ -1,4 +1,4 @@
-"""Answers whose tokens are not those that were sampled: evaluated, never trained on."""
+"""Answers with tokens that differ from the sampled ones: evaluated, never trained."""
 
 import json
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def twice(task: Task) -> Iterator[object]:
 
 
 def lived(*marks: str) -> tuple[Rig, Trajectory]:
-    """A rollout of which each answer bears a mark; a worker of rewards scores it."""
+    """A rollout with a mark on each answer, scored by a rewards worker."""
     rig = Rig()
 
     def script(call: ModelCall) -> ModelAnswered:
@@ -46,7 +46,7 @@ def lived(*marks: str) -> tuple[Rig, Trajectory]:
 
 
 @pytest.mark.parametrize("marks", [("no_token_ids", ""), ("", "no_logprobs")])
-def test_a_sequence_with_an_untrainable_answer_is_only_read(marks: tuple[str, str]) -> None:
+def test_a_sequence_with_an_untrainable_answer_is_fully_masked(marks: tuple[str, str]) -> None:
     rig, trajectory = lived(*marks)
 
     (sequence,) = trajectory.sequences or ()
@@ -63,7 +63,7 @@ def test_a_sequence_with_an_untrainable_answer_is_only_read(marks: tuple[str, st
     assert judge(replace(scored, total=1.0), 0, 0, CURATION).reason == "no_token_ids"
 
 
-def test_a_sequence_of_trainable_answers_is_trained_on() -> None:
+def test_a_sequence_of_trainable_answers_is_trained() -> None:
     rig, trajectory = lived("", "")
 
     (sequence,) = trajectory.sequences or ()
@@ -73,7 +73,7 @@ def test_a_sequence_of_trainable_answers_is_trained_on() -> None:
 
 
 @pytest.mark.parametrize(("marks", "recorded"), [(("", ""), True), (("no_token_ids", ""), False)])
-def test_a_continuation_of_an_untrainable_rollout_is_only_read_so_far(
+def test_a_continuation_of_an_untrainable_rollout_is_masked_so_far(
     marks: tuple[str, str], recorded: bool
 ) -> None:
     rig, _ = lived(*marks)

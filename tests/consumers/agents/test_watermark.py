@@ -1,4 +1,4 @@
-"""The word of a commit: written, read, and never longer than a broker takes."""
+"""Commit metadata: written, read, and never longer than the broker's limit."""
 
 import pytest
 from hypothesis import given
@@ -21,17 +21,17 @@ def watermarks(draw: st.DrawFn) -> Watermark:
 
 
 @given(watermarks())
-def test_watermarks_are_read_as_they_were_written(watermark: Watermark) -> None:
+def test_watermarks_are_read_back_as_written(watermark: Watermark) -> None:
     assert read_watermark(watermark.write()) == watermark
 
 
 @given(st.sets(OFFSETS, min_size=MOST_STRAGGLERS, max_size=MOST_STRAGGLERS))
-def test_so_many_stragglers_fit_however_far_apart_they_lie(offsets: set[int]) -> None:
+def test_the_maximum_of_stragglers_fits_at_any_distance(offsets: set[int]) -> None:
     word = Watermark(2**62, 2**62, tuple(sorted(offsets)), UUID, True).write()
     assert len(word) <= METADATA_BYTES
 
 
-def test_the_longest_word_is_within_the_brokers_limit() -> None:
+def test_the_longest_commit_metadata_is_within_the_brokers_limit() -> None:
     apart = 2**62 // MOST_STRAGGLERS
     stragglers = tuple(apart * n for n in range(1, MOST_STRAGGLERS + 1))
     assert len(Watermark(2**62, 2**62, stragglers, UUID, True).write()) <= METADATA_BYTES
@@ -59,5 +59,5 @@ def test_a_reader_starts_at_its_oldest_straggler() -> None:
         "2;7;3;5;Bw==;;",
     ],
 )
-def test_words_of_others_are_no_watermarks(word: str) -> None:
+def test_foreign_commit_metadata_is_no_watermark(word: str) -> None:
     assert read_watermark(word) is None

@@ -18,7 +18,7 @@ from tests.support.programs import ASKS, WALKS, asks, walks
 from tests.support.rig import Rig
 
 
-def test_a_request_becomes_a_start_a_command_and_in_the_end_a_trajectory(rig: Rig) -> None:
+def test_a_request_becomes_a_start_a_command_and_finally_a_trajectory(rig: Rig) -> None:
     loop = rig.agents()
     asked = ask(rig, "r7")
 
@@ -39,7 +39,7 @@ def test_a_request_becomes_a_start_a_command_and_in_the_end_a_trajectory(rig: Ri
     assert rig.committed("t.agents", rig.topics.events) == 3
 
 
-def test_a_rollout_keeps_the_number_of_its_requests_partition() -> None:
+def test_a_rollout_keeps_its_requests_partition_number() -> None:
     rig = Rig(partitions=3)
     loop = rig.agents()
     for partition in (2, 0, 1):
@@ -55,7 +55,7 @@ def test_a_rollout_keeps_the_number_of_its_requests_partition() -> None:
             assert record.key == f"r{record.partition}".encode()
 
 
-def test_every_record_names_its_kind_and_its_id_in_its_headers(rig: Rig) -> None:
+def test_every_record_has_its_type_and_id_in_its_headers(rig: Rig) -> None:
     ask(rig, run_id="run 5")
     loop = rig.agents()
     rig.settle(loop)
@@ -70,7 +70,7 @@ def test_every_record_names_its_kind_and_its_id_in_its_headers(rig: Rig) -> None
     assert trajectory["ce_source"] == b"a1/run 5"
 
 
-def test_starts_are_chained_by_offset_also_over_holes(rig: Rig) -> None:
+def test_starts_are_chained_by_offset_across_holes(rig: Rig) -> None:
     ask(rig, "a")
     rig.log.hole(rig.topics.requests, 0)
     ask(rig, "b")
@@ -80,7 +80,7 @@ def test_starts_are_chained_by_offset_also_over_holes(rig: Rig) -> None:
     assert spans == [(0, 0), (1, 2)]
 
 
-def test_a_changed_program_begins_a_new_attempt_when_its_word_is_read(rig: Rig) -> None:
+def test_a_changed_program_begins_a_new_attempt_at_the_next_answer(rig: Rig) -> None:
     first = rig.agents("a1", programs=lambda name: asks)
     ask(rig)
     rig.settle(first)
@@ -101,7 +101,7 @@ def test_a_changed_program_begins_a_new_attempt_when_its_word_is_read(rig: Rig) 
     assert (rig.trajectories()[0].attempt, rig.trajectories()[0].status) == (2, "finished")
 
 
-def test_a_program_is_named_by_the_digest_of_its_source() -> None:
+def test_a_program_is_identified_by_the_digest_of_its_source() -> None:
     assert program_digest(asks) == program_digest(program_of(ASKS))
     assert program_digest(asks) != program_digest(walks)
     assert program_digest(len) == ""  # type: ignore[arg-type]
@@ -110,13 +110,11 @@ def test_a_program_is_named_by_the_digest_of_its_source() -> None:
 @pytest.mark.parametrize(
     ("name", "digest"), [("react", "d51220bea3416a64"), ("single_turn", "cdcf53bf1f47d4ab")]
 )
-def test_a_shipped_program_is_still_the_one_that_released_journals_name(
-    name: str, digest: str
-) -> None:
+def test_a_shipped_program_keeps_the_digest_of_released_journals(name: str, digest: str) -> None:
     assert program_digest(program_of(name)) == digest
 
 
-def test_a_worker_and_an_engine_take_many_rollouts_to_their_ends(rig: Rig) -> None:
+def test_agents_and_models_finish_many_rollouts(rig: Rig) -> None:
     agents, models = rig.agents(), rig.models(ScriptedEngine("p", lambda call: "yes"))
     for n in range(50):
         ask(rig, f"r{n}")
@@ -126,7 +124,7 @@ def test_a_worker_and_an_engine_take_many_rollouts_to_their_ends(rig: Rig) -> No
     assert [t.status for t in rig.trajectories()] == ["finished"] * 50
 
 
-def test_a_registry_away_at_the_first_command_is_waited_for(rig: Rig) -> None:
+def test_a_registry_outage_at_the_first_command_is_waited_out(rig: Rig) -> None:
     loop = rig.agents()
     ask(rig, "a", agent=WALKS)
     rig.settle(loop)

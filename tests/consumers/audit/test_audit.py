@@ -1,4 +1,4 @@
-"""What the audit finds in logs that are whole, and in logs that were harmed by hand."""
+"""Audit results of complete logs and of logs that were altered by hand."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +34,7 @@ from tests.support.whole_log import Whole, audited, found
 MEANT = {"I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I9"}
 
 
-def test_a_whole_log_holds_every_invariant_and_something_was_checked_of_each(
+def test_a_complete_log_passes_a_real_check_of_every_invariant(
     whole: Whole,
 ) -> None:
     report = audited(whole)
@@ -47,7 +47,7 @@ def test_a_whole_log_holds_every_invariant_and_something_was_checked_of_each(
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_any_journal_that_fold_and_dice_made_holds_every_invariant(seed: int) -> None:
+def test_any_generated_journal_passes_every_invariant(seed: int) -> None:
     """Answers in any order, twice, late, by zombies: law and fold count the same."""
     dice = Dice(Random(seed), rollouts=4).live()
     topics, codec = Topics("t."), Codec(LocalRegistry())
@@ -85,7 +85,7 @@ def topic_of(topics: Topics, effect: Any) -> str:
 # I1
 
 
-def test_a_start_of_a_request_that_is_not_there_breaks_i1(whole: Whole) -> None:
+def test_a_start_of_a_missing_request_breaks_i1(whole: Whole) -> None:
     whole.lose(whole.topics.requests, 1)
 
     report = audited(whole)
@@ -100,7 +100,7 @@ def started(whole: Whole, number: int, begin: int, offset: int) -> None:
     whole.write(whole.topics.events, f"r{number}", event, 0)
 
 
-def test_a_request_that_a_start_hides_breaks_i1_and_is_lost(whole: Whole) -> None:
+def test_a_request_skipped_by_a_start_breaks_i1_and_is_lost(whole: Whole) -> None:
     whole.ask(crossing(4))
     whole.ask(crossing(5))
     started(whole, 5, 4, 5)
@@ -111,7 +111,7 @@ def test_a_request_that_a_start_hides_breaks_i1_and_is_lost(whole: Whole) -> Non
     assert (report.lost, report.doubled, report.ok) == (1, 0, False)
 
 
-def test_an_open_rollout_breaks_i1_only_where_the_log_is_drained(whole: Whole) -> None:
+def test_an_open_rollout_breaks_i1_only_if_the_log_is_drained(whole: Whole) -> None:
     whole.ask(crossing(4))
     started(whole, 4, 4, 4)
 
@@ -125,7 +125,7 @@ def test_an_open_rollout_breaks_i1_only_where_the_log_is_drained(whole: Whole) -
 # I2
 
 
-def test_an_answer_that_nobody_asked_for_and_nothing_followed_breaks_i2() -> None:
+def test_an_unrequested_answer_without_a_successor_breaks_i2() -> None:
     rig = Rig()
     loops = [rig.agents(), rig.models(ScriptedEngine("p", walk)), rig.environments()]
     rig.ask(crossing(0))
@@ -151,7 +151,7 @@ def test_an_answer_that_nobody_asked_for_and_nothing_followed_breaks_i2() -> Non
 # I3
 
 
-def test_a_command_that_the_journal_does_not_imply_breaks_i3(whole: Whole) -> None:
+def test_a_command_not_implied_by_the_journal_breaks_i3(whole: Whole) -> None:
     call = whole.read(whole.topics.calls("p"), ModelCall)[0]
     foreign = replace(call, position=90, command_id=b"0123456789abcdef")
     whole.write(whole.topics.calls("p"), "r0", foreign)
@@ -163,7 +163,7 @@ def test_a_command_that_the_journal_does_not_imply_breaks_i3(whole: Whole) -> No
     assert report.breaches[0].place == f"t.model.calls.p 0@{last}"
 
 
-def test_an_implied_command_that_is_not_there_breaks_i3_below_the_commit_only(
+def test_a_missing_implied_command_breaks_i3_only_below_the_commit(
     whole: Whole,
 ) -> None:
     whole.lose(whole.topics.steps, 3)
@@ -189,7 +189,7 @@ def test_a_retry_with_another_seed_breaks_i3(whole: Whole) -> None:
     assert "a retry must not sample anew" in report.breaches[0].text
 
 
-def test_what_an_owner_gave_up_may_never_have_been_sent_once_another_one_goes_on() -> None:
+def test_an_abandoned_command_need_not_have_been_sent_after_a_takeover() -> None:
     """A limit of its user may have held it back: then no commit waited for it."""
     rig = Rig()
     owner = rig.agents("a1")
@@ -213,7 +213,7 @@ def test_what_an_owner_gave_up_may_never_have_been_sent_once_another_one_goes_on
 # I4, I5
 
 
-def test_an_answer_that_stands_twice_in_a_trajectory_breaks_i4(whole: Whole) -> None:
+def test_a_duplicate_answer_in_a_trajectory_breaks_i4(whole: Whole) -> None:
     (one, *_) = whole.trajectories()
     doubled = replace(one, steps=(*(one.steps or ()), (one.steps or ())[-1]))
     whole.write(whole.topics.trajectories, one.rollout_id, doubled, 0)
@@ -223,7 +223,7 @@ def test_an_answer_that_stands_twice_in_a_trajectory_breaks_i4(whole: Whole) -> 
     assert (found(report), report.doubled) == ({"I4"}, 1)
 
 
-def test_another_trajectory_than_the_folds_breaks_i5_also_where_it_comes_second(
+def test_a_trajectory_that_differs_from_the_fold_breaks_i5(
     whole: Whole,
 ) -> None:
     (one, *_) = whole.trajectories()
@@ -235,7 +235,7 @@ def test_another_trajectory_than_the_folds_breaks_i5_also_where_it_comes_second(
     assert report.breaches[0].place == "t.trajectories 0@4"
 
 
-def test_another_trajectory_inside_a_scored_record_breaks_i5(whole: Whole) -> None:
+def test_a_different_trajectory_inside_a_scored_record_breaks_i5(whole: Whole) -> None:
     scored = whole.read(whole.topics.scored, ScoredTrajectory)[0]
     other = replace(scored, trajectory=replace(scored.trajectory, result="better"))
     whole.write(whole.topics.scored, "g0", other)
@@ -243,7 +243,7 @@ def test_another_trajectory_inside_a_scored_record_breaks_i5(whole: Whole) -> No
     assert found(audited(whole)) == {"I5"}
 
 
-def test_what_a_worker_of_the_first_release_leaves_out_is_no_breach() -> None:
+def test_fields_unknown_to_the_first_release_may_be_missing() -> None:
     # Given a rollout that was asked of one version and sampled otherwise than asked
     whole = Whole(rollouts=0)
     asked = replace(crossing(0, "g"), agent="tests.support.cold_program:cold", policy_version=0)
@@ -268,7 +268,7 @@ def test_what_a_worker_of_the_first_release_leaves_out_is_no_breach() -> None:
     assert found(audited(whole, drained=False)) == {"I5"}
 
 
-def test_the_same_trajectory_written_again_is_counted_and_no_breach(whole: Whole) -> None:
+def test_a_duplicate_trajectory_is_counted_and_no_breach(whole: Whole) -> None:
     (one, *_) = whole.trajectories()
     whole.write(whole.topics.trajectories, one.rollout_id, one, 0)
 
@@ -289,7 +289,7 @@ def test_a_committed_request_that_never_started_breaks_i6(whole: Whole) -> None:
     assert (found(report), report.lost) == ({"I6"}, 1)
 
 
-def test_a_committed_command_that_nothing_answered_breaks_i6(whole: Whole) -> None:
+def test_a_committed_command_without_an_answer_breaks_i6(whole: Whole) -> None:
     whole.loops[2].stop()
     whole.ask(crossing(4))
     whole.settle(*whole.loops[:2])
@@ -303,7 +303,7 @@ def test_a_committed_command_that_nothing_answered_breaks_i6(whole: Whole) -> No
     assert [(b.invariant, b.offset) for b in report.breaches] == [("I6", waiting - 1)]
 
 
-def test_a_committed_trajectory_that_was_not_scored_breaks_i6(whole: Whole) -> None:
+def test_a_committed_trajectory_without_a_score_breaks_i6(whole: Whole) -> None:
     whole.lose(whole.topics.scored, 3)
     whole.lose(whole.topics.train_steps, 1)  # it names that record
 
@@ -315,7 +315,7 @@ def test_a_committed_trajectory_that_was_not_scored_breaks_i6(whole: Whole) -> N
 # I7
 
 
-def test_a_rollout_that_is_trained_on_twice_breaks_i7(whole: Whole) -> None:
+def test_a_rollout_trained_twice_breaks_i7(whole: Whole) -> None:
     whole.train(3, 1)
 
     report = audited(whole)
@@ -327,7 +327,7 @@ def test_a_rollout_that_is_trained_on_twice_breaks_i7(whole: Whole) -> None:
 
 
 @pytest.mark.parametrize(("replayed", "kinds"), [(1, []), (0, ["doubled"])])
-def test_a_rollout_may_be_trained_on_again_where_its_step_says_so(
+def test_a_rollout_may_be_trained_again_if_its_step_says_so(
     whole: Whole, replayed: int, kinds: list[str]
 ) -> None:
     whole.train(3, 1, metrics={"replayed": float(replayed)})
@@ -335,7 +335,7 @@ def test_a_rollout_may_be_trained_on_again_where_its_step_says_so(
     assert [breach.kind for breach in audited(whole).breaches] == kinds
 
 
-def test_what_an_abandoned_branch_consumed_may_be_consumed_again(whole: Whole) -> None:
+def test_groups_consumed_by_an_abandoned_branch_may_be_consumed_again(whole: Whole) -> None:
     whole.train(3, 2, 3, parent=1)
 
     assert audited(whole).ok
@@ -365,7 +365,7 @@ def test_a_reference_to_no_record_breaks_i7(whole: Whole) -> None:
     assert "t.trajectories.scored 0@99" in report.breaches[0].text
 
 
-def test_a_version_with_two_different_steps_breaks_i7_the_same_step_again_does_not(
+def test_two_different_steps_of_one_version_break_i7_a_duplicate_does_not(
     whole: Whole,
 ) -> None:
     step = whole.read(whole.topics.train_steps, TrainStep)[-1]
@@ -380,7 +380,7 @@ def test_a_version_with_two_different_steps_breaks_i7_the_same_step_again_does_n
 # I8
 
 
-def test_an_end_without_a_trajectory_breaks_i8_below_the_commit_only(whole: Whole) -> None:
+def test_an_end_without_a_trajectory_breaks_i8_only_below_the_commit(whole: Whole) -> None:
     whole.lose(whole.topics.trajectories, 2)
 
     below = audited(whole, drained=False)
@@ -400,7 +400,7 @@ def test_a_trajectory_without_an_end_breaks_i8(whole: Whole) -> None:
     assert (found(report), report.doubled) == ({"I8"}, 1)
 
 
-def test_a_trajectory_that_is_not_scored_when_all_is_drained_breaks_i8() -> None:
+def test_an_unscored_trajectory_breaks_i8_once_the_log_is_drained() -> None:
     whole = Whole(4, scorings=("s", "other"))
     whole.commit_by_hand("t.rewards.other", whole.topics.trajectories, 0)
 
@@ -410,9 +410,7 @@ def test_a_trajectory_that_is_not_scored_when_all_is_drained_breaks_i8() -> None
     assert audited(whole, drained=False).pending == 4
 
 
-def test_a_trajectory_that_names_no_scoring_and_has_no_score_breaks_i8_when_all_is_drained() -> (
-    None
-):
+def test_an_unscored_trajectory_breaks_i8_in_a_drained_log() -> None:
     rig = Rig()
     loops = [rig.agents(), rig.models(ScriptedEngine("p", walk)), rig.environments()]
     rig.ask(crossing(0))
@@ -428,7 +426,7 @@ def test_a_trajectory_that_names_no_scoring_and_has_no_score_breaks_i8_when_all_
 # I9
 
 
-def test_work_that_is_done_again_is_counted_and_breaks_i9_where_too_much(whole: Whole) -> None:
+def test_repeated_work_is_counted_and_too_much_breaks_i9(whole: Whole) -> None:
     answered = whole.events(ModelAnswered)[3]
     whole.write(whole.topics.events, answered.rollout_id, answered, 0)
 
@@ -440,10 +438,10 @@ def test_work_that_is_done_again_is_counted_and_breaks_i9_where_too_much(whole: 
     assert [(b.invariant, b.offset) for b in broken.breaches] == [("I9", last)]
 
 
-# What is not a breach
+# Allowed differences
 
 
-def test_records_that_cannot_be_read_are_counted_and_named(whole: Whole) -> None:
+def test_unreadable_records_are_counted_and_named(whole: Whole) -> None:
     for topic in whole.log.topics:
         if topic not in (whole.topics.requests, whole.topics.versions, whole.topics.control):
             whole.log.append(topic, b"k", b"rubbish", 0)
@@ -464,7 +462,7 @@ def test_records_that_cannot_be_read_are_counted_and_named(whole: Whole) -> None
     assert report.first_unreadable[0].startswith("t.rollout.events 0@")
 
 
-def test_rollouts_whose_program_is_not_here_are_counted_and_not_run(whole: Whole) -> None:
+def test_rollouts_of_missing_programs_are_counted_and_not_rerun(whole: Whole) -> None:
     none = world_of({})
     world = replace(none, program_of=only("single_turn", none.program_of))
 
@@ -478,7 +476,7 @@ def test_rollouts_whose_program_is_not_here_are_counted_and_not_run(whole: Whole
 
 
 @pytest.mark.parametrize("older_first", [False, True])
-def test_a_rollout_that_is_not_run_again_may_be_written_by_either_release(
+def test_a_rollout_not_rerun_may_be_written_by_either_release(
     older_first: bool,
 ) -> None:
     # Given a trajectory of which nothing is folded, as both releases write it
@@ -515,7 +513,7 @@ def only(name: str, programs: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 @pytest.mark.parametrize("cut", range(0, 80, 3))
-def test_a_log_whose_beginning_is_gone_holds_what_can_be_judged(whole: Whole, cut: int) -> None:
+def test_a_log_with_a_truncated_start_has_no_breaches(whole: Whole, cut: int) -> None:
     whole.log.delete_before(whole.topics.events, 0, cut)
 
     report = audited(whole)
@@ -524,7 +522,7 @@ def test_a_log_whose_beginning_is_gone_holds_what_can_be_judged(whole: Whole, cu
     assert report.accepted + report.before_window == 4
 
 
-def test_what_retention_took_from_a_work_topic_is_not_missed(whole: Whole) -> None:
+def test_work_records_removed_by_retention_are_not_reported_missing(whole: Whole) -> None:
     whole.clock.pass_by(3600)
     whole.ask(replace(crossing(4, "g2"), run_id="run", purpose="train"))
     whole.settle(*whole.loops)
@@ -538,7 +536,7 @@ def test_what_retention_took_from_a_work_topic_is_not_missed(whole: Whole) -> No
     assert audited(whole).ok
 
 
-def test_since_and_until_judge_what_lies_between_them(whole: Whole) -> None:
+def test_since_and_until_limit_the_audit_to_records_in_between(whole: Whole) -> None:
     whole.clock.pass_by(3600)
     began_ms = int(whole.clock() * 1000)
     for number in (4, 5):
@@ -567,7 +565,7 @@ def test_several_runs_share_a_log(whole: Whole) -> None:
     assert audited(whole).ok
 
 
-def test_a_report_is_plain_values(whole: Whole) -> None:
+def test_a_report_serialises_to_plain_values(whole: Whole) -> None:
     whole.lose(whole.topics.trajectories, 2)
 
     plain = orjson.loads(orjson.dumps(audited(whole).plain()))

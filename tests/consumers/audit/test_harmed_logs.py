@@ -1,4 +1,4 @@
-"""Faults that lose or double without a sound: each is found, at its offset, and nothing else is."""
+"""Silent losses and duplicates: each is found at its offset, and no other breach is."""
 
 from collections import deque
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def places(report: Any) -> list[tuple[str, str, int]]:
 
 
 def forgetful(rig: Rig, forgets: Callable[[ModelCall], bool]) -> Any:
-    """A model server that is done with some calls and never says what came of them."""
+    """A model server that finishes some calls without an answer."""
     models = rig.models(ScriptedEngine("p", yes))
     answers = role_of(models).answers
     give = answers.give
@@ -70,7 +70,7 @@ def forgetful(rig: Rig, forgets: Callable[[ModelCall], bool]) -> Any:
     return models
 
 
-def test_a_command_that_no_worker_answered_breaks_i6_though_its_deadline_papered_over_it() -> None:
+def test_an_unanswered_command_breaks_i6_despite_its_passed_deadline() -> None:
     rig = Rig()
     agents, rewards = rig.agents(), rig.rewards()
     models = forgetful(rig, lambda call: call.tries == 0 and call.rollout_id == "r1")
@@ -89,7 +89,7 @@ def test_a_command_that_no_worker_answered_breaks_i6_though_its_deadline_papered
     assert report.lost == 1
 
 
-def test_a_late_answer_of_a_worker_is_an_answer() -> None:
+def test_a_workers_late_answer_counts_as_an_answer() -> None:
     rig = Rig()
     agents, rewards = rig.agents(), rig.rewards()
     rig.ask(request("r", ASKS))
@@ -106,7 +106,7 @@ def test_a_late_answer_of_a_worker_is_an_answer() -> None:
     assert audited(rig).ok
 
 
-def test_a_call_that_was_called_off_needs_no_answer() -> None:
+def test_a_cancelled_call_needs_no_answer() -> None:
     rig = Rig()
     agents, rewards = rig.agents(), rig.rewards()
     models = forgetful(rig, lambda call: True)
@@ -121,7 +121,7 @@ def test_a_call_that_was_called_off_needs_no_answer() -> None:
     assert audited(rig).ok
 
 
-def test_a_command_that_a_word_beside_the_commit_calls_finished_must_be_answered() -> None:
+def test_a_command_marked_finished_in_commit_metadata_must_be_answered() -> None:
     rig = Rig()
     agents, models = rig.agents(), forgetful(rig, lambda call: call.rollout_id == "r1")
     for number in range(2):
@@ -175,7 +175,7 @@ ALTERED_STEPS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("altered", ALTERED_CALLS)
-def test_a_call_that_says_something_else_on_the_wire_breaks_i3(altered: str) -> None:
+def test_an_altered_call_breaks_i3(altered: str) -> None:
     rig = conversation()
 
     offset = alter(rig, rig.topics.calls("p"), ModelCall, **ALTERED_CALLS[altered])
@@ -184,7 +184,7 @@ def test_a_call_that_says_something_else_on_the_wire_breaks_i3(altered: str) -> 
 
 
 @pytest.mark.parametrize("altered", ALTERED_STEPS)
-def test_a_step_that_says_something_else_on_the_wire_breaks_i3(altered: str) -> None:
+def test_an_altered_step_breaks_i3(altered: str) -> None:
     rig = conversation()
 
     offset = alter(rig, rig.topics.steps, EnvironmentStep, **ALTERED_STEPS[altered])
@@ -193,7 +193,7 @@ def test_a_step_that_says_something_else_on_the_wire_breaks_i3(altered: str) -> 
 
 
 def alter(rig: Rig, topic: str, message: type, **fields: Any) -> int:
-    """Change what the last command of a topic says; return its offset."""
+    """Alter the last command of a topic; return its offset."""
     held = rig.log.topics[topic][0]
     last = rig.log.all(topic)[-1]
     value = rig.codec.encode(topic, replace(rig.codec.decode(last.value, message), **fields))
@@ -201,7 +201,7 @@ def alter(rig: Rig, topic: str, message: type, **fields: Any) -> int:
     return last.offset
 
 
-def test_a_deadline_that_a_quota_moved_is_no_other_command() -> None:
+def test_a_deadline_moved_by_a_quota_is_no_alteration() -> None:
     rig = conversation()
 
     alter(rig, rig.topics.calls("p"), ModelCall, not_after_ms=5)
@@ -209,7 +209,7 @@ def test_a_deadline_that_a_quota_moved_is_no_other_command() -> None:
     assert audited(rig).ok
 
 
-def test_tokens_that_are_overwritten_on_their_way_break_i3_at_every_call_that_has_any() -> None:
+def test_overwritten_prefix_tokens_break_i3_at_every_call_with_a_prefix() -> None:
     rig = Rig()
     rewards, models = rig.rewards(), rig.models(ScriptedEngine("p", yes))
     agents = rig.agents(make_outbox=Overwrites)
@@ -223,7 +223,7 @@ def test_tokens_that_are_overwritten_on_their_way_break_i3_at_every_call_that_ha
 
 @pytest.fixture
 def named() -> tuple[Rig, bytes]:
-    """A rollout whose last call names its prefix, and the tokens of that."""
+    """A rollout with a last call that names its prefix, and the tokens of the prefix."""
     rig = Rig()
     loops = rig.agents(), rig.models(ScriptedEngine("p", lambda call: "word " * 300)), rig.rewards()
     rig.ask(request("r", TWICE, sampling=Sampling(max_tokens=2000)))
@@ -235,7 +235,7 @@ def named() -> tuple[Rig, bytes]:
     return rig, answer.added_ids + answer.token_ids
 
 
-def test_a_prefix_may_be_named_or_sent_as_workers_of_another_release_do(
+def test_a_prefix_may_be_named_or_sent_whole(
     named: tuple[Rig, bytes],
 ) -> None:
     rig, ids = named
@@ -246,7 +246,7 @@ def test_a_prefix_may_be_named_or_sent_as_workers_of_another_release_do(
     assert audited(rig).ok
 
 
-def test_tokens_under_a_wrong_name_break_i3(named: tuple[Rig, bytes]) -> None:
+def test_a_wrong_prefix_digest_breaks_i3(named: tuple[Rig, bytes]) -> None:
     rig, _ = named
 
     offset = alter(rig, rig.topics.calls("p"), ModelCall, prefix_digest=bytes(16))
@@ -266,7 +266,7 @@ class Overwrites(Outbox):
 # Training
 
 
-def test_a_step_whose_parent_has_no_record_breaks_i7_and_is_lost() -> None:
+def test_a_step_without_a_record_of_its_parent_breaks_i7() -> None:
     whole = Whole(6)
     whole.train(4, 4, 5, parent=3)
 
@@ -277,7 +277,7 @@ def test_a_step_whose_parent_has_no_record_breaks_i7_and_is_lost() -> None:
     assert "made from version 3, whose step has no record" in report.breaches[0].text
 
 
-def test_training_twice_behind_a_missing_step_is_found_too(whole: Whole) -> None:
+def test_double_training_behind_a_missing_step_is_found(whole: Whole) -> None:
     whole.train(4, 0, 1, parent=3)
 
     report = audited(whole)
@@ -286,7 +286,7 @@ def test_training_twice_behind_a_missing_step_is_found_too(whole: Whole) -> None
     assert (report.lost, report.doubled) == (1, 2)
 
 
-def test_a_missing_step_below_what_is_read_is_not_missed(whole: Whole) -> None:
+def test_a_missing_step_below_the_read_range_is_no_breach(whole: Whole) -> None:
     whole.log.delete_before(whole.topics.train_steps, 0, 1)
 
     assert audited(whole).ok
@@ -304,7 +304,7 @@ def test_one_version_number_in_two_runs_of_a_policy_breaks_i7(whole: Whole) -> N
 
 
 @pytest.mark.parametrize("asked", [{"run_id": "other"}, {"purpose": "evaluate"}])
-def test_training_on_what_was_asked_for_by_others_breaks_i7(asked: dict[str, str]) -> None:
+def test_training_on_rollouts_of_other_runs_or_purposes_breaks_i7(asked: dict[str, str]) -> None:
     whole = Whole()
     whole.ask(replace(crossing(4, "g2"), **{"run_id": "run", "purpose": "train", **asked}))
     whole.settle(*whole.loops)
@@ -316,9 +316,7 @@ def test_training_on_what_was_asked_for_by_others_breaks_i7(asked: dict[str, str
 @pytest.mark.parametrize(
     "wrong", [{"partition": -1}, {"partition": 1 << 20}, {"offset": -7}, {"topic": "elsewhere"}]
 )
-def test_a_reference_to_a_place_that_no_topic_has_breaks_i7(
-    whole: Whole, wrong: dict[str, Any]
-) -> None:
+def test_a_reference_to_a_nonexistent_place_breaks_i7(whole: Whole, wrong: dict[str, Any]) -> None:
     ref = replace(TrajectoryRef("t.trajectories.scored", 0, 3, "r3", 1), **wrong)
     whole.write(whole.topics.train_steps, "p", TrainStep("p", "run", 3, 3, 2, (ref,), {}))
 
@@ -334,7 +332,7 @@ def announce(whole: Whole, version: int, step: int, parent: int, run: str = "run
     whole.write(whole.topics.versions, "p", record)
 
 
-def test_an_announced_version_that_its_step_made_breaks_nothing(whole: Whole) -> None:
+def test_an_announced_version_of_its_own_step_is_no_breach(whole: Whole) -> None:
     announce(whole, 0, 0, -1)
     announce(whole, 1, 1, 0)
     announce(whole, 2, 2, 1)
@@ -353,7 +351,7 @@ def test_an_announced_version_without_its_step_breaks_i7(whole: Whole) -> None:
     assert report.lost == 2
 
 
-def test_an_announced_version_that_is_not_what_its_step_made_breaks_i7(whole: Whole) -> None:
+def test_an_announced_version_that_differs_from_its_step_breaks_i7(whole: Whole) -> None:
     whole.train(3, parent=2, weights_digest="e")
     announce(whole, 2, 2, 0)
     announce(whole, 3, 3, 2)
@@ -364,10 +362,10 @@ def test_an_announced_version_that_is_not_what_its_step_made_breaks_i7(whole: Wh
     ]
 
 
-# What retention took
+# Retention
 
 
-def test_requests_that_retention_took_before_they_were_started_break_i1(whole: Whole) -> None:
+def test_requests_removed_by_retention_before_their_start_break_i1(whole: Whole) -> None:
     for number in range(3):
         whole.ask(crossing(10 + number, "g9"))
     whole.log.delete_before(whole.topics.requests, 0, 7)
@@ -378,13 +376,13 @@ def test_requests_that_retention_took_before_they_were_started_break_i1(whole: W
         assert "requests 4..6 of this partition were taken by retention" in report.breaches[0].text
 
 
-def test_requests_that_retention_took_after_they_were_started_break_nothing(whole: Whole) -> None:
+def test_requests_removed_by_retention_after_their_start_are_no_breach(whole: Whole) -> None:
     whole.log.delete_before(whole.topics.requests, 0, 4)
 
     assert audited(whole).ok
 
 
-def test_requests_that_nobody_ever_read_and_retention_took_break_i1() -> None:
+def test_unread_requests_removed_by_retention_break_i1() -> None:
     whole = Whole(0)
     for number in range(3):
         whole.ask(crossing(number, "g"))
@@ -393,7 +391,7 @@ def test_requests_that_nobody_ever_read_and_retention_took_break_i1() -> None:
     assert places(audited(whole)) == [("I1", "t.rollout.requests", 0)]
 
 
-def test_trajectories_that_nobody_scored_break_i8_also_where_no_scoring_ever_began(
+def test_unscored_trajectories_break_i8_even_without_any_scoring(
     whole: Whole,
 ) -> None:
     for offset in range(4):
@@ -411,7 +409,7 @@ def test_trajectories_that_nobody_scored_break_i8_also_where_no_scoring_ever_beg
 
 @pytest.mark.parametrize("partition", [-1, 7, 1 << 20, -(1 << 31), (1 << 31) - 1])
 @pytest.mark.parametrize("offset", [-1, 1 << 62])
-def test_a_foreign_trajectory_of_a_place_that_is_not_there_breaks_i8_and_nothing_else(
+def test_a_foreign_trajectory_of_a_missing_place_breaks_only_i8(
     whole: Whole, partition: int, offset: int
 ) -> None:
     (one, *_) = whole.trajectories()
@@ -425,7 +423,7 @@ def test_a_foreign_trajectory_of_a_place_that_is_not_there_breaks_i8_and_nothing
     assert places(report) == [("I8", "t.trajectories", 4), ("I8", "t.trajectories.scored", 4)]
 
 
-def test_a_program_that_cannot_be_imported_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_cannot_be_imported_is_no_breach(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
     loops = [rig.agents(), rig.models(ScriptedEngine("p", yes)), rig.rewards()]
     rig.ask(request("r", EXAMPLES))
@@ -443,7 +441,7 @@ def test_a_program_that_cannot_be_imported_breaks_nothing(monkeypatch: pytest.Mo
 # Takeovers
 
 
-def test_an_open_rollout_that_the_commit_does_not_know_breaks_i6_also_where_work_goes_on() -> None:
+def test_an_open_rollout_unknown_to_the_commit_breaks_i6_during_work() -> None:
     rig = two_open()
 
     rig.log.group("t.agents").committed[rig.topics.events, 0] = 3, Watermark(2, 1).write()
@@ -469,7 +467,7 @@ def two_open() -> Rig:
 @pytest.mark.parametrize(
     "word", [Watermark(0, None), Watermark(2, 1, (0, 1)), Watermark(1, 0, (0,))]
 )
-def test_a_commit_that_names_what_is_open_is_whole(word: Watermark) -> None:
+def test_a_commit_that_names_all_open_rollouts_is_sound(word: Watermark) -> None:
     rig = two_open()
 
     rig.log.group("t.agents").committed[rig.topics.events, 0] = 3, word.write()
@@ -478,9 +476,7 @@ def test_a_commit_that_names_what_is_open_is_whole(word: Watermark) -> None:
 
 
 @pytest.mark.parametrize(("last", "kind"), [(0, "doubled"), (2, "lost")])
-def test_a_commit_that_says_another_last_request_than_the_journal_breaks_i6(
-    last: int, kind: str
-) -> None:
+def test_a_commit_with_a_wrong_last_request_breaks_i6(last: int, kind: str) -> None:
     rig = two_open()
 
     word = Watermark(2, last, (0, 1)).write()
@@ -491,7 +487,7 @@ def test_a_commit_that_says_another_last_request_than_the_journal_breaks_i6(
     assert report.breaches[0].kind == kind
 
 
-def test_an_open_rollout_may_lie_below_a_commit_that_came_after_what_is_judged() -> None:
+def test_an_open_rollout_may_lie_below_a_later_commit() -> None:
     rig = two_open()
     until_ms = int(rig.clock() * 1000)
     rig.clock.pass_by(60)
@@ -504,7 +500,7 @@ def test_an_open_rollout_may_lie_below_a_commit_that_came_after_what_is_judged()
     assert (report.open, found(report)) == (2, set())
 
 
-def test_a_rollout_that_is_open_far_past_its_deadline_while_agents_work_breaks_i1() -> None:
+def test_a_rollout_open_far_past_its_deadline_breaks_i1() -> None:
     rig = Rig()
     agents = rig.agents(make=ForgetsDeadlines)
     limits = request("r").limits
@@ -526,13 +522,13 @@ def test_a_rollout_that_is_open_far_past_its_deadline_while_agents_work_breaks_i
 
 
 class ForgetsDeadlines(Agents):
-    """Ends no rollout whose time is over."""
+    """Ends no rollout past its deadline."""
 
     def _deadlines(self) -> None:
         pass
 
 
-def test_a_rollout_whose_agents_were_away_all_night_is_not_yet_lost() -> None:
+def test_a_rollout_of_agents_stopped_overnight_is_not_lost() -> None:
     rig = two_open()
     rig.clock.pass_by(12 * 3600)
     rig.ask(request("late", ASKS))
@@ -546,13 +542,13 @@ def test_a_rollout_whose_agents_were_away_all_night_is_not_yet_lost() -> None:
 # Scorings
 
 
-def test_a_scoring_that_no_request_names_owes_no_score_when_it_was_tried_once(whole: Whole) -> None:
+def test_a_scoring_tried_once_and_named_by_no_request_owes_nothing(whole: Whole) -> None:
     tried_once(whole)
 
     assert audited(whole).ok
 
 
-def test_a_scoring_that_is_named_owes_scores_unless_only_others_are_expected() -> None:
+def test_a_named_scoring_owes_scores_unless_only_others_are_expected() -> None:
     whole = Whole(4, scorings=("s", "tried"))
     tried_once(whole)
 
@@ -561,18 +557,18 @@ def test_a_scoring_that_is_named_owes_scores_unless_only_others_are_expected() -
 
 
 def tried_once(whole: Whole) -> None:
-    """Somebody started scorers under another id, and stopped them again."""
+    """Scorers were started under another id and stopped again."""
     whole.commit_by_hand("t.rewards.tried", whole.topics.trajectories, 0)
 
 
-def test_a_scoring_that_is_expected_and_never_ran_owes_every_score(whole: Whole) -> None:
+def test_an_expected_scoring_that_never_ran_owes_every_score(whole: Whole) -> None:
     report = audited(whole, scorings=["s", "never"])
 
     assert {b.invariant for b in report.breaches} == {"I8"}
     assert len(report.breaches) == 4
 
 
-def test_a_scoring_that_was_retired_owes_nothing_until_somebody_goes_on_with_it() -> None:
+def test_a_retired_scoring_owes_nothing_until_it_is_resumed() -> None:
     whole = Whole(4, scorings=("s", "tried"))
     tried_once(whole)
     group, topic = whole.log.group("t.rewards.tried"), whole.topics.trajectories
@@ -586,7 +582,7 @@ def test_a_scoring_that_was_retired_owes_nothing_until_somebody_goes_on_with_it(
     assert audited(whole).lost == 4
 
 
-# Whatever stands on the topics
+# Any records on the topics
 
 EXTREMES: dict[type, tuple[Any, ...]] = {
     int: (-(1 << 63), -(1 << 31), -1, 0, 1 << 20, (1 << 31) - 1, (1 << 63) - 1),
@@ -599,7 +595,7 @@ EXTREMES: dict[type, tuple[Any, ...]] = {
 
 
 def mutated(message: Any, dice: Random) -> Any:
-    """The same with one field, however deep, at an extreme."""
+    """The same record with one field, at any depth, set to an extreme value."""
     field = dice.choice(fields(message))
     value = getattr(message, field.name)
     if is_dataclass(value) and dice.random() < 0.8:
@@ -610,7 +606,7 @@ def mutated(message: Any, dice: Random) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_no_record_that_can_be_written_ends_the_audit(seed: int) -> None:
+def test_no_writable_record_ends_the_audit(seed: int) -> None:
     dice, whole = Random(seed), Whole()
     kinds = {topic: whole.topics.record_of(topic) for topic in whole.log.topics}
     written = [
@@ -632,7 +628,7 @@ def test_no_record_that_can_be_written_ends_the_audit(seed: int) -> None:
             assert audited(whole, drained=bool(added % 2)).records > added
 
 
-def test_a_start_of_a_strangers_that_names_no_offset_ends_no_audit() -> None:
+def test_a_foreign_start_without_valid_offsets_does_not_end_the_audit() -> None:
     rig = Rig()
     body = RolloutStarted(request("r", ASKS), -5, -5)
     rig.write(rig.topics.events, "r", Event.decision("r", 1, "stranger", body), 0)
@@ -640,8 +636,8 @@ def test_a_start_of_a_strangers_that_names_no_offset_ends_no_audit() -> None:
     assert audited(rig).lost > 0
 
 
-def test_where_no_program_is_run_answers_are_counted_all_the_same(whole: Whole) -> None:
-    """For a log with a program that ends whatever process runs it."""
+def test_answers_are_counted_even_if_no_program_is_run(whole: Whole) -> None:
+    """For a log with a program that ends any process it runs in."""
     report = audited(whole, run_programs=False)
 
     assert (report.ok, report.not_run_again, report.ended) == (True, 4, 4)

@@ -1,4 +1,4 @@
-"""Workers that make one mistake each: whatever it loses or doubles, the audit finds where."""
+"""Workers with one planted mistake each: the audit finds the lost or doubled record."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -47,7 +47,7 @@ def yes(call: Any) -> str:
 
 
 class Lived(Rig):
-    """A few rollouts of one call each, to their ends and to the commits after them."""
+    """A few rollouts of one call each, with their ends and commits."""
 
     def __init__(self, *, partitions: int = 1, **agents: Any) -> None:
         super().__init__(partitions=partitions)
@@ -69,7 +69,7 @@ def lived(**agents: Any) -> Lived:
     return Lived(**agents).live()
 
 
-def test_workers_that_make_no_mistake_leave_nothing_to_find() -> None:
+def test_correct_workers_leave_no_breach() -> None:
     report = audited(lived(), most_repeated=0, most_rewritten=0)
 
     assert (report.ok, report.ended) == (True, 3)
@@ -87,7 +87,7 @@ def is_answer_to(message: Any, rollout_id: str) -> bool:
 
 
 class DropsWhatRaises(Agents):
-    """Takes a rollout whose fold raises out of its books, and goes on."""
+    """Drops a rollout after an error in its fold, and continues."""
 
     def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
         super().handle(self._dropping(batch))
@@ -99,21 +99,21 @@ class DropsWhatRaises(Agents):
             yield record, message
 
 
-def test_a_rollout_that_is_dropped_where_its_fold_raised() -> None:
+def test_a_dropped_rollout_after_a_fold_error_is_found() -> None:
     rig = lived(make=DropsWhatRaises)
 
     assert places(audited(rig, drained=False)) == [("I6", EVENTS, 3, "lost")]
 
 
 class KeepsLargeEndsBack(Outbox):
-    """Writes nothing of a rollout whose trajectory is too large."""
+    """Writes nothing for a rollout with an oversized trajectory."""
 
     def _trajectory(self, trajectory: Any, cause: Record | None) -> None:
         if trajectory.rollout_id != "r1":
             super()._trajectory(trajectory, cause)
 
 
-def test_a_trajectory_that_is_too_large_and_never_written() -> None:
+def test_an_oversized_trajectory_never_written_is_found() -> None:
     rig = lived(make_outbox=KeepsLargeEndsBack)
 
     ends = [n for n, e in enumerate(rig.read(EVENTS, Event)) if isinstance(e.body, RolloutFinished)]
@@ -121,14 +121,14 @@ def test_a_trajectory_that_is_too_large_and_never_written() -> None:
 
 
 class KeepsLargeCommandsBack(Outbox):
-    """Sends nothing where a command is too large, and tells nobody."""
+    """Sends nothing for an oversized command, and reports nothing."""
 
     def _command(self, topic: str, command: Any, cause: Record | None) -> None:
         if command.rollout_id != "r1":
             super()._command(topic, command, cause)
 
 
-def test_a_command_that_is_too_large_and_never_answered() -> None:
+def test_an_oversized_command_never_answered_is_found() -> None:
     rig = lived(make_outbox=KeepsLargeCommandsBack)
     for _ in range(4):
         rig.clock.pass_by(PATIENCE * 120 + 1)
@@ -141,13 +141,13 @@ def test_a_command_that_is_too_large_and_never_answered() -> None:
 
 
 class BuriesRequestsOnly(Agents):
-    """Buries what nobody can read, and leaves no word of it in the journal."""
+    """Buries unreadable requests without an entry in the journal."""
 
     def unreadable(self, record: Record, error: WireError) -> None:
         """Only the loop buries it."""
 
 
-def test_an_unreadable_request_that_the_journal_does_not_know() -> None:
+def test_an_unreadable_request_unknown_to_the_journal_is_found() -> None:
     rig = Rig()
     agents = rig.agents(make=BuriesRequestsOnly)
     rig.log.append(REQUESTS, b"k", b"rubbish", 0)
@@ -157,7 +157,7 @@ def test_an_unreadable_request_that_the_journal_does_not_know() -> None:
     assert places(audited(rig, drained=False)) == [("I6", REQUESTS, 0, "lost")]
 
 
-def test_unreadable_bytes_that_are_thrown_away_and_not_buried() -> None:
+def test_discarded_unreadable_bytes_are_found() -> None:
     rig = Rig()
     agents, models = rig.agents(), rig.models(ScriptedEngine("p", yes))
     for topic in (EVENTS, "t.model.calls.p"):
@@ -172,7 +172,7 @@ def test_unreadable_bytes_that_are_thrown_away_and_not_buried() -> None:
     assert report.dead_letters == 1
 
 
-def test_a_trajectory_whose_score_could_not_be_written_and_was_let_go() -> None:
+def test_a_trajectory_with_a_dropped_score_is_found() -> None:
     rig = lived()
     role_of(rig.crew[2]).publish = lambda scored, record: None
     rig.ask(request("late", ASKS))
@@ -181,7 +181,7 @@ def test_a_trajectory_whose_score_could_not_be_written_and_was_let_go() -> None:
     assert places(audited(rig, drained=False)) == [("I6", TRAJECTORIES, 3, "lost")]
 
 
-def test_a_step_whose_thread_died_and_was_never_answered() -> None:
+def test_a_step_never_answered_by_its_dead_thread_is_found() -> None:
     rig = Rig()
     agents, models = rig.agents(), rig.models(ScriptedEngine("p", walk))
     environments = rig.environments()
@@ -201,7 +201,7 @@ def test_a_step_whose_thread_died_and_was_never_answered() -> None:
 
 
 def lose_first(answers: Answers, kind: type) -> None:
-    """Have a worker close the record of its first answer of a kind, and write nothing."""
+    """Let a worker close the record of its first answer of a kind without writing it."""
     give, lost = answers.give, list[Any]()
 
     def some(command: Any, body: Any, cause: Record) -> None:
@@ -218,7 +218,7 @@ def lose_first(answers: Answers, kind: type) -> None:
 
 
 class TakesOverBlind(Agents):
-    """Begins at the commit instead of at the low watermark: what is open it does not know."""
+    """Starts at the commit instead of the low watermark: it misses open rollouts."""
 
     def assigned(self, held: Held, progress: PartitionProgress) -> int:
         start = super().assigned(held, progress)
@@ -231,7 +231,7 @@ class TakesOverBlind(Agents):
         return progress.next_offset
 
 
-def test_a_takeover_that_forgot_what_was_open_is_found_while_work_goes_on() -> None:
+def test_a_takeover_that_forgot_open_rollouts_is_found_during_work() -> None:
     rig = Rig()
     first = rig.agents("a1")
     for number in range(2):
@@ -250,7 +250,7 @@ def test_a_takeover_that_forgot_what_was_open_is_found_while_work_goes_on() -> N
 
 
 class BuriesAnAnswer(Agents):
-    """Does not know the schema of one entry of the journal, and reads on without it."""
+    """Does not know the schema of one journal entry, and reads on without it."""
 
     def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
         super().handle(self._reading_on(batch))
@@ -263,7 +263,7 @@ class BuriesAnAnswer(Agents):
                 yield record, message
 
 
-def test_an_entry_of_the_journal_that_one_reader_passed_over() -> None:
+def test_a_journal_entry_skipped_by_one_reader_is_found() -> None:
     rig = Rig()
     agents = rig.agents(make=BuriesAnAnswer)
     models, rewards = rig.models(ScriptedEngine("p", yes)), rig.rewards()
@@ -282,14 +282,14 @@ def test_an_entry_of_the_journal_that_one_reader_passed_over() -> None:
 
 
 class RunsAgain(Agents):
-    """Starts whatever is asked for, also what was asked for before."""
+    """Starts every request, including repeated ones."""
 
     def __init__(self, *parts: Any, **options: Any) -> None:
         super().__init__(*parts, **options)
         self.requests._asked_before = lambda record, rollout_id: None
 
 
-def test_a_rollout_that_is_asked_for_again_and_runs_again() -> None:
+def test_a_repeated_request_that_runs_again_is_found() -> None:
     rig = lived(make=RunsAgain)
     rig.ask(request("r1", ASKS))
     rig.work()
@@ -300,7 +300,7 @@ def test_a_rollout_that_is_asked_for_again_and_runs_again() -> None:
     assert places(audited(rig)) == [("I1", EVENTS, starts[-1], "doubled")]
 
 
-def test_one_rollout_that_runs_in_two_partitions() -> None:
+def test_one_rollout_running_in_two_partitions_is_found() -> None:
     rig = Lived(make=RunsAgain, partitions=2)
     for partition in range(2):
         rig.ask(request("r", ASKS), partition)
@@ -313,7 +313,7 @@ def test_one_rollout_that_runs_in_two_partitions() -> None:
     ]
 
 
-def test_a_request_that_an_operator_sent_again_or_that_a_stranger_keyed_is_none_of_these() -> None:
+def test_a_replayed_or_foreign_keyed_request_is_no_breach() -> None:
     rig = Lived(make=RunsAgain)
     value = rig.codec.encode(REQUESTS, request("r", ASKS))
     rig.log.append(REQUESTS, b"r", value, 0)
@@ -327,7 +327,7 @@ def test_a_request_that_an_operator_sent_again_or_that_a_stranger_keyed_is_none_
     assert audited(rig).ok
 
 
-def test_a_second_start_is_not_excused_by_what_its_own_request_claims() -> None:
+def test_a_requests_own_replay_header_does_not_excuse_a_second_start() -> None:
     rig = Lived(make=RunsAgain)
     value = rig.codec.encode(REQUESTS, request("r", ASKS))
     for headers in ([], [("dlq_replayed_from", b"t.dead.letters 0@0")]):
@@ -338,21 +338,21 @@ def test_a_second_start_is_not_excused_by_what_its_own_request_claims() -> None:
 
 
 def harm_scored(rig: Rig) -> Place:
-    """A scorer that met its watchdog wrote everything once more."""
+    """A scorer killed by its watchdog wrote everything once more."""
     last = rig.log.all("t.trajectories.scored")[-1]
     _, offset = rig.log.append(last.topic, last.key, last.value, 0)
     return "I9", last.topic, offset, "doubled"
 
 
 def harm_trajectories(rig: Rig) -> Place:
-    """An agents group that was reset wrote what was there."""
+    """A reset agents group wrote existing trajectories again."""
     first = rig.log.all(TRAJECTORIES)[0]
     _, offset = rig.log.append(first.topic, first.key, first.value, 0)
     return "I9", first.topic, offset, "doubled"
 
 
 @pytest.mark.parametrize("harm", [harm_scored, harm_trajectories])
-def test_what_is_written_again_is_counted_and_found_where_it_may_not_be(
+def test_rewritten_records_are_counted_and_found_above_the_allowance(
     harm: Callable[[Rig], Place],
 ) -> None:
     rig = lived()
@@ -364,7 +364,7 @@ def test_what_is_written_again_is_counted_and_found_where_it_may_not_be(
 
 
 class RefusesForNobody(Agents):
-    """Skips requests, as somebody told it to, without a word about them."""
+    """Skips requests on an operator's order without any record of them."""
 
     def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
         super().handle(self._skipping(batch))
@@ -377,13 +377,13 @@ class RefusesForNobody(Agents):
                 yield record, message
 
 
-def test_a_request_that_was_skipped_without_a_word() -> None:
+def test_a_silently_skipped_request_is_found() -> None:
     rig = Lived(make=RefusesForNobody).live(2)
 
     assert places(audited(rig, drained=False)) == [("I6", REQUESTS, 1, "lost")]
 
 
-def test_a_command_that_killed_its_servers_and_was_put_aside_without_an_answer() -> None:
+def test_a_dropped_command_without_an_answer_is_found() -> None:
     rig = Rig()
     agents, models = rig.agents(), rig.models(ScriptedEngine("p", yes))
     lose_first(role_of(models).answers, ModelAnswered)
@@ -409,7 +409,7 @@ def test_a_command_that_killed_its_servers_and_was_put_aside_without_an_answer()
         ("t.agents", 0, 0, False),
     ],
 )
-def test_a_command_that_its_group_was_led_past(
+def test_a_missing_answer_is_excused_only_by_a_matching_skip(
     group: str, first: int, last: int, *, ok: bool
 ) -> None:
     rig = Rig()
@@ -425,7 +425,7 @@ def test_a_command_that_its_group_was_led_past(
     assert audited(rig, drained=False).ok is ok
 
 
-def test_a_command_that_was_skipped_and_buried_by_its_group() -> None:
+def test_a_command_skipped_and_buried_by_its_group_needs_no_answer() -> None:
     rig = Rig()
     decided = Skip("t.models.p", "t.model.calls.p", 0, 0, 0, "it hangs", "ann")
     rig.log.append(rig.topics.dead_letters, None, None, 0, decided.headers())
@@ -439,7 +439,7 @@ def test_a_command_that_was_skipped_and_buried_by_its_group() -> None:
     assert audited(rig, drained=False).ok
 
 
-def test_an_answer_that_was_too_large_twice_and_forgotten() -> None:
+def test_a_forgotten_oversized_answer_is_found() -> None:
     rig = Rig()
     agents, models = rig.agents(), rig.models(ScriptedEngine("p", yes))
     answers = role_of(models).answers
@@ -467,7 +467,7 @@ def test_an_answer_that_was_too_large_twice_and_forgotten() -> None:
     ["{", "[]", "null", '{"recorded": 5}', '{"recorded": [{}]}', '{"recorded": [{"kind": 7}]}',
      '{"recorded": [], "program": "fork", "agent_config": 7, "rng_seed": 1, "turn": 0}'],
 )  # fmt: skip
-def test_a_fork_whose_configuration_is_none_is_audited_like_any_other(config: str) -> None:
+def test_a_fork_with_an_invalid_config_is_audited_normally(config: str) -> None:
     rig = Lived()
     asked = replace(request("r", "fork"), agent_config=config, parent_rollout_id="p")
     rig.ask(asked)

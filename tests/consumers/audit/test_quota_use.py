@@ -1,4 +1,4 @@
-"""How much of their quotas users had: told as figures, and never as a breach."""
+"""Use of quotas by user: reported as figures, never as a breach."""
 
 from io import StringIO
 
@@ -36,7 +36,7 @@ def limit(rig: Rig, **limits: int) -> None:
 
 
 def ask_many(rig: Rig, count: int, first: int = 0) -> None:
-    """By ann, in both partitions in turn."""
+    """For ann, in both partitions in turn."""
     for number in range(first, first + count):
         rig.ask(request(f"ann{number}", ASKS, user="ann"), number % 2)
 
@@ -47,8 +47,8 @@ def page(report: Report) -> str:
     return out.getvalue()
 
 
-def test_who_had_more_than_the_quota_is_told_and_breaks_nothing(rig: Rig) -> None:
-    """Each of two workers gives out one at least."""
+def test_use_above_a_quota_is_reported_and_breaks_nothing(rig: Rig) -> None:
+    """Each of two workers grants at least one."""
     limit(rig, running=1, per_hour=1)
     loops = rig.agents("a1"), rig.agents("a2")
     ask_many(rig, 6)
@@ -66,7 +66,7 @@ def test_who_had_more_than_the_quota_is_told_and_breaks_nothing(rig: Rig) -> Non
     assert "no breach: workers share a quota" in told
 
 
-def test_who_stayed_within_the_quota_is_counted(rig: Rig) -> None:
+def test_a_user_within_the_quota_is_counted(rig: Rig) -> None:
     limit(rig, running=2, per_hour=4)
     loop = rig.agents()
     ask_many(rig, 6)
@@ -82,7 +82,7 @@ def test_who_stayed_within_the_quota_is_counted(rig: Rig) -> None:
     assert "1 user had no more than the quota" in page(report)
 
 
-def test_what_began_before_the_quota_was_written_is_no_matter_of_it(rig: Rig) -> None:
+def test_rollouts_begun_before_the_quota_do_not_count(rig: Rig) -> None:
     loop = rig.agents()
     ask_many(rig, 3)
     rig.settle(loop)
@@ -100,7 +100,7 @@ def test_what_began_before_the_quota_was_written_is_no_matter_of_it(rig: Rig) ->
     assert figure.most_running == 4
 
 
-def test_without_its_commands_a_rollout_runs_from_its_first_answer(rig: Rig) -> None:
+def test_a_rollout_without_commands_runs_from_its_first_answer(rig: Rig) -> None:
     limit(rig, running=1)
     loops = rig.agents("a1"), rig.agents("a2")
     ask_many(rig, 2)
@@ -117,7 +117,7 @@ def test_without_its_commands_a_rollout_runs_from_its_first_answer(rig: Rig) -> 
     assert figure.most_running == 2
 
 
-def test_where_nobody_has_a_quota_nothing_is_told(rig: Rig) -> None:
+def test_a_log_without_quotas_reports_none(rig: Rig) -> None:
     ask_many(rig, 2)
     rig.settle(rig.agents())
 
@@ -130,7 +130,7 @@ SPANS = st.tuples(st.integers(-90, 90), st.integers(0, 90), st.sampled_from(["se
 
 @given(st.lists(SPANS, max_size=12))
 @FEW
-def test_figures_are_those_of_looking_at_every_beginning(spans: list[tuple[int, int, str]]) -> None:
+def test_quota_figures_equal_those_of_a_full_scan(spans: list[tuple[int, int, str]]) -> None:
     use = QuotaUse({"ann": Quota("ann", running=1)}, {"ann": SINCE - HEARD_MS})
     runs = []
     for owner, (begins, lasts, told) in enumerate(spans, 1):

@@ -1,4 +1,4 @@
-"""Each record of runs of every kind is harmed: `verify` names it, or a table says why it cannot."""
+"""Each record of runs of every kind is altered: `verify` names it, or a table says why not."""
 
 from functools import cache
 
@@ -27,7 +27,7 @@ def swept(kind: str) -> Missed:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_harmed_record_is_named_or_its_blind_spot_is(kind: str) -> None:
+def test_a_harmed_record_is_reported_or_a_known_blind_spot(kind: str) -> None:
     unexplained = {
         named: offsets for named, offsets in swept(kind).items() if not any(spots_of(*named, kind))
     }
@@ -35,7 +35,7 @@ def test_a_harmed_record_is_named_or_its_blind_spot_is(kind: str) -> None:
     assert unexplained == {}
 
 
-def test_no_blind_spot_is_listed_that_the_sweep_does_not_meet() -> None:
+def test_every_listed_blind_spot_occurs_in_the_sweep() -> None:
     met = {spot for kind in KINDS for named in swept(kind) for spot in spots_of(*named, kind)}
 
     assert [spot for spot in BLIND_SPOTS if spot not in met] == []

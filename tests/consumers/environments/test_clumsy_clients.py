@@ -1,4 +1,4 @@
-"""Clients that say nothing, or never come to an end, cost the others of a worker nothing."""
+"""Silent or endless clients do not slow down the other clients of a worker."""
 
 import asyncio
 import gc
@@ -42,7 +42,7 @@ async def status(reader: asyncio.StreamReader) -> int:
 
 
 async def models(served: ServedLine) -> int:
-    """The status that another request of the session is answered with."""
+    """The status of another request of the session."""
     reader, writer = await opened(served)
     key = served.line.key
     asked = f"GET /r/{key}/v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n\r\n"
@@ -52,7 +52,7 @@ async def models(served: ServedLine) -> int:
     return answered
 
 
-def test_silent_connections_are_closed_in_time_whole_or_within_a_head() -> None:
+def test_silent_and_slow_connections_are_closed_in_time() -> None:
     async def scene() -> None:
         async with serving(lambda ask: None, GatewayLimits(first_request_s=0.2)) as served:
             silent, slow = await opened(served), await opened(served)
@@ -64,7 +64,7 @@ def test_silent_connections_are_closed_in_time_whole_or_within_a_head() -> None:
     asyncio.run(scene())
 
 
-def test_strangers_make_room_for_who_comes_after_them() -> None:
+def test_strangers_connections_make_room_for_new_ones() -> None:
     async def scene() -> None:
         async with serving(lambda ask: None, GatewayLimits(connections=8)) as served:
             strangers = [await opened(served) for _ in range(20)]
@@ -75,7 +75,7 @@ def test_strangers_make_room_for_who_comes_after_them() -> None:
     asyncio.run(scene())
 
 
-def test_a_body_that_does_not_end_is_declined_in_time() -> None:
+def test_an_endless_body_is_declined_in_time() -> None:
     async def scene() -> None:
         async with serving(lambda ask: None, GatewayLimits(body_s=0.2)) as served:
             reader, writer = await opened(served)
@@ -86,7 +86,7 @@ def test_a_body_that_does_not_end_is_declined_in_time() -> None:
     asyncio.run(scene())
 
 
-def test_bodies_of_one_session_hold_no_more_than_its_share() -> None:
+def test_the_bodies_of_one_session_stay_within_its_share() -> None:
     limits = GatewayLimits(bodies_of_session_bytes=3 * MIB, bodies_bytes=8 * MIB)
 
     async def scene() -> None:
@@ -107,7 +107,7 @@ def test_bodies_of_one_session_hold_no_more_than_its_share() -> None:
     asyncio.run(scene())
 
 
-def test_a_body_that_breaks_off_leaves_nothing_behind() -> None:
+def test_a_truncated_body_leaves_no_memory_held() -> None:
     async def scene() -> None:
         async with serving(lambda ask: None) as served:
             gc.disable()
@@ -127,7 +127,7 @@ def test_a_body_that_breaks_off_leaves_nothing_behind() -> None:
     asyncio.run(asyncio.wait_for(scene(), 30))
 
 
-def test_what_a_session_and_all_of_them_may_hold_is_counted_and_given_back() -> None:
+def test_body_budgets_of_session_and_gateway_are_counted_and_released() -> None:
     budget = BodyBudget(10, 6)
     with budget.body("a") as first, budget.body("b") as second:
         first.add(6)
@@ -140,7 +140,7 @@ def test_what_a_session_and_all_of_them_may_hold_is_counted_and_given_back() -> 
     assert (budget.held, budget.by_session) == (0, {})
 
 
-def test_more_connections_at_once_than_descriptors_leave_room_for_another_session() -> None:
+def test_a_flood_of_connections_beyond_the_descriptors_leaves_room_for_others() -> None:
     """asyncio's accept goes on without descriptors, with a traceback for each further try."""
 
     def few_descriptors() -> None:
@@ -173,7 +173,7 @@ def test_more_connections_at_once_than_descriptors_leave_room_for_another_sessio
         assert b"Too many open files" not in errors.read()
 
 
-def test_descriptors_are_left_for_others_than_connections() -> None:
+def test_descriptors_are_reserved_for_other_uses_than_connections() -> None:
     room = room_for_connections()
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

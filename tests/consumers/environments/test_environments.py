@@ -21,7 +21,7 @@ PATIENCE_S = 20.0
 
 
 class Parrot:
-    """Repeats what it is told; "hang" hangs until the test ends."""
+    """Repeats its actions; "hang" hangs until the test ends."""
 
     replayable = True
 
@@ -55,7 +55,7 @@ class Parrot:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """Hung environments come back when the test is over, so that no thread outlives it."""
+    """Hung environments return at the end of the test, so that no thread outlives it."""
     gate = threading.Event()
     yield gate
     gate.set()
@@ -119,7 +119,7 @@ def until(loop: Loop, condition: Callable[[], bool]) -> None:
         loop.role.tick()
 
 
-def test_steps_are_answered_into_the_partition_that_they_name(
+def test_steps_are_answered_into_their_named_partition(
     make: Maker,
 ) -> None:
     rig = Rig(partitions=3)
@@ -155,7 +155,7 @@ def test_rollouts_are_stepped_in_order_on_any_number_of_threads(
     assert rig.committed("t.environments", rig.topics.steps) == 24
 
 
-def test_a_hung_environment_fails_its_own_step_and_the_others_go_on(rig: Rig, make: Maker) -> None:
+def test_a_hung_environment_fails_only_its_own_step(rig: Rig, make: Maker) -> None:
     loop = rig.environments(make=make, threads=1)
     send(rig, step_of("hangs"), step_of("other"))
     until(loop, lambda: len(answers(rig)) == 2)
@@ -174,7 +174,7 @@ def test_a_hung_environment_fails_its_own_step_and_the_others_go_on(rig: Rig, ma
     assert rig.committed("t.environments", rig.topics.steps) == 4
 
 
-def test_a_hung_environment_that_comes_back_is_not_heard(
+def test_a_late_answer_of_a_hung_environment_is_ignored(
     rig: Rig, make: Maker, gate: threading.Event
 ) -> None:
     loop = rig.environments(make=make, threads=1)
@@ -189,7 +189,7 @@ def test_a_hung_environment_that_comes_back_is_not_heard(
     assert isinstance(answers(rig)["hangs", 0, 0], CallFailed)
 
 
-def test_a_step_that_waited_too_long_behind_another_is_not_done(
+def test_a_step_that_waited_past_its_deadline_is_not_done(
     rig: Rig, make: Maker, gate: threading.Event
 ) -> None:
     loop = rig.environments(make=make, threads=1)
@@ -218,14 +218,14 @@ class Rooted(Frail):
 
 
 def open_on_one_thread(rig: Rig, make: Maker, *names: str, **options: Any) -> Loop:
-    """A worker with a single thread, on which a session is open for each name."""
+    """A worker with a single thread and an open session for each name."""
     loop = rig.environments(make=make, threads=1, **options)
     send(rig, *map(step_of, names))
     until(loop, lambda: len(answers(rig)) == len(names))
     return loop
 
 
-def test_a_step_that_hangs_costs_the_sessions_of_others_nothing(rig: Rig, make: Maker) -> None:
+def test_a_hung_step_does_not_affect_other_sessions(rig: Rig, make: Maker) -> None:
     make.kind = Frail
     others = [f"r{n}" for n in range(50)]
     loop = open_on_one_thread(rig, make, "hangs", *others)
@@ -242,7 +242,7 @@ def test_a_step_that_hangs_costs_the_sessions_of_others_nothing(rig: Rig, make: 
     assert role_of(loop).counts["abandoned"] == 1
 
 
-def test_nobody_waits_behind_a_step_that_takes_long_and_it_is_answered_all_the_same(
+def test_a_long_step_blocks_no_other_and_is_still_answered(
     rig: Rig, make: Maker, gate: threading.Event
 ) -> None:
     make.kind = Frail
@@ -262,9 +262,7 @@ def test_nobody_waits_behind_a_step_that_takes_long_and_it_is_answered_all_the_s
     assert role_of(loop).counts["abandoned"] == 0
 
 
-def test_a_session_that_is_bound_to_its_thread_is_not_moved(
-    rig: Rig, make: Maker, gate: threading.Event
-) -> None:
+def test_a_thread_bound_session_is_not_moved(rig: Rig, make: Maker, gate: threading.Event) -> None:
     make.kind = Rooted
     loop = open_on_one_thread(rig, make, "slow", "other", times=SessionTimes(slow_s=0.05))
     send(rig, step_of("other", 1, "step", "on"))
@@ -282,7 +280,7 @@ def test_a_session_that_is_bound_to_its_thread_is_not_moved(
     assert len(slow.threads | other.threads) == 1
 
 
-def test_a_close_that_hangs_holds_nobody_up_and_the_others_are_closed(
+def test_a_hung_close_blocks_no_other_and_the_others_are_closed(
     make: Maker, gate: threading.Event
 ) -> None:
     class Clinging(Frail):
@@ -315,7 +313,7 @@ def test_a_close_that_hangs_holds_nobody_up_and_the_others_are_closed(
     ("action", "threads"),
     [("surrogate", 0), ("surrogate", 1), ("interrupt", 1)],  # on the main thread that is Ctrl-C
 )
-def test_whatever_an_environment_raises_fails_its_step_and_no_other(
+def test_an_environment_that_raises_fails_only_its_own_step(
     rig: Rig, make: Maker, action: str, threads: int
 ) -> None:
     loop = rig.environments(make=make, threads=threads)
@@ -336,7 +334,7 @@ class Deadly(Parrot):
         raise SystemError
 
 
-def test_a_thread_that_dies_is_replaced_and_its_step_answered(rig: Rig, make: Maker) -> None:
+def test_a_dead_thread_is_replaced_and_its_step_answered(rig: Rig, make: Maker) -> None:
     make.kind = Frail
     loop = open_on_one_thread(rig, make, "good", "bad")
     make.kind = Deadly
@@ -357,7 +355,7 @@ def test_a_thread_that_dies_is_replaced_and_its_step_answered(rig: Rig, make: Ma
 
 
 class Coy(Parrot):
-    """Says of itself only that it is an environment."""
+    """Its attributes raise."""
 
     @property
     def replayable(self) -> bool:  # type: ignore[override]
@@ -369,7 +367,9 @@ class Coy(Parrot):
 
 
 @pytest.mark.parametrize("kind", ["reset", "step"])
-def test_what_an_environment_says_of_itself_may_raise_too(rig: Rig, make: Maker, kind: str) -> None:
+def test_an_environment_whose_attributes_raise_fails_its_step(
+    rig: Rig, make: Maker, kind: str
+) -> None:
     make.kind = Coy
     loop = rig.environments(make=make, threads=1)
 
@@ -381,7 +381,7 @@ def test_what_an_environment_says_of_itself_may_raise_too(rig: Rig, make: Maker,
 
 
 @pytest.mark.parametrize("partition", [1, 99, -1])
-def test_a_step_whose_answer_has_nowhere_to_go_is_buried_by_name(
+def test_a_step_with_an_invalid_answer_partition_is_buried(
     rig: Rig, make: Maker, partition: int
 ) -> None:
     loop = rig.environments(make=make)
@@ -396,9 +396,7 @@ def test_a_step_whose_answer_has_nowhere_to_go_is_buried_by_name(
     assert rig.committed("t.environments", rig.topics.steps) == 2
 
 
-def test_a_partition_that_was_added_while_the_worker_runs_is_answered_into(
-    rig: Rig, make: Maker
-) -> None:
+def test_a_partition_added_at_run_time_receives_answers(rig: Rig, make: Maker) -> None:
     loop = rig.environments(make=make)
     rig.log.create(rig.topics.events, 3)
 
@@ -408,7 +406,7 @@ def test_a_partition_that_was_added_while_the_worker_runs_is_answered_into(
     assert [record.partition for record in rig.log.all(rig.topics.events)] == [2]
 
 
-def test_one_thread_that_hangs_does_not_hold_up_another(rig: Rig, make: Maker) -> None:
+def test_a_hung_thread_does_not_block_another(rig: Rig, make: Maker) -> None:
     loop = rig.environments(make=make, threads=2)
     send(rig, step_of("hangs", seed=13))
     others = [f"r{n}" for n in range(20)]
@@ -419,7 +417,7 @@ def test_one_thread_that_hangs_does_not_hold_up_another(rig: Rig, make: Maker) -
     assert ("hangs", 0, 0) not in answers(rig)
 
 
-def test_a_repeat_is_answered_from_what_was_kept(rig: Rig, make: Maker) -> None:
+def test_a_repeated_step_is_answered_from_the_kept_answers(rig: Rig, make: Maker) -> None:
     loop = rig.environments(make=make)
     on = step_of("r", 1, "step", "on")
     send(rig, step_of(), on)
@@ -433,7 +431,7 @@ def test_a_repeat_is_answered_from_what_was_kept(rig: Rig, make: Maker) -> None:
     assert (make.made, role_of(loop).counts["answered_again"]) == (1, 3)
 
 
-def test_a_failure_is_not_kept(rig: Rig, make: Maker) -> None:
+def test_a_failure_is_not_kept_for_repeated_steps(rig: Rig, make: Maker) -> None:
     loop = rig.environments(make=make)
     boom = step_of("r", 1, "step", "boom", history=())
 
@@ -445,7 +443,7 @@ def test_a_failure_is_not_kept(rig: Rig, make: Maker) -> None:
     assert role_of(loop).counts["answered_again"] == 0
 
 
-def test_a_worker_whose_clock_is_ahead_does_what_it_is_asked_in_time(rig: Rig, make: Maker) -> None:
+def test_a_worker_with_a_fast_clock_does_its_steps_in_time(rig: Rig, make: Maker) -> None:
     rig.wall = lambda: rig.clock() + 130.0
     loop = rig.environments(make=make)
 
@@ -455,7 +453,7 @@ def test_a_worker_whose_clock_is_ahead_does_what_it_is_asked_in_time(rig: Rig, m
     assert answers(rig)["r", 0, 0].text == "seed 0"
 
 
-def test_a_step_taken_too_late_is_not_done(rig: Rig, make: Maker) -> None:
+def test_an_expired_step_is_not_done(rig: Rig, make: Maker) -> None:
     loop = rig.environments(make=make)
     now_ms = int(rig.clock.now * 1000)
     send(rig, step_of("late", not_after_ms=now_ms - 1500), step_of("last", not_after_ms=now_ms))
@@ -468,7 +466,7 @@ def test_a_step_taken_too_late_is_not_done(rig: Rig, make: Maker) -> None:
     assert answers(rig)["last", 0, 0].text == "seed 0"
 
 
-def test_a_session_that_is_not_held_is_asked_for_and_rebuilt(rig: Rig, make: Maker) -> None:
+def test_an_unknown_session_is_rebuilt_from_the_requested_history(rig: Rig, make: Maker) -> None:
     first = rig.environments("e1", make)
     send(rig, step_of(), step_of("r", 1, "step", "on"))
     rig.settle(first)
@@ -485,7 +483,7 @@ def test_a_session_that_is_not_held_is_asked_for_and_rebuilt(rig: Rig, make: Mak
     assert answers(rig)["r", 2, 1].text == "on,off"
 
 
-def test_sessions_leave_with_their_partition(make: Maker) -> None:
+def test_sessions_close_with_their_partition(make: Maker) -> None:
     rig = Rig(partitions=2)
     first = rig.environments("e1", make)
     for partition in (0, 1):
@@ -500,9 +498,7 @@ def test_sessions_leave_with_their_partition(make: Maker) -> None:
     assert len(sessions) == 1
 
 
-def test_a_session_that_nobody_asks_for_any_more_is_ended_and_rebuilt_if_somebody_does(
-    rig: Rig, make: Maker
-) -> None:
+def test_an_idle_session_lapses_and_is_rebuilt_on_demand(rig: Rig, make: Maker) -> None:
     loop = rig.environments("e1", make, times=SessionTimes(lease_s=1e-9))
     send(rig, step_of(), step_of(position=1, kind="step", action="a"))
     rig.settle(loop)
@@ -516,7 +512,7 @@ def test_a_session_that_nobody_asks_for_any_more_is_ended_and_rebuilt_if_somebod
     assert make.made == 2
 
 
-def test_a_close_is_a_courtesy_without_an_answer(rig: Rig, make: Maker) -> None:
+def test_a_close_gets_no_answer(rig: Rig, make: Maker) -> None:
     loop = rig.environments(make=make)
     reset = step_of()
     send(rig, reset, replace(reset, kind="close"), step_of("r", 1, "step", "on"))
@@ -529,7 +525,7 @@ def test_a_close_is_a_courtesy_without_an_answer(rig: Rig, make: Maker) -> None:
     assert rig.committed("t.environments", rig.topics.steps) == 3
 
 
-def test_an_episode_that_is_over_gives_its_session_back(rig: Rig, make: Maker) -> None:
+def test_a_finished_episode_closes_its_session(rig: Rig, make: Maker) -> None:
     loop = rig.environments(make=make)
     send(rig, step_of(), end := step_of("r", 1, "step", "end"))
     rig.settle(loop)
@@ -541,7 +537,7 @@ def test_an_episode_that_is_over_gives_its_session_back(rig: Rig, make: Maker) -
     assert [e.body.terminated for e in rig.read(rig.topics.events, Event)] == [False, True, True]
 
 
-def test_an_environment_that_nobody_knows_fails_its_step(rig: Rig) -> None:
+def test_an_unknown_environment_fails_its_step(rig: Rig) -> None:
     loop = rig.environments()
 
     send(rig, replace(step_of(), environment="absent"))
@@ -551,7 +547,7 @@ def test_an_environment_that_nobody_knows_fails_its_step(rig: Rig) -> None:
     assert (failed.code, failed.retriable) == ("unknown_environment", False)
 
 
-def test_an_observation_that_is_too_large_fails_its_step(rig: Rig, gate: threading.Event) -> None:
+def test_an_oversized_observation_fails_its_step(rig: Rig, gate: threading.Event) -> None:
     class Loud(Parrot):
         def open(self, seed: int) -> Observation:
             return Observation("x" * 1_100_000)
@@ -565,7 +561,7 @@ def test_an_observation_that_is_too_large_fails_its_step(rig: Rig, gate: threadi
     assert rig.committed("t.environments", rig.topics.steps) == 1
 
 
-def test_frozen_lake_is_walked_through_gymnasium(rig: Rig) -> None:
+def test_a_gymnasium_frozen_lake_episode_is_solved(rig: Rig) -> None:
     config = json.dumps({"id": "FrozenLake-v1", "kwargs": {"is_slippery": False},
                          "actions": ["L", "D", "R", "U"]})  # fmt: skip
     loop = rig.environments(threads=0)

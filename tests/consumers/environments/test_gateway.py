@@ -52,7 +52,7 @@ async def ask(served: ServedLine, body: Any = QUESTION, **headers: str) -> Answe
     return await exchange(served.port, chat(served, body, **headers))
 
 
-def test_a_question_is_asked_once_and_answered_in_the_vendors_form() -> None:
+def test_a_call_is_asked_once_and_answered_in_the_vendors_format() -> None:
     async def test(served: ServedLine) -> None:
         answer = await ask(served)
 
@@ -63,7 +63,7 @@ def test_a_question_is_asked_once_and_answered_in_the_vendors_form() -> None:
     on_a_gateway(test)
 
 
-def test_a_line_with_a_door_of_its_own_is_asked_there_and_no_other_line_is() -> None:
+def test_a_line_with_its_own_port_is_reachable_only_there() -> None:
     async def test(served: ServedLine) -> None:
         listener = bind()
         door = listener.getsockname()[1]
@@ -80,7 +80,7 @@ def test_a_line_with_a_door_of_its_own_is_asked_there_and_no_other_line_is() -> 
         assert [await status(door, "never-drawn"), await status(port, "never-drawn")] == [401, 404]
         assert await status(door, own.key, others) == 401
 
-        # What waits is told that it is over, and then nobody is there any more
+        # A waiting request gets its 404, and then the port is closed
         body = {"model": "policy", "messages": [{"role": "user", "content": "wait"}]}
         path = f"/r/{own.key}{CHAT}"
         waiting = asyncio.create_task(exchange(door, request(path, body, key=own.key)))
@@ -94,7 +94,7 @@ def test_a_line_with_a_door_of_its_own_is_asked_there_and_no_other_line_is() -> 
     on_a_gateway(test)
 
 
-def test_a_door_takes_so_many_connections_and_leaves_those_of_others_alone() -> None:
+def test_a_lines_own_port_does_not_count_towards_other_connections() -> None:
     async def test(served: ServedLine) -> None:
         listener = bind()
         door = listener.getsockname()[1]
@@ -116,7 +116,7 @@ def test_a_door_takes_so_many_connections_and_leaves_those_of_others_alone() -> 
     on_a_gateway(test, connections_of_session=3)
 
 
-def test_the_key_is_wanted_in_the_path_and_from_the_caller() -> None:
+def test_the_key_is_required_in_the_path_and_the_header() -> None:
     async def test(served: ServedLine) -> None:
         key = served.line.key
         got = served.path("/v1/models")
@@ -157,7 +157,7 @@ def test_any_other_route_is_404_in_json(method: str, path: str) -> None:
     on_a_gateway(test)
 
 
-def test_models_and_the_task_are_told() -> None:
+def test_models_and_the_task_are_served() -> None:
     async def test(served: ServedLine) -> None:
         key = served.line.key
         got = [
@@ -171,7 +171,7 @@ def test_models_and_the_task_are_told() -> None:
     on_a_gateway(test, policies=("policy", "judge"))
 
 
-def test_a_model_that_is_none_of_several_policies_is_404() -> None:
+def test_an_unknown_model_among_several_policies_is_404() -> None:
     async def test(served: ServedLine) -> None:
         answer = await ask(served, {**QUESTION, "model": "gpt"})
         assert answer.status == 404
@@ -182,7 +182,7 @@ def test_a_model_that_is_none_of_several_policies_is_404() -> None:
     on_a_gateway(test, policies=("policy", "judge"))
 
 
-def test_adapters_step_their_environment_and_hand_in_their_result() -> None:
+def test_agents_can_step_their_environment_and_submit_a_result() -> None:
     async def test(served: ServedLine) -> None:
         key = served.line.key
         step = request(served.path("/v1/step"), {"action": "ls"}, key=key)
@@ -198,7 +198,7 @@ def test_adapters_step_their_environment_and_hand_in_their_result() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_client_of_http_1_0_is_answered_too_and_its_connection_ended(late: bool) -> None:
+def test_an_http_1_0_client_is_answered_and_its_connection_closed(late: bool) -> None:
     async def test(served: ServedLine) -> None:
         raw = await Raw.to(served.port)
         data = chat(served, {**QUESTION, "stream": True})
@@ -227,7 +227,7 @@ def test_a_step_without_an_action_is_refused_by_name(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff", b"{}", b'{"messages": 7}', b"[" * 100_000])
-def test_a_malformed_body_is_400_and_nothing_is_asked(body: bytes) -> None:
+def test_a_malformed_body_is_400_and_asks_no_model(body: bytes) -> None:
     async def test(served: ServedLine) -> None:
         answer = await ask(served, body)
 
@@ -238,7 +238,7 @@ def test_a_malformed_body_is_400_and_nothing_is_asked(body: bytes) -> None:
     on_a_gateway(test)
 
 
-def test_a_body_up_to_the_limit_is_taken_and_a_larger_one_refused() -> None:
+def test_a_body_at_the_limit_is_accepted_and_a_larger_one_refused() -> None:
     async def test(served: ServedLine) -> None:
         words = {**QUESTION, "ignored": ""}
         room = 100_000 - len(json.dumps(words))
@@ -252,7 +252,7 @@ def test_a_body_up_to_the_limit_is_taken_and_a_larger_one_refused() -> None:
     on_a_gateway(test, body_bytes=100_000)
 
 
-def test_while_a_large_body_is_read_others_are_answered() -> None:
+def test_other_requests_are_answered_while_a_large_body_is_read() -> None:
     async def test(served: ServedLine) -> None:
         many = [{"role": "user", "content": "x"}] * 20_000
         large = asyncio.create_task(ask(served, {"messages": many}))
@@ -267,7 +267,7 @@ def test_while_a_large_body_is_read_others_are_answered() -> None:
     on_a_gateway(test)
 
 
-def test_a_small_body_that_unpacks_to_a_large_one_is_refused() -> None:
+def test_a_small_body_that_decompresses_beyond_the_limit_is_refused() -> None:
     async def test(served: ServedLine) -> None:
         bomb = zlib.compress(json.dumps({**QUESTION, "ignored": "x" * 50_000_000}).encode())
         answer = await ask(served, bomb, Content_Encoding="deflate")
@@ -280,7 +280,7 @@ def test_a_small_body_that_unpacks_to_a_large_one_is_refused() -> None:
     on_a_gateway(test, body_bytes=100_000)
 
 
-def test_a_client_that_asks_before_it_sends_a_body_is_told_to_go_on() -> None:
+def test_a_client_that_expects_100_continue_gets_it() -> None:
     async def test(served: ServedLine) -> None:
         raw = await Raw.to(served.port)
         head, _, body = chat(served, Expect="100-continue").partition(b"\r\n\r\n")
@@ -304,7 +304,7 @@ def test_a_client_that_asks_before_it_sends_a_body_is_told_to_go_on() -> None:
         b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000 + b"\r\n\r\n",
     ],
 )
-def test_what_is_no_http_is_answered_in_json_and_the_connection_ended(data: bytes) -> None:
+def test_a_malformed_http_request_gets_json_and_a_closed_connection(data: bytes) -> None:
     async def test(served: ServedLine) -> None:
         raw = await Raw.to(served.port)
         await raw.send(data)
@@ -324,7 +324,7 @@ def whole(body: bytes) -> dict[str, str]:
 
 IN_CHUNKS = {"Transfer-Encoding": "chunked"}
 UNREADABLE: list[tuple[dict[str, str], bytes]] = [
-    (whole(b"{}{}"), b"{}{}"),  # deflated, it would have to go on
+    (whole(b"{}{}"), b"{}{}"),  # deflated, it would have to continue
     (IN_CHUNKS, b"2\r\n{}\r\nzz\r\n"),
     (IN_CHUNKS, b"2\r\n{}\r\n\x00\x00"),
     (IN_CHUNKS, b"2\r\n{}{}\r\n"),
@@ -340,7 +340,7 @@ def head_of(served: ServedLine, route: str, headers: dict[str, str]) -> bytes:
 
 
 @pytest.mark.parametrize(("headers", "body"), UNREADABLE)
-def test_a_body_that_breaks_while_it_is_read_is_answered(
+def test_a_body_that_turns_malformed_while_it_is_read_gets_400(
     headers: dict[str, str], body: bytes
 ) -> None:
     async def test(served: ServedLine) -> None:
@@ -360,7 +360,7 @@ def test_a_body_that_breaks_while_it_is_read_is_answered(
 
 
 @pytest.mark.parametrize(("headers", "body"), UNREADABLE)
-def test_a_body_that_breaks_after_the_answer_ends_its_connection(
+def test_a_malformed_body_after_the_answer_closes_its_connection(
     headers: dict[str, str], body: bytes
 ) -> None:
     async def test(served: ServedLine) -> None:
@@ -369,14 +369,14 @@ def test_a_body_that_breaks_after_the_answer_ends_its_connection(
         assert (await raw.answer()).status == 404
         await raw.send(body)
 
-        async with asyncio.timeout(5):  # no lingering for what cannot come
+        async with asyncio.timeout(5):  # no lingering for bytes that cannot arrive
             assert await raw.reader.read() == b""
         await raw.close()
 
     on_a_gateway(test)
 
 
-def test_a_body_that_breaks_behind_an_open_request_is_answered_after_it() -> None:
+def test_a_malformed_pipelined_body_is_answered_after_the_open_request() -> None:
     async def test(served: ServedLine) -> None:
         raw = await Raw.to(served.port)
         await raw.send(chat(served) + head_of(served, CHAT, IN_CHUNKS) + b"2\r\n{}\r\n")
@@ -391,7 +391,7 @@ def test_a_body_that_breaks_behind_an_open_request_is_answered_after_it() -> Non
     on_a_gateway(test, script=lambda _: None)
 
 
-def test_a_connection_whose_upgrade_was_declined_is_ended_with_the_answer() -> None:
+def test_a_declined_upgrade_closes_the_connection_after_the_answer() -> None:
     async def test(served: ServedLine) -> None:
         wishes = {"Connection": "Upgrade", "Upgrade": "websocket"}
         data = request(served.path("/v1/nowhere"), QUESTION, key=served.line.key, **wishes)
@@ -409,7 +409,7 @@ def test_a_connection_whose_upgrade_was_declined_is_ended_with_the_answer() -> N
     on_a_gateway(test)
 
 
-def test_one_connection_carries_one_request_after_the_other() -> None:
+def test_one_connection_serves_pipelined_requests_in_order() -> None:
     async def test(served: ServedLine) -> None:
         raw = await Raw.to(served.port)
         await raw.send(chat(served) + chat(served))
@@ -421,7 +421,7 @@ def test_one_connection_carries_one_request_after_the_other() -> None:
     on_a_gateway(test)
 
 
-def test_an_answer_leaves_in_one_write_without_delay() -> None:
+def test_an_answer_is_sent_in_one_write() -> None:
     async def test(served: ServedLine) -> None:
         raw = await Raw.to(served.port)
         await raw.send(chat(served))
@@ -457,7 +457,7 @@ class Spy:
         self._transport.write(data)
 
 
-def test_too_many_open_requests_are_429_and_say_when_to_come_back() -> None:
+def test_too_many_open_requests_get_429_with_a_retry_time() -> None:
     async def test(served: ServedLine) -> None:
         raws = [await Raw.to(served.port) for _ in range(3)]
         for raw in raws:
@@ -477,7 +477,7 @@ def test_too_many_open_requests_are_429_and_say_when_to_come_back() -> None:
     on_a_gateway(test, lambda _: None, open_calls_of_session=3)
 
 
-def test_an_agent_that_opens_a_thousand_calls_at_once_has_64_and_takes_nobodys_place() -> None:
+def test_an_agent_with_a_thousand_calls_gets_64_and_displaces_no_other() -> None:
     async def test(served: ServedLine) -> None:
         raws = await asyncio.gather(*(Raw.to(served.port) for _ in range(1000)))
         await asyncio.gather(*(raw.send(chat(served)) for raw in raws))
@@ -500,10 +500,10 @@ def test_an_agent_that_opens_a_thousand_calls_at_once_has_64_and_takes_nobodys_p
     on_a_gateway(test, lambda _: None)
 
 
-def test_connections_beyond_so_many_are_closed_and_the_others_go_on() -> None:
+def test_connections_above_the_limit_are_closed_and_the_others_continue() -> None:
     async def test(served: ServedLine) -> None:
         raws = [await Raw.to(served.port) for _ in range(3)]
-        for raw in raws:  # each shows a key, so none of them makes room
+        for raw in raws:  # each shows a key, so none of them is closed for a newer one
             await raw.send(chat(served))
             assert (await raw.answer()).status == 200
         await holds(lambda: len(served.gateway.connections()) == 3)
@@ -519,8 +519,8 @@ def test_connections_beyond_so_many_are_closed_and_the_others_go_on() -> None:
     on_a_gateway(test, connections=3)
 
 
-def test_a_session_has_so_many_connections_and_leaves_the_others_to_the_others() -> None:
-    """Idle ones too: with a key none of them makes room for who comes later."""
+def test_a_session_has_a_connection_limit_and_leaves_others_theirs() -> None:
+    """Idle connections count too: with a key, none of them is closed for a newer one."""
 
     async def test(served: ServedLine) -> None:
         raws = [await Raw.to(served.port) for _ in range(4)]
@@ -547,7 +547,7 @@ def test_a_session_has_so_many_connections_and_leaves_the_others_to_the_others()
     on_a_gateway(test, connections_of_session=3)
 
 
-def test_a_closed_line_is_404_for_who_waits_and_for_who_comes_later() -> None:
+def test_a_closed_line_is_404_for_waiting_and_later_clients() -> None:
     async def test(served: ServedLine) -> None:
         raw = await Raw.to(served.port)
         await raw.send(chat(served))
@@ -562,7 +562,7 @@ def test_a_closed_line_is_404_for_who_waits_and_for_who_comes_later() -> None:
     on_a_gateway(test, lambda _: None)
 
 
-def test_a_line_that_closes_while_a_body_comes_is_not_asked() -> None:
+def test_a_line_closed_during_a_body_is_not_asked() -> None:
     async def test(served: ServedLine) -> None:
         raw = await Raw.to(served.port)
         head, _, body = chat(served, Expect="100-continue").partition(b"\r\n\r\n")
@@ -586,7 +586,7 @@ def test_a_line_that_closes_while_a_body_comes_is_not_asked() -> None:
         (400, {}), (404, {}), (429, {"retry-after": "1"}), (503, {"x-should-retry": "false"}),
     ],
 )  # fmt: skip
-def test_a_failure_says_whether_to_try_again(status: int, headers: dict[str, str]) -> None:
+def test_a_failure_tells_the_client_if_it_may_retry(status: int, headers: dict[str, str]) -> None:
     async def test(served: ServedLine) -> None:
         answer = await ask(served)
 
@@ -602,7 +602,7 @@ def streamed(answer: Answer) -> list[Any]:
     return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
 
 
-def test_a_stream_comes_whole_when_its_answer_is_there_in_time() -> None:
+def test_a_stream_answered_in_time_is_sent_whole() -> None:
     async def test(served: ServedLine) -> None:
         answer = await ask(served, {**QUESTION, "stream": True})
 
@@ -616,7 +616,7 @@ def test_a_stream_comes_whole_when_its_answer_is_there_in_time() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_stream_that_waits_long_is_begun_and_says_the_rest_within_itself(fails: bool) -> None:
+def test_a_long_waiting_stream_begins_early_and_reports_its_outcome_within(fails: bool) -> None:
     async def test(served: ServedLine) -> None:
         raw = await Raw.to(served.port)
         await raw.send(chat(served, {**QUESTION, "stream": True}))
@@ -637,7 +637,7 @@ def test_a_stream_that_waits_long_is_begun_and_says_the_rest_within_itself(fails
     on_a_gateway(test, lambda _: None, hold_s=0.01, wait_every_s=0.01)
 
 
-def test_a_late_stream_whose_line_closes_fails_within_itself() -> None:
+def test_a_begun_stream_reports_its_lines_closing_as_an_event() -> None:
     async def test(served: ServedLine) -> None:
         raw = await Raw.to(served.port)
         await raw.send(chat(served, {**QUESTION, "stream": True}))
@@ -651,7 +651,7 @@ def test_a_late_stream_whose_line_closes_fails_within_itself() -> None:
     on_a_gateway(test, lambda _: None, hold_s=0.01)
 
 
-def test_a_port_that_is_taken_is_refused_in_one_line() -> None:
+def test_an_occupied_port_is_refused_in_one_line() -> None:
     with bind() as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Refused, match=f"port {port}.*environments.gateway_port") as refused:
@@ -659,7 +659,7 @@ def test_a_port_that_is_taken_is_refused_in_one_line() -> None:
         assert "\n" not in str(refused.value)
 
 
-def test_a_gateway_closes_twice_and_its_port_is_free_again() -> None:
+def test_a_gateway_may_close_twice_and_frees_its_port() -> None:
     async def run() -> int:
         async with serving(told) as served:
             raw = await Raw.to(served.port)

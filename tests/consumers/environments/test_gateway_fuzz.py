@@ -1,7 +1,7 @@
-"""Ten thousand requests that mean harm or nothing; whatever is asked, the gateway answers the next.
+"""Ten thousand fuzzed requests: the gateway answers each next request.
 
-Each gets an answer in its vendor's form, or ends its own connection. Nothing fails within the
-gateway, and of what was given up nothing stays.
+Each gets an answer in its vendor's format, or ends its own connection. Nothing fails within the
+gateway, and abandoned requests leave no state.
 """
 
 import asyncio
@@ -206,7 +206,7 @@ class Client:
             self.carried = []
 
     async def works(self) -> None:
-        """The gateway still tells its models."""
+        """The gateway still serves its models."""
         key = self.served.line.key
         raw = await Raw.to(self.served.port)
         await raw.send(request(self.served.path("/v1/models"), method="GET", key=key))
@@ -226,7 +226,7 @@ def well_formed(plan: Plan, answer: Answer) -> None:
     error = answer.json()["error"]
     assert error["message"], plan
     assert error["type"], plan
-    if not plan.broken:  # what is no HTTP has no path, and so no vendor
+    if not plan.broken:  # a request that is no HTTP has no path, and so no vendor
         anthropic = plan.path.startswith("/v1/messages")
         assert (answer.json().get("type") == "error") is anthropic, plan
 
@@ -245,7 +245,7 @@ def on_loop(caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
-def test_the_gateway_outlives_whatever_it_is_sent(on_loop: Any) -> None:
+def test_the_gateway_survives_fuzzed_requests(on_loop: Any) -> None:
     limits = GatewayLimits(body_bytes=BODY_BYTES)
     gateway = serving(told, limits)
     served: ServedLine = on_loop(gateway.__aenter__())

@@ -1,7 +1,7 @@
-"""Connections that are cut at any byte, and what a client is told that comes back.
+"""Connections cut at any byte, and the answer to a client that returns.
 
-A client that read a part of an answer and closed is seen to have done so; one that hides behind a
-proxy is not, and then its retry count decides.
+The gateway sees a client close after a part of an answer; behind a proxy it does not, and then
+the retry count decides.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ def numbered() -> Script:
 
 
 def asking(served: ServedLine, path: str, stream: bool, seed: int, retries: int = 0) -> bytes:
-    """A question that is another for every seed."""
+    """A question that differs for every seed."""
     body = {name: _other(value, seed) for name, value in BODIES[path].items()}
     if stream:
         body["stream"] = True
@@ -63,7 +63,7 @@ def _other(value: Any, seed: int) -> Any:
 
 
 async def cut_after(port: int, data: bytes, size: int) -> None:
-    """Send a request, read so many bytes of its answer, which has arrived whole, and close."""
+    """Send a request, read this many bytes of its complete answer, and close."""
     loop = asyncio.get_running_loop()
     sock = socket.create_connection(("127.0.0.1", port))
     sock.setblocking(False)
@@ -80,14 +80,14 @@ async def cut_after(port: int, data: bytes, size: int) -> None:
 
 
 def offsets(size: int, retries: int) -> Sequence[int]:
-    """Every one of a short answer for a client that tells no retry; else some of them."""
+    """All offsets of a short answer for a client without a retry count; otherwise some of them."""
     if retries == 0:
         return range(0, size, 1 + size // 1000)
     return (0, 1, size // 2, size - 1)
 
 
 @pytest.mark.parametrize(("path", "stream"), FORMS)
-def test_an_answer_cut_at_any_byte_is_told_again_and_asked_once(path: str, stream: bool) -> None:
+def test_an_answer_cut_at_any_byte_is_repeated_and_asked_once(path: str, stream: bool) -> None:
     async def run() -> None:
         async with serving(numbered(), GatewayLimits()) as served:
             size = await answer_size(served, asking(served, path, stream, 10**6))
@@ -121,7 +121,7 @@ async def _whole(raw: Raw, data: bytes) -> int:
 
 
 @pytest.mark.parametrize("retries", [0, 1, 2])
-def test_an_answer_that_was_read_whole_is_told_again_to_a_retry_alone(retries: int) -> None:
+def test_an_answer_read_whole_is_repeated_only_to_a_retry(retries: int) -> None:
     async def run() -> None:
         async with serving(numbered()) as served:
             first = await exchange(served.port, asking(served, CHAT, False, 1))
@@ -133,7 +133,7 @@ def test_an_answer_that_was_read_whole_is_told_again_to_a_retry_alone(retries: i
     asyncio.run(run())
 
 
-def test_a_client_that_comes_back_on_a_connection_it_had_open_is_told_again() -> None:
+def test_a_client_returning_on_an_open_connection_gets_the_answer_again() -> None:
     async def run() -> None:
         async with serving(numbered()) as served:
             other = await Raw.to(served.port)
@@ -152,7 +152,7 @@ def test_a_client_that_comes_back_on_a_connection_it_had_open_is_told_again() ->
 
 @pytest.mark.parametrize("retries", [0, 1, 2])
 @pytest.mark.parametrize(("path", "stream"), FORMS)
-def test_a_client_that_leaves_before_its_answer_finds_its_question_asked(
+def test_a_client_that_left_early_finds_its_call_still_open(
     path: str, stream: bool, retries: int
 ) -> None:
     async def run() -> None:
@@ -176,7 +176,7 @@ def test_a_client_that_leaves_before_its_answer_finds_its_question_asked(
     asyncio.run(run())
 
 
-def test_equal_questions_side_by_side_are_each_asked() -> None:
+def test_identical_concurrent_calls_are_each_asked() -> None:
     async def run() -> None:
         async with serving(numbered()) as served:
             data = asking(served, CHAT, False, 1)
@@ -188,7 +188,7 @@ def test_equal_questions_side_by_side_are_each_asked() -> None:
     asyncio.run(run())
 
 
-def test_an_idempotency_key_makes_one_call_of_whatever_bears_it() -> None:
+def test_requests_with_one_idempotency_key_make_one_call() -> None:
     async def run() -> None:
         async with serving(numbered()) as served:
             head, _, body = asking(served, CHAT, False, 1).partition(b"\r\n\r\n")
@@ -202,7 +202,7 @@ def test_an_idempotency_key_makes_one_call_of_whatever_bears_it() -> None:
 
 
 @pytest.mark.parametrize("at", [0.1, 0.5, 0.99])
-def test_a_question_that_was_cut_itself_is_not_asked(at: float) -> None:
+def test_a_truncated_request_is_not_asked(at: float) -> None:
     async def run() -> None:
         async with serving(numbered()) as served:
             data = asking(served, CHAT, False, 1)
@@ -221,5 +221,5 @@ async def until_asked(served: ServedLine, number: int) -> None:
 
 
 async def attached(served: ServedLine, number: int) -> None:
-    """Wait until so many clients wait for the line's calls."""
+    """Wait until this many clients wait for the line's calls."""
     await holds(lambda: served.line.waiting() == number)

@@ -1,4 +1,4 @@
-"""Conversations of a session that go on from one another are held once, and each is what it was."""
+"""Continued conversations of a session are stored once, and each stays as it was."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +8,7 @@ from schemas.messages import Message
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3)), max_size=25))
-def test_whichever_is_gone_on_from_all_stay_what_they_were(
+def test_continued_conversations_leave_the_others_unchanged(
     went_on: list[tuple[int, int]],
 ) -> None:
     held, expected = HeldConversations(), dict[str, tuple[Message, ...]]()
@@ -25,7 +25,7 @@ def test_whichever_is_gone_on_from_all_stay_what_they_were(
         assert not whole or (turns[-1], turns[0]) == (whole[-1], whole[0])
 
 
-def test_a_conversation_that_goes_on_takes_the_list_along() -> None:
+def test_a_continued_conversation_shares_one_list() -> None:
     held, said = HeldConversations(), tuple[Message, ...]()
     for number in range(50):
         said = (*said, Message("user", "asks"), Message("assistant", "says"))

@@ -22,7 +22,7 @@ def hosted(function: str, seed: int = 0, **fields: Any) -> HostedRun:
 
 
 @pytest.mark.parametrize("function", ["sequential", "parallel"])
-def test_wherever_they_are_killed_no_call_is_made_twice(function: str, tmp_path: Path) -> None:
+def test_a_process_killed_at_any_call_repeats_no_call(function: str, tmp_path: Path) -> None:
     echo = Task("tests.support.hosted_rollout:Echo")
     task = echo if function == "sequential" else Task(prompt="do it")
 
@@ -49,7 +49,7 @@ def test_wherever_they_are_killed_no_call_is_made_twice(function: str, tmp_path:
         assert len(run.host.started) == 2
 
 
-def test_one_that_says_something_else_every_time_gets_another_attempt(tmp_path: Path) -> None:
+def test_a_nondeterministic_agent_gets_another_attempt(tmp_path: Path) -> None:
     async def disturb(run: HostedRun) -> None:
         if run.answered == 5:
             run.answered += 1000
@@ -64,7 +64,7 @@ def test_one_that_says_something_else_every_time_gets_another_attempt(tmp_path: 
     assert "I am " in json.loads(trajectory.result)[0]["content"]
 
 
-def test_what_an_agent_prints_before_it_fails_is_the_reason(tmp_path: Path) -> None:
+def test_an_agents_last_output_before_it_fails_is_the_reason(tmp_path: Path) -> None:
     [trajectory] = lived(tmp_path, hosted("fails"))
 
     assert (trajectory.status, trajectory.code) == ("failed", "agent_exit")

@@ -1,7 +1,4 @@
-"""Agents that do what nobody should: their rollouts end as they must, and nothing is left of them.
-
-They share one fork server and one gateway, so each of them could harm those that come later.
-"""
+"""Misbehaving agents, sharing one fork server and one gateway: their rollouts end properly."""
 
 import os
 import secrets
@@ -22,7 +19,7 @@ FUNCTIONS = Path(__file__).parents[2] / "support" / "hostile_agents.py"
 
 
 def hears(call: ModelCall) -> str:
-    """What was asked, once more."""
+    """Returns the last message of the call."""
     return call.messages[-1].content
 
 
@@ -33,7 +30,7 @@ def hosted(function: str, **config: Any) -> HostedRun:
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Trajectory]:
-    """What became of each, one after the other."""
+    """The result of each agent, by function."""
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "precious").mkdir()
     (folder / "precious" / "file").write_text("of somebody's")
@@ -64,7 +61,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Trajectory]:
         ("has_much_to_remember", "OSError7"),
     ],
 )
-def test_whatever_an_agent_does_to_itself_it_is_heard_and_ends(
+def test_an_agent_that_harms_itself_is_heard_and_ends(
     ended: Mapping[str, Trajectory], function: str, result: str
 ) -> None:
     trajectory = ended[function]
@@ -73,7 +70,7 @@ def test_whatever_an_agent_does_to_itself_it_is_heard_and_ends(
     assert trajectory.result == result
 
 
-def test_an_agent_that_leaves_while_others_of_it_ask_has_finished(
+def test_an_agent_that_exits_with_open_child_calls_has_finished(
     ended: Mapping[str, Trajectory],
 ) -> None:
     trajectory = ended["leaves_its_callers"]
@@ -82,8 +79,8 @@ def test_an_agent_that_leaves_while_others_of_it_ask_has_finished(
     assert 1 <= trajectory.model_calls <= 11
 
 
-def test_a_copy_that_stood_still_and_wakes_up_changes_nothing(tmp_path: Path) -> None:
-    # Given a worker that stands still with its agent, and another one in its place
+def test_a_suspended_copy_that_wakes_up_changes_nothing(tmp_path: Path) -> None:
+    # Given a suspended worker with its agent, and another one in its place
     zombies = []
 
     async def disturb(run: HostedRun) -> None:

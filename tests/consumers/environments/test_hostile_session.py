@@ -1,4 +1,4 @@
-"""Beside a session at its worst another is answered rightly, and in the end nothing is held."""
+"""Beside a hostile session another one is answered correctly, and no memory stays held."""
 
 import asyncio
 

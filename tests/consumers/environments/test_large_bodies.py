@@ -1,4 +1,4 @@
-"""A large body is read as a small one is, in a process that may end, and in its session's turn."""
+"""A large body is parsed like a small one, in a separate process and in its session's turn."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ async def read(
     return await large.read(session, DIALECTS[path], body, ["policy"], earlier, lambda: False)
 
 
-def test_a_large_body_is_read_or_refused_as_a_small_one_is() -> None:
+def test_a_large_body_is_parsed_or_refused_like_a_small_one() -> None:
     async def work(large: LargeBodies) -> None:
         for number, (path, value) in enumerate(WHOLE.items()):
             wanted = DIALECTS[path].read(json.dumps(value).encode(), ["policy"], EARLIER)
@@ -54,7 +54,7 @@ def test_a_large_body_is_read_or_refused_as_a_small_one_is() -> None:
     on_a_loop(work)
 
 
-def test_a_large_body_goes_on_from_a_response_of_its_session_alone() -> None:
+def test_a_large_body_may_continue_only_its_own_sessions_responses() -> None:
     said = {"resp_1": [Message("user", "x"), Message("assistant", "y")]}
     value = {"input": PAD, "previous_response_id": "resp_1"}
 
@@ -67,7 +67,7 @@ def test_a_large_body_goes_on_from_a_response_of_its_session_alone() -> None:
     on_a_loop(work)
 
 
-def test_one_body_may_not_refer_to_responses_without_end() -> None:
+def test_the_number_of_responses_referenced_by_one_body_is_bounded() -> None:
     items = [{"type": "item_reference", "id": f"msg_{number}"} for number in range(100)]
     known = {f"resp_{number}": [Message("assistant", "y")] for number in range(100)}
 
@@ -78,7 +78,7 @@ def test_one_body_may_not_refer_to_responses_without_end() -> None:
     on_a_loop(work)
 
 
-def test_a_body_that_ends_its_reader_is_refused_and_the_next_one_is_read() -> None:
+def test_a_body_that_kills_its_reader_is_refused_and_the_next_read() -> None:
     async def work(large: LargeBodies) -> None:
         asking = asyncio.create_task(read(large, "/v1/step", {"action": PAD}, {}))
         while large.pid is None:
@@ -100,7 +100,7 @@ def test_a_body_that_takes_too_long_to_read_is_refused() -> None:
     on_a_loop(work, within_s=0.001)
 
 
-def test_a_body_whose_client_has_gone_is_not_read() -> None:
+def test_a_body_of_a_disconnected_client_is_not_read() -> None:
     async def work(large: LargeBodies) -> None:
         body = bytearray(b"{}")
         with pytest.raises(ConnectionError, match="gone before its body was read"):
@@ -110,7 +110,7 @@ def test_a_body_whose_client_has_gone_is_not_read() -> None:
     on_a_loop(work)
 
 
-def test_who_sends_faster_than_it_may_waits_and_who_rests_does_not() -> None:
+def test_a_sender_above_its_byte_rate_waits_a_rested_one_does_not() -> None:
     async def scene() -> float:
         rate = ByteRate(a_second=1000, at_once=500)
         loop = asyncio.get_running_loop()

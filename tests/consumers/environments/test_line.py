@@ -1,4 +1,4 @@
-"""The law of retries, without HTTP: which request is which call, and what of it a session sees."""
+"""The rules of retries, without HTTP: which request is which call, and the answers it gets."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -32,7 +32,7 @@ def said(text: str, ask: Ask = QUESTION) -> ModelReply:
     return ModelReply(ask.d, (Choice(text),))
 
 
-def test_equal_requests_side_by_side_are_two_calls_answered_in_order() -> None:
+def test_identical_concurrent_requests_are_two_calls_answered_in_order() -> None:
     async def test(line: GatewayLine) -> None:
         first, second = line.attach(QUESTION), line.attach(QUESTION)
 
@@ -44,7 +44,7 @@ def test_equal_requests_side_by_side_are_two_calls_answered_in_order() -> None:
     on_a_line(test)
 
 
-def test_a_client_that_hangs_up_cancels_nothing_and_finds_its_call_again() -> None:
+def test_a_disconnected_client_finds_its_open_call_again() -> None:
     async def test(line: GatewayLine) -> None:
         line.attach(QUESTION).lost(None)
         assert line.asked() == [QUESTION]
@@ -58,7 +58,7 @@ def test_a_client_that_hangs_up_cancels_nothing_and_finds_its_call_again() -> No
     on_a_line(test)
 
 
-def test_an_answer_that_found_nobody_waits_for_the_client_to_come_back() -> None:
+def test_an_undelivered_answer_waits_for_the_client_to_come_back() -> None:
     async def test(line: GatewayLine) -> None:
         line.attach(QUESTION).lost(None)
         line.tell(said("once"))
@@ -69,7 +69,7 @@ def test_an_answer_that_found_nobody_waits_for_the_client_to_come_back() -> None
     on_a_line(test)
 
 
-def test_a_retry_waits_for_the_open_call_whose_client_is_not_known_to_be_gone() -> None:
+def test_a_retry_joins_the_open_call_of_a_possibly_live_client() -> None:
     async def test(line: GatewayLine) -> None:
         slow, other = line.attach(QUESTION), line.attach(QUESTION)
         retries = [line.attach(QUESTION, retry=True) for _ in range(2)]
@@ -80,7 +80,7 @@ def test_a_retry_waits_for_the_open_call_whose_client_is_not_known_to_be_gone() 
     on_a_line(test)
 
 
-def test_an_answer_that_was_cut_is_told_again_and_one_that_arrived_is_not() -> None:
+def test_a_cut_answer_is_repeated_and_an_arrived_one_is_not() -> None:
     async def test(line: GatewayLine) -> None:
         cut, whole = line.attach(QUESTION), line.attach(OTHER)
         line.tell(said("cut"))
@@ -97,7 +97,7 @@ def test_an_answer_that_was_cut_is_told_again_and_one_that_arrived_is_not() -> N
     on_a_line(test)
 
 
-def test_two_votes_that_were_both_cut_are_each_told_again_once() -> None:
+def test_two_identical_calls_both_cut_are_each_answered_again_once() -> None:
     async def test(line: GatewayLine) -> None:
         votes = [line.attach(QUESTION) for _ in range(2)]
         line.tell(said("one"))
@@ -114,7 +114,7 @@ def test_two_votes_that_were_both_cut_are_each_told_again_once() -> None:
     on_a_line(test)
 
 
-def test_an_answer_that_is_still_being_written_is_not_told_to_another() -> None:
+def test_an_answer_still_being_written_is_not_given_to_another_client() -> None:
     async def test(line: GatewayLine) -> None:
         line.attach(QUESTION)
         line.tell(said("one"))
@@ -127,7 +127,7 @@ def test_an_answer_that_is_still_being_written_is_not_told_to_another() -> None:
 
 
 @pytest.mark.parametrize(("between", "again"), [(False, True), (True, False)])
-def test_a_retry_is_told_what_arrived_only_if_nothing_was_told_since(
+def test_a_retry_gets_an_arrived_answer_only_if_it_is_the_latest(
     between: bool, again: bool
 ) -> None:
     async def test(line: GatewayLine) -> None:
@@ -145,7 +145,7 @@ def test_a_retry_is_told_what_arrived_only_if_nothing_was_told_since(
     on_a_line(test)
 
 
-def test_a_failed_retry_does_not_make_what_arrived_earlier_look_lost() -> None:
+def test_a_failed_retry_does_not_mark_an_arrived_answer_as_lost() -> None:
     async def test(line: GatewayLine) -> None:
         early = line.attach(QUESTION)
         line.attach(QUESTION, retry=True).written()
@@ -160,7 +160,7 @@ def test_a_failed_retry_does_not_make_what_arrived_earlier_look_lost() -> None:
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_requests_of_one_idempotency_key_are_one_call(answered: bool) -> None:
+def test_requests_with_one_idempotency_key_are_one_call(answered: bool) -> None:
     async def test(line: GatewayLine) -> None:
         first = line.attach(QUESTION, key="k")
         if answered:
@@ -178,7 +178,7 @@ def test_requests_of_one_idempotency_key_are_one_call(answered: bool) -> None:
 
 
 @pytest.mark.parametrize(("status", "asked"), [(429, True), (503, True), (404, False)])
-def test_what_failed_for_now_is_asked_anew_by_a_retry(status: int, asked: bool) -> None:
+def test_a_retry_repeats_a_call_that_failed_temporarily(status: int, asked: bool) -> None:
     async def test(line: GatewayLine) -> None:
         line.attach(QUESTION).written()
         line.tell(ErrorReply(QUESTION.d, status, "code", "words"))
@@ -190,7 +190,7 @@ def test_what_failed_for_now_is_asked_anew_by_a_retry(status: int, asked: bool) 
     on_a_line(test)
 
 
-def test_a_reply_that_nobody_waits_for_is_refused() -> None:
+def test_a_reply_without_a_waiting_call_is_refused() -> None:
     async def test(line: GatewayLine) -> None:
         line.attach(QUESTION)
 
@@ -200,7 +200,7 @@ def test_a_reply_that_nobody_waits_for_is_refused() -> None:
     on_a_line(test)
 
 
-def test_waiting_ends_with_a_request_and_with_the_line_and_else_in_time() -> None:
+def test_a_wait_ends_with_a_request_a_closed_line_or_a_timeout() -> None:
     async def test(line: GatewayLine) -> None:
         await line.wait(0.001)
         assert line.asked() == []
@@ -217,7 +217,7 @@ def test_waiting_ends_with_a_request_and_with_the_line_and_else_in_time() -> Non
     on_a_line(test)
 
 
-def test_a_request_that_came_before_the_wait_ends_it_at_once() -> None:
+def test_a_request_before_the_wait_ends_it_at_once() -> None:
     async def test(line: GatewayLine) -> None:
         line.asked()
         line.attach(QUESTION)
@@ -228,7 +228,7 @@ def test_a_request_that_came_before_the_wait_ends_it_at_once() -> None:
     on_a_line(test)
 
 
-def test_a_closed_line_tells_nobody_anything_and_gives_its_places_back() -> None:
+def test_a_closed_line_answers_no_client_and_releases_its_open_calls() -> None:
     open_calls = OpenCalls()
 
     async def test(line: GatewayLine) -> None:
@@ -243,7 +243,7 @@ def test_a_closed_line_tells_nobody_anything_and_gives_its_places_back() -> None
     on_a_line(test, open_calls)
 
 
-def test_a_session_and_a_worker_hold_so_many_calls_and_no_more() -> None:
+def test_open_calls_are_bounded_for_a_session_and_a_worker() -> None:
     open_calls = OpenCalls(most=3, most_of_session=2)
 
     async def test(line: GatewayLine) -> None:
@@ -264,7 +264,7 @@ def test_a_session_and_a_worker_hold_so_many_calls_and_no_more() -> None:
     on_a_line(test, open_calls)
 
 
-def test_a_client_waits_with_a_limit_and_is_told_after_it_too() -> None:
+def test_a_client_that_times_out_still_gets_its_answer_later() -> None:
     async def test(line: GatewayLine) -> None:
         client = line.attach(QUESTION)
         assert not await client.told_within(0.001)
@@ -275,7 +275,7 @@ def test_a_client_waits_with_a_limit_and_is_told_after_it_too() -> None:
     on_a_line(test)
 
 
-def test_whoever_waits_is_woken_also_by_what_happened_before_the_wait() -> None:
+def test_a_wake_before_the_wait_also_ends_it() -> None:
     async def test(line: GatewayLine) -> None:
         line.wake()
         await asyncio.wait_for(line.wait(None), 5)

@@ -1,4 +1,4 @@
-"""Bytes that are dear to parse cost their own session time, and no other."""
+"""Expensive parsing delays only its own session."""
 
 import asyncio
 from contextlib import suppress
@@ -35,7 +35,7 @@ def replied(ask: Ask) -> Reply:
     return ModelReply(ask.d, (Choice("y"),))
 
 
-def test_what_is_cheap_to_parse_never_rests_and_what_is_dear_does_within_bounds() -> None:
+def test_cheap_parsing_is_never_throttled_and_costly_parsing_within_bounds() -> None:
     share, watched = ParsingShare(), Watched()
     share.connections.add(watched)
 
@@ -48,13 +48,13 @@ def test_what_is_cheap_to_parse_never_rests_and_what_is_dear_does_within_bounds(
     assert watched.rests[-1] <= MOST_S - AT_ONCE_S / SHARE
 
 
-def test_bytes_that_came_before_are_dearer_than_new_ones() -> None:
+def test_reparsed_bytes_cost_more_than_new_ones() -> None:
     assert ParsingShare().spent(LONG_S / 2, again=True) > ParsingShare().spent(
         LONG_S / 2, again=False
     )
 
 
-def test_a_body_of_tiny_chunks_is_ended_and_another_session_answered(
+def test_a_body_of_tiny_chunks_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection, "MOST_OWED_S", 1.0)
@@ -76,7 +76,7 @@ def test_a_body_of_tiny_chunks_is_ended_and_another_session_answered(
     asyncio.run(asyncio.wait_for(scene(), 60))
 
 
-def test_what_strangers_cost_makes_no_session_wait_for_its_first_answer(
+def test_strangers_parsing_delays_no_sessions_first_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(parsing_share, "SHARE", 1e-9)
@@ -102,7 +102,7 @@ def test_what_strangers_cost_makes_no_session_wait_for_its_first_answer(
     asyncio.run(asyncio.wait_for(scene(), 60))
 
 
-def test_a_pause_while_a_request_is_parsed_does_not_end_its_connection(
+def test_a_parsing_pause_does_not_close_its_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ParsingShare, "spent", lambda self, seconds, *, again: 1000.0)
@@ -114,7 +114,7 @@ def test_a_pause_while_a_request_is_parsed_does_not_end_its_connection(
     asyncio.run(asyncio.wait_for(scene(), 60))
 
 
-def test_a_session_that_has_only_read_its_task_is_no_stranger() -> None:
+def test_a_session_that_read_its_task_is_known() -> None:
     async def scene() -> None:
         async with serving(replied) as served:
             raw = await Raw.to(served.port)
@@ -128,7 +128,7 @@ def test_a_session_that_has_only_read_its_task_is_no_stranger() -> None:
 
 
 async def answered(served: ServedLine) -> None:
-    """Somebody of another session, who is beside it."""
+    """A client of another session gets its answer."""
     other = served.gateway.line(("policy",), {})
     raw = await Raw.to(served.port)
     await raw.send(request(f"/r/{other.key}/v1/models", b"", key=other.key, method="GET"))

@@ -1,4 +1,4 @@
-"""An agent and its task have a slot each: whoever has the one never waits in vain for the other."""
+"""An agent and its task have a slot each: neither waits in vain for the other."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ def request(number: int, agent: dict[str, str], shell: dict[str, str]) -> Rollou
     [({}, {}), ({}, {"box": "local"}), ({"box": "none"}, {})],
     ids=["as its task", "task on the host", "itself on the host"],
 )
-def test_agents_that_moved_and_tasks_that_begin_do_not_wait_for_one_another(
+def test_moved_agents_and_starting_tasks_do_not_block_each_other(
     agent: dict[str, str], shell: dict[str, str]
 ) -> None:
     rig = Rig(partitions=2)
@@ -74,14 +74,14 @@ def test_agents_that_moved_and_tasks_that_begin_do_not_wait_for_one_another(
 
     until(lambda: ended() == 2, 60, lambda: f"{ended()} have ended")
 
-    # Then both have one of each in turn, and nobody's time passes while he stands in line
+    # Then both have one of each in turn, and no time counts during the wait for a slot
     found = [(each.status, each.attempt, each.reason) for each in rig.trajectories()]
     assert found == [("finished", 1, "")] * 2
     assert [len(model_calls_of(rig, f"r{number}")) for number in (0, 1)] == [3, 3]
     rig.close()
 
 
-def test_what_an_agent_needs_beside_it_is_what_its_config_says() -> None:
+def test_an_agents_config_names_the_extra_slots_it_needs() -> None:
     kind = kind_of("hosted")
 
     assert kind.slots == ("hosted",)
@@ -104,7 +104,7 @@ BOX = ("box",)
         max_size=60,
     )
 )
-def test_slots_stay_exact_and_an_agent_that_has_one_has_its_tasks_too(
+def test_slots_stay_exact_and_an_agents_tasks_get_theirs(
     acts: list[tuple[int, tuple[tuple[str, ...], tuple[str, ...]], str]],
 ) -> None:
     most = {"box": 2, "hosted": 2}
@@ -140,7 +140,7 @@ def test_slots_stay_exact_and_an_agent_that_has_one_has_its_tasks_too(
             tasks = {each for each in range(4) if holds[each, "box"]}
             assert len({*agents} | tasks) <= most["box"], "each of them has a box, or has it kept"
 
-        # Whoever goes on when he has what he needs comes to his end, in whatever order
+        # Each rollout that continues with its slots reaches its end, in any order
         for _ in range(20):
             for key, task in there.items():
                 if holds[key[0], key[1][0]]:

@@ -1,4 +1,4 @@
-"""What a worker has only so many of: none is lost or dealt twice; first come, first served."""
+"""Slots of a worker: none is lost or dealt twice; first come, first served."""
 
 import asyncio
 import threading
@@ -29,7 +29,7 @@ LOST_BY_A_SEMAPHORE = [
 
 
 class Line:
-    """Whoever wants a slot, in order of arrival; holds what he gets until he is told to give it."""
+    """Waiters for a slot in order of arrival; each holds its slot until it is cancelled."""
 
     def __init__(self, most: int) -> None:
         self.most, self.slots = most, Slots({"s": most})
@@ -45,7 +45,7 @@ class Line:
             self.line.remove(number)
             raise
         ahead = [self.holders[other] for other in self.line if other < number]
-        let_in = sum(not other.cancelling() for other in ahead)  # and have not come to it yet
+        let_in = sum(not other.cancelling() for other in ahead)  # and have not reached it yet
         assert let_in + self.held() < self.most, "first come, first served"
         self.line.remove(number)
         self.served.append(number)
@@ -67,7 +67,7 @@ class Line:
     st.lists(st.tuples(st.sampled_from(["come", "go", "turn"]), st.integers(0, 9)), max_size=60),
 )
 @example(2, LOST_BY_A_SEMAPHORE)
-def test_slots_are_dealt_in_order_and_none_is_lost_whoever_leaves_the_line(
+def test_slots_are_dealt_in_order_and_survive_cancelled_waiters(
     most: int, acts: list[tuple[str, int]]
 ) -> None:
     async def live() -> None:
@@ -97,7 +97,7 @@ def test_slots_are_dealt_in_order_and_none_is_lost_whoever_leaves_the_line(
     asyncio.run(live())
 
 
-def test_a_slot_that_no_setting_names_is_refused_with_what_to_write() -> None:
+def test_an_unconfigured_slot_is_refused_with_the_setting_to_write() -> None:
     with pytest.raises(WorkFailed, match="put gpu = 64, say, into environments") as failed:
         asyncio.run(Slots({"hosted": 1}).take(("gpu",)))
 
@@ -158,7 +158,7 @@ class World:
         )
 
     def ask(self, rollout: int, kind: str, action: str = "", *, rebuild: bool = False) -> bytes:
-        """Have something done; return the id of the command."""
+        """Send a command; return its id."""
         self.asked += 1
         place = f"r{rollout}", 1 + self.attempts[rollout], self.asked, 0
         step = EnvironmentStep(
@@ -199,7 +199,7 @@ ACTS = ["reset", "reset", "a", "end", "boom", "wait", "close", "rebuild", "newer
 
 
 @given(st.lists(st.tuples(st.sampled_from([*ACTS, *["turn"] * 4]), st.integers(0, 5)), max_size=40))
-def test_whatever_becomes_of_sessions_no_slot_is_exceeded_or_lost(
+def test_no_slot_is_exceeded_or_lost_in_any_session_history(
     acts: list[tuple[str, int]],
 ) -> None:
     world = World()
@@ -224,7 +224,7 @@ def test_whatever_becomes_of_sessions_no_slot_is_exceeded_or_lost(
 
 
 @pytest.mark.parametrize("ends", ["close", "end", "boom", "lapse", "drop", "newer"])
-def test_a_slot_goes_to_whoever_is_first_in_line_however_it_is_given_back(ends: str) -> None:
+def test_a_freed_slot_goes_to_the_first_in_line(ends: str) -> None:
     world = World()
     for rollout in (0, 2):
         world.ask(rollout, "reset")
@@ -232,7 +232,7 @@ def test_a_slot_goes_to_whoever_is_first_in_line_however_it_is_given_back(ends: 
     world.settle()
     assert first not in world.answers
 
-    world.act(ends, 0)  # a newer attempt gives its slot back and stands behind the others
+    world.act(ends, 0)  # a newer attempt gives its slot back and waits behind the others
     world.settle()
 
     assert isinstance(world.answers[first], EnvironmentStepped)
@@ -240,7 +240,7 @@ def test_a_slot_goes_to_whoever_is_first_in_line_however_it_is_given_back(ends: 
     world.table.close()
 
 
-def test_a_reset_that_waits_for_a_slot_is_past_its_time_as_any_other() -> None:
+def test_a_reset_that_waits_for_a_slot_can_miss_its_deadline() -> None:
     world = World()
     for rollout in range(MOST):
         world.ask(rollout, "reset")
@@ -259,7 +259,7 @@ def test_a_reset_that_waits_for_a_slot_is_past_its_time_as_any_other() -> None:
     world.table.close()
 
 
-def test_a_step_whose_history_is_not_there_says_so_without_standing_in_line() -> None:
+def test_a_step_without_its_history_fails_without_waiting_for_a_slot() -> None:
     world = World()
     for rollout in range(MOST):
         world.ask(rollout, "reset")
@@ -275,7 +275,7 @@ def test_a_step_whose_history_is_not_there_says_so_without_standing_in_line() ->
     world.table.close()
 
 
-def test_an_answer_says_how_long_its_step_stood_in_line_and_how_long_it_took() -> None:
+def test_an_answer_reports_its_queueing_time_and_its_execution_time() -> None:
     world = World()
     *_, first, third = (world.ask(rollout, "reset") for rollout in range(MOST + 1))
     world.settle()
@@ -291,7 +291,7 @@ def test_an_answer_says_how_long_its_step_stood_in_line_and_how_long_it_took() -
     world.table.close()
 
 
-def test_the_log_is_told_who_stands_in_line_for_what_and_when_that_is_over() -> None:
+def test_slot_waits_are_logged_at_their_start_and_end() -> None:
     world = World()
     for rollout in range(MOST + 2):
         world.ask(rollout, "reset")
@@ -311,7 +311,7 @@ def test_the_log_is_told_who_stands_in_line_for_what_and_when_that_is_over() -> 
 
 
 def holds(slots: Slots, *wanted: tuple[str, ...]) -> list[bool]:
-    """Of those who want these, in order, who has got what he wants."""
+    """For each of these requests, in order, if it got its slots."""
 
     async def live() -> list[bool]:
         tasks = [asyncio.create_task(slots.take(names)) for names in wanted]
@@ -330,7 +330,7 @@ def holds(slots: Slots, *wanted: tuple[str, ...]) -> list[bool]:
 BOTH = "box", "hosted"
 
 
-def test_two_classes_are_taken_together_or_not_at_all() -> None:
+def test_slots_of_two_classes_are_taken_atomically() -> None:
     one_each = {"box": 1, "hosted": 1}
 
     assert holds(Slots(one_each), BOTH, BOTH) == [True, False]
@@ -345,7 +345,7 @@ def test_two_classes_are_taken_together_or_not_at_all() -> None:
 
 
 async def stood(slots: Slots, name: str) -> list[str]:
-    """The class, where it is not to be had at once; who would have to wait for it leaves."""
+    """The class if no slot of it is free; the waiter then leaves."""
     told: list[str] = []
     taking = asyncio.create_task(slots.take((name,), lambda: told.append(name)))
     await asyncio.sleep(0)
@@ -354,7 +354,7 @@ async def stood(slots: Slots, name: str) -> list[str]:
     return told
 
 
-def test_whoever_is_told_that_he_must_wait_and_fails_at_that_stands_in_no_line() -> None:
+def test_a_waiter_whose_notification_fails_leaves_the_line() -> None:
     async def live() -> None:
         slots = Slots({"box": 1})
         await slots.take(("box", "box"))
@@ -376,7 +376,7 @@ NEEDS = st.sampled_from([("box",), ("hosted",), BOTH, ("hosted", "box")])
         st.tuples(NEEDS, st.sampled_from(["come", "go", "turn"]), st.integers(0, 9)), max_size=50
     )
 )
-def test_slots_of_two_classes_are_exact_whoever_comes_and_goes(
+def test_slots_of_two_classes_stay_exact_under_any_arrivals(
     acts: list[tuple[tuple[str, ...], str, int]],
 ) -> None:
     most = {"box": 1, "hosted": 2}
@@ -415,8 +415,8 @@ def test_slots_of_two_classes_are_exact_whoever_comes_and_goes(
     asyncio.run(live())
 
 
-def test_a_line_of_thousands_is_not_gone_through_whenever_somebody_comes_or_goes() -> None:
-    """Where each of them is looked at for each of them this takes a minute."""
+def test_a_line_of_thousands_is_served_in_linear_time() -> None:
+    """In quadratic time this would take a minute."""
     many = 10_000
 
     async def served_in_order() -> list[int]:

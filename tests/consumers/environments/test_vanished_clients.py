@@ -85,7 +85,7 @@ WAYS: Mapping[str, Callable[[socket.socket], None]] = {
 
 @contextmanager
 def reader_stopped(served: ServedLine) -> Iterator[None]:
-    """Let the process that reads large bodies stand still within one that has been sent to it."""
+    """Suspend the process that reads large bodies while it reads one."""
     until(lambda: served.gateway.large.pid is not None, DEADLINE_S, lambda: "there is no process")
     pid = served.gateway.large.pid
     assert pid is not None
@@ -109,7 +109,7 @@ def state(served: ServedLine) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("resting", [False, True], ids=["read_from", "resting"])
-def test_clients_that_vanish_leave_nothing_behind(resting: bool) -> None:
+def test_vanished_clients_leave_no_state(resting: bool) -> None:
     with serving_beside(replied, PATIENT) as served, ExitStack() as stack:
 
         def come(sent: bytes) -> socket.socket:
@@ -153,7 +153,7 @@ def test_clients_that_vanish_leave_nothing_behind(resting: bool) -> None:
 
 
 @pytest.mark.parametrize("resting", [False, True], ids=["read_from", "resting"])
-def test_a_session_that_is_over_leaves_nothing_behind_though_its_clients_stay(
+def test_a_closed_session_leaves_no_state_despite_connected_clients(
     resting: bool,
 ) -> None:
     with serving_beside(replied, PATIENT) as served, ExitStack() as stack:

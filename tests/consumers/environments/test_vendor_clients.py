@@ -1,8 +1,8 @@
-"""What agents' own client libraries make of the gateway: every dialect, streams, tools, errors.
+"""Agents' own client libraries against the gateway: every dialect, streams, tools, errors.
 
 The clients live in processes of their own, for agents pin either major of openai: this project's
-has the newer one, a second environment the older one and litellm. Somebody answers behind the
-gateway as `vendor_clients.py` says, and counts what is asked.
+has the newer one, a second environment the older one and litellm. A script behind the
+gateway answers as `vendor_clients.py` says, and counts the requests.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ ERRORS = [
 
 
 def policy(ask: Ask) -> Reply | None:
-    """What the last message asks for; None: later."""
+    """The answer that the last message asks for; None: later."""
     verb, _, words = ask.messages[-1].content.partition(" ")
     if verb == "slow":
         return None
@@ -161,7 +161,7 @@ def clients(served: ServedLine) -> Iterator[dict[str, VendorClient]]:
 
 
 @pytest.mark.parametrize("client", INTERPRETERS)
-def test_the_clients_are_of_the_majors_that_agents_pin(
+def test_the_clients_have_their_pinned_major_versions(
     clients: dict[str, VendorClient], client: str
 ) -> None:
     major = client.split()[1]
@@ -170,14 +170,14 @@ def test_the_clients_are_of_the_majors_that_agents_pin(
 
 
 @pytest.mark.parametrize(("client", "scenario", "value"), VALUES)
-def test_a_client_makes_of_the_answer_what_was_said(
+def test_a_client_parses_the_answer_into_its_content(
     clients: dict[str, VendorClient], client: str, scenario: str, value: Any
 ) -> None:
     assert clients[client](scenario) == {"value": value}
 
 
 @pytest.mark.parametrize(("client", "scenario", "raised", "status", "asked"), ERRORS)
-def test_a_client_raises_its_own_error_and_tries_again_only_where_it_may(
+def test_a_client_raises_its_own_error_and_retries_only_if_allowed(
     clients: dict[str, VendorClient],
     served: ServedLine,
     client: str,
@@ -199,7 +199,7 @@ def test_a_client_raises_its_own_error_and_tries_again_only_where_it_may(
     ("client", "scenario"),
     [("openai 3", "chat_json"), ("openai 2", "responses_json"), ("anthropic 2", "messages_json")],
 )
-def test_an_answer_that_a_proxy_cuts_is_told_to_the_retry_and_asked_once(
+def test_an_answer_cut_by_a_proxy_is_repeated_and_asked_once(
     clients: dict[str, VendorClient],
     served: ServedLine,
     client: str,
@@ -219,7 +219,7 @@ def test_an_answer_that_a_proxy_cuts_is_told_to_the_retry_and_asked_once(
 
 @contextmanager
 def cutting_proxy(served: ServedLine, cuts: tuple[int, ...]) -> Iterator[int]:
-    """Passes requests on, and of the first answers only so many bytes; negative: all but those."""
+    """Forwards requests, and of the first answers only this many bytes; negative: all but those."""
     left = list(cuts)
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

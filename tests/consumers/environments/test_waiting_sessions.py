@@ -1,4 +1,4 @@
-"""Environments that wait: each session a task, all of them on one thread."""
+"""Async environments: each session is a task, all of them on one thread."""
 
 import asyncio
 import threading
@@ -29,7 +29,7 @@ SLOT = Kind(waits=True, slots=("s",))
 
 
 class Sitter:
-    """Repeats what it is told, in one task; some words make it wait or misbehave."""
+    """Repeats its actions in one task; some actions make it wait or misbehave."""
 
     replayable = True
 
@@ -104,7 +104,7 @@ class Frail(Sitter):
 
 
 class Sitters:
-    """Makes sitters for one test; all that wait go on when the test opens the gate."""
+    """Makes sitters for one test; all waiting ones continue when the test opens the gate."""
 
     def __init__(self) -> None:
         self.made: list[Sitter] = []
@@ -119,7 +119,7 @@ class Sitters:
             await opened.wait()
 
     def go_on(self) -> None:
-        """Open the gate, whichever room is waited in."""
+        """Open the gate in every event loop."""
         self.gate.set()
         for room, opened in self.at_gate:
             if not room.is_closed():
@@ -191,7 +191,7 @@ def worker(rig: Rig, sitters: Sitters, **options: Any) -> Loop:
     return rig.environments(make=sitters, **({"kind": WAITS, "threads": 1} | options))
 
 
-def test_steps_are_done_in_order_in_one_task_for_each_session(
+def test_each_session_does_its_steps_in_order_in_one_task(
     rig: Rig, sitters: Sitters, threads: int
 ) -> None:
     loop = worker(rig, sitters, threads=threads)
@@ -211,7 +211,7 @@ def test_steps_are_done_in_order_in_one_task_for_each_session(
     assert rig.committed("t.environments", rig.topics.steps) == 15
 
 
-def test_hundreds_wait_at_once_on_one_thread_and_nobody_behind_them(
+def test_hundreds_of_sessions_wait_on_one_thread_and_block_no_other(
     rig: Rig, sitters: Sitters, threads: int
 ) -> None:
     loop = worker(rig, sitters, threads=threads)
@@ -228,7 +228,7 @@ def test_hundreds_wait_at_once_on_one_thread_and_nobody_behind_them(
     assert len(set.union(*(s.threads for s in sitters.made))) == 1
 
 
-def test_a_step_past_its_time_is_cancelled_and_its_session_is_rebuilt(
+def test_an_overdue_step_is_cancelled_and_its_session_rebuilt(
     rig: Rig, sitters: Sitters, threads: int
 ) -> None:
     loop = worker(rig, sitters, threads=threads)
@@ -251,9 +251,7 @@ def test_a_step_past_its_time_is_cancelled_and_its_session_is_rebuilt(
     assert role_of(loop).counts["abandoned"] == 0
 
 
-def test_an_opening_past_its_time_is_cancelled_too(
-    rig: Rig, sitters: Sitters, threads: int
-) -> None:
+def test_an_overdue_opening_is_cancelled(rig: Rig, sitters: Sitters, threads: int) -> None:
     loop = worker(rig, sitters, threads=threads)
     send(rig, step_of(seed=13, timeout_s=0.05))
 
@@ -265,7 +263,7 @@ def test_an_opening_past_its_time_is_cancelled_too(
 
 
 @pytest.mark.parametrize("timeout_s", [-1.0, 0.0, float("nan"), float("inf"), 1e300])
-def test_a_time_that_makes_no_sense_is_none_or_for_ever(
+def test_an_invalid_timeout_means_none_or_unlimited(
     rig: Rig, sitters: Sitters, timeout_s: float
 ) -> None:
     loop = worker(rig, sitters)
@@ -279,7 +277,7 @@ def test_a_time_that_makes_no_sense_is_none_or_for_ever(
     assert isinstance(answers(rig)["odd", 0, 0], EnvironmentStepped) == (timeout_s > 0)
 
 
-def test_an_environment_that_clings_is_left_behind_and_its_rollout_goes_on(
+def test_an_uncancellable_environment_is_abandoned_and_its_rollout_continues(
     rig: Rig, sitters: Sitters, threads: int
 ) -> None:
     loop = worker(rig, sitters, threads=threads, times=SessionTimes(grace_s=0.05))
@@ -298,7 +296,7 @@ def test_an_environment_that_clings_is_left_behind_and_its_rollout_goes_on(
 
 
 @pytest.mark.parametrize("action", ["boom", "exit", "give up"])
-def test_whatever_it_raises_fails_its_step_and_closes_its_session_alone(
+def test_a_session_that_raises_fails_its_step_and_closes_alone(
     rig: Rig, sitters: Sitters, threads: int, action: str
 ) -> None:
     loop = worker(rig, sitters, threads=threads)
@@ -314,9 +312,7 @@ def test_whatever_it_raises_fails_its_step_and_closes_its_session_alone(
     until(loop, lambda: sorted(sitter.closed for sitter in sitters.made) == [0, 1])
 
 
-def test_a_task_of_its_own_that_ends_the_interpreter_ends_nothing(
-    rig: Rig, sitters: Sitters
-) -> None:
+def test_system_exit_in_an_environments_own_task_is_contained(rig: Rig, sitters: Sitters) -> None:
     loop = worker(rig, sitters)
     send(rig, step_of(), step_of("r", 1, "step", "end badly"))
     until(loop, lambda: len(answers(rig)) == 2)
@@ -328,7 +324,7 @@ def test_a_task_of_its_own_that_ends_the_interpreter_ends_nothing(
 
 
 @pytest.mark.parametrize("error", [SystemError, SystemExit])
-def test_a_task_that_dies_answers_for_its_step(
+def test_a_session_task_that_dies_fails_its_step(
     rig: Rig, sitters: Sitters, error: type[BaseException]
 ) -> None:
     def deadly(name: str, config: str) -> Sitter:
@@ -343,7 +339,9 @@ def test_a_task_that_dies_answers_for_its_step(
     assert error.__name__ in answers(rig)["r", 0, 0].message
 
 
-def test_a_close_cancels_what_it_makes_vain(rig: Rig, sitters: Sitters, threads: int) -> None:
+def test_a_close_cancels_openings_and_steps_in_progress(
+    rig: Rig, sitters: Sitters, threads: int
+) -> None:
     loop = worker(rig, sitters, threads=threads)
     send(rig, step_of("opens", seed=13), step_of("steps"), step_of("steps", 1, "step", "wait"))
     until(loop, lambda: sitters.waiting() == 2)
@@ -358,7 +356,7 @@ def test_a_close_cancels_what_it_makes_vain(rig: Rig, sitters: Sitters, threads:
     assert rig.committed("t.environments", rig.topics.steps) == 5
 
 
-def test_a_close_of_what_is_not_open_is_a_courtesy(rig: Rig, sitters: Sitters) -> None:
+def test_a_close_of_an_unopened_session_does_nothing(rig: Rig, sitters: Sitters) -> None:
     loop = worker(rig, sitters)
     send(rig, step_of("r", 5, "close"))
 
@@ -369,7 +367,7 @@ def test_a_close_of_what_is_not_open_is_a_courtesy(rig: Rig, sitters: Sitters) -
     assert rig.committed("t.environments", rig.topics.steps) == 1
 
 
-def test_a_newer_attempt_ends_the_older_one_whatever_it_is_at(
+def test_a_newer_attempt_ends_the_older_one_at_any_stage(
     rig: Rig, sitters: Sitters, threads: int
 ) -> None:
     loop = worker(rig, sitters, threads=threads)
@@ -388,7 +386,7 @@ def test_a_newer_attempt_ends_the_older_one_whatever_it_is_at(
     assert [each.attempt for each in role_of(loop).waiting.rollouts["r", 0].values()] == [2]
 
 
-def test_sessions_of_one_rollout_wait_side_by_side(
+def test_sessions_of_one_rollout_wait_concurrently(
     rig: Rig, sitters: Sitters, threads: int
 ) -> None:
     loop = worker(rig, sitters, threads=threads)
@@ -403,7 +401,9 @@ def test_sessions_of_one_rollout_wait_side_by_side(
     until(loop, lambda: ("r", 2, 0) in answers(rig))
 
 
-def test_a_repeat_is_answered_from_what_was_kept(rig: Rig, sitters: Sitters, threads: int) -> None:
+def test_a_repeated_step_is_answered_from_the_kept_answers(
+    rig: Rig, sitters: Sitters, threads: int
+) -> None:
     loop = worker(rig, sitters, threads=threads)
     send(rig, step_of(), step_of("r", 1, "step", "a"))
     until(loop, lambda: len(answers(rig)) == 2)
@@ -416,7 +416,7 @@ def test_a_repeat_is_answered_from_what_was_kept(rig: Rig, sitters: Sitters, thr
     assert (len(sitters.made), sitters.made[0].said) == (1, ["a"])
 
 
-def test_what_cannot_be_replayed_is_lost_with_its_session(rig: Rig, sitters: Sitters) -> None:
+def test_a_session_that_cannot_be_replayed_is_lost(rig: Rig, sitters: Sitters) -> None:
     sitters.kind = Frail
     loop = worker(rig, sitters)
 
@@ -427,9 +427,7 @@ def test_what_cannot_be_replayed_is_lost_with_its_session(rig: Rig, sitters: Sit
     assert role_of(loop).waiting.rollouts == {}
 
 
-def test_an_episode_that_is_over_gives_its_session_back(
-    rig: Rig, sitters: Sitters, threads: int
-) -> None:
+def test_a_finished_episode_closes_its_session(rig: Rig, sitters: Sitters, threads: int) -> None:
     loop = worker(rig, sitters, threads=threads)
     send(rig, step_of(), end := step_of("r", 1, "step", "end"))
     until(loop, lambda: len(answers(rig)) == 2 and not loop.role.in_flight())
@@ -442,7 +440,7 @@ def test_an_episode_that_is_over_gives_its_session_back(
     until(loop, lambda: sitters.made[0].closed == 1)
 
 
-def test_a_session_that_nobody_asks_for_is_ended_after_its_lease_but_not_while_it_waits(
+def test_an_idle_session_ends_after_its_lease_a_waiting_one_does_not(
     rig: Rig, sitters: Sitters, threads: int
 ) -> None:
     loop = worker(rig, sitters, threads=threads, times=SessionTimes(lease_s=1e-3))
@@ -458,9 +456,7 @@ def test_a_session_that_nobody_asks_for_is_ended_after_its_lease_but_not_while_i
     assert [sitter.closed for sitter in sitters.made] == [1, 1]
 
 
-def test_sessions_leave_with_their_partition_whatever_they_are_at(
-    sitters: Sitters, threads: int
-) -> None:
+def test_sessions_close_with_their_partition_at_any_stage(sitters: Sitters, threads: int) -> None:
     rig = Rig(partitions=2)
     loop = worker(rig, sitters, threads=threads)
     for partition, name in ((0, "stays"), (1, "goes"), (1, "waits")):
@@ -479,9 +475,7 @@ def test_sessions_leave_with_their_partition_whatever_they_are_at(
     rig.close()
 
 
-def test_a_session_that_died_with_its_worker_is_rebuilt_by_another(
-    rig: Rig, sitters: Sitters
-) -> None:
+def test_a_session_lost_with_its_worker_is_rebuilt_by_another(rig: Rig, sitters: Sitters) -> None:
     first = worker(rig, sitters, name="e1")
     send(rig, step_of(), step_of("r", 1, "step", "a"))
     until(first, lambda: len(answers(rig)) == 2)
@@ -498,7 +492,7 @@ def test_a_session_that_died_with_its_worker_is_rebuilt_by_another(
     assert answers(rig)["r", 2, 1].text == "a,b"
 
 
-def test_a_step_that_is_taken_too_late_is_not_done(rig: Rig, sitters: Sitters) -> None:
+def test_an_expired_step_is_not_done(rig: Rig, sitters: Sitters) -> None:
     loop = worker(rig, sitters)
     now_ms = int(rig.clock.now * 1000)
     send(rig, step_of(seed=13), step_of("r", 1, "step", "a", not_after_ms=now_ms + 1000))
@@ -511,7 +505,7 @@ def test_a_step_that_is_taken_too_late_is_not_done(rig: Rig, sitters: Sitters) -
     assert answers(rig)["r", 1, 0].code == "expired"
 
 
-def test_a_worker_that_leaves_closes_all_sessions_and_leaves_their_steps_to_others(
+def test_a_leaving_worker_closes_all_sessions_and_leaves_their_steps(
     rig: Rig, sitters: Sitters, threads: int
 ) -> None:
     loop = worker(rig, sitters, threads=threads)
@@ -528,7 +522,7 @@ def test_a_worker_that_leaves_closes_all_sessions_and_leaves_their_steps_to_othe
     assert answers(rig)["steps", 1, 0].code == "history_needed"
 
 
-def test_a_worker_that_leaves_lets_go_at_once_of_what_others_go_on_with(
+def test_a_leaving_worker_releases_sessions_that_others_can_resume_at_once(
     rig: Rig, sitters: Sitters, threads: int
 ) -> None:
     # Given an idle session, one that is being opened, one at a step, and one that only lives here
@@ -541,13 +535,13 @@ def test_a_worker_that_leaves_lets_go_at_once_of_what_others_go_on_with(
     send(rig, step_of("frail"), step_of("frail", 1, "step", "wait"))
     until(loop, lambda: sitters.waiting() == 3 and len(answers(rig)) == 3)
 
-    # When the worker is to leave, and more comes to it
+    # When the worker is about to leave, and more steps arrive
     role.leave(patient=False)
     until_ticked(loop, lambda: [sitter.closed for sitter in sitters.made] == [1, 1, 1, 0])
     role.waiting.hand_out([Work(Record("s", 0, 99, b"", b"", 0), step_of("late"), role._lock)])
     until_ticked(loop, lambda: role.in_flight() == 1)
 
-    # Then only the last is waited for; the others' steps are left to the heir
+    # Then only the last is waited for; the others' steps are left to the successor
     sitters.go_on()
     until_ticked(loop, lambda: len(answers(rig)) == 4)
     role.leave(patient=False)
@@ -560,7 +554,7 @@ def test_a_worker_that_leaves_lets_go_at_once_of_what_others_go_on_with(
     assert answers(rig)["opens", 0, 0].text == "seed 13"
 
 
-def test_a_worker_that_is_drained_ends_what_it_has_begun_and_nothing_else(
+def test_a_drained_worker_only_finishes_its_running_steps(
     rig: Rig, sitters: Sitters, threads: int
 ) -> None:
     # Given an idle session, one at a step, and one that waits for a slot
@@ -576,7 +570,7 @@ def test_a_worker_that_is_drained_ends_what_it_has_begun_and_nothing_else(
     role.leave(patient=True)
     until_ticked(loop, lambda: sitters.made[0].closed == 1)
 
-    # Then it waits for the step, and nobody gets the slot that became free
+    # Then it waits for the step, and the slot that became free is not given out
     assert role.in_flight() == 1
     sitters.go_on()
     until_ticked(loop, lambda: len(answers(rig)) == 3)
@@ -590,7 +584,7 @@ def test_a_worker_that_is_drained_ends_what_it_has_begun_and_nothing_else(
 
 
 def until_ticked(loop: Loop, condition: Callable[[], bool]) -> None:
-    """As a loop does that takes nothing more."""
+    """As a loop does that takes no more records."""
     end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -598,7 +592,7 @@ def until_ticked(loop: Loop, condition: Callable[[], bool]) -> None:
         give_way()
 
 
-def test_a_worker_leaves_though_an_environment_clings(rig: Rig, sitters: Sitters) -> None:
+def test_a_worker_leaves_despite_an_uncancellable_environment(rig: Rig, sitters: Sitters) -> None:
     loop = worker(rig, sitters, times=SessionTimes(grace_s=0.01))
     send(rig, step_of(), step_of("r", 1, "step", "cling"))
     until(loop, lambda: sitters.waiting() == 1)
@@ -610,9 +604,7 @@ def test_a_worker_leaves_though_an_environment_clings(rig: Rig, sitters: Sitters
     assert sitters.made[0].closed == 0
 
 
-def test_whoever_blocks_the_room_is_named_and_all_steps_are_answered_in_time(
-    rig: Rig, sitters: Sitters
-) -> None:
+def test_a_session_that_blocks_the_event_loop_thread_is_named(rig: Rig, sitters: Sitters) -> None:
     loop = worker(rig, sitters, room=Room(threaded=True, slow_s=0.05))
     send(rig, step_of("other"), step_of("bad"))
     until(loop, lambda: len(answers(rig)) == 2)
@@ -633,7 +625,7 @@ def test_whoever_blocks_the_room_is_named_and_all_steps_are_answered_in_time(
     assert len(rig.log.all(rig.topics.events)) == 5
 
 
-def test_a_worker_whose_room_stays_blocked_ends_and_says_who_did_it(
+def test_a_worker_whose_event_loop_thread_stays_blocked_names_the_session(
     rig: Rig, sitters: Sitters
 ) -> None:
     loop = worker(rig, sitters, room=Room(threaded=True, slow_s=0.01, wedged_s=0.1))
@@ -643,7 +635,7 @@ def test_a_worker_whose_room_stays_blocked_ends_and_says_who_did_it(
         until(loop, lambda: False)
 
 
-def test_what_answering_raises_ends_the_worker(rig: Rig, sitters: Sitters) -> None:
+def test_an_error_while_answering_ends_the_worker(rig: Rig, sitters: Sitters) -> None:
     loop = worker(rig, sitters)
 
     def broken(*_: object) -> None:
@@ -656,9 +648,7 @@ def test_what_answering_raises_ends_the_worker(rig: Rig, sitters: Sitters) -> No
         until(loop, lambda: False)
 
 
-def test_an_environment_that_waits_is_found_by_its_name_and_given_its_host(
-    rig: Rig, threads: int
-) -> None:
+def test_an_async_environment_is_found_by_name_and_given_its_host(rig: Rig, threads: int) -> None:
     from tests.support.patient_environment import Nowhere
 
     class Here(Nowhere):
@@ -684,10 +674,10 @@ def test_an_environment_that_waits_is_found_by_its_name_and_given_its_host(
     assert answers(rig)["config", 0, 0].code == "bad_config"
 
 
-def test_openings_that_stand_in_line_for_a_slot_hold_up_no_other_environment(
+def test_openings_that_wait_for_a_slot_block_no_other_environment(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There are more of them than of records that a partition has in hand."""
+    """There are more of them than a partition may have in hand."""
     monkeypatch.setattr("consumers.loop.role.SPAN_RECORDS", 20)
     from tests.support.patient_environment import Nowhere
 
@@ -703,7 +693,7 @@ def test_openings_that_stand_in_line_for_a_slot_hold_up_no_other_environment(
     assert role_of(loop).waiting.slots.waiting == POLL_RECORDS + 99
 
 
-def test_a_module_that_hangs_when_it_is_imported_holds_up_nobody_else(
+def test_a_module_that_hangs_on_import_blocks_no_other_environment(
     rig: Rig, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "hanging_import.py").write_text(

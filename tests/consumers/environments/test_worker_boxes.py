@@ -66,7 +66,7 @@ class Holders:
         self.running: list[subprocess.Popen[str]] = []
 
     def hold(self, driver_name: str, count: int) -> list[str]:
-        """Start one; the names of its boxes once it has them all."""
+        """Start one; return the names of its boxes once it has them all."""
         holder = subprocess.Popen(
             [sys.executable, HOLDER, str(self.leases), driver_name, str(count)],
             stdout=subprocess.PIPE,
@@ -76,7 +76,7 @@ class Holders:
         )
         self.running.append(holder)
         assert holder.stdout is not None
-        said = iter(holder.stdout.readline, "all boxes\n")  # what is logged stands between
+        said = iter(holder.stdout.readline, "all boxes\n")  # log records come in between
         return [line.split()[1] for line in said if line.startswith("box ")]
 
     def kill(self) -> None:
@@ -118,7 +118,7 @@ def soon(true: Callable[[], bool], told: Callable[[], object]) -> None:
         os.sched_yield()
 
 
-def test_nothing_is_left_of_boxes_whose_workers_were_all_killed(
+def test_boxes_of_killed_workers_are_removed_by_the_next_worker(
     driver_here: str, holders: Holders
 ) -> None:
     idents = holders.hold(driver_here, 2) + holders.hold(driver_here, 1)
@@ -144,7 +144,7 @@ def test_nothing_is_left_of_boxes_whose_workers_were_all_killed(
     assert boxes.reaper.counts["reaped"] == len(told)
 
 
-def test_a_worker_that_lives_keeps_its_boxes(holders: Holders) -> None:
+def test_a_live_worker_keeps_its_boxes(holders: Holders) -> None:
     idents = holders.hold("local", 1)
     room, leases = Room(threaded=True), Leases(holders.leases, "next", QUICK)
     boxes = WorkerBoxes(room, leases, lambda instance: None, warm=0)
@@ -194,7 +194,7 @@ def _never() -> None:
 
 
 @pytest.mark.parametrize("mode", ["persistent", "ephemeral"])
-def test_the_log_tells_of_every_box_from_its_start_to_its_end(
+def test_the_log_records_every_box_from_its_start_to_its_end(
     rig: Rig, tmp_path: Path, mode: str
 ) -> None:
     worker = Worker(rig, tmp_path / "leases", warm=1)
@@ -234,7 +234,7 @@ def test_the_log_tells_of_every_box_from_its_start_to_its_end(
     assert all(each and each.environment_start_s for each in timers)
 
 
-def test_a_cluster_of_an_earlier_release_has_no_topic_for_it_and_will_do(rig: Rig) -> None:
+def test_a_cluster_of_an_earlier_release_works_without_the_instances_topic(rig: Rig) -> None:
     del rig.log.topics[rig.topics.instances]
     answers = Answers("e1", rig.log, rig.codec, rig.topics, rig.log.publisher(), rig.wall)
 
@@ -243,7 +243,7 @@ def test_a_cluster_of_an_earlier_release_has_no_topic_for_it_and_will_do(rig: Ri
     assert rig.topics.instances not in rig.log.topic_names()
 
 
-def test_a_worker_without_boxes_says_so(rig: Rig) -> None:
+def test_a_worker_without_boxes_reports_it(rig: Rig) -> None:
     host = WorkerHosts(Room(threaded=False), listen=_never, processes=_never)("somewhere")
 
     with pytest.raises(WorkFailed, match="somewhere wants a box") as failed:
@@ -252,7 +252,7 @@ def test_a_worker_without_boxes_says_so(rig: Rig) -> None:
     assert failed.value.retriable
 
 
-def test_on_a_host_without_boxes_no_driver_is_asked_and_no_room_begins(tmp_path: Path) -> None:
+def test_a_host_without_boxes_asks_no_driver_and_starts_no_thread(tmp_path: Path) -> None:
     class Unmoved(Room):
         def call(self, run: Callable[[], object]) -> None:
             pytest.fail("the room begins")
@@ -276,7 +276,7 @@ class Chooser(LocalDriver):
         return LocalDriver()
 
 
-def test_a_driver_that_chooses_among_others_has_no_pool(tmp_path: Path) -> None:
+def test_a_driver_that_delegates_to_others_has_no_pool(tmp_path: Path) -> None:
     told: list[Instance] = []
 
     async def story() -> None:

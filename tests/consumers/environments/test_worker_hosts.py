@@ -1,4 +1,4 @@
-"""What a worker offers its waiting sessions: a gateway when one is needed, processes, objects."""
+"""Services of a worker for its async sessions: a gateway on demand, processes, objects."""
 
 import asyncio
 import socket
@@ -60,7 +60,7 @@ def in_room(room: Room, lines: list[Line], host: Host) -> None:
     assert room.run(draw, 30)
 
 
-def test_all_sessions_share_one_gateway_that_opens_with_the_first_line(
+def test_all_sessions_share_one_gateway_opened_with_the_first_line(
     room: Room, ports: Ports, hosts: WorkerHosts
 ) -> None:
     lines: list[Line] = []
@@ -78,7 +78,9 @@ def test_all_sessions_share_one_gateway_that_opens_with_the_first_line(
         assert asyncio.run(exchange(ports.opened[0], data)).status == 200
 
 
-def test_the_gateway_ends_with_the_room(room: Room, ports: Ports, hosts: WorkerHosts) -> None:
+def test_the_gateway_ends_with_the_event_loop_thread(
+    room: Room, ports: Ports, hosts: WorkerHosts
+) -> None:
     in_room(room, [], hosts("somewhere"))
     room.close()
 
@@ -86,9 +88,7 @@ def test_the_gateway_ends_with_the_room(room: Room, ports: Ports, hosts: WorkerH
         socket.create_connection(("127.0.0.1", ports.opened[0]))
 
 
-def test_a_port_that_was_asked_for_is_served_before_anybody_needs_it(
-    ports: Ports, hosts: WorkerHosts
-) -> None:
+def test_a_configured_port_is_served_before_any_session(ports: Ports, hosts: WorkerHosts) -> None:
     hosts.serve()
 
     async def answered() -> int:
@@ -98,7 +98,7 @@ def test_a_port_that_was_asked_for_is_served_before_anybody_needs_it(
     assert asyncio.run(answered()) == 404
 
 
-def test_a_gateway_that_had_no_port_is_tried_again(room: Room, tmp_path: Path) -> None:
+def test_a_gateway_without_a_port_is_retried(room: Room, tmp_path: Path) -> None:
     tries = iter([Refused("no port"), bind()])
 
     def listen() -> socket.socket:
@@ -118,14 +118,14 @@ def test_a_gateway_that_had_no_port_is_tried_again(room: Room, tmp_path: Path) -
     assert len(lines) == 1
 
 
-def test_what_a_session_keeps_lies_in_the_object_store(hosts: WorkerHosts, tmp_path: Path) -> None:
+def test_kept_session_files_lie_in_the_object_store(hosts: WorkerHosts, tmp_path: Path) -> None:
     name = hosts("somewhere").keep("output.txt", b"words")
 
     [stored] = (tmp_path / "objects").glob(f"*/{name}")
     assert stored.read_bytes() == b"words"
 
 
-def test_without_a_store_keeping_is_refused_by_name(room: Room, tmp_path: Path) -> None:
+def test_keeping_a_file_without_a_store_is_refused(room: Room, tmp_path: Path) -> None:
     hosts = WorkerHosts(room, listen=bind, processes=lambda: AgentProcesses(tmp_path, tmp_path))
 
     with pytest.raises(Unavailable, match=r"output.txt of somewhere .* objects.url"):

@@ -17,7 +17,7 @@ def folded(pairs: list[tuple[float | None, float | None]]) -> Agreement:
     return found
 
 
-def test_what_agrees_what_flipped_and_what_one_alone_has() -> None:
+def test_agreement_flips_and_one_sided_scores_are_counted() -> None:
     one_alone = [(None, 1.0), (1.0, None), (None, None)]
     found = folded([(1.0, 1.0 + 1e-10), (0.0, 1.0), (1.0, 0.25), (-0.5, 0.5), *one_alone])
 

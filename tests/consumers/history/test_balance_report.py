@@ -40,7 +40,7 @@ class Steps:
         self.log.append(self.topics.train_steps, b"policy", value)
 
 
-def test_what_is_sampled_and_not_used_is_a_server_too_many() -> None:
+def test_sampled_but_unused_rollouts_mean_one_model_server_too_many() -> None:
     history = Steps()
     for number in range(1, 13):
         history.step(number)
@@ -53,7 +53,7 @@ def test_what_is_sampled_and_not_used_is_a_server_too_many() -> None:
     assert balance_lines(report)[-1].startswith("take 1 of the 11 model servers away")
 
 
-def test_a_trainer_that_waits_has_servers_added_by_the_share_of_all_its_time() -> None:
+def test_a_waiting_trainer_gets_servers_added_by_its_wait_share() -> None:
     history = Steps()
     history.step(1, wait_seconds=1.0, cycle_seconds=100.0)
     history.step(2, wait_seconds=268.0, cycle_seconds=900.0)
@@ -66,7 +66,7 @@ def test_a_trainer_that_waits_has_servers_added_by_the_share_of_all_its_time() -
     assert "26.9%" in balance_lines(report)[0]
 
 
-def test_steps_of_a_release_that_told_less_are_refused_by_name_and_mixed_ones_passed_over() -> None:
+def test_steps_of_an_older_release_are_refused_and_mixed_ones_skipped() -> None:
     history = Steps()
     with pytest.raises(Refused, match="it has no step"):
         balance_of(history, RUN, 1)

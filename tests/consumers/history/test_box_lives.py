@@ -1,4 +1,4 @@
-"""`rollcall boxes`: what the log tells of boxes, beside what a host has."""
+"""`rollcall boxes`: the boxes in the log compared with the boxes of a host."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ HERE, NOW_S = "this-host", 90.0
 
 
 class Yard:
-    """A log with words about boxes, and what a host has of them."""
+    """A log with records of boxes, and the boxes that a host has."""
 
     def __init__(self, directory: Path) -> None:
         self.rig = Rig(partitions=2)
@@ -27,7 +27,7 @@ class Yard:
         self.silent: dict[str, str] = {}
 
     def tell(self, ident: str, *kinds: str, driver: str = "odd", host: str = HERE) -> str:
-        """Words of one worker about one box; its borrower is named when it is lent."""
+        """Write one worker's records about one box; the borrower is named when it is lent."""
         for kind in kinds:
             mode = "unknown" if kind == "removed" else "persistent"
             whose = ("r1", 2) if kind in ("lent", "waiting") else ("", 0)
@@ -64,13 +64,13 @@ def test_a_box_is_listed_with_owner_borrower_mode_age_and_lease(yard: Yard) -> N
 
 
 @pytest.mark.parametrize("last", ["removed", "reaped", "failed"])
-def test_a_box_that_is_gone_is_not_listed(yard: Yard, last: str) -> None:
+def test_a_removed_box_is_not_listed(yard: Yard, last: str) -> None:
     yard.tell(yard.leases.draw(), "starting", "ready", "lent", "returned", last)
 
     assert yard.rows() == []
 
 
-def test_a_box_that_the_log_has_and_the_host_not_is_told_so(yard: Yard) -> None:
+def test_a_box_in_the_log_and_not_on_the_host_is_reported(yard: Yard) -> None:
     yard.tell(yard.leases.draw(), "starting", "ready", "lent", "returned")
     yard.tell(yard.leases.draw(), "starting")
     yard.tell(yard.leases.draw(), "starting", "ready", host="another-host")
@@ -78,14 +78,14 @@ def test_a_box_that_the_log_has_and_the_host_not_is_told_so(yard: Yard) -> None:
     assert sorted(row.remark for row in yard.rows()) == ["", "", "in the log, not on this host"]
 
 
-def test_of_a_driver_that_does_not_answer_nothing_is_known(yard: Yard) -> None:
+def test_a_box_of_a_silent_driver_is_reported_as_unknown(yard: Yard) -> None:
     yard.tell(yard.leases.draw(), "starting", "ready")
     yard.found, yard.silent = {}, {"odd": "no engine"}
 
     assert [row.remark for row in yard.rows()] == ["odd does not answer here"]
 
 
-def test_a_box_that_the_host_has_and_the_log_not_is_told_so(yard: Yard) -> None:
+def test_a_box_on_the_host_and_not_in_the_log_is_reported(yard: Yard) -> None:
     gone = yard.tell(yard.leases.draw(), "starting", "ready", "lent", "returned", "removed")
     unknown = yard.leases.draw()
     yard.leases.take(unknown, "odd")
@@ -103,7 +103,7 @@ def test_a_box_that_the_host_has_and_the_log_not_is_told_so(yard: Yard) -> None:
     }
 
 
-def test_a_box_that_could_not_be_removed_is_still_listed(yard: Yard) -> None:
+def test_a_box_whose_removal_failed_is_still_listed(yard: Yard) -> None:
     ident = yard.tell(yard.leases.draw(), "starting", "ready", "lent", "returned")
     stuck = Instance(ident, "e1", "failed", HERE, "odd", reason="not removed: it clings")
     yard.rig.write(yard.rig.topics.instances, ident, stuck)
@@ -114,7 +114,7 @@ def test_a_box_that_could_not_be_removed_is_still_listed(yard: Yard) -> None:
     assert (row.state, row.rollout_id, row.mode) == ("failed", "r1", "persistent")
 
 
-def test_whoever_stands_in_line_is_listed_until_he_has_his_slot(yard: Yard) -> None:
+def test_a_waiting_rollout_is_listed_until_it_has_its_slot(yard: Yard) -> None:
     yard.tell("aaaaaaaa", "waiting", driver="")
     yard.tell("bbbbbbbb", "waiting", "lent", driver="")
     yard.tell("cccccccc", "waiting", "failed", driver="")
@@ -124,7 +124,7 @@ def test_whoever_stands_in_line_is_listed_until_he_has_his_slot(yard: Yard) -> N
     assert (row.box_id, row.state, row.rollout_id) == ("aaaaaaaa", "waits for box", "r1")
 
 
-def test_what_cannot_be_read_is_passed_over_and_a_missing_topic_is_no_box(yard: Yard) -> None:
+def test_unreadable_records_are_skipped_and_a_missing_topic_has_no_boxes(yard: Yard) -> None:
     yard.rig.log.append(yard.rig.topics.instances, b"x", b"rubbish", 0)
     assert yard.rows() == []
 
@@ -133,7 +133,7 @@ def test_what_cannot_be_read_is_passed_over_and_a_missing_topic_is_no_box(yard: 
     assert yard.rows() == []
 
 
-def test_the_page_has_a_row_for_each_and_names_who_is_silent(yard: Yard) -> None:
+def test_the_page_has_a_row_for_each_box_and_names_silent_drivers(yard: Yard) -> None:
     yard.tell(yard.leases.draw(), "starting", "ready", "lent", "returned")
 
     told = page(lambda terminal: print_boxes(yard.rows(), {"docker": "no engine"}, terminal))

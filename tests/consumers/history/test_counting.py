@@ -11,7 +11,7 @@ from tests.support.journals import Dice, world_of
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_counting_without_the_program_ignores_what_the_fold_ignores(seed: int) -> None:
+def test_counting_without_the_program_ignores_the_same_events_as_the_fold(seed: int) -> None:
     # Given journals with answers in any order, twice, late and by zombies, and their fold
     entries = Dice(Random(seed)).live().entries
     folded = Journal(0, world_of(DICED), "owner")

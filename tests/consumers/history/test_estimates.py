@@ -28,13 +28,13 @@ REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=12)
         (4, 2, 3, 1.0),
     ],
 )
-def test_golden_values_of_pass_at_k(n: int, c: int, k: int, value: float) -> None:
+def test_pass_at_k_matches_its_golden_values(n: int, c: int, k: int, value: float) -> None:
     assert pass_at_k(n, c, k) == pytest.approx(value, abs=1e-12)
 
 
 @FEW
 @given(COUNTS)
-def test_pass_at_k_is_the_share_of_draws_of_k_that_hold_a_right_one(
+def test_pass_at_k_is_the_share_of_draws_with_a_success(
     counted: tuple[int, int, int],
 ) -> None:
     n, c, k = counted
@@ -45,7 +45,7 @@ def test_pass_at_k_is_the_share_of_draws_of_k_that_hold_a_right_one(
 
 @FEW
 @given(COUNTS)
-def test_more_draws_or_more_right_ones_are_never_worse(counted: tuple[int, int, int]) -> None:
+def test_pass_at_k_grows_with_draws_and_successes(counted: tuple[int, int, int]) -> None:
     n, c, k = counted
 
     assert pass_at_k(n, c, 1) == pytest.approx(c / n)
@@ -54,14 +54,14 @@ def test_more_draws_or_more_right_ones_are_never_worse(counted: tuple[int, int, 
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(2, 1, 3), (2, 3, 1), (2, -1, 1), (2, 1, 0), (0, 0, 1)])
-def test_what_is_not_defined_is_refused(n: int, c: int, k: int) -> None:
+def test_undefined_pass_at_k_is_refused(n: int, c: int, k: int) -> None:
     with pytest.raises(ValueError, match="not defined"):
         pass_at_k(n, c, k)
 
 
 @FEW
 @given(REWARDS, st.integers(0, 99))
-def test_an_interval_lies_within_the_values_and_the_seed_fixes_it(
+def test_an_interval_lies_within_the_values_and_depends_on_the_seed(
     rewards: list[float], seed: int
 ) -> None:
     ones = [1.0] * len(rewards)
@@ -75,20 +75,20 @@ def test_an_interval_lies_within_the_values_and_the_seed_fixes_it(
 
 @FEW
 @given(st.floats(-5, 5), st.integers(1, 9))
-def test_equal_tasks_leave_no_doubt(reward: float, tasks: int) -> None:
+def test_equal_tasks_have_an_interval_of_no_width(reward: float, tasks: int) -> None:
     found = Bootstrap(20).mean([3 * reward] * tasks, [3.0] * tasks)
 
     assert found.low == found.high == pytest.approx(reward, abs=1e-9)
 
 
-def test_rollouts_of_one_task_are_drawn_together() -> None:
+def test_rollouts_of_one_task_are_resampled_together() -> None:
     # One task of 99 successes and one of 99 failures: a draw of tasks is 0, 1/2 or 1.
     found = Bootstrap(seed=1).mean([99, 0], [99, 99])
 
     assert (found.value, found.low, found.high) == (0.5, 0.0, 1.0)
 
 
-def test_the_golden_interval_of_a_hundred_tasks() -> None:
+def test_the_interval_of_a_hundred_tasks_matches_its_golden_value() -> None:
     # 80 of 100: the normal interval is 0.8 -+ 1.96 * 0.04; seed 0 of NumPy's generator gives this.
     found = Bootstrap().mean([1.0] * 80 + [0.0] * 20, [1.0] * 100)
 
@@ -97,7 +97,7 @@ def test_the_golden_interval_of_a_hundred_tasks() -> None:
 
 @FEW
 @given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=12))
-def test_a_pair_turned_round_turns_the_difference_round(pairs: list[tuple[float, float]]) -> None:
+def test_a_swapped_pair_negates_the_difference(pairs: list[tuple[float, float]]) -> None:
     first, second = [a for a, _ in pairs], [b for _, b in pairs]
 
     there, back = (Bootstrap(50).difference(*both) for both in ((first, second), (second, first)))
@@ -106,7 +106,7 @@ def test_a_pair_turned_round_turns_the_difference_round(pairs: list[tuple[float,
     assert there.low == pytest.approx(-back.high, abs=1e-9)
 
 
-def test_what_all_tasks_share_falls_out_of_a_paired_difference() -> None:
+def test_a_shift_shared_by_all_tasks_has_no_spread() -> None:
     hard = [0.1, 0.9, 0.5, 0.3, 0.7]
 
     found = Bootstrap().difference(hard, [value + 0.05 for value in hard])
@@ -115,6 +115,6 @@ def test_what_all_tasks_share_falls_out_of_a_paired_difference() -> None:
 
 
 @pytest.mark.parametrize(("sums", "counts"), [([], []), ([1.0], [0.0]), ([1.0], [1.0, 2.0])])
-def test_a_mean_of_nothing_is_refused(sums: list[float], counts: list[float]) -> None:
+def test_a_mean_without_counts_is_refused(sums: list[float], counts: list[float]) -> None:
     with pytest.raises(ValueError, match="count above 0"):
         Bootstrap().mean(sums, counts)

@@ -1,4 +1,4 @@
-"""`rollcall eval`: what the record says about a policy, and what live rollouts do."""
+"""`rollcall eval`: evaluation of recorded and of live rollouts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +51,7 @@ def rows(found: Evaluation, scoring_id: str = "", **options: Any) -> list[Versio
     return results_of(found.scored_by(scoring_id), Bootstrap(50), **options)[0]
 
 
-def test_recorded_rollouts_are_evaluated_by_task_without_running_any(
+def test_recorded_rollouts_are_evaluated_without_running_any(
     cluster: MemoryCluster,
 ) -> None:
     before = {name: cluster.log.bounds(name) for name in cluster.log.topic_names()}
@@ -64,7 +64,7 @@ def test_recorded_rollouts_are_evaluated_by_task_without_running_any(
     assert {name: cluster.log.bounds(name) for name in cluster.log.topic_names()} == before
 
 
-def test_a_rollout_counts_for_the_one_version_that_sampled_it_and_for_none_where_several_did(
+def test_a_rollout_counts_only_for_the_single_version_that_sampled_it(
     cluster: MemoryCluster,
 ) -> None:
     found = offline(cluster)
@@ -90,7 +90,7 @@ def test_a_rollout_counts_for_the_one_version_that_sampled_it_and_for_none_where
         rows(found, only=(POLICY, 7))
 
 
-def test_two_versions_are_compared_on_the_tasks_that_both_were_given() -> None:
+def test_two_versions_are_compared_on_their_common_tasks() -> None:
     found = Evaluation()
     for version, totals in ((1, (0.0, 1.0, 0.0)), (2, (1.0, 1.0, 1.0, 0.0))):
         for seed, total in enumerate(totals):
@@ -120,7 +120,7 @@ def made(rollout_id: str, seed: int, total: float | None, version: int = 0) -> S
     return ScoredTrajectory("s", trajectory, (), total, "t", 0, 0)
 
 
-def test_families_have_lines_of_their_own_and_one_together() -> None:
+def test_task_families_have_their_own_lines_and_a_total() -> None:
     found = Evaluation()
     found.take(made("a", 0, 1.0))
     other = made("b", 1, 0.0)
@@ -132,7 +132,7 @@ def test_families_have_lines_of_their_own_and_one_together() -> None:
     assert read == {"gymnasium Lake": 1.0, "single_turn": 0.0, "all": 0.5}
 
 
-def test_a_rollout_without_a_reward_has_not_succeeded_and_has_no_part_in_the_mean() -> None:
+def test_a_rollout_without_a_reward_fails_and_is_not_in_the_mean() -> None:
     found = Evaluation()
     for number, total in enumerate((1.0, None)):
         found.take(made(f"r{number}", number, total))
@@ -148,7 +148,7 @@ def test_a_rollout_without_a_reward_has_not_succeeded_and_has_no_part_in_the_mea
     )
 
 
-def test_a_version_of_which_no_rollout_has_a_reward_is_not_measured() -> None:
+def test_a_version_without_any_reward_is_not_measured() -> None:
     found = Evaluation()
     for number in range(3):
         found.take(made(f"r{number}", number, None))
@@ -166,7 +166,7 @@ def test_a_version_of_which_no_rollout_has_a_reward_is_not_measured() -> None:
         rows(found, compare=("0", "1"))
 
 
-def test_too_few_rollouts_for_pass_at_k_are_said(cluster: MemoryCluster) -> None:
+def test_too_few_rollouts_for_pass_at_k_are_reported(cluster: MemoryCluster) -> None:
     with pytest.raises(Refused, match=r"pass@3.* 3 .* 2$"):
         rows(offline(cluster), ks=[3])
     found = Evaluation()
@@ -176,7 +176,7 @@ def test_too_few_rollouts_for_pass_at_k_are_said(cluster: MemoryCluster) -> None
     assert (row.pass_at, row.too_few) == ({1: 1.0, 2: 1.0}, {2: 1})
 
 
-def test_of_several_scorings_one_must_be_named(cluster: MemoryCluster) -> None:
+def test_one_of_several_scorings_must_be_named(cluster: MemoryCluster) -> None:
     rescorer = Rescorer(["environment_return*0.5"], "half")
     rescorer.rescore(cluster, Selection(cluster, Range()))  # type: ignore[arg-type]
     found = offline(cluster)
@@ -188,7 +188,7 @@ def test_of_several_scorings_one_must_be_named(cluster: MemoryCluster) -> None:
     assert rows(found, scoring_id="half")[0].success.value == 0.0
 
 
-def test_a_purpose_that_no_rollout_has_is_refused(cluster: MemoryCluster) -> None:
+def test_an_unknown_purpose_is_refused(cluster: MemoryCluster) -> None:
     found = evaluate(Selection(cluster, Range()), "train", 1.0)
 
     with pytest.raises(Refused, match="'train' among the 8"):
@@ -203,7 +203,7 @@ def evaluation_of(tasks: str | Path, n: int = 2, **options: Any) -> LiveEvaluati
     return LiveEvaluation(str(tasks), n, 0, "", 1.0, 30.0, **options)
 
 
-def test_live_rollouts_are_evaluated_as_the_record_of_them_is(
+def test_a_live_evaluation_equals_the_evaluation_of_its_record(
     cluster: MemoryCluster, tmp_path: Path
 ) -> None:
     task = {"environment": CORRIDOR, "seed": 5}
@@ -217,7 +217,7 @@ def test_live_rollouts_are_evaluated_as_the_record_of_them_is(
     assert rows(offline(cluster, Range(run_id=run_id))) == [row]
 
 
-def test_a_version_that_is_not_the_newest_is_evaluated_by_just_its_weights(
+def test_an_older_version_is_evaluated_by_exactly_its_weights(
     cluster: MemoryCluster, tmp_path: Path
 ) -> None:
     (tmp_path / "tasks.jsonl").write_bytes(orjson.dumps({"task": {"environment": CORRIDOR}}))
@@ -236,9 +236,7 @@ def test_a_version_that_is_not_the_newest_is_evaluated_by_just_its_weights(
         evaluation_of(tmp_path / "tasks.jsonl").run(cluster, f"{POLICY}@1")  # type: ignore[arg-type]
 
 
-def test_no_trainer_takes_live_evaluation_for_its_own(
-    cluster: MemoryCluster, tmp_path: Path
-) -> None:
+def test_trainers_ignore_live_evaluation_rollouts(cluster: MemoryCluster, tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_bytes(orjson.dumps({"task": {"environment": CORRIDOR}}))
 
     run_id, _ = live(cluster, str(tmp_path / "tasks.jsonl"))
@@ -251,7 +249,7 @@ def test_no_trainer_takes_live_evaluation_for_its_own(
         assert reasons <= OUTSIDE
 
 
-def test_when_nobody_begins_it_is_said_before_the_time_is_up(
+def test_an_evaluation_that_no_worker_begins_is_reported_early(
     cluster: MemoryCluster, tmp_path: Path
 ) -> None:
     (tmp_path / "tasks.jsonl").write_bytes(orjson.dumps({"task": {"environment": CORRIDOR}}))
@@ -269,7 +267,7 @@ def test_when_nobody_begins_it_is_said_before_the_time_is_up(
         ("q", "lake-any-start", "policy 'q' has no topic"),
     ],
 )
-def test_what_cannot_be_evaluated_live_is_refused_before_anything_is_asked(
+def test_an_impossible_live_evaluation_is_refused_before_any_request(
     cluster: MemoryCluster, policy: str, tasks: str, says: str
 ) -> None:
     before = cluster.log.bounds(REQUESTS)
@@ -280,7 +278,9 @@ def test_what_cannot_be_evaluated_live_is_refused_before_anything_is_asked(
     assert cluster.log.bounds(REQUESTS) == before
 
 
-def test_a_recipe_is_asked_greedily_once_and_else_as_it_samples(cluster: MemoryCluster) -> None:
+def test_a_recipe_is_evaluated_greedily_once_or_with_its_own_sampling(
+    cluster: MemoryCluster,
+) -> None:
     recipe, _ = load_recipe("lake-any-start")
     asked = {n: list(tasks_of("lake-any-start", POLICY, n, RequestChecks(cluster))) for n in (1, 4)}
 
@@ -290,7 +290,7 @@ def test_a_recipe_is_asked_greedily_once_and_else_as_it_samples(cluster: MemoryC
     assert {each.sampling.temperature for each in asked[4]} == {recipe.sampling.temperature}
 
 
-def test_the_record_of_a_run_gives_the_held_out_figures_that_the_run_noted(tmp_path: Path) -> None:
+def test_the_record_of_a_run_reproduces_its_held_out_figures(tmp_path: Path) -> None:
     run = World(tmp_path)
     trainer = run.trainer()
     run.train(trainer)

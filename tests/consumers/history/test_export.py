@@ -50,7 +50,9 @@ def again(cluster: MemoryCluster, topic: str) -> None:
         cluster.log.append(topic, record.key, record.value, record.partition)
 
 
-def test_what_is_exported_counts_what_verify_counts(cluster: MemoryCluster, tmp_path: Path) -> None:
+def test_the_export_counts_the_same_rollouts_as_verify(
+    cluster: MemoryCluster, tmp_path: Path
+) -> None:
     again(cluster, cluster.topics.trajectories)
     again(cluster, cluster.topics.scored)
     cluster.log.append(cluster.topics.trajectories, b"r", b"rubbish", 0)
@@ -64,7 +66,9 @@ def test_what_is_exported_counts_what_verify_counts(cluster: MemoryCluster, tmp_
     assert ask("select count(*) from scores", tmp_path / "out") == [(report.ended,)]
 
 
-def test_two_exports_of_one_stretch_count_once(cluster: MemoryCluster, tmp_path: Path) -> None:
+def test_overlapping_exports_count_every_rollout_once(
+    cluster: MemoryCluster, tmp_path: Path
+) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     exported(cluster, first, Range(run_id="odd"))
     exported(cluster, second)
@@ -75,7 +79,7 @@ def test_two_exports_of_one_stretch_count_once(cluster: MemoryCluster, tmp_path:
     assert ask("select count(*) from trajectories_as_written", first, second) == [(ROLLOUTS + 3,)]
 
 
-def test_a_turn_is_an_answer_with_what_the_environment_made_of_it(
+def test_a_turn_joins_an_answer_with_its_observation_and_reward(
     cluster: MemoryCluster, tmp_path: Path
 ) -> None:
     exported(cluster, tmp_path / "out")
@@ -98,7 +102,7 @@ def test_a_turn_is_an_answer_with_what_the_environment_made_of_it(
     ]
 
 
-def test_totals_and_scorers_are_columns_and_what_nobody_scored_is_there_without(
+def test_totals_and_scorers_are_columns_and_unscored_rollouts_have_nulls(
     cluster: MemoryCluster, tmp_path: Path
 ) -> None:
     topics = cluster.topics
@@ -127,7 +131,7 @@ def test_totals_and_scorers_are_columns_and_what_nobody_scored_is_there_without(
     ]
 
 
-def test_the_four_times_of_a_rollout_are_columns_and_are_all_that_it_took(
+def test_the_four_timers_of_a_rollout_are_columns_and_add_up(
     cluster: MemoryCluster, tmp_path: Path
 ) -> None:
     exported(cluster, tmp_path / "out")
@@ -141,14 +145,16 @@ def test_the_four_times_of_a_rollout_are_columns_and_are_all_that_it_took(
     assert found[0][3] < 0.05
 
 
-def test_a_range_is_exported_with_its_scores_only(cluster: MemoryCluster, tmp_path: Path) -> None:
+def test_a_range_is_exported_with_only_its_own_scores(
+    cluster: MemoryCluster, tmp_path: Path
+) -> None:
     written = exported(cluster, tmp_path / "out", Range(run_id="odd"))
 
     assert written.rows == {"trajectories": 3, "turns": 24, "scores": 3}
     assert ask("select distinct run_id from scores", tmp_path / "out") == [("odd",)]
 
 
-def test_what_nobody_has_scored_yet_can_be_exported(tmp_path: Path) -> None:
+def test_unscored_rollouts_can_be_exported(tmp_path: Path) -> None:
     cluster = MemoryCluster()
     cluster.hire(lambda call: "fall")
     cluster.log.crew = cluster.log.crew[:-1]  # no scorer
@@ -161,7 +167,7 @@ def test_what_nobody_has_scored_yet_can_be_exported(tmp_path: Path) -> None:
     assert ask("select * from scores", tmp_path / "out") == []
 
 
-def test_a_score_is_found_also_where_another_broker_s_clock_is_behind(tmp_path: Path) -> None:
+def test_a_score_is_found_despite_another_brokers_slow_clock(tmp_path: Path) -> None:
     cluster = MemoryCluster()
     cluster.hire(lambda call: "left")
     cluster.ask(RolloutRequest("r", Task(CORRIDOR), policy_id=POLICY))
@@ -182,7 +188,7 @@ def test_a_score_is_found_also_where_another_broker_s_clock_is_behind(tmp_path: 
     assert written.rows["scores"] == 1
 
 
-def test_rows_lie_in_the_folder_of_their_day(cluster: MemoryCluster, tmp_path: Path) -> None:
+def test_rows_are_written_to_their_days_folder(cluster: MemoryCluster, tmp_path: Path) -> None:
     topics, codec, wall = cluster.topics, cluster.codec, cluster.log.wall
     ended = codec.decode(cluster.log.all(topics.trajectories)[0].value, Trajectory)
     scored = codec.decode(cluster.log.all(topics.scored)[0].value, ScoredTrajectory)
@@ -203,7 +209,7 @@ def test_rows_lie_in_the_folder_of_their_day(cluster: MemoryCluster, tmp_path: P
 
 
 @pytest.mark.parametrize("what", ["a file in it", "a file"])
-def test_a_directory_that_is_not_empty_is_refused_before_anything_is_read(
+def test_a_non_empty_directory_is_refused_before_any_read(
     cluster: MemoryCluster, tmp_path: Path, what: str
 ) -> None:
     directory = tmp_path / "out"
@@ -219,18 +225,14 @@ def test_a_directory_that_is_not_empty_is_refused_before_anything_is_read(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_range_in_which_nothing_lies_leaves_no_directory(
-    cluster: MemoryCluster, tmp_path: Path
-) -> None:
+def test_an_empty_range_leaves_no_directory(cluster: MemoryCluster, tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"'odds'.* 'odd'"):
         exported(cluster, tmp_path / "out", Range(run_id="odds"))
 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_export_that_is_interrupted_leaves_nothing(
-    cluster: MemoryCluster, tmp_path: Path
-) -> None:
+def test_an_interrupted_export_leaves_no_files(cluster: MemoryCluster, tmp_path: Path) -> None:
     def interrupted(done: int) -> None:
         if done == 3:
             raise KeyboardInterrupt
@@ -256,7 +258,7 @@ def test_an_export_that_is_interrupted_leaves_nothing(
         ("select * from read_text('/etc/hostname')", "permission error"),
     ],
 )
-def test_a_wrong_query_is_one_line_with_its_place(
+def test_a_wrong_query_is_reported_in_one_line_with_its_position(
     cluster: MemoryCluster, tmp_path: Path, sql: str, says: str
 ) -> None:
     exported(cluster, tmp_path / "out")
@@ -268,12 +270,12 @@ def test_a_wrong_query_is_one_line_with_its_place(
     assert "\n" not in str(refused.value)
 
 
-def test_where_nothing_was_exported_the_way_to_do_so_is_named(tmp_path: Path) -> None:
+def test_a_query_without_an_export_names_the_export_command(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="rollcall export --parquet"):
         ask("select 1", tmp_path)
 
 
-def test_a_file_that_is_no_parquet_is_named(cluster: MemoryCluster, tmp_path: Path) -> None:
+def test_a_broken_parquet_file_is_named(cluster: MemoryCluster, tmp_path: Path) -> None:
     exported(cluster, tmp_path / "out")
     [whole] = (tmp_path / "out" / "turns").glob("*/*.parquet")
     whole.with_name("broken.parquet").write_bytes(b"PAR1")
@@ -282,7 +284,9 @@ def test_a_file_that_is_no_parquet_is_named(cluster: MemoryCluster, tmp_path: Pa
         ask("select * from turns", tmp_path / "out")
 
 
-def test_an_answer_is_a_table_lines_of_json_or_csv(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_is_printed_as_table_json_lines_or_csv(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def answer() -> QueryResult:
         values = (1, None, float("nan"), {"a": [0.5]}), (2, "b,c", 0.0, None)
         return QueryResult(["n", "text", "x", "map"], iter(values * 60))

@@ -1,4 +1,4 @@
-"""Why rollouts failed, as a run tells it."""
+"""The failure summary of a run."""
 
 from collections import Counter
 from dataclasses import replace
@@ -25,7 +25,7 @@ def ended(number: int, status: str, code: str, reward: float | None) -> ScoredTr
         st.tuples(st.sampled_from(ENDS), st.sampled_from(CODES), st.sampled_from([None, 0.0, 1.0]))
     )
 )
-def test_every_failure_is_counted_once_under_its_code_with_one_that_is_there(
+def test_every_failure_is_counted_once_under_its_code_with_an_example(
     ends: list[tuple[str, str, float | None]],
 ) -> None:
     records = [ended(number, *end) for number, end in enumerate(ends)]
@@ -45,7 +45,7 @@ def test_every_failure_is_counted_once_under_its_code_with_one_that_is_there(
         assert code in str(failures) or len(failures.by_code) > 3
 
 
-def test_the_words_name_the_commonest_codes_their_shares_and_an_example_of_each() -> None:
+def test_the_summary_names_the_commonest_codes_with_shares_and_examples() -> None:
     failures = Failures()
     for number in range(3728):
         code = "unknown_environment" if number < 3720 else "deadline"

@@ -7,14 +7,14 @@ KEYS = st.tuples(st.text("ab1"), st.integers(0, 20))
 
 
 @given(st.lists(KEYS))
-def test_of_each_key_the_first_counts(keys: list[tuple[str, int]]) -> None:
+def test_the_first_record_of_each_key_counts(keys: list[tuple[str, int]]) -> None:
     firsts = FirstOfEach[tuple[str, int]](tuple)
 
     assert [key for key in keys if firsts.add(key)] == list(dict.fromkeys(keys))
     assert all(key in firsts for key in keys)
 
 
-def test_parts_of_a_key_do_not_run_into_one_another() -> None:
+def test_key_parts_are_kept_separate() -> None:
     firsts = FirstOfEach[tuple[object, ...]](tuple)
     firsts.add(("a", 11))
 

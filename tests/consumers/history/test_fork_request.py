@@ -1,4 +1,4 @@
-"""A fork lives its parent's first turns again from the record, and the rest for itself."""
+"""A fork replays its parent's first turns from the record, and then continues live."""
 
 import json
 from dataclasses import replace
@@ -48,13 +48,13 @@ TASK = WireTask(CORRIDOR, seed=7, system="Find the door.")
 
 
 class OneWay(Corridor):
-    """The same corridor, of which nobody can say what it will show again."""
+    """The same corridor, without the promise that it replays."""
 
     replayable = False
 
 
 class Moody(Corridor):
-    """It says that it replays, and does not."""
+    """It claims to replay, but does not."""
 
     opened = 0
 
@@ -69,7 +69,7 @@ class Moody(Corridor):
 
 
 def drawing(task: Task) -> Agent:
-    """Says what it draws, and takes two ways at once."""
+    """Reports its random draws, and continues two conversations at once."""
     yield [Reset("left"), Reset("right")]
     messages = {"left": [user("left")], "right": [user("right")]}
     for _ in range(2):
@@ -114,7 +114,7 @@ def read(cluster: MemoryCluster, topic: str, kind: type) -> list[Any]:
 
 
 def calls(cluster: MemoryCluster, rollout_id: str) -> list[ModelCall]:
-    """What was asked of the model, without the courtesies."""
+    """The model calls of a rollout, without aborts."""
     found = read(cluster, cluster.topics.calls(POLICY), ModelCall)
     return [call for call in found if call.rollout_id == rollout_id and call.kind == "sample"]
 
@@ -125,7 +125,7 @@ def forks_of(cluster: MemoryCluster, rollout_id: str) -> list[RolloutRequest]:
 
 
 def make(cluster: MemoryCluster, rollout_id: str, *words: str, at: int = 0) -> list[Trajectory]:
-    """Fork it, let everybody work, and return what became of the forks."""
+    """Fork it, let all workers run, and return the forks' trajectories."""
     before = {request.rollout_id for request in forks_of(cluster, rollout_id)}
     call(cluster, "fork", rollout_id, f"--at={at}", *words)
     cluster.finish()
@@ -142,7 +142,7 @@ def actions(found: Trajectory) -> list[tuple[str | None, str]]:
     return [(step.action, step.text) for step in found.steps or ()]
 
 
-def test_a_fork_at_turn_0_with_its_parents_seed_gives_its_first_answer_and_all_others(
+def test_a_fork_at_turn_0_with_its_parents_seed_repeats_all_answers(
     cluster: MemoryCluster,
 ) -> None:
     then = run(cluster, parent())
@@ -156,7 +156,7 @@ def test_a_fork_at_turn_0_with_its_parents_seed_gives_its_first_answer_and_all_o
 
 
 @pytest.mark.parametrize("turn", [1, 2])
-def test_a_live_call_goes_on_from_the_recorded_tokens_to_the_bit(
+def test_a_live_call_of_a_fork_continues_the_recorded_tokens_exactly(
     turn: int, cluster: MemoryCluster
 ) -> None:
     then = run(cluster, parent())
@@ -180,7 +180,7 @@ def test_a_live_call_goes_on_from_the_recorded_tokens_to_the_bit(
     assert (now.status, actions(now)[: turn + 1]) == ("finished", actions(then)[: turn + 1])
 
 
-def test_its_request_names_parent_and_position_and_belongs_to_no_run(
+def test_a_forks_request_names_parent_and_position_and_no_run(
     cluster: MemoryCluster,
 ) -> None:
     run(cluster, parent(user="ada", min_policy_version=0))
@@ -195,7 +195,7 @@ def test_its_request_names_parent_and_position_and_belongs_to_no_run(
     assert now.rollout_id in {each.trajectory.rollout_id for each in scored}
 
 
-def test_several_forks_are_one_group_with_seeds_of_their_own(cluster: MemoryCluster) -> None:
+def test_several_forks_are_one_group_with_their_own_seeds(cluster: MemoryCluster) -> None:
     run(cluster, parent())
 
     forks = make(cluster, "parent", "--n=3", "--seed=s", at=1)
@@ -207,7 +207,7 @@ def test_several_forks_are_one_group_with_seeds_of_their_own(cluster: MemoryClus
     assert len({actions(each)[2] for each in forks}) > 1
 
 
-def test_a_fork_of_a_fork_brings_all_that_is_recorded_of_both(cluster: MemoryCluster) -> None:
+def test_a_fork_of_a_fork_replays_both_records(cluster: MemoryCluster) -> None:
     then = run(cluster, parent())
     [child] = make(cluster, "parent", at=1)
 
@@ -220,7 +220,7 @@ def test_a_fork_of_a_fork_brings_all_that_is_recorded_of_both(cluster: MemoryClu
     assert grandchild.status == "finished"
 
 
-def test_a_program_draws_again_what_it_drew_and_several_conversations_go_on(
+def test_a_fork_repeats_random_draws_and_resumes_several_conversations(
     cluster: MemoryCluster,
 ) -> None:
     then = run(cluster, parent(agent=f"{HERE}:drawing"))
@@ -248,9 +248,7 @@ def equipped(task: Task) -> Agent:
 
 
 @pytest.mark.parametrize("turn", [1, 2, 3])
-def test_a_fork_goes_on_from_what_was_told_of_the_same_tools(
-    turn: int, cluster: MemoryCluster
-) -> None:
+def test_a_fork_continues_a_sequence_with_the_same_tools(turn: int, cluster: MemoryCluster) -> None:
     then = run(cluster, parent(agent=f"{HERE}:equipped"))
 
     [now] = make(cluster, "parent", at=turn)
@@ -263,7 +261,7 @@ def test_a_fork_goes_on_from_what_was_told_of_the_same_tools(
 
 
 def racing(task: Task) -> Agent:
-    """Two environments, each with its own conversation, at whatever pace they come."""
+    """Two environments, each with its own conversation, in any order."""
     opened: list[Any] = [Reset("left"), Reset("right"), CallModel([user("judge")])]
     talks = {"left": [user("left")], "right": [user("right")]}
     told, open_ = [], 3
@@ -285,7 +283,7 @@ def racing(task: Task) -> Agent:
 
 
 @pytest.mark.parametrize("turn", range(5))
-def test_what_came_side_by_side_comes_again(turn: int, cluster: MemoryCluster) -> None:
+def test_concurrent_outcomes_are_replayed_in_a_fork(turn: int, cluster: MemoryCluster) -> None:
     then = run(cluster, parent(agent=f"{HERE}:racing"))
     assert then.status == "finished", then.reason
 
@@ -298,7 +296,7 @@ def test_what_came_side_by_side_comes_again(turn: int, cluster: MemoryCluster) -
     assert len(now.result.split("; ")) == len(then.result.split("; "))
 
 
-def test_outcomes_that_came_in_another_order_than_they_were_wished_for_come_so_again() -> None:
+def test_out_of_order_outcomes_are_replayed_in_their_recorded_order() -> None:
     def pools(task: Task) -> Agent:
         done = yield AsCompleted([CallModel([user(str(n))]) for n in range(3)])
         said = [done.outcome.text]
@@ -322,7 +320,7 @@ def test_outcomes_that_came_in_another_order_than_they_were_wished_for_come_so_a
     assert "order" not in json.loads(replace(past, order=()).config())
 
 
-def test_what_failed_then_fails_again_without_being_asked(cluster: MemoryCluster) -> None:
+def test_a_failed_call_fails_again_in_a_fork_without_being_asked(cluster: MemoryCluster) -> None:
     run(cluster, parent(agent=f"{HERE}:clumsy"))
     assert trajectory(cluster, "parent").result == "too_long, fall, fall"
 
@@ -333,7 +331,7 @@ def test_what_failed_then_fails_again_without_being_asked(cluster: MemoryCluster
 
 
 def clumsy(task: Task) -> Agent:
-    """Goes on after a call that failed."""
+    """Continues after a failed call."""
     code = ""
     try:
         yield CallModel([user("a long story")])
@@ -344,7 +342,7 @@ def clumsy(task: Task) -> Agent:
     yield Finish(f"{code}, {first.text}, {second.text}")
 
 
-def test_an_environment_that_shows_something_else_ends_the_fork_with_the_reason(
+def test_a_diverging_environment_ends_the_fork_with_the_reason(
     cluster: MemoryCluster,
 ) -> None:
     run(cluster, parent(task=replace(TASK, environment=f"{HERE}:Moody")))
@@ -357,7 +355,7 @@ def test_an_environment_that_shows_something_else_ends_the_fork_with_the_reason(
     assert calls(cluster, now.rollout_id) == []
 
 
-def test_an_environment_that_does_not_replay_is_refused_beyond_turn_0(
+def test_an_environment_that_cannot_replay_is_refused_beyond_turn_0(
     cluster: MemoryCluster,
 ) -> None:
     then = run(cluster, parent(task=replace(TASK, environment=f"{HERE}:OneWay")))
@@ -370,16 +368,14 @@ def test_an_environment_that_does_not_replay_is_refused_beyond_turn_0(
 
 
 @pytest.mark.parametrize("turn", [3, 99])
-def test_a_turn_that_a_finished_rollout_never_took_is_refused(
-    turn: int, cluster: MemoryCluster
-) -> None:
+def test_a_fork_at_a_turn_never_taken_is_refused(turn: int, cluster: MemoryCluster) -> None:
     run(cluster, parent())
 
     with pytest.raises(Refused, match=rf"--at {turn}: .* 0 to 2"):
         make(cluster, "parent", at=turn)
 
 
-def test_a_rollout_that_stopped_short_can_go_on_after_its_last_turn(
+def test_a_rollout_that_stopped_early_can_continue_after_its_last_turn(
     cluster: MemoryCluster,
 ) -> None:
     then = run(cluster, parent(limits=Limits(max_turns=1)))
@@ -394,14 +390,14 @@ def test_a_rollout_that_stopped_short_can_go_on_after_its_last_turn(
 
 
 def greedy(task: Task) -> Agent:
-    """Asks on and on."""
+    """Calls the policy without end."""
     messages = [user("more")]
     while True:
         answer = yield CallModel(messages)
         messages = [*messages, answer.message, user("more")]
 
 
-def test_the_last_attempt_is_forked_and_what_was_ignored_is_not(cluster: MemoryCluster) -> None:
+def test_the_last_attempt_is_forked_without_ignored_events(cluster: MemoryCluster) -> None:
     cluster.ask(parent())
     while not (journal := cluster.log.all(cluster.topics.events)):
         cluster.log.work()
@@ -417,7 +413,7 @@ def test_the_last_attempt_is_forked_and_what_was_ignored_is_not(cluster: MemoryC
     assert now.attempt == 1
 
 
-def test_a_program_that_has_changed_since_is_refused(cluster: MemoryCluster) -> None:
+def test_a_changed_program_is_refused(cluster: MemoryCluster) -> None:
     body = RolloutStarted(parent(), 0, 0, "another digest")
     cluster.enter(Event.decision("parent", 1, "agents-1", body))
 
@@ -438,7 +434,7 @@ def test_unknown_rollouts_policies_and_programs_are_refused(cluster: MemoryClust
     assert forks_of(cluster, "parent") == []
 
 
-def test_what_a_fork_knows_of_its_parent_survives_its_config(cluster: MemoryCluster) -> None:
+def test_a_forks_record_of_its_parent_survives_its_config(cluster: MemoryCluster) -> None:
     run(cluster, parent())
     request = fork_request(parent_of(cluster, "parent", watched_world(5.0)), 2)
 
@@ -456,7 +452,7 @@ def test_what_a_fork_knows_of_its_parent_survives_its_config(cluster: MemoryClus
     ]
 
 
-def test_a_recorded_answer_names_its_stop_string_where_one_ended_it() -> None:
+def test_a_recorded_answer_names_the_stop_string_that_ended_it() -> None:
     plain = Said(0, 0, "one ", "", "stop", b"", b"")
     stopped = replace(plain, position=1, stopped_by="two")
     past = Past("react", "{}", 0, 2, (plain, stopped))
@@ -467,7 +463,7 @@ def test_a_recorded_answer_names_its_stop_string_where_one_ended_it() -> None:
     assert ["stopped_by" in each for each in config["recorded"]] == [False, True]
 
 
-def test_environments_are_rebuilt_by_the_recorded_actions_with_the_same_seed(
+def test_environments_are_rebuilt_by_recorded_actions_and_the_same_seed(
     cluster: MemoryCluster,
 ) -> None:
     then = run(cluster, parent())
@@ -487,7 +483,7 @@ def test_environments_are_rebuilt_by_the_recorded_actions_with_the_same_seed(
     assert [step.action for step in steps[1:3]] == [action for action, _ in actions(then)[1:3]]
 
 
-def test_the_audit_of_a_log_with_forks_finds_nothing_wrong(cluster: MemoryCluster) -> None:
+def test_the_audit_of_a_log_with_forks_is_clean(cluster: MemoryCluster) -> None:
     run(cluster, parent())
     run(cluster, parent("two", agent=f"{HERE}:drawing"))
     make(cluster, "parent", "--n=3", at=1)
@@ -500,7 +496,7 @@ def test_the_audit_of_a_log_with_forks_finds_nothing_wrong(cluster: MemoryCluste
     assert (report.ended, report.not_run_again) == (7, 0)
 
 
-def test_with_real_weights_a_greedy_fork_says_what_its_parent_said(tmp_path: Path) -> None:
+def test_a_greedy_fork_with_real_weights_repeats_its_parents_tokens(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.train(world.trainer())
     version = max(version.version for version in world.versions())

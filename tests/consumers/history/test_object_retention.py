@@ -1,4 +1,4 @@
-"""The store of heavy records from outside: only what no record can claim is removed."""
+"""The store of heavy records: only objects that no record can claim are removed."""
 
 import os
 from pathlib import Path
@@ -37,11 +37,11 @@ def there(cluster: Storing) -> int:
     return len(list(cluster.objects.kept()))
 
 
-def test_an_object_is_needed_as_long_as_a_record_may_lie_somewhere(cluster: Storing) -> None:
+def test_an_object_is_needed_for_the_longest_retention(cluster: Storing) -> None:
     assert needed_s(cluster) == (30 + 30 + 7) * DAY_S
 
 
-def test_what_is_older_is_removed_but_only_when_told(
+def test_old_objects_are_removed_only_with_yes(
     cluster: Storing, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for days in (0, 66, 68, 100):
@@ -57,7 +57,9 @@ def test_what_is_older_is_removed_but_only_when_told(
     assert there(cluster) == 2
 
 
-def test_what_a_crash_has_left_is_removed_after_a_day(cluster: Storing, tmp_path: Path) -> None:
+def test_temporary_files_left_by_a_crash_are_removed_after_a_day(
+    cluster: Storing, tmp_path: Path
+) -> None:
     for name, days in (("a.tmp", 0.5), ("b.tmp", 2)):
         (tmp_path / name).write_bytes(b"torn")
         at = os.stat(tmp_path / name).st_mtime - days * DAY_S
@@ -68,12 +70,12 @@ def test_what_a_crash_has_left_is_removed_after_a_day(cluster: Storing, tmp_path
     assert [path.name for path in tmp_path.glob("*.tmp")] == ["a.tmp"]
 
 
-def test_an_age_at_which_a_record_may_claim_it_is_refused(cluster: Storing) -> None:
+def test_an_age_within_record_retention_is_refused(cluster: Storing) -> None:
     with pytest.raises(Refused, match="67 days"):
         call(cluster, "objects", "gc", "--older-than=30d", "--yes")
 
 
-def test_where_a_topic_is_kept_for_ever_nothing_is_removed(
+def test_no_object_is_removed_while_a_topic_is_kept_for_ever(
     cluster: Storing, capsys: pytest.CaptureFixture[str]
 ) -> None:
     configs = cluster.admin.configs
@@ -86,7 +88,7 @@ def test_where_a_topic_is_kept_for_ever_nothing_is_removed(
     assert "keeps its records for ever" in capsys.readouterr().out
 
 
-def test_the_list_says_how_much_how_old_and_how_much_is_needed(
+def test_the_list_shows_size_age_and_need_of_objects(
     cluster: Storing, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put(cluster, b"x" * 2_000_000, 1)
@@ -100,7 +102,7 @@ def test_the_list_says_how_much_how_old_and_how_much_is_needed(
     assert "1 of them are needed by nobody" in said
 
 
-def test_without_a_store_it_is_said_how_to_name_one(cluster: Storing) -> None:
+def test_a_missing_store_is_refused_with_its_setting(cluster: Storing) -> None:
     cluster.objects = None
 
     with pytest.raises(Refused, match="ROLLCALL_OBJECTS__URL"):
@@ -116,7 +118,7 @@ def test_without_a_store_it_is_said_how_to_name_one(cluster: Storing) -> None:
         ("kafka-1:9092", "memory://bucket/objects", "memory://bucket/objects"),
     ],
 )
-def test_heavy_records_lie_where_every_worker_finds_them(
+def test_heavy_records_lie_in_a_store_that_every_worker_reaches(
     tmp_path: Path, servers: str, url: str, where: str | None
 ) -> None:
     from compose.cluster import Cluster

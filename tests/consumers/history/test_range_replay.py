@@ -1,4 +1,4 @@
-"""`rollcall replay`: what is published again, under which ids, and what is not."""
+"""`rollcall replay`: the requests that are published again, and their ids."""
 
 from collections import Counter
 from dataclasses import astuple, replace
@@ -42,7 +42,7 @@ def requests(cluster: MemoryCluster) -> dict[str, RolloutRequest]:
     return {request.rollout_id: request for request in found}
 
 
-def test_without_yes_nothing_is_published(cluster: MemoryCluster) -> None:
+def test_a_replay_without_yes_publishes_nothing(cluster: MemoryCluster) -> None:
     found = again(cluster, yes=False)
 
     assert found.written == 8
@@ -54,7 +54,7 @@ def test_without_yes_nothing_is_published(cluster: MemoryCluster) -> None:
     assert "--yes does it" in said
 
 
-def test_a_replayed_rollout_is_asked_as_it_was_for_nobodys_run(cluster: MemoryCluster) -> None:
+def test_a_replayed_rollout_is_asked_unchanged_outside_of_any_run(cluster: MemoryCluster) -> None:
     again(cluster)
 
     found = requests(cluster)
@@ -72,7 +72,7 @@ def test_a_replayed_rollout_is_asked_as_it_was_for_nobodys_run(cluster: MemoryCl
     assert all(totals[f"r{n}"] == totals[replayed_id(f"r{n}", "again")] for n in range(8))
 
 
-def test_a_replay_done_twice_asks_once_and_of_itself_nothing(cluster: MemoryCluster) -> None:
+def test_a_second_replay_publishes_nothing(cluster: MemoryCluster) -> None:
     first = again(cluster)
     cluster.finish()
     second = again(cluster)
@@ -84,7 +84,7 @@ def test_a_replay_done_twice_asks_once_and_of_itself_nothing(cluster: MemoryClus
     assert len(requests(cluster)) == 16
 
 
-def test_a_replay_that_was_cut_short_is_completed(cluster: MemoryCluster) -> None:
+def test_an_interrupted_replay_can_be_completed(cluster: MemoryCluster) -> None:
     bounds = cluster.log.bounds(REQUESTS)
     number, (low, end) = max(bounds.items(), key=lambda each: each[1][1])
     some = again(cluster, parse(offsets=[f"{number}:{low}-{end}"]))
@@ -94,7 +94,7 @@ def test_a_replay_that_was_cut_short_is_completed(cluster: MemoryCluster) -> Non
     assert (rest.written, rest.before) == (8 - some.written, some.written)
 
 
-def test_another_name_asks_anew_also_for_what_was_replayed(cluster: MemoryCluster) -> None:
+def test_a_replay_under_another_name_also_repeats_replayed_rollouts(cluster: MemoryCluster) -> None:
     again(cluster)
 
     assert again(cluster, name="more").written == 16
@@ -102,7 +102,7 @@ def test_another_name_asks_anew_also_for_what_was_replayed(cluster: MemoryCluste
 
 @settings(max_examples=30)
 @given(any_message(RolloutRequest))
-def test_an_id_names_the_old_one_and_the_replay(request: RolloutRequest) -> None:
+def test_a_replayed_id_depends_on_the_old_id_and_the_replay(request: RolloutRequest) -> None:
     once, other = replayed(request, "a"), replayed(request, "b")
 
     assert once == replayed(request, "a")
@@ -112,7 +112,7 @@ def test_an_id_names_the_old_one_and_the_replay(request: RolloutRequest) -> None
     assert not is_replayed(once.rollout_id, "aa")
 
 
-def test_a_file_is_what_submit_accepts(cluster: MemoryCluster, tmp_path: Path) -> None:
+def test_submit_accepts_a_replay_file(cluster: MemoryCluster, tmp_path: Path) -> None:
     file = tmp_path / "again.jsonl"
 
     found = again(cluster, parse(run="run"), to=str(file))
@@ -140,7 +140,7 @@ def test_a_line_is_read_back_as_the_same_request(request: RolloutRequest) -> Non
     assert read == named
 
 
-def test_trajectories_are_written_as_they_are_and_change_nothing(cluster: MemoryCluster) -> None:
+def test_trajectories_are_replayed_unchanged_and_without_effect(cluster: MemoryCluster) -> None:
     topic = cluster.topics.trajectories
     before, rewards = cluster.log.all(topic), scored(cluster, "default")
 
@@ -168,7 +168,7 @@ def test_trajectories_are_written_as_they_are_and_change_nothing(cluster: Memory
         ({"of": "events"}, "unknown kind of record 'events'"),
     ],
 )
-def test_what_cannot_be_replayed_is_refused_and_nothing_written(
+def test_an_impossible_replay_is_refused_and_nothing_written(
     cluster: MemoryCluster, options: dict[str, object], says: str
 ) -> None:
     before = {name: cluster.log.bounds(name) for name in cluster.log.topic_names()}
@@ -179,7 +179,7 @@ def test_what_cannot_be_replayed_is_refused_and_nothing_written(
     assert {name: cluster.log.bounds(name) for name in cluster.log.topic_names()} == before
 
 
-def test_one_request_that_would_fail_keeps_all_from_being_published(
+def test_one_invalid_request_keeps_all_from_being_published(
     cluster: MemoryCluster,
 ) -> None:
     cluster.ask(RolloutRequest("bad", Task(CORRIDOR), policy_id="gone"))

@@ -46,7 +46,7 @@ def refusal(cluster: MemoryCluster, span: Range) -> str:
 
 
 def sampled_by(cluster: MemoryCluster, *versions: int) -> Trajectory:
-    """A trajectory whose first tokens each of these versions sampled, in turn."""
+    """A trajectory with first tokens sampled by these versions, in turn."""
     record = cluster.log.all(TRAJECTORIES)[0]
     trajectory = cluster.codec.decode(record.value, Trajectory)
     [sequence] = trajectory.sequences or ()
@@ -57,7 +57,7 @@ def sampled_by(cluster: MemoryCluster, *versions: int) -> Trajectory:
     return replace(trajectory, sequences=(replace(sequence, versions=packed),))
 
 
-def test_a_range_is_what_its_options_say(tmp_path: Path) -> None:
+def test_options_are_parsed_into_a_range(tmp_path: Path) -> None:
     (tmp_path / "ids").write_text("r1\n\n r2 \nr1\n")
 
     found = parse("2h", "30m", "a", "p@7", str(tmp_path / "ids"), now_s=NOW_S)
@@ -74,7 +74,7 @@ def test_a_range_is_what_its_options_say(tmp_path: Path) -> None:
 
 @settings(max_examples=50)
 @given(st.integers(0, 99), st.integers(0, 1 << 40), st.integers(1, 1 << 20))
-def test_offsets_are_read_back_as_they_are_written(partition: int, first: int, more: int) -> None:
+def test_offsets_are_parsed_back_as_written(partition: int, first: int, more: int) -> None:
     text = f"{partition}:{first}-{first + more}"
 
     found = parse(offsets=[text])
@@ -97,7 +97,7 @@ def test_offsets_are_read_back_as_they_are_written(partition: int, first: int, m
         ({"ids": "/dev/null"}, "holds no rollout id"),
     ],
 )
-def test_what_names_no_range_is_refused(options: dict[str, str], says: str) -> None:
+def test_an_invalid_range_is_refused(options: dict[str, str], says: str) -> None:
     with pytest.raises(Refused) as refused:
         parse(**options)  # type: ignore[arg-type]
 
@@ -105,7 +105,7 @@ def test_what_names_no_range_is_refused(options: dict[str, str], says: str) -> N
     assert "\n" not in str(refused.value)
 
 
-def test_everything_is_read_up_to_the_end_of_now(cluster: MemoryCluster) -> None:
+def test_records_are_read_up_to_the_end_at_the_start(cluster: MemoryCluster) -> None:
     found = Selection(cluster, Range()).trajectories()
     first = next(found)
 
@@ -116,9 +116,7 @@ def test_everything_is_read_up_to_the_end_of_now(cluster: MemoryCluster) -> None
     assert len(read(cluster, Range())) == 7
 
 
-def test_a_run_a_policy_and_ids_choose_among_rollouts(
-    cluster: MemoryCluster, tmp_path: Path
-) -> None:
+def test_run_policy_and_ids_select_rollouts(cluster: MemoryCluster, tmp_path: Path) -> None:
     (tmp_path / "ids").write_text("r5\nr0\n")
 
     assert read(cluster, parse(run="b")) == ["r4", "r5"]
@@ -127,7 +125,7 @@ def test_a_run_a_policy_and_ids_choose_among_rollouts(
     assert read(cluster, parse(run="b", ids=str(tmp_path / "ids"))) == ["r5"]
 
 
-def test_requests_are_span_as_their_rollouts_are(cluster: MemoryCluster) -> None:
+def test_requests_are_selected_like_their_rollouts(cluster: MemoryCluster) -> None:
     found = [r.rollout_id for _, r in Selection(cluster, parse(run="b", policy="p")).requests()]
 
     assert sorted(found) == ["r4", "r5"]
@@ -135,7 +133,7 @@ def test_requests_are_span_as_their_rollouts_are(cluster: MemoryCluster) -> None
         Selection(cluster, parse(policy="p@0")).requests()
 
 
-def test_a_rollout_is_of_a_version_that_sampled_all_of_it(cluster: MemoryCluster) -> None:
+def test_a_rollout_belongs_to_a_version_that_sampled_all_of_it(cluster: MemoryCluster) -> None:
     steady, torn = sampled_by(cluster, 4), sampled_by(cluster, 4, 5)
 
     assert parse(policy="p@4").has(steady)
@@ -157,7 +155,7 @@ def test_the_first_record_of_a_rollout_counts(cluster: MemoryCluster) -> None:
     assert all(record.offset < half[record.partition] for record in found)
 
 
-def test_offsets_are_places_of_the_topic_that_is_read(cluster: MemoryCluster) -> None:
+def test_offsets_refer_to_the_topic_that_is_read(cluster: MemoryCluster) -> None:
     everything = {(r.partition, r.offset): r.key for r in cluster.log.all(TRAJECTORIES)}
     number = max(partition for partition, _ in everything)
 
@@ -167,7 +165,9 @@ def test_offsets_are_places_of_the_topic_that_is_read(cluster: MemoryCluster) ->
     assert found == [everything[number, 0]]
 
 
-def test_offsets_beyond_retention_are_refused_with_what_is_left(cluster: MemoryCluster) -> None:
+def test_offsets_beyond_retention_are_refused_with_the_remaining_ones(
+    cluster: MemoryCluster,
+) -> None:
     bounds = cluster.log.bounds(TRAJECTORIES)
     number, (_, end) = max(bounds.items(), key=lambda each: each[1][1])
     cluster.log.delete_before(TRAJECTORIES, number, 1)
@@ -182,13 +182,13 @@ def test_offsets_beyond_retention_are_refused_with_what_is_left(cluster: MemoryC
     assert "is not all there" in nowhere
 
 
-def test_an_empty_range_says_so_and_what_there_is(cluster: MemoryCluster) -> None:
+def test_an_empty_range_is_reported_with_the_existing_offsets(cluster: MemoryCluster) -> None:
     assert "nothing in t.trajectories (until " in refusal(cluster, parse(until="2h"))
     assert "; there is 0:0-" in refusal(cluster, parse(until="2h"))
     assert "there is nothing at all" in refusal(MemoryCluster(), Range())
 
 
-def test_times_are_when_a_record_was_written(cluster: MemoryCluster) -> None:
+def test_times_refer_to_the_append_time_of_a_record(cluster: MemoryCluster) -> None:
     assert len(read(cluster, parse(since="1h"))) == 6
     assert len(read(cluster, Range(until_ms=1 << 45))) == 6
     assert "nothing in" in refusal(cluster, Range(since_ms=1 << 45))
@@ -202,15 +202,13 @@ def test_times_are_when_a_record_was_written(cluster: MemoryCluster) -> None:
         ({"policy": "p@9"}, "whose every token version 9 of 'p' sampled; there is 0"),
     ],
 )
-def test_a_name_that_nothing_bears_is_refused_with_the_nearest(
+def test_an_unknown_name_is_refused_with_the_nearest(
     cluster: MemoryCluster, options: dict[str, str], says: str
 ) -> None:
     assert says in refusal(cluster, parse(**options))  # type: ignore[arg-type]
 
 
-def test_unknown_ids_are_refused_before_the_first_record(
-    cluster: MemoryCluster, tmp_path: Path
-) -> None:
+def test_unknown_ids_are_refused_before_any_record(cluster: MemoryCluster, tmp_path: Path) -> None:
     (tmp_path / "ids").write_text("r1\nr\nx9\n")
     span = parse(ids=str(tmp_path / "ids"))
 
@@ -223,7 +221,7 @@ def test_unknown_ids_are_refused_before_the_first_record(
         list(Selection(cluster, span).scored())
 
 
-def test_what_cannot_be_read_is_passed_over(cluster: MemoryCluster) -> None:
+def test_unreadable_records_are_skipped(cluster: MemoryCluster) -> None:
     cluster.log.append(TRAJECTORIES, b"r9", b"rubbish", 0)
 
     found = [t.rollout_id for _, t in Selection(cluster, Range()).trajectories()]

@@ -1,4 +1,4 @@
-"""Readers give way while others are at work, and go as fast as they can else."""
+"""Readers slow down while others are at work, and read at full speed otherwise."""
 
 import time
 
@@ -10,7 +10,7 @@ from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 
 
 def cluster_of(age_s: float) -> MemoryCluster:
-    """Whose records were all written so long ago."""
+    """A cluster in which all records are this old."""
     made = MemoryCluster()
     made.log.wall = lambda: time.time() - age_s
     return made
@@ -20,7 +20,7 @@ def request(rollout_id: str) -> RolloutRequest:
     return RolloutRequest(rollout_id, Task(CORRIDOR), policy_id=POLICY)
 
 
-def test_a_lot_pays_for_its_records_before_the_next_one() -> None:
+def test_each_batch_waits_for_its_records_before_the_next() -> None:
     slept: list[float] = []
     pace = Pace(100.0, lambda: 5.0, slept.append)
 
@@ -31,9 +31,7 @@ def test_a_lot_pays_for_its_records_before_the_next_one() -> None:
 
 
 @pytest.mark.parametrize(("busy", "slept"), [(True, [0.25]), (False, [])])
-def test_a_reader_keeps_to_its_rate_only_while_others_are_at_work(
-    busy: bool, slept: list[float]
-) -> None:
+def test_a_reader_is_throttled_only_while_others_are_active(busy: bool, slept: list[float]) -> None:
     found: list[float] = []
     way = GivingWay(200.0, lambda: busy, lambda: 5.0, found.append)
 
@@ -44,7 +42,7 @@ def test_a_reader_keeps_to_its_rate_only_while_others_are_at_work(
     assert way.lot() == (10 if busy else 500)
 
 
-def test_a_reader_asks_again_whether_others_are_at_work() -> None:
+def test_a_reader_checks_regularly_if_others_are_active() -> None:
     now, busy, slept = [5.0], [True], []
     way = GivingWay(200.0, lambda: busy[0], lambda: now[0], slept.append)
     way.wait(50)
@@ -57,7 +55,7 @@ def test_a_reader_asks_again_whether_others_are_at_work() -> None:
     assert slept == []
 
 
-def test_a_member_with_lag_is_at_work() -> None:
+def test_a_group_member_with_lag_is_activity() -> None:
     cluster = cluster_of(age_s=3600)
     cluster.hire(lambda call: "left")
     cluster.finish()
@@ -73,7 +71,7 @@ def test_a_member_with_lag_is_at_work() -> None:
     assert others_at_work(cluster)  # type: ignore[arg-type]
 
 
-def test_lag_of_a_group_without_members_is_nobodys_work() -> None:
+def test_lag_of_a_group_without_members_is_no_activity() -> None:
     cluster = cluster_of(age_s=3600)
     cluster.hire(lambda call: "left")
     cluster.finish()
@@ -86,7 +84,7 @@ def test_lag_of_a_group_without_members_is_nobodys_work() -> None:
 
 
 @pytest.mark.parametrize(("age_s", "at_work"), [(5, True), (3600, False)])
-def test_whoever_wrote_to_the_journal_a_moment_ago_is_at_work(age_s: float, at_work: bool) -> None:
+def test_a_recent_journal_write_is_activity(age_s: float, at_work: bool) -> None:
     cluster = cluster_of(age_s)
     cluster.start(request("r"))
 

@@ -1,4 +1,4 @@
-"""`rollcall rescore`: what is rewarded anew, how that agrees, what a bad scorer costs."""
+"""`rollcall rescore`: new rewards, their agreement with old ones, failing scorers."""
 
 import asyncio
 import threading
@@ -67,7 +67,7 @@ def test_the_same_scorer_gives_the_same_rewards_exactly(cluster: MemoryCluster) 
     assert (agreement.scoring_id, agreement.compared, agreement.agree) == ("default", 8, 8)
 
 
-def test_rewards_written_by_hand_are_those_that_the_rewards_group_writes(
+def test_rescored_records_equal_those_of_the_rewards_group(
     cluster: MemoryCluster,
 ) -> None:
     judged(cluster, ["environment_return"], scoring_id="again")
@@ -102,7 +102,7 @@ def test_a_scorer_that_raises_costs_one_trajectory_its_reward(cluster: MemoryClu
     assert "no idea" in said
 
 
-def test_a_scorer_that_waits_rewards_alike(cluster: MemoryCluster) -> None:
+def test_an_async_scorer_gives_the_same_rewards(cluster: MemoryCluster) -> None:
     plain = judged(cluster, [f"{HERE}:on_third"])
     found = judged(cluster, [f"{HERE}:in_its_room"])
 
@@ -113,7 +113,7 @@ def test_a_scorer_that_waits_rewards_alike(cluster: MemoryCluster) -> None:
     assert not [each for each in threading.enumerate() if each.name == "room"]
 
 
-def test_what_flipped_is_counted_and_named(cluster: MemoryCluster) -> None:
+def test_flipped_rewards_are_counted_and_named(cluster: MemoryCluster) -> None:
     found = judged(cluster, [f"{HERE}:halved"], dry_run=True)
 
     [agreement] = found.agreements
@@ -124,7 +124,7 @@ def test_what_flipped_is_counted_and_named(cluster: MemoryCluster) -> None:
     assert found.plain()["agreements"][0]["mean_difference"] == pytest.approx(-0.25)
 
 
-def test_rescoring_twice_is_harmless_and_said(cluster: MemoryCluster) -> None:
+def test_rescoring_twice_is_harmless_and_reported(cluster: MemoryCluster) -> None:
     once = judged(cluster, ["environment_return"], scoring_id="s")
     before = scored(cluster, "s")
     twice = judged(cluster, [f"{HERE}:halved"], scoring_id="s")
@@ -136,7 +136,7 @@ def test_rescoring_twice_is_harmless_and_said(cluster: MemoryCluster) -> None:
     assert "s was there before: its first rewards are those that count" in said
 
 
-def test_rewards_go_to_a_parquet_file_that_is_there_whole(
+def test_rewards_are_written_to_a_complete_parquet_file(
     cluster: MemoryCluster, tmp_path: Path
 ) -> None:
     import pyarrow.parquet as pq
@@ -164,7 +164,7 @@ def test_rewards_go_to_a_parquet_file_that_is_there_whole(
         (["environment_return"], {"dry_run": True, "parquet": Path("x")}, "without --parquet"),
     ],
 )
-def test_what_cannot_be_rescored_is_refused_before_anything_is_written(
+def test_an_impossible_rescoring_is_refused_before_any_write(
     cluster: MemoryCluster, scorers: list[str], options: dict[str, object], says: str
 ) -> None:
     before = len(cluster.log.all(SCORED))
@@ -182,7 +182,7 @@ def never_comes_back(trajectory: Trajectory) -> float:
     return 1.0
 
 
-def test_a_scorer_that_does_not_come_back_is_ended_and_the_others_are_rewarded(
+def test_a_stuck_scorer_is_ended_and_the_others_are_rewarded(
     cluster: MemoryCluster,
 ) -> None:
     cluster.settings = Settings(prefix=PREFIX, rewards=RewardsSettings(scorer_timeout_s=0.2))

@@ -1,4 +1,4 @@
-"""What was trained can be trained again from the record, to the bit, and nothing is written."""
+"""Recorded steps can be retrained bit for bit, and nothing is written."""
 
 import hashlib
 from dataclasses import replace
@@ -31,7 +31,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """A run of one's own, to be harmed."""
+    """A run that the test may damage."""
     return World(tmp_path)
 
 
@@ -61,7 +61,7 @@ def everything(world: World) -> tuple[dict[str, int], dict[str, str]]:
     return counts, files
 
 
-def test_a_run_trained_again_from_its_first_checkpoint_has_the_same_bits(finished: World) -> None:
+def test_a_run_retrained_from_its_first_checkpoint_has_identical_bits(finished: World) -> None:
     before = everything(finished)
 
     report, told = again(finished, "1..4")
@@ -74,7 +74,7 @@ def test_a_run_trained_again_from_its_first_checkpoint_has_the_same_bits(finishe
     assert everything(finished) == before
 
 
-def test_a_run_that_scored_what_it_held_is_not_trained_again(finished: World) -> None:
+def test_a_run_with_interrupt_logprobs_is_not_retrained(finished: World) -> None:
     run = finished.folder.trained()
     config = replace(run.config, old_logprobs="interrupt", over_provision=2.0)
 
@@ -82,7 +82,7 @@ def test_a_run_that_scored_what_it_held_is_not_trained_again(finished: World) ->
         plan(finished, replace(run, config=config), 1, 4)
 
 
-def test_it_begins_at_the_newest_checkpoint_before_and_trains_what_lies_between(
+def test_retraining_begins_at_the_newest_earlier_checkpoint(
     finished: World,
 ) -> None:
     near, _ = again(finished, "4")
@@ -97,7 +97,7 @@ def test_it_begins_at_the_newest_checkpoint_before_and_trains_what_lies_between(
     assert near["differing"] == far["differing"] == []
 
 
-def test_every_step_carries_the_digest_that_policy_versions_forgets(finished: World) -> None:
+def test_every_step_carries_the_digest_of_its_version(finished: World) -> None:
     announced = {version.version: version.weights_digest for version in finished.versions()}
 
     assert {step.version: step.weights_digest for step in finished.steps()} == {
@@ -105,7 +105,7 @@ def test_every_step_carries_the_digest_that_policy_versions_forgets(finished: Wo
     }
 
 
-def test_the_abandoned_branch_is_trained_again_only_when_it_is_named(world: World) -> None:
+def test_an_abandoned_branch_is_retrained_only_if_it_is_named(world: World) -> None:
     # Given steps 1 and 2, of which the second's checkpoint was lost, and a run that went on
     world.train(world.trainer(), steps=2)
     (world.folder.directory / "checkpoints" / "v00000002" / "manifest.json").unlink()
@@ -125,7 +125,7 @@ def test_the_abandoned_branch_is_trained_again_only_when_it_is_named(world: Worl
         again(world, "2", version=9)
 
 
-def test_other_weights_are_said_to_differ_and_by_how_much(world: World) -> None:
+def test_differing_weights_are_reported_with_their_difference(world: World) -> None:
     world.train(world.trainer(), steps=1)
     told_otherwise(world)
 
@@ -140,7 +140,7 @@ def test_other_weights_are_said_to_differ_and_by_how_much(world: World) -> None:
     assert "its weights file is gone" in again(world, "1")[1][-1]
 
 
-def test_what_bits_depend_on_is_recorded_and_said_before_they_are_compared(world: World) -> None:
+def test_machine_facts_are_recorded_and_reported_before_bits_are_compared(world: World) -> None:
     world.train(world.trainer(), steps=1)
     [step] = world.steps()
     assert set(step.machine) == {"threads", "ranks", "cpu", "processor", "torch", "device"}
@@ -157,7 +157,7 @@ def test_what_bits_depend_on_is_recorded_and_said_before_they_are_compared(world
     assert len(report["otherwise"]) == 2
 
 
-def test_of_a_step_that_tells_nothing_of_its_machine_nobody_knows_whether_bits_are_the_same(
+def test_a_step_without_machine_facts_is_reported_as_unknown(
     world: World,
 ) -> None:
     world.train(world.trainer(), steps=1)
@@ -172,7 +172,7 @@ def test_of_a_step_that_tells_nothing_of_its_machine_nobody_knows_whether_bits_a
     assert "identical" in told[-1]
 
 
-def test_steps_that_not_as_many_ranks_have_trained_are_not_trained_in_one_call(
+def test_steps_of_different_rank_counts_are_not_retrained_in_one_call(
     world: World,
 ) -> None:
     world.train(world.trainer(), steps=2)
@@ -183,7 +183,7 @@ def test_steps_that_not_as_many_ranks_have_trained_are_not_trained_in_one_call(
         again(world, "1..2")
 
 
-def test_a_rank_that_cannot_begin_is_named_and_nobody_waits_for_it(world: World) -> None:
+def test_a_rank_that_cannot_begin_is_named_and_blocks_no_other(world: World) -> None:
     world.train(world.trainer(), steps=1)
     ahead = plan(world, world.folder.trained(), 1, 1)
     (world.folder.directory / "recipe.toml").unlink()
@@ -213,24 +213,24 @@ def told_otherwise(world: World) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "4..2", "0..3", "a..b", "1-3", "..3"])
-def test_what_is_no_range_of_steps_is_refused(text: str) -> None:
+def test_an_invalid_range_of_steps_is_refused(text: str) -> None:
     with pytest.raises(Refused, match=r"write a\.\.b with 1 <= a <= b"):
         parse_steps(text)
 
 
-def test_steps_that_are_not_there_are_named_with_those_that_are(finished: World) -> None:
+def test_missing_steps_are_named_with_the_existing_ones(finished: World) -> None:
     with pytest.raises(Refused, match=r"steps 3\.\.9 .* 4 has steps 1\.\.4"):
         again(finished, "3..9")
     with pytest.raises(Refused, match="step 5 is not there"):
         again(finished, "5")
 
 
-def test_a_run_without_steps_is_said_to_have_none(world: World) -> None:
+def test_a_run_without_steps_is_refused(world: World) -> None:
     with pytest.raises(Refused, match=r"has no record in m\.train\.steps"):
         again(world, "1")
 
 
-def test_what_retention_has_taken_is_named_with_what_is_still_there(world: World) -> None:
+def test_records_lost_to_retention_are_named_with_the_remaining_ones(world: World) -> None:
     world.train(world.trainer())
     first = world.steps()[0].trajectories[0]
     world.log.delete_before(world.topics.scored, first.partition, first.offset + 1)
@@ -244,7 +244,7 @@ def test_what_retention_has_taken_is_named_with_what_is_still_there(world: World
     assert "steps 2..4 are whole" in text
 
 
-def test_a_topic_made_anew_is_not_taken_for_the_old_one(world: World) -> None:
+def test_a_recreated_topic_is_refused(world: World) -> None:
     world.train(world.trainer(), steps=1)
     world.log.recreate(world.topics.scored)
 
@@ -252,7 +252,7 @@ def test_a_topic_made_anew_is_not_taken_for_the_old_one(world: World) -> None:
         again(world, "1")
 
 
-def test_without_a_checkpoint_before_the_first_step_it_says_where_one_may_begin(
+def test_a_missing_first_checkpoint_is_refused_with_the_possible_first_steps(
     world: World,
 ) -> None:
     world.train(world.trainer())
@@ -262,7 +262,7 @@ def test_without_a_checkpoint_before_the_first_step_it_says_where_one_may_begin(
         again(world, "2..3")
 
 
-def test_a_changed_recipe_is_refused_by_retrain_and_by_the_trainer(world: World) -> None:
+def test_a_changed_recipe_is_refused_by_retraining_and_training(world: World) -> None:
     world.train(world.trainer(), steps=1)
     recipe = parse_recipe(RECIPE.replace("steps = 4", "steps = 5"), "tiny")
     changed = replace(world.folder, recipe=recipe)
@@ -276,7 +276,7 @@ def test_a_changed_recipe_is_refused_by_retrain_and_by_the_trainer(world: World)
     require_unchanged(world.folder)
 
 
-def test_how_many_checkpoints_stay_changes_nothing_that_is_learned(world: World) -> None:
+def test_the_number_of_kept_checkpoints_does_not_affect_learning(world: World) -> None:
     world.train(world.trainer(), steps=1)
     text = RECIPE.replace("[learner]", "[learner]\ncheckpoint_keep_every = 1")
     folder = replace(world.folder, recipe=parse_recipe(text, "tiny"))
@@ -284,7 +284,7 @@ def test_how_many_checkpoints_stay_changes_nothing_that_is_learned(world: World)
     assert again(world, "1", folder=folder)[0]["differing"] == []
 
 
-def test_a_step_that_was_recorded_before_steps_carried_digests_is_compared_too(
+def test_a_step_recorded_without_a_digest_is_compared_by_its_version(
     world: World,
 ) -> None:
     world.train(world.trainer(), steps=1)
@@ -294,10 +294,10 @@ def test_a_step_that_was_recorded_before_steps_carried_digests_is_compared_too(
     assert again(world, "1")[0]["steps"][0]["identical"] is True
 
 
-def test_steps_that_were_held_back_for_a_group_are_trained_again_to_the_bit(
+def test_steps_held_back_for_a_group_are_retrained_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When they were taken is nothing that their record has to say."""
+    """The time of a step is not part of its record."""
     waiting = 'on_stale = "wait"\nmax_staleness = 1\n'
     world = World(tmp_path, RECIPE.replace("[learner]\n", f"[learner]\n{waiting}"))
     trainer = world.trainer()
@@ -310,7 +310,7 @@ def test_steps_that_were_held_back_for_a_group_are_trained_again_to_the_bit(
 
     def held_back(groups: int, v_now: int) -> bool:
         held = asked(groups, v_now)
-        while held and slow:  # what it waits for has come when it looks again
+        while held and slow:  # the awaited group has arrived at the next look
             came.append(slow.pop())
             offer(*came[-1])
         return held

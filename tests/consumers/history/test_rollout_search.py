@@ -1,4 +1,4 @@
-"""The records of one rollout are found wherever they lie, and few others are read for it."""
+"""The records of one rollout are found in any partition with few other reads."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def found(cluster: MemoryCluster, rollout_id: str) -> list[tuple[int, int]]:
     return [(story.partition, len(scores_of(cluster, story))) for story in same_id]
 
 
-def test_a_rollout_is_found_in_whatever_partition_its_producer_put_it(
+def test_a_rollout_is_found_in_any_partition(
     cluster: MemoryCluster,
 ) -> None:
     number = elsewhere(cluster, "r")
@@ -47,7 +47,7 @@ def test_a_rollout_is_found_in_whatever_partition_its_producer_put_it(
     assert found(cluster, "r") == [(number, 1)]
 
 
-def test_a_rollout_is_found_whose_request_has_another_key(cluster: MemoryCluster) -> None:
+def test_a_rollout_with_another_request_key_is_found(cluster: MemoryCluster) -> None:
     value = cluster.codec.encode(cluster.topics.requests, request("r"))
     cluster.log.append(cluster.topics.requests, b"another key", value, 1)
     cluster.finish()
@@ -55,7 +55,7 @@ def test_a_rollout_is_found_whose_request_has_another_key(cluster: MemoryCluster
     assert found(cluster, "r") == [(1, 1)]
 
 
-def test_a_rollout_is_found_whose_request_is_past_retention(cluster: MemoryCluster) -> None:
+def test_a_rollout_with_an_expired_request_is_found(cluster: MemoryCluster) -> None:
     cluster.ask(request("r"), 2)
     cluster.finish()
     cluster.log.delete_before(cluster.topics.requests, 2, 1)
@@ -63,7 +63,7 @@ def test_a_rollout_is_found_whose_request_is_past_retention(cluster: MemoryClust
     assert found(cluster, "r") == [(2, 1)]
 
 
-def test_an_id_that_was_used_again_tells_both_rollouts(cluster: MemoryCluster) -> None:
+def test_a_reused_id_finds_both_rollouts(cluster: MemoryCluster) -> None:
     for _ in range(2):
         cluster.ask(request("r"))
         cluster.finish()
@@ -71,7 +71,7 @@ def test_an_id_that_was_used_again_tells_both_rollouts(cluster: MemoryCluster) -
     assert len(stories_of(cluster, "r")) == 2
 
 
-def test_scores_of_a_group_are_found_and_those_of_its_other_members_are_not(
+def test_only_the_searched_members_scores_of_a_group_are_found(
     cluster: MemoryCluster,
 ) -> None:
     for name in ("a", "b"):
@@ -82,7 +82,7 @@ def test_scores_of_a_group_are_found_and_those_of_its_other_members_are_not(
     assert [score.trajectory.rollout_id for score in scores_of(cluster, story)] == ["b"]
 
 
-def test_what_is_not_there_is_refused_with_what_was_probably_meant(
+def test_an_unknown_id_is_refused_with_the_nearest_one(
     cluster: MemoryCluster,
 ) -> None:
     cluster.ask(request("run/7/1"))
@@ -92,7 +92,7 @@ def test_what_is_not_there_is_refused_with_what_was_probably_meant(
         stories_of(cluster, "run/7")
 
 
-def test_a_request_that_no_worker_has_started_is_told_from_an_unknown_one() -> None:
+def test_a_request_not_yet_started_is_distinguished_from_an_unknown_one() -> None:
     cluster = MemoryCluster()
     cluster.ask(request("r"))
 
@@ -100,7 +100,7 @@ def test_a_request_that_no_worker_has_started_is_told_from_an_unknown_one() -> N
         stories_of(cluster, "r")
 
 
-def test_reading_ends_soon_after_the_rollout_has(
+def test_the_search_stops_reading_soon_after_the_rollouts_end(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.ask(request("r"))

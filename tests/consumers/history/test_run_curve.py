@@ -153,7 +153,7 @@ def test_each_policy_of_a_run_has_its_own_held_out_success(
     assert listed == {solver.name: 0.5, verifier.name: 0.25}
 
 
-def test_the_files_of_a_curve_have_the_other_policies_too(
+def test_the_files_of_a_curve_include_the_other_policies(
     cluster: MemoryCluster, pair: tuple[RunFolder, RunFolder], tmp_path: Path
 ) -> None:
     curve = read(cluster, PAIR)
@@ -170,7 +170,7 @@ def test_the_files_of_a_curve_have_the_other_policies_too(
     assert b"held_out/success_verifier" in next(written[2].iterdir()).read_bytes()
 
 
-def test_a_run_in_progress_shows_what_each_policy_has_learned(
+def test_a_run_in_progress_shows_each_policys_learning(
     cluster: MemoryCluster, pair: tuple[RunFolder, RunFolder]
 ) -> None:
     solver, _ = pair
@@ -188,14 +188,14 @@ def test_a_run_in_progress_shows_what_each_policy_has_learned(
     assert "v0 0.000  v1 0.250" in shown.export_text()
 
 
-def test_an_evaluation_that_is_not_complete_is_not_shown(cluster: MemoryCluster) -> None:
+def test_an_incomplete_evaluation_is_not_shown(cluster: MemoryCluster) -> None:
     train(cluster, step(1, 1, BEFORE))
     evaluate(cluster, 1, [1.0], size=2)
 
     assert read(cluster).heldout == []
 
 
-def test_steps_that_a_restart_took_again_are_not_of_the_run(cluster: MemoryCluster) -> None:
+def test_steps_repeated_after_a_restart_are_not_shown(cluster: MemoryCluster) -> None:
     train(cluster, step(1, 1, 0), step(2, 2, 1), step(3, 3, 2), step(2, 4, 1), step(3, 5, 4))
 
     curve = read(cluster)
@@ -204,7 +204,7 @@ def test_steps_that_a_restart_took_again_are_not_of_the_run(cluster: MemoryClust
     assert curve.abandoned == 2
 
 
-def test_a_run_of_which_there_is_nothing_is_refused(cluster: MemoryCluster) -> None:
+def test_an_unknown_or_empty_run_is_refused(cluster: MemoryCluster) -> None:
     with pytest.raises(Refused, match="unknown run 'nobody'"):
         read(cluster, "nobody")
     train(cluster, step(1, 1, 0))
@@ -215,7 +215,7 @@ def test_a_run_of_which_there_is_nothing_is_refused(cluster: MemoryCluster) -> N
         read(cluster, "begun")
 
 
-def test_the_curve_is_written_as_a_picture_lines_and_events(
+def test_the_curve_is_written_as_png_csv_and_tensorboard_events(
     cluster: MemoryCluster, tmp_path: Path
 ) -> None:
     evaluate(cluster, BEFORE, [0.0, 0.0])
@@ -260,7 +260,7 @@ def scalars(path: Path) -> set[tuple[str, int, float]]:
     return found
 
 
-def test_a_place_that_cannot_be_written_is_refused(cluster: MemoryCluster, tmp_path: Path) -> None:
+def test_an_unwritable_path_is_refused(cluster: MemoryCluster, tmp_path: Path) -> None:
     train(cluster, step(1, 1, 0))
     (tmp_path / "file").write_text("")
 
@@ -268,7 +268,7 @@ def test_a_place_that_cannot_be_written_is_refused(cluster: MemoryCluster, tmp_p
         curve_files.write_csv(read(cluster), tmp_path / "file" / "curve.csv")
 
 
-def test_without_a_file_the_curve_is_a_chart_of_text(
+def test_the_curve_is_a_text_chart_if_no_file_is_given(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(cluster, *(step(number, number, number - 1) for number in range(1, 9)))
@@ -280,7 +280,7 @@ def test_without_a_file_the_curve_is_a_chart_of_text(
     assert "8 steps to version 8" in shown
 
 
-def test_runs_are_listed_with_what_the_log_says_of_them(cluster: MemoryCluster) -> None:
+def test_runs_are_listed_with_their_state_in_the_log(cluster: MemoryCluster) -> None:
     folder(cluster, "a-finished", finished=True)
     held = folder(cluster, "b-training")
     folder(cluster, "c-stopped")
@@ -303,7 +303,7 @@ def test_runs_are_listed_with_what_the_log_says_of_them(cluster: MemoryCluster) 
 
 
 @pytest.mark.broker
-def test_runs_and_curve_at_the_command_line(
+def test_the_command_line_lists_runs_and_writes_curves(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
     cluster = make_cluster("p")

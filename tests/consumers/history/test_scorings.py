@@ -1,4 +1,4 @@
-"""Scorings: who owes scores, and what it takes to owe none."""
+"""Scorings: which of them owe scores, and how they are retired."""
 
 import io
 from dataclasses import replace
@@ -20,7 +20,7 @@ from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 
 @pytest.fixture
 def cluster() -> MemoryCluster:
-    """Three trajectories with scores of "default"; somebody tried "other" and stopped it again."""
+    """Three trajectories with scores of "default"; "other" was started once and stopped again."""
     made = MemoryCluster()
     made.hire(lambda call: "left")
     for number in range(3):
@@ -35,7 +35,7 @@ def cluster() -> MemoryCluster:
     return made
 
 
-def test_a_retired_scoring_is_not_asked_for_scores_and_the_report_says_why(
+def test_a_retired_scoring_owes_no_scores_and_the_report_says_why(
     cluster: MemoryCluster,
 ) -> None:
     before = audit(cluster, drained=True)
@@ -50,7 +50,7 @@ def test_a_retired_scoring_is_not_asked_for_scores_and_the_report_says_why(
     assert "only a try" in out.getvalue()
 
 
-def test_retiring_moves_no_offset(cluster: MemoryCluster) -> None:
+def test_retiring_a_scoring_changes_no_offset(cluster: MemoryCluster) -> None:
     before = cluster.log.committed("t.rewards.default", "t.trajectories")
 
     retire_scoring(cluster, "default", "done with")
@@ -58,7 +58,7 @@ def test_retiring_moves_no_offset(cluster: MemoryCluster) -> None:
     assert cluster.log.committed("t.rewards.default", "t.trajectories") == before
 
 
-def test_a_worker_that_is_started_again_goes_on_where_it_was_left_and_owes_scores(
+def test_a_restarted_scoring_worker_resumes_and_owes_scores_again(
     cluster: MemoryCluster,
 ) -> None:
     retire_scoring(cluster, "default", "done with")
@@ -74,7 +74,7 @@ def test_a_worker_that_is_started_again_goes_on_where_it_was_left_and_owes_score
     assert len(cluster.log.all("t.trajectories.scored")) == 4
 
 
-def test_the_list_says_who_owes_scores(
+def test_the_list_names_the_scorings_that_owe_scores(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     retire_scoring(cluster, "other", "only a try")
@@ -85,7 +85,7 @@ def test_the_list_says_who_owes_scores(
     assert all(word in shown for word in ("default", "yes", "other", "no, retired", "only a try"))
 
 
-def test_a_scoring_that_is_at_work_unknown_or_given_no_reason_is_not_retired(
+def test_a_live_unknown_or_unexplained_scoring_is_not_retired(
     cluster: MemoryCluster,
 ) -> None:
     for scoring_id, reason, says in (
@@ -101,7 +101,7 @@ def test_a_scoring_that_is_at_work_unknown_or_given_no_reason_is_not_retired(
         retire_scoring(cluster, "default", "why")
 
 
-def test_a_word_is_one_only_where_every_partition_says_the_same() -> None:
+def test_a_scoring_is_retired_only_if_every_partitions_commit_says_so() -> None:
     word = retired_word("now", "a;b")
     both = [Commit("t", number, 0, word) for number in range(2)]
 
@@ -111,6 +111,6 @@ def test_a_word_is_one_only_where_every_partition_says_the_same() -> None:
     assert retired([Commit("t", 0, 0, RETIRED)]) is None
 
 
-def test_the_command_line_knows_scorings(tmp_path: Path) -> None:
+def test_the_command_line_has_scorings_commands(tmp_path: Path) -> None:
     assert "owes" in rollcall("scorings", "--help", cwd=tmp_path).stdout
     assert refused(rollcall("scorings", "retire", "x", cwd=tmp_path))

@@ -1,4 +1,4 @@
-"""What lies on the topics of a log in memory, and on the broker."""
+"""Statistics of topics, on the in-memory log and on the broker."""
 
 import json
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def stats(cluster: MemoryCluster) -> LogState:
     return measure(cluster, now_s=NOW_S)
 
 
-def test_a_topic_is_told_by_records_bytes_rates_and_times(cluster: MemoryCluster) -> None:
+def test_a_topic_is_described_by_records_bytes_rates_and_times(cluster: MemoryCluster) -> None:
     found = {topic.name: topic for topic in stats(cluster).topics}
 
     requests = found[cluster.topics.requests]
@@ -57,7 +57,7 @@ def test_a_topic_is_told_by_records_bytes_rates_and_times(cluster: MemoryCluster
     assert (empty.records, empty.oldest_ms, empty.per_s) == (0, None, {})
 
 
-def test_holes_and_what_retention_took_do_not_stop_the_count(cluster: MemoryCluster) -> None:
+def test_holes_and_retention_do_not_stop_the_count(cluster: MemoryCluster) -> None:
     cluster.log.delete_before(cluster.topics.requests, 1, 3)
     cluster.log.hole(cluster.topics.requests, 1)
     cluster.log.hole(cluster.topics.requests, 2)
@@ -67,7 +67,7 @@ def test_holes_and_what_retention_took_do_not_stop_the_count(cluster: MemoryClus
     assert (requests.records, requests.oldest_ms) == (9, 998_200_000)
 
 
-def test_lag_is_told_by_group_topic_and_partition(cluster: MemoryCluster) -> None:
+def test_lag_is_reported_by_group_topic_and_partition(cluster: MemoryCluster) -> None:
     topic: TopicPartition = (cluster.topics.requests, 1)
     source = cluster.log.source("t.agents", [topic[0]], Idle())
     source.poll(0.0, 3)
@@ -79,7 +79,7 @@ def test_lag_is_told_by_group_topic_and_partition(cluster: MemoryCluster) -> Non
     assert (lag.group, lag.topic, lag.partitions, lag.total) == ("t.agents", topic[0], {1: 6}, 6)
 
 
-def test_the_tables_say_what_is_estimated(
+def test_the_tables_mark_estimated_numbers(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_stats(stats(cluster), Console(width=160))
@@ -89,7 +89,7 @@ def test_the_tables_say_what_is_estimated(
     assert "no group has committed anything yet" in shown
 
 
-def test_where_there_is_no_topic_the_way_to_some_is_named() -> None:
+def test_missing_topics_are_refused_with_the_command_to_create_them() -> None:
     cluster = MemoryCluster()
     cluster.log.topics.clear()
 
@@ -98,7 +98,7 @@ def test_where_there_is_no_topic_the_way_to_some_is_named() -> None:
 
 
 @pytest.mark.broker
-def test_the_broker_is_asked_without_joining_a_group(
+def test_topic_stats_join_no_consumer_group(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
     cluster = make_cluster("p")

@@ -1,4 +1,4 @@
-"""Which limit a rollout waits for, told from the log alone, also while every worker is down."""
+"""The limit that a rollout waits for, from the log alone, even without any worker."""
 
 from dataclasses import replace
 from random import Random
@@ -23,7 +23,7 @@ LIMITS = Limits(call_timeout_s=60.0, rollout_timeout_s=90_000.0)
 
 @pytest.fixture
 def rig() -> Rig:
-    """Its clock stands at noon."""
+    """The clock stands at noon."""
     rig = Rig()
     rig.clock.now += 12 * HOUR_S - rig.clock.now % (24 * HOUR_S)
     return rig
@@ -45,11 +45,11 @@ def look(rig: Rig, quota: Quota = UNLIMITED) -> Waiting:
 
 
 def told(rig: Rig, quota: Quota = UNLIMITED) -> dict[str, tuple[str, str]]:
-    """Reason and words, by rollout; the same whether or not a worker is there."""
+    """Reason and text by rollout; the same with and without a live worker."""
     return {wait.rollout_id: (wait.reason, wait.what) for wait in look(rig, quota).waits}
 
 
-def test_a_rollout_that_a_quota_holds_says_how_many_run(rig: Rig) -> None:
+def test_a_rollout_held_by_a_quota_shows_the_number_running(rig: Rig) -> None:
     limit(rig, Quota("ann", running=2))
     loop = rig.agents()
     ask_many(rig, 4)
@@ -65,7 +65,7 @@ def test_a_rollout_that_a_quota_holds_says_how_many_run(rig: Rig) -> None:
     assert {look(rig).on(w) for w in look(rig).waits if w.reason == "admission"} == {NOBODY}
 
 
-def test_a_quota_that_was_lowered_says_how_many_run_all_the_same(rig: Rig) -> None:
+def test_a_lowered_quota_still_shows_the_number_running(rig: Rig) -> None:
     loop = rig.agents()
     ask_many(rig, 3)
     rig.settle(loop)
@@ -77,7 +77,7 @@ def test_a_quota_that_was_lowered_says_how_many_run_all_the_same(rig: Rig) -> No
     assert told(rig)["ann3"] == ("admission", "quota: 3 of 1 running")
 
 
-def test_the_default_of_the_settings_is_a_quota_too(rig: Rig) -> None:
+def test_the_default_quota_of_the_settings_is_shown(rig: Rig) -> None:
     limit(rig, Quota("ann", running=1))
     loop = rig.agents()
     ask_many(rig, 2)
@@ -87,7 +87,7 @@ def test_the_default_of_the_settings_is_a_quota_too(rig: Rig) -> None:
     assert told(rig, Quota("", running=1))["ann1"][1] == "quota: 1 of 1 running"
 
 
-def test_a_window_says_when_it_clears_also_where_what_filled_it_has_ended(rig: Rig) -> None:
+def test_an_hourly_window_shows_its_end_even_after_its_rollouts_ended(rig: Rig) -> None:
     limit(rig, Quota("ann", per_hour=3))
     loop = rig.agents()
     ask_many(rig, 1, WALKS)
@@ -109,7 +109,7 @@ def test_a_window_says_when_it_clears_also_where_what_filled_it_has_ended(rig: R
     )
 
 
-def test_a_call_that_waits_for_its_turn_says_when_that_comes(rig: Rig) -> None:
+def test_a_paced_call_shows_the_time_until_it_is_sent(rig: Rig) -> None:
     limit(rig, Quota("ann", calls_per_s=0.5))
     loop = rig.agents()
     ask_many(rig, 4)
@@ -126,7 +126,7 @@ def test_a_call_that_waits_for_its_turn_says_when_that_comes(rig: Rig) -> None:
     assert deadlines["ann3"] == int(rig.clock.now * 1000 - 1100 + 90_000_000)  # its rollout's own
 
 
-def test_a_later_call_waits_for_its_turn_too(rig: Rig) -> None:
+def test_a_later_paced_call_shows_its_wait(rig: Rig) -> None:
     limit(rig, Quota("ann", calls_per_s=0.25))
     loop = rig.agents()
     ask_many(rig, 1)
@@ -137,7 +137,7 @@ def test_a_later_call_waits_for_its_turn_too(rig: Rig) -> None:
     assert told(rig)["ann0"] == ("call", "p 1/1/0, not sent yet: rate 0.25/s, next in 4 s")
 
 
-def test_no_rate_is_told_of_a_rollout_that_a_quota_holds(rig: Rig) -> None:
+def test_no_rate_is_shown_for_a_rollout_held_by_a_quota(rig: Rig) -> None:
     limit(rig, Quota("ann", running=2, calls_per_s=0.5))
     loop = rig.agents()
     ask_many(rig, 3)
@@ -149,7 +149,7 @@ def test_no_rate_is_told_of_a_rollout_that_a_quota_holds(rig: Rig) -> None:
     assert words["ann2"] == ("admission", "quota: 2 of 2 running")
 
 
-def test_a_share_that_is_used_up_is_told_apart_from_a_quota() -> None:
+def test_an_exhausted_worker_share_is_distinguished_from_a_quota() -> None:
     rig = Rig(partitions=2)
     limit(rig, Quota("ann", running=4))
     loops = [rig.agents("a1"), rig.agents("a2")]
@@ -165,7 +165,7 @@ def test_a_share_that_is_used_up_is_told_apart_from_a_quota() -> None:
     )
 
 
-def test_without_the_topic_it_is_said_that_nobody_has_a_quota(rig: Rig) -> None:
+def test_a_missing_quotas_topic_is_remarked(rig: Rig) -> None:
     rig.log.delete(rig.topics.quotas)
 
     (remark,) = look(rig).remarks

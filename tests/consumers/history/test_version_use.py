@@ -1,4 +1,4 @@
-"""Which versions somebody needs: whatever is asked for, begun and ended, and whenever one looks."""
+"""Which versions are needed by requests and rollouts at any time."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +38,7 @@ def take(
 
 
 def looked(use: VersionUse, now_ms: int) -> set[int]:
-    """What is needed as somebody looks at that time of the log."""
+    """The versions needed at that time of the log."""
     use.now_ms = now_ms
     return {*use.requested(), *use.open()}
 
@@ -47,7 +47,7 @@ PINS = st.tuples(st.integers(0, 3), st.integers(-1, 4), st.sampled_from(["policy
 
 
 @given(st.lists(PINS, max_size=8), st.data())
-def test_a_pinned_version_is_needed_from_the_request_to_the_end_whenever_one_looks(
+def test_a_pinned_version_is_needed_from_request_to_end(
     pins: list[tuple[int, int, str]], data: st.DataObject
 ) -> None:
     # Given requests, some for the same rollout, of which the first few have begun, and some of
@@ -68,7 +68,7 @@ def test_a_pinned_version_is_needed_from_the_request_to_the_end_whenever_one_loo
         if asked[offset].rollout_id not in alive:
             take(use, asked[offset], RolloutFinished("finished"))
 
-    # Then all of those that go on keep their version, and once all is over nobody does
+    # Then all continuing rollouts keep their version, and once all have ended none does
     wanted = {r.versions_for("policy")[1] for r in asked if r.rollout_id in alive} - {-1}
     assert wanted <= looked(use, waits_ms)
     for offset, each in enumerate(asked):
@@ -80,7 +80,7 @@ def test_a_pinned_version_is_needed_from_the_request_to_the_end_whenever_one_loo
     assert not looked(use, DAY_MS)
 
 
-def test_one_that_asks_again_for_a_rollout_is_not_begun_by_the_start_of_the_first() -> None:
+def test_a_repeated_request_is_not_begun_by_the_first_ones_start() -> None:
     use, first, again = VersionUse("policy"), request(1, 3), request(1, 5)
     use.take_request(again, 7)
     take(use, first, RolloutStarted(first, 2, 2))
@@ -90,7 +90,7 @@ def test_one_that_asks_again_for_a_rollout_is_not_begun_by_the_start_of_the_firs
     assert looked(use, DAY_MS) == {5}
 
 
-def test_a_pinned_rollout_counts_past_its_deadline_only_until_a_model_has_answered_it() -> None:
+def test_a_pinned_rollout_with_an_answer_counts_only_until_its_deadline() -> None:
     use, asked = VersionUse("policy"), request(1, 3)
     take(use, asked, RolloutStarted(asked, 0, 0))
     assert looked(use, DAY_MS) == {3}
@@ -102,7 +102,7 @@ def test_a_pinned_rollout_counts_past_its_deadline_only_until_a_model_has_answer
     assert not looked(use, over_ms)
 
 
-def test_requests_that_are_pinned_to_nothing_keep_nothing() -> None:
+def test_unpinned_requests_keep_no_version() -> None:
     use = VersionUse("policy")
     use.take_request(request(1, -1), 0)
     use.take_request(request(2, -1, "other"), 1)

@@ -1,4 +1,4 @@
-"""Which versions are in use is read while everything moves on, and nothing is missed."""
+"""Versions in use are read during changes, and none is missed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ POOLED = replace(TRAINED, replayed=frozenset({(0, 0)}))
 
 
 class MovingLog(MemoryLog):
-    """One on which something happens whenever somebody asks it anything."""
+    """A log that changes at every question about it."""
 
     happens: Callable[[], None] = staticmethod(lambda: None)
 
@@ -84,7 +84,7 @@ class Life:
         del self.coming[:stages]
 
     def goes_on_later(self, at: int, stages: int) -> None:
-        """So many stages, just before somebody asks the log for the n-th time."""
+        """Advance by this many stages just before the n-th question to the log."""
         asked = count()
         self.log.happens = lambda: self.go_on(stages if next(asked) == at else 0)
 
@@ -116,7 +116,7 @@ QUESTIONS = 8
 
 
 @pytest.mark.parametrize("begun", range(1, STAGES))
-def test_a_rollout_that_goes_on_while_this_reads_is_met_wherever_it_is(begun: int) -> None:
+def test_a_rollout_that_progresses_during_the_read_is_never_missed(begun: int) -> None:
     for at, stages in product(range(QUESTIONS), (1, 2, 3)):
         life = Life()
         life.go_on(begun)
@@ -125,14 +125,14 @@ def test_a_rollout_that_goes_on_while_this_reads_is_met_wherever_it_is(begun: in
         assert life.in_use(FIRST) == {VERSION}, f"{stages} further before question {at}"
 
 
-def test_before_the_first_checkpoint_everything_is_unread() -> None:
+def test_all_versions_are_unread_before_the_first_checkpoint() -> None:
     life = Life()
     life.go_on(STAGES)
 
     assert life.in_use() == {VERSION}
 
 
-def test_what_has_been_trained_on_is_in_use_while_some_checkpoint_would_read_it_again() -> None:
+def test_trained_versions_are_in_use_while_a_checkpoint_would_reread_them() -> None:
     life = Life()
     life.go_on(STAGES)
 

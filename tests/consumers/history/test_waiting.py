@@ -1,4 +1,4 @@
-"""How much of the log is read to say who waits for a score."""
+"""How much of the log is read to list the waits for a score."""
 
 from random import Random
 
@@ -38,7 +38,7 @@ def look(cluster: MemoryCluster) -> Waiting:
     return WaitReader(cluster, cluster.admin, world, "default").waiting()
 
 
-def test_a_scoring_that_nobody_runs_any_more_makes_only_those_wait_that_name_it() -> None:
+def test_an_abandoned_scoring_is_awaited_only_by_requests_that_name_it() -> None:
     cluster = hired(request("a"), request("b", "default"), request("c", "default", "tried"))
     cluster.log.commit_for("t.rewards.tried", [Commit("t.trajectories", 0, 0, "")])
 
@@ -47,7 +47,7 @@ def test_a_scoring_that_nobody_runs_any_more_makes_only_those_wait_that_name_it(
     assert [(wait.rollout_id, wait.what) for wait in waits] == [("c", "scoring 'tried'")]
 
 
-def test_a_scoring_far_behind_bounds_what_is_read_and_the_rest_is_said(
+def test_a_scoring_far_behind_limits_the_read_and_this_is_remarked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = hired(*(request(f"r{number}", "default", "tried") for number in range(5)))
@@ -61,7 +61,7 @@ def test_a_scoring_far_behind_bounds_what_is_read_and_the_rest_is_said(
     assert found.remarks[0].startswith("3 older trajectories that some scoring has not come past")
 
 
-def test_an_ended_rollout_and_an_ended_group_are_told_from_unknown_ones(
+def test_ended_rollouts_and_groups_are_distinguished_from_unknown_ones(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")

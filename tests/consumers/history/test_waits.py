@@ -1,4 +1,4 @@
-"""What is waited for, told from records alone; every reason, and how it goes away."""
+"""Waits derived from records alone: every reason, and how it ends."""
 
 from dataclasses import replace
 from random import Random
@@ -41,7 +41,7 @@ def crowd(task: Task) -> Agent:
 def work_of(
     hand: Hand, *scorings: ScoringPosition, commit: int = 0, group_id: str = ""
 ) -> OpenWork:
-    """What a reader of this journal knows."""
+    """The open work that a reader of this journal knows."""
     waits = OpenWork(TOPICS, hand.journal.world, scorings or (SCORING,), group_id=group_id)
     waits.begin(PARTITION, Watermark(0), commit)
     for entry in hand.entries:
@@ -50,7 +50,7 @@ def work_of(
 
 
 def send(waits: OpenWork, command: Effect, group: str, topic: str, partition: int = 7) -> None:
-    """Show a command as it lies on its work topic."""
+    """Put a command on its work topic."""
     assert isinstance(command, ModelCall | EnvironmentStep)
     waits.take_command(command.command_id.hex().encode(), Place(group, topic, partition))
 
@@ -60,7 +60,7 @@ def scored(trajectory: Trajectory, scoring_id: str = "default") -> ScoredTraject
 
 
 def ended(hand: Hand, asked: RolloutRequest) -> Trajectory:
-    """Live one single turn through."""
+    """Run one single turn to its end."""
     (step,) = hand.start(asked)
     (call,) = hand.show(step)
     (step,) = hand.say(call, "yes")
@@ -73,7 +73,7 @@ def only(waits: OpenWork) -> Wait:
     return wait
 
 
-def test_a_request_that_no_start_has_counted_waits_for_admission() -> None:
+def test_an_uncounted_request_waits_for_admission() -> None:
     hand = Hand()
     hand.start("react")
     waits = work_of(hand)
@@ -91,7 +91,7 @@ def test_a_request_that_no_start_has_counted_waits_for_admission() -> None:
     assert wait.at == Place("t.agents", "t.rollout.requests", PARTITION)
 
 
-def test_a_first_command_that_is_missing_on_its_topic_waits_for_admission() -> None:
+def test_a_rollout_without_its_first_command_waits_for_admission() -> None:
     hand = Hand()
     hand.start("react")
 
@@ -101,7 +101,7 @@ def test_a_first_command_that_is_missing_on_its_topic_waits_for_admission() -> N
     assert wait.at == Place("t.agents", "t.rollout.events", PARTITION)
 
 
-def test_a_step_waits_on_the_partition_of_its_command() -> None:
+def test_a_step_waits_on_its_commands_partition() -> None:
     hand = Hand()
     (step,) = hand.start("react", limits=Limits(step_timeout_s=2.5))
     waits = work_of(hand)
@@ -117,13 +117,13 @@ def test_a_step_waits_on_the_partition_of_its_command() -> None:
 
 
 def told(waits: OpenWork, *kinds: str, attempt: int = 1, since_ms: int = 3_600_000) -> None:
-    """Words of an environments worker about who stands in line."""
+    """An environments worker's records about a step that waits for a slot."""
     for kind in kinds:
         instance = Instance("w", "e1", kind, rollout_id="r", attempt=attempt, reason="box, hosted")
         waits.take_instance(instance, since_ms)
 
 
-def test_a_step_that_waits_for_a_slot_says_for_which_and_since_when() -> None:
+def test_a_step_that_waits_for_a_slot_shows_which_and_since_when() -> None:
     hand = Hand()
     (step,) = hand.start("react")
     waits = work_of(hand)
@@ -135,7 +135,7 @@ def test_a_step_that_waits_for_a_slot_says_for_which_and_since_when() -> None:
 
 
 @pytest.mark.parametrize("over", ["lent", "failed"])
-def test_a_step_that_has_its_slot_waits_for_none(over: str) -> None:
+def test_a_step_with_its_slot_does_not_wait_for_one(over: str) -> None:
     hand = Hand()
     (step,) = hand.start("react")
     waits = work_of(hand)
@@ -146,7 +146,7 @@ def test_a_step_that_has_its_slot_waits_for_none(over: str) -> None:
     assert only(waits).what == "maze 1/0/0"
 
 
-def test_a_call_asked_again_waits_since_its_failure_and_names_its_try() -> None:
+def test_a_retried_call_waits_since_its_failure_and_names_its_try() -> None:
     hand = Hand()
     (step,) = hand.start("react", limits=Limits(call_timeout_s=9.0))
     (call,) = hand.show(step)
@@ -164,7 +164,7 @@ def test_a_call_asked_again_waits_since_its_failure_and_names_its_try() -> None:
     assert unsent.at == Place("t.agents", "t.rollout.events", PARTITION)
 
 
-def test_no_wait_outlives_its_rollout() -> None:
+def test_no_wait_outlasts_its_rollouts_deadline() -> None:
     hand = Hand()
     (step,) = hand.start("react", limits=Limits(rollout_timeout_s=1.0))
     waits = work_of(hand)
@@ -173,7 +173,7 @@ def test_no_wait_outlives_its_rollout() -> None:
     assert only(waits).deadline_ms == FIRST_MS + 1000
 
 
-def test_wishes_made_together_wait_one_by_one() -> None:
+def test_effects_made_together_wait_one_by_one() -> None:
     hand = Hand(DICED["side_by_side"])
     left, right = hand.start("side_by_side")
     hand.show(left)
@@ -183,7 +183,7 @@ def test_wishes_made_together_wait_one_by_one() -> None:
     assert only(waits).what == "maze 1/1/0"
 
 
-def test_a_rollout_is_listed_once_for_each_reason_however_many_records_tell_of_it() -> None:
+def test_a_rollout_is_listed_once_for_each_reason() -> None:
     hand = Hand(crowd)
     hand.start("crowd")
     waits = work_of(hand)
@@ -202,7 +202,7 @@ def test_a_rollout_is_listed_once_for_each_reason_however_many_records_tell_of_i
     assert told["twice", "reward"].what == "scoring 'default'"
 
 
-def test_calls_side_by_side_are_told_in_one_line() -> None:
+def test_concurrent_calls_are_listed_in_one_line() -> None:
     hand = Hand(crowd)
     calls = hand.start("crowd")
     waits = work_of(hand)
@@ -214,7 +214,7 @@ def test_calls_side_by_side_are_told_in_one_line() -> None:
     assert (wait.reason, wait.what) == ("call", "p 1/0/0, p 1/1/0, p 1/2/0, p 1/3/0 and 2 more")
 
 
-def test_an_end_that_is_decided_waits_for_whoever_writes_it() -> None:
+def test_a_decided_end_waits_for_an_agents_worker_to_write_it() -> None:
     hand = Hand()
     (step,) = hand.start("single_turn")
     (call,) = hand.show(step)
@@ -228,7 +228,7 @@ def test_an_end_that_is_decided_waits_for_whoever_writes_it() -> None:
     assert wait.at == Place("t.agents", "t.rollout.events", PARTITION)
 
 
-def test_a_new_attempt_that_is_decided_waits_for_whoever_writes_it() -> None:
+def test_a_decided_attempt_waits_for_an_agents_worker_to_begin_it() -> None:
     hand = Hand()
     (step,) = hand.start("react", limits=Limits(max_attempts=2))
     hand.fail(step, "session_lost", retriable=False)
@@ -236,7 +236,7 @@ def test_a_new_attempt_that_is_decided_waits_for_whoever_writes_it() -> None:
     assert only(work_of(hand)).what.startswith("an agents worker has to begin attempt 2")
 
 
-def test_a_rollout_whose_program_is_not_here_says_so_and_hides_no_other() -> None:
+def test_a_rollout_with_an_unloadable_program_says_so_and_hides_no_other() -> None:
     # Given a journal of two rollouts, one of which runs a program that only its workers have
     hand = Hand(DICED["stubborn"])
     (step,) = hand.start(request("theirs", "stubborn"))
@@ -250,7 +250,7 @@ def test_a_rollout_whose_program_is_not_here_says_so_and_hides_no_other() -> Non
         here.take_event(entry.event, PARTITION, entry.offset, entry.at_ms)
     send(here, step, "t.environments", "t.env.steps")
 
-    # Then what it waits for is not known, and the other is told as ever
+    # Then its wait is unknown, and the other one is listed as usual
     theirs, ours = waits_of(here)
     assert (theirs.rollout_id, theirs.reason) == ("theirs", "program")
     assert "unknown program 'stubborn'" in theirs.what
@@ -285,7 +285,7 @@ def test_an_ended_rollout_waits_for_its_reward_until_it_is_scored(known: str) ->
     assert waits_of(after) == []
 
 
-def test_each_scoring_that_a_request_names_is_waited_for_by_itself() -> None:
+def test_each_scoring_named_by_a_request_is_awaited_separately() -> None:
     hand = Hand()
     trajectory = ended(hand, request("r", "single_turn", scorings=("fast", "slow")))
     waits = work_of(hand, ScoringPosition("fast", {PARTITION: 9}), ScoringPosition("slow"))
@@ -294,9 +294,7 @@ def test_each_scoring_that_a_request_names_is_waited_for_by_itself() -> None:
     assert only(waits).what == "scoring 'slow'"
 
 
-def test_a_request_that_names_no_scoring_waits_for_the_one_that_is_live_until_any_has_scored() -> (
-    None
-):
+def test_a_request_without_scorings_waits_for_the_live_one() -> None:
     hand = Hand()
     trajectory = ended(hand, request("r", "single_turn"))
     tried, live = ScoringPosition("tried"), ScoringPosition("live", live=True)
@@ -309,7 +307,7 @@ def test_a_request_that_names_no_scoring_waits_for_the_one_that_is_live_until_an
     assert waits_of(after) == []
 
 
-def test_a_scoring_that_is_retired_is_not_waited_for() -> None:
+def test_a_retired_scoring_is_not_awaited() -> None:
     hand = Hand()
     trajectory = ended(hand, request("r", "single_turn", scorings=("gone",)))
     waits = work_of(hand, ScoringPosition("gone", retired=True))
@@ -318,7 +316,7 @@ def test_a_scoring_that_is_retired_is_not_waited_for() -> None:
     assert waits_of(waits) == []
 
 
-def test_an_end_whose_trajectory_is_not_out_waits_for_an_agents_worker() -> None:
+def test_an_end_without_its_trajectory_waits_for_an_agents_worker() -> None:
     hand = Hand()
     ended(hand, request("r", "single_turn"))
 
@@ -332,7 +330,7 @@ def test_an_end_whose_trajectory_is_not_out_waits_for_an_agents_worker() -> None
     assert waits_of(work_of(hand, commit=len(hand.entries))) == []
 
 
-def test_a_rollout_that_ended_while_the_log_was_read_is_not_open() -> None:
+def test_a_rollout_that_ended_during_the_read_is_not_open() -> None:
     hand = Hand()
     trajectory = ended(hand, request("r", "single_turn"))
     hand.entries.pop()
@@ -373,7 +371,7 @@ def test_scored_members_wait_for_the_others_of_their_group() -> None:
     assert (told["a"].since_ms, told["a"].at) == (60, None)
 
 
-def test_a_member_that_nobody_asked_for_is_missed_when_its_group_is_looked_at() -> None:
+def test_an_unrequested_group_member_is_reported_missing() -> None:
     hand = Hand()
     trajectory = ended(hand, request("a", "single_turn", group_id="g", group_size=2))
     waits = work_of(hand, ScoringPosition("default", {PARTITION: 1}), commit=9, group_id="g")
@@ -384,7 +382,7 @@ def test_a_member_that_nobody_asked_for_is_missed_when_its_group_is_looked_at() 
     assert only(waits).what == "1 of 2 scored by 'default', missing members that nobody asked for"
 
 
-def test_a_whole_group_waits_for_nothing() -> None:
+def test_a_complete_group_has_no_wait() -> None:
     hand = Hand()
     waits = work_of(hand, group_id="g")
     for name in ("a", "b"):
@@ -394,7 +392,7 @@ def test_a_whole_group_waits_for_nothing() -> None:
     assert waits_of(waits) == []
 
 
-def test_the_agents_worker_that_wrote_last_is_remembered() -> None:
+def test_the_last_writing_agents_worker_is_remembered() -> None:
     hand = Hand()
     (step,) = hand.start("react")
     body = AttemptStarted("again")
@@ -405,7 +403,7 @@ def test_the_agents_worker_that_wrote_last_is_remembered() -> None:
 
 
 @given(seed=st.integers(0, 10_000), share=st.floats(0, 1))
-def test_wherever_a_journal_is_cut_exactly_its_open_rollouts_run(seed: int, share: float) -> None:
+def test_exactly_the_open_rollouts_run_at_any_cut_of_a_journal(seed: int, share: float) -> None:
     entries: list[Entry] = Dice(Random(seed)).live().entries
     cut = entries[: int(len(entries) * share)]
     waits = OpenWork(TOPICS, world_of(DICED))
@@ -423,7 +421,7 @@ def test_wherever_a_journal_is_cut_exactly_its_open_rollouts_run(seed: int, shar
     }
 
 
-def test_what_has_ended_is_not_kept() -> None:
+def test_ended_rollouts_are_not_kept() -> None:
     hand = Hand()
     for number in range(600):
         ended(hand, replace(request("r", "single_turn"), rollout_id=f"r{number}"))

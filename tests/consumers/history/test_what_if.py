@@ -1,4 +1,4 @@
-"""What if: the recorded batches under another rule, beside what they were."""
+"""What if: the recorded batches under another rule, compared with the original."""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def ask(world: World, steps: tuple[int, int], *changes: str, **named: Any) -> tu
     return report, told
 
 
-def test_another_rule_leads_away_step_by_step_while_the_old_one_keeps_its_bits(
+def test_another_rule_diverges_step_by_step_from_exact_old_steps(
     finished: World, tmp_path: Path
 ) -> None:
     changes = "learner.loss.name=gspo", "learner.aggregate=token_mean"
@@ -53,7 +53,7 @@ def test_another_rule_leads_away_step_by_step_while_the_old_one_keeps_its_bits(
     assert weights_digest(tensors_of(made)) != newest
 
 
-def test_what_both_came_to_plays_the_held_out_seeds_and_nothing_is_written(
+def test_both_policies_play_the_held_out_seeds_and_nothing_is_written(
     finished: World,
 ) -> None:
     before = {topic: len(list(finished.log.all(topic))) for topic in finished.log.topics}
@@ -70,7 +70,7 @@ def test_what_both_came_to_plays_the_held_out_seeds_and_nothing_is_written(
 
 
 def retrained_success(world: World) -> float:
-    """What the run itself found of its newest version."""
+    """The run's own held-out success of its newest version."""
     plan = world.folder.heldout()
     results = HeldOut(plan)
     for scored in world.read(world.topics.scored, ScoredTrajectory):
@@ -82,16 +82,14 @@ def retrained_success(world: World) -> float:
     )
 
 
-def test_the_same_rule_is_no_distance_away_and_its_policy_is_the_runs(
-    finished: World, tmp_path: Path
-) -> None:
+def test_the_same_rule_has_no_distance_from_the_run(finished: World, tmp_path: Path) -> None:
     report, _ = ask(finished, (1, 4), "learner.lr=1e-3", out=tmp_path / "policy")
 
     assert [step["distance"] for step in report["steps"]] == [0, 0, 0, 0]
     assert all(step["then"] == step["now"] for step in report["steps"])
 
 
-def test_a_rule_that_asks_for_the_weights_of_then_has_those_that_the_run_still_holds(
+def test_a_rule_with_snapshot_logprobs_uses_the_weights_still_held(
     finished: World,
 ) -> None:
     report, _ = ask(finished, (4, 4), "learner.old_logprobs=snapshot", "learner.correction=tis")
@@ -99,7 +97,7 @@ def test_a_rule_that_asks_for_the_weights_of_then_has_those_that_the_run_still_h
     assert 0 < report["steps"][0]["now"]["old_exact"] <= 1
 
 
-def test_tasks_can_be_left_out_but_not_all_of_them(finished: World) -> None:
+def test_some_tasks_can_be_left_out_but_not_all(finished: World) -> None:
     scored = finished.read(finished.topics.scored, ScoredTrajectory)
     tasks = {each.trajectory.rollout_id: each.trajectory.request.task.task_id for each in scored}
     trained = [tasks[ref.rollout_id] for ref in finished.steps()[2].trajectories]
@@ -123,14 +121,14 @@ def test_tasks_can_be_left_out_but_not_all_of_them(finished: World) -> None:
         ("learner.lr=-1", "lr is -1"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_in_one_line(
+def test_an_impossible_change_is_refused_in_one_line(
     finished: World, change: str, complaint: str
 ) -> None:
     with pytest.raises(Refused, match=complaint):
         ask(finished, (1, 2), change)
 
 
-def test_another_name_leaves_the_options_of_the_old_one(finished: World) -> None:
+def test_a_changed_loss_name_keeps_only_its_own_options(finished: World) -> None:
     config = changed_learner(
         finished.folder, ["learner.loss.name=clip_higher", "learner.loss.high=0.5"]
     )

@@ -1,4 +1,4 @@
-"""Anybody may write header names that are no text; a client tells them, or that it cannot."""
+"""Header names may be any bytes; a client returns them or reports that it cannot."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -32,18 +32,18 @@ TOLD = [list(UNREADABLE)] * 3 + [[("é", b"\xff")], [("", b"")]]
 
 @pytest.fixture
 def servers() -> Iterator[str]:
-    """A broker that lives in librdkafka."""
+    """A broker inside librdkafka."""
     mock = Producer({"test.mock.num.brokers": 1, "log_level": 0, "bootstrap.servers": "mock"})
     yield ",".join(f"{b.host}:{b.port}" for b in mock.list_topics(timeout=10).brokers.values())
     mock.flush(1)
 
 
 def read_twice(records: list[Record]) -> list[object]:
-    """The headers of each, asked for more than once: a client may not survive the second time."""
+    """The headers of each record, read more than once: a client may crash at the second time."""
     return [[record.headers for _ in range(3)][-1] for record in records]
 
 
-def test_names_that_are_not_utf8_are_told_as_such_by_kafkas_client(servers: str) -> None:
+def test_non_utf8_header_names_are_reported_by_kafkas_client(servers: str) -> None:
     for headers in RAW:
         produce_raw(servers, "t", headers)
     settings = {"bootstrap.servers": servers}
@@ -58,7 +58,7 @@ def test_names_that_are_not_utf8_are_told_as_such_by_kafkas_client(servers: str)
     reader.close()
 
 
-def test_such_names_are_told_when_python_has_specialised_the_code_that_asks(servers: str) -> None:
+def test_non_utf8_header_names_are_reported_from_specialised_bytecode(servers: str) -> None:
     for headers in [RAW[3]] * 40 + RAW:
         produce_raw(servers, "t", headers)
     settings = {"bootstrap.servers": servers}
@@ -72,7 +72,7 @@ def test_such_names_are_told_when_python_has_specialised_the_code_that_asks(serv
     reader.close()
 
 
-def test_the_log_in_memory_tells_the_same() -> None:
+def test_the_memory_log_reports_non_utf8_header_names_alike() -> None:
     log = MemoryLog()
     log.create("t", 1)
     for headers in RAW:
@@ -118,9 +118,7 @@ class Broken:
     [SystemError("exception set"), UnicodeDecodeError("utf-8", b"x", 0, 1, "no"), ValueError("no")],
     ids=lambda error: type(error).__name__,
 )
-def test_a_record_whose_headers_raise_is_buried_and_its_client_is_asked_once(
-    error: Exception, rig: Rig
-) -> None:
+def test_a_record_whose_headers_raise_is_buried_and_read_once(error: Exception, rig: Rig) -> None:
     message: Any = Broken(error)
     record = kafka_log._record(message, (rig.topics.requests, 0))
     letters = DeadLetters(rig.pen, rig.topics, "t.agents", lambda: 0.0, rig.log)
@@ -135,7 +133,7 @@ def test_a_record_whose_headers_raise_is_buried_and_its_client_is_asked_once(
 
 
 @pytest.mark.broker
-def test_a_brokers_records_with_such_names_are_read_and_buried(kafka_log: Any) -> None:
+def test_broker_records_with_non_utf8_header_names_are_buried(kafka_log: Any) -> None:
     servers = kafka_log._settings["bootstrap.servers"]
     topics = Topics("raw.")
     kafka_log.create(topics.requests, 1)

@@ -1,4 +1,4 @@
-"""Which refusals of a broker are waited out, which end the process, and what polls give."""
+"""Which broker errors are waited out, which end the process, and which messages polls return."""
 
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from schemas.errors import Unavailable, Unfit
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     ],
 )
-def test_what_a_broker_says_while_it_starts_is_waited_out(code: int) -> None:
+def test_start_up_errors_of_a_broker_are_waited_out(code: int) -> None:
     answers: list[int | None] = [code, None]
 
     def ask() -> str:
@@ -36,7 +36,7 @@ def test_what_a_broker_says_while_it_starts_is_waited_out(code: int) -> None:
     assert retried(ask) == "offsets"
 
 
-def test_what_no_wait_will_mend_ends_the_process() -> None:
+def test_a_permanent_broker_error_ends_the_process() -> None:
     def ask() -> None:
         raise KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
 
@@ -85,7 +85,7 @@ class Starts:
         return held.log_start
 
 
-def test_an_assignment_waits_while_its_partitions_have_no_leader(
+def test_an_assignment_waits_for_partition_leaders(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kafka_log, "Consumer", Given)
@@ -117,7 +117,7 @@ class Consumer:
         self.leaves = leaves
 
     def poll(self, timeout_s: float) -> Message:
-        self.batches.left |= {("t", 0)}  # what left before it gave anything does not matter
+        self.batches.left |= {("t", 0)}  # a revocation before the first message is ignored
         return Message(0, 7)
 
     def consume(self, most: int, timeout_s: float) -> list[Message]:
@@ -128,7 +128,9 @@ class Consumer:
 @pytest.mark.parametrize(
     ("leaves", "given"), [(0, [(0, 5), (1, 9)]), (1, [(0, 7), (0, 5), (1, 9)])]
 )
-def test_a_message_of_a_partition_that_left_meanwhile_is_not_given(leaves: int, given: Any) -> None:
+def test_a_message_of_a_meanwhile_revoked_partition_is_not_delivered(
+    leaves: int, given: Any
+) -> None:
     consumer: Any = Consumer(leaves)
     consumer.batches = Batches(consumer)
 
@@ -174,7 +176,7 @@ class Told:
         self.partitions += partitions
 
 
-def test_a_partition_that_comes_while_a_member_leaves_is_given_back_unread(
+def test_a_partition_assigned_during_a_leave_is_given_back_unread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Given a client that, as librdkafka does, answers no question while it is closed
@@ -214,7 +216,7 @@ class TakesBackInPolls(LateToTheLast):
         assert not self.assigned
 
 
-def test_what_a_member_has_is_given_back_before_its_client_closes(
+def test_a_members_partitions_are_given_back_before_its_client_closes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kafka_log, "Consumer", TakesBackInPolls)
@@ -226,7 +228,7 @@ def test_what_a_member_has_is_given_back_before_its_client_closes(
 
 
 class BrokerGone(LateToTheLast):
-    """A client whose broker has gone; a last commit waits for its coordinator, which is long."""
+    """A client without a broker; a last commit would wait long for its coordinator."""
 
     def list_topics(self, topic: str, timeout: float) -> None:
         raise KafkaException(KafkaError(KafkaError._TRANSPORT))
@@ -238,7 +240,7 @@ class BrokerGone(LateToTheLast):
         self.callbacks["on_revoke"](self, [Tp("t", 0)])
 
 
-def test_a_member_whose_broker_has_gone_leaves_without_a_last_commit(
+def test_a_member_without_a_broker_leaves_without_a_last_commit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kafka_log, "Consumer", BrokerGone)
@@ -254,7 +256,7 @@ CODES = sorted(getattr(KafkaError, name) for name in VERDICTS.keys() - {"NO_ERRO
 
 
 class Answered(Given):
-    """A client whose first question about offsets is answered with an error, in one of two ways."""
+    """A client that gets an error for its first offset request, in one of two ways."""
 
     code = 0
     of_partition = False
@@ -298,7 +300,7 @@ class Place:
 
 @pytest.mark.parametrize("of_partition", [False, True])
 @pytest.mark.parametrize("code", CODES)
-def test_an_answer_of_any_code_is_waited_out_or_fatal_and_never_read_as_no_commit(
+def test_any_error_code_at_assignment_is_waited_out_or_fatal(
     monkeypatch: pytest.MonkeyPatch, code: int, of_partition: bool
 ) -> None:
     answered = type("_", (Answered,), {"code": code, "of_partition": of_partition})
@@ -318,7 +320,7 @@ def test_an_answer_of_any_code_is_waited_out_or_fatal_and_never_read_as_no_commi
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_a_commit_that_no_wait_lets_through_ends_the_process_and_every_other_is_counted(
+def test_a_fatal_commit_error_ends_the_process_others_are_counted(
     monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     class Refuses(Given):
@@ -342,7 +344,7 @@ def test_a_commit_that_no_wait_lets_through_ends_the_process_and_every_other_is_
         assert source.poll(0.0) == []
 
 
-def test_an_assignment_of_a_membership_that_has_ended_is_borne_until_it_is_lost(
+def test_an_assignment_after_lost_membership_is_tolerated_until_it_is_revoked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Given a group that refuses this member for good
@@ -363,7 +365,7 @@ def test_an_assignment_of_a_membership_that_has_ended_is_borne_until_it_is_lost(
     client.callbacks["on_revoke"](client, [Tp("t", 0)])
     assert (client.starts, listener.partitions) == ([], [])
 
-    # And where nobody says so, the process ends
+    # And without a revocation, the process ends
     monkeypatch.setattr(kafka_log, "PLACE_S", -1.0)
     client.callbacks["on_assign"](client, [Tp("t", 0)])
     with pytest.raises(Unavailable, match="tells nothing of t 0"):
@@ -390,7 +392,7 @@ class OnlyReads:
 
 
 class Asked:
-    """An admin client whose answers come when a test gives them."""
+    """An admin client that answers when the test says so."""
 
     def __init__(self) -> None:
         self.asked: list[Future[Any]] = []
@@ -405,7 +407,7 @@ class Asked:
 
 
 def reader_that_asks(monkeypatch: pytest.MonkeyPatch) -> tuple[KafkaReader, Any, Asked]:
-    """One that has caught up and is always due to ask; with its client and who is asked."""
+    """A reader that has caught up and is due to ask; with its client and admin."""
     monkeypatch.setattr(kafka_log, "Consumer", OnlyReads)
     monkeypatch.setattr(kafka_log, "WATCH_S", -1.0)
     admin: Any = Asked()
@@ -415,7 +417,7 @@ def reader_that_asks(monkeypatch: pytest.MonkeyPatch) -> tuple[KafkaReader, Any,
     return reader, reader._consumer, admin
 
 
-def test_a_reader_waits_for_no_answer_while_it_asks_for_added_partitions(
+def test_a_reader_does_not_block_on_asking_for_added_partitions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On the connection of its fetches an answer took up to half a second, every five."""
@@ -424,14 +426,14 @@ def test_a_reader_waits_for_no_answer_while_it_asks_for_added_partitions(
         assert reader.poll(0) == []
     assert (len(admin.asked), client.assigned) == (1, [(0, 0)])
 
-    for _ in range(2):  # told twice, they are read once
+    for _ in range(2):  # answered twice, they are read once
         admin.answer(3)
         for _ in range(2):
             reader.poll(0)
         assert client.assigned[1:] == [(1, OFFSET_BEGINNING), (2, OFFSET_BEGINNING)]
 
 
-def test_a_reader_asks_again_where_its_question_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_asks_again_after_a_failed_request(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, client, admin = reader_that_asks(monkeypatch)
     reader.poll(0)
     admin.asked[-1].set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))

@@ -1,4 +1,4 @@
-"""What can be provoked on the in-memory log only: holes, zombies, kills, retention."""
+"""Situations that only the in-memory log can produce: holes, zombies, kills, retention."""
 
 from collections.abc import Sequence
 
@@ -45,7 +45,7 @@ def values(source: MemorySource) -> list[bytes | None]:
     return [record.value for record in source.poll(0.0)]
 
 
-def test_holes_take_up_offsets_and_are_given_to_nobody(log: MemoryLog) -> None:
+def test_holes_take_up_offsets_and_are_never_delivered(log: MemoryLog) -> None:
     log.append("t", None, b"a", 0)
     log.hole("t", 0)
     log.append("t", None, b"b", 0)
@@ -58,7 +58,7 @@ def test_holes_take_up_offsets_and_are_given_to_nobody(log: MemoryLog) -> None:
     assert ("t", 0, 4) in source.ended()
 
 
-def test_partitions_added_later_are_dealt_too(log: MemoryLog) -> None:
+def test_partitions_added_later_are_assigned_too(log: MemoryLog) -> None:
     source, _ = member(log)
     source.poll(0.0)
 
@@ -68,7 +68,7 @@ def test_partitions_added_later_are_dealt_too(log: MemoryLog) -> None:
     assert values(source) == [b"new"]
 
 
-def test_the_partitions_of_a_killed_member_go_to_others_without_a_word(log: MemoryLog) -> None:
+def test_partitions_of_a_killed_member_move_without_a_revocation(log: MemoryLog) -> None:
     log.append("t", None, b"a", 0)
     first, told = member(log)
     assert values(first) == [b"a"]
@@ -80,7 +80,7 @@ def test_the_partitions_of_a_killed_member_go_to_others_without_a_word(log: Memo
     assert told.gone == []
 
 
-def test_a_member_that_dies_while_it_is_assigned_holds_nothing(log: MemoryLog) -> None:
+def test_a_member_that_dies_during_assignment_holds_no_partition(log: MemoryLog) -> None:
     class Dies(Listener):
         def assigned(self, held: Held) -> int:
             raise JournalGone
@@ -94,7 +94,7 @@ def test_a_member_that_dies_while_it_is_assigned_holds_nothing(log: MemoryLog) -
     assert values(member(log)[0]) == [b"a"]
 
 
-def test_a_zombie_reads_on_and_its_commits_are_refused(log: MemoryLog) -> None:
+def test_a_zombie_keeps_reading_and_its_commits_are_refused(log: MemoryLog) -> None:
     zombie, told = member(log)
     zombie.poll(0.0)
     zombie.expel()
@@ -115,7 +115,7 @@ def test_a_zombie_reads_on_and_its_commits_are_refused(log: MemoryLog) -> None:
     assert len(zombie.positions) == len(heir.positions) == 1
 
 
-def test_a_lone_zombie_that_rejoins_begins_at_the_commit(log: MemoryLog) -> None:
+def test_a_zombie_that_rejoins_alone_resumes_at_the_commit(log: MemoryLog) -> None:
     log.append("t", None, b"a", 0)
     source, _ = member(log)
     source.poll(0.0)
@@ -127,7 +127,7 @@ def test_a_lone_zombie_that_rejoins_begins_at_the_commit(log: MemoryLog) -> None
     assert values(source) == [b"a"]
 
 
-def test_what_retention_took_is_never_skipped_in_silence(log: MemoryLog) -> None:
+def test_offsets_removed_by_retention_are_never_skipped_silently(log: MemoryLog) -> None:
     for _ in range(3):
         log.append("t", None, b"a", 0)
     source, _ = member(log)
@@ -144,7 +144,7 @@ def test_what_retention_took_is_never_skipped_in_silence(log: MemoryLog) -> None
         log.reader(["t"], {("t", 0): 1})
 
 
-def test_retention_past_the_commit_stops_the_worker_with_its_name() -> None:
+def test_retention_past_the_commit_stops_the_worker_by_name() -> None:
     rig = Rig()
     topic = rig.topics.steps
     for _ in range(4):
@@ -162,9 +162,7 @@ def test_retention_past_the_commit_stops_the_worker_with_its_name() -> None:
     assert told.seen == [(0, 3)]
 
 
-def test_of_a_compacted_topic_retention_takes_nothing_and_cleaning_all_but_the_last_of_a_key() -> (
-    None
-):
+def test_a_compacted_topic_ignores_retention_and_keeps_the_last_of_each_key() -> None:
     rig = Rig()
     topic = rig.topics.control
     for key, value in [(b"a", b"1"), (b"b", b"2"), (None, b"3"), (b"a", b"4"), (b"b", None)]:
@@ -179,7 +177,7 @@ def test_of_a_compacted_topic_retention_takes_nothing_and_cleaning_all_but_the_l
     assert rig.log.bounds(topic) == {0: (0, 5)}
 
 
-def test_acks_may_be_withheld(log: MemoryLog) -> None:
+def test_acks_can_be_withheld(log: MemoryLog) -> None:
     publisher = MemoryPublisher(log)
     publisher.hold_acks = True
     publisher.send("t", "key", b"a")
@@ -191,7 +189,7 @@ def test_acks_may_be_withheld(log: MemoryLog) -> None:
     assert publisher.flush(1.0) == 0
 
 
-def test_dead_letters_may_hold_more_than_what_they_bury() -> None:
+def test_dead_letters_may_be_larger_than_the_buried_record() -> None:
     rig = Rig()
 
     with pytest.raises(TooLarge):
@@ -201,7 +199,7 @@ def test_dead_letters_may_hold_more_than_what_they_bury() -> None:
     assert len(rig.log.all("t.dead.letters")) == 1
 
 
-def test_records_carry_the_time_at_which_they_were_written() -> None:
+def test_records_carry_their_write_time() -> None:
     rig = Rig()
     rig.write(rig.topics.control, "", Control("pause"))
     rig.clock.pass_by(2.5)

@@ -24,13 +24,13 @@ def places(records: Sequence[object]) -> list[tuple[int, int]]:
     return [(record.partition, record.offset) for record in records]  # type: ignore[attr-defined]
 
 
-def test_all_is_what_lies_there_from_the_starts_on(log: MemoryLog) -> None:
+def test_read_all_returns_everything_from_the_start_offsets(log: MemoryLog) -> None:
     read = list(read_all(log, [TOPIC], {(TOPIC, 0): 8, (TOPIC, 1): 10}))
 
     assert places(read) == [(0, 8), (0, 9)]
 
 
-def test_between_two_offsets_the_last_is_not_included(log: MemoryLog) -> None:
+def test_the_end_offset_is_exclusive(log: MemoryLog) -> None:
     starts, ends = {(TOPIC, 0): 3, (TOPIC, 1): 7}, {(TOPIC, 0): 5, (TOPIC, 1): 7}
 
     assert places([r for batch in read_between(log, starts, ends) for r in batch]) == [
@@ -39,7 +39,7 @@ def test_between_two_offsets_the_last_is_not_included(log: MemoryLog) -> None:
     ]
 
 
-def test_a_span_meets_every_stretch_that_retention_has_left(log: MemoryLog) -> None:
+def test_spans_are_clipped_to_the_retained_offsets(log: MemoryLog) -> None:
     log.delete_before(TOPIC, 0, 4)
     zero, one, two = ((TOPIC, number) for number in range(3))
 
@@ -51,13 +51,13 @@ def test_a_span_meets_every_stretch_that_retention_has_left(log: MemoryLog) -> N
     ]
 
 
-def test_a_poll_is_never_larger_than_asked(log: MemoryLog) -> None:
+def test_a_poll_never_exceeds_the_requested_size(log: MemoryLog) -> None:
     reader = log.reader([TOPIC])
 
     assert {len(records) for records in polls(reader, lambda: 3)} <= {0, 1, 2, 3}
 
 
-def test_ctrl_c_waits_until_the_poll_has_come_back() -> None:
+def test_ctrl_c_is_deferred_until_the_poll_returns() -> None:
     done = []
 
     with pytest.raises(KeyboardInterrupt), uninterrupted():  # noqa: PT012
@@ -67,7 +67,7 @@ def test_ctrl_c_waits_until_the_poll_has_come_back() -> None:
     assert done == ["poll"]
 
 
-def test_whoever_ignores_ctrl_c_goes_on_ignoring_it() -> None:
+def test_ignored_ctrl_c_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with uninterrupted():
@@ -78,7 +78,7 @@ def test_whoever_ignores_ctrl_c_goes_on_ignoring_it() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_off_the_main_thread_a_topic_is_read_like_on_it(log: MemoryLog) -> None:
+def test_reading_works_off_the_main_thread(log: MemoryLog) -> None:
     read: list[object] = []
     thread = threading.Thread(target=lambda: read.extend(read_all(log, [TOPIC])))
 

@@ -1,4 +1,4 @@
-"""Any message that can be read, on any topic: no worker dies of it without a name."""
+"""Any readable message on any topic at most ends a worker with a named error."""
 
 import random
 from typing import Any
@@ -34,7 +34,7 @@ bodies = st.one_of([any_message(kind) for kind in BODIES])
 
 @given(st.lists(words, max_size=3), st.lists(bodies, max_size=3), st.integers(0, 3))
 @settings(max_examples=15, suppress_health_check=list(HealthCheck), database=None, deadline=None)
-def test_no_worker_dies_of_any_message_on_any_topic_without_a_name(
+def test_any_message_on_any_topic_at_most_raises_a_named_error(
     said: list[tuple[str, Any]], answers: list[Any], seed: int
 ) -> None:
     # Given workers with calls out
@@ -59,10 +59,10 @@ def test_no_worker_dies_of_any_message_on_any_topic_without_a_name(
         topic = rig.topics.calls("p") if name == "calls" else getattr(rig.topics, name)
         try:
             rig.write(topic, "k", message, 0)
-        except WireError:  # lengths that do not fit each other: nobody can write it
+        except WireError:  # lengths that do not match: no writer accepts it
             continue
 
-    # Then they go on, or leave by a name of ours; whoever comes next does too, and the audit ends
+    # Then they continue, or end with a named error; so do their successors, and the audit ends
     for _ in range(2):
         for loop in crew:
             named(lambda loop=loop: rig.settle(loop, turns=30))
@@ -73,7 +73,7 @@ def test_no_worker_dies_of_any_message_on_any_topic_without_a_name(
 
 
 def named(act: Any) -> None:
-    """Let it be done; what may end it is an error that names what must be mended."""
+    """Run it; only an error that names the remedy may be raised."""
     try:
         act()
     except (Unfit, Unavailable):

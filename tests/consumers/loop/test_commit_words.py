@@ -1,4 +1,4 @@
-"""The word of a commit may be anybody's: it is read in bounds, or counts as none."""
+"""Commit metadata may come from anybody: it is read within bounds, or ignored."""
 
 import base64
 import tracemalloc
@@ -28,7 +28,7 @@ words = st.lists(st.sampled_from(PIECES), max_size=8).map("".join) | st.text(max
 
 
 @given(words)
-def test_any_word_is_read_without_a_word_too_many(word: str) -> None:
+def test_any_commit_metadata_is_read_without_error(word: str) -> None:
     own, mark = parted(word)
     suspicion = suspicion_of(mark, 0.0)
     watermark = read_watermark(own)
@@ -47,7 +47,7 @@ def test_any_word_is_read_without_a_word_too_many(word: str) -> None:
     st.sampled_from(["", "0", "uuid"]),
     st.booleans(),
 )
-def test_a_watermark_is_read_as_it_was_written(
+def test_a_watermark_is_read_back_as_written(
     stragglers: list[int], bulk: int, last: int | None, requests: str, quota: bool
 ) -> None:
     written = Watermark(bulk, last, tuple(stragglers), requests, quota)
@@ -56,7 +56,7 @@ def test_a_watermark_is_read_as_it_was_written(
 
 
 @pytest.mark.parametrize("size", [BITMAP_BYTES + 1, 1 << 21])
-def test_a_small_word_does_not_unpack_to_millions_of_offsets(size: int) -> None:
+def test_small_commit_metadata_does_not_unpack_to_millions_of_offsets(size: int) -> None:
     word = "1;" + base64.b64encode(zlib.compress(b"\xff" * size, 9)).decode()
     assert len(word) < 4095
     tracemalloc.start()
@@ -69,8 +69,8 @@ def test_a_small_word_does_not_unpack_to_millions_of_offsets(size: int) -> None:
 
 @given(words, words, words)
 @FEW
-def test_workers_begin_and_go_on_whatever_word_they_find(one: str, two: str, three: str) -> None:
-    # Given commits of all groups with any words
+def test_workers_start_and_run_with_any_commit_metadata(one: str, two: str, three: str) -> None:
+    # Given commits of all groups with any metadata
     rig = Rig()
     ask(rig, "r")
     topics = rig.topics
@@ -91,7 +91,7 @@ def test_workers_begin_and_go_on_whatever_word_they_find(one: str, two: str, thr
     assert audited(rig, scorings=()).ok
 
 
-def test_a_word_that_is_none_of_ours_is_said_once(
+def test_foreign_commit_metadata_is_reported_once(
     rig: Rig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rig.log.group("t.models.p").committed[rig.topics.calls("p"), 0] = 0, "written by another"
@@ -102,7 +102,7 @@ def test_a_word_that_is_none_of_ours_is_said_once(
     assert capsys.readouterr().out.count("commit_word_unreadable") == 1
 
 
-def test_more_suspects_than_are_listed_are_read_and_the_worst_are_written_again() -> None:
+def test_excess_suspects_are_read_and_the_worst_are_rewritten() -> None:
     mark = "r3" + "".join(f",{n}.2" for n in range(100))
 
     assert suspicion_of(mark, 0.0).mark(0, busy=False).count(",") == MOST_SUSPECTS

@@ -1,5 +1,4 @@
-"""What nobody can read is buried, what one cannot read yet is waited for, what stops a group is
-skipped: the same for every reader."""
+"""Unreadable records are buried, unknown schemas are waited for, skips apply to every reader."""
 
 import json
 from hashlib import sha256
@@ -41,7 +40,7 @@ class Forgetful(LocalRegistry):
 
 
 class Denied(Rig):
-    """A rollout whose answer is written under an id that the registry denies."""
+    """A rollout with an answer under a schema id that the registry denies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +51,7 @@ class Denied(Rig):
         self.registry.denied = {self.id}
 
     def until_answered(self, agents: Loop) -> int:
-        """Let it be asked and answered; return the answer's offset, under the denied id."""
+        """Run until it is asked and answered; return the answer's offset, under the denied id."""
         ask(self)
         self.settle(agents)
         self.settle(self.models_)
@@ -73,7 +72,7 @@ def garbage(rig: Rig, topic: str, count: int) -> None:
 
 
 def letters(rig: Rig, topic: str) -> list[int]:
-    """Of a topic's buried records the offsets, in order of their letters."""
+    """The offsets of a topic's buried records, in the order of the dead letters."""
     told = [dict(r.headers or []) for r in rig.log.all(rig.topics.dead_letters)]
     return [int(of["dlq_offset"]) for of in told if of.get("dlq_topic") == topic.encode()]
 
@@ -95,7 +94,7 @@ def cut_of(headers: Headers | None, what: str) -> tuple[int, str]:
 # Too much of it
 
 
-def test_a_group_that_a_storm_stops_is_led_past_it_and_every_request_is_accounted_for(
+def test_a_group_stopped_by_a_storm_skips_it_and_accounts_for_all(
     rig: Rig,
 ) -> None:
     # Given more garbage among the requests than a group may bury
@@ -107,7 +106,7 @@ def test_a_group_that_a_storm_stops_is_led_past_it_and_every_request_is_accounte
         rig.settle(loop)
     source_of(loop).kill()
 
-    # When somebody decides that it is skipped
+    # When an operator decides to skip it
     skip(rig, rig.topics.requests, 1, 60)
     loop, models = rig.agents("a2"), rig.models(ScriptedEngine("p", lambda call: "yes"))
     rig.settle(loop, models)
@@ -122,7 +121,7 @@ def test_a_group_that_a_storm_stops_is_led_past_it_and_every_request_is_accounte
     assert report.ok, report.breaches
 
 
-def test_what_can_be_read_is_skipped_too_and_another_group_is_not_led_astray(rig: Rig) -> None:
+def test_a_readable_record_can_be_skipped_for_its_group_only(rig: Rig) -> None:
     for rollout_id in ("a", "b", "c"):
         ask(rig, rollout_id)
     skip(rig, rig.topics.requests, 1, 1)
@@ -136,7 +135,7 @@ def test_what_can_be_read_is_skipped_too_and_another_group_is_not_led_astray(rig
     assert (refused.code, refused.reason) == ("skipped", "skipped by ann: written by mistake")
 
 
-def test_garbage_on_control_stops_nobody_and_is_buried_once(rig: Rig) -> None:
+def test_garbage_on_control_stops_no_worker_and_is_buried_once(rig: Rig) -> None:
     # Given much garbage on control
     garbage(rig, rig.topics.control, 60)
 
@@ -147,11 +146,11 @@ def test_garbage_on_control_stops_nobody_and_is_buried_once(rig: Rig) -> None:
         for loop in loops:
             source_of(loop).kill()
 
-    # Then there is one letter of each, and no storm
+    # Then there is one dead letter of each, and no storm
     assert letters(rig, rig.topics.control) == list(range(60))
 
 
-def test_garbage_on_control_hides_no_word_behind_it(rig: Rig) -> None:
+def test_garbage_on_control_hides_no_later_record(rig: Rig) -> None:
     garbage(rig, rig.topics.control, 60)
     rig.order("pause")
     loop = rig.agents()
@@ -162,7 +161,7 @@ def test_garbage_on_control_hides_no_word_behind_it(rig: Rig) -> None:
 # Too large
 
 
-def test_a_record_larger_than_a_letter_is_cut_and_says_what_it_was(rig: Rig) -> None:
+def test_a_record_larger_than_a_dead_letter_is_cut_with_its_digest(rig: Rig) -> None:
     value = b"x" * 2_500_000
     rig.log.append(rig.topics.requests, b"k", value, 0)
     ask(rig, "after")
@@ -178,9 +177,7 @@ def test_a_record_larger_than_a_letter_is_cut_and_says_what_it_was(rig: Rig) -> 
 
 
 @pytest.mark.parametrize("key_bytes", [KEY_BYTES + 1, 1_000_100])
-def test_a_key_larger_than_a_letter_takes_is_cut_and_its_request_is_refused(
-    rig: Rig, key_bytes: int
-) -> None:
+def test_a_key_too_large_for_a_dead_letter_is_cut(rig: Rig, key_bytes: int) -> None:
     key = b"k" * key_bytes
     rig.log.append(rig.topics.requests, key, b"garbage", 0)
     ask(rig, "after")
@@ -194,7 +191,7 @@ def test_a_key_larger_than_a_letter_takes_is_cut_and_its_request_is_refused(
     assert sorted(asked_for(rig).values()) == ["finished", "refused"]
 
 
-def test_whatever_is_buried_fits_and_is_whole_where_it_can_be(rig: Rig) -> None:
+def test_a_buried_record_always_fits_and_is_whole_if_possible(rig: Rig) -> None:
     loop = rig.agents()
     for size in (0, 10, LETTER_BYTES - 3000, LETTER_BYTES, 3 * LETTER_BYTES):
         headers = [("h", b"v" * 70_000)] if size % 2 else [("h", b"v")]
@@ -212,10 +209,10 @@ def test_whatever_is_buried_fits_and_is_whole_where_it_can_be(rig: Rig) -> None:
     assert [len(r.value or b"") for r in found][:3] == [0, 10, LETTER_BYTES - 3000]
 
 
-# What one reader cannot read and another can
+# Records that one reader can decode and another cannot
 
 
-def test_an_event_whose_schema_is_denied_holds_its_partition_until_it_is_known(
+def test_an_event_with_an_unknown_schema_holds_its_partition(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     rig = Denied()
@@ -239,7 +236,7 @@ def test_an_event_whose_schema_is_denied_holds_its_partition_until_it_is_known(
     assert audit(rig, drained=True, scorings=()).ok
 
 
-def test_what_was_folded_once_is_waited_for_after_a_takeover_too() -> None:
+def test_a_takeover_also_waits_for_a_schema_of_a_folded_event() -> None:
     # Given a worker that knew the schema, and has committed behind the answer
     rig = Denied()
     agents = rig.agents()
@@ -268,7 +265,7 @@ def test_what_was_folded_once_is_waited_for_after_a_takeover_too() -> None:
     assert set(role_of(heir).owned[0].journal.open) == {"other"}
 
 
-def test_an_entry_of_the_journal_that_is_skipped_counts_for_no_reader() -> None:
+def test_a_skipped_journal_entry_counts_for_no_reader() -> None:
     # Given a partition that is held by an event whose schema is denied
     rig = Denied()
     agents = rig.agents()
@@ -288,7 +285,7 @@ def test_an_entry_of_the_journal_that_is_skipped_counts_for_no_reader() -> None:
     rig.clock.pass_by(1)
     rig.settle(agents, rig.models_)
 
-    # Then the call was asked again, and whoever reads the journal agrees
+    # Then the call was asked again, and every reader of the journal agrees
     (trajectory,) = rig.trajectories()
     assert (trajectory.status, trajectory.failures) == ("finished", 1)
     assert letters(rig, rig.topics.events) == [offset]
@@ -296,8 +293,8 @@ def test_an_entry_of_the_journal_that_is_skipped_counts_for_no_reader() -> None:
     assert report.ok, report.breaches
 
 
-def test_an_event_that_another_release_has_buried_stays_so(rig: Rig) -> None:
-    # Given an answer that can be read, of which there is a dead letter by the agents
+def test_an_event_buried_by_another_release_stays_buried(rig: Rig) -> None:
+    # Given a readable answer that the agents have a dead letter of
     loop, models = rig.agents(), rig.models(ScriptedEngine("p", lambda call: "yes"))
     ask(rig)
     rig.settle(loop)
@@ -312,7 +309,7 @@ def test_an_event_that_another_release_has_buried_stays_so(rig: Rig) -> None:
     loop = rig.agents("a2")
     rig.settle(loop)
 
-    # Then it does not count the answer, and no second letter is written
+    # Then it does not count the answer, and no second dead letter is written
     assert rig.trajectories() == []
     assert len(rig.log.all(rig.topics.dead_letters)) == 1
 
@@ -320,7 +317,7 @@ def test_an_event_that_another_release_has_buried_stays_so(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "value", [b"{json}", None, b"\0\0\0\0\1\2", b"\0\0"], ids=["json", "null", "short", "cut"]
 )
-def test_bytes_that_no_reader_will_ever_read_are_buried_and_the_journal_goes_on(
+def test_permanently_unreadable_bytes_are_buried_and_the_journal_goes_on(
     rig: Rig, value: bytes | None
 ) -> None:
     rig.registry.writer_id("x", schema_text(Event))
@@ -334,7 +331,7 @@ def test_bytes_that_no_reader_will_ever_read_are_buried_and_the_journal_goes_on(
     assert asked_for(rig) == {"r": "finished"}
 
 
-def test_an_event_under_the_schema_of_another_record_holds_its_partition(rig: Rig) -> None:
+def test_an_event_with_another_records_schema_holds_its_partition(rig: Rig) -> None:
     rig.write(rig.topics.events, "k", Control("cancel"), 0)
     loop = rig.agents()
 
@@ -348,10 +345,8 @@ def test_an_event_under_the_schema_of_another_record_holds_its_partition(rig: Ri
 
 
 @pytest.mark.parametrize("instead", [Control, Event], ids=["another-record", "swapped-fields"])
-def test_a_registry_that_came_back_with_other_ids_loses_nothing_of_the_journal(
-    rig: Rig, instead: type
-) -> None:
-    # Given rollouts whose answers nobody has folded, and a registry that deals an id anew
+def test_a_registry_with_other_ids_loses_no_journal_event(rig: Rig, instead: type) -> None:
+    # Given rollouts with unfolded answers, and a registry that reassigns a schema id
     agents, models = rig.agents(), rig.models(ScriptedEngine("p", lambda call: "yes"))
     for name in ("a", "b"):
         ask(rig, name)
@@ -363,7 +358,7 @@ def test_a_registry_that_came_back_with_other_ids_loses_nothing_of_the_journal(
     at = texts.index(schema_text(Event))
     right, texts[at] = texts[at], swapped_fields(schema_text(instead))
 
-    # When a worker begins, which finds in the log what the id stood for
+    # When a worker starts, which finds the id's former schema in the log
     tied: dict[int, str] = {}
     SchemaMemory(first_in(tied)).tie(at + 1, canonical(Event))
     rig.codec = Codec(rig.registry, clock=rig.clock, memory=SchemaMemory(first_in(tied)))
@@ -395,10 +390,10 @@ def swapped_fields(text: str) -> str:
     return json.dumps(schema)
 
 
-# What is known of it
+# Knowledge of dead letters
 
 
-def test_only_what_is_new_on_dead_letters_is_read(rig: Rig) -> None:
+def test_only_new_dead_letters_are_read(rig: Rig) -> None:
     read: list[int] = []
 
     class Counting(Passed):
@@ -416,7 +411,7 @@ def test_only_what_is_new_on_dead_letters_is_read(rig: Rig) -> None:
     assert [s.first for s in passed.skips[rig.topics.requests, 0]] == [0, 1, 2]
 
 
-def test_all_letters_are_read_before_a_group_is_joined(rig: Rig) -> None:
+def test_all_dead_letters_are_read_before_a_group_is_joined(rig: Rig) -> None:
     for _ in range(3):
         rig.log.append(rig.topics.dead_letters, b"k", b"v" * 100, 0)
 
@@ -426,7 +421,7 @@ def test_all_letters_are_read_before_a_group_is_joined(rig: Rig) -> None:
     assert rig.log.group(AGENTS).members == [source_of(loop)]
 
 
-def test_letters_are_read_after_an_assignment_and_no_record_waits_for_that(
+def test_dead_letters_are_read_after_an_assignment_without_delaying_records(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = rig.loop(role := InHand("t.control"), rig.log.publisher(), "g")
@@ -439,7 +434,7 @@ def test_letters_are_read_after_an_assignment_and_no_record_waits_for_that(
     assert (role.seen, refreshed) == ([(0, 0)], [])
 
 
-def test_while_letters_cannot_be_read_nothing_is_handed_over(
+def test_no_record_is_handed_over_while_dead_letters_cannot_be_read(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked once in a while and not for every record: a question may take ten seconds."""
@@ -460,7 +455,7 @@ def test_while_letters_cannot_be_read_nothing_is_handed_over(
     assert role.seen == [(0, 0)]
 
 
-def test_a_partition_that_waits_for_its_schema_keeps_no_other_waiting() -> None:
+def test_a_partition_waiting_for_its_schema_blocks_no_other() -> None:
     rig = Rig(partitions=2)
     registry: Any = Forgetful()
     rig.codec = Codec(registry, clock=rig.clock)
@@ -479,7 +474,7 @@ def test_a_partition_that_waits_for_its_schema_keeps_no_other_waiting() -> None:
     assert loop.partitions[topic, 0].away
 
 
-def test_a_mark_says_who_and_why_also_with_odd_letters_and_after_retention(rig: Rig) -> None:
+def test_a_skip_keeps_its_author_and_reason_after_retention(rig: Rig) -> None:
     passed = Passed(rig.log, rig.topics, AGENTS)
     skip(rig, rig.topics.requests, 0, 0)
     passed.refresh()
@@ -492,7 +487,7 @@ def test_a_mark_says_who_and_why_also_with_odd_letters_and_after_retention(rig: 
     assert passed.skips[rig.topics.steps, 3] == [decided]
 
 
-def test_a_request_that_is_skipped_while_agents_are_paused_is_refused_when_they_go_on(
+def test_a_request_skipped_while_agents_are_paused_is_refused_on_resume(
     rig: Rig,
 ) -> None:
     loop = rig.agents()

@@ -1,4 +1,4 @@
-"""One record that kills, beside works of any length: it is found, and nobody else is condemned."""
+"""A record that kills workers is found beside works of any length, and no other is buried."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class Death(BaseException):
 
 @dataclass
 class Works:
-    """What each record of a topic takes, and which one kills after how long in hand."""
+    """The duration of each record of a topic, and the record that kills, after its time in hand."""
 
     takes_s: list[list[float]]
     killer: tuple[int, int] | None = None
@@ -43,7 +43,7 @@ class Works:
         return self.rig.loop(Worker(self), self.rig.log.publisher(), "g")
 
     def ended(self) -> bool:
-        """Whether a commit says so of everything."""
+        """If a commit covers every record."""
         committed = [self.rig.committed("g", self.topic, n) for n in range(len(self.takes_s))]
         return committed == [len(takes) or None for takes in self.takes_s]
 
@@ -84,7 +84,7 @@ class Worker(InHand):
 
 
 def live(works: Works, until_s: float) -> bool:
-    """One worker's life up to a time; whether it has come to the end of all work."""
+    """One worker's life up to a time; True once all work is done."""
     loop, clock = works.start(), works.rig.clock
     try:
         while clock.now < until_s:
@@ -104,7 +104,7 @@ PARTITION = st.lists(DURATION, min_size=1, max_size=12)
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(PARTITION, min_size=1, max_size=3), st.sampled_from([0.0, 3.0, 90.0]), st.data())
-def test_whatever_lies_around_it_a_killer_is_condemned_and_nobody_else(
+def test_only_the_record_that_kills_workers_is_buried(
     takes_s: list[list[float]], kills_after_s: float, data: st.DataObject
 ) -> None:
     partition = data.draw(st.integers(0, len(takes_s) - 1))
@@ -121,7 +121,7 @@ def test_whatever_lies_around_it_a_killer_is_condemned_and_nobody_else(
 
 
 @pytest.mark.parametrize("place", [0, 1, 31])
-def test_a_killer_amid_works_that_take_an_hour_is_condemned(place: int) -> None:
+def test_a_killing_record_among_hour_long_ones_is_buried(place: int) -> None:
     works = Works([[3600.0] * 40], killer=(0, place))
 
     deaths = 0
@@ -134,7 +134,7 @@ def test_a_killer_amid_works_that_take_an_hour_is_condemned(place: int) -> None:
 
 @pytest.mark.parametrize("between_s", [15.0, 60.0, 200.0, 1000.0])
 @pytest.mark.parametrize("seed", range(3))
-def test_workers_that_are_killed_from_outside_condemn_nobody(between_s: float, seed: int) -> None:
+def test_workers_killed_from_outside_condemn_no_record(between_s: float, seed: int) -> None:
     dice = Random(seed)
     takes_s = [[dice.choice([0.0, 1.0, 0.3 * between_s]) for _ in range(30)] for _ in range(2)]
     works = Works(takes_s)
@@ -147,8 +147,8 @@ def test_workers_that_are_killed_from_outside_condemn_nobody(between_s: float, s
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_work_that_takes_longer_than_its_workers_live_is_no_killer(seed: int) -> None:
-    """It never ends, for they are all killed before: whoever kills them is not it."""
+def test_a_record_that_outlasts_its_workers_is_not_condemned(seed: int) -> None:
+    """It never finishes, as its workers are always killed from outside."""
     dice = Random(seed)
     works = Works([[500.0] + [0.0] * 20])
 

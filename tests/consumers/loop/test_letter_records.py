@@ -1,4 +1,4 @@
-"""A letter is never an order, whatever headers its record came with; who may not order does not."""
+"""A dead letter is never an order, whatever headers its record had."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def on_letters(headers: Any, value: bytes | None = None) -> Record:
 
 
 @given(foreign, origins, st.sampled_from([None, b"x"]))
-def test_what_is_buried_is_a_letter_of_its_own_record_whatever_headers_that_came_with(
+def test_a_buried_record_describes_its_own_origin_despite_its_headers(
     headers: list[tuple[str, bytes]], origin: tuple[str, int, int], value: bytes | None
 ) -> None:
     written = dead_letter_headers(headers, *origin, 5, "t.agents", BadBytes("short"))
@@ -59,7 +59,7 @@ def test_what_is_buried_is_a_letter_of_its_own_record_whatever_headers_that_came
 
 
 @given(foreign, origins)
-def test_a_letter_of_an_older_release_that_copied_such_headers_is_no_order_either(
+def test_an_older_releases_dead_letter_with_copied_headers_is_no_order(
     headers: list[tuple[str, bytes]], origin: tuple[str, int, int]
 ) -> None:
     ours = dead_letter_headers(None, *origin, 5, "t.agents", BadBytes("short"))
@@ -71,13 +71,13 @@ def test_a_letter_of_an_older_release_that_copied_such_headers_is_no_order_eithe
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
-def test_an_order_is_read_as_it_was_written_and_says_by_whom(order: Any) -> None:
+def test_an_order_is_read_back_as_written_with_its_author(order: Any) -> None:
     assert letter_record(on_letters(order.headers())) == order
     assert order.by == "ann"
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
-def test_what_is_an_order_but_for_one_header_more_or_a_value_is_none(order: Any) -> None:
+def test_an_order_with_an_extra_header_or_a_value_is_ignored(order: Any) -> None:
     headers = order.headers()
 
     assert letter_record(on_letters(headers, b"")) is None
@@ -87,7 +87,7 @@ def test_what_is_an_order_but_for_one_header_more_or_a_value_is_none(order: Any)
 
 
 @given(st.lists(st.tuples(st.sampled_from(OURS), st.binary(max_size=30)), max_size=6) | foreign)
-def test_a_record_that_anybody_wrote_among_the_letters_raises_nothing(
+def test_a_foreign_record_among_the_dead_letters_raises_nothing(
     headers: list[tuple[str, bytes]],
 ) -> None:
     said = letter_record(on_letters(headers))
@@ -97,8 +97,8 @@ def test_a_record_that_anybody_wrote_among_the_letters_raises_nothing(
 
 @given(st.lists(foreign, min_size=1, max_size=4))
 @FEW
-def test_a_producer_of_requests_commands_nobody(junk: list[list[tuple[str, bytes]]]) -> None:
-    # Given open rollouts of others, and junk among the requests with whatever headers
+def test_headers_of_requests_give_no_orders(junk: list[list[tuple[str, bytes]]]) -> None:
+    # Given open rollouts of others, and junk among the requests with any headers
     rig = Rig()
     for name in ("v0", "v1"):
         ask(rig, name)
@@ -140,9 +140,7 @@ def test_a_producer_of_requests_commands_nobody(junk: list[list[tuple[str, bytes
     ],
     ids=["no-text", "ours-and-no-text", "many-empty-ones", "null", "large"],
 )
-def test_nothing_in_its_headers_keeps_a_record_from_its_burial_and_replay(
-    rig: Rig, headers: Any
-) -> None:
+def test_no_header_prevents_a_records_burial_and_replay(rig: Rig, headers: Any) -> None:
     loop = rig.agents()
     rig.log.append(rig.topics.requests, b"k", b"junk", 0, headers)
     rig.log.append(rig.topics.dead_letters, b"k", b"junk", 0, headers)
@@ -162,7 +160,7 @@ def test_nothing_in_its_headers_keeps_a_record_from_its_burial_and_replay(
     assert audited(rig, scorings=()).ok
 
 
-def test_a_letter_says_by_whom_it_was_dropped_or_sent_again(rig: Rig) -> None:
+def test_an_order_names_the_operator_that_dropped_or_replayed_a_record(rig: Rig) -> None:
     letters = DeadLetters(rig.pen, rig.topics, "t.agents", lambda: 0.0, rig.log)
     letters.bury(Record(rig.topics.requests, 0, 0, b"k", b"v", 0), BadBytes("short"))
     index = DeadLetterIndex(rig)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The loop on the in-memory log: what is committed, what comes again, what is buried."""
+"""The loop on the in-memory log: commits, repetitions, dead letters."""
 
 import random
 import subprocess
@@ -49,10 +49,10 @@ def bury_bytes(rig: Rig, value: bytes | None = b"no magic", key: bytes | None = 
     rig.log.append(TOPIC, key, value, 0, [("h", b"1")])
 
 
-# What leaves
+# Sending
 
 
-def test_what_was_handled_leaves_before_anything_else_is_done(rig: Rig) -> None:
+def test_handled_records_are_pushed_before_anything_else(rig: Rig) -> None:
     words(rig, 2)
     loop, role = working(rig)
     done: list[str] = []
@@ -69,7 +69,7 @@ def test_what_was_handled_leaves_before_anything_else_is_done(rig: Rig) -> None:
 # Commits
 
 
-def test_a_commit_says_the_next_offset_to_read(rig: Rig) -> None:
+def test_a_commit_is_the_next_offset_to_read(rig: Rig) -> None:
     words(rig, 3)
     loop, role = working(rig)
     loop.turn(0.0)
@@ -81,7 +81,7 @@ def test_a_commit_says_the_next_offset_to_read(rig: Rig) -> None:
     assert rig.committed("g", TOPIC) == 3
 
 
-def test_a_commit_stops_before_the_first_record_that_is_not_finished(rig: Rig) -> None:
+def test_a_commit_stops_before_the_first_unfinished_record(rig: Rig) -> None:
     words(rig, 5)
     loop, role = working(rig)
     loop.turn(0.0)
@@ -113,7 +113,7 @@ def test_a_commit_waits_for_the_acks_of_every_answer(rig: Rig) -> None:
     assert rig.committed("g", TOPIC) == 2
 
 
-def test_commits_are_made_once_a_second_and_only_where_something_moved(rig: Rig) -> None:
+def test_commits_are_made_once_a_second_and_only_after_progress(rig: Rig) -> None:
     words(rig, 1)
     loop, role = working(rig)
     loop.turn(0.0)
@@ -128,7 +128,7 @@ def test_commits_are_made_once_a_second_and_only_where_something_moved(rig: Rig)
     assert rig.committed("g", TOPIC) is None
 
 
-def test_holes_at_the_end_are_committed_too(rig: Rig) -> None:
+def test_holes_at_the_end_are_committed(rig: Rig) -> None:
     words(rig, 1)
     loop, role = working(rig)
     loop.turn(0.0)
@@ -143,7 +143,7 @@ def test_holes_at_the_end_are_committed_too(rig: Rig) -> None:
     assert rig.committed("g", TOPIC) == 2
 
 
-def test_after_a_restart_only_what_was_not_finished_is_done_again(rig: Rig) -> None:
+def test_only_unfinished_records_are_repeated_after_a_restart(rig: Rig) -> None:
     words(rig, 6)
     loop, role = working(rig)
     loop.turn(0.0)
@@ -163,7 +163,7 @@ def test_after_a_restart_only_what_was_not_finished_is_done_again(rig: Rig) -> N
     assert rig.committed("g", TOPIC) == 6
 
 
-def test_a_loop_that_stops_finishes_what_it_has_and_commits(rig: Rig) -> None:
+def test_a_stopping_loop_finishes_its_work_and_commits(rig: Rig) -> None:
     class Slow(InHand):
         ticks = 0
 
@@ -183,7 +183,7 @@ def test_a_loop_that_stops_finishes_what_it_has_and_commits(rig: Rig) -> None:
     assert rig.log.group("g").members == []
 
 
-def test_a_loop_runs_until_it_is_told_to_stop(rig: Rig) -> None:
+def test_a_loop_runs_until_it_is_stopped(rig: Rig) -> None:
     words(rig, 2)
     loop, role = working(rig)
     turns = iter([False, False, True])
@@ -193,7 +193,7 @@ def test_a_loop_runs_until_it_is_told_to_stop(rig: Rig) -> None:
     assert (len(role.seen), rig.committed("g", TOPIC)) == (2, 2)
 
 
-def test_a_loop_that_is_wedged_ends_its_process_and_shows_where() -> None:
+def test_a_wedged_loop_ends_its_process_with_a_traceback() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "tests.support.wedged_process"], capture_output=True, timeout=60
     )
@@ -203,7 +203,7 @@ def test_a_loop_that_is_wedged_ends_its_process_and_shows_where() -> None:
     assert b"in hang" in ended.stderr
 
 
-def test_a_record_given_up_stops_the_worker_before_the_commit(rig: Rig) -> None:
+def test_a_failed_delivery_stops_the_worker_before_the_commit(rig: Rig) -> None:
     words(rig, 1)
     loop, role = working(rig)
     loop.turn(0.0)
@@ -222,7 +222,7 @@ def test_a_record_given_up_stops_the_worker_before_the_commit(rig: Rig) -> None:
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(0, 2**32))
-def test_whatever_finishes_in_whatever_order_only_the_rest_comes_again(
+def test_only_unfinished_records_are_repeated_in_any_completion_order(
     finished: list[bool], seed: int
 ) -> None:
     rig = Rig()
@@ -242,7 +242,7 @@ def test_whatever_finishes_in_whatever_order_only_the_rest_comes_again(
     assert [offset for _, offset in role.seen] == [n for n, each in enumerate(finished) if not each]
 
 
-# The word above the commit
+# Finished offsets in commit metadata
 
 
 def progress_with(
@@ -258,7 +258,7 @@ def progress_with(
 
 
 @given(st.sets(st.integers(0, 3000)), st.integers(0, 10**9))
-def test_what_is_finished_above_the_commit_is_read_as_it_was_written(
+def test_finished_offsets_above_the_commit_are_read_back_as_written(
     finished: set[int], base: int
 ) -> None:
     offsets = [base + n for n in range(3001)]
@@ -270,7 +270,7 @@ def test_what_is_finished_above_the_commit_is_read_as_it_was_written(
     assert len(word) <= METADATA_BYTES
 
 
-def test_the_word_above_the_commit_never_outgrows_the_brokers_limit() -> None:
+def test_commit_metadata_never_exceeds_the_brokers_limit() -> None:
     dice = random.Random(1)
     offsets = sorted(dice.sample(range(4_000_000), SPAN_RECORDS + 500))  # as of a compacted topic
     finished = offsets[1:]
@@ -283,7 +283,7 @@ def test_the_word_above_the_commit_never_outgrows_the_brokers_limit() -> None:
     assert read == set(finished[: len(read)])
 
 
-def test_the_densest_word_of_a_full_span_fits() -> None:
+def test_the_densest_commit_metadata_of_a_full_span_fits() -> None:
     dice = random.Random(2)
     offsets = range(SPAN_RECORDS + 500)
     finished = [offset for offset in offsets if dice.random() < 0.5]
@@ -295,14 +295,14 @@ def test_the_densest_word_of_a_full_span_fits() -> None:
 
 
 @pytest.mark.parametrize("word", ["", "1;", "2;AAAA", "1;not base64", "1;AAAA", "by hand"])
-def test_words_of_others_count_as_none(word: str) -> None:
+def test_foreign_commit_metadata_lists_no_finished_offsets(word: str) -> None:
     assert finished_above(word, 7) == frozenset()
 
 
-# Bytes that nobody can read
+# Unreadable bytes
 
 
-def test_what_cannot_be_read_is_buried_as_it_was(rig: Rig) -> None:
+def test_an_unreadable_record_is_buried_unchanged(rig: Rig) -> None:
     words(rig, 1)
     bury_bytes(rig, b"\x00\x00\x00\x00\x63rest")
     bury_bytes(rig, None, None)
@@ -322,7 +322,7 @@ def test_what_cannot_be_read_is_buried_as_it_was(rig: Rig) -> None:
     assert (headers["dlq_group"], headers["dlq_error"]) == (b"g", b"UnknownSchema")
 
 
-def test_a_buried_record_counts_when_its_grave_is_acked(rig: Rig) -> None:
+def test_a_buried_record_counts_once_its_dead_letter_is_acked(rig: Rig) -> None:
     bury_bytes(rig)
     loop, _ = working(rig)
     loop.publishers[0].hold_acks = True  # type: ignore[attr-defined]
@@ -336,7 +336,7 @@ def test_a_buried_record_counts_when_its_grave_is_acked(rig: Rig) -> None:
     assert rig.committed("g", TOPIC) == 1
 
 
-def test_nothing_overtakes_a_record_that_is_buried(rig: Rig) -> None:
+def test_unreadable_records_keep_their_order_among_others(rig: Rig) -> None:
     words(rig, 2)
     bury_bytes(rig)
     words(rig, 1)
@@ -366,7 +366,7 @@ def test_a_storm_of_unreadable_records_stops_the_worker(rig: Rig) -> None:
     assert rig.committed("g", TOPIC) == 0
 
 
-def test_a_storm_says_what_to_do_and_leaves_no_letter_on_its_way(rig: Rig) -> None:
+def test_a_storm_names_the_remedy_and_leaves_no_dead_letter_pending(rig: Rig) -> None:
     for _ in range(60):
         bury_bytes(rig)
     loop, _ = working(rig)
@@ -386,7 +386,7 @@ def rain(rig: Rig, loop: Loop, at_a_time: int) -> None:
 
 
 @pytest.mark.parametrize("at_a_time", [1, 60])
-def test_a_storm_stops_every_restart_at_the_same_place(rig: Rig, at_a_time: int) -> None:
+def test_a_storm_stops_every_restart_at_the_same_offset(rig: Rig, at_a_time: int) -> None:
     # Given good records, then a storm that comes at once, or slowly between commits
     words(rig, 3)
     loop, role = working(rig)
@@ -404,7 +404,7 @@ def test_a_storm_stops_every_restart_at_the_same_place(rig: Rig, at_a_time: int)
         loop, _ = working(rig)
 
 
-def test_single_unreadable_records_hold_no_commit_up(rig: Rig) -> None:
+def test_single_unreadable_records_block_no_commit(rig: Rig) -> None:
     for _ in range(3):
         bury_bytes(rig)
     loop, _ = working(rig)
@@ -418,7 +418,7 @@ def test_single_unreadable_records_hold_no_commit_up(rig: Rig) -> None:
     assert rig.committed("g", TOPIC) == 3
 
 
-def test_who_stops_a_loop_patiently_waits_for_all_work_in_flight(rig: Rig) -> None:
+def test_a_patient_stop_waits_for_all_work_in_flight(rig: Rig) -> None:
     words(rig, 2)
     loop, role = working(rig)
     loop.turn(0.0)
@@ -451,7 +451,7 @@ def test_fifty_unreadable_records_in_a_row_are_no_storm(rig: Rig) -> None:
 
 
 class Slow(InHand):
-    """Takes its time for every record, and closes it at once."""
+    """Takes its time for every record and closes it at once."""
 
     def __init__(self, rig: Rig, costs_s: Callable[[int], float], **given: Any) -> None:
         super().__init__(TOPIC, **given)
@@ -465,7 +465,7 @@ class Slow(InHand):
 
 
 @pytest.mark.parametrize("dear_from", [0, 300])
-def test_a_turn_is_bounded_in_time_whatever_a_record_costs(rig: Rig, dear_from: int) -> None:
+def test_a_turn_is_bounded_in_time_at_any_record_cost(rig: Rig, dear_from: int) -> None:
     # Given records of which each costs half a second, or only those after many cheap ones
     words(rig, 500)
     publisher = rig.log.publisher()
@@ -489,7 +489,7 @@ def test_a_turn_is_bounded_in_time_whatever_a_record_costs(rig: Rig, dear_from: 
     assert len(rig.log.all(ANSWERS)) == 500
 
 
-def test_where_records_cost_more_fewer_are_polled(rig: Rig) -> None:
+def test_costlier_records_are_polled_in_smaller_numbers(rig: Rig) -> None:
     words(rig, 2000)
     publisher = rig.log.publisher()
     loop = rig.loop(Slow(rig, lambda n: 0.25), publisher, "g")
@@ -501,7 +501,7 @@ def test_where_records_cost_more_fewer_are_polled(rig: Rig) -> None:
     assert progress.next_offset + len(progress.taken) < 600
 
 
-def test_no_partition_waits_for_the_dear_records_of_another() -> None:
+def test_costly_records_of_one_partition_do_not_block_another() -> None:
     rig = Rig(partitions=2)
     topic = rig.topics.steps
     for partition in (0, 1):
@@ -518,7 +518,7 @@ def test_no_partition_waits_for_the_dear_records_of_another() -> None:
 
 
 @pytest.mark.parametrize("kill_every", [1000, 40])
-def test_a_scorer_of_half_a_second_does_little_twice(kill_every: int) -> None:
+def test_a_kill_during_slow_scoring_repeats_little(kill_every: int) -> None:
     # Given many trajectories, and workers that are not killed, or now and then
     rig, kills = Rig(), 0
     for n in range(100):
@@ -545,11 +545,11 @@ def test_a_scorer_of_half_a_second_does_little_twice(kill_every: int) -> None:
             source_of(loop).kill()
             loop = scoring()
 
-    # Then a kill costs what was done since the last commit, and nothing else is done twice
+    # Then a kill repeats only the work since the last commit
     assert len(scored()) <= 100 + 3 * kills
 
 
-def test_a_decode_step_of_twenty_seconds_is_a_turn_of_its_own() -> None:
+def test_a_twenty_second_decode_step_takes_its_own_turn() -> None:
     # Given a model whose every step takes so long, with more calls than it batches
     rig = Rig()
     engine = ScriptedEngine("p", lambda call: "yes")
@@ -573,7 +573,7 @@ def test_a_decode_step_of_twenty_seconds_is_a_turn_of_its_own() -> None:
 # The registry
 
 
-def test_while_the_registry_is_away_records_wait_and_nothing_is_buried(rig: Rig) -> None:
+def test_records_wait_unburied_during_a_registry_outage(rig: Rig) -> None:
     words(rig, 3)
     rig.registry.away = True
     loop, role = working(rig)
@@ -592,8 +592,8 @@ def test_while_the_registry_is_away_records_wait_and_nothing_is_buried(rig: Rig)
     assert rig.log.all("t.dead.letters") == []
 
 
-def test_what_came_before_the_outage_is_not_held_up_by_it(rig: Rig) -> None:
-    """Schemas once learned stay known, so only a new one has to wait; order is kept."""
+def test_records_with_known_schemas_are_not_delayed_by_the_outage(rig: Rig) -> None:
+    """Known schemas stay known, so only a new one has to wait; order is kept."""
     words(rig, 1)
     loop, role = working(rig)
     loop.turn(0.0)
@@ -613,7 +613,7 @@ def test_what_came_before_the_outage_is_not_held_up_by_it(rig: Rig) -> None:
     assert len(rig.log.all("t.dead.letters")) == 1
 
 
-def test_a_partition_lost_while_it_waits_for_the_registry_is_read_by_its_heir(rig: Rig) -> None:
+def test_a_successor_reads_a_partition_lost_during_a_registry_outage(rig: Rig) -> None:
     words(rig, 2)
     rig.registry.away = True
     loop, _ = working(rig)
@@ -628,7 +628,7 @@ def test_a_partition_lost_while_it_waits_for_the_registry_is_read_by_its_heir(ri
     assert len(role.seen) == 2
 
 
-def test_a_partition_is_at_its_end_when_what_is_held_was_handed_over(rig: Rig) -> None:
+def test_a_partition_reaches_its_end_after_held_records_are_handed_over(rig: Rig) -> None:
     class Ends(InHand):
         ends: list[tuple[int, int]] = []  # noqa: RUF012
 
@@ -650,8 +650,8 @@ def test_a_partition_is_at_its_end_when_what_is_held_was_handed_over(rig: Rig) -
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-def test_a_takeover_while_the_registry_is_away_forgets_no_open_rollout(comes_back: bool) -> None:
-    # Given open rollouts, and an heir that knows no schema yet
+def test_a_takeover_during_a_registry_outage_loses_no_open_rollout(comes_back: bool) -> None:
+    # Given open rollouts, and a successor without any schema yet
     rig = Rig()
     first = rig.agents("a1")
     for n in range(3):
@@ -677,7 +677,7 @@ def test_a_takeover_while_the_registry_is_away_forgets_no_open_rollout(comes_bac
         rig.clock.pass_by(1.0)
         heir = rig.agents("a3")
 
-    # Then every rollout comes to its end
+    # Then every rollout ends
     models = rig.models(ScriptedEngine("p", lambda call: "yes"))
     rig.settle(heir, models)
     assert sorted(t.rollout_id for t in rig.trajectories()) == ["r0", "r1", "r2"]
@@ -687,7 +687,7 @@ def test_a_takeover_while_the_registry_is_away_forgets_no_open_rollout(comes_bac
 # Partitions
 
 
-def test_work_of_a_partition_that_moved_is_not_committed_by_its_old_owner() -> None:
+def test_an_old_owner_does_not_commit_work_of_a_moved_partition() -> None:
     rig = Rig(partitions=2)
     topic = rig.topics.steps
     for partition in (0, 1):
@@ -707,7 +707,7 @@ def test_work_of_a_partition_that_moved_is_not_committed_by_its_old_owner() -> N
     assert roles[1].seen == [(1, 0)]
 
 
-def test_what_is_acked_when_a_partition_leaves_is_committed_then() -> None:
+def test_acked_records_are_committed_as_their_partition_leaves() -> None:
     rig = Rig(partitions=2)
     topic = rig.topics.steps
     for partition in (0, 1):
@@ -726,7 +726,7 @@ def test_what_is_acked_when_a_partition_leaves_is_committed_then() -> None:
     assert heir.seen == [(1, 1)]
 
 
-def test_a_zombies_late_work_moves_no_commit() -> None:
+def test_a_zombies_late_work_is_not_committed() -> None:
     rig = Rig()
     words(rig, 2)
     zombie, held = working(rig)
@@ -774,7 +774,7 @@ def ending(rig: Rig) -> list[tuple[str, str]]:
     return [(t.status, t.code) for t in rig.trajectories()]
 
 
-def test_a_call_whose_topic_was_deleted_has_failed(rig: Rig) -> None:
+def test_a_call_whose_topic_was_deleted_fails(rig: Rig) -> None:
     agents = rig.agents()
     agents.turn(0.0)
     # The client has not heard of it yet.
@@ -790,7 +790,7 @@ def test_a_call_whose_topic_was_deleted_has_failed(rig: Rig) -> None:
     assert rig.committed("t.agents", rig.topics.events) == len(rig.log.all(rig.topics.events))
 
 
-def test_a_step_above_a_limit_that_was_lowered_has_failed(rig: Rig) -> None:
+def test_a_step_above_a_lowered_size_limit_fails(rig: Rig) -> None:
     agents = rig.agents()
     rig.log.limit(rig.topics.steps, 50)
 
@@ -800,7 +800,7 @@ def test_a_step_above_a_limit_that_was_lowered_has_failed(rig: Rig) -> None:
     assert [e.body.code for e in rig.events(CallFailed)] == ["too_large"]
 
 
-def test_an_answer_above_a_limit_that_was_lowered_is_answered_as_failed(rig: Rig) -> None:
+def test_an_answer_above_a_lowered_size_limit_fails_its_call(rig: Rig) -> None:
     agents = rig.agents()
     models = rig.models(ScriptedEngine("p", lambda call: "x" * 5_000))
     rig.log.limit(rig.topics.events, 4_000)
@@ -812,7 +812,7 @@ def test_an_answer_above_a_limit_that_was_lowered_is_answered_as_failed(rig: Rig
     assert rig.committed("t.models.p", rig.topics.calls("p")) == 1
 
 
-def test_a_trajectory_above_a_limit_that_was_lowered_is_written_bare(rig: Rig) -> None:
+def test_a_trajectory_above_a_lowered_size_limit_is_written_bare(rig: Rig) -> None:
     models = rig.models(ScriptedEngine("p", lambda call: "x" * 5_000))
     rig.log.limit(rig.topics.trajectories, 4_000)
 
@@ -823,7 +823,7 @@ def test_a_trajectory_above_a_limit_that_was_lowered_is_written_bare(rig: Rig) -
     assert (trajectory.sequences, trajectory.request) == (None, None)
 
 
-def test_a_score_above_a_limit_that_was_lowered_is_written_bare(rig: Rig) -> None:
+def test_a_score_above_a_lowered_size_limit_is_written_bare(rig: Rig) -> None:
     models = rig.models(ScriptedEngine("p", lambda call: "x" * 5_000))
     rig.log.limit(rig.topics.scored, 4_000)
 
@@ -834,7 +834,7 @@ def test_a_score_above_a_limit_that_was_lowered_is_written_bare(rig: Rig) -> Non
     assert scored.reason.startswith("too_large: ")
 
 
-def test_what_nothing_can_stand_for_ends_the_worker_with_a_name(rig: Rig) -> None:
+def test_an_oversized_event_without_a_substitute_ends_the_worker(rig: Rig) -> None:
     agents = rig.agents()
     rig.log.limit(rig.topics.events, 10)
 
@@ -842,7 +842,7 @@ def test_what_nothing_can_stand_for_ends_the_worker_with_a_name(rig: Rig) -> Non
         asked(rig, agents)
 
 
-def test_bad_records_among_good_ones_are_no_storm(rig: Rig) -> None:
+def test_scattered_bad_records_are_no_storm(rig: Rig) -> None:
     for n in range(480):
         if n % 9 == 8:
             rig.log.append("t.control", None, b"bad", 0)
@@ -857,7 +857,7 @@ def test_bad_records_among_good_ones_are_no_storm(rig: Rig) -> None:
     assert len(rig.log.all("t.dead.letters")) == 54
 
 
-def test_a_refused_commit_is_made_again(rig: Rig) -> None:
+def test_a_refused_commit_is_retried(rig: Rig) -> None:
     rig.order("pause")
     role = InHand("t.control")
     loop = rig.loop(role, rig.log.publisher(), "g")
@@ -873,7 +873,7 @@ def test_a_refused_commit_is_made_again(rig: Rig) -> None:
     assert rig.committed("g", "t.control") == 1
 
 
-def test_a_hole_behind_the_last_record_is_committed(rig: Rig) -> None:
+def test_a_hole_after_the_last_record_is_committed(rig: Rig) -> None:
     rig.order("pause")
     rig.log.hole("t.control", 0)
     role = InHand("t.control")

@@ -1,4 +1,4 @@
-"""Records that kill: what the commits say of deaths, who is condemned, and who never is."""
+"""Records that kill workers: the deaths noted in commits, and the records that are buried."""
 
 import zlib
 from base64 import b64encode
@@ -36,7 +36,7 @@ TOPIC = "t.control"
 
 
 class Death(BaseException):
-    """The process is gone: nobody catches it, nobody commits."""
+    """The process is gone: no handler runs, nothing is committed."""
 
 
 class Deadly(InHand):
@@ -55,7 +55,7 @@ class Deadly(InHand):
 
 
 class DeadlyLater(InHand):
-    """Has many in hand at once, and dies of one when it comes to it."""
+    """Has many records in hand and dies of one when its turn comes."""
 
     def __init__(self, topic: str, kills: Callable[[int], bool]) -> None:
         super().__init__(topic)
@@ -96,12 +96,12 @@ def buried(rig: Rig) -> list[int]:
     return [int(dict(letter.headers or [])["dlq_offset"]) for letter in letters]
 
 
-# Who is condemned
+# Records that are buried
 
 
 @pytest.mark.parametrize("kind", [Deadly, DeadlyLater])
 @pytest.mark.parametrize("killers", [{0}, {7}, {150}, {499}, {3, 4, 260}])
-def test_a_record_that_kills_whoever_takes_it_is_buried(
+def test_a_record_that_kills_its_workers_is_buried(
     rig: Rig, kind: type[Any], killers: set[int]
 ) -> None:
     words(rig, 500)
@@ -117,7 +117,7 @@ def test_a_record_that_kills_whoever_takes_it_is_buried(
     assert deaths <= 8 * len(killers)
 
 
-def test_the_other_partitions_go_on_and_none_of_theirs_is_condemned() -> None:
+def test_other_partitions_continue_and_none_of_their_records_is_buried() -> None:
     rig = Rig(partitions=3)
     topic = rig.topics.steps
     for partition in range(3):
@@ -142,7 +142,7 @@ def test_the_other_partitions_go_on_and_none_of_theirs_is_condemned() -> None:
     assert buried(rig) == [5]
 
 
-def test_a_record_that_kills_even_when_it_is_answered_is_buried_unread(rig: Rig) -> None:
+def test_a_record_that_also_kills_during_its_refusal_is_buried(rig: Rig) -> None:
     class Fatal(Deadly):
         def fatal(self, record: Record, message: Any, error: Any) -> bool:
             raise Death
@@ -158,7 +158,7 @@ def test_a_record_that_kills_even_when_it_is_answered_is_buried_unread(rig: Rig)
     assert buried(rig) == [4]
 
 
-def test_a_thousand_kills_from_outside_condemn_nobody() -> None:
+def test_a_thousand_kills_from_outside_condemn_no_record() -> None:
     # Given records that take a while, and workers that are killed at any moment, often at once
     rig, dice, kills = Rig(partitions=2), Random(90210), 0
     topic = rig.topics.steps
@@ -179,7 +179,7 @@ def test_a_thousand_kills_from_outside_condemn_nobody() -> None:
                     raise Death
                 super().handle([(record, word)])
 
-    # When that goes on until all is done
+    # When that continues until all is done
     while kills < 1000:
         role = Dies(topic, lambda offset: False)
         role.left_s = dice.choice((0.05, 0.2, 2.0))
@@ -199,7 +199,7 @@ def test_a_thousand_kills_from_outside_condemn_nobody() -> None:
     assert [rig.committed("g", topic, n) for n in (0, 1)] == [1500, 1500]
 
 
-def test_who_leaves_in_order_counts_as_no_death(rig: Rig) -> None:
+def test_an_orderly_stop_counts_as_no_death(rig: Rig) -> None:
     words(rig, 3)
     for _ in range(20):
         loop = rig.loop(InHand(TOPIC), rig.log.publisher(), "g")
@@ -210,7 +210,7 @@ def test_who_leaves_in_order_counts_as_no_death(rig: Rig) -> None:
     assert (offset, parted(word)) == (0, ("1;", ""))
 
 
-def test_a_worker_with_nothing_in_hand_dies_without_a_trace(rig: Rig) -> None:
+def test_a_death_of_an_idle_worker_leaves_no_mark(rig: Rig) -> None:
     words(rig, 3)
     for _ in range(5):
         loop = rig.loop(Deadly(TOPIC, lambda offset: False), rig.log.publisher(), "g")
@@ -222,8 +222,8 @@ def test_a_worker_with_nothing_in_hand_dies_without_a_trace(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("before", [0, 3])
-def test_only_records_that_a_worker_found_wait_for_a_commit(rig: Rig, before: int) -> None:
-    """Those may have killed the one before; what comes to a partition at its end has not."""
+def test_only_records_found_at_the_start_wait_for_a_commit(rig: Rig, before: int) -> None:
+    """Found records may have killed the previous worker; new ones have not."""
     words(rig, before)
     loop = rig.loop(role := InHand(TOPIC), rig.log.publisher(), "g")
     source, waited = source_of(loop), []
@@ -237,7 +237,7 @@ def test_only_records_that_a_worker_found_wait_for_a_commit(rig: Rig, before: in
 
 
 @pytest.mark.parametrize("before", [0, 2])
-def test_a_record_that_kills_where_nothing_was_left_is_buried(rig: Rig, before: int) -> None:
+def test_a_record_that_kills_idle_workers_is_buried(rig: Rig, before: int) -> None:
     """Its first death has no mark; the next worker finds it below the end."""
     words(rig, before)
 
@@ -253,7 +253,7 @@ def test_a_record_that_kills_where_nothing_was_left_is_buried(rig: Rig, before: 
     assert buried(rig) == [before]
 
 
-def test_in_normal_work_no_commit_carries_a_mark(rig: Rig) -> None:
+def test_commits_in_normal_work_carry_no_mark(rig: Rig) -> None:
     loop = rig.loop(role := InHand(TOPIC), rig.log.publisher(), "g")
     words(rig, 3)
     loop.turn(0.0)
@@ -264,7 +264,7 @@ def test_in_normal_work_no_commit_carries_a_mark(rig: Rig) -> None:
     assert rig.log.group("g").committed[TOPIC, 0] == (1, "1;!@0")
 
 
-def test_while_a_suspect_is_in_hand_nothing_else_is(rig: Rig) -> None:
+def test_a_suspect_is_handled_alone(rig: Rig) -> None:
     words(rig, 300)
     rig.log.group("g").committed[TOPIC, 0] = 0, "1;!r2"
     loop = rig.loop(role := InHand(TOPIC), rig.log.publisher(), "g")
@@ -287,7 +287,7 @@ def test_while_a_suspect_is_in_hand_nothing_else_is(rig: Rig) -> None:
     assert len(role.seen) == 300
 
 
-def test_others_do_not_wait_for_a_suspect_that_takes_long() -> None:
+def test_other_records_do_not_wait_for_a_slow_suspect() -> None:
     rig = Rig(partitions=2)
     topic = rig.topics.steps
     for partition in (0, 1):
@@ -308,11 +308,11 @@ def test_others_do_not_wait_for_a_suspect_that_takes_long() -> None:
     assert mark == "r2^1", "it is not alone any more, so nothing is held against it"
 
 
-# What becomes of it
+# Outcomes
 
 
 class Mortal:
-    """Makes agents workers whose process a program can end."""
+    """Makes agents workers with a process that a program can end."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -355,7 +355,7 @@ def prompted(rollout_id: str, prompt: str) -> Any:
     return replace(asked, task=replace(asked.task, prompt=prompt))
 
 
-def test_a_program_that_kills_its_worker_ends_its_own_rollout_only(rig: Rig) -> None:
+def test_a_program_that_kills_its_worker_ends_only_its_own_rollout(rig: Rig) -> None:
     # Given an old rollout that stays open, one that kills at its answer, and others
     mortal = Mortal(rig)
     MORTALS.append(mortal)
@@ -371,7 +371,7 @@ def test_a_program_that_kills_its_worker_ends_its_own_rollout_only(rig: Rig) -> 
     # When workers die of it one after another
     deaths = lives(rig, mortal.make, mortal.done(lambda: len(rig.trajectories()) >= 3))
 
-    # Then it has ended, with what it knew, and nobody else has
+    # Then it has ended, with its known fields, and no other rollout has
     ended = {t.rollout_id: t for t in rig.trajectories()}
     assert {t.rollout_id: (t.status, t.code) for t in ended.values()} == {
         "r1": ("finished", ""), "r2": ("failed", "killed_worker"), "r3": ("finished", ""),
@@ -379,7 +379,7 @@ def test_a_program_that_kills_its_worker_ends_its_own_rollout_only(rig: Rig) -> 
     assert len(ended["r2"].sequences or ()) == 1
     assert deaths <= 6
 
-    # And whoever folds that stretch again lives
+    # And a second fold of that stretch survives
     heir = mortal.make()
     rig.settle(heir)
     assert not mortal.dead
@@ -391,7 +391,7 @@ def condemn(rig: Rig, group: str, topic: str, offset: int = 0) -> None:
     rig.log.group(group).committed[topic, 0] = offset, f"1;!r3,{offset}.2*"
 
 
-def test_a_request_that_kills_is_refused(rig: Rig) -> None:
+def test_a_request_that_kills_workers_is_refused(rig: Rig) -> None:
     rig.ask(prompted("r", "live"))
     condemn(rig, "t.agents", rig.topics.requests)
 
@@ -403,7 +403,7 @@ def test_a_request_that_kills_is_refused(rig: Rig) -> None:
     assert buried(rig) == [0]
 
 
-def test_commands_that_kill_are_answered_as_failed(rig: Rig) -> None:
+def test_commands_that_kill_workers_are_answered_as_failed(rig: Rig) -> None:
     agents = rig.agents()
     rig.ask(prompted("r", "live"))
     rig.ask(request("walks", "tests.support.programs:walks"))
@@ -417,7 +417,7 @@ def test_commands_that_kill_are_answered_as_failed(rig: Rig) -> None:
     assert sorted(codes) == [("r", "killed_worker", False), ("walks", "killed_worker", False)]
 
 
-# The words
+# The marks
 
 
 suspicions = st.builds(
@@ -428,7 +428,7 @@ suspicions = st.builds(
 
 
 @given(suspicions, st.one_of(st.none(), st.integers(0, 2**63 - 1)))
-def test_a_mark_is_read_as_a_death_or_as_none(told: Suspicion, alone: int | None) -> None:
+def test_a_mark_is_parsed_as_a_death_or_ignored(told: Suspicion, alone: int | None) -> None:
     told.alone = alone
     word, ran = parted("1;AAAA" + told.mark(0, busy=True))
     _, left = parted(told.mark(0, busy=False))
@@ -443,14 +443,14 @@ def test_a_mark_is_read_as_a_death_or_as_none(told: Suspicion, alone: int | None
 
 
 @given(st.dictionaries(st.integers(0, 2**63 - 1), st.integers(1, 10**6), min_size=9))
-def test_a_mark_never_outgrows_its_room(deaths: dict[int, int]) -> None:
+def test_a_suspicion_mark_never_exceeds_its_size_limit(deaths: dict[int, int]) -> None:
     told = Suspicion(ALONE, deaths, alone=2**63 - 1)
 
     assert len(told.mark(0, busy=True)) <= MARK_BYTES
     assert METADATA_BYTES + MARK_BYTES == WORD_LIMIT
 
 
-def test_the_longest_watermark_leaves_room_for_a_mark() -> None:
+def test_the_longest_watermark_leaves_space_for_a_mark() -> None:
     far = 2**62 // MOST_STRAGGLERS
     stragglers = tuple(far * n for n in range(1, MOST_STRAGGLERS + 1))
 
@@ -460,11 +460,11 @@ def test_the_longest_watermark_leaves_room_for_a_mark() -> None:
 
 
 @pytest.mark.parametrize("mark", ["", "r", "x1", "r4", "r1,5", "r1,5.1,", "c1,a.1", "r1 by hand"])
-def test_what_is_no_mark_says_nothing(mark: str) -> None:
+def test_an_invalid_mark_is_ignored(mark: str) -> None:
     assert (suspicion_of(mark, 0.0).level, suspicion_of(mark, 0.0).deaths) == (NOTED, {})
 
 
-def test_a_worker_that_knows_no_marks_reads_words_with_one_harmlessly() -> None:
+def test_workers_without_marks_read_metadata_with_one_harmlessly() -> None:
     """Such workers run beside these while a deployment is rolled."""
     watermark = Watermark(7, 3, (2, 5), "topic-id")
     finished = "1;" + b64encode(zlib.compress(b"\1")).decode()

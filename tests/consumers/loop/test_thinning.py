@@ -1,4 +1,4 @@
-"""One record that takes long holds up the commit, and neither the others nor their memory."""
+"""One slow record holds up the commit, but neither the other records nor their memory."""
 
 import random
 
@@ -26,7 +26,7 @@ def record_at(offset: int) -> Record:
     st.integers(0, 5),
     st.booleans(),
 )
-def test_a_commit_says_the_same_whether_finished_records_were_forgotten_or_not(
+def test_thinning_never_changes_the_commit(
     acts: list[tuple[str, int]], base: int, gaps: bool
 ) -> None:
     progress = PartitionProgress("t", 0, base, base, 0)
@@ -56,7 +56,7 @@ def test_a_commit_says_the_same_whether_finished_records_were_forgotten_or_not(
     assert (progress.thinned, len(progress.taken)) == (0, 0)
 
 
-def test_tens_of_thousands_go_past_one_that_takes_long_and_a_restart_repeats_it_alone(
+def test_thousands_of_records_pass_a_slow_one_that_alone_is_repeated(
     rig: Rig,
 ) -> None:
     class Quick(InHand):
@@ -90,7 +90,7 @@ def test_tens_of_thousands_go_past_one_that_takes_long_and_a_restart_repeats_it_
     assert rig.committed("g", TOPIC) == many
 
 
-def test_there_is_an_end_to_what_may_go_past() -> None:
+def test_the_number_of_records_that_may_pass_is_bounded() -> None:
     role = WorkRole()
     progress = PartitionProgress("t", 0, 0, 0, 0)
     progress.taken.append(record_at(0))
@@ -102,7 +102,7 @@ def test_there_is_an_end_to_what_may_go_past() -> None:
     assert not role.full(progress)
 
 
-def test_the_word_of_what_went_past_two_thousand_that_take_long_fits_or_is_cut() -> None:
+def test_metadata_of_passed_records_fits_or_is_cut() -> None:
     dice = random.Random(3)
     slow = set(dice.sample(range(SPAN_THINNED), SPAN_RECORDS))
     progress = PartitionProgress("t", 0, 0, 0, 0)
@@ -120,7 +120,7 @@ def test_the_word_of_what_went_past_two_thousand_that_take_long_fits_or_is_cut()
     assert len(progress.taken) <= SPAN_RECORDS
 
 
-def test_the_word_is_read_by_whoever_knows_nothing_of_this() -> None:
+def test_commit_metadata_is_unchanged_by_thinning() -> None:
     progress = PartitionProgress("t", 0, 10, 10, 0)
     for offset in range(10, 20):
         progress.taken.append(record_at(offset))

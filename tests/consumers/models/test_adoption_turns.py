@@ -1,4 +1,4 @@
-"""At most so many servers take up a version at once, whatever dies; the others serve on."""
+"""A bounded number of servers adopt a version at once; the others keep serving."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ def placed(turns: AdoptionTurns) -> list[str]:
 
 
 @given(WORDS, st.integers(1, 3))
-def test_there_are_never_more_and_no_place_is_empty_while_one_waits(
+def test_adoption_places_are_never_exceeded_and_never_idle_while_servers_wait(
     words: list[tuple[str, str, int]], at_once: int
 ) -> None:
     for end in range(len(words) + 1):
@@ -45,7 +45,7 @@ def test_there_are_never_more_and_no_place_is_empty_while_one_waits(
 
 
 @given(WORDS, st.integers(1, 3), st.integers(0, 3))
-def test_who_asks_again_and_again_has_its_turn_though_all_before_it_died(
+def test_a_server_that_keeps_asking_gets_its_turn_despite_dead_ones(
     words: list[tuple[str, str, int]], at_once: int, number: int
 ) -> None:
     turns, server = folded(words, at_once), SERVERS[number]
@@ -61,7 +61,7 @@ def test_who_asks_again_and_again_has_its_turn_though_all_before_it_died(
 
 
 @given(WORDS, st.integers(1, 3), st.lists(st.integers(0, 2000)))
-def test_looking_at_the_clock_in_between_changes_nothing(
+def test_additional_clock_checks_do_not_change_the_adoption_turns(
     words: list[tuple[str, str, int]], at_once: int, looks: list[int]
 ) -> None:
     now_ms, looked, plain = 0, AdoptionTurns(at_once, LEASE_MS), AdoptionTurns(at_once, LEASE_MS)
@@ -77,7 +77,7 @@ def test_looking_at_the_clock_in_between_changes_nothing(
 
 
 def servers(rig: Rig, count: int, at_once: int) -> tuple[list[Loop], list[LaterExecutor]]:
-    """Servers that serve version 0, and stage what comes on threads that a test lets go on."""
+    """Servers of version 0 that stage versions on threads controlled by the test."""
     announce(rig, 0)
     threads = [LaterExecutor() for _ in range(count)]
     loops = [
@@ -89,7 +89,7 @@ def servers(rig: Rig, count: int, at_once: int) -> tuple[list[Loop], list[LaterE
         thread.run_all()
         turn([loop], rig)
     assert serving(loops) == [0] * count
-    assert not words(rig)  # who serves nothing asks nobody
+    assert not words(rig)  # a server without weights needs no turn
     return loops, threads
 
 
@@ -114,7 +114,7 @@ def words(rig: Rig) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_servers_take_turns_and_those_who_wait_answer_with_what_they_have(at_once: int) -> None:
+def test_servers_adopt_in_turns_and_answer_with_old_weights_meanwhile(at_once: int) -> None:
     rig = Rig()
     loops, threads = servers(rig, 3, at_once)
     announce(rig, 1)
@@ -136,7 +136,7 @@ def test_servers_take_turns_and_those_who_wait_answer_with_what_they_have(at_onc
     assert words(rig).count((ADOPTED, "m0")) == 1
 
 
-def test_a_server_that_dies_over_an_adoption_holds_the_others_up_for_a_lease() -> None:
+def test_a_server_that_dies_during_adoption_delays_others_by_one_lease() -> None:
     rig = Rig()
     loops, threads = servers(rig, 2, 1)
     announce(rig, 1)
@@ -153,13 +153,13 @@ def test_a_server_that_dies_over_an_adoption_holds_the_others_up_for_a_lease() -
     turn([loops[other]], rig)
     assert serving(loops)[other] == 1
 
-    # Who comes in the dead one's place is current before its first answer, and asks nobody
+    # The dead server's replacement is current before its first answer, and needs no turn
     again = rig.models(Counting(version=-1), f"m{dead}", adopt_at_once=1)
     turn([again], rig)
     assert serving([again]) == [1]
 
 
-def test_without_a_bound_nothing_is_said() -> None:
+def test_an_unlimited_adoption_writes_no_control_records() -> None:
     rig = Rig()
     announce(rig, 0)
     loop = rig.models(Counting())

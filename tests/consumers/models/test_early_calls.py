@@ -1,4 +1,4 @@
-"""Calls that wait for weights: whatever they want, those that can begin do."""
+"""Calls that wait for weights never block calls that can begin."""
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +20,7 @@ def codes(rig: Rig) -> list[str]:
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(WANTED, max_size=40), st.integers(2, 12), st.integers(1, 8), st.booleans())
-def test_whatever_others_wish_for_a_call_that_can_begin_does(
+def test_a_ready_call_begins_despite_early_calls(
     wishes: list[int], most_early: int, most_in_hand: int, pinned: bool
 ) -> None:
     rig = Rig()
@@ -41,7 +41,7 @@ def test_whatever_others_wish_for_a_call_that_can_begin_does(
     assert len(role_of(loop)._early) <= most_early
 
 
-def test_what_is_too_far_ahead_fails_by_name_and_for_good(rig: Rig) -> None:
+def test_a_call_too_far_ahead_fails_permanently(rig: Rig) -> None:
     loop = rig.models(Counting(version=7))
     send(rig, call_of(min_policy_version=7 + MOST_AHEAD + 1))
 
@@ -54,7 +54,7 @@ def test_what_is_too_far_ahead_fails_by_name_and_for_good(rig: Rig) -> None:
     assert rig.committed("t.models.p", rig.topics.calls("p")) == 1
 
 
-def test_one_more_than_may_wait_fails_that_wants_the_highest_and_may_be_tried_again(
+def test_the_call_for_the_highest_version_fails_first_and_may_retry(
     rig: Rig,
 ) -> None:
     loop = rig.models(Counting())
@@ -74,7 +74,7 @@ def test_one_more_than_may_wait_fails_that_wants_the_highest_and_may_be_tried_ag
     assert {event.rollout_id for event in answered} == {"r1", "r3"}
 
 
-def test_calls_for_what_is_announced_are_never_failed_for_their_number(rig: Rig) -> None:
+def test_calls_for_announced_versions_never_fail_by_number(rig: Rig) -> None:
     """Their weights are on the way: the server takes no more until it serves them."""
     engine = Counting()
     loop = rig.models(engine)
@@ -96,7 +96,7 @@ def test_calls_for_what_is_announced_are_never_failed_for_their_number(rig: Rig)
     assert [type(body) for body in answers(rig)] == [ModelAnswered] * 5
 
 
-def test_before_any_weights_are_served_nobody_is_failed_for_waiting(rig: Rig) -> None:
+def test_no_call_fails_for_waiting_before_any_weights_are_served(rig: Rig) -> None:
     loop = rig.models(Counting(version=-1), most_in_hand=4)
     calls: list[ModelCall] = [call_of(f"r{number}") for number in range(12)]
     send(rig, *calls)
@@ -112,7 +112,7 @@ def test_before_any_weights_are_served_nobody_is_failed_for_waiting(rig: Rig) ->
 
 
 @pytest.mark.parametrize("wanted", [1, MOST_AHEAD])
-def test_more_calls_than_one_partition_has_room_for_hold_up_nobody(rig: Rig, wanted: int) -> None:
+def test_excess_early_calls_of_a_partition_block_no_other_call(rig: Rig, wanted: int) -> None:
     loop = rig.models(Counting())
     for number in range(MOST_EARLY + 500):
         send(rig, call_of(f"wish{number}", min_policy_version=wanted))
@@ -124,7 +124,7 @@ def test_more_calls_than_one_partition_has_room_for_hold_up_nobody(rig: Rig, wan
     assert [e.rollout_id for e in events if isinstance(e.body, ModelAnswered)] == ["ready"]
 
 
-def test_calls_that_are_turned_away_in_a_moment_hold_up_nobody(rig: Rig) -> None:
+def test_calls_about_to_be_refused_block_no_other_call(rig: Rig) -> None:
     loop = rig.models(Counting(), most_in_hand=200)
     role = role_of(loop)
     rig.settle(loop)

@@ -1,4 +1,4 @@
-"""A server that is full says so, and what it says is held back, so that nobody asks in a storm."""
+"""A full server refuses calls, and delays each refusal to avoid a retry storm."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from tests.support.rig import Clock, Rig, role_of
 
 
 def loaded(answers: int, seconds: float, in_hand: int = 20) -> tuple[Load, Clock]:
-    """One of 10 places that has answered so many in so long, while more than that waited."""
+    """A load of 10 places with this many answers in this time, while more calls waited."""
     clock = Clock()
     load = Load(clock, 10)
     load.speed.look(in_hand)
@@ -35,7 +35,7 @@ def loaded(answers: int, seconds: float, in_hand: int = 20) -> tuple[Load, Clock
         (20, 10.0, 29, -5.0, True),  # it was full while the call lay in the log
     ],
 )
-def test_full_is_where_a_call_would_begin_too_late(
+def test_a_server_is_full_if_a_call_would_begin_too_late(
     answers: int, seconds: float, in_hand: int, left_s: float, full: bool
 ) -> None:
     load, _ = loaded(answers, seconds)
@@ -51,7 +51,7 @@ def test_full_is_where_a_call_would_begin_too_late(
         assert "29 calls are in hand, 2 are answered in a second" in refused.message
 
 
-def test_time_without_load_does_not_count() -> None:
+def test_idle_time_does_not_count_towards_the_rate() -> None:
     load, clock = loaded(20, 10.0)
     load.speed.look(3)
     clock.pass_by(1000)
@@ -60,7 +60,7 @@ def test_time_without_load_does_not_count() -> None:
     assert load.speed.rate() is None
 
 
-def test_an_engine_that_stands_still_is_not_full_for_ever() -> None:
+def test_a_stalled_engine_is_not_full_for_ever() -> None:
     load, clock = loaded(100, 10.0)
     for _ in range(20):
         assert load.speed.rate() is None or load.speed.rate() > 0  # type: ignore[operator]
@@ -70,7 +70,7 @@ def test_an_engine_that_stands_still_is_not_full_for_ever() -> None:
     assert load.speed.rate() is None
 
 
-def test_a_refusal_is_held_longer_each_time_and_within_bounds() -> None:
+def test_a_busy_refusal_is_held_longer_each_time_within_bounds() -> None:
     one = replace(call(), not_after_ms=60_000)
     held = [hold_s(replace(one, tries=tries), 0) for tries in range(2000)]
 
@@ -102,7 +102,7 @@ class Slow(ScriptedEngine):
         return answers
 
 
-def test_a_full_server_turns_calls_away_once_each_and_late() -> None:
+def test_a_full_server_refuses_excess_calls_once_and_late() -> None:
     rig = Rig()
     loop = rig.models(Slow("p", lambda call: "yes"), capacity=1)
     for number in range(4):
@@ -137,7 +137,7 @@ def refused(rig: Rig) -> list[str]:
     return [each.rollout_id for each in found]
 
 
-def test_an_aborted_call_is_not_told_that_the_server_is_full() -> None:
+def test_an_aborted_call_is_not_refused_as_busy() -> None:
     rig = Rig()
     loop = rig.models(ScriptedEngine("p", lambda call: "yes"))
     role_of(loop).load.hold(asked(1), CallFailed("busy", "full", True), [], 0)

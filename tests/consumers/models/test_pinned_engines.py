@@ -1,4 +1,4 @@
-"""Calls that want one version are answered by just that one, whatever is announced meanwhile."""
+"""Pinned calls are answered by exactly their version, whatever is announced meanwhile."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -41,7 +41,7 @@ def talking() -> ScriptedEngine:
     return ScriptedEngine("p", lambda call: f"to {call.position}", version=-1)
 
 
-def test_a_call_of_one_version_is_answered_by_it_after_newer_ones_were_adopted(rig: Rig) -> None:
+def test_a_pinned_call_is_answered_by_its_version_after_newer_adoptions(rig: Rig) -> None:
     engine = talking()
     loop = rig.models(engine)
     for version in (3, 4, 5):
@@ -59,7 +59,7 @@ def test_a_call_of_one_version_is_answered_by_it_after_newer_ones_were_adopted(r
     assert engine.version == 6
 
 
-def test_a_version_that_is_not_announced_yet_is_waited_for(rig: Rig) -> None:
+def test_a_call_waits_for_its_unannounced_version(rig: Rig) -> None:
     loop = rig.models(talking())
     announce(rig, 1)
     send(rig, call_of(policy_version=2))
@@ -75,7 +75,7 @@ def test_a_version_that_is_not_announced_yet_is_waited_for(rig: Rig) -> None:
     assert served(rig) == [{2}]
 
 
-def test_a_version_whose_record_is_gone_is_refused_by_name_and_not_tried_again(rig: Rig) -> None:
+def test_a_version_without_a_record_is_refused_permanently(rig: Rig) -> None:
     loop = rig.models(talking())
     announce(rig, 7)
     send(rig, call_of(policy_version=2))
@@ -87,7 +87,7 @@ def test_a_version_whose_record_is_gone_is_refused_by_name_and_not_tried_again(r
     assert "version 2 of 'p' is not announced any more; the newest is 7" in failed.message
 
 
-def test_a_version_that_was_never_announced_is_served_by_who_holds_it(rig: Rig) -> None:
+def test_an_unannounced_version_is_served_by_its_holder(rig: Rig) -> None:
     loop = rig.models(ScriptedEngine("p", lambda call: "hello", version=0))
     send(rig, call_of(policy_version=0))
     rig.settle(loop)
@@ -95,7 +95,7 @@ def test_a_version_that_was_never_announced_is_served_by_who_holds_it(rig: Rig) 
     assert served(rig) == [{0}]
 
 
-def test_an_aborted_call_of_one_version_gets_no_answer(rig: Rig) -> None:
+def test_an_aborted_pinned_call_gets_no_answer(rig: Rig) -> None:
     loop = rig.models(talking())
     announce(rig, 1)
     rig.settle(loop)
@@ -114,7 +114,7 @@ def test_an_aborted_call_of_one_version_gets_no_answer(rig: Rig) -> None:
     assert role_of(loop).in_flight() == 0
 
 
-# Which engine holds what
+# Engines and their versions
 
 
 def version(number: int) -> PolicyVersion:
@@ -122,7 +122,7 @@ def version(number: int) -> PolicyVersion:
     return PolicyVersion("p", number, -1, "run", 0, "", weights, bytes(4), b"")
 
 
-def test_an_engine_goes_on_to_the_next_version_and_none_goes_back() -> None:
+def test_an_engine_is_reused_only_for_newer_versions() -> None:
     clock, made = Clock(), list[Slow]()
 
     def twin() -> Slow:
@@ -138,7 +138,7 @@ def test_an_engine_goes_on_to_the_next_version_and_none_goes_back() -> None:
     assert len(made) == 2
 
 
-def test_a_version_keeps_its_engine_for_ten_times_what_it_took_to_load() -> None:
+def test_a_version_keeps_its_engine_for_ten_times_its_load_time() -> None:
     clock = Clock()
     pinned = Pinned(lambda: Slow(clock, loads_s=0.5), clock, most=1)
     first = pinned.serving(version(1))
@@ -155,7 +155,7 @@ def test_a_version_keeps_its_engine_for_ten_times_what_it_took_to_load() -> None
     assert pinned.versions() == [2]
 
 
-def test_an_engine_with_calls_in_hand_is_not_taken_away() -> None:
+def test_an_engine_with_calls_in_hand_is_not_reused() -> None:
     clock = Clock()
     pinned = Pinned(lambda: Slow(clock), clock, most=1)
     engine = pinned.serving(version(1))
@@ -170,9 +170,7 @@ def test_an_engine_with_calls_in_hand_is_not_taken_away() -> None:
 
 
 @pytest.mark.parametrize(("loads_s", "held_s"), [(0.0, IDLE_S), (5.0, IDLE_S), (90.0, 90.0)])
-def test_what_nobody_asks_for_gives_its_memory_back_half_a_minute_or_one_loading_later(
-    loads_s: float, held_s: float
-) -> None:
+def test_an_idle_version_frees_its_memory_after_a_while(loads_s: float, held_s: float) -> None:
     clock = Clock()
     pinned = Pinned(lambda: Slow(clock, loads_s), clock)
     pinned.serving(version(1))
@@ -186,7 +184,7 @@ def test_what_nobody_asks_for_gives_its_memory_back_half_a_minute_or_one_loading
 
 
 class Later:
-    """A thread whose work is done where a test says so."""
+    """A thread that does its work when the test says so."""
 
     def __init__(self) -> None:
         self.done: Future[None] = Future()
@@ -197,9 +195,7 @@ class Later:
 
 
 @pytest.mark.parametrize(("asked", "made"), [(True, 1), (False, 2)])
-def test_what_loads_for_longer_than_idle_ones_are_kept_is_dropped_only_where_nobody_asks(
-    asked: bool, made: int
-) -> None:
+def test_a_slowly_loaded_version_is_dropped_only_if_no_call_asks(asked: bool, made: int) -> None:
     clock, thread = Clock(), Later()
     twins: list[Slow] = []
 
@@ -228,7 +224,7 @@ def test_what_loads_for_longer_than_idle_ones_are_kept_is_dropped_only_where_nob
         (WorkFailed("canary", "it sings", retriable=False), True),
     ],
 )
-def test_a_store_that_is_away_is_waited_for_and_what_is_missing_or_wrong_given_up(
+def test_an_unavailable_store_is_awaited_and_missing_weights_given_up(
     trouble: Exception, given_up: bool
 ) -> None:
     clock = Clock()
@@ -252,7 +248,7 @@ def test_a_store_that_is_away_is_waited_for_and_what_is_missing_or_wrong_given_u
     assert pinned.serving(version(1)) is engine
 
 
-def test_where_there_is_no_room_for_a_second_copy_the_call_fails_and_nothing_else() -> None:
+def test_a_call_fails_alone_if_memory_lacks_a_second_copy() -> None:
     def full() -> Slow:
         msg = "CUDA out of memory"
         raise RuntimeError(msg)

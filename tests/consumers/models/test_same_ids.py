@@ -1,4 +1,4 @@
-"""Two rollouts of one id in two journals: neither is told what the other was told."""
+"""Two rollouts of one id in two journals: neither gets the other's answers."""
 
 from collections import Counter
 from dataclasses import replace
@@ -24,7 +24,7 @@ def says(call: ModelCall) -> str:
 
 
 def asked(variant: int, partition: int) -> ModelCall:
-    """One of several calls that share an id, told apart by what they ask, or by their journal."""
+    """One of several calls with the same id, distinguished by their content or their journal."""
     return call_of(
         body_digest=b"%d" % variant,
         messages=(Message("user", f"question {variant}"),),
@@ -37,9 +37,7 @@ CALLS = st.tuples(st.integers(0, 2), st.integers(0, 2), st.sampled_from(["ask", 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(CALLS, max_size=14), st.booleans())
-def test_each_call_is_told_the_answer_to_itself(
-    acts: list[tuple[int, int, str]], restarted: bool
-) -> None:
+def test_each_call_gets_its_own_answer(acts: list[tuple[int, int, str]], restarted: bool) -> None:
     rig = Rig(partitions=3)
     loop = rig.models(ScriptedEngine("p", says))
     wanted: Counter[tuple[bytes, int]] = Counter()
@@ -74,7 +72,7 @@ def test_each_call_is_told_the_answer_to_itself(
 
 
 def walks(task: Task) -> Agent:
-    """Two steps in an environment that tells which seed it was opened with."""
+    """Two steps in an environment that shows its seed."""
     seen = yield Reset()
     answer = yield CallModel([user(f"{task.prompt}: {seen.text}")])
     seen = yield Step(answer.text)
@@ -83,7 +81,7 @@ def walks(task: Task) -> Agent:
 
 
 class Echo:
-    """Says back what it was opened with and told."""
+    """Returns its seed and its actions."""
 
     replayable = True
 
@@ -100,7 +98,7 @@ class Echo:
 
 
 class Waits(Echo):
-    """The same, as one that waits."""
+    """The same environment, asynchronous."""
 
     async def open(self, seed: int) -> Observation:  # type: ignore[override]
         return super().open(seed)
@@ -114,7 +112,7 @@ class Waits(Echo):
 
 @pytest.mark.parametrize("environment", [Echo, Waits])
 @pytest.mark.parametrize("beside", [False, True])
-def test_two_rollouts_of_one_id_have_answers_and_environments_of_their_own(
+def test_two_rollouts_of_one_id_have_separate_answers_and_environments(
     environment: type[Any], beside: bool
 ) -> None:
     rig = Rig(partitions=2)

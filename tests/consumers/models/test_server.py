@@ -33,7 +33,7 @@ from tests.support.model_calls import Counting, announce, answers, call_of, send
 from tests.support.rig import Rig, role_of, source_of
 
 
-def test_a_call_is_answered_into_the_partition_that_it_names() -> None:
+def test_a_call_is_answered_into_its_named_partition() -> None:
     rig = Rig(partitions=3)
     loop = rig.models(Counting())
     rig.write(rig.topics.calls("p"), "r", call := call_of(answer_partition=2), 0)
@@ -49,7 +49,7 @@ def test_a_call_is_answered_into_the_partition_that_it_names() -> None:
     assert rig.committed("t.models.p", rig.topics.calls("p")) == 1
 
 
-def test_a_repeat_is_answered_from_what_was_kept(rig: Rig) -> None:
+def test_a_repeated_call_is_answered_from_the_kept_answers(rig: Rig) -> None:
     engine = Counting()
     loop = rig.models(engine)
     send(rig, call_of())
@@ -63,7 +63,7 @@ def test_a_repeat_is_answered_from_what_was_kept(rig: Rig) -> None:
     assert role_of(loop).counts["answered_again"] == 1
 
 
-def test_a_repeat_of_a_call_in_hand_waits_for_its_answer(rig: Rig) -> None:
+def test_a_duplicate_of_a_call_in_hand_waits_for_its_answer(rig: Rig) -> None:
     engine = Counting()
     engine.asleep = True
     loop = rig.models(engine)
@@ -88,7 +88,7 @@ def test_a_call_of_another_policy_is_refused(rig: Rig) -> None:
     assert [(b.code, b.retriable) for b in answers(rig)] == [("unknown_policy", False)]
 
 
-def test_a_call_taken_too_late_is_not_done(rig: Rig) -> None:
+def test_an_expired_call_is_not_done(rig: Rig) -> None:
     engine = Counting()
     loop = rig.models(engine)
     now_ms = int(rig.clock.now * 1000)
@@ -100,7 +100,7 @@ def test_a_call_taken_too_late_is_not_done(rig: Rig) -> None:
     assert len(engine.added) == 1
 
 
-def test_a_server_whose_clock_is_ahead_does_what_it_is_asked_in_time(rig: Rig) -> None:
+def test_a_server_with_a_fast_clock_answers_its_calls_in_time(rig: Rig) -> None:
     rig.wall = lambda: rig.clock() + 130.0
     loop = rig.models(Counting())
     until_ms = int(rig.clock.now * 1000) + 120_000
@@ -117,7 +117,7 @@ def test_a_server_whose_clock_is_ahead_does_what_it_is_asked_in_time(rig: Rig) -
     assert codes == ["", "", "", "expired"]
 
 
-def test_what_waited_too_long_is_known_by_the_time_of_the_last_ack(rig: Rig) -> None:
+def test_an_expired_call_is_recognised_by_the_last_ack_time(rig: Rig) -> None:
     """Its own append time says nothing of how long a call has waited."""
     rig.wall = lambda: rig.clock() + 130.0
     loop = rig.models(Counting())
@@ -131,7 +131,7 @@ def test_what_waited_too_long_is_known_by_the_time_of_the_last_ack(rig: Rig) -> 
     assert [getattr(body, "code", "") for body in answers(rig)] == ["", "expired"]
 
 
-def test_a_call_that_a_broker_stamped_ahead_of_time_is_done(rig: Rig) -> None:
+def test_a_call_with_a_future_broker_timestamp_is_done(rig: Rig) -> None:
     loop = rig.models(Counting())
     until_ms = int(rig.clock.now * 1000) + 120_000
     rig.log.wall = lambda: rig.clock() + 600.0
@@ -143,7 +143,7 @@ def test_a_call_that_a_broker_stamped_ahead_of_time_is_done(rig: Rig) -> None:
     assert [body.text for body in answers(rig)] == ["to 0", "to 1"]
 
 
-def test_a_call_that_wants_a_newer_version_waits_for_it(rig: Rig) -> None:
+def test_a_call_for_a_newer_version_waits_for_it(rig: Rig) -> None:
     engine = Counting()
     loop = rig.models(engine)
     send(rig, call_of(min_policy_version=3), call_of(position=1))
@@ -175,7 +175,7 @@ def test_a_call_that_waits_past_its_deadline_expires(rig: Rig) -> None:
     assert rig.committed("t.models.p", rig.topics.calls("p")) == 1
 
 
-def test_nothing_is_served_before_the_newest_announced_version(rig: Rig) -> None:
+def test_the_newest_announced_version_is_adopted_before_any_answer(rig: Rig) -> None:
     for version in (1, 2, 5):
         announce(rig, version)
     announce(rig, 9, policy_id="another")
@@ -189,7 +189,7 @@ def test_nothing_is_served_before_the_newest_announced_version(rig: Rig) -> None
     assert set(ids_of(answers(rig)[0].versions).tolist()) == {5}
 
 
-def test_a_server_without_weights_serves_nothing(rig: Rig) -> None:
+def test_a_server_without_weights_answers_no_call(rig: Rig) -> None:
     loop = rig.models(Counting(version=-1))
     send(rig, call_of())
 
@@ -203,7 +203,7 @@ def test_a_server_without_weights_serves_nothing(rig: Rig) -> None:
     assert len(answers(rig)) == 1
 
 
-def test_weights_that_are_away_are_asked_for_again(rig: Rig) -> None:
+def test_unavailable_weights_are_requested_again(rig: Rig) -> None:
     engine = Counting(version=-1)
     engine.trouble = Unavailable("no such disk")
     announce(rig, 1)
@@ -246,7 +246,7 @@ def served(rig: Rig) -> list[set[int]]:
     return [set(ids_of(body.versions).tolist()) for body in answers(rig)]
 
 
-def test_of_a_version_that_cannot_be_served_an_operator_learns_and_a_good_one_is_taken(
+def test_an_unservable_version_is_reported_and_a_good_one_adopted(
     rig: Rig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = Singing(1)
@@ -275,7 +275,7 @@ def test_of_a_version_that_cannot_be_served_an_operator_learns_and_a_good_one_is
     [(bad, at_start) for bad in ("gone", "number", "weights") for at_start in (True, False)]
     + [("canary", True)],
 )
-def test_a_forged_newest_version_is_passed_over_for_the_one_below(
+def test_a_forged_newest_version_is_skipped_for_the_one_below(
     rig: Rig, bad: str, *, at_start: bool
 ) -> None:
     # Given versions of which the newest cannot be served, before or after the server began
@@ -299,7 +299,7 @@ def test_a_forged_newest_version_is_passed_over_for_the_one_below(
     rig.settle(loop)
     assert served(rig) == [{5}]
 
-    # And what is announced afterwards is adopted, though its number be lower than the forged one
+    # And later announcements are adopted, though their numbers are lower than the forged one
     announce(rig, 6)
     send(rig, call_of(position=1, min_policy_version=6))
     rig.commit(loop)
@@ -307,7 +307,7 @@ def test_a_forged_newest_version_is_passed_over_for_the_one_below(
     assert served(rig) == [{5}, {6}]
 
 
-def test_many_forged_versions_leave_a_server_that_begins_the_one_that_can_be_served(
+def test_a_starting_server_finds_the_servable_version_among_many_forged_ones(
     rig: Rig,
 ) -> None:
     engine = Singing(*range(10, 70))
@@ -329,7 +329,7 @@ def _pass_s(rig: Rig, loop: Loop, count: int) -> None:
         rig.settle(loop)
 
 
-def test_a_server_whose_canary_is_off_serves_on_and_leaves_after_three(
+def test_a_server_with_a_failing_canary_leaves_after_three_tries(
     rig: Rig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Given a server of version 5, and one that its engine cannot make sing
@@ -355,7 +355,7 @@ def test_a_server_whose_canary_is_off_serves_on_and_leaves_after_three(
     assert capsys.readouterr().out.count("canary_off") == 2
 
 
-def test_a_canary_that_agrees_in_between_keeps_the_server_at_its_place(rig: Rig) -> None:
+def test_a_passing_canary_in_between_keeps_the_server(rig: Rig) -> None:
     engine = Singing(6, 8)
     announce(rig, 5)
     loop = rig.models(engine)
@@ -371,7 +371,7 @@ def test_a_canary_that_agrees_in_between_keeps_the_server_at_its_place(rig: Rig)
 
 
 class Held(Executor):
-    """A thread that is late: what it is given is done when the test says so."""
+    """A thread that does its work when the test says so."""
 
     def __init__(self) -> None:
         self.given: list[tuple[Future[Any], Any, tuple[Any, ...]]] = []
@@ -393,7 +393,7 @@ class Held(Executor):
         self.closed = cancel_futures and not wait
 
 
-def test_a_loop_does_not_spin_for_an_engine_that_has_a_thread_of_its_own(rig: Rig) -> None:
+def test_a_loop_does_not_spin_for_an_engine_with_its_own_thread(rig: Rig) -> None:
     # Given an engine that computes in its steps: its loop never waits
     engine = Counting(version=1)
     loop = rig.models(engine)
@@ -408,7 +408,7 @@ def test_a_loop_does_not_spin_for_an_engine_that_has_a_thread_of_its_own(rig: Ri
     loop.turn(0.0)
     assert role.poll_s == 0.005
 
-    # And nobody spins for calls that wait for weights
+    # And the loop does not spin for calls that wait for weights
     del engine.busy  # type: ignore[method-assign]
     send(rig, call_of(position=1, min_policy_version=1))
     engine.asleep = True
@@ -417,7 +417,7 @@ def test_a_loop_does_not_spin_for_an_engine_that_has_a_thread_of_its_own(rig: Ri
     assert 0.0 < role.poll_s <= 0.1
 
 
-def test_a_server_answers_with_old_weights_while_new_ones_are_staged(rig: Rig) -> None:
+def test_a_server_answers_with_old_weights_during_staging(rig: Rig) -> None:
     # Given a server that has staged and adopted version 1
     thread, engine = Held(), Counting(version=-1)
     announce(rig, 1)
@@ -440,7 +440,7 @@ def test_a_server_answers_with_old_weights_while_new_ones_are_staged(rig: Rig) -
     rig.settle(loop)
     assert served(rig) == [{1}, {1}]
 
-    # And then goes on to the next
+    # And then adopts the next
     for number in (2, 3):
         thread.do()
         rig.clock.pass_by(0.1)
@@ -449,7 +449,7 @@ def test_a_server_answers_with_old_weights_while_new_ones_are_staged(rig: Rig) -
     assert thread.given == []
 
 
-def test_one_version_is_staged_beside_the_loop_for_those_who_ask_for_it(rig: Rig) -> None:
+def test_a_pinned_version_is_staged_beside_the_loop(rig: Rig) -> None:
     thread, engine = Held(), Counting(version=-1)
     for number in (1, 2):
         announce(rig, number)
@@ -469,12 +469,12 @@ def test_one_version_is_staged_beside_the_loop_for_those_who_ask_for_it(rig: Rig
     assert served(rig) == [{2}, {1}]
 
 
-def test_a_version_that_is_coming_into_service_is_pinned_from_there(rig: Rig) -> None:
+def test_a_version_being_adopted_also_serves_its_pinned_calls(rig: Rig) -> None:
     thread, engine = Held(), Counting(version=-1)
     announce(rig, 1)
     loop = rig.models(engine, thread=thread)
     rig.settle(loop)
-    # What a twin is when it is made: it looks into the weights that serve then.
+    # A new twin reads the weights that serve at that time.
     made: list[int] = []
 
     def twin() -> Counting:
@@ -495,7 +495,7 @@ def test_a_version_that_is_coming_into_service_is_pinned_from_there(rig: Rig) ->
     assert thread.given == []
 
 
-def test_a_version_whose_staging_fails_on_its_thread_is_passed_over(rig: Rig) -> None:
+def test_a_version_whose_staging_fails_is_retried(rig: Rig) -> None:
     thread, engine = Held(), Counting(version=-1)
     announce(rig, 1)
     engine.trouble = Unavailable("no such disk")
@@ -517,7 +517,7 @@ def test_a_version_whose_staging_fails_on_its_thread_is_passed_over(rig: Rig) ->
     assert thread.closed
 
 
-def test_a_version_that_was_passed_over_is_adopted_when_its_file_comes(rig: Rig) -> None:
+def test_a_skipped_version_is_adopted_once_its_file_appears(rig: Rig) -> None:
     engine = Singing(gone={6})
     announce(rig, 5)
     announce(rig, 6)
@@ -533,10 +533,10 @@ def test_a_version_that_was_passed_over_is_adopted_when_its_file_comes(rig: Rig)
     assert (before, engine.version) == (5, 6)
 
 
-def test_of_the_same_weights_announced_twice_a_server_that_begins_takes_the_later_record(
+def test_a_starting_server_takes_the_later_record_of_equal_weights(
     rig: Rig,
 ) -> None:
-    """What the first leads to may be lost; the trainer has published it again since."""
+    """The first record's file may be lost; the trainer has published it again since."""
     engine = Staged()
     announce(rig, 1, uri="file:///lost")
     announce(rig, 1, uri="file:///again")
@@ -547,7 +547,7 @@ def test_of_the_same_weights_announced_twice_a_server_that_begins_takes_the_late
 
 
 class Staged(Counting):
-    """Notes where it is told to read weights from."""
+    """Notes the locations it reads weights from."""
 
     def __init__(self) -> None:
         super().__init__(version=-1)
@@ -558,7 +558,7 @@ class Staged(Counting):
         super().stage(version)
 
 
-def test_a_server_that_begins_waits_a_while_for_the_newest_before_it_serves_another(
+def test_a_starting_server_waits_for_the_newest_version_before_an_older_one(
     rig: Rig,
 ) -> None:
     engine = Singing(gone={6})
@@ -591,7 +591,7 @@ def test_an_unreadable_version_is_buried_and_the_next_one_adopted(rig: Rig) -> N
 
 
 class Busy(Counting):
-    """Has room for one call; the others wait in line."""
+    """Has capacity for one call; the others wait."""
 
     def step(self) -> list[EngineAnswer]:
         _, *others = self._waiting.ready
@@ -602,7 +602,7 @@ class Busy(Counting):
         return answers
 
 
-def test_a_call_that_may_not_begin_any_more_is_not_worked_at(rig: Rig) -> None:
+def test_calls_past_their_deadline_are_not_started(rig: Rig) -> None:
     engine = Busy()
     loop = rig.models(engine)
     now_ms = int(rig.clock.now * 1000)
@@ -620,7 +620,7 @@ def test_a_call_that_may_not_begin_any_more_is_not_worked_at(rig: Rig) -> None:
     assert rig.committed("t.models.p", rig.topics.calls("p")) == 6
 
 
-def test_a_version_that_is_announced_while_the_registry_is_away_waits_for_it(rig: Rig) -> None:
+def test_a_version_announced_during_a_registry_outage_waits_for_it(rig: Rig) -> None:
     engine = Counting()
     loop = rig.models(engine)
     # It has read no announcement yet.
@@ -657,7 +657,7 @@ def extended(ids: bytes, body: ModelAnswered) -> bytes:
     return ids + body.added_ids + body.token_ids
 
 
-def test_a_prefix_that_was_answered_here_is_held_as_far_as_it_came(rig: Rig) -> None:
+def test_a_prefix_answered_here_is_held_up_to_its_end(rig: Rig) -> None:
     engine = Counting()
     loop = rig.models(engine)
     send(rig, call_of(**BEGUN))
@@ -676,7 +676,7 @@ def test_a_prefix_that_was_answered_here_is_held_as_far_as_it_came(rig: Rig) -> 
     assert len(role_of(loop).prefixes) == 1
 
 
-def test_short_sequences_are_not_held_for_nobody_names_them(rig: Rig) -> None:
+def test_short_sequences_are_not_held(rig: Rig) -> None:
     loop = rig.models(Counting())
     send(rig, call_of())
     rig.settle(loop)
@@ -684,7 +684,7 @@ def test_short_sequences_are_not_held_for_nobody_names_them(rig: Rig) -> None:
     assert len(role_of(loop).prefixes) == 0
 
 
-def test_a_call_that_only_counts_leaves_the_prefix_where_it_is(rig: Rig) -> None:
+def test_a_call_that_only_counts_leaves_the_prefix_in_place(rig: Rig) -> None:
     loop = rig.models(Counting())
     send(rig, call_of(**BEGUN))
     rig.settle(loop)
@@ -700,7 +700,9 @@ def test_a_call_that_only_counts_leaves_the_prefix_where_it_is(rig: Rig) -> None
 
 
 @pytest.mark.parametrize("wrong", [{"prefix_length": 8}, {"prefix_digest": b"?"}])
-def test_a_prefix_of_another_length_or_name_is_asked_for(rig: Rig, wrong: dict[str, Any]) -> None:
+def test_a_prefix_of_another_length_or_digest_is_requested_whole(
+    rig: Rig, wrong: dict[str, Any]
+) -> None:
     engine = Counting()
     loop = rig.models(engine)
     send(rig, call_of(**BEGUN))
@@ -745,7 +747,7 @@ def lived(rig: Rig, models: Callable[[], Loop], *, turns: int = 12) -> tuple[Any
 
 
 class WithoutMemory(Models):
-    """A server of a release that held no prefixes: its engine sees what the call carries."""
+    """A server of a release without held prefixes: its engine uses the prefix in the call."""
 
     def _begin(self, record: Record, call: ModelCall) -> None:
         self._in_hand[call.command_id] = call, [record]
@@ -753,7 +755,7 @@ class WithoutMemory(Models):
 
 
 @pytest.mark.parametrize("make", [Models, WithoutMemory])
-def test_a_rollout_is_the_same_whoever_holds_its_prefixes(make: type[Models]) -> None:
+def test_a_rollout_is_the_same_with_any_prefix_holder(make: type[Models]) -> None:
     def script(call: ModelCall) -> str:
         assert call.prefix_ids is not None
         return f"{call.prefix_length} tokens, {prefix_digest(call.prefix_ids).hex()}"
@@ -770,7 +772,7 @@ def test_a_rollout_is_the_same_whoever_holds_its_prefixes(make: type[Models]) ->
     assert len({call.position for call in calls}) == 12
 
 
-def test_an_aborted_call_is_forgotten_and_its_record_closed(rig: Rig) -> None:
+def test_an_aborted_call_is_dropped_and_its_record_closed(rig: Rig) -> None:
     engine = Counting()
     engine.asleep = True
     loop = rig.models(engine)
@@ -788,7 +790,7 @@ def test_an_aborted_call_is_forgotten_and_its_record_closed(rig: Rig) -> None:
     assert (role_of(loop).in_flight(), rig.committed("t.models.p", rig.topics.calls("p"))) == (0, 3)
 
 
-def test_an_aborted_call_that_waits_for_a_version_is_forgotten_too(rig: Rig) -> None:
+def test_an_aborted_call_that_waits_for_a_version_is_dropped(rig: Rig) -> None:
     loop = rig.models(Counting())
     call = call_of(min_policy_version=3)
     send(rig, call)
@@ -804,7 +806,7 @@ def test_an_aborted_call_that_waits_for_a_version_is_forgotten_too(rig: Rig) -> 
     assert rig.committed("t.models.p", rig.topics.calls("p")) == 2
 
 
-def test_a_call_that_the_engine_refuses_is_answered_as_failed(rig: Rig) -> None:
+def test_a_call_refused_by_the_engine_is_answered_as_failed(rig: Rig) -> None:
     loop = rig.models(Counting())
 
     send(rig, call_of(prefix_ids=None, prefix_length=9))
@@ -814,7 +816,7 @@ def test_a_call_that_the_engine_refuses_is_answered_as_failed(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("partition", [1, 99, -1])
-def test_a_call_whose_answer_has_nowhere_to_go_is_buried_by_name(rig: Rig, partition: int) -> None:
+def test_a_call_with_an_invalid_answer_partition_is_buried(rig: Rig, partition: int) -> None:
     engine = Counting()
     loop = rig.models(engine)
     send(rig, call_of("lost", answer_partition=partition), call_of("next"))
@@ -828,7 +830,7 @@ def test_a_call_whose_answer_has_nowhere_to_go_is_buried_by_name(rig: Rig, parti
     assert rig.committed("t.models.p", rig.topics.calls("p")) == 2
 
 
-def test_an_answer_that_cannot_be_written_fails_its_call_and_no_other(rig: Rig) -> None:
+def test_an_unencodable_answer_fails_only_its_own_call(rig: Rig) -> None:
     words = ["\ud83d", "yes"]
     engine = ScriptedEngine("p", lambda call: words[call.position], encode=lambda text: [1])
     loop = rig.models(engine)
@@ -840,7 +842,7 @@ def test_an_answer_that_cannot_be_written_fails_its_call_and_no_other(rig: Rig) 
     assert answers(rig)[1].text == "yes"
 
 
-def test_a_failure_is_not_kept(rig: Rig) -> None:
+def test_a_failure_is_not_kept_for_repeated_calls(rig: Rig) -> None:
     loop = rig.models(Counting())
     call = call_of(prefix_ids=None, prefix_length=9)
 
@@ -851,7 +853,7 @@ def test_a_failure_is_not_kept(rig: Rig) -> None:
     assert role_of(loop).counts["answered_again"] == 0
 
 
-def test_after_a_restart_only_calls_without_an_answer_are_sampled_again(rig: Rig) -> None:
+def test_only_unanswered_calls_are_sampled_again_after_a_restart(rig: Rig) -> None:
     engine = Counting()
     first = rig.models(engine)
     send(rig, call_of(min_policy_version=1), call_of(position=1), call_of(position=2))
@@ -869,7 +871,7 @@ def test_after_a_restart_only_calls_without_an_answer_are_sampled_again(rig: Rig
     assert rig.committed("t.models.p", rig.topics.calls("p")) == 3
 
 
-def test_a_server_with_its_hands_full_pauses_and_goes_on(rig: Rig) -> None:
+def test_a_full_server_pauses_its_partition_and_resumes(rig: Rig) -> None:
     engine = Counting()
     engine.asleep = True
     loop = rig.models(engine, most_in_hand=8)
@@ -898,7 +900,7 @@ def test_an_abort_closes_every_call_of_its_rollout(rig: Rig) -> None:
     assert (role_of(loop).in_flight(), rig.committed("t.models.p", rig.topics.calls("p"))) == (0, 3)
 
 
-def test_a_restarted_server_serves_nothing_before_the_newest_version(rig: Rig) -> None:
+def test_a_restarted_server_answers_nothing_before_the_newest_version(rig: Rig) -> None:
     engine = Counting(version=0)
     engine.trouble = Unavailable("no such disk")
     announce(rig, 5)

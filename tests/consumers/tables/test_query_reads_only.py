@@ -1,4 +1,4 @@
-"""`rollcall query` reads: whatever a statement is, no file is written, removed or read beside."""
+"""`rollcall query` only reads: no statement writes, removes or reads any other file."""
 
 import hashlib
 import os
@@ -80,7 +80,7 @@ def tables(home: Path) -> Iterator[Tables]:
 
 
 def state(home: Path) -> dict[str, str]:
-    """Every file below a directory, by what it holds."""
+    """Every file below a directory, by its content."""
     found = {
         str(path): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
         for path in sorted(home.rglob("*"))
@@ -98,16 +98,14 @@ def filled(text: str, home: Path) -> str:
 
 
 def ask_all(tables: Tables, sql: str) -> str:
-    """What a statement tells; nothing where it is refused, which is all that may be raised."""
+    """The result of a statement; empty if it is refused, which is the only allowed error."""
     try:
         return str(list(tables.ask(sql).rows))
     except Refused:
         return ""
 
 
-def test_no_kind_of_statement_in_any_wrapping_writes_or_reads_beside(
-    home: Path, tables: Tables
-) -> None:
+def test_no_wrapped_statement_writes_or_reads_other_files(home: Path, tables: Tables) -> None:
     before = state(home)
 
     for kind in KINDS:
@@ -124,7 +122,7 @@ def test_no_kind_of_statement_in_any_wrapping_writes_or_reads_beside(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from([*KINDS, *WRAPPERS, "explain", "analyze", "(", ")"]), max_size=4))
-def test_statements_put_together_at_random_do_no_harm(home: Path, parts: list[str]) -> None:
+def test_random_statements_do_no_harm(home: Path, parts: list[str]) -> None:
     before = state(home)
     sql = " ".join(filled(part.replace("{}", "select 1"), home) for part in parts)
 
@@ -136,8 +134,8 @@ def test_statements_put_together_at_random_do_no_harm(home: Path, parts: list[st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_connection_itself_cannot_touch_a_file(home: Path, kind: str) -> None:
-    """Also where a statement would come past the check of its kind."""
+def test_the_connection_itself_has_no_file_access(home: Path, kind: str) -> None:
+    """Even for a statement that would pass the check of its kind."""
     before = state(home)
 
     with open_tables([home / "tables"]) as tables:
@@ -150,7 +148,7 @@ def test_the_connection_itself_cannot_touch_a_file(home: Path, kind: str) -> Non
     assert state(home) == before
 
 
-def test_no_variable_of_this_process_is_a_table(tables: Tables) -> None:
+def test_no_python_variable_is_visible_as_a_table(tables: Tables) -> None:
     in_scope = pa.table({"word": [SECRET]})
 
     assert ask_all(tables, "select * from in_scope") == ""

@@ -1,4 +1,4 @@
-"""Rows against the messages that they are of."""
+"""Rows compared with their messages."""
 
 from collections.abc import Sequence as Many
 from pathlib import Path
@@ -36,7 +36,7 @@ NAMES = {
 def written(
     messages: Many[Trajectory | ScoredTrajectory], folder: Path, lot_bytes: int = LOT_BYTES
 ) -> dict[str, list[dict[str, Any]]]:
-    """What is read back, by table, after each message was written as the record of its number."""
+    """The rows read back, by table, after each message was written as the record of its number."""
     writers = ParquetWriters(folder, "rows.parquet", "part", lot_bytes)
     for offset, message in enumerate(messages):
         record = Record("topic", 3, offset, b"k", b"v" * 100, AT_MS + offset * 60_000_000)
@@ -56,7 +56,7 @@ def written(
 
 @FEW
 @given(st.lists(any_message(Trajectory), max_size=2), st.sampled_from([1, LOT_BYTES]))
-def test_a_trajectory_is_read_back_from_its_row(messages: list[Trajectory], lot_bytes: int) -> None:
+def test_a_trajectory_matches_its_row(messages: list[Trajectory], lot_bytes: int) -> None:
     with TemporaryDirectory() as folder:
         read = written(messages, Path(folder), lot_bytes)
 
@@ -80,7 +80,7 @@ def test_a_trajectory_is_read_back_from_its_row(messages: list[Trajectory], lot_
 
 @FEW
 @given(any_message(Trajectory))
-def test_every_message_and_every_step_is_in_one_turn(message: Trajectory) -> None:
+def test_every_message_and_step_is_in_exactly_one_turn(message: Trajectory) -> None:
     rows = list(turn_rows(message))
 
     said = [(row[3], row[4], row[5]) for row in rows if row[3] is not None]
@@ -94,7 +94,7 @@ def test_every_message_and_every_step_is_in_one_turn(message: Trajectory) -> Non
 
 @FEW
 @given(st.lists(any_message(ScoredTrajectory), max_size=2))
-def test_scores_are_read_back_from_their_rows(messages: list[ScoredTrajectory]) -> None:
+def test_scores_match_their_rows(messages: list[ScoredTrajectory]) -> None:
     with TemporaryDirectory() as folder:
         read = written(messages, Path(folder))
 
@@ -139,14 +139,14 @@ def trajectory(
 
 
 def told(message: Trajectory) -> list[tuple[Any, ...]]:
-    """Turn, what was said, tokens sampled, and what was seen."""
+    """Turn, message, sampled tokens and observation."""
     return [(row[1], row[4], row[7], row[11]) for row in turn_rows(message)]
 
 
 THINKS_TWICE = conversation("q", "think", "go on", "act", sampled=(3, 4))
 
 
-def test_a_step_stands_beside_the_answer_that_it_followed() -> None:
+def test_a_step_shares_the_line_of_the_answer_before_it() -> None:
     assert told(trajectory((THINKS_TWICE,), step(0, None, "q"), step(3, "act", "seen"))) == [
         (0, None, None, "q"),
         (1, "q", None, None),
@@ -156,7 +156,7 @@ def test_a_step_stands_beside_the_answer_that_it_followed() -> None:
     ]
 
 
-def test_two_steps_behind_one_answer_have_two_lines() -> None:
+def test_two_steps_after_one_answer_have_two_lines() -> None:
     assert told(trajectory((THINKS_TWICE,), step(1, "a", "one"), step(2, "b", "two")))[1:3] == [
         (1, "think", 3, "one"),
         (1, None, None, "two"),
@@ -172,7 +172,7 @@ def test_two_steps_behind_one_answer_have_two_lines() -> None:
     ],
     ids=["two conversations", "a call that may have failed for good", "more calls than answers"],
 )
-def test_where_nobody_can_tell_what_a_step_followed_it_has_a_line_of_its_own(
+def test_a_step_with_an_ambiguous_predecessor_has_its_own_line(
     message: Trajectory,
 ) -> None:
     *_, first, last = told(message)
@@ -181,14 +181,14 @@ def test_where_nobody_can_tell_what_a_step_followed_it_has_a_line_of_its_own(
     assert (last[1], last[3]) == (None, "seen")
 
 
-def test_what_messages_and_mask_tell_differently_has_no_token_counts() -> None:
+def test_token_counts_are_missing_if_messages_and_mask_disagree() -> None:
     prompted = conversation("q", "an example", "q", "answer", sampled=(4,))
 
     assert [row[2] for row in told(trajectory((prompted,)))] == [None] * 4
     assert [row[1] for row in told(trajectory((prompted,)))] == ["q", "an example", "q", "answer"]
 
 
-def test_a_trajectory_without_its_bulk_has_a_row_and_no_turns(tmp_path: Path) -> None:
+def test_a_bare_trajectory_has_a_row_and_no_turns(tmp_path: Path) -> None:
     bare = trajectory(None)
     bare = Trajectory(*[getattr(bare, n) if n != "steps" else None for n in Trajectory.__slots__])
 
@@ -198,7 +198,7 @@ def test_a_trajectory_without_its_bulk_has_a_row_and_no_turns(tmp_path: Path) ->
     assert read["turns"] == []
 
 
-def test_the_same_rows_are_the_same_files(tmp_path: Path) -> None:
+def test_equal_rows_give_equal_files(tmp_path: Path) -> None:
     messages = [trajectory((THINKS_TWICE,), step(0, None, "q"))] * 20
     for name in ("one", "two"):
         written(messages, tmp_path / name, 5000)

@@ -1,4 +1,4 @@
-"""What a trainer keeps account of: nothing twice, nothing forgotten, and no waiting for ever."""
+"""A trainer's accounts: no rollout twice, none forgotten, and no endless wait."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ def evaluate(stage: Stage, version: int, reward: float) -> None:
     stage.turn()
 
 
-def test_what_is_written_again_is_never_trained_on_again_also_after_a_restart(
+def test_rewritten_records_are_never_trained_again_even_after_a_restart(
     tmp_path: Path,
 ) -> None:
     stage = Stage(tmp_path)
@@ -48,7 +48,7 @@ def test_what_is_written_again_is_never_trained_on_again_also_after_a_restart(
     assert stage.trainer.buffer.drops()["duplicate"].count > 0
 
 
-def test_failed_members_of_groups_that_are_trained_on_are_not_given_back(tmp_path: Path) -> None:
+def test_failed_members_of_trained_groups_are_not_requested_again(tmp_path: Path) -> None:
     config = replace(CONFIG, missing="train_partial", steps=20, group_size=4)
     stage = Stage(tmp_path, config)
 
@@ -62,7 +62,7 @@ def test_failed_members_of_groups_that_are_trained_on_are_not_given_back(tmp_pat
     assert len(stage.asked()) <= (config.max_staleness + 20) * 2 * 4
 
 
-def test_a_restart_needs_no_request_older_than_the_oldest_unfinished_draw(tmp_path: Path) -> None:
+def test_a_restart_needs_only_requests_since_the_oldest_unfinished_draw(tmp_path: Path) -> None:
     # Given a run of which retention has taken all requests of draws that have ended
     stage = Stage(tmp_path)
     stage.train(3)
@@ -74,18 +74,18 @@ def test_a_restart_needs_no_request_older_than_the_oldest_unfinished_draw(tmp_pa
             stage.log.delete_before(record.topic, record.partition, record.offset + 1)
     before = {request.rollout_id for request in stage.asked()}
 
-    # When another trainer goes on
+    # When another trainer takes over
     stage.begin()
     assert {request.rollout_id for request in stage.asked()} == before
     stage.turn()
 
-    # Then it knows what is in the air, and asks for nothing again
+    # Then it knows the open rollouts, and requests none again
     assert stage.trainer.running() == len(stage.in_the_air())
     stage.drain()
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_checkpoint_of_a_release_without_a_book_is_gone_on_from_and_the_next_has_one(
+def test_a_checkpoint_without_a_book_is_resumed_and_the_next_has_one(
     tmp_path: Path, cut: bool
 ) -> None:
     # Given a checkpoint as the first release wrote it, with the ids that it remembered
@@ -99,13 +99,13 @@ def test_a_checkpoint_of_a_release_without_a_book_is_gone_on_from_and_the_next_h
     if cut:
         stage.log.delete_before(stage.topics.requests, 0, 2)
 
-    # When a trainer of today goes on, and all that was written is written again
+    # When a current trainer takes over, and all records are written again
     stage.begin()
     for number in range(len(stage.written)):
         stage.again(number)
     stage.turn()
 
-    # Then it knows what is in the air,
+    # Then it knows the open rollouts,
     assert stage.trainer.running() == len(stage.in_the_air())
 
     # and nothing is asked for or trained on twice, and the next checkpoint has a book
@@ -116,7 +116,7 @@ def test_a_checkpoint_of_a_release_without_a_book_is_gone_on_from_and_the_next_h
     assert saved.book.low > 0
 
 
-def test_trainers_of_the_first_release_find_the_groups_that_have_left_by_name(
+def test_first_release_trainers_find_the_finished_groups_by_name(
     tmp_path: Path,
 ) -> None:
     stage = Stage(tmp_path)
@@ -130,7 +130,7 @@ def test_trainers_of_the_first_release_find_the_groups_that_have_left_by_name(
     assert {f"g:{group}" for group in trained} <= set(saved.recent)
 
 
-def test_a_run_whose_every_checkpoint_is_gone_asks_for_no_rollout_twice(tmp_path: Path) -> None:
+def test_a_run_without_checkpoints_requests_no_rollout_twice(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     for _ in range(3):
         stage.turn()
@@ -147,7 +147,7 @@ def test_a_run_whose_every_checkpoint_is_gone_asks_for_no_rollout_twice(tmp_path
 # Never waiting for ever
 
 
-def test_a_recipe_whose_bound_lets_no_group_start_is_refused_before_its_folder_is_made(
+def test_a_recipe_that_admits_no_group_is_refused_before_its_folder_exists(
     tmp_path: Path,
 ) -> None:
     recipe = parse_recipe(f"max_running = 3\n{RECIPE}", "tiny")
@@ -159,9 +159,7 @@ def test_a_recipe_whose_bound_lets_no_group_start_is_refused_before_its_folder_i
 
 
 @pytest.mark.parametrize("capacity", [2, 64])
-def test_a_goal_that_is_met_and_then_missed_costs_no_batch_and_no_standstill(
-    tmp_path: Path, capacity: int
-) -> None:
+def test_a_goal_met_and_then_missed_loses_no_batch(tmp_path: Path, capacity: int) -> None:
     # Given that version 2 reached the goal while training went on, with batches waiting
     config = replace(CONFIG, steps=6, capacity_groups=capacity)
     stage = Stage(tmp_path, config, seeds=(500, 502), goal=0.9)
@@ -178,7 +176,7 @@ def test_a_goal_that_is_met_and_then_missed_costs_no_batch_and_no_standstill(
     # When the newest version misses it
     evaluate(stage, newest, reward=0.0)
 
-    # Then training goes on with every batch that waited
+    # Then training continues with every waiting batch
     for _ in range(100):
         for request in stage.in_the_air():
             stage.end(request, reward=None if request.purpose == "train" else 0.0)
@@ -187,7 +185,7 @@ def test_a_goal_that_is_met_and_then_missed_costs_no_batch_and_no_standstill(
     assert stage.trainer.buffer.used == sum(len(step.trajectories) for step in stage.steps())
 
 
-def test_an_older_version_that_reaches_the_goal_after_a_newer_one_missed_it_ends_nothing(
+def test_an_older_version_reaching_the_goal_late_ends_nothing(
     tmp_path: Path,
 ) -> None:
     stage = Stage(tmp_path, replace(CONFIG, steps=6), seeds=(500, 502), goal=0.9)
@@ -201,7 +199,7 @@ def test_an_older_version_that_reaches_the_goal_after_a_newer_one_missed_it_ends
     stage.train(done + 1)
 
 
-def test_a_member_that_nobody_can_read_ends_its_group_where_every_group_is_needed(
+def test_an_unreadable_member_ends_its_group_if_every_group_is_needed(
     tmp_path: Path,
 ) -> None:
     stage = Stage(tmp_path, replace(CONFIG, max_staleness=0))
@@ -218,7 +216,7 @@ def test_a_member_that_nobody_can_read_ends_its_group_where_every_group_is_neede
     stage.drain()
 
 
-def test_a_torn_record_of_another_scoring_or_run_ends_nobody(tmp_path: Path) -> None:
+def test_a_torn_record_of_another_scoring_or_run_is_ignored(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     stage.turn()
     running = stage.trainer.running()
@@ -238,7 +236,7 @@ def test_a_torn_record_of_another_scoring_or_run_ends_nobody(tmp_path: Path) -> 
     stage.drain()
 
 
-def test_garbage_stands_for_no_rollout_while_others_are_still_to_come(tmp_path: Path) -> None:
+def test_garbage_ends_no_rollout_while_others_are_expected(tmp_path: Path) -> None:
     stage = Stage(tmp_path, replace(CONFIG, max_staleness=0))
     stage.turn()
     stage.log.append(stage.topics.scored, b"x", b"garbage")
@@ -252,7 +250,7 @@ def test_garbage_stands_for_no_rollout_while_others_are_still_to_come(tmp_path: 
     stage.drain()
 
 
-def test_a_torn_result_of_an_evaluation_says_nothing_and_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_torn_evaluation_result_is_not_waited_for(tmp_path: Path) -> None:
     stage = Stage(tmp_path, seeds=(500, 502))
     first, second = stage.in_the_air()
 
@@ -266,10 +264,10 @@ def test_a_torn_result_of_an_evaluation_says_nothing_and_is_not_waited_for(tmp_p
 
 
 @pytest.mark.parametrize("purpose", ["train", "evaluate"])
-def test_a_rollout_that_was_refused_without_its_request_is_not_waited_for(
+def test_a_rollout_refused_without_its_request_is_not_waited_for(
     tmp_path: Path, purpose: str
 ) -> None:
-    """As one is whose request killed its workers, was skipped, or was too large for the journal."""
+    """For example because its request killed workers, was skipped, or was too large."""
     config = replace(CONFIG, max_staleness=0)
     stage = Stage(tmp_path, config, seeds=(500, 502) if purpose == "evaluate" else (0, 0))
     stage.turn()
@@ -282,7 +280,7 @@ def test_a_rollout_that_was_refused_without_its_request_is_not_waited_for(
     assert stage.trainer.done()
 
 
-def test_a_request_that_was_only_repeated_ends_no_rollout_of_the_run(tmp_path: Path) -> None:
+def test_a_repeated_request_ends_no_rollout_of_the_run(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     stage.turn()
     running = stage.trainer.running()
@@ -296,7 +294,7 @@ def test_a_request_that_was_only_repeated_ends_no_rollout_of_the_run(tmp_path: P
     stage.drain()
 
 
-def test_partitions_that_are_added_while_it_trains_are_read(tmp_path: Path) -> None:
+def test_partitions_added_during_training_are_read(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     stage.train(1)
 
@@ -310,7 +308,7 @@ def test_partitions_that_are_added_while_it_trains_are_read(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("steps", [0, 4])
-def test_an_evaluation_whose_last_result_nobody_can_name_is_not_waited_for(
+def test_an_evaluation_with_an_unnamed_last_result_is_not_waited_for(
     tmp_path: Path, steps: int
 ) -> None:
     stage = Stage(tmp_path, seeds=(500, 502))
@@ -328,9 +326,7 @@ def test_an_evaluation_whose_last_result_nobody_can_name_is_not_waited_for(
 
 
 @pytest.mark.parametrize("number", [90, 2**31 - 1])
-def test_behind_a_version_that_another_run_announced_ours_is_announced_again(
-    tmp_path: Path, number: int
-) -> None:
+def test_a_version_hidden_by_a_foreign_one_is_announced_again(tmp_path: Path, number: int) -> None:
     stage = Stage(tmp_path)
     stage.train(1)
     topic = stage.topics.versions
@@ -350,7 +346,7 @@ def test_behind_a_version_that_another_run_announced_ours_is_announced_again(
 # One step at a time
 
 
-def test_no_step_begins_before_all_that_was_written_is_acked(tmp_path: Path) -> None:
+def test_no_step_begins_before_all_records_are_acked(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     stage.train(1)
     publisher = stage.trainer.publisher
@@ -373,7 +369,7 @@ def test_no_step_begins_before_all_that_was_written_is_acked(tmp_path: Path) -> 
     assert [step.step for step in stage.steps()] == [1, 2, 3, 4]
 
 
-def test_a_trainer_whose_last_words_are_not_acked_does_not_end_as_if_all_were_well(
+def test_a_trainer_without_acks_for_its_last_records_fails(
     tmp_path: Path,
 ) -> None:
     stage = Stage(tmp_path)
@@ -392,7 +388,7 @@ class Died(Exception):
 
 
 class Dying(MemoryPublisher):
-    """A publisher whose process dies before it writes a record of some key."""
+    """A publisher that dies before it writes a record of one key."""
 
     def __init__(self, log: MemoryLog, key: str) -> None:
         super().__init__(log)
@@ -404,7 +400,7 @@ class Dying(MemoryPublisher):
         super().send(topic, key, value, **named)
 
 
-def test_a_restart_at_an_evaluation_asks_only_for_what_was_not_asked_for(tmp_path: Path) -> None:
+def test_a_restart_during_an_evaluation_asks_only_for_the_missing_rollouts(tmp_path: Path) -> None:
     # Given a trainer that died while it asked for an evaluation
     stage = Stage(tmp_path, seeds=(500, 504))
     stage.train(1)
@@ -423,7 +419,7 @@ def test_a_restart_at_an_evaluation_asks_only_for_what_was_not_asked_for(tmp_pat
     stage.drain()
 
 
-def test_a_step_of_more_than_a_record_holds_names_them_all(
+def test_a_step_with_many_trajectories_references_them_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trajectory_refs, "PLAIN", 3)

@@ -1,4 +1,4 @@
-"""A run whose servers are given its adapter alone: nothing else is otherwise."""
+"""A run with servers that get only its adapter: the training is unchanged."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ def _one_thread() -> None:
 
 
 @pytest.mark.parametrize("save", ["sync", "async"])
-def test_servers_add_the_adapter_and_every_step_is_trained_again_bit_for_bit(
+def test_servers_add_the_adapter_and_every_step_is_retrained_bit_for_bit(
     tmp_path: Path, save: str
 ) -> None:
     world = World(tmp_path, ALONE.replace("[learner]\n", f'[learner]\nsave = "{save}"\n'))
@@ -54,7 +54,7 @@ def test_servers_add_the_adapter_and_every_step_is_trained_again_bit_for_bit(
     assert [step.identical for step in again] == [True] * 4
 
 
-def test_a_lost_adapter_is_written_again_by_the_next_trainer(tmp_path: Path) -> None:
+def test_a_lost_adapter_is_rewritten_by_the_next_trainer(tmp_path: Path) -> None:
     world = World(tmp_path, ALONE)
     world.train(world.trainer(), steps=2)
     lost = world.versions()[-1]
@@ -66,7 +66,7 @@ def test_a_lost_adapter_is_written_again_by_the_next_trainer(tmp_path: Path) -> 
     assert [step.version for step in world.steps()] == [1, 2, 3, 4]
 
 
-def test_a_run_that_published_what_it_came_to_may_go_on_with_the_adapter_alone(
+def test_a_full_weights_run_may_continue_with_the_adapter_alone(
     tmp_path: Path,
 ) -> None:
     world = World(tmp_path, ALONE.replace('weights = "adapter"\n', ""))
@@ -82,7 +82,7 @@ def test_a_run_that_published_what_it_came_to_may_go_on_with_the_adapter_alone(
     assert {load(path).version for path in kept(world.folder.run().checkpoints).values()} >= {3, 4}
 
 
-def test_a_trainer_beside_another_base_does_not_begin(tmp_path: Path) -> None:
+def test_a_trainer_with_a_different_base_model_does_not_begin(tmp_path: Path) -> None:
     world = World(tmp_path, ALONE)
     world.train(world.trainer(), steps=1)
     from transformers import AutoModelForCausalLM
@@ -97,7 +97,7 @@ def test_a_trainer_beside_another_base_does_not_begin(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
-def test_an_export_is_a_directory_of_peft_or_merged_a_plain_one(tmp_path: Path) -> None:
+def test_an_export_is_a_peft_adapter_or_a_merged_model(tmp_path: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -129,7 +129,7 @@ def test_an_export_is_a_directory_of_peft_or_merged_a_plain_one(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("given", "field"), [("rank = 3", "rank 3"), ("rank = 2\nalpha = 5.0", "alpha 5")]
 )
-def test_an_adapter_is_not_exported_as_another_than_it_is(
+def test_an_adapter_is_not_exported_with_wrong_options(
     tmp_path: Path, given: str, field: str
 ) -> None:
     world = World(tmp_path / "w", ALONE)

@@ -1,4 +1,4 @@
-"""What no sane model, scorer or server says, told by a real run: it costs its member, no more."""
+"""Invalid answers, rewards and gradients in a real run: each costs only its own member."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +35,7 @@ def bad(rollout_id: str) -> bool:
 
 
 class Bent:
-    """An engine whose answers to some rollouts are bent on their way out."""
+    """An engine with some answers altered on their way out."""
 
     def __init__(self, engine: Any, bend: Bend) -> None:
         self._engine, self._bend = engine, bend
@@ -96,7 +96,7 @@ BENDS: Mapping[str, tuple[Bend, str]] = {
 
 
 def trained(world: World) -> list[str]:
-    """Train to the end; return whom on."""
+    """Train to the end; return the trained rollouts."""
     trainer = world.trainer()
     world.train(trainer)
     assert trainer.done()
@@ -108,9 +108,7 @@ def trained(world: World) -> list[str]:
 
 
 @pytest.mark.parametrize("name", BENDS)
-def test_an_answer_that_cannot_be_trained_on_costs_its_member_and_is_counted(
-    tmp_path: Path, name: str
-) -> None:
+def test_an_untrainable_answer_costs_its_member_and_is_counted(tmp_path: Path, name: str) -> None:
     bend, reason = BENDS[name]
     world = World(tmp_path, ONE_TURN)
     world.serve_by(Bent(run_engine(world.folder, world.settings), bend))  # type: ignore[arg-type]
@@ -128,7 +126,7 @@ _numbers = count()
 
 
 def absurd(trajectory: Trajectory) -> float:
-    """A scorer that gives no sane number to some."""
+    """A scorer with invalid rewards for some rollouts."""
     if bad(trajectory.rollout_id):
         return ABSURD[next(_numbers) % len(ABSURD)]
     return float(digest(trajectory.rollout_id)[1] % 2)
@@ -142,7 +140,7 @@ def raising(trajectory: Trajectory) -> Any:
 
 
 @pytest.mark.parametrize("scorer", [absurd, raising], ids=lambda each: each.__name__)
-def test_a_reward_that_is_no_number_to_learn_from_costs_its_member_and_is_counted(
+def test_an_unusable_reward_costs_its_member_and_is_counted(
     tmp_path: Path, scorer: Callable[[Trajectory], float]
 ) -> None:
     text = f'scorers = ["{__name__}:{scorer.__name__}"]\n{PARTIAL.lstrip()}'
@@ -157,17 +155,17 @@ def test_a_reward_that_is_no_number_to_learn_from_costs_its_member_and_is_counte
 
 
 def _said(scored: ScoredTrajectory) -> bool:
-    """Whether a record that cannot be learned from says why, or has a total that tells."""
+    """If an unusable record gives its reason, or has a usable total."""
     return scored.total is not None or bool(scored.reason)
 
 
 def nowhere(tokens: Tokens) -> Costs:
-    """A loss whose gradient is not finite."""
+    """A loss with a gradient that is not finite."""
     cost_BT = tokens.lp_BT * torch.tensor(float("nan"))
     return Costs(cost_BT, tokens.lp_BT.exp(), torch.zeros_like(tokens.lp_BT, dtype=torch.bool))
 
 
-def test_three_steps_without_a_finite_gradient_end_the_trainer_and_name_the_batch(
+def test_three_steps_without_a_finite_gradient_end_the_trainer(
     tmp_path: Path,
 ) -> None:
     world = World(tmp_path, RECIPE.replace("[learner]", f'[learner]\nloss = "{__name__}:nowhere"'))

@@ -1,4 +1,4 @@
-"""A run whose tasks curators choose: killed anywhere, the next trainer knows what the last knew."""
+"""A run with curated tasks: after any kill, the next trainer has the same state."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,7 @@ def staged(directory: Path, curator: object, size: int = 3) -> Stage:
         max_size=25,
     ),
 )
-def test_a_restart_comes_to_the_same_state_from_the_log(
+def test_a_restart_restores_the_same_state_from_the_log(
     curator: object, schedule: list[tuple[str, int]]
 ) -> None:
     with TemporaryDirectory() as directory:
@@ -62,7 +62,7 @@ def test_a_restart_comes_to_the_same_state_from_the_log(
         assert [step.step for step in stage.steps()] == [1, 2, 3, 4, 5, 6]
 
 
-def test_what_is_solved_or_hopeless_is_drawn_less(tmp_path: Path) -> None:
+def test_solved_and_hopeless_tasks_are_drawn_less(tmp_path: Path) -> None:
     options = {"name": "greso", "easy_floor": 0.0, "hard_floor": 0.0, "easy": 0.01, "hard": 0.01}
     plain, curated = staged(tmp_path / "plain", ""), staged(tmp_path / "curated", options)
     for stage in (plain, curated):
@@ -74,7 +74,7 @@ def test_what_is_solved_or_hopeless_is_drawn_less(tmp_path: Path) -> None:
     assert dull[1] < dull[0]
 
 
-def test_a_group_that_a_crash_cut_short_keeps_its_task_though_the_curator_would_refuse_it(
+def test_a_group_cut_short_by_a_crash_keeps_its_task(
     tmp_path: Path,
 ) -> None:
     # Given a first group of which a crash kept the last member from the log
@@ -90,13 +90,13 @@ def test_a_group_that_a_crash_cut_short_keeps_its_task_though_the_curator_would_
     # When a trainer begins
     fresh.begin()
 
-    # Then what is missing is asked for, of the same task
+    # Then the missing members are requested, of the same task
     mended = [request for request in fresh.asked() if request.group_id == drawn[0].group_id]
     assert sorted(r.rollout_id for r in mended) == sorted(r.rollout_id for r in drawn)
     assert {request.task.seed for request in mended} == {drawn[0].task.seed}
 
 
-def test_smaller_groups_take_a_whole_group_s_place(tmp_path: Path) -> None:
+def test_smaller_groups_take_up_a_whole_groups_place(tmp_path: Path) -> None:
     stage = staged(tmp_path, {"name": "adaptive_rollouts", "fewer_above": 0.0}, size=4)
     stage.rewards = lambda request: 1.0
     stage.train(5)
@@ -110,7 +110,7 @@ def test_smaller_groups_take_a_whole_group_s_place(tmp_path: Path) -> None:
     assert after.book() == before.book()
 
 
-def test_a_run_without_curators_reads_no_trajectory_to_begin_again(tmp_path: Path) -> None:
+def test_a_restart_without_curators_reads_no_trajectories(tmp_path: Path) -> None:
     stage = staged(tmp_path, "accept_all")
     stage.train(2)
 
@@ -119,7 +119,7 @@ def test_a_run_without_curators_reads_no_trajectory_to_begin_again(tmp_path: Pat
 
 
 @pytest.mark.parametrize("curator", ["", SEVERAL])
-def test_a_run_comes_to_its_end_where_everything_is_equal(tmp_path: Path, curator: object) -> None:
+def test_a_run_with_equal_rewards_still_ends(tmp_path: Path, curator: object) -> None:
     stage = staged(tmp_path, curator)
     stage.rewards = lambda request: 0.0
     stage.drain()

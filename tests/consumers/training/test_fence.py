@@ -1,4 +1,4 @@
-"""Two trainers of one run where no lock reaches both: the log lets one of them go on."""
+"""Two trainers of one run without a common lock: the log lets one of them continue."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def end_all(stage: Stage) -> None:
 
 
 def turned(stage: Stage, trainers: list[Trainer], order: Iterator[int]) -> dict[int, str]:
-    """Turn trainers in some order until one is done; why the others left."""
+    """Turn trainers in some order until one is done; return why the others left."""
     left: dict[int, str] = {}
     for number in order:
         stage.trainer = max(trainers, key=lambda trainer: trainer.learner.steps_done)
@@ -71,7 +71,7 @@ def assert_one_line(stage: Stage) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=20), st.integers(0, 2))
-def test_of_two_trainers_the_first_in_the_log_goes_on_and_the_other_leaves_by_name(
+def test_the_first_of_two_trainers_continues_and_the_other_leaves(
     order: list[int], before: int
 ) -> None:
     with TemporaryDirectory() as folder:
@@ -96,7 +96,7 @@ def test_of_two_trainers_the_first_in_the_log_goes_on_and_the_other_leaves_by_na
         assert set(used.values()) == {1}
 
 
-def test_a_step_that_was_written_a_moment_too_late_is_not_announced(stage: Stage) -> None:
+def test_a_losing_trainers_step_is_not_announced(stage: Stage) -> None:
     """Both write; each reads back what came first."""
     one = stage.trainer
     stage.directory = Path(copytree(stage.directory, stage.directory.parent / "two"))
@@ -120,10 +120,8 @@ def test_a_step_that_was_written_a_moment_too_late_is_not_announced(stage: Stage
 
 @settings(max_examples=15, deadline=None)
 @given(order=st.lists(st.integers(0, 1), min_size=1, max_size=12), stop=st.integers(4, 40))
-def test_two_trainers_in_one_folder_harm_none_of_the_weights_that_count(
-    order: list[int], stop: int
-) -> None:
-    """As on a network disk without locks: who loses has written where the other one reads."""
+def test_two_trainers_in_one_folder_damage_no_counted_weights(order: list[int], stop: int) -> None:
+    """As on a network disk without locks: the losing trainer writes into the same folder."""
     with TemporaryDirectory() as folder:
         stage = Stage(Path(folder) / "one")
         stage.check = lambda: None  # type: ignore[method-assign]
@@ -141,7 +139,7 @@ def test_two_trainers_in_one_folder_harm_none_of_the_weights_that_count(
             digests = {weights_digest(tensors, step.weights_digest) for tensors in whole}
             assert step.weights_digest in digests
 
-        # Who begins again goes on from what counts, or says which checkpoint is in the way
+        # A restarted trainer continues from counted steps, or names the checkpoint in the way
         said = ""
         try:
             again = stage.begin()
@@ -154,7 +152,7 @@ def test_two_trainers_in_one_folder_harm_none_of_the_weights_that_count(
         assert again.done()
 
 
-def test_who_left_stays_away_when_it_is_started_again(stage: Stage) -> None:
+def test_a_trainer_that_left_stays_away_after_a_restart(stage: Stage) -> None:
     one = stage.trainer
     stage.directory = Path(copytree(stage.directory, stage.directory.parent / "two"))
     two = stage.begin()
@@ -169,7 +167,7 @@ def test_who_left_stays_away_when_it_is_started_again(stage: Stage) -> None:
     assert {step.step for step in counted(stage)[-4:]} == {1, 2, 3, 4}
 
 
-def test_an_ordinary_restart_and_an_older_checkpoint_go_on_as_ever(stage: Stage) -> None:
+def test_restarts_and_older_checkpoints_resume_as_before(stage: Stage) -> None:
     del stage.check
     stage.train(2)
     stage.begin()

@@ -1,4 +1,4 @@
-"""Runs that train on what others have recorded, and on what others share: from the log, once."""
+"""Runs that train on recorded and on shared groups of other runs, each once, from the log."""
 
 from collections import Counter
 from pathlib import Path
@@ -23,7 +23,7 @@ SHARED = OFF_POLICY + "\n[learner.share]\nratio = 0.5\n"
 
 
 def of_runs(world: World, step: TrainStep) -> Counter[str]:
-    """Whose rollouts a step was made of, in groups of four."""
+    """The runs of a step's rollouts, in groups of four."""
     runs: Counter[str] = Counter()
     for ref in refs_of(step):
         record = world.log.all(ref.topic)
@@ -41,7 +41,7 @@ def own_steps(world: World) -> list[TrainStep]:
 
 
 def retrained(world: World) -> list[int]:
-    """Steps whose bits are others when they are trained again."""
+    """The steps whose retrained bits differ."""
     last = len(own_steps(world))
     report = retrain_and_tell(
         world, world.folder.trained(), parse_steps(f"1..{last}"), version=None,
@@ -59,9 +59,7 @@ def earlier(tmp_path: Path) -> World:
     return world
 
 
-def test_half_of_a_batch_was_recorded_by_an_earlier_run_until_there_is_no_more(
-    earlier: World, tmp_path: Path
-) -> None:
+def test_half_of_each_batch_is_recorded_by_an_earlier_run(earlier: World, tmp_path: Path) -> None:
     world = World(tmp_path, RECORDED, run_id="later", beside=earlier)
     world.begin()
 
@@ -77,7 +75,7 @@ def test_half_of_a_batch_was_recorded_by_an_earlier_run_until_there_is_no_more(
     assert audit(world.shop).breaches == []
 
 
-def test_a_trainer_that_begins_again_goes_on_with_the_next_recorded_groups(
+def test_a_restarted_trainer_continues_with_the_next_recorded_groups(
     earlier: World, tmp_path: Path
 ) -> None:
     text = RECORDED.replace("ratio = 0.5", "ratio = 0.5\npasses = 2")
@@ -96,7 +94,7 @@ def test_a_trainer_that_begins_again_goes_on_with_the_next_recorded_groups(
     assert retrained(world) == []
 
 
-def test_a_run_that_recorded_nothing_here_is_refused(earlier: World, tmp_path: Path) -> None:
+def test_a_run_without_recorded_groups_is_refused(earlier: World, tmp_path: Path) -> None:
     text = RECORDED.replace("ratio = 0.5", 'ratio = 0.5\noffsets = ["0:900-901"]')
     world = World(tmp_path, text, run_id="later", beside=earlier)
     world.begin()
@@ -107,7 +105,7 @@ def test_a_run_that_recorded_nothing_here_is_refused(earlier: World, tmp_path: P
         World(tmp_path, RECORDED.replace('"earlier"', '"nobody"'), run_id="x", beside=earlier)
 
 
-def test_what_another_run_shares_is_trained_on_as_text_beside_ones_own(tmp_path: Path) -> None:
+def test_shared_groups_of_another_run_are_trained_beside_own_ones(tmp_path: Path) -> None:
     giver = World(tmp_path, RECIPE.replace("steps = 4", "steps = 30"), run_id="giver")
     giver.begin()
     world = World(tmp_path, SHARED, run_id="taker", beside=giver)

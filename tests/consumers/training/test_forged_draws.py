@@ -1,4 +1,4 @@
-"""Requests that bear a run's id and a made-up draw: a trainer that begins again believes none."""
+"""Requests with a run's id and a forged draw: a restarted trainer ignores them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ def forge(stage: Stage, like: RolloutRequest, draw: int, own: bool, member: int)
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(FORGED, max_size=6), st.integers(0, 2))
-def test_a_restart_publishes_what_admission_can_have_granted_whatever_was_forged(
+def test_a_restart_stays_within_admission_despite_forged_requests(
     forged: list[tuple[int, bool, int]], steps: int
 ) -> None:
     with TemporaryDirectory() as folder:
@@ -51,7 +51,7 @@ def test_a_restart_publishes_what_admission_can_have_granted_whatever_was_forged
 
 
 @given(st.integers(0, 10**17), st.text(max_size=20), st.integers(-5, 2**31 - 1))
-def test_a_draw_counts_by_the_ids_that_are_its_own(draw: int, name: str, claimed: int) -> None:
+def test_only_a_draws_own_ids_count(draw: int, name: str, claimed: int) -> None:
     published = Published("run", group_size=4)
     made_up = replace(
         request(name, "a:a"),

@@ -1,4 +1,4 @@
-"""A disk that is full for real: a small tmpfs, and the kernel's own ENOSPC."""
+"""A really full disk: a small tmpfs, and the kernel's own ENOSPC."""
 
 import shutil
 import subprocess
@@ -22,7 +22,7 @@ PAGE = 4096
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MB, all its own."""
+    """A separate file system of 16 MB."""
     place = tmp_path / "disk"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)]
@@ -37,14 +37,14 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> None:
-    """Leave no page of it."""
+    """Fill it to the last page."""
     free = shutil.disk_usage(disk).free
     (disk / "ballast").write_bytes(bytes(free - free % PAGE))
     assert shutil.disk_usage(disk).free < PAGE
 
 
 def goes_on(disk: Path, world: World) -> None:
-    """With room again, another trainer takes every step that is left."""
+    """With free space again, another trainer takes every remaining step."""
     (disk / "ballast").unlink()
     heir = world.trainer()
     world.train(heir)
@@ -58,9 +58,7 @@ def goes_on(disk: Path, world: World) -> None:
 
 
 @pytest.mark.parametrize("text", [RECIPE, ASYNC], ids=["sync", "async"])
-def test_a_full_disk_stops_training_before_the_step_and_room_lets_it_go_on(
-    disk: Path, text: str
-) -> None:
+def test_a_full_disk_stops_training_before_the_step(disk: Path, text: str) -> None:
     world = World(disk, text)
     trainer = world.trainer()
     world.train(trainer, steps=1)
@@ -77,7 +75,7 @@ def test_a_full_disk_stops_training_before_the_step_and_room_lets_it_go_on(
 
 @pytest.mark.parametrize("text", [RECIPE, ASYNC], ids=["sync", "async"])
 @pytest.mark.parametrize("writer", [whole_files, shards], ids=["weights", "checkpoint"])
-def test_a_disk_that_fills_between_two_writes_leaves_what_was_announced(
+def test_a_disk_that_fills_between_writes_leaves_announced_versions_intact(
     disk: Path, text: str, writer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(disk, text)

@@ -1,4 +1,4 @@
-"""A trainer whose records are too heavy for the log, while the stores that it needs are away."""
+"""A trainer with records too large for the log, during outages of its stores."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ HEAVY = '{"x": "' + "word " * 1000 + '"}'
 
 
 class Narrow(Shelf):
-    """Has room for so many puts, then none until somebody clears up."""
+    """Accepts this many puts, then none until space is freed."""
 
     def __init__(self, room: int) -> None:
         super().__init__(above_bytes=2000)
@@ -39,9 +39,7 @@ def ids(stage: Stage) -> list[str]:
 
 
 @pytest.mark.parametrize("room", range(8))
-def test_a_store_that_is_full_in_the_middle_of_a_draw_costs_no_request_and_doubles_none(
-    tmp_path: Path, room: int
-) -> None:
+def test_a_store_full_during_a_draw_loses_and_doubles_no_request(tmp_path: Path, room: int) -> None:
     store = Narrow(room)
     stage = Stage(tmp_path, objects=store, agent_config=HEAVY)
     for _ in range(5):
@@ -59,7 +57,7 @@ def test_a_store_that_is_full_in_the_middle_of_a_draw_costs_no_request_and_doubl
 
 
 @pytest.mark.parametrize("room", range(3))
-def test_an_evaluation_is_asked_for_whole_and_once_though_the_store_was_full(
+def test_an_evaluation_is_requested_once_and_whole_after_a_full_store(
     tmp_path: Path, room: int
 ) -> None:
     store = Narrow(room)
@@ -76,7 +74,7 @@ def test_an_evaluation_is_asked_for_whole_and_once_though_the_store_was_full(
     assert ids(stage) == sorted(request.rollout_id for request in stage.plan.requests(0))
 
 
-def test_what_cannot_be_read_while_the_store_is_away_is_trained_on_when_it_is_back(
+def test_records_unread_during_a_store_outage_are_trained_afterwards(
     tmp_path: Path,
 ) -> None:
     store = Narrow(1000)
@@ -99,7 +97,7 @@ def test_what_cannot_be_read_while_the_store_is_away_is_trained_on_when_it_is_ba
     assert stage.trainer.buffer.drops() == {}
 
 
-def test_a_step_whose_weights_cannot_be_written_is_announced_before_the_next(
+def test_a_step_with_unwritable_weights_is_announced_before_the_next(
     tmp_path: Path,
 ) -> None:
     # Given a disk that takes no weights

@@ -1,4 +1,4 @@
-"""A trainer that holds a step back reads on, ends by its deadline, and goes on as it would have."""
+"""A trainer that holds a step back keeps reading, stops at its deadline, and continues as usual."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,7 @@ def end_all_but(stage: Stage, slow: str) -> None:
 
 
 def held_back(stage: Stage) -> str:
-    """Have it hold its second step back for a group that has not ended; return which."""
+    """Let it hold its second step back for an open group; return the group."""
     turns(stage)
     slow = next(iter(groups_of(stage)))
     for _ in range(4):
@@ -58,7 +58,7 @@ def end(stage: Stage, slow: str) -> None:
 
 
 @pytest.mark.parametrize("capacity", [2, 64])
-def test_what_a_step_waits_for_is_read_and_trained_on(tmp_path: Path, capacity: int) -> None:
+def test_a_step_trains_the_group_it_waits_for(tmp_path: Path, capacity: int) -> None:
     stage = Stage(tmp_path, replace(WAITING, capacity_groups=capacity))
     slow = held_back(stage)
 
@@ -71,7 +71,7 @@ def test_what_a_step_waits_for_is_read_and_trained_on(tmp_path: Path, capacity: 
     stage.drain()
 
 
-def test_the_deadline_comes_though_nothing_is_read_any_more(tmp_path: Path) -> None:
+def test_the_deadline_passes_even_if_no_more_is_read(tmp_path: Path) -> None:
     stage, clock = Stage(tmp_path, WAITING), Clock()
     held_back(stage)
     buffer = stage.trainer.buffer
@@ -83,8 +83,8 @@ def test_the_deadline_comes_though_nothing_is_read_any_more(tmp_path: Path) -> N
     assert stage.trainer.learner.steps_done > 1
 
 
-def test_what_is_held_meanwhile_is_bounded(tmp_path: Path) -> None:
-    """Whatever comes of others' drawing: memory goes before patience."""
+def test_groups_held_during_a_wait_are_bounded(tmp_path: Path) -> None:
+    """The bound on memory takes precedence over the wait."""
     stage = Stage(tmp_path, WAITING)
     slow = held_back(stage)
     trainer = stage.trainer
@@ -97,12 +97,12 @@ def test_what_is_held_meanwhile_is_bounded(tmp_path: Path) -> None:
         trainer.turn(0.0)
         most = max(most, trainer.buffer.ready_groups())
 
-    assert most <= HELD_BACK * WAITING.capacity_groups + 1  # what one poll brings
+    assert most <= HELD_BACK * WAITING.capacity_groups + 1  # the records of one poll
     assert trainer.learner.steps_done > 1
     assert slow in groups_of(stage)
 
 
-def test_a_trainer_that_dies_while_it_waits_takes_the_same_steps(tmp_path: Path) -> None:
+def test_a_trainer_that_dies_during_its_wait_takes_the_same_steps(tmp_path: Path) -> None:
     taken = []
     for name in ("alone", "killed"):
         stage = Stage(tmp_path / name, replace(WAITING, capacity_groups=64))
@@ -121,7 +121,7 @@ def test_a_trainer_that_dies_while_it_waits_takes_the_same_steps(tmp_path: Path)
     assert len(taken[0]) > 1
 
 
-def test_a_trainer_that_begins_again_does_not_begin_its_wait_again(tmp_path: Path) -> None:
+def test_a_restarted_trainer_does_not_restart_its_wait(tmp_path: Path) -> None:
     stage = Stage(tmp_path, replace(WAITING, capacity_groups=64))
     slow = held_back(stage)
     buffer = stage.trainer.buffer
@@ -130,7 +130,7 @@ def test_a_trainer_that_begins_again_does_not_begin_its_wait_again(tmp_path: Pat
     stage.begin()
     turns(stage, 2)
     buffer = stage.trainer.buffer
-    buffer._log_ms = whole + int(1000 * WAITING.stale_wait_s)  # a rollout of anybody ended then
+    buffer._log_ms = whole + int(1000 * WAITING.stale_wait_s)  # a rollout of another run ended then
     turns(stage, 2)
 
     assert stage.trainer.learner.steps_done > 1

@@ -1,4 +1,4 @@
-"""A run whose groups are all filtered, or whose steps wait for stragglers, moves on."""
+"""A run with only filtered groups, or with steps that wait for stragglers, progresses."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ class Clock:
         return self.now
 
 
-def test_after_ten_minutes_without_a_batch_a_filtered_group_is_trained_on_and_said(
+def test_a_filtered_group_is_trained_after_ten_minutes_without_a_batch(
     tmp_path: Path,
 ) -> None:
     config = replace(
@@ -53,7 +53,7 @@ def test_after_ten_minutes_without_a_batch_a_filtered_group_is_trained_on_and_sa
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_step_waits_for_a_straggler_also_after_a_restart(tmp_path: Path, restart: bool) -> None:
+def test_a_step_waits_for_a_straggler_even_after_a_restart(tmp_path: Path, restart: bool) -> None:
     # Given a run at version 1 in which one member of the first groups has not ended
     config = replace(
         CONFIG, on_stale="wait", max_staleness=1, groups_per_step=1, advantage="grpo", steps=5

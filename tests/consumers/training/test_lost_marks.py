@@ -1,4 +1,4 @@
-"""A trainer whose checkpoint counts what its log has lost: named, not passed over, gone on from."""
+"""A trainer with a checkpoint that counts lost log records names them and can continue."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +55,7 @@ def as_of_an_earlier_release(stage: Stage) -> None:
 
 
 def finish(stage: Stage) -> None:
-    """Go on to the end of the run; what was lost counts as such after ten minutes."""
+    """Finish the run; lost rollouts count as such after ten minutes."""
     clock = [0.0]
     stage.trainer.standstill.clock = lambda: clock[0]
     stage.trainer.standstill.begin()
@@ -83,7 +83,7 @@ def refused(stage: Stage, words: str) -> None:
     later=st.sampled_from([0, 1, 100]),
     anew=st.booleans(),
 )
-def test_what_a_checkpoint_counts_and_the_log_has_lost_is_named_and_gone_on_without(
+def test_lost_log_records_named_by_a_checkpoint_are_refused_until_accepted(
     topic: str, share: float, later: int, anew: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     stage = trained(tmp_path_factory.mktemp("run"))
@@ -94,12 +94,12 @@ def test_what_a_checkpoint_counts_and_the_log_has_lost_is_named_and_gone_on_with
         lose(stage, name, share)
     grow(stage, name, later)
 
-    # The trainer that begins again says so, every time
+    # The restarted trainer reports it, every time
     place = rf"{name} [01] "
     for _ in range(2):
         refused(stage, place + ("was deleted and made anew" if anew else "has lost its tail"))
 
-    # And goes on once that is accepted, for good when it has saved a step
+    # And continues once that is accepted, for good when it has saved a step
     stage.accept_truncation = True
     stage.begin()
     finish(stage)
@@ -109,9 +109,7 @@ def test_what_a_checkpoint_counts_and_the_log_has_lost_is_named_and_gone_on_with
 
 
 @pytest.mark.parametrize("topic", sorted(TOPICS))
-def test_of_a_checkpoint_of_an_earlier_release_no_leader_is_known_but_its_offsets_are(
-    topic: str, tmp_path: Path
-) -> None:
+def test_a_lost_tail_is_found_from_an_older_releases_checkpoint(topic: str, tmp_path: Path) -> None:
     stage = trained(tmp_path)
     as_of_an_earlier_release(stage)
     name = TOPICS[topic](stage)
@@ -122,7 +120,7 @@ def test_of_a_checkpoint_of_an_earlier_release_no_leader_is_known_but_its_offset
     refused(stage, rf"{name} [01] has lost its tail: offset \d+ is counted, but from \d+ on")
 
 
-def test_where_a_run_began_beyond_the_end_it_is_said(tmp_path: Path) -> None:
+def test_a_run_that_began_beyond_the_log_end_is_refused(tmp_path: Path) -> None:
     stage = Stage(tmp_path, RUN)
     run = replace(stage.trainer.run, starts={(stage.topics.train_steps, 0): 999})
     marks: Any = LostMarks(stage.log, stage.topics, run, None)
@@ -132,7 +130,7 @@ def test_where_a_run_began_beyond_the_end_it_is_said(tmp_path: Path) -> None:
     assert marks.beginning(accept=True).run.starts == {}
 
 
-def test_scores_that_retention_took_before_they_were_read_are_named(tmp_path: Path) -> None:
+def test_unread_scores_removed_by_retention_are_named(tmp_path: Path) -> None:
     stage = trained(tmp_path)
     for request in stage.in_the_air():
         stage.end(request)
@@ -147,7 +145,7 @@ def test_scores_that_retention_took_before_they_were_read_are_named(tmp_path: Pa
     finish(stage)
 
 
-def test_a_log_that_is_as_it_was_changes_nothing(tmp_path: Path) -> None:
+def test_an_intact_log_changes_nothing(tmp_path: Path) -> None:
     stage = trained(tmp_path)
     held = checkpoints.load_latest(stage.trainer.run.checkpoints).checkpoint
     assert held is not None

@@ -1,4 +1,4 @@
-"""More is started than a batch takes; what it leaves unfinished goes on, and nothing is lost."""
+"""More rollouts run than a batch takes; unfinished ones continue, and none is lost."""
 
 import json
 from collections import Counter
@@ -37,7 +37,7 @@ def columns(sequence: Sequence) -> list[list[float]]:
 
 
 def of_generations(run: UnevenRun) -> dict[str, list[Trajectory]]:
-    """By the id that a rollout was first asked for under, all that became of it, in order."""
+    """All trajectories of a rollout, by its first id, in order."""
     found: dict[str, list[Trajectory]] = {}
     for each in sorted(run.trajectories(), key=lambda t: parted_id(t.rollout_id)[1]):
         found.setdefault(parted_id(each.rollout_id)[0], []).append(each)
@@ -45,7 +45,7 @@ def of_generations(run: UnevenRun) -> dict[str, list[Trajectory]]:
 
 
 def trained(run: UnevenRun) -> list[str]:
-    """Under their first ids."""
+    """By their first ids."""
     return [parted_id(ref.rollout_id)[0] for step in run.steps() for ref in step.trajectories]
 
 
@@ -58,7 +58,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> UnevenRun:
     return run
 
 
-def test_twice_as_many_groups_are_kept_started_and_what_is_cut_off_comes_first(
+def test_twice_as_many_groups_run_and_cut_off_ones_come_first(
     tmp_path: Path,
 ) -> None:
     run = UnevenRun(tmp_path, DOUBLE)
@@ -74,7 +74,7 @@ def test_twice_as_many_groups_are_kept_started_and_what_is_cut_off_comes_first(
     run.close()
 
 
-def test_a_continuation_has_its_parents_tokens_as_they_were_sampled_and_goes_on(
+def test_a_continuation_keeps_its_parents_tokens_and_adds_its_own(
     finished: UnevenRun,
 ) -> None:
     lives = of_generations(finished)
@@ -90,7 +90,7 @@ def test_a_continuation_has_its_parents_tokens_as_they_were_sampled_and_goes_on(
             assert sum(row[1] for row in new) == sum(row[1] for row in old) + after.sampled_tokens
 
 
-def test_what_was_sampled_by_two_versions_is_trained_on_with_both(finished: UnevenRun) -> None:
+def test_a_sample_of_two_versions_is_trained_with_both(finished: UnevenRun) -> None:
     samples = [sample for batch in finished.learner.seen for sample in batch]
     gone_on = [s for s in samples if parted_id(s.scored.trajectory.rollout_id)[1]]
     versions = [
@@ -105,7 +105,7 @@ def test_what_was_sampled_by_two_versions_is_trained_on_with_both(finished: Unev
         assert [step.position for step in steps] == sorted({step.position for step in steps})
 
 
-def test_nothing_is_trained_on_twice_and_the_audit_of_the_log_finds_nothing_wrong(
+def test_no_rollout_is_trained_twice_and_the_audit_is_clean(
     finished: UnevenRun,
 ) -> None:
     assert max(Counter(trained(finished)).values()) == 1
@@ -115,7 +115,7 @@ def test_nothing_is_trained_on_twice_and_the_audit_of_the_log_finds_nothing_wron
 
 
 @pytest.mark.parametrize("every", [3, 11])
-def test_a_trainer_that_dies_again_and_again_goes_on_with_all_of_them_once(
+def test_a_repeatedly_dying_trainer_continues_every_rollout_once(
     tmp_path: Path, every: int
 ) -> None:
     run = UnevenRun(tmp_path, DOUBLE)
@@ -135,8 +135,8 @@ def test_a_trainer_that_dies_again_and_again_goes_on_with_all_of_them_once(
 
 
 @pytest.mark.parametrize("every", [0, 7])
-def test_what_is_cut_off_goes_on_beside_curators_and_replay(tmp_path: Path, every: int) -> None:
-    """Also where the trainer dies again and again: each new rollout is trained on once."""
+def test_cut_off_rollouts_continue_beside_curators_and_replay(tmp_path: Path, every: int) -> None:
+    """Also for a repeatedly dying trainer: each new rollout is trained once."""
     config = replace(DOUBLE, steps=8, groups_per_step=4, replay_ratio=0.5, replay_max_age=4)
     run = UnevenRun(tmp_path, config, curator=["filter_solved", "adaptive_rollouts"])
 
@@ -160,7 +160,7 @@ def test_what_is_cut_off_goes_on_beside_curators_and_replay(tmp_path: Path, ever
     run.close()
 
 
-def test_a_step_waits_for_what_it_cuts_off_and_has_its_tokens_scored(tmp_path: Path) -> None:
+def test_a_step_waits_for_cut_off_rollouts_and_scores_their_tokens(tmp_path: Path) -> None:
     config = replace(DOUBLE, old_logprobs="interrupt", correction="tis")
     run = UnevenRun(tmp_path, config)
 
@@ -180,7 +180,7 @@ def test_a_step_waits_for_what_it_cuts_off_and_has_its_tokens_scored(tmp_path: P
     run.close()
 
 
-def test_a_step_waits_no_longer_than_it_may_for_what_does_not_end(tmp_path: Path) -> None:
+def test_a_steps_wait_for_cut_off_rollouts_is_bounded(tmp_path: Path) -> None:
     config = replace(CONFIG, old_logprobs="interrupt", over_provision=2.0)
     stage = Stage(tmp_path, config)
     assert stage.trainer.continuing is not None
@@ -201,7 +201,7 @@ def test_a_step_waits_no_longer_than_it_may_for_what_does_not_end(tmp_path: Path
     assert len(stage.steps()) == 4
 
 
-def test_masked_old_tokens_are_only_read_and_none_is_older_than_its_step(tmp_path: Path) -> None:
+def test_masked_old_tokens_are_only_read(tmp_path: Path) -> None:
     run = UnevenRun(tmp_path, replace(DOUBLE, max_staleness=0, mask_continued=True))
 
     run.train(6)
@@ -212,14 +212,14 @@ def test_masked_old_tokens_are_only_read_and_none_is_older_than_its_step(tmp_pat
     for step in run.steps():
         assert step.metrics["staleness_max"] == 0
     for request in (sample.scored.trajectory.request for sample in gone_on):
-        if request is not None and request.agent == "fork":  # others had not come to an answer
+        if request is not None and request.agent == "fork":  # others had no answer yet
             past = Past.of(json.loads(request.agent_config))
             assert past.continues
             assert not any(each.logprobs for each in past.recorded if isinstance(each, Said))
     run.close()
 
 
-def test_what_cannot_be_walked_again_begins_again(tmp_path: Path) -> None:
+def test_a_rollout_that_cannot_be_replayed_begins_again(tmp_path: Path) -> None:
     run = UnevenRun(tmp_path, DOUBLE, environment="OneWayWalk")
 
     run.train(4)
@@ -232,7 +232,7 @@ def test_what_cannot_be_walked_again_begins_again(tmp_path: Path) -> None:
     run.close()
 
 
-def test_an_answer_after_which_no_call_came_is_in_the_trajectory_all_the_same(
+def test_a_last_answer_without_a_following_call_is_in_the_trajectory(
     tmp_path: Path,
 ) -> None:
     run = UnevenRun(tmp_path, DOUBLE)
@@ -259,7 +259,7 @@ def test_an_answer_after_which_no_call_came_is_in_the_trajectory_all_the_same(
     run.close()
 
 
-def test_a_continuation_has_what_its_parent_left_of_the_limits(tmp_path: Path) -> None:
+def test_a_continuation_gets_its_parents_remaining_limits(tmp_path: Path) -> None:
     said = Said(1, 0, "9", "", "stop", pack_ids([5]), pack_ids([7, 8]), "",
                 pack_logprobs([-0.25, -0.5]), pack_ids([0, 0]))  # fmt: skip
     past = Past("react", "", 1, 1, (Saw(0, "walk 1", 0.0, False, False), said), continues=True)
@@ -278,11 +278,11 @@ def test_a_continuation_has_what_its_parent_left_of_the_limits(tmp_path: Path) -
     run.close()
 
 
-# What the buffer and the accounts say
+# The buffer and the accounts
 
 
 def cut_off(stage: Stage, number: int) -> None:
-    """A rollout ends as cancelled by a batch that did without it."""
+    """End a rollout as cancelled by a batch that did without it."""
     request = stage.in_the_air()[number]
     stage.ended.append(request.rollout_id)
     made = stage._scored(request, "cancelled", None)
@@ -295,7 +295,7 @@ def cut_off(stage: Stage, number: int) -> None:
 STAGED = replace(CONFIG, over_provision=2.0, retention=2)
 
 
-def test_a_record_of_an_older_generation_that_comes_again_is_a_duplicate(tmp_path: Path) -> None:
+def test_a_duplicate_record_of_an_older_generation_is_ignored(tmp_path: Path) -> None:
     stage = Stage(tmp_path, STAGED)
     stage.turn()
     cut_off(stage, 0)
@@ -314,7 +314,7 @@ def test_a_record_of_an_older_generation_that_comes_again_is_a_duplicate(tmp_pat
     stage.drain()
 
 
-def test_what_was_gone_on_with_too_often_is_dropped_as_retention(tmp_path: Path) -> None:
+def test_a_rollout_resumed_too_often_is_dropped_as_retention(tmp_path: Path) -> None:
     stage = Stage(tmp_path, STAGED)
     stage.turn()
     base = stage.in_the_air()[0].rollout_id
@@ -330,7 +330,7 @@ def test_what_was_gone_on_with_too_often_is_dropped_as_retention(tmp_path: Path)
     assert stage.trainer.buffer.drops()["retention"].count == 1
 
 
-def test_what_an_operator_cancels_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_rollout_cancelled_by_an_operator_is_not_resumed(tmp_path: Path) -> None:
     stage = Stage(tmp_path, STAGED)
     stage.turn()
 
@@ -342,7 +342,7 @@ def test_what_an_operator_cancels_is_not_gone_on_with(tmp_path: Path) -> None:
     stage.drain()
 
 
-def test_an_unreadable_end_of_a_continuation_ends_it(tmp_path: Path) -> None:
+def test_an_unreadable_last_record_of_a_continuation_ends_it(tmp_path: Path) -> None:
     stage = Stage(tmp_path, STAGED)
     stage.turn()
     cut_off(stage, 0)
@@ -360,14 +360,16 @@ def test_an_unreadable_end_of_a_continuation_ends_it(tmp_path: Path) -> None:
     ("accepted", "running", "groups"),
     [(0, 0, 16), (0, 64, 8), (0, 128, 0), (64, 64, 0), (40, 64, 3)],
 )
-def test_so_many_times_a_batch_is_kept_started(accepted: int, running: int, groups: int) -> None:
+def test_admission_keeps_a_multiple_of_the_batch_started(
+    accepted: int, running: int, groups: int
+) -> None:
     rule = AdmissionRule(4, 64, 4096, 8, over_provision=2.0)
 
     assert rule.grant(0, accepted, running) == groups
     assert rule.grant(3, 3 * 64 + accepted, running) == groups
 
 
-def test_what_cannot_work_is_refused_and_what_is_off_changes_no_digest() -> None:
+def test_an_impossible_over_provision_is_refused_and_the_default_changes_no_digest() -> None:
     with pytest.raises(Refused, match=r"over_provision is 0\.5; give 1"):
         LearnerConfig(over_provision=0.5)
     with pytest.raises(Refused, match="set mask_continued"):
@@ -377,7 +379,7 @@ def test_what_cannot_work_is_refused_and_what_is_off_changes_no_digest() -> None
     assert LearnerConfig(over_provision=2.0).digest() != LearnerConfig().digest()
 
 
-def test_a_recipe_that_over_provisions_trains_a_real_policy(tmp_path: Path) -> None:
+def test_an_over_provisioning_recipe_trains_a_real_policy(tmp_path: Path) -> None:
     text = RECIPE.replace("group_size = 4", "group_size = 2\nover_provision = 2.5")
     world = World(tmp_path, text.replace("max_turns = 4", "max_turns = 6"))
 

@@ -27,7 +27,7 @@ Rules = tuple[tuple[str, str], ...]
 
 
 def text_of(pair: Rules) -> str:
-    """The tiny recipe with both, and with what else one of them says that it needs."""
+    """The tiny recipe with both, and with the further options that one of them needs."""
     text = RECIPE
     for ours, theirs in SMALL.items():
         text = text.replace(ours, theirs)

@@ -1,4 +1,4 @@
-"""A run whose servers are given bfloat16, mostly as what changed: nothing else is otherwise."""
+"""A run with servers that get bfloat16 deltas: the training is unchanged."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +38,7 @@ def newest_weights(world: World) -> dict[str, object]:
     return dict(rounded(checkpoint.state.weights))
 
 
-def test_servers_are_given_what_changed_and_learn_as_ever(world: World) -> None:
+def test_servers_get_only_deltas_and_training_is_unchanged(world: World) -> None:
     trainer = world.trainer()
     world.train(trainer)
 
@@ -60,7 +60,7 @@ def test_servers_are_given_what_changed_and_learn_as_ever(world: World) -> None:
     assert weights_digest(rounded(past), "tensors:") == versions[2].weights_digest
 
 
-def test_a_lost_delta_is_mended_with_full_weights_by_the_next_trainer(world: World) -> None:
+def test_a_lost_delta_is_replaced_by_full_weights(world: World) -> None:
     world.train(world.trainer(), steps=2)
     lost = world.versions()[-1]
     assert lost.deltas
@@ -75,7 +75,7 @@ def test_a_lost_delta_is_mended_with_full_weights_by_the_next_trainer(world: Wor
     assert HeldWeights().read(announced[-1]) == newest_weights(world)
 
 
-def test_a_trainer_that_begins_again_goes_on_with_deltas(world: World) -> None:
+def test_a_restarted_trainer_continues_with_deltas(world: World) -> None:
     world.train(world.trainer(), steps=1)
 
     world.train(world.trainer())
@@ -84,7 +84,7 @@ def test_a_trainer_that_begins_again_goes_on_with_deltas(world: World) -> None:
     assert HeldWeights().read(world.versions()[-1]) == newest_weights(world)
 
 
-def test_steps_published_in_bfloat16_are_trained_again_bit_for_bit(world: World) -> None:
+def test_steps_published_in_bfloat16_are_retrained_bit_for_bit(world: World) -> None:
     world.train(world.trainer())
 
     again = world.trained_again(1, 4)
@@ -94,10 +94,10 @@ def test_steps_published_in_bfloat16_are_trained_again_bit_for_bit(world: World)
 
 @pytest.mark.parametrize("save", ["sync", "async"])
 @pytest.mark.parametrize("lost", ["delta", "full"])
-def test_weights_that_are_lost_while_a_run_goes_on_are_there_for_a_server_that_begins(
+def test_lost_weights_are_rewritten_for_a_starting_server_during_a_run(
     tmp_path: Path, lost: str, save: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody restarts the trainer: it waits for the server, which waits for the weights."""
+    """The trainer is not restarted: it waits for the server, which waits for the weights."""
     monkeypatch.setattr(trainer_module, "LOOK_EVERY_S", 0.0)
     world = World(tmp_path, PUBLISHED.replace("steps = 4", f'steps = 4\nsave = "{save}"'))
     trainer = world.trainer()
@@ -118,7 +118,7 @@ def test_weights_that_are_lost_while_a_run_goes_on_are_there_for_a_server_that_b
     assert audit(world.shop).breaches == []
 
 
-def test_full_weights_of_a_plain_run_that_are_cut_short_are_written_again_as_they_were(
+def test_truncated_full_weights_are_rewritten_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer_module, "LOOK_EVERY_S", 0.0)
@@ -136,7 +136,7 @@ def test_full_weights_of_a_plain_run_that_are_cut_short_are_written_again_as_the
     assert announced == sorted(set(announced))  # the record leads there still
 
 
-def test_a_run_whose_store_is_away_goes_on_and_looks_again(
+def test_a_run_continues_during_a_store_outage_and_checks_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer_module, "LOOK_EVERY_S", 0.0)

@@ -57,7 +57,7 @@ def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 @pytest.fixture(scope="module")
 def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two ranks make of a run of each kind, one run after the other."""
+    """The records of two ranks training a run of each kind."""
     place = tmp_path_factory.mktemp("ranked")
     for kind in KINDS:
         (place / kind).mkdir()
@@ -81,8 +81,10 @@ def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_ranks_announce_and_keep_what_one_does(kind: str, ranked: Path, tmp_path: Path) -> None:
-    # Given what two ranks made of a run
+def test_two_ranks_announce_and_keep_the_same_as_one(
+    kind: str, ranked: Path, tmp_path: Path
+) -> None:
+    # Given the run of two ranks
     said = orjson.loads((ranked / kind / SAID).read_bytes())
 
     # When one process takes the same run's steps
@@ -106,7 +108,7 @@ def test_two_ranks_announce_and_keep_what_one_does(kind: str, ranked: Path, tmp_
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_two_ranks_have_trained_two_train_again_to_the_bit(kind: str, ranked: Path) -> None:
+def test_steps_of_two_ranks_are_retrained_by_two_bit_for_bit(kind: str, ranked: Path) -> None:
     report = orjson.loads((ranked / kind / AGAIN).read_bytes())
 
     assert (report["ranks"], report["otherwise"], report["differing"]) == (2, [], [])

@@ -1,4 +1,4 @@
-"""Which recorded groups come next, whatever was written twice and whatever retention has taken."""
+"""The order of recorded groups, with duplicates and after retention."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ def names(samples: list[Sample]) -> list[str]:
     return [sample.scored.trajectory.rollout_id.removeprefix("earlier/") for sample in samples]
 
 
-def test_groups_come_in_the_order_of_their_last_members_and_each_once() -> None:
+def test_groups_are_drawn_once_in_the_order_of_their_last_members() -> None:
     log = Recording()
     log.member("late", 0)
     log.groups("a")
@@ -67,7 +67,7 @@ def test_groups_come_in_the_order_of_their_last_members_and_each_once() -> None:
 
 
 @pytest.mark.parametrize("drawn", [0, 1, 2])
-def test_what_retention_takes_changes_nothing_of_the_rest(drawn: int) -> None:
+def test_retention_does_not_change_the_remaining_groups(drawn: int) -> None:
     log = Recording()
     log.groups("a", "b", "c", "d")
     reader = log.reader()
@@ -80,7 +80,7 @@ def test_what_retention_takes_changes_nothing_of_the_rest(drawn: int) -> None:
     assert names(reader.draw(9)) == ["c-0", "c-1", "d-0", "d-1"]
 
 
-def test_a_stretch_is_gone_through_as_often_as_is_said_each_time_as_used_once_more() -> None:
+def test_a_stretch_is_drawn_as_often_as_its_passes() -> None:
     log = Recording()
     log.groups("a", "b")
     reader = log.reader(replace(RULE, passes=2))
@@ -94,7 +94,7 @@ def test_a_stretch_is_gone_through_as_often_as_is_said_each_time_as_used_once_mo
     assert names(log.reader(replace(RULE, offsets=("0:2-4",))).draw(9)) == ["b-0", "b-1"]
 
 
-def test_a_stretch_without_a_whole_group_is_refused_but_not_when_it_was_drawn_from() -> None:
+def test_a_stretch_without_a_whole_group_is_refused_unless_drawn_before() -> None:
     log = Recording()
     log.member("half", 0)
 

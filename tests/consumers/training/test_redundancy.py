@@ -1,4 +1,4 @@
-"""Groups with members to spare: the first that can be trained on win, whatever begins again."""
+"""Groups with spare members: the first trainable ones win, across restarts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ def trained(stage: Stage) -> list[list[str]]:
     return [[ref.rollout_id for ref in refs_of(step)] for step in stage.steps()]
 
 
-def test_the_first_that_can_be_trained_on_win_and_a_failed_member_takes_no_place(
+def test_the_first_trainable_members_win_and_a_failed_one_takes_no_place(
     tmp_path: Path,
 ) -> None:
     stage = Stage(tmp_path, STRICT)
@@ -53,9 +53,7 @@ def test_the_first_that_can_be_trained_on_win_and_a_failed_member_takes_no_place
 
 
 @pytest.mark.parametrize("how", ["finished", "cancelled", "failed"])
-def test_a_loser_is_redundant_whatever_it_comes_to_before_its_group_is_used_and_after(
-    tmp_path: Path, how: str
-) -> None:
+def test_a_losing_member_is_always_counted_as_redundant(tmp_path: Path, how: str) -> None:
     stage = Stage(tmp_path, STRICT)
     stage.turn()
     first, second = members(stage, 0), members(stage, 1)
@@ -79,8 +77,8 @@ def test_a_loser_is_redundant_whatever_it_comes_to_before_its_group_is_used_and_
     stage.drain()
 
 
-def test_whole_groups_keep_the_places_of_their_redundant_members(tmp_path: Path) -> None:
-    """Else more would be started than can be trained on before it is stale."""
+def test_whole_groups_keep_their_redundant_members_places(tmp_path: Path) -> None:
+    """Otherwise more would be started than can be trained before it is stale."""
     stage = Stage(tmp_path, replace(STRICT, groups_per_step=4))
     stage.turn()
     for draw in range(3):
@@ -96,7 +94,7 @@ def test_whole_groups_keep_the_places_of_their_redundant_members(tmp_path: Path)
     stage.drain()
 
 
-def test_the_next_trainer_asks_again_for_the_end_of_losers_that_have_not_come(
+def test_a_restarted_trainer_cancels_outstanding_losing_members_again(
     tmp_path: Path,
 ) -> None:
     stage = Stage(tmp_path, STRICT)
@@ -114,7 +112,7 @@ def test_the_next_trainer_asks_again_for_the_end_of_losers_that_have_not_come(
     stage.drain()
 
 
-def test_a_group_with_too_few_that_can_be_trained_on_is_dropped_when_all_have_come(
+def test_a_group_with_too_few_trainable_members_is_dropped_once_complete(
     tmp_path: Path,
 ) -> None:
     stage = Stage(tmp_path, STRICT)
@@ -134,7 +132,7 @@ def test_a_group_with_too_few_that_can_be_trained_on_is_dropped_when_all_have_co
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2), st.sampled_from(["drop", "train_partial"]), st.lists(ACTS, max_size=50))
-def test_on_every_schedule_the_run_ends_and_every_step_is_of_whole_groups(
+def test_the_run_ends_with_whole_groups_on_every_schedule(
     staleness: int, missing: str, schedule: list[tuple[str, int]]
 ) -> None:
     config = replace(SPARE, max_staleness=staleness, missing=missing)
@@ -161,7 +159,7 @@ def test_on_every_schedule_the_run_ends_and_every_step_is_of_whole_groups(
             assert sizes == [SIZE, SIZE] or missing == "train_partial"
 
 
-def test_a_checkpoint_without_losers_is_one_that_older_trainers_read(tmp_path: Path) -> None:
+def test_a_checkpoint_without_losers_is_readable_by_older_trainers(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     stage.train(1)
 
@@ -170,14 +168,14 @@ def test_a_checkpoint_without_losers_is_one_that_older_trainers_read(tmp_path: P
     assert b'"won"' not in (newest / MANIFEST).read_bytes()
 
 
-def test_a_redundancy_below_none_is_refused_and_none_changes_no_digest() -> None:
+def test_a_negative_redundancy_is_refused_and_zero_changes_no_digest() -> None:
     with pytest.raises(Refused, match="redundancy is -1; give 0"):
         LearnerConfig(redundancy=-1)
     assert LearnerConfig(redundancy=0).digest() == LearnerConfig().digest()
     assert LearnerConfig(redundancy=1).digest() != LearnerConfig().digest()
 
 
-def test_a_recipe_with_redundancy_trains_and_its_losers_end_as_cancelled(tmp_path: Path) -> None:
+def test_a_recipe_with_redundancy_trains_and_cancels_its_losers(tmp_path: Path) -> None:
     text = RECIPE.replace("group_size = 4", "group_size = 3\nredundancy = 1")
     world = World(tmp_path, text)
 

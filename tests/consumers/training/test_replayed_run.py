@@ -17,7 +17,7 @@ def replayed(stage: Stage) -> list[int]:
     return [int(step.metrics.get("replayed", 0)) for step in stage.steps()]
 
 
-def test_half_of_each_step_was_used_before_and_admission_asks_for_the_other_half(
+def test_half_of_each_step_is_replayed_and_half_is_newly_requested(
     tmp_path: Path,
 ) -> None:
     stage = Stage(tmp_path, REPLAYING)
@@ -29,7 +29,7 @@ def test_half_of_each_step_was_used_before_and_admission_asks_for_the_other_half
     assert stage.trainer.buffer.used == 12
 
 
-def test_a_trainer_that_begins_again_keeps_what_may_be_used_again(tmp_path: Path) -> None:
+def test_a_restarted_trainer_keeps_its_replay_pool(tmp_path: Path) -> None:
     stage = Stage(tmp_path, REPLAYING)
     stage.train(3)
     before = stage.trainer.buffer.replay.book()
@@ -46,7 +46,7 @@ def test_a_trainer_that_begins_again_keeps_what_may_be_used_again(tmp_path: Path
 @given(
     st.lists(st.sampled_from(["finished", "finished", "failed", "torn", "restart"]), max_size=14)
 )
-def test_accounts_hold_on_every_schedule(
+def test_a_replaying_run_finishes_all_steps_on_every_schedule(
     tmp_path_factory: pytest.TempPathFactory, schedule: list[str]
 ) -> None:
     stage = Stage(tmp_path_factory.mktemp("run"), REPLAYING)

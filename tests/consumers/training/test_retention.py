@@ -1,4 +1,4 @@
-"""What of a run's weights and checkpoints goes while it trains, by the clock of the log."""
+"""Removal of a run's weights and checkpoints during training, by the log's clock."""
 
 import base64
 import zlib
@@ -45,7 +45,7 @@ def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def staged(directory: Path, **given: object) -> Stage:
-    """One whose log's clock stands still."""
+    """A stage with a log clock that stands still."""
     stage = Stage(directory, **{"config": LONG, **given})  # type: ignore[arg-type]
     pass_time(stage, 0.0)
     return stage
@@ -80,7 +80,7 @@ def start(timeout_s: float = 86_400.0) -> RolloutStarted:
     return RolloutStarted(RolloutRequest("other", Task(), policy_id="policy", limits=limits), 0, 0)
 
 
-def test_what_nobody_needs_goes_after_ten_minutes_of_the_log(tmp_path: Path) -> None:
+def test_unneeded_versions_are_removed_after_ten_minutes_of_log_time(tmp_path: Path) -> None:
     stage = staged(tmp_path)
     stage.train(STEPS)
     assert versions(stage) == [*range(STEPS + 1)]  # no time has passed
@@ -98,7 +98,7 @@ def test_what_nobody_needs_goes_after_ten_minutes_of_the_log(tmp_path: Path) -> 
     assert kept[-1] < 1.1 * kept[-3]
 
 
-def test_a_trainer_that_begins_again_after_each_step_comes_to_the_same(tmp_path: Path) -> None:
+def test_restarts_after_each_step_keep_the_same_versions(tmp_path: Path) -> None:
     once, often = staged(tmp_path / "once"), staged(tmp_path / "often")
     for stage in (once, often):
         say(stage, start())
@@ -110,14 +110,14 @@ def test_a_trainer_that_begins_again_after_each_step_comes_to_the_same(tmp_path:
 
 
 def ended_with(version: int, **request: str) -> ScoredTrajectory:
-    """What comes of the other rollout, sampled by a version."""
+    """A scored trajectory of the other rollout, sampled by a version."""
     made = scored("other", version=version)
     asked = RolloutRequest("other", Task(), policy_id="policy", **request)
     return replace(made, trajectory=replace(made.trajectory, request=asked))
 
 
 def send_trajectory(stage: Stage, version: int) -> Commit:
-    """The agents write it and commit beyond its end; how scorers commit when it is scored."""
+    """The agents write it and commit beyond its end; return the commit of its scoring."""
     topics, value = stage.topics, stage.codec.encode
     number, at = stage.log.append(
         topics.trajectories, b"other", value(topics.trajectories, ended_with(version).trajectory)
@@ -133,12 +133,12 @@ def scorers_commit(stage: Stage, commit: Commit, scoring_id: str = SCORING) -> N
 
 
 def announce_again(stage: Stage) -> None:
-    """The clock of the log is when anything was announced last."""
+    """The log's clock is the time of the last announcement."""
     said = stage.log.all(stage.topics.versions)[-1]
     stage.log.append(stage.topics.versions, b"somebody else", said.value)
 
 
-def test_what_an_open_rollout_carries_stays_until_its_trajectory_is_scored(tmp_path: Path) -> None:
+def test_versions_of_an_open_rollout_stay_until_its_trajectory_is_scored(tmp_path: Path) -> None:
     stage = staged(tmp_path)
     say(stage, start())
     train(stage, 2)
@@ -147,7 +147,7 @@ def test_what_an_open_rollout_carries_stays_until_its_trajectory_is_scored(tmp_p
     say(stage, RolloutFinished("finished"), attempt=0)  # of an older attempt: it ends nothing
     assert versions(stage) == [2, 3, 4, 5, 6]
 
-    say(stage, RolloutFinished("finished"))  # by somebody who dies before he says what came of it
+    say(stage, RolloutFinished("finished"))  # by a worker that dies before it writes the result
     train(stage, 8)
     assert versions(stage) == [2, 5, 6, 7, 8]
     scorers_commit(stage, send_trajectory(stage, 2))
@@ -155,7 +155,7 @@ def test_what_an_open_rollout_carries_stays_until_its_trajectory_is_scored(tmp_p
     assert versions(stage) == LEFT
 
 
-def test_a_trajectory_that_nobody_has_scored_keeps_what_it_carries(tmp_path: Path) -> None:
+def test_versions_of_an_unscored_trajectory_are_kept(tmp_path: Path) -> None:
     stage = staged(tmp_path)
     say(stage, start())
     train(stage, 2)
@@ -174,7 +174,7 @@ def test_a_trajectory_that_nobody_has_scored_keeps_what_it_carries(tmp_path: Pat
     assert versions(stage) == LEFT
 
 
-def test_a_trajectory_of_a_retired_scoring_keeps_nothing(tmp_path: Path) -> None:
+def test_a_trajectory_of_a_retired_scoring_keeps_no_version(tmp_path: Path) -> None:
     stage = staged(tmp_path)
     train(stage, 2)
     done = send_trajectory(stage, 1)
@@ -185,7 +185,7 @@ def test_a_trajectory_of_a_retired_scoring_keeps_nothing(tmp_path: Path) -> None
     assert versions(stage) == LEFT
 
 
-def test_what_is_scored_and_not_read_yet_keeps_what_it_carries(tmp_path: Path) -> None:
+def test_versions_of_scored_but_unread_trajectories_are_kept(tmp_path: Path) -> None:
     stage = staged(tmp_path)
     stage.train(6)
     topic, ours = stage.topics.scored, {"run_id": "run", "purpose": "train"}
@@ -199,14 +199,14 @@ def test_what_is_scored_and_not_read_yet_keeps_what_it_carries(tmp_path: Path) -
     stage.log.append(topic, b"x", stage.codec.encode(topic, rescored))
     pass_time(stage, YOUNG_S)
     stage.trainer.saver.retention.collect(frozenset())
-    assert versions(stage) == [*range(7)]  # nothing was announced: the log's clock stands still
+    assert versions(stage) == [*range(7)]  # no record was announced: the log's clock stands still
 
     announce_again(stage)
     stage.trainer.saver.retention.collect(frozenset())
     assert versions(stage) == [2, 3, 4, 5, 6]
 
 
-def test_what_an_older_checkpoint_would_train_on_again_keeps_what_it_carries(
+def test_versions_needed_by_an_older_checkpoint_are_kept(
     tmp_path: Path,
 ) -> None:
     again = replace(LONG, replay_ratio=0.5, replay_max_age=4, max_staleness=1)
@@ -218,7 +218,7 @@ def test_what_an_older_checkpoint_would_train_on_again_keeps_what_it_carries(
     assert set.union(*held.values()) - held[newest.name], "the newest has all of it"
     assert set.union(*held.values()) <= {*versions(stage)}
 
-    # And so for whoever goes on from the second, since the newest is damaged
+    # And likewise for a restart from the second, since the newest is damaged
     (newest / "manifest.json").write_bytes(b"torn")
     stage.begin()
     assert stage.trainer.learner.steps_done == STEPS - 1
@@ -234,7 +234,7 @@ def pool_of(stage: Stage, checkpoint: Path) -> set[int]:
     return {v for _, each in found for v in versions_of(each.trajectory.sequences or (), 0)}
 
 
-def test_a_start_that_never_ends_is_none_for_ever(tmp_path: Path) -> None:
+def test_a_rollout_that_never_ends_is_released_after_its_deadline(tmp_path: Path) -> None:
     stage = staged(tmp_path)
     say(stage, start(timeout_s=3 * STEP_S))
     say(stage, sampled_by(0))
@@ -250,14 +250,14 @@ def pinned(version: int, rollout_id: str = "other") -> RolloutRequest:
 
 
 def ask(stage: Stage, request: RolloutRequest) -> Commit:
-    """Ask for a rollout; the commit of an agents worker that has taken it up."""
+    """Ask for a rollout; return the commit of an agents worker that has started it."""
     topic = stage.topics.requests
     value = stage.codec.encode(topic, request)
     number, offset = stage.log.append(topic, request.rollout_id.encode(), value)
     return Commit(topic, number, offset + 1, "")
 
 
-def test_a_request_that_has_not_begun_keeps_the_version_it_is_pinned_to(tmp_path: Path) -> None:
+def test_a_waiting_request_keeps_its_pinned_version(tmp_path: Path) -> None:
     stage = staged(tmp_path)
     train(stage, 2)
     taken_up = ask(stage, pinned(1))
@@ -279,19 +279,19 @@ def test_a_request_that_has_not_begun_keeps_the_version_it_is_pinned_to(tmp_path
     assert 1 not in versions(stage)
 
 
-def test_a_commit_beyond_the_end_of_the_topic_hides_no_request(tmp_path: Path) -> None:
+def test_a_commit_beyond_the_topics_end_hides_no_request(tmp_path: Path) -> None:
     stage = staged(tmp_path)
     train(stage, 2)
     ask(stage, pinned(1))
     far = [Commit(stage.topics.requests, number, 1_000_000, "") for number in range(2)]
-    stage.log.commit_for(stage.topics.group("agents"), far)  # of a topic that was made anew
+    stage.log.commit_for(stage.topics.group("agents"), far)  # of a recreated topic
 
     train(stage, STEPS)
 
     assert versions(stage) == [1, *LEFT]
 
 
-def test_commits_beyond_the_ends_of_topics_that_were_made_anew_hide_nothing(
+def test_commits_beyond_the_ends_of_recreated_topics_hide_nothing(
     tmp_path: Path,
 ) -> None:
     stage = staged(tmp_path)
@@ -311,7 +311,7 @@ def test_commits_beyond_the_ends_of_topics_that_were_made_anew_hide_nothing(
     assert versions(stage) == [1, 2, *LEFT]
 
 
-def test_a_request_that_was_refused_keeps_nothing(tmp_path: Path) -> None:
+def test_a_refused_request_keeps_no_version(tmp_path: Path) -> None:
     stage = staged(tmp_path)
     train(stage, 2)
     refused = ask(stage, pinned(1))
@@ -324,7 +324,7 @@ def test_a_request_that_was_refused_keeps_nothing(tmp_path: Path) -> None:
     assert versions(stage) == LEFT
 
 
-def test_what_waits_in_the_buffer_keeps_the_weights_that_said_it(tmp_path: Path) -> None:
+def test_versions_of_buffered_samples_are_kept(tmp_path: Path) -> None:
     stage = staged(tmp_path, config=replace(LONG, max_staleness=100))
     train(stage, 2)
     lone = next(r for r in stage.in_the_air() if r.purpose == "train")
@@ -339,7 +339,7 @@ def test_what_waits_in_the_buffer_keeps_the_weights_that_said_it(tmp_path: Path)
     assert not {STEPS - 5, STEPS - 4, STEPS - 3} & {*versions(stage)}
 
 
-def test_a_clock_that_is_set_back_takes_nothing_too_early(tmp_path: Path) -> None:
+def test_a_clock_set_back_removes_no_version_too_early(tmp_path: Path) -> None:
     stage = staged(tmp_path)
     train(stage, 3)
     pass_time(stage, -86_400.0)
@@ -349,7 +349,7 @@ def test_a_clock_that_is_set_back_takes_nothing_too_early(tmp_path: Path) -> Non
     assert versions(stage) == [*range(8)]
 
 
-def test_the_log_that_is_away_keeps_everything_and_stops_nobody(
+def test_an_unavailable_log_keeps_all_versions_and_stops_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = staged(tmp_path)
@@ -370,7 +370,7 @@ def test_the_log_that_is_away_keeps_everything_and_stops_nobody(
     assert versions(stage) == LEFT
 
 
-def test_a_bound_takes_older_checkpoints_first_and_never_the_newest(tmp_path: Path) -> None:
+def test_a_size_bound_removes_older_checkpoints_and_keeps_the_newest(tmp_path: Path) -> None:
     free = staged(tmp_path / "free", config=replace(LONG, checkpoint_keep_every=1))
     train(free, STEPS)
     assert len(checkpoints.kept(free.directory / "checkpoints")) == STEPS + 1
@@ -391,7 +391,7 @@ def test_a_bound_takes_older_checkpoints_first_and_never_the_newest(tmp_path: Pa
     assert "keep_bytes_exceeded" not in {entry["event"] for entry in logs}
 
 
-def test_a_bound_that_all_is_needed_beyond_is_said_once(tmp_path: Path) -> None:
+def test_an_unreachable_size_bound_is_reported_once(tmp_path: Path) -> None:
     with capture_logs() as logs:
         stage = staged(tmp_path, publishing=Publishing(keep_bytes=10))
         stage.train(5)
@@ -402,7 +402,7 @@ def test_a_bound_that_all_is_needed_beyond_is_said_once(tmp_path: Path) -> None:
     assert stage.steps()[-1].metrics["kept_bytes"] > 10
 
 
-def test_a_bound_below_one_version_and_one_checkpoint_is_refused_before_anything(
+def test_a_size_bound_below_one_version_and_checkpoint_is_refused(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(Refused, match=r"keep_bytes is 4, .* takes 1 bytes .* give at least 5"):

@@ -1,4 +1,4 @@
-"""A run whose weights lie in a store of objects: published, served, mended and trained again."""
+"""A run with weights in an object store: published, served, repaired and retrained."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +29,7 @@ def wire() -> Iterator[Wire]:
         yield made
 
 
-def test_a_run_goes_on_is_mended_and_trained_again_from_a_bucket(
+def test_a_run_in_a_bucket_resumes_is_repaired_and_retrained(
     tmp_path: Path, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(versions, "RETRY_S", 0.0)
@@ -38,7 +38,7 @@ def test_a_run_goes_on_is_mended_and_trained_again_from_a_bucket(
     where = f"s3://bucket/weights/{world.folder.policy_id}"
     world.train(world.trainer(), steps=2)
 
-    # Weights lie there alone, checkpoints here alone, and nobody is told a credential
+    # Only weights are there, only checkpoints here, and no credential is written down
     assert world.folder.run().weights == where
     assert not (world.folder.directory / "weights").exists()
     assert all(v.full.uri.startswith(where) for v in world.versions())
@@ -49,7 +49,7 @@ def test_a_run_goes_on_is_mended_and_trained_again_from_a_bucket(
     newest: PolicyVersion = world.versions()[-1]
     fsspec.filesystem("s3").rm(newest.full.uri)
 
-    # When a trainer goes on, it writes what its checkpoint holds; and everybody goes on
+    # When a trainer resumes, it writes its checkpoint's weights, and all workers continue
     world.train(world.trainer())
     assert [step.step for step in world.steps()] == [1, 2, 3, 4]
 
@@ -61,7 +61,7 @@ def test_a_run_goes_on_is_mended_and_trained_again_from_a_bucket(
     assert [step.identical for step in again] == [True, True]
     assert export(world.folder, tmp_path / "out") == 4
 
-    # A server whose connection is cut half-way serves what it did, and never a mixture
+    # A server with a cut connection serves its previous version, and never a mixture
     late = weights_engine(world.folder.policy_id, world.folder.policy, world.settings.models)
     wire.cut_after = 60_000
     fsspec.filesystem("s3").clear_instance_cache()  # connections of before are carried whole

@@ -1,4 +1,4 @@
-"""Steps that are saved while the next is trained: nothing is announced too early, or lost."""
+"""Asynchronous saving during training: no step is announced too early, or lost."""
 
 import errno
 import shutil
@@ -57,13 +57,13 @@ def later(tmp_path: Path, config: LearnerConfig = LATER) -> tuple[Stage, LaterEx
 
 
 def batch(stage: Stage) -> None:
-    """What is in the air ends, and a turn is taken."""
+    """End all open rollouts and take a turn."""
     for request in stage.in_the_air():
         stage.end(request)
     stage.turn()
 
 
-def test_a_version_is_announced_when_its_checkpoint_is_durable_and_not_before(
+def test_a_version_is_announced_only_once_its_checkpoint_is_durable(
     tmp_path: Path,
 ) -> None:
     stage, executor = later(tmp_path)
@@ -78,12 +78,12 @@ def test_a_version_is_announced_when_its_checkpoint_is_durable_and_not_before(
     assert announced(stage) == [0, 1, 2, 3, 4]
 
 
-def test_the_next_step_is_taken_meanwhile_and_saved_after(tmp_path: Path) -> None:
+def test_the_next_step_is_taken_during_a_save_and_saved_afterwards(tmp_path: Path) -> None:
     stage, executor = later(tmp_path)
     while stage.trainer.learner.steps_done < 2:
         batch(stage)
 
-    # The second was submitted when the first had been saved, and what it holds is of its own time.
+    # The second was submitted after the first was saved, and holds its own state.
     assert len(executor.submitted) == 3
     assert [future.done() for future in executor.submitted] == [True, True, False]
     assert (announced(stage), durable(stage)) == ([0, 1], 1)
@@ -93,7 +93,7 @@ def test_the_next_step_is_taken_meanwhile_and_saved_after(tmp_path: Path) -> Non
     stage.drain()
 
 
-def test_early_is_after_the_weights_and_before_the_checkpoint(
+def test_an_early_announcement_follows_the_weights_and_precedes_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage, executor = later(tmp_path, EARLY)
@@ -109,7 +109,7 @@ def test_early_is_after_the_weights_and_before_the_checkpoint(
     assert (announced(stage), durable(stage)) == ([0, 1], 0)
     assert list((tmp_path / "weights").glob("v00000001-*"))
 
-    # Whoever goes on abandons it
+    # The next trainer abandons it
     monkeypatch.undo()
     stage.begin()
     assert stage.trainer.saver.abandoned == ((1, 1),)
@@ -118,7 +118,7 @@ def test_early_is_after_the_weights_and_before_the_checkpoint(
     assert [step.step for step in stage.kept_steps()] == [1, 2, 3, 4]
 
 
-def test_a_run_is_not_done_before_its_last_step_is_saved(tmp_path: Path) -> None:
+def test_a_run_is_not_done_until_its_last_step_is_saved(tmp_path: Path) -> None:
     stage, _ = later(tmp_path)
     while stage.trainer.learner.steps_done < 4:
         batch(stage)
@@ -129,7 +129,7 @@ def test_a_run_is_not_done_before_its_last_step_is_saved(tmp_path: Path) -> None
     assert announced(stage) == [0, 1, 2, 3, 4]
 
 
-def test_who_is_stopped_saves_what_it_has_trained(tmp_path: Path) -> None:
+def test_a_stopped_trainer_saves_its_trained_steps(tmp_path: Path) -> None:
     stage, _ = later(tmp_path)
     while stage.trainer.learner.steps_done < 2:
         batch(stage)
@@ -139,7 +139,7 @@ def test_who_is_stopped_saves_what_it_has_trained(tmp_path: Path) -> None:
     assert announced(stage) == [0, 1, 2]
 
 
-def test_a_thread_saves_them_too(tmp_path: Path) -> None:
+def test_a_thread_pool_saves_every_step(tmp_path: Path) -> None:
     stage = Stage(tmp_path, LATER, executor=lambda: ThreadPoolExecutor(1))
 
     stage.drain()
@@ -150,7 +150,7 @@ def test_a_thread_saves_them_too(tmp_path: Path) -> None:
     stage.trainer.executor.shutdown()
 
 
-def test_a_store_that_is_away_while_a_step_is_saved_costs_nothing(
+def test_a_store_outage_during_a_save_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage, executor = later(tmp_path)
@@ -176,7 +176,7 @@ def test_a_store_that_is_away_while_a_step_is_saved_costs_nothing(
     assert [step.step for step in stage.steps()] == [1, 2, 3, 4]
 
 
-def test_no_checkpoint_replaces_the_one_whose_records_are_not_acked(
+def test_no_checkpoint_replaces_one_with_unacked_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("consumers.training.trainer.AWAY_S", 0.0)
@@ -209,13 +209,13 @@ def test_no_checkpoint_replaces_the_one_whose_records_are_not_acked(
     ],
     ids=["sync", "async", "async, late", "early, late"],
 )
-def test_killed_at_any_point_a_trainer_goes_on_and_loses_and_doubles_nothing(
+def test_a_trainer_killed_at_any_point_loses_and_doubles_nothing(
     config: LearnerConfig,
     executor: Callable[[], Executor],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At each write that comes to the disk, and at each record: twice in one life of a run."""
+    """At each disk write and at each record, twice in one run."""
     config = replace(config, steps=2)
     counter = Kills(monkeypatch)
     point, lives = 0, 0
@@ -245,7 +245,7 @@ def test_killed_at_any_point_a_trainer_goes_on_and_loses_and_doubles_nothing(
 
 
 def loads(stage: Stage) -> bool:
-    """Whether what the next trainer goes on from is the newest that was announced, or ours."""
+    """If the next trainer resumes from the newest announced version, or from its own."""
     seen = [v for v in announced(stage) if not _abandoned(stage, v)]
     return stage.trainer.learner.version == max(seen)
 
@@ -255,7 +255,7 @@ def _abandoned(stage: Stage, version: int) -> bool:
 
 
 class Kills:
-    """Counts what a trainer does to disk and log, and ends it there."""
+    """Counts a trainer's writes to disk and log, and ends it at one of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left: int | None = None
@@ -278,9 +278,7 @@ class Kills:
 
 
 @pytest.mark.parametrize("announce", ["durable", "early"])
-def test_after_kills_every_step_has_the_bits_that_training_it_again_has(
-    announce: str, tmp_path: Path
-) -> None:
+def test_steps_taken_between_kills_are_retrained_bit_for_bit(announce: str, tmp_path: Path) -> None:
     # Given a run each of whose trainers dies while its newest step is saved
     options = f'save = "async"\nannounce = "{announce}"\n'
     world = World(tmp_path, RECIPE.replace("group_size = 4\n", f"group_size = 4\n{options}"))
@@ -309,7 +307,7 @@ def test_after_kills_every_step_has_the_bits_that_training_it_again_has(
     assert report["differing"] == []
 
 
-def test_weights_that_are_saved_later_are_written_once_and_have_two_names(tmp_path: Path) -> None:
+def test_weights_saved_later_are_written_once_under_two_names(tmp_path: Path) -> None:
     stage, _ = later(tmp_path)
 
     stage.drain()
@@ -324,7 +322,7 @@ def test_weights_that_are_saved_later_are_written_once_and_have_two_names(tmp_pa
 # A full disk
 
 
-def test_what_could_go_of_a_full_disk_counts_deltas_too(tmp_path: Path) -> None:
+def test_the_full_disk_message_also_counts_removable_deltas(tmp_path: Path) -> None:
     run = TrainingRun("run", "policy", tmp_path, {}, "s", AdmissionRule(0, 4, 4, 2))
     run.checkpoints.mkdir()
     publication = Publication(run.weights, Publishing(weights="delta", full_every=3))
@@ -338,7 +336,7 @@ def test_what_could_go_of_a_full_disk_counts_deltas_too(tmp_path: Path) -> None:
     assert "3 older files, 2 of them deltas in" in text
 
 
-def test_tensors_whose_digests_are_known_are_not_hashed_again_for_the_checkpoint(
+def test_tensors_with_known_digests_are_not_hashed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = replace(Counting().state(), weights={"w": RawTensor("U8", (4,), b"abcd")})
@@ -366,7 +364,7 @@ def test_tensors_whose_digests_are_known_are_not_hashed_again_for_the_checkpoint
     assert PublishedFile(path, written.sha256s).sha256s_of(parts_of(state.weights, 0, 2)) is None
 
 
-def test_where_the_disk_has_no_room_no_step_is_taken_and_it_is_said_what_could_go(
+def test_a_full_disk_stops_the_step_and_names_removable_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = Stage(tmp_path)
@@ -390,7 +388,7 @@ def test_where_the_disk_has_no_room_no_step_is_taken_and_it_is_said_what_could_g
 @pytest.mark.parametrize("config", [CONFIG, LATER, EARLY])
 @pytest.mark.parametrize("place", ["weights", "checkpoint"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_disk_that_fills_while_a_step_is_saved_stops_training_by_name(
+def test_a_disk_that_fills_during_a_save_stops_training_by_name(
     place: str, number: int, config: LearnerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = Stage(tmp_path, config)
@@ -416,7 +414,7 @@ def test_a_disk_that_fills_while_a_step_is_saved_stops_training_by_name(
     assert [step.step for step in stage.kept_steps()] == [1, 2, 3, 4]
 
 
-def test_weights_of_a_step_that_was_never_announced_do_not_stay_beside_its_successor(
+def test_weights_of_an_unannounced_step_are_removed_at_restart(
     tmp_path: Path,
 ) -> None:
     stage, _ = later(tmp_path)
@@ -428,7 +426,7 @@ def test_weights_of_a_step_that_was_never_announced_do_not_stay_beside_its_succe
     assert not list((tmp_path / "weights").glob("v00000007-*"))
 
 
-def test_early_announcements_without_later_saving_are_refused() -> None:
+def test_early_announcements_require_asynchronous_saving() -> None:
     with pytest.raises(Refused, match="set save to 'async'"):
         replace(CONFIG, announce="early")
     with pytest.raises(Refused, match="unknown save 'asink'; did you mean 'async'"):
@@ -436,7 +434,7 @@ def test_early_announcements_without_later_saving_are_refused() -> None:
     assert replace(CONFIG, save="async").digest() == CONFIG.digest()
 
 
-def test_how_long_training_stood_still_for_saving_is_in_the_next_steps_record(
+def test_the_save_stall_is_in_the_next_steps_record(
     tmp_path: Path,
 ) -> None:
     stage = Stage(tmp_path)

@@ -1,4 +1,4 @@
-"""Whatever finishes, fails, is torn, comes twice or begins again: the rule holds, and it moves on.
+"""Admission on random schedules: ends, failures, torn records, duplicates and restarts.
 
 The trainer is the real one; its learner only counts, so that many schedules can be tried.
 """
@@ -38,7 +38,7 @@ def act(stage: Stage, what: str, number: int) -> None:
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(CONFIGS, st.lists(ACTS, max_size=50), st.sampled_from([(0, 0), (500, 502)]))
-def test_the_rule_holds_on_every_schedule_and_the_run_always_comes_to_its_end(
+def test_the_admission_rule_holds_and_the_run_ends_on_every_schedule(
     config: LearnerConfig, schedule: list[tuple[str, int]], seeds: tuple[int, int]
 ) -> None:
     with TemporaryDirectory() as directory:
@@ -63,7 +63,7 @@ def test_the_rule_holds_on_every_schedule_and_the_run_always_comes_to_its_end(
     ),
     st.sampled_from([(0, 0), (500, 502)]),
 )
-def test_ends_that_nobody_can_name_hold_no_run_up(
+def test_unnamed_ends_do_not_block_the_run(
     config: LearnerConfig, schedule: list[tuple[str, int]], seeds: tuple[int, int]
 ) -> None:
     with TemporaryDirectory() as directory:

@@ -21,7 +21,7 @@ def done(pair: Pair, steps: int) -> Callable[[], bool]:
     return lambda: all(len(pair.steps(part)) >= steps for part in pair.parts)
 
 
-def test_both_learn_from_the_same_rollouts_each_from_its_own_tokens(tmp_path: Path) -> None:
+def test_both_policies_learn_their_own_tokens_of_the_same_rollouts(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
     solver, verifier = (pair.trainer(part) for part in pair.parts)
 
@@ -49,7 +49,7 @@ def test_both_learn_from_the_same_rollouts_each_from_its_own_tokens(tmp_path: Pa
         assert versions_of(each.sequences, index) == {pinned}
 
 
-def test_trainers_and_a_server_that_are_replaced_go_on_where_they_stood(tmp_path: Path) -> None:
+def test_replaced_trainers_and_servers_resume_at_their_last_step(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
     solver, verifier = (pair.trainer(part) for part in pair.parts)
     pair.train(solver, verifier, until=done(pair, 1))
@@ -108,7 +108,7 @@ class Waits:
         return self.others.granted(5, 2, step, running)
 
 
-def test_rollouts_wait_until_all_policies_stand_at_the_same_step() -> None:
+def test_rollouts_wait_until_all_policies_are_at_the_same_step() -> None:
     waits = Waits()
     waits.announce("run-a", 1)
     waits.announce("run-b", 0)
@@ -119,7 +119,7 @@ def test_rollouts_wait_until_all_policies_stand_at_the_same_step() -> None:
     assert (waits.granted(0), waits.granted(2)) == (0, 0)
 
 
-def test_who_has_taken_its_last_step_holds_nobody() -> None:
+def test_a_finished_policy_holds_back_no_other() -> None:
     waits = Waits()
     waits.announce("run-a", 9)
     waits.announce("run-b", 4)
@@ -127,13 +127,13 @@ def test_who_has_taken_its_last_step_holds_nobody() -> None:
     assert waits.granted(9) == 5
 
 
-def test_without_a_barrier_each_moves_alone() -> None:
+def test_policies_without_a_barrier_advance_independently() -> None:
     waits = Waits(barrier=False)
 
     assert waits.granted(9, running=3) == 5
 
 
-def test_a_policy_that_starves_at_the_barrier_is_let_have_one_batch() -> None:
+def test_a_policy_starved_at_the_barrier_gets_one_batch() -> None:
     waits = Waits()
     waits.announce("run-a", 1)
     waits.announce("run-b", 0)
@@ -147,7 +147,7 @@ def test_a_policy_that_starves_at_the_barrier_is_let_have_one_batch() -> None:
     assert waits.granted(1) == 0
 
 
-def test_a_policy_that_has_lost_a_batch_for_good_holds_the_others_once_and_no_more() -> None:
+def test_a_policy_with_a_lost_batch_holds_the_others_back_once() -> None:
     waits = Waits()
     waits.announce("run-a", 5)
     waits.announce("run-b", 4)
@@ -167,7 +167,7 @@ def test_a_policy_that_has_lost_a_batch_for_good_holds_the_others_once_and_no_mo
 
 
 @pytest.mark.parametrize(("policy_id", "run_id"), [("run-c", "run"), ("run-a", "another")])
-def test_what_is_announced_of_anybody_else_says_nothing(policy_id: str, run_id: str) -> None:
+def test_foreign_announcements_are_ignored(policy_id: str, run_id: str) -> None:
     waits = Waits()
 
     waits.announce(policy_id, 3, run_id)

@@ -1,4 +1,4 @@
-"""Every step tells what came, what became of it, and how long the trainer waited."""
+"""Every step records its rollouts, their outcomes and the trainer's wait."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.support.staged_run import CONFIG, Stage
 from trainer.drops import Tally
 
 
-def test_what_came_since_the_step_before_is_told_with_its_lengths_and_the_wait() -> None:
+def test_a_step_reports_produced_rollouts_with_lengths_and_wait() -> None:
     now = [100.0]
     balance = StepBalance(lambda: now[0])
     balance.begin({"failed": Tally(3, 30), "redundant": Tally(1, 5)})
@@ -36,7 +36,7 @@ def test_what_came_since_the_step_before_is_told_with_its_lengths_and_the_wait()
     assert (again["produced"], again["wait_seconds"], again["cycle_seconds"]) == (0, 1, 4)
 
 
-def test_all_that_came_in_a_run_is_in_its_steps_once_whatever_begins_again(tmp_path: Path) -> None:
+def test_the_steps_of_a_run_count_every_rollout_once_across_restarts(tmp_path: Path) -> None:
     stage = Stage(tmp_path, replace(CONFIG, redundancy=1, max_staleness=1))
     for steps in range(1, 5):
         stage.train(steps)

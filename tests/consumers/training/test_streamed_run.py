@@ -1,4 +1,4 @@
-"""A run that adds gradients as groups complete: on-policy, and trained again to the bit."""
+"""A run that adds gradients as groups complete: on-policy, and retrained bit for bit."""
 
 from pathlib import Path
 
@@ -22,10 +22,10 @@ STREAMED = RECIPE.replace(
 """One group after the other is in the air."""
 
 
-def test_every_step_is_of_the_newest_weights_and_is_trained_again_to_the_bit(
+def test_every_step_uses_the_newest_weights_and_is_retrained_bit_for_bit(
     tmp_path: Path,
 ) -> None:
-    """Whatever order the groups have come in, and where a trainer has died in between."""
+    """For any order of the groups and any restart in between."""
     world = World(tmp_path, STREAMED)
     first = world.trainer()
     world.train(first, steps=1)
@@ -95,7 +95,7 @@ def staged(learner: Adding, groups: int = 2) -> tuple[StreamedStep, Buffer]:
     return StreamedStep(learner, buffer), buffer  # type: ignore[arg-type]
 
 
-def test_a_group_is_added_once_and_the_step_has_the_order_of_the_sums() -> None:
+def test_a_group_is_added_once_and_the_step_keeps_the_summing_order() -> None:
     streamed, buffer = staged(learner := Adding())
     assert (streamed.add_complete(), streamed.add_complete()) == (2, 0)
 
@@ -108,7 +108,7 @@ def test_a_group_is_added_once_and_the_step_has_the_order_of_the_sums() -> None:
     assert (learner.begun, learner.stepped) == (1, [])
 
 
-def test_a_batch_that_is_not_what_was_added_is_computed_anew() -> None:
+def test_a_batch_that_differs_from_the_added_groups_is_recomputed() -> None:
     streamed, buffer = staged(learner := Adding())
     streamed.add_complete()
     taken = buffer.take(1, v_now=0)
@@ -122,8 +122,8 @@ def test_a_batch_that_is_not_what_was_added_is_computed_anew() -> None:
     assert learner.begun == 2
 
 
-def test_a_store_that_is_away_has_all_groups_added_again_when_it_is_back() -> None:
-    """What raises has cleared the gradient, with what was added before it."""
+def test_all_groups_are_added_again_after_a_store_outage() -> None:
+    """The error has cleared the gradient, with all groups added before it."""
     streamed, buffer = staged(learner := Adding())
     assert streamed.add_complete() == 2
     for offset, name in enumerate("ab", 10):
@@ -140,7 +140,7 @@ def test_a_store_that_is_away_has_all_groups_added_again_when_it_is_back() -> No
     assert (metrics["finished"], len(order), learner.begun) == (7, 6, 2)
 
 
-def test_a_batch_with_a_group_that_cannot_be_added_says_so_once_it_is_whole() -> None:
+def test_a_batch_with_an_unaddable_group_fails_once_it_is_whole() -> None:
     streamed, buffer = staged(learner := Adding(fails=True))
     streamed.add_complete()
     streamed.add_complete()

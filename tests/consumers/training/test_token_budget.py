@@ -1,4 +1,4 @@
-"""Batches of so many tokens: what they leave unfinished goes on, and what never ends is purged."""
+"""Batches with a token budget: cut-off rollouts continue, endless ones are purged."""
 
 from collections import Counter
 from dataclasses import replace
@@ -20,7 +20,7 @@ CONFIG = LearnerConfig(
 
 
 def sizes(run: UnevenRun) -> list[list[int]]:
-    """Of each step the tokens of its groups, those that are stale next first."""
+    """The tokens of each step's groups, the next stale ones first."""
     found = []
     for batch in run.learner.seen:
         groups: dict[str, list[int]] = {}
@@ -31,10 +31,10 @@ def sizes(run: UnevenRun) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("every", [0, 7])
-def test_every_batch_has_its_tokens_and_nothing_is_lost_or_doubled(
+def test_every_batch_has_its_tokens_and_no_rollout_is_lost_or_doubled(
     tmp_path: Path, every: int
 ) -> None:
-    """Also where the trainer dies again and again."""
+    """Also for a repeatedly dying trainer."""
     run = UnevenRun(tmp_path, CONFIG, max_running=12)
     seen: list[list[int]] = []
     most = 0
@@ -60,7 +60,7 @@ def test_every_batch_has_its_tokens_and_nothing_is_lost_or_doubled(
     run.close()
 
 
-def test_what_is_cut_off_more_often_than_it_may_be_is_purged(tmp_path: Path) -> None:
+def test_a_rollout_cut_off_too_often_is_purged(tmp_path: Path) -> None:
     short = Choice("token_budget", (("tokens", 4),))
     run = UnevenRun(
         tmp_path, replace(CONFIG, batch=short, retention=1, missing="train_partial"), max_running=24

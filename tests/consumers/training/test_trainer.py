@@ -1,4 +1,4 @@
-"""The trainer on the in-memory log: it learns from the log, and a crash costs at most a step."""
+"""The trainer on the in-memory log: a crash costs at most a step."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -52,7 +52,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     return World(tmp_path)
 
 
-def test_a_run_trains_its_steps_and_names_every_trajectory(world: World) -> None:
+def test_a_run_trains_its_steps_and_references_every_trajectory(world: World) -> None:
     world.train(world.trainer())
 
     steps = world.steps()
@@ -73,7 +73,7 @@ def test_a_run_trains_its_steps_and_names_every_trajectory(world: World) -> None
             assert trajectory.request.purpose == "train"
 
 
-def test_a_registry_that_leaves_while_rollouts_come_back_is_waited_for(world: World) -> None:
+def test_a_registry_outage_during_training_is_waited_out(world: World) -> None:
     # Given a trainer that has not read a scored trajectory before, and a registry that leaves
     trainer = world.trainer()
     registry = Leaving(world.codec.registry)
@@ -97,7 +97,7 @@ def test_a_registry_that_leaves_while_rollouts_come_back_is_waited_for(world: Wo
     assert [step.step for step in world.steps()] == [1, 2, 3, 4]
 
 
-def test_the_starting_weights_are_evaluated_before_anything_is_trained(world: World) -> None:
+def test_the_starting_weights_are_evaluated_before_training(world: World) -> None:
     trainer = world.trainer()
     world.train(trainer)
 
@@ -114,7 +114,7 @@ def test_the_starting_weights_are_evaluated_before_anything_is_trained(world: Wo
             assert request.task.seed < 1000
 
 
-def test_a_held_out_rollout_is_sampled_by_the_version_that_it_was_asked_of_alone(
+def test_a_held_out_rollout_is_sampled_only_by_its_requested_version(
     tmp_path: Path,
 ) -> None:
     world = World(tmp_path, RECIPE.replace("steps = 4", "steps = 12"))
@@ -133,7 +133,7 @@ def test_a_held_out_rollout_is_sampled_by_the_version_that_it_was_asked_of_alone
     assert [len(trainer.heldout.counted(version)) for version in asked] == [6] * 7
 
 
-def test_no_more_rollouts_are_in_the_air_than_staleness_allows(world: World) -> None:
+def test_staleness_bounds_the_number_of_open_rollouts(world: World) -> None:
     trainer = world.trainer()
     world.train(trainer)
 
@@ -144,7 +144,7 @@ def test_no_more_rollouts_are_in_the_air_than_staleness_allows(world: World) -> 
     assert len(train) <= (trainer.config.max_staleness + 4) * batch
 
 
-def test_nothing_is_sampled_from_weights_that_will_be_too_old_when_it_is_trained_on(
+def test_no_rollout_is_sampled_from_weights_too_old_for_its_batch(
     world: World,
 ) -> None:
     # Given a run in which nothing came too late
@@ -159,7 +159,7 @@ def test_nothing_is_sampled_from_weights_that_will_be_too_old_when_it_is_trained
             assert request.min_policy_version == max(0, batch - trainer.config.max_staleness)
 
 
-def test_a_trainer_that_dies_between_steps_goes_on_where_it_was(world: World) -> None:
+def test_a_trainer_that_dies_between_steps_resumes_at_its_last_step(world: World) -> None:
     world.train(world.trainer(), steps=2)
 
     world.train(world.trainer())
@@ -175,7 +175,9 @@ def test_a_trainer_that_dies_between_steps_goes_on_where_it_was(world: World) ->
 
 
 @pytest.mark.parametrize("lost", ["versions", "train_steps"])
-def test_what_was_saved_and_not_announced_is_announced_by_the_next(world: World, lost: str) -> None:
+def test_saved_but_unannounced_steps_are_announced_by_the_next_trainer(
+    world: World, lost: str
+) -> None:
     # Given a trainer that dies after its checkpoint, before an announcement
     first = world.trainer()
     world.train(first, steps=1)
@@ -183,7 +185,7 @@ def test_what_was_saved_and_not_announced_is_announced_by_the_next(world: World,
     with pytest.raises(Died):
         world.train(first, steps=2)
 
-    # When another goes on
+    # When another trainer takes over
     world.train(world.trainer())
 
     # Then no version and no step is missing, and none is there twice with other weights
@@ -194,7 +196,7 @@ def test_what_was_saved_and_not_announced_is_announced_by_the_next(world: World,
 
 
 class Dying(MemoryPublisher):
-    """A publisher whose process dies before it writes to one topic."""
+    """A publisher that dies before it writes to one topic."""
 
     def __init__(self, log: MemoryLog, topic: str) -> None:
         super().__init__(log)
@@ -206,7 +208,7 @@ class Dying(MemoryPublisher):
         super().send(topic, *arguments, **named)
 
 
-def test_a_lost_checkpoint_abandons_its_version_and_never_uses_its_number_again(
+def test_a_lost_checkpoint_abandons_its_version_and_never_reuses_its_number(
     world: World,
 ) -> None:
     # Given two announced steps, of which the second's checkpoint is gone
@@ -214,11 +216,11 @@ def test_a_lost_checkpoint_abandons_its_version_and_never_uses_its_number_again(
     checkpoint = world.folder.directory / "checkpoints" / "v00000002" / "manifest.json"
     checkpoint.unlink()
 
-    # When another trainer goes on from the first
+    # When another trainer resumes from the first
     trainer = world.trainer()
     world.train(trainer)
 
-    # Then numbering goes on above, and the abandoned branch is known
+    # Then numbering continues above, and the abandoned branch is known
     versions = [version.version for version in world.versions()]
     assert versions[:3] == [0, 1, 2]
     assert versions[3] == 3
@@ -227,7 +229,7 @@ def test_a_lost_checkpoint_abandons_its_version_and_never_uses_its_number_again(
 
 
 @pytest.mark.parametrize("damage", ["torn", "gone"])
-def test_weights_that_a_power_cut_took_are_mended_at_resume_and_never_served(
+def test_weights_damaged_by_a_power_cut_are_repaired_and_never_served(
     world: World, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(versions, "RETRY_S", 0.0)
@@ -248,10 +250,10 @@ def test_weights_that_a_power_cut_took_are_mended_at_resume_and_never_served(
         server.turn(0.0)
     served = engine.version
 
-    # When a trainer goes on
+    # When a trainer takes over
     trainer = world.trainer()
 
-    # Then the file is as it was, nothing temporary is left, and everybody goes on
+    # Then the file is restored, no temporary file is left, and all workers continue
     assert served == -1
     assert newest.read_bytes() == whole
     assert not list(weights.glob("*.tmp"))
@@ -260,7 +262,7 @@ def test_weights_that_a_power_cut_took_are_mended_at_resume_and_never_served(
 
 
 def poisoned(record: ScoredTrajectory, number: int) -> Iterator[ScoredTrajectory]:
-    """Records of the run that nobody can train on, each a group of its own."""
+    """Untrainable records of the run, each a group of its own."""
     trajectory = record.trajectory
     assert trajectory.sequences
     assert trajectory.request is not None
@@ -287,7 +289,7 @@ def poisoned(record: ScoredTrajectory, number: int) -> Iterator[ScoredTrajectory
     yield replace(record, trajectory=theirs)
 
 
-def test_poison_among_the_scored_costs_its_own_records_and_training_goes_on(world: World) -> None:
+def test_untrainable_scored_records_are_dropped_and_training_continues(world: World) -> None:
     # Given a step, then records of the run that no model could be trained on, and garbage
     first = world.trainer()
     world.train(first, steps=1)
@@ -301,7 +303,7 @@ def test_poison_among_the_scored_costs_its_own_records_and_training_goes_on(worl
         world.log.append(world.topics.scored, key, world.codec.encode(world.topics.scored, each))
     world.log.append(world.topics.scored, b"garbage", b"garbage")
 
-    # When the trainer goes on, and another after it
+    # When the trainer continues, and another after it
     world.train(first, steps=2)
     second = world.trainer()
     world.train(second)
@@ -317,7 +319,7 @@ def test_poison_among_the_scored_costs_its_own_records_and_training_goes_on(worl
     assert not trained & {each.trajectory.rollout_id for each in bad}
 
 
-def test_garbage_among_the_versions_does_not_end_a_trainer(world: World) -> None:
+def test_garbage_in_the_versions_topic_does_not_end_a_trainer(world: World) -> None:
     # Given garbage under the policy's key, and a version that leaves no number above it
     world.train(world.trainer(), steps=1)
     key = world.folder.policy_id.encode()
@@ -331,17 +333,17 @@ def test_garbage_among_the_versions_does_not_end_a_trainer(world: World) -> None
         world.log.append(topic, key, value)
     far = world.codec.encode(world.topics.versions, last)
 
-    # When another trainer goes on
+    # When another trainer takes over
     trainer = world.trainer()
     world.log.append(world.topics.versions, key, far)
     again = world.trainer()
 
-    # Then both number on from what was made
+    # Then both continue the numbering
     assert (trainer.saver.highest, again.saver.highest) == (1, 1)
 
 
 class Raising(Learner):
-    """A learner whose arithmetic raises for some of its batches."""
+    """A learner that raises for some of its batches."""
 
     raises: Callable[[], bool]
 
@@ -352,7 +354,7 @@ class Raising(Learner):
         return super().gradient_of(batch)
 
 
-def test_what_a_program_sampled_otherwise_than_asked_is_refused_and_not_trained_on(
+def test_a_rollout_sampled_otherwise_than_requested_is_not_trained(
     tmp_path: Path,
 ) -> None:
     recipe = RECIPE.replace("[task]", '[task]\nagent = "tests.support.cold_program:cold"', 1)
@@ -373,7 +375,7 @@ def test_what_a_program_sampled_otherwise_than_asked_is_refused_and_not_trained_
     )
 
 
-def test_a_batch_that_cannot_be_computed_is_dropped_and_the_next_one_trained(world: World) -> None:
+def test_an_uncomputable_batch_is_dropped_and_the_next_one_trained(world: World) -> None:
     trainer = world.trainer()
     world.train(trainer, steps=1)
     turns = iter([True, False, True])
@@ -387,7 +389,7 @@ def test_a_batch_that_cannot_be_computed_is_dropped_and_the_next_one_trained(wor
     assert sum(step.dropped.get("step_failed", 0) for step in world.steps()) == 2 * 8
 
 
-def test_when_no_batch_can_be_computed_the_trainer_says_so_and_none_is_met_again(
+def test_a_trainer_without_any_computable_batch_fails_and_meets_none_again(
     world: World,
 ) -> None:
     trainer = world.trainer()
@@ -404,7 +406,7 @@ def test_when_no_batch_can_be_computed_the_trainer_says_so_and_none_is_met_again
     assert [step.step for step in world.steps()] == [1, 2, 3, 4]
 
 
-def test_a_second_trainer_of_a_run_stands_by_until_the_first_is_gone(tmp_path: Path) -> None:
+def test_a_second_trainer_of_a_run_waits_for_the_first_to_end(tmp_path: Path) -> None:
     asked = iter([False, False, True])
     with (
         sole_trainer(tmp_path, lambda: False) as first,

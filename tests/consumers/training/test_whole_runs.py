@@ -1,4 +1,4 @@
-"""A batch is trained on once, and whole, whatever raises in the trainer around its learner."""
+"""A batch is trained once and completely, whatever fails in the trainer."""
 
 import errno
 import hashlib
@@ -41,7 +41,7 @@ Taken = list[tuple[int, int, list[str], str]]
 
 
 class Chained(Counting):
-    """A learner whose weights tell all that it was ever trained on, in order."""
+    """A learner with weights that record every sample trained, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def taken(stage: Stage) -> Taken:
 
 
 @pytest.mark.parametrize("outage", [True, False], ids=["outage", "others"])
-def test_a_fault_at_any_call_between_a_step_and_its_record_changes_no_step(
+def test_a_fault_between_a_step_and_its_record_changes_no_step(
     tmp_path: Path, outage: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer_module, "AWAY_S", 0.0)
@@ -86,7 +86,7 @@ def test_a_fault_at_any_call_between_a_step_and_its_record_changes_no_step(
     assert [step for step, *_ in wanted] == [1, 2]
 
     for number, (place, count) in enumerate(found.items()):
-        # What leaves a context cannot fail, nor what only notes what was polled.
+        # Exits of contexts cannot fail, nor can mere notes of polled records.
         if place[2] in ("__exit__", "<genexpr>", "extend"):
             continue
         stage = begun(tmp_path / str(number))
@@ -100,7 +100,7 @@ def test_a_fault_at_any_call_between_a_step_and_its_record_changes_no_step(
 
 
 def end_of(stage: Stage, fault: Fault) -> str:
-    """What becomes of a process that meets it; the next one has begun where that has ended."""
+    """The outcome of a process that meets the fault; the next one has started by then."""
     try:
         with calls(FILES, fault):
             stage.drain()
@@ -115,7 +115,7 @@ def end_of(stage: Stage, fault: Fault) -> str:
 
 
 @pytest.mark.parametrize("text", [STORED, STREAMED], ids=["at once", "group by group"])
-def test_a_store_that_is_away_while_past_weights_are_read_costs_no_rollout(
+def test_a_store_outage_while_past_weights_are_read_costs_no_rollout(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a run that reads the weights of then for every batch

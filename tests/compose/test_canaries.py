@@ -55,7 +55,7 @@ def is_clean(text: str) -> bool:
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    """What one test has hidden is no secret of the next."""
+    """Forget the secrets of one test before the next."""
     before = dict(hidden._known)
     yield
     hidden._known.clear()
@@ -64,7 +64,7 @@ def forgotten() -> Iterator[None]:
 
 @pytest.fixture
 def logged() -> Iterator[io.StringIO]:
-    """What a worker's log holds."""
+    """The log output of a worker."""
     out, root = io.StringIO(), logging.getLogger()
     handlers, hooks = root.handlers[:], (sys.excepthook, threading.excepthook)
     root.handlers[:] = []
@@ -77,12 +77,12 @@ def logged() -> Iterator[io.StringIO]:
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_a_url_is_shown_without_its_secrets_also_where_nobody_knows_it(url: str) -> None:
+def test_url_is_shown_without_its_secrets_even_when_unregistered(url: str) -> None:
     assert is_clean(without_secrets(f"cannot open {url!r}: 403, as '{url}' says"))
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_the_secret_of_a_known_url_is_found_wherever_a_library_quotes_it(url: str) -> None:
+def test_secret_of_a_known_url_is_hidden_in_every_spelling(url: str) -> None:
     hide_in_url(url)
 
     for each in spelt(CANARY):
@@ -90,7 +90,7 @@ def test_the_secret_of_a_known_url_is_found_wherever_a_library_quotes_it(url: st
 
 
 @pytest.mark.parametrize(("part", "name"), [(p, name) for p in CLIENT for name in CLIENT[p]])
-def test_the_secrets_of_clients_are_known_by_the_names_of_their_settings(
+def test_client_secrets_are_recognised_by_their_setting_names(
     part: str, name: str, logged: io.StringIO
 ) -> None:
     value = f"user:{CANARY}" if name == "basic.auth.user.info" else CANARY
@@ -121,7 +121,7 @@ def tables(client: str) -> Mapping[str, str]:
         {"ROLLCALL_KAFKA__CLIENT__SASL_PASSWORD__X": CANARY},
     ],
 )
-def test_a_wrong_setting_is_one_line_without_what_is_secret(
+def test_invalid_setting_is_one_line_without_secrets(
     variables: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -135,7 +135,7 @@ def test_a_wrong_setting_is_one_line_without_what_is_secret(
     assert "\n" not in str(refused.value)
 
 
-def test_stores_and_registries_that_are_away_do_not_say_how_one_gets_in(
+def test_errors_of_unreachable_stores_and_registries_contain_no_secrets(
     logged: io.StringIO,
 ) -> None:
     for url in URLS[:24]:
@@ -158,7 +158,7 @@ def test_stores_and_registries_that_are_away_do_not_say_how_one_gets_in(
     assert is_clean(logged.getvalue())
 
 
-def test_tracebacks_of_what_nobody_catches_are_clean(
+def test_tracebacks_of_uncaught_errors_contain_no_secrets(
     capsys: pytest.CaptureFixture[str], logged: io.StringIO
 ) -> None:
     hide_in_url(f"ftp://user:{CANARY}@host")
@@ -181,7 +181,7 @@ def test_tracebacks_of_what_nobody_catches_are_clean(
     assert "Exception in reader" in printed
 
 
-def test_json_and_pages_are_clean(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_and_pages_contain_no_secrets(capsys: pytest.CaptureFixture[str]) -> None:
     emit_json({"url": URLS[0], "all": URLS})
     with page() as terminal:
         terminal.print(URLS[0])
@@ -213,7 +213,7 @@ def test_no_command_line_of_a_worker_holds_a_secret(tmp_path: Path) -> None:
 
 
 @given(st.text(), st.text(min_size=hidden.SHORTEST))
-def test_hiding_leaves_all_other_words_as_they_are(before: str, secret: str) -> None:
+def test_hiding_a_secret_leaves_other_text_unchanged(before: str, secret: str) -> None:
     hidden._known.clear()
     hidden.hide(secret)
 

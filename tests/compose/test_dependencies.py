@@ -45,7 +45,7 @@ def imported() -> dict[str, str]:
     return {name: path for name, path in found.items() if name not in ours}
 
 
-def test_each_library_that_is_imported_is_declared() -> None:
+def test_each_imported_library_is_declared() -> None:
     known = {canonicalize_name(requirement.name) for requirement in declared()}
     homes = packages_distributions()
 
@@ -58,7 +58,7 @@ def test_each_library_that_is_imported_is_declared() -> None:
     assert missing == {}
 
 
-def test_a_library_that_is_declared_twice_has_one_range() -> None:
+def test_library_declared_twice_has_one_range() -> None:
     ranges = defaultdict(set)
     for requirement in declared():
         ranges[canonicalize_name(requirement.name)].add(str(requirement.specifier))
@@ -66,7 +66,7 @@ def test_a_library_that_is_declared_twice_has_one_range() -> None:
     assert {name: found for name, found in ranges.items() if len(found) > 1} == {}
 
 
-def test_rooms_are_those_of_the_wheel() -> None:
+def test_packages_of_the_wheel_match_the_package_list() -> None:
     pyproject = tomllib.loads(Path(ROOT / "pyproject.toml").read_text())
     wheel = pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 

@@ -26,14 +26,14 @@ def distilled(*scorers: str) -> str:
 
 
 def sharpen(policy: Path) -> None:
-    """Random weights say hardly anything: have them say it louder, so that there is a gap."""
+    """Scale up the random weights, so that their predictions differ enough to measure a gap."""
     model = AutoModelForCausalLM.from_pretrained(policy)
     with torch.no_grad():
         model.transformer.ln_f.weight.mul_(30)
     model.save_pretrained(policy)
 
 
-def test_a_student_comes_closer_to_its_teacher_in_a_few_steps(tmp_path: Path) -> None:
+def test_student_approaches_its_teacher_in_a_few_steps(tmp_path: Path) -> None:
     teacher = make_policy(
         tmp_path / "teacher",
         config=GPT2
@@ -57,21 +57,21 @@ def test_a_student_comes_closer_to_its_teacher_in_a_few_steps(tmp_path: Path) ->
     assert all(each.token_scores for each in scores)
 
 
-def test_a_teacher_with_other_words_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_teacher_with_another_vocabulary_is_refused_before_anything_runs(tmp_path: Path) -> None:
     text = distilled("environment_return", f"teacher:{writer(tmp_path / 'writer')}")
 
     with pytest.raises(Refused, match="another vocabulary"):
         run_folder.create(tmp_path, parse_recipe(text, "tiny"), text, seed=1)
 
 
-def test_a_learner_that_distils_names_its_teacher_among_its_scorers(tmp_path: Path) -> None:
+def test_distilling_learner_requires_its_teacher_among_the_scorers(tmp_path: Path) -> None:
     text = distilled("environment_return")
 
     with pytest.raises(Refused, match="distils from 'teacher:'"):
         run_folder.create(tmp_path, parse_recipe(text, "tiny"), text, seed=1)
 
 
-def test_a_recipe_whose_teacher_is_nowhere_is_refused_by_its_place(tmp_path: Path) -> None:
+def test_recipe_with_a_missing_teacher_is_refused_by_its_path(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(distilled(f"teacher:{lake(tmp_path / 'p')}s"))
 
     with pytest.raises(Refused, match="no policy at"):

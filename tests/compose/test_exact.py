@@ -1,4 +1,4 @@
-"""Where `[learner] exact` is set, engine and trainer say the same log-probabilities to the bit."""
+"""With `[learner] exact`, engine and trainer compute bit-identical log-probabilities."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -81,7 +81,7 @@ def trained_logprobs(policy: Path, said: list[Said], *, exact: bool) -> tuple[to
     return micro.behaviour_logprobs_BT[mask], found.lp_BT[mask].detach()
 
 
-def test_every_sampled_token_has_the_same_bits_in_engine_and_trainer(policy: Path) -> None:
+def test_every_sampled_token_has_identical_logprobs_in_engine_and_trainer(policy: Path) -> None:
     engine = TransformersEngine("policy", policy, exact=True)
     take(engine, version_of(policy, 1))
     said = conversations(engine)
@@ -93,7 +93,7 @@ def test_every_sampled_token_has_the_same_bits_in_engine_and_trainer(policy: Pat
     assert torch.equal(engines.float(), trainers.float())
 
 
-def test_an_exact_engine_samples_what_the_other_does_and_scores_it_alike(policy: Path) -> None:
+def test_exact_engine_samples_the_same_tokens_with_close_logprobs(policy: Path) -> None:
     found = []
     for exact in (False, True):
         engine = TransformersEngine("policy", policy, exact=exact)
@@ -105,7 +105,7 @@ def test_an_exact_engine_samples_what_the_other_does_and_scores_it_alike(policy:
         np.testing.assert_allclose(other.logprobs, exactly.logprobs, atol=1e-4)
 
 
-def test_a_run_that_is_exact_measures_no_difference_at_any_step(tmp_path: Path) -> None:
+def test_exact_run_measures_no_difference_at_any_step(tmp_path: Path) -> None:
     world = World(tmp_path, EXACT)
     trainer = world.trainer()
 
@@ -131,7 +131,7 @@ def test_a_run_that_is_exact_measures_no_difference_at_any_step(tmp_path: Path) 
         ({}, {}, 'script = "null"', "policy.script ''"),
     ],
 )
-def test_where_bits_cannot_agree_exact_is_refused_by_name(
+def test_exact_is_refused_for_settings_that_cannot_agree(
     models: dict[str, str], training: dict[str, str], policy_lines: str, said: str
 ) -> None:
     text = EXACT.replace("[policy]\n", f"[policy]\n{policy_lines}\n")
@@ -146,6 +146,6 @@ def test_where_bits_cannot_agree_exact_is_refused_by_name(
 
 
 @pytest.mark.parametrize("others", [{"packing": "shared"}, {"precision": "bfloat16"}, {"ranks": 2}])
-def test_a_learner_that_cannot_be_exact_is_refused(others: dict[str, object]) -> None:
+def test_learner_that_cannot_be_exact_is_refused(others: dict[str, object]) -> None:
     with pytest.raises(Refused, match=f"exact needs {next(iter(others))} "):
         LearnerConfig.of({"exact": True, **others})

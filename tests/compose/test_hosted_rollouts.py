@@ -46,7 +46,7 @@ def requested(rollout_id: str, function: str, **fields: Any) -> RolloutRequest:
 
 
 def ended(cluster: MemoryCluster, rollout_id: str) -> Trajectory:
-    """Let everybody work until it has ended."""
+    """Let all workers run until the rollout has ended."""
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         for each in cluster.trajectories():
@@ -63,7 +63,7 @@ def clean(cluster: MemoryCluster) -> bool:
     return report.repeated == 0
 
 
-def test_a_process_with_a_vendors_client_plays_a_task_to_its_end(cluster: MemoryCluster) -> None:
+def test_hosted_process_with_a_vendor_client_finishes_its_task(cluster: MemoryCluster) -> None:
     cluster.ask(requested("r", "sequential"))
 
     trajectory = ended(cluster, "r")
@@ -78,7 +78,7 @@ def test_a_process_with_a_vendors_client_plays_a_task_to_its_end(cluster: Memory
     assert clean(cluster)
 
 
-def test_parallel_callers_are_one_rollout_and_nothing_is_done_twice(
+def test_parallel_callers_form_one_rollout_without_repeated_work(
     cluster: MemoryCluster,
 ) -> None:
     cluster.ask(requested("r", "parallel", task=Task(prompt="Talk.")))
@@ -90,9 +90,7 @@ def test_parallel_callers_are_one_rollout_and_nothing_is_done_twice(
 
 
 @pytest.mark.parametrize("turn", [0, 2])
-def test_a_fork_goes_on_from_a_turn_with_a_process_of_its_own(
-    turn: int, cluster: MemoryCluster
-) -> None:
+def test_fork_resumes_from_a_turn_with_its_own_process(turn: int, cluster: MemoryCluster) -> None:
     cluster.ask(requested("parent", "sequential"))
     then = ended(cluster, "parent")
 
@@ -109,7 +107,7 @@ def test_a_fork_goes_on_from_a_turn_with_a_process_of_its_own(
     assert clean(cluster)
 
 
-def test_its_page_shows_what_was_asked_and_said_as_a_conversation(
+def test_rollout_page_shows_the_agent_requests_as_a_conversation(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.ask(requested("r", "sequential"))
@@ -125,7 +123,7 @@ def test_its_page_shows_what_was_asked_and_said_as_a_conversation(
     assert "ended with code 0" in told
 
 
-def test_it_is_exported_and_rewarded_anew_as_any_other(
+def test_hosted_rollout_is_exported_and_rescored_like_any_other(
     cluster: MemoryCluster, tmp_path: Path
 ) -> None:
     cluster.ask(requested("r", "sequential"))

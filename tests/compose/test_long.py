@@ -1,4 +1,4 @@
-"""A rollout of 128,000 tokens in 100 turns, from its request to whoever looks at it afterwards.
+"""A rollout of 128,000 tokens in 100 turns, from its request to its export and display.
 
 The policy that is trained is one whose cost grows with the length, not with its square: a table of
 which token follows which. All else is what any run has.
@@ -67,7 +67,7 @@ def reads(task: Given) -> Agent:
 
 
 class Book:
-    """Pages of the same length; what they are worth depends on the seed."""
+    """Pages of the same length; their reward depends on the seed."""
 
     replayable = True
 
@@ -121,7 +121,7 @@ def cluster(tmp_path: Path) -> MemoryCluster:
 
 
 def trainer_of(cluster: MemoryCluster, directory: Path) -> Trainer:
-    """One that trains a single step on one group."""
+    """A trainer that trains a single step on one group."""
     Follows(FollowsConfig()).save_pretrained(directory / "policy")
     config = LearnerConfig("grpo", steps=1, groups_per_step=1, group_size=SIZE, entropy=0.0)
     template = RolloutRequest(
@@ -159,7 +159,7 @@ def largest(cluster: MemoryCluster, topic: str) -> int:
     return max((len(record.value or b"") for record in cluster.log.all(topic)), default=0)
 
 
-def test_a_rollout_of_128k_tokens_is_run_scored_trained_on_exported_and_shown(
+def test_rollout_of_128k_tokens_passes_the_whole_pipeline(
     cluster: MemoryCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = trainer_of(cluster, tmp_path / "run")

@@ -1,4 +1,4 @@
-"""What workers hold of a hosted rollout that goes on and on, for each of its turns.
+"""Memory that workers hold for each turn of a very long hosted rollout.
 
 Tokens are bytes here (`inference.scripted`): four of memory for each that was read, eight for each
 that was sampled.
@@ -57,7 +57,7 @@ def cluster(tmp_path: Path) -> Iterator[MemoryCluster]:
 
 
 def weighed(cluster: MemoryCluster, turns: int) -> dict[str, int]:
-    """What each worker holds from so many calls on; the least of some looks."""
+    """Bytes that each worker holds after this number of calls; the least of several samples."""
     agents, models, environments, _ = cluster.log.crew
     named = {"agents": agents, "models": models, "environments": environments}
     until, looks = time.monotonic() + PATIENCE_S, []
@@ -71,7 +71,7 @@ def weighed(cluster: MemoryCluster, turns: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-def test_what_workers_hold_of_a_turn_is_its_tokens_and_little_else(
+def test_workers_hold_little_more_than_the_tokens_of_each_turn(
     api: str, cluster: MemoryCluster
 ) -> None:
     config = {"agent": "python", "function": f"{FUNCTIONS}:works", "api": api, "turns": TO + LOOKS}

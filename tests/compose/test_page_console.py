@@ -1,4 +1,4 @@
-"""A page loses no letter, however narrow the terminal is."""
+"""A page loses no character, however narrow the terminal is."""
 
 import io
 import re
@@ -26,7 +26,7 @@ def printed(table: Table, width: int, *, terminal: bool = True) -> str:
     st.sampled_from([20, 40, 60, 80, 240]),
     st.booleans(),
 )
-def test_every_word_of_every_cell_stands_whole_on_a_line(
+def test_words_in_cells_are_never_split_across_lines(
     rows: list[tuple[str, str, str]], width: int, boxed: bool
 ) -> None:
     table = Table("id", "what", "why") if boxed else Table("id", "what", "why", box=None)
@@ -42,7 +42,7 @@ def test_every_word_of_every_cell_stands_whole_on_a_line(
 
 
 @given(st.integers(1, 40), st.sampled_from([40, 60, 80]))
-def test_a_row_of_many_columns_is_a_block_of_lines(columns: int, width: int) -> None:
+def test_row_of_many_columns_becomes_a_block_of_lines(columns: int, width: int) -> None:
     names = [f"column_{number}" for number in range(columns)]
     table = Table(*names)
     table.add_row(*(f"value-{number}" for number in range(columns)))
@@ -55,7 +55,7 @@ def test_a_row_of_many_columns_is_a_block_of_lines(columns: int, width: int) -> 
         ]
 
 
-def test_what_is_cut_is_said() -> None:
+def test_cut_cell_says_how_much_was_cut() -> None:
     table = Table("id", "record")
     table.add_row("r-1", "x" * (MOST_CHARS + 5))
 
@@ -74,7 +74,7 @@ def test_title_and_caption_stay_with_the_blocks() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80])
-def test_the_names_of_rules_are_whole(width: int) -> None:
+def test_rule_names_are_shown_whole(width: int) -> None:
     rows = rows_of()
     out = io.StringIO()
 

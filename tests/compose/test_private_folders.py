@@ -1,4 +1,4 @@
-"""State, objects and tasks are their owner's alone, whatever the umask was or is."""
+"""State, objects and tasks belong to their owner alone, for every umask."""
 
 import os
 import stat
@@ -34,7 +34,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("what", ["objects", "state", "tasks"])
-def test_what_is_made_is_private_whatever_the_umask(what: str, umask: int, tmp_path: Path) -> None:
+def test_new_folders_are_private_for_every_umask(what: str, umask: int, tmp_path: Path) -> None:
     place = tmp_path / "above" / what
 
     MAKERS[what](place)
@@ -42,7 +42,7 @@ def test_what_is_made_is_private_whatever_the_umask(what: str, umask: int, tmp_p
     assert mode(place) == mode(place.parent) == 0o700
 
 
-def test_a_folder_that_is_there_is_left_and_one_that_is_a_file_is_refused(tmp_path: Path) -> None:
+def test_existing_folder_keeps_its_mode_and_a_file_is_refused(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o2770)
@@ -56,7 +56,7 @@ def test_a_folder_that_is_there_is_left_and_one_that_is_a_file_is_refused(tmp_pa
         make_private(tmp_path / "file")
 
 
-def test_a_shared_store_of_objects_is_said_and_not_taken_from_others(
+def test_shared_object_store_is_reported_and_keeps_its_mode(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tmp_path.chmod(0o755)
@@ -67,7 +67,7 @@ def test_a_shared_store_of_objects_is_said_and_not_taken_from_others(
     assert "objects_open_to_others" in capsys.readouterr().out
 
 
-def test_a_state_directory_of_an_earlier_release_is_tightened_and_said_once(
+def test_open_state_directory_is_made_private_and_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -84,7 +84,7 @@ def test_a_state_directory_of_an_earlier_release_is_tightened_and_said_once(
     assert said.count("was open to other users; now 0700") == 3
 
 
-def test_a_folder_that_holds_more_than_state_keeps_its_mode(
+def test_folder_with_foreign_files_keeps_its_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("compose.settings.load_settings", lambda: Settings(state_dir=tmp_path))

@@ -1,4 +1,4 @@
-"""Processes that are started, ended and told from others, for real."""
+"""Real processes that are started, stopped and distinguished from others."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def lines_of(log: Path) -> list[str]:
     return log.read_text().splitlines()
 
 
-def test_a_process_hears_nothing_and_writes_to_the_end_of_its_log(tmp_path: Path) -> None:
+def test_process_has_empty_stdin_and_appends_to_its_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("before\n")
     code = "import os, sys; print(sys.stdin.read() == '', os.getsid(0) == os.getpid())"
@@ -38,7 +38,7 @@ def test_a_process_hears_nothing_and_writes_to_the_end_of_its_log(tmp_path: Path
     assert lines_of(log) == ["before", "True True"]
 
 
-def test_ending_gives_time_to_finish_and_then_kills(tmp_path: Path) -> None:
+def test_end_waits_for_the_grace_period_and_then_kills(tmp_path: Path) -> None:
     code = "import signal, sys, time; signal.signal(15, {}); print(1, flush=True); time.sleep(60)"
     logs = [tmp_path / "polite", tmp_path / "deaf"]
     handlers = ["lambda *_: sys.exit(0)", "signal.SIG_IGN"]
@@ -56,7 +56,7 @@ def test_ending_gives_time_to_finish_and_then_kills(tmp_path: Path) -> None:
     assert memory_bytes([process.pid for process in both]) == 0
 
 
-def test_a_child_dies_with_its_parent_unless_it_is_to_outlive_it(tmp_path: Path) -> None:
+def test_child_dies_with_its_parent_unless_it_may_outlive_it(tmp_path: Path) -> None:
     parent = f"""
 from pathlib import Path
 from compose.processes import spawn
@@ -79,14 +79,14 @@ for name, outlives in (("dies", False), ("outlives", True)):
         os.kill(living, signal.SIGKILL)
 
 
-def test_what_does_not_come_to_hold_is_given_up() -> None:
+def test_holds_within_gives_up_after_its_deadline() -> None:
     asked: list[int] = []
 
     assert not holds_within(lambda: bool(asked.append(1)), 0.05, every_s=0.0)
     assert asked
 
 
-def test_apart_returns_and_raises_what_the_function_does_in_another_process() -> None:
+def test_apart_returns_and_raises_like_the_function_in_another_process() -> None:
     assert apart(os.getpid) != os.getpid()
     assert apart(dict, both=2) == {"both": 2}
     with pytest.raises(Refused, match="no such name"):
@@ -110,7 +110,7 @@ if __name__ == "__main__":
 
 
 def caller_of(folder: Path) -> tuple[ChildProcess, Path, int]:
-    """A process that waits for what it called apart, its log, and the pid of that."""
+    """A process that waits for its call of `apart`, its log, and the pid of that child."""
     script, told, log = folder / "caller.py", folder / "pid", folder / "log"
     script.write_text(CALLER)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -119,7 +119,7 @@ def caller_of(folder: Path) -> tuple[ChildProcess, Path, int]:
     return caller, log, int(told.read_text())
 
 
-def test_what_is_apart_ends_with_whoever_called_it(tmp_path: Path) -> None:
+def test_apart_process_ends_with_its_caller(tmp_path: Path) -> None:
     caller, _, child = caller_of(tmp_path)
 
     os.kill(caller.pid, signal.SIGKILL)
@@ -128,7 +128,7 @@ def test_what_is_apart_ends_with_whoever_called_it(tmp_path: Path) -> None:
     assert holds_within(lambda: started(child) is None, 20)
 
 
-def test_a_ctrl_c_ends_what_is_apart_and_is_heard_by_its_caller_alone(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_apart_process_and_interrupts_only_its_caller(tmp_path: Path) -> None:
     caller, log, child = caller_of(tmp_path)
 
     os.killpg(caller.pid, signal.SIGINT)

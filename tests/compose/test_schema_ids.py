@@ -1,4 +1,4 @@
-"""All processes of a cluster agree on what each schema id stands for."""
+"""All processes of a cluster agree on the schema of each schema id."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,7 +42,7 @@ STOPPED = Clock()
 
 
 class Log(MemoryLog):
-    """A log whose failures are given as values."""
+    """A log with failures that are set by attributes."""
 
     refuses: WorkFailed | None = None
     fatal: DeliveryFailed | None = None
@@ -80,7 +80,7 @@ class Log(MemoryLog):
         return made(self, topics, starts or {}, from_end=from_end)
 
     def ids(self) -> list[dict[str, str]]:
-        """What was written about ids."""
+        """The records about ids."""
         return [texts(record.headers) for record in self.all(TOPICS.stores) if record.headers]
 
 
@@ -93,7 +93,7 @@ class SilentReader(MemoryReader):
 
 
 class Ticking(Clock):
-    """A clock that goes on whenever it is asked."""
+    """A clock that advances with every reading."""
 
     def __call__(self) -> float:
         self.now += 1
@@ -114,7 +114,7 @@ def process(log: Log, texts: Sequence[str], clock: Callable[[], float] = STOPPED
         max_size=12,
     )
 )
-def test_every_record_is_read_by_the_schema_that_it_was_written_with_or_by_none(
+def test_every_record_is_read_by_its_writer_schema_or_not_at_all(
     steps: list[tuple[int, list[str], bool, bool]],
 ) -> None:
     """Processes come and go, each with a registry that deals the ids as it likes."""
@@ -132,7 +132,7 @@ def test_every_record_is_read_by_the_schema_that_it_was_written_with_or_by_none(
             continue
 
 
-def test_a_worker_on_a_new_machine_that_is_given_a_wrong_registry_is_held() -> None:
+def test_new_worker_with_a_wrong_registry_is_held() -> None:
     log = Log()
     first, cold = process(log, RIGHT), process(log, WRONG)
     value = first.encode("t", CANCEL)
@@ -147,7 +147,7 @@ def test_a_worker_on_a_new_machine_that_is_given_a_wrong_registry_is_held() -> N
     assert cold.encode("t", CANCEL) == value
 
 
-def test_of_two_that_come_first_at_once_one_is_right_and_the_other_held() -> None:
+def test_one_of_two_concurrent_first_processes_is_held() -> None:
     """Each has found nothing in the log before the other wrote."""
     for first, second in ((RIGHT, WRONG), (WRONG, RIGHT)):
         log, value = Log(), Codec(registry(first)).encode("t", CANCEL)
@@ -160,7 +160,7 @@ def test_of_two_that_come_first_at_once_one_is_right_and_the_other_held() -> Non
         assert len(log.ids()) == 2
 
 
-def test_the_log_is_read_once_by_a_process_that_finds_its_ids_there() -> None:
+def test_process_reads_the_log_once_when_its_ids_are_there() -> None:
     log = Log()
     writer = process(log, VERSIONS)
     values = [b"\0\0\0\0" + bytes([n + 1]) for n in range(len(VERSIONS))]
@@ -183,7 +183,7 @@ WORDS = st.sampled_from([b"1", b"2", b"x", b"", b"9" * 30, fingerprint("z").enco
 
 
 @given(st.lists(st.tuples(st.none() | st.binary(), st.none() | st.lists(st.tuples(NAMES, WORDS)))))
-def test_whatever_strangers_write_an_id_is_read_rightly_or_held(
+def test_foreign_records_never_make_an_id_decode_wrongly(
     strange: list[tuple[bytes | None, Headers | None]],
 ) -> None:
     log = Log()
@@ -201,7 +201,7 @@ def test_whatever_strangers_write_an_id_is_read_rightly_or_held(
         process(log, WRONG).decode(value, Control)
 
 
-def test_a_malformed_record_is_told_once_and_counts_as_none() -> None:
+def test_malformed_record_is_logged_once_and_ignored() -> None:
     log = Log()
     for _ in range(3):
         log.append(TOPICS.stores, None, b"", 0, [(SCHEMA_ID, b"2"), (FINGERPRINT, b"short")])
@@ -213,7 +213,7 @@ def test_a_malformed_record_is_told_once_and_counts_as_none() -> None:
     assert [entry["event"] for entry in logs] == ["schema_id_unreadable"]
 
 
-def test_a_record_of_an_id_names_no_store_and_that_of_a_store_no_id() -> None:
+def test_id_records_and_store_records_do_not_mix() -> None:
     log = Log()
     codec = process(log, RIGHT)
     identity = codec.encode(TOPICS.stores, StoreIdentity("objects", "0" * 32))
@@ -223,7 +223,7 @@ def test_a_record_of_an_id_names_no_store_and_that_of_a_store_no_id() -> None:
     assert len(log.ids()) == 2
 
 
-def test_an_id_that_was_tied_wrongly_is_forgotten_and_who_waited_for_it_goes_on() -> None:
+def test_wrongly_bound_id_is_forgotten_and_waiting_workers_continue() -> None:
     # Given a worker that is held, because another one was first and asked a wrong registry
     log, clock = Log(), Clock()
     right = process(log, RIGHT, clock)
@@ -243,7 +243,7 @@ def test_an_id_that_was_tied_wrongly_is_forgotten_and_who_waited_for_it_goes_on(
     assert [told.get(FORGOTTEN_BY) for told in log.ids()] == [None, "ann", None]
 
 
-def test_who_is_held_reads_the_log_now_and_then_only() -> None:
+def test_held_process_reads_the_log_at_intervals() -> None:
     log, clock = Log(), Clock()
     value = process(log, RIGHT).encode("t", CANCEL)
     held = process(log, WRONG, clock)
@@ -270,7 +270,7 @@ def denied_at_all(log: Log) -> None:
 
 
 @pytest.mark.parametrize("harm", [missing, denied, denied_at_all])
-def test_where_nothing_can_be_kept_it_is_said_once_and_the_process_knows_by_itself(
+def test_process_uses_its_own_memory_when_the_topic_is_unusable(
     harm: Callable[[Log], None],
 ) -> None:
     log = Log()
@@ -288,7 +288,7 @@ def test_where_nothing_can_be_kept_it_is_said_once_and_the_process_knows_by_itse
         fresh.decode(value, Control)
 
 
-def test_all_that_a_process_writes_is_tied_before_it_writes() -> None:
+def test_all_written_schemas_are_bound_before_the_first_write() -> None:
     log = Log()
     records = {"t.control": Control, "t.stores": StoreIdentity}
     codec = Codec(LocalRegistry(), memory=process(log, ()).memory)
@@ -310,7 +310,7 @@ def test_two_records_under_one_id_are_held() -> None:
         Codec(One()).prepare_all({"t.control": Control, "t.stores": StoreIdentity})
 
 
-def test_who_may_only_read_is_held_by_what_others_have_tied() -> None:
+def test_read_only_process_is_held_by_ids_that_others_bound() -> None:
     log = Log()
     value = process(log, RIGHT).encode("t", CANCEL)
     denied(log)
@@ -332,14 +332,14 @@ def unacked(log: Log) -> None:
 
 @contextmanager
 def held_back(log: Log) -> Iterator[None]:
-    """Somebody holds a transaction open on the topic."""
+    """Hold a transaction open on the topic."""
     opened = log.transaction(TOPICS.stores, [b""])
     yield
     opened.abort()
 
 
 @pytest.mark.parametrize("harm", [gone, unacked])
-def test_a_broker_that_leaves_meanwhile_is_away_and_nothing_is_written_under_the_id(
+def test_broker_loss_while_binding_is_unavailable_and_writes_nothing(
     harm: Callable[[Log], None],
 ) -> None:
     log, clock = Log(), Ticking()
@@ -354,7 +354,7 @@ def test_a_broker_that_leaves_meanwhile_is_away_and_nothing_is_written_under_the
     assert codec.decode(codec.encode("t", CANCEL), Control) == CANCEL
 
 
-def test_a_tie_that_is_not_read_back_does_not_count() -> None:
+def test_binding_that_cannot_be_read_back_does_not_count() -> None:
     log, clock = Log(), Clock()
     codec = process(log, RIGHT, clock)
     with held_back(log), pytest.raises(Unavailable, match="holds a transaction open"):
@@ -364,7 +364,7 @@ def test_a_tie_that_is_not_read_back_does_not_count() -> None:
     assert codec.decode(codec.encode("t", CANCEL), Control) == CANCEL
 
 
-def test_the_command_shows_what_it_would_forget_and_signs_what_it_forgets(
+def test_forget_id_shows_its_effect_first_and_then_signs_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     cluster = MemoryCluster()
@@ -386,7 +386,7 @@ def test_the_command_shows_what_it_would_forget_and_signs_what_it_forgets(
 
 
 @pytest.mark.broker
-def test_a_cold_process_with_a_wrong_registry_is_held_by_what_the_log_says(
+def test_new_process_with_a_wrong_registry_is_held_by_the_log(
     make_cluster: Callable[..., Cluster],
 ) -> None:
     # Given a log that one process has written, and a registry that deals its ids anew

@@ -1,4 +1,4 @@
-"""The command line wins over the environment, that over the file; what nobody knows is refused."""
+"""The command line overrides the environment, which overrides the file; unknown names fail."""
 
 import os
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Write = Callable[[str], None]
 
 @pytest.fixture(autouse=True)
 def nothing_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty folder and no variable of ours, whatever the machine has."""
+    """An empty folder and no variable of ours, independent of the machine."""
     monkeypatch.chdir(tmp_path)
     for name in list(os.environ):
         if name.upper().startswith(PREFIX):
@@ -35,7 +35,7 @@ def refusal() -> str:
     return str(raised.value)
 
 
-def test_nothing_need_be_set() -> None:
+def test_all_settings_have_defaults() -> None:
     settings = load_settings()
 
     assert settings.prefix == "rl."
@@ -44,7 +44,7 @@ def test_nothing_need_be_set() -> None:
     assert settings.cache() == Path.home() / ".cache/rollcall"
 
 
-def test_the_command_line_wins_over_variables_and_those_over_the_file(
+def test_command_line_overrides_variables_and_variables_override_the_file(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(
@@ -66,7 +66,7 @@ def test_the_command_line_wins_over_variables_and_those_over_the_file(
 
 
 @pytest.mark.parametrize("source", ["line", "variable", "file"])
-def test_each_source_alone_is_heard(
+def test_each_source_alone_is_used(
     source: str, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if source == "variable":
@@ -103,7 +103,7 @@ def test_client_settings_are_passed_through_by_their_own_names(
         ("ROLLCALL_STATE_DIR__", "ROLLCALL_STATE_DIR"),
     ],
 )
-def test_an_unknown_variable_is_refused_with_the_nearest_known_name(
+def test_unknown_variable_is_refused_with_the_nearest_known_name(
     name: str, nearest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "x")
@@ -113,7 +113,7 @@ def test_an_unknown_variable_is_refused_with_the_nearest_known_name(
     assert said == f"unknown setting '{name.upper()}'; did you mean '{nearest}'?"
 
 
-def test_a_key_that_is_near_to_none_is_answered_with_all(write: Write) -> None:
+def test_key_without_a_near_match_is_refused_with_all_known_names(write: Write) -> None:
     write("xyz = 1")
 
     assert (
@@ -121,7 +121,7 @@ def test_a_key_that_is_near_to_none_is_answered_with_all(write: Write) -> None:
     )
 
 
-def test_variables_of_others_and_spellings_in_small_letters_are_no_business_of_ours(
+def test_foreign_variables_are_ignored_and_lower_case_names_are_accepted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("KAFKA_PREFX", "x")
@@ -130,7 +130,7 @@ def test_variables_of_others_and_spellings_in_small_letters_are_no_business_of_o
     assert load_settings().prefix == "small."
 
 
-def test_a_nested_variable_is_refused_with_its_nearest_sibling(
+def test_nested_variable_is_refused_with_its_nearest_sibling(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ROLLCALL_KAFKA__BOOTSTRAP", "localhost:9092")
@@ -151,7 +151,7 @@ def test_a_nested_variable_is_refused_with_its_nearest_sibling(
         ),
     ],
 )
-def test_an_unknown_key_of_the_file_is_refused_with_the_nearest_known_name(
+def test_unknown_file_key_is_refused_with_the_nearest_known_name(
     text: str, says: str, write: Write
 ) -> None:
     write(text)
@@ -159,7 +159,7 @@ def test_an_unknown_key_of_the_file_is_refused_with_the_nearest_known_name(
     assert refusal() == says
 
 
-def test_an_unknown_option_of_the_command_line_is_refused_too() -> None:
+def test_unknown_command_line_option_is_refused_too() -> None:
     with pytest.raises(Refused, match=r"'models\.threats'; did you mean 'models\.threads'"):
         load_settings(models={"threats": 2})
 
@@ -180,7 +180,7 @@ def test_an_unknown_option_of_the_command_line_is_refused_too() -> None:
         ("[rewards]\nbox = ''", "rewards.box", "''"),
     ],
 )
-def test_a_value_of_the_wrong_type_is_named_with_what_was_found(
+def test_value_of_the_wrong_type_is_named_with_the_found_value(
     text: str, name: str, found: str, write: Write
 ) -> None:
     write(text)
@@ -191,7 +191,7 @@ def test_a_value_of_the_wrong_type_is_named_with_what_was_found(
     assert said.endswith(f"found {found}")
 
 
-def test_all_that_is_wrong_is_told_at_once(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_errors_are_reported_at_once(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     write("prefixx = 'a'\n[agents]\nmax_live = 'many'")
     monkeypatch.setenv("ROLLCALL_MODELS__THREADS", "none")
 
@@ -206,7 +206,7 @@ def test_all_that_is_wrong_is_told_at_once(write: Write, monkeypatch: pytest.Mon
     "content",
     [b"prefix = ", b"prefix", b"[agents\n", b"a = 1\na = 2", b"\xff\xfe", b"prefix = '\xe4.'"],
 )
-def test_a_file_that_is_no_toml_is_one_line_that_names_it(content: bytes) -> None:
+def test_invalid_toml_file_is_refused_by_name_in_one_line(content: bytes) -> None:
     FILE.write_bytes(content)
 
     assert refusal().startswith("rollcall.toml is not TOML: ")
@@ -220,7 +220,7 @@ def test_a_file_that_is_no_toml_is_one_line_that_names_it(content: bytes) -> Non
         ("ROLLCALL_REWARDS__SCORERS", "rewards"),
     ],
 )
-def test_a_table_or_list_in_a_variable_must_be_json(
+def test_table_or_list_in_a_variable_must_be_json(
     name: str, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "a, b")
@@ -231,13 +231,13 @@ def test_a_table_or_list_in_a_variable_must_be_json(
     assert "JSON" in said
 
 
-def test_a_list_in_a_variable_is_read_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_in_a_variable_is_read_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLLCALL_REWARDS__SCORERS", '["exact", "length"]')
 
     assert load_settings().rewards.scorers == ["exact", "length"]
 
 
-def test_settings_are_frozen_all_the_way_down() -> None:
+def test_settings_are_frozen_at_every_level() -> None:
     settings = load_settings()
     tables = [each for _, each in settings if isinstance(each, BaseModel)]
 
@@ -249,7 +249,7 @@ def test_settings_are_frozen_all_the_way_down() -> None:
             setattr(table, name, getattr(table, name))
 
 
-def test_looking_for_unknown_variables_reads_no_environment_but_the_given_one(
+def test_check_for_unknown_variables_reads_only_the_given_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ROLLCALL_PREFX", "x")

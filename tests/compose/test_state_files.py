@@ -1,4 +1,4 @@
-"""Whatever a state file has become: one line with its name, and no traceback."""
+"""A damaged state file gives one line with its name, and no traceback."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ FEW = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scop
 
 
 @pytest.mark.parametrize("length", range(len(WHOLE)))
-def test_a_file_that_was_cut_short_anywhere_is_refused_by_name(tmp_path: Path, length: int) -> None:
+def test_truncated_file_is_refused_by_name(tmp_path: Path, length: int) -> None:
     path = tmp_path / "run.json"
     path.write_bytes(WHOLE[:length])
 
@@ -53,7 +53,7 @@ def test_deep_and_endless_files_are_refused(tmp_path: Path, content: bytes) -> N
         read_state(tmp_path / "run.json", BegunRun)
 
 
-def test_a_file_that_is_whole_is_read_and_one_that_is_not_there_is_none(tmp_path: Path) -> None:
+def test_valid_file_is_read_and_a_missing_one_gives_none(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_bytes(WHOLE)
 
     assert read_state(tmp_path / "run.json", BegunRun) == BegunRun("r", "p", 1, [("t", 0, 5)])
@@ -63,7 +63,7 @@ def test_a_file_that_is_whole_is_read_and_one_that_is_not_there_is_none(tmp_path
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"pid": 1}', "[]", '{"pid": "x", "started": 1}'])
-def test_half_a_record_of_a_service_is_none_and_said(
+def test_damaged_service_record_counts_as_none_and_is_logged(
     tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ServiceProcess(1, "then", 9092, 9093).note(tmp_path)
@@ -75,7 +75,7 @@ def test_half_a_record_of_a_service_is_none_and_said(
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"run_id": "r"}'])
-def test_half_a_runs_file_is_refused_by_every_way_to_a_run(tmp_path: Path, content: str) -> None:
+def test_damaged_run_file_is_refused_by_every_lookup(tmp_path: Path, content: str) -> None:
     directory = tmp_path / "runs" / "r"
     directory.mkdir(parents=True)
     (directory / run_folder.RUN_FILE).write_text(content)

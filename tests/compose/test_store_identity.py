@@ -1,4 +1,4 @@
-"""One object store for one cluster, whatever a process was started with."""
+"""One object store for one cluster, independent of the settings of a process."""
 
 import shutil
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_whoever_comes_first_says_which_store_it_is_and_others_have_to_have_it(
+def test_first_process_decides_the_store_and_others_must_share_it(
     world: World,
 ) -> None:
     check_store(world.process("a"))
@@ -84,7 +84,7 @@ def test_whoever_comes_first_says_which_store_it_is_and_others_have_to_have_it(
     assert len([record for record in world.log.all(TOPICS.stores) if record.value]) == 1
 
 
-def test_nothing_is_put_into_another_store_nor_read_from_one(world: World) -> None:
+def test_another_store_is_neither_written_nor_read(world: World) -> None:
     first, other = world.process("a").objects, world.process("b").objects
     assert first is not None
     assert other is not None
@@ -97,7 +97,7 @@ def test_nothing_is_put_into_another_store_nor_read_from_one(world: World) -> No
     assert not (world.home / "b").exists()
 
 
-def test_two_that_come_first_at_once_have_one_store_or_one_of_them_is_refused(
+def test_concurrent_first_processes_share_one_store_or_one_is_refused(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has found nothing in the log before the other wrote."""
@@ -123,7 +123,7 @@ def test_two_that_come_first_at_once_have_one_store_or_one_of_them_is_refused(
         race("b")
 
 
-def test_a_store_that_was_moved_with_its_marks_is_the_same(world: World) -> None:
+def test_moved_store_with_its_marks_is_the_same(world: World) -> None:
     place = world.process("a")
     check_store(place)
     assert place.objects is not None
@@ -138,7 +138,7 @@ def test_a_store_that_was_moved_with_its_marks_is_the_same(world: World) -> None
         check_store(world.process("a"))
 
 
-def test_a_store_that_is_unmounted_under_a_worker_is_away_and_nothing_is_lost(
+def test_unmounted_store_is_unavailable_and_nothing_is_lost(
     world: World,
 ) -> None:
     place = world.process("a")
@@ -157,7 +157,7 @@ def test_a_store_that_is_unmounted_under_a_worker_is_away_and_nothing_is_lost(
     assert place.objects.get(claim) == VALUE
 
 
-def test_without_any_store_a_claim_is_lost_until_the_cluster_gets_one(world: World) -> None:
+def test_claim_without_a_store_is_lost_until_the_cluster_has_one(world: World) -> None:
     none = NoStore(world.process())
     check_store(world.process())
 
@@ -170,7 +170,7 @@ def test_without_any_store_a_claim_is_lost_until_the_cluster_gets_one(world: Wor
         none.get(claim_of(VALUE))
 
 
-def test_what_strangers_write_on_the_topic_names_no_store(world: World) -> None:
+def test_foreign_records_on_the_topic_name_no_store(world: World) -> None:
     codec = Codec(world.registry)
     world.write(b"rubbish")
     for store, identity in (("objects", "../../etc"), ("objects", ""), ("other", "0" * 32)):
@@ -181,8 +181,8 @@ def test_what_strangers_write_on_the_topic_names_no_store(world: World) -> None:
     assert recorded(world.process())
 
 
-def test_a_registry_that_deals_its_ids_anew_hides_no_store(world: World) -> None:
-    """Else a second identity would be written, and heavy records into two stores."""
+def test_registry_with_reassigned_ids_does_not_hide_the_store(world: World) -> None:
+    """Otherwise a second identity would be written, and heavy records into two stores."""
     check_store(world.process("a"))
     world.registry = LocalRegistry()
     world.registry.writer_id("t", schema_text(Control))
@@ -193,7 +193,7 @@ def test_a_registry_that_deals_its_ids_anew_hides_no_store(world: World) -> None
     assert len([record for record in world.log.all(TOPICS.stores) if record.value]) == 1
 
 
-def test_a_cluster_of_an_earlier_release_has_no_such_topic_and_goes_on(world: World) -> None:
+def test_older_cluster_without_the_stores_topic_still_works(world: World) -> None:
     del world.log.topics[TOPICS.stores]
 
     check_store(world.process())
@@ -202,7 +202,7 @@ def test_a_cluster_of_an_earlier_release_has_no_such_topic_and_goes_on(world: Wo
 
 
 @pytest.mark.parametrize("command", [objects.list_objects, objects.gc])
-def test_what_lies_in_another_clusters_store_is_neither_counted_nor_removed(
+def test_objects_in_the_store_of_another_cluster_are_not_touched(
     world: World, command: Callable[[], None]
 ) -> None:
     check_store(world.process("a"))

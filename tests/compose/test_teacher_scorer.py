@@ -25,7 +25,7 @@ def rollout(*sequences: Sequence) -> Trajectory:
     return replace(ended(), sequences=sequences)
 
 
-def test_a_teacher_scores_tokens_and_leaves_the_reward_as_it_is(tmp_path: Path) -> None:
+def test_teacher_scores_tokens_and_leaves_the_reward_unchanged(tmp_path: Path) -> None:
     name = f"teacher:{lake(tmp_path / 'p')}"
 
     scored = judged(
@@ -43,7 +43,7 @@ def test_a_teacher_scores_tokens_and_leaves_the_reward_as_it_is(tmp_path: Path) 
     assert first[3] < 0
 
 
-def test_tokens_that_the_teacher_does_not_have_leave_the_rollout_without_a_reward(
+def test_unknown_teacher_tokens_leave_the_rollout_without_a_reward(
     tmp_path: Path,
 ) -> None:
     scored = judged(rollout(sequence([0, 99], [0, 1])), f"teacher:{lake(tmp_path / 'p')}")
@@ -52,7 +52,7 @@ def test_tokens_that_the_teacher_does_not_have_leave_the_rollout_without_a_rewar
     assert "token 99 is none of the teacher's 32" in scored.reason
 
 
-def test_a_directory_that_is_no_policy_is_refused_before_anything_is_loaded(
+def test_directory_without_a_policy_is_refused_before_loading(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(Refused, match="no policy at"):

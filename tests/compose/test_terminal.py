@@ -13,7 +13,7 @@ class Share:
     by_k: dict[int, float]
 
 
-def test_a_result_is_drawn_on_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+def test_result_is_drawn_on_a_page(capsys: pytest.CaptureFixture[str]) -> None:
     emit(Share("a", {}), lambda terminal: terminal.print("a page  "), json=False)
 
     assert capsys.readouterr().out == "a page\n"
@@ -26,7 +26,7 @@ def test_a_result_is_drawn_on_a_page(capsys: pytest.CaptureFixture[str]) -> None
         (False, '{\n  "name": "a",\n  "by_k": {\n    "1": 0.5\n  }\n}\n'),
     ],
 )
-def test_a_result_is_json_where_that_is_asked_for(
+def test_result_is_printed_as_json_on_request(
     one_line: bool, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     emit(Share("a", {1: 0.5}), lambda terminal: None, json=True, one_line=one_line)
@@ -43,7 +43,7 @@ def test_a_result_is_json_where_that_is_asked_for(
         ("/there/compose/cli/__main__.py", "/usr/bin/python3", "python3 -m compose.cli"),
     ],
 )
-def test_a_command_is_told_as_it_was_called(
+def test_command_is_shown_the_way_it_was_called(
     argv: str, python: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

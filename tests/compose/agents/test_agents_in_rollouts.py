@@ -1,4 +1,4 @@
-"""Agents as others have written them, as rollouts on the in-memory log: a shell, a real gateway."""
+"""Third-party agents as rollouts on the in-memory log, with a shell and a real gateway."""
 
 import json
 import time
@@ -78,7 +78,7 @@ class Town:
         pytest.fail(f"it has not ended in {PATIENCE_S:g} s")
 
     def judged(self) -> ScoredTrajectory:
-        """What the rewards group says of the one that has ended."""
+        """The scored record of the rollout that has ended."""
         self.cluster.finish()
         [scored] = self.cluster.read(self.cluster.topics.scored, ScoredTrajectory)
         return scored
@@ -94,7 +94,7 @@ def town(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Town]:
 
 @pytest.mark.parametrize("agent", CALLS)
 @pytest.mark.parametrize("lost_at", [None, 1, 2])
-def test_an_agent_solves_a_task_and_no_call_is_repeated_where_its_worker_is_lost(
+def test_agent_solves_task_without_repeating_calls_after_worker_loss(
     town: Town, agent: str, lost_at: int | None
 ) -> None:
     config = json.dumps({"agent": agent})
@@ -124,7 +124,7 @@ def test_an_agent_solves_a_task_and_no_call_is_repeated_where_its_worker_is_lost
 
 
 @pytest.mark.parametrize("agent", CALLS)
-def test_a_small_random_policy_fails_honestly_through_any_agent(agent: str, tmp_path: Path) -> None:
+def test_random_policy_fails_with_zero_reward_through_any_agent(agent: str, tmp_path: Path) -> None:
     # Given a policy of random weights whose template has a form for tools
     template = CHARACTERS | {"tools": "hermes"}
     config = CONFIGS["qwen2"] | {"max_position_embeddings": 40_000}
@@ -136,7 +136,7 @@ def test_a_small_random_policy_fails_honestly_through_any_agent(agent: str, tmp_
     town.cluster.write(town.cluster.topics.versions, POLICY, version)
     limits = Limits(max_turns=2, step_timeout_s=PATIENCE_S, call_timeout_s=PATIENCE_S)
 
-    # When an agent does what it says
+    # When an agent follows its answers
     task = Task("shell", json.dumps(SHELL), prompt=agent_policies.PROMPT)
     config_json = json.dumps({"agent": agent})
     town.cluster.ask(

@@ -1,4 +1,4 @@
-"""Agents as others have written them, played against a scripted endpoint."""
+"""Third-party agents, run against a scripted endpoint."""
 
 from collections.abc import Sequence
 
@@ -25,8 +25,8 @@ CALLS = {
 
 
 @pytest.mark.parametrize(("name", "calls"), CALLS.items())
-def test_an_agent_acts_once_and_hands_in_its_result(name: str, calls: Sequence[str]) -> None:
-    """And is forked before it has a thread."""
+def test_agent_acts_once_and_returns_its_result(name: str, calls: Sequence[str]) -> None:
+    """The agent is forked before it has a thread."""
     played = check(load_settings().installed_agents(), name, {})
 
     assert [trial.wrong for trial in played] == [""] * len(TRIALS[name])
@@ -36,7 +36,7 @@ def test_an_agent_acts_once_and_hands_in_its_result(name: str, calls: Sequence[s
     assert {trial.threads for trial in played} == {1}
 
 
-def test_every_agent_that_is_installed_by_name_is_played() -> None:
+def test_every_agent_installable_by_name_is_tested() -> None:
     by_name = {name for name, agent in SHIPPED.items() if agent.requirements}
 
     assert by_name == CALLS.keys() == TRIALS.keys()

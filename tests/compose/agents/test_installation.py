@@ -1,4 +1,4 @@
-"""Agents by name: installed whole or not at all, listed, tried, refused."""
+"""Agents by name: installed completely or not at all, listed, checked, refused."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: str, versio
     local_index.use(tmp_path / "index", monkeypatch)
 
 
-def test_an_agent_is_installed_tried_and_replaced_by_another_version(
+def test_agent_is_installed_checked_and_replaced_by_another_version(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offered(tmp_path, monkeypatch, "the end", "1.26.3")
@@ -82,7 +82,7 @@ def test_an_agent_is_installed_tried_and_replaced_by_another_version(
     (ready,) = [row for row in listing(home) if row.name == name]
     assert (ready.version, ready.state) == ("1.26.3", "ready")
 
-    # And another version that does not do what it should is said to be broken, not used
+    # And another version that fails its check is reported as broken, not used
     offered(tmp_path, monkeypatch, "something else", "1.25.0")
     done = rollcall("agents", "install", "smolagents==1.25.0", cwd=tmp_path, **environment)
     assert done.returncode == 1
@@ -96,7 +96,7 @@ def test_an_agent_is_installed_tried_and_replaced_by_another_version(
     assert len([path for path in (home / name).iterdir() if path.is_dir()]) == 2
 
 
-def test_an_install_that_is_killed_or_fails_leaves_nothing_that_is_taken_for_one(
+def test_killed_or_failed_install_is_not_taken_for_an_installation(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = {**os.environ, "ROLLCALL_CACHE_DIR": str(tmp_path / "cache")}
@@ -114,7 +114,7 @@ def test_an_install_that_is_killed_or_fails_leaves_nothing_that_is_taken_for_one
     assert list((home / "smolagents").iterdir()) == []
 
 
-def test_what_a_killed_install_has_left_goes_with_the_next_that_has_nothing_to_do(
+def test_next_install_removes_files_of_a_killed_install(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given an agent, and an install of another version that is killed while pip is at work
@@ -128,7 +128,7 @@ def test_what_a_killed_install_has_left_goes_with_the_next_that_has_nothing_to_d
         process.send_signal(signal.SIGKILL)
     (left,) = home.glob("smolagents/*.making")
 
-    # Then nothing that it started goes on, and what it left is removed
+    # Then none of its processes is alive, and its files are removed
     assert holds_within(lambda: running_below(left.with_suffix("")) == [], 20)
     assert install(home, name, wanted) == (there, False)
     assert {path.name for path in (home / name).iterdir()} == {
@@ -146,7 +146,7 @@ def running_below(directory: Path) -> list[str]:
     return found
 
 
-def test_what_pip_says_becomes_one_line_that_names_the_remedy() -> None:
+def test_pip_errors_become_one_line_with_a_remedy() -> None:
     away = "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError'"
     none = "ERROR: Could not find a version that satisfies the requirement smolagents==9 (from "
     other = "ERROR: Ignored the following versions that require a different python version: 1.26"
@@ -181,14 +181,14 @@ def test_what_pip_says_becomes_one_line_that_names_the_remedy() -> None:
         ("smolagents==1 --index-url=x", "names no version"),
     ],
 )
-def test_a_name_that_cannot_be_installed_is_refused_with_the_nearest(spec: str, words: str) -> None:
+def test_uninstallable_name_is_refused_with_the_nearest_match(spec: str, words: str) -> None:
     with pytest.raises(Refused) as error:
         requirements(spec)
 
     assert words in str(error.value)
 
 
-def test_a_version_replaces_the_bounds_of_the_agent_alone() -> None:
+def test_pinned_version_replaces_only_the_bounds_of_the_agent() -> None:
     name, wanted = requirements("mini-swe-agent==2.4.1")
 
     assert name == "mini-swe-agent"
@@ -200,7 +200,7 @@ def test_a_version_replaces_the_bounds_of_the_agent_alone() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"directory": "x"}', '{"directory": 1}'])
-def test_a_pointer_that_says_nothing_points_nowhere(home: Path, text: str) -> None:
+def test_invalid_install_pointer_means_not_installed(home: Path, text: str) -> None:
     (home / "smolagents").mkdir(parents=True)
     (home / "smolagents" / "installed.json").write_text(text)
 
@@ -209,7 +209,7 @@ def test_a_pointer_that_says_nothing_points_nowhere(home: Path, text: str) -> No
     assert installed(home, "smolagents") is None
 
 
-def test_an_environment_that_was_removed_by_hand_is_not_installed(home: Path) -> None:
+def test_manually_removed_environment_is_not_installed(home: Path) -> None:
     point_to(home, "smolagents", Installed(home / "smolagents" / "gone", "1.0", (), ""))
 
     assert installed(home, "smolagents") is None
@@ -226,7 +226,7 @@ def test_an_environment_that_was_removed_by_hand_is_not_installed(home: Path) ->
         (["check", "command", "--config", "{"], "--config is not JSON"),
     ],
 )
-def test_a_check_that_cannot_be_made_is_refused(
+def test_impossible_agent_check_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], line: str
 ) -> None:
     monkeypatch.setenv("ROLLCALL_CACHE_DIR", str(tmp_path))
@@ -237,7 +237,7 @@ def test_a_check_that_cannot_be_made_is_refused(
     assert line in str(error.value)
 
 
-def test_a_function_of_ones_own_is_checked_before_any_rollout(
+def test_user_function_is_checked_without_a_rollout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ROLLCALL_CACHE_DIR", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Tasks that are directories, worked at by an agent of others and judged, while workers are killed.
+"""Task directories, solved by third-party agents and graded, while workers are killed.
 
 Policies without weights say what each rollout has earned: `oracle` all of it, `null` nothing,
 `noisy` by the seed of its first call. By hand it is larger, with the variables below; see
@@ -75,7 +75,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
 
 
 def tasks_in(directory: Path) -> Path:
-    """The tasks; where an image is named, as tasks that are worked at and judged in that."""
+    """The tasks; with an image name, as tasks that are solved and graded in that image."""
     if not IMAGE:
         return TASKS
     shutil.copytree(TASKS, directory)
@@ -88,7 +88,7 @@ def tasks_in(directory: Path) -> Path:
 
 
 def requests(tasks: Path) -> list[RolloutRequest]:
-    """Of every task, agent, mode and policy, as `tasks request` prints and `submit` reads them."""
+    """One line per task, agent, mode and policy, as `tasks request` prints and `submit` reads."""
     lines: list[dict[str, Any]] = []
     for directory in task_directories([tasks])[:MOST_TASKS]:
         for agent, mode in product(AGENTS, MODES):
@@ -110,7 +110,7 @@ def requests(tasks: Path) -> list[RolloutRequest]:
 
 
 class Siege:
-    """A crew with two workers of most groups, and who of them is killed."""
+    """A crew with two workers of most groups, and the selection of workers to kill."""
 
     def __init__(self, crew: Crew, tasks: Path) -> None:
         self.crew, self.tasks, self.random = crew, tasks, Random(2026)
@@ -125,7 +125,7 @@ class Siege:
         }
 
     def start(self, kind: str, which: int) -> str:
-        """One of its group; of models the one of a policy."""
+        """Start a worker of a group; a models worker serves the policy with this number."""
         self.started[kind] += 1
         words = [word for scorer in SCORERS for word in ("--scorer", scorer)]
         if kind == "models":
@@ -137,7 +137,7 @@ class Siege:
         return self.crew.start(kind, self.started[kind], *(words if scores else ()))
 
     def go(self) -> None:
-        """Kill each kind so often while rollouts end, and wait for the last of them."""
+        """Kill each kind the given number of times while rollouts end, and wait for the last."""
         kinds = [kind for kind in KINDS for _ in range(KILLS)]
         self.random.shuffle(kinds)
         for number, kind in enumerate(kinds):
@@ -157,7 +157,7 @@ class Siege:
         return f"{self.seen.count()} of {len(self.asked)} are judged, killed {dict(self.killed)}"
 
     def kill(self, kind: str) -> None:
-        """SIGKILL to one that has joined, and another one in its place."""
+        """Kill a worker that has joined with SIGKILL, and start another one in its place."""
         if kind == "processes":
             self.kill_process()
             return
@@ -169,7 +169,7 @@ class Siege:
         self.killed[kind] += 1
 
     def kill_process(self) -> None:
-        """Of an agent, wherever one runs; where all have ended nobody is killed."""
+        """Kill one agent process of any worker; when all rollouts have ended, kill none."""
 
         def running() -> list[int]:
             pids = (self.crew.processes[each].pid for each in self.live["environments"])
@@ -183,7 +183,7 @@ class Siege:
                 self.killed["processes"] += 1
 
     def leave(self) -> None:
-        """All but one of those who remove boxes, until what the killed have left is gone."""
+        """Stop all workers but one, which removes the boxes of killed workers."""
         last = self.live["environments"][0]
         for name in {each for names in self.live.values() for each in names} - {last}:
             self.crew.leave(name)
@@ -191,7 +191,7 @@ class Siege:
         self.crew.leave(last)
 
     def boxes(self) -> list[str]:
-        """Of this crew, on this host."""
+        """The boxes of this crew on this host."""
         leases = Leases(self.crew.cluster.settings.leases(), "test")
         found = {
             ident for name in {BOX, "bubblewrap"} for ident in asyncio.run(driver(name).found())
@@ -222,7 +222,7 @@ def siege(
 
 
 def first_seeds(cluster: Cluster) -> dict[str, int]:
-    """Of the first call of each rollout."""
+    """The seed of the first call of each rollout."""
     first: dict[str, ModelCall] = {}
     for policy in POLICIES:
         for record in read_all(cluster.log, [cluster.topics.calls(policy)]):
@@ -233,7 +233,7 @@ def first_seeds(cluster: Cluster) -> dict[str, int]:
     return {name: each.seed for name, each in first.items()}
 
 
-def test_rewards_are_what_each_policy_has_earned_whoever_is_killed(siege: Siege) -> None:
+def test_rewards_match_each_policy_although_workers_are_killed(siege: Siege) -> None:
     began = time.monotonic()
     siege.go()
     took_s = time.monotonic() - began

@@ -1,4 +1,4 @@
-"""Agents as others have written them, on a real broker, while all that serves them is killed.
+"""Third-party agents on a real broker, while all processes that serve them are killed.
 
 Every rollout is a mini-swe-agent, an openai-agents or a smolagents agent in a shell. Most ask a
 policy that solves their task, some one of random weights. Where a kill comes is drawn: the log has
@@ -60,7 +60,7 @@ WORDS = ["<unk>", *TEMPLATE, "<|im_end|>", "<tool_call>", "</tool_call>", "ls", 
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
-    """A broker that soon misses who was killed."""
+    """A broker that notices killed members soon."""
     state = tmp_path_factory.mktemp("services")
     yield up(state, users_cache(), ready=answers, broker_properties=SESSION)
     down(state, wipe=True)
@@ -77,7 +77,7 @@ def untaught(tmp_path: Path) -> Path:
 
 
 class Siege:
-    """A crew with two workers of each group, and who of them is killed."""
+    """A crew with two workers of each group, and the selection of processes to kill."""
 
     def __init__(self, crew: Crew, untaught: Path) -> None:
         self.crew, self.cluster, self.random = crew, crew.cluster, Random(SEED)
@@ -120,7 +120,7 @@ class Siege:
             self.ask(agent, SOLVES)
 
     def kill(self, kind: str, agent: str) -> None:
-        """SIGKILL to one that has something to do; another one comes in its place."""
+        """Kill a busy process with SIGKILL; another one takes its place."""
         hit: list[str | int] = []
 
         def found() -> bool:
@@ -140,7 +140,7 @@ class Siege:
         self.killed[kind] += 1
 
     def victims(self, kind: str) -> Sequence[str | int]:
-        """Agents' processes; workers that have joined, and those of environments only with some."""
+        """Agent processes; joined workers, those of environments only with agents."""
         if kind == "processes":
             return [pid for each in self.live["environments"] for pid in self.agents_of(each)]
         joined = filter(self.crew.joined, self.live[kind])
@@ -150,7 +150,7 @@ class Siege:
         return agents_below(self.crew.processes[worker].pid)
 
     def grow(self, agent: str) -> None:
-        """Until the log has grown by a number that is drawn."""
+        """Wait until the log has grown by a random number of records."""
         wanted = self.journal() + self.random.randrange(1, 4 * LIVE)
 
         def grown() -> bool:
@@ -220,7 +220,7 @@ def asked_again(trajectory: Trajectory) -> int:
     return again
 
 
-def test_whatever_is_killed_agents_finish_and_no_answered_ask_is_called_again(siege: Siege) -> None:
+def test_agents_finish_after_kills_without_repeating_answered_calls(siege: Siege) -> None:
     siege.harm()
     siege.drain()
 

@@ -1,4 +1,4 @@
-"""A rollout whose agent cannot be had ends with one line and wastes no try."""
+"""A rollout with a missing agent ends with one line and without retries."""
 
 import json
 import time
@@ -21,7 +21,7 @@ from tests.support.rig import PREFIX
         ({"agent": "python", "function": "gone.py:f"}, "FileNotFoundError"),
     ],
 )
-def test_a_rollout_whose_agent_is_missing_fails_at_once(
+def test_rollout_with_a_missing_agent_fails_at_once(
     tmp_path: Path, config: Mapping[str, str], words: str
 ) -> None:
     settings = Settings(prefix=PREFIX, state_dir=tmp_path / "state", cache_dir=tmp_path / "cache")

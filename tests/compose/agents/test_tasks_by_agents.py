@@ -1,4 +1,4 @@
-"""Agents as others have written them at a task in a directory, asked by policies of ours."""
+"""Third-party agents solve a task in a directory with our scripted policies."""
 
 import json
 import time
@@ -62,7 +62,7 @@ def reward(trajectory: Trajectory) -> float:
 @pytest.mark.parametrize(
     ("agent", "calls"), [("mini-swe-agent", 2), ("openai-agents", 3), ("smolagents", 2)]
 )
-def test_the_oracle_solves_a_task_through_any_agent(agent: str, calls: int, tmp_path: Path) -> None:
+def test_oracle_solves_task_through_any_agent(agent: str, calls: int, tmp_path: Path) -> None:
     trajectory, took = played(agent, "oracle", tmp_path)
 
     assert (trajectory.status, reward(trajectory), took) == ("finished", 1.0, calls), (
@@ -80,7 +80,7 @@ def test_the_oracle_solves_a_task_through_any_agent(agent: str, calls: int, tmp_
         ("mini-swe-agent", "task", 2),
     ],
 )
-def test_the_oracle_solves_it_through_an_agent_in_a_box(
+def test_oracle_solves_task_through_an_agent_in_a_box(
     agent: str, where: str, calls: int, tmp_path: Path
 ) -> None:
     if not has("bwrap"):
@@ -95,7 +95,7 @@ def test_the_oracle_solves_it_through_an_agent_in_a_box(
     assert mains[-1].terminated
 
 
-def test_null_earns_nothing_through_an_agent_and_uses_up_its_turns(tmp_path: Path) -> None:
+def test_null_policy_earns_no_reward_and_uses_all_turns(tmp_path: Path) -> None:
     trajectory, took = played("mini-swe-agent", "null", tmp_path)
 
     assert (reward(trajectory), took) == (0.0, 4), (trajectory.status, trajectory.reason)

@@ -1,4 +1,4 @@
-"""Benchmarks of agents of others: what can be had of them without any that is installed."""
+"""Benchmarks of third-party agents: the parts that work without any installed agent."""
 
 import asyncio
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.support.model_calls import call_of
 
 
 @pytest.mark.parametrize("name", ["hosted_agent_bytes", "hosted_resume_s"])
-def test_an_agent_that_is_not_installed_is_not_measured_and_the_remedy_named(
+def test_benchmark_of_a_missing_agent_is_refused_with_the_install_command(
     tmp_path: Path, name: str
 ) -> None:
     settings = Settings(state_dir=tmp_path, cache_dir=tmp_path)
@@ -24,7 +24,7 @@ def test_an_agent_that_is_not_installed_is_not_measured_and_the_remedy_named(
         suite.run_benchmarks([name], settings, None)
 
 
-def test_answers_after_the_tenth_turn_wait_until_they_may_be_given(tmp_path: Path) -> None:
+def test_answers_after_the_tenth_turn_wait_for_the_gate(tmp_path: Path) -> None:
     gate = tmp_path / "go-on"
     engine = Gated(gate)
 
@@ -38,7 +38,7 @@ def test_answers_after_the_tenth_turn_wait_until_they_may_be_given(tmp_path: Pat
     assert [SUBMIT in speak(said * turn) for turn in (TURN, TURN + 1)] == [False, True]
 
 
-def test_agents_that_wait_for_an_answer_are_weighed(tmp_path: Path) -> None:
+def test_memory_of_waiting_agents_is_measured(tmp_path: Path) -> None:
     empty = tmp_path / "empty.py"
     empty.write_text(agent_memory.EMPTY)
     asks = tmp_path / "asks.py"

@@ -1,4 +1,4 @@
-"""Steps an hour with and without waiting: what is measured takes as long as it says."""
+"""Steps per hour with and without waiting: measured calls take as long as their latency says."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.support.waiting import until
 SMALL = Scale(groups=2, group_size=2, train_s=0.01, median_s=0.001)
 
 
-def test_a_latency_is_that_of_its_place_and_one_in_twenty_is_a_straggler() -> None:
+def test_latency_depends_on_its_seed_and_five_percent_are_stragglers() -> None:
     plain = [latency_s("a", n) for n in range(2000)]
     tailed = [latency_s("a", n, stragglers=0.05) for n in range(2000)]
 
@@ -23,7 +23,7 @@ def test_a_latency_is_that_of_its_place_and_one_in_twenty_is_a_straggler() -> No
     assert all(abs(times - STRAGGLE) < 1e-6 for times in slower)
 
 
-def test_calls_are_answered_in_the_order_in_which_their_time_has_come() -> None:
+def test_calls_are_answered_in_order_of_their_latency() -> None:
     engine = SlowEngine(median_s=0.01)
     calls = [call_of("r", seed, seed=seed) for seed in range(20)]
     for call in calls:
@@ -41,7 +41,7 @@ def test_calls_are_answered_in_the_order_in_which_their_time_has_come() -> None:
     assert not engine.busy()
 
 
-def test_step_by_step_nothing_is_sampled_while_it_trains_and_otherwise_it_is(
+def test_sampling_overlaps_training_only_with_positive_staleness(
     tmp_path: Path,
 ) -> None:
     in_the_air = {}
@@ -60,7 +60,7 @@ def test_step_by_step_nothing_is_sampled_while_it_trains_and_otherwise_it_is(
     assert sum(in_the_air[4]) > 0
 
 
-def test_the_figure_stands_beside_the_slower_of_sampling_and_training() -> None:
+def test_async_speedup_is_compared_with_the_slower_of_sampling_and_training() -> None:
     figure = async_speedup(Settings(), steps=(2, 3), scale=SMALL)
 
     assert figure.value > 0

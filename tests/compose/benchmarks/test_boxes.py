@@ -1,4 +1,4 @@
-"""Benchmarks of boxes: what is left out where something is missing, and what they are made of."""
+"""Benchmarks of boxes: skipped parts when something is missing, and their building blocks."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return Settings(state_dir=tmp_path)
 
 
-def test_what_needs_an_engine_is_left_out_aloud_where_all_is_measured(
+def test_docker_benchmark_is_reported_as_skipped_without_an_engine(
     no_engine: Settings,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -45,14 +45,14 @@ def test_what_needs_an_engine_is_left_out_aloud_where_all_is_measured(
 
 
 @pytest.mark.parametrize("figure", ["box_warm_ms", "box_cold_ms", "shell_action_ms"])
-def test_who_asks_for_it_by_name_is_refused_with_what_is_missing(
+def test_docker_benchmark_requested_by_name_is_refused_without_an_engine(
     no_engine: Settings, figure: str
 ) -> None:
     with pytest.raises(LeftOut, match="the docker engine at"):
         suite.run_benchmarks([f"{figure}_docker"], no_engine, None)
 
 
-def test_the_tasks_that_are_graded_are_named_where_they_were_not_built(tmp_path: Path) -> None:
+def test_grading_benchmark_names_tasks_that_are_not_built(tmp_path: Path) -> None:
     if not has("bwrap"):
         with pytest.raises(LeftOut, match="bubblewrap is not installed"):
             gradings.grade_s(Settings(state_dir=tmp_path))
@@ -61,7 +61,7 @@ def test_the_tasks_that_are_graded_are_named_where_they_were_not_built(tmp_path:
         gradings.grade_s(Settings(state_dir=tmp_path))
 
 
-def test_starts_are_measured_from_a_pool_and_made_for_a_rollout_and_nothing_is_left() -> None:
+def test_warm_and_cold_box_starts_are_measured_and_leave_no_boxes() -> None:
     with (
         box_sessions(driver("local"), box="local") as warm,
         box_sessions(driver("local"), box="local", mode="ephemeral") as cold,
@@ -77,13 +77,13 @@ def test_starts_are_measured_from_a_pool_and_made_for_a_rollout_and_nothing_is_l
     assert cold.cpu_ms > 0
 
 
-def test_an_empty_lend_starts_nothing() -> None:
+def test_box_start_is_measurable_without_any_started_process() -> None:
     with box_sessions(box_starts.NoDriver(), box="local") as empty:
         box_starts.start_ms(empty, 1)
         assert empty.became["ready"] == 2
 
 
-def test_actions_are_measured_beside_a_bare_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_box_actions_are_measured_against_a_bare_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(box_work, "ROUNDS", 1)
     monkeypatch.setattr(box_work, "ACTIONS", 5)
 
@@ -94,14 +94,14 @@ def test_actions_are_measured_beside_a_bare_shell(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.skipif(not has("bwrap"), reason="left out for want of bubblewrap: its bare figures")
-def test_the_bare_tool_makes_the_box_that_the_driver_makes() -> None:
+def test_bare_bubblewrap_makes_the_same_box_as_the_driver() -> None:
     require_driver("bubblewrap")
 
     assert 0 < bare_boxes.held_namespaces_ms() < 60_000
     assert bare_boxes.spawns_per_s(4, 2) > 0
 
 
-def test_rollouts_in_boxes_play_as_many_turns_as_those_that_are_answered_at_once() -> None:
+def test_boxed_and_instant_rollouts_play_the_same_number_of_turns() -> None:
     says = box_turns.script()
     assert {says(call_of("r", seed)).text for seed in range(5)} == {"true"}
     for crew in (box_turns.IN_BOXES, box_turns.AT_ONCE):

@@ -10,14 +10,14 @@ from compose.settings import Settings
 from tests.support.policies import lake
 
 
-def test_the_ratio_is_of_the_versions_after_the_first(tmp_path: Path) -> None:
+def test_delta_ratio_covers_the_versions_after_the_first(tmp_path: Path) -> None:
     figure = deltas.ratio_of(lake(tmp_path / "policy"), 3)
 
     assert len(figure.notes) == 3
     assert 1 < figure.value < figure.ceiling
 
 
-def test_the_speed_is_beside_that_of_hashing() -> None:
+def test_delta_speed_is_reported_with_the_weights_size() -> None:
     figure = deltas.speed_of(deltas.weights(2, 30_000, 100_000), 1)
 
     assert figure.unit == "bytes/s"
@@ -25,7 +25,7 @@ def test_the_speed_is_beside_that_of_hashing() -> None:
     assert "0 MB of weights" in figure.notes[0]
 
 
-def test_without_a_language_model_the_ratio_is_left_out(
+def test_delta_ratio_is_skipped_without_a_language_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -27,7 +27,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return policies.lake(tmp_path_factory.mktemp("policy") / "lake")
 
 
-def test_the_quickest_rounds_are_compared_by_their_cpu() -> None:
+def test_fastest_rounds_are_compared_by_cpu_time() -> None:
     rounds = {
         "worker": [Round(0.5, 1.0), Round(0.25, 0.75)],
         "generate": [Round(0.125, 3.0), Round(0.5, 2.0)],
@@ -39,7 +39,7 @@ def test_the_quickest_rounds_are_compared_by_their_cpu() -> None:
     assert found.notes[1].startswith("generate: 800 tokens/s of CPU, 50 by the clock; 2 at once")
 
 
-def test_the_worker_answers_every_call_after_the_prompts_that_generate_gets(
+def test_worker_answers_all_calls_with_the_same_prompts_as_generate(
     directory: Path, tmp_path: Path
 ) -> None:
     worker = Worker(directory, tmp_path, Settings(state_dir=tmp_path))
@@ -58,7 +58,7 @@ def test_the_worker_answers_every_call_after_the_prompts_that_generate_gets(
     assert said[:, : ids.shape[1]].equal(ids)
 
 
-def test_both_are_measured_turn_about(directory: Path, tmp_path: Path) -> None:
+def test_worker_and_generate_are_measured_alternately(directory: Path, tmp_path: Path) -> None:
     found = compared(directory, Settings(state_dir=tmp_path), BATCH, rounds=1)
 
     assert (found.unit, found.lower_is_better) == ("tokens/s", False)

@@ -1,4 +1,4 @@
-"""Every loss at every lag is the same recipe otherwise; what came of it is told as it was."""
+"""Every loss at every lag runs the same recipe otherwise; results are reported unchanged."""
 
 import json
 import re
@@ -30,7 +30,7 @@ RUN = json.dumps(asdict(SeedRun(1, 0.9, (), 1, 2, 1.0)))
 
 
 def kept_in(path: Path, text: str) -> Kept:
-    """What a file holds of runs of a recipe in memory, under settings as they are."""
+    """The runs in a results file of a recipe in memory, under the current settings."""
     return Kept.of(lambda way: made_by(at_lag(text, way), load_settings(), True), path)
 
 
@@ -39,7 +39,7 @@ def run_of(success: float, staleness: float) -> SeedRun:
 
 
 @pytest.mark.parametrize("way", ways_of((1, 16), LOSSES), ids=str)
-def test_a_recipe_at_a_lag_is_the_same_but_for_what_is_compared(way: Way) -> None:
+def test_lagged_recipe_changes_only_the_compared_options(way: Way) -> None:
     recipe, text = load_recipe("lake-any-start")
 
     again = parse_recipe(at_lag(text, way), "lagging")
@@ -55,7 +55,7 @@ def test_a_recipe_at_a_lag_is_the_same_but_for_what_is_compared(way: Way) -> Non
     }
 
 
-def test_a_cell_is_the_median_and_how_many_were_good() -> None:
+def test_cell_shows_the_median_and_the_number_of_good_runs() -> None:
     runs = tuple(run_of(*each) for each in ((0.9, 15.0), (0.2, 16.0), (0.86, 14.0)))
     cell = Cell(Way("m2po", "ess", 16), runs)
 
@@ -63,7 +63,7 @@ def test_a_cell_is_the_median_and_how_many_were_good() -> None:
     assert table([cell]).row_count == 1
 
 
-def test_lists_that_are_none_are_refused_and_so_is_a_loss_that_there_is_not() -> None:
+def test_invalid_lag_lists_and_unknown_losses_are_refused() -> None:
     assert (lags_of("0,2"), losses_of("a, b")) == ((0, 2), ("a", "b"))
     for text in ("1,x", "-1", ","):
         with pytest.raises(Refused, match="is no list of versions"):
@@ -72,7 +72,7 @@ def test_lists_that_are_none_are_refused_and_so_is_a_loss_that_there_is_not() ->
         learn_at_lag("lake-any-start", [1], memory=True, losses="m2p")
 
 
-def test_a_table_is_of_real_runs_each_as_late_as_its_lag(
+def test_table_contains_real_runs_with_the_staleness_of_their_lag(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe, told, picture = (tmp_path / name for name in ("r.toml", "told.json", "told.png"))
@@ -93,7 +93,7 @@ def test_a_table_is_of_real_runs_each_as_late_as_its_lag(
     assert "m2po" in capsys.readouterr().out
 
 
-def test_what_the_file_holds_is_not_run_again_and_what_it_lacks_is(tmp_path: Path) -> None:
+def test_only_runs_missing_from_the_results_file_are_run(tmp_path: Path) -> None:
     # Given a file with one of two runs, which has a success that no run comes to
     recipe, told = tmp_path / "r.toml", tmp_path / "told.json"
     recipe.write_text(RECIPE.replace("steps = 4", "steps = 2"))
@@ -109,10 +109,10 @@ def test_what_the_file_holds_is_not_run_again_and_what_it_lacks_is(tmp_path: Pat
 
 
 @pytest.mark.parametrize("other", ["a learning rate", "a thread", "a broker", "one run alone"])
-def test_a_run_that_was_made_by_something_else_is_named_and_none_is_mixed_in(
+def test_results_file_of_a_different_setup_is_refused_by_the_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
-    # Given a file of two runs, of which one or both were made otherwise than what is asked for
+    # Given a file of two runs, of which one or both were made with another setup
     recipe, told = tmp_path / "r.toml", tmp_path / "told.json"
     recipe.write_text(RECIPE)
     kept = kept_in(told, RECIPE + ("# a comment decides nothing\n"))
@@ -148,7 +148,7 @@ def test_a_run_that_was_made_by_something_else_is_named_and_none_is_mixed_in(
         ),
     ],
 )
-def test_a_file_that_holds_something_else_is_refused_and_left_as_it_is(
+def test_foreign_results_file_is_refused_and_stays_unchanged(
     tmp_path: Path, text: str, said: str
 ) -> None:
     told = tmp_path / "told.json"
@@ -160,7 +160,7 @@ def test_a_file_that_holds_something_else_is_refused_and_left_as_it_is(
     assert told.read_text() == text
 
 
-def test_a_picture_says_every_way_and_is_the_same_whenever_it_is_drawn(tmp_path: Path) -> None:
+def test_picture_names_every_variant_and_is_reproducible(tmp_path: Path) -> None:
     ways = ways_of([1, 16], ["gspo", "cispo"])
     cells = [Cell(way, (run_of(0.5, 1.0), run_of(0.75, 1.0))) for way in ways]
     pictures = [tmp_path / "once.svg", tmp_path / "again.svg"]

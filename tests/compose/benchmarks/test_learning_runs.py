@@ -1,4 +1,4 @@
-"""What many seeds come to is told as it was; the recipe goes on after its goal."""
+"""Results of many seeds are reported unchanged; the recipe continues after its goal."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def run_of(*successes: float, starts: int = 2) -> SeedRun:
     return SeedRun(1, 0.9, seen, starts, 2, 1.0)
 
 
-def test_the_first_good_evaluation_counts_and_the_worst_since() -> None:
+def test_summary_reports_first_good_evaluation_and_worst_one_after_it() -> None:
     lost = run_of(0.0, 0.95, 0.4, 0.92)
     never = run_of(0.0, 0.5)
 
@@ -42,7 +42,7 @@ def test_the_first_good_evaluation_counts_and_the_worst_since() -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_recipe_goes_on_to_its_last_step_and_is_the_same_otherwise(name: str) -> None:
+def test_endless_recipe_differs_only_in_its_evaluation_goal(name: str) -> None:
     recipe, text = load_recipe(name)
 
     again = parse_recipe(endless(text), name)
@@ -52,11 +52,13 @@ def test_a_recipe_goes_on_to_its_last_step_and_is_the_same_otherwise(name: str) 
     assert again.model_copy(update=same) == recipe
 
 
-def test_a_recipe_without_evaluation_gets_one_that_never_ends_it() -> None:
+def test_recipe_without_evaluation_gets_an_unreachable_goal() -> None:
     assert tomllib.loads(endless('name = "x"\n'))["evaluation"] == {"goal": ENDLESS}
 
 
-def test_seeds_are_run_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_learning_runs_are_reported_as_json_and_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe, told, picture = tmp_path / "r.toml", tmp_path / "told.json", tmp_path / "told.png"
     short = re.sub(r"(?m)^steps = .*$", "steps = 2", RECIPE)
     recipe.write_text(short)
@@ -70,14 +72,14 @@ def test_seeds_are_run_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "of 1 seeds came to" in capsys.readouterr().out
 
 
-def test_a_recipe_that_cannot_run_is_refused_before_any_seed(tmp_path: Path) -> None:
+def test_unrunnable_recipe_is_refused_before_any_seed_starts(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="unknown recipe 'lake-any-strat'"):
         learn("lake-any-strat", [1], memory=True, json=None, picture=None)
     with pytest.raises(Refused, match="--picture"):
         learn("lake-any-start", [1], memory=True, json=None, picture=tmp_path / "no" / "x.png")
 
 
-def test_a_seed_that_fails_is_named_with_its_last_words(tmp_path: Path) -> None:
+def test_failed_seed_is_named_with_its_last_output(tmp_path: Path) -> None:
     recipe = tmp_path / "r.toml"
     recipe.write_text(RECIPE.replace("n_head = 2", "n_head = 3"))
 

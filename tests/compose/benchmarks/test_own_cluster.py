@@ -15,13 +15,13 @@ from tests.support.waiting import until
 
 
 def services_in(folder: Path) -> embedded.Endpoints | None:
-    """Those that a benchmark has begun, once both live."""
+    """The services that a benchmark has started, once both are alive."""
     found = map(embedded.endpoints, folder.glob("rollcall-bench-*"))
     return next(filter(None, found), None)
 
 
 def ignoring_ctrl_c() -> None:
-    """As in the background of a shell."""
+    """Ignore Ctrl-C, like a background job of a shell."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

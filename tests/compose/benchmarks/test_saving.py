@@ -1,4 +1,4 @@
-"""What saving costs, and pauses of adopting: of a policy that is measured in a moment."""
+"""Costs of saving, and pauses of adopting, for a policy that is small enough to measure quickly."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from compose.settings import Settings
 from tests.support.policies import lake
 
 
-def test_one_run_says_when_versions_came_and_what_saving_them_took(tmp_path: Path) -> None:
+def test_saving_run_records_version_times_and_saving_costs(tmp_path: Path) -> None:
     found = saving.seen(lake(tmp_path / "policy"), Shape(2, 4, 8, 8), 2)
 
     assert [len(found[name]) for name in ("plain_s", "period_s", "version_s")] == [2, 2, 2]
@@ -22,7 +22,7 @@ def test_one_run_says_when_versions_came_and_what_saving_them_took(tmp_path: Pat
     assert peak.value > peak.ceiling > 4 * found["weights_bytes"]
 
 
-def test_a_server_steps_on_through_adoptions_and_its_longest_pauses_are_told(
+def test_server_keeps_stepping_during_adoptions_and_reports_longest_pauses(
     tmp_path: Path,
 ) -> None:
     figure = adoption.pause_of(lake(tmp_path / "policy"), Settings(), 2, "s7")
@@ -32,7 +32,7 @@ def test_a_server_steps_on_through_adoptions_and_its_longest_pauses_are_told(
     assert figure.notes[0].startswith("2 adoptions")
 
 
-def test_without_a_language_model_they_are_left_out(
+def test_saving_benchmarks_are_skipped_without_a_language_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The benchmarks' table and file; what they measure is measured by running them."""
+"""The table and file of the benchmarks; their measurements are tested by running them."""
 
 import io
 import json
@@ -24,12 +24,12 @@ JOURNALED = 19
 """Journal entries of a rollout of eight turns."""
 
 
-def test_an_unknown_benchmark_is_refused_before_any_runs() -> None:
+def test_unknown_benchmark_is_refused_before_any_runs() -> None:
     with pytest.raises(Refused, match="did you mean 'turns_64'"):
         suite.run_benchmarks(["turns_65"], Settings(), None)
 
 
-def test_what_cannot_be_measured_takes_no_other_figure_with_it(
+def test_failed_benchmark_does_not_lose_the_other_figures(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def silent(settings: Settings) -> Figure:
@@ -45,7 +45,7 @@ def test_what_cannot_be_measured_takes_no_other_figure_with_it(
     assert list(json.loads((tmp_path / "figures.json").read_text())) == ["up_warm_s"]
 
 
-def test_a_figure_stands_beside_its_ceiling_and_their_ratio() -> None:
+def test_figure_is_written_with_its_ceiling_and_ratio() -> None:
     faster = Figure(50.0, "turns/s", 200.0)
     slower = Figure(8.0, "ms", 2.0, lower_is_better=True)
 
@@ -57,7 +57,7 @@ def test_a_figure_stands_beside_its_ceiling_and_their_ratio() -> None:
     assert written["turn_latency_ms"]["ratio"] == 0.25
 
 
-def test_one_run_gives_the_median_the_p99_and_their_ratio_beside_the_echos() -> None:
+def test_one_run_gives_median_p99_and_tail_beside_the_echo() -> None:
     times = spine.TurnTimes()
     times.measured = {"workers": [4.0] * 380 + [40.0] * 20, "echo": [2.0] * 380 + [6.0] * 20}
     figures = times.median, times.p99, times.tail
@@ -71,21 +71,21 @@ def test_one_run_gives_the_median_the_p99_and_their_ratio_beside_the_echos() -> 
     assert echoed.startswith("echo: ")
 
 
-def test_memory_per_live_rollout_is_more_than_its_payload() -> None:
+def test_memory_per_live_rollout_exceeds_its_payload() -> None:
     figure = live_memory.live_rollout(Settings(), live=1000)
 
     assert figure.unit == "bytes"
     assert 1_000 < figure.ceiling < figure.value < 100_000
 
 
-def test_a_server_that_is_asked_for_four_times_what_it_can_do_does_all_it_can() -> None:
+def test_server_under_fourfold_overload_keeps_its_full_goodput() -> None:
     figure = overload.goodput(Settings(), 4.0, window_s=300)
 
     assert (figure.unit, figure.ceiling) == ("answers/s", 2.0)
     assert 0.9 < figure.ratio <= 1.01
 
 
-def test_a_rollout_of_32768_tokens_in_100_turns_is_sent_about_twice() -> None:
+def test_rollout_of_32768_tokens_is_sent_about_twice() -> None:
     figure = wire.bytes_of_a_rollout(Settings())
 
     assert figure.unit == "bytes"
@@ -94,7 +94,7 @@ def test_a_rollout_of_32768_tokens_in_100_turns_is_sent_about_twice() -> None:
 
 
 @pytest.mark.parametrize("tokens", [64, 512])
-def test_a_measured_rollout_has_eight_turns_of_so_many_sampled_tokens(tokens: int) -> None:
+def test_measured_rollout_has_eight_turns_of_the_given_token_count(tokens: int) -> None:
     codec = Codec(LocalRegistry())
     player = load.Player(codec, tokens, TOPICS)
 
@@ -109,7 +109,7 @@ def test_a_measured_rollout_has_eight_turns_of_so_many_sampled_tokens(tokens: in
     assert [c.prefix_length for c in calls] == [a_turn * n for n in range(8)]
 
 
-def test_the_echo_carries_the_bytes_of_whole_turns_without_the_reset() -> None:
+def test_echo_carries_the_bytes_of_whole_turns_without_the_reset() -> None:
     codec = Codec(LocalRegistry())
 
     values = load.hops(codec, TOPICS, 64, "r")
@@ -124,7 +124,7 @@ def history(partitions: int) -> SimpleNamespace:
     return SimpleNamespace(log=log, codec=Codec(LocalRegistry()), topics=TOPICS)
 
 
-def test_the_log_that_is_scanned_is_whole() -> None:
+def test_scanned_log_is_complete() -> None:
     whole = history(partitions=2)
 
     scan.fill(whole, 5)
@@ -134,8 +134,8 @@ def test_the_log_that_is_scanned_is_whole() -> None:
     assert (report.ended, report.not_run_again, report.records) == (5, 0, 5 * scan.RECORDS)
 
 
-def test_a_rollout_that_begins_where_the_audit_forgets_is_counted() -> None:
-    # Given journal entries of nobody, so that a rollout begins with the thousandth
+def test_rollout_that_crosses_the_audit_forget_point_is_counted() -> None:
+    # Given stray journal entries, so that a rollout begins with the thousandth
     whole = history(partitions=1)
     stray = whole.codec.encode(TOPICS.events, Event.decision("x", 1, "w", AttemptStarted("?")))
     for _ in range((FORGET_EVERY - 1) % JOURNALED):
@@ -148,7 +148,7 @@ def test_a_rollout_that_begins_where_the_audit_forgets_is_counted() -> None:
     assert report.ended == FORGET_EVERY // JOURNALED + 1
 
 
-def test_the_environment_that_is_measured_ends_after_its_turns_and_tells_the_time() -> None:
+def test_measured_environment_ends_after_its_turns_and_reports_times() -> None:
     environment = load.Instant(turns=2)
 
     seen = [environment.open(0), environment.step("go"), environment.step("go")]

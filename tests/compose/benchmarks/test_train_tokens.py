@@ -1,4 +1,4 @@
-"""The learner's speed beside TRL's: what is compared, and what is said where it is not there."""
+"""The learner's speed compared with TRL's, and the note when TRL is missing."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.support import policies
 SHAPE = Shape(groups=2, answers=3, prompt=4, answer=2)
 
 
-def test_the_quickest_steps_are_compared_and_trl_is_the_ceiling() -> None:
+def test_fastest_steps_are_compared_with_trl_as_the_ceiling() -> None:
     steps = {
         "shared": [StepTaken(0.5, 0.5, 10**9), StepTaken(0.4, 0.25, 2 * 10**9)],
         "rows": [StepTaken(1.0, 1.0, 3 * 10**9)],
@@ -27,7 +27,7 @@ def test_the_quickest_steps_are_compared_and_trl_is_the_ceiling() -> None:
     assert len(figure.notes) == 3
 
 
-def test_without_trl_the_row_says_so() -> None:
+def test_figure_without_trl_says_so_in_its_notes() -> None:
     steps = {"shared": [StepTaken(0.5, 1, 1)], "rows": [StepTaken(1.0, 1, 1)]}
 
     figure = train_tokens.figure(SHAPE, steps)
@@ -36,7 +36,7 @@ def test_without_trl_the_row_says_so() -> None:
     assert figure.notes[-1] == train_tokens.WITHOUT_TRL
 
 
-def test_without_the_language_model_it_is_left_out(
+def test_train_tokens_benchmark_is_skipped_without_the_language_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -46,7 +46,7 @@ def test_without_the_language_model_it_is_left_out(
 
 
 @pytest.mark.parametrize("packing", ["rows", "shared"])
-def test_a_step_of_ours_trains_on_the_batch(tmp_path: Path, packing: str) -> None:
+def test_training_step_uses_the_whole_batch(tmp_path: Path, packing: str) -> None:
     metrics = ours(str(policies.lake(tmp_path / "lake")), SHAPE, packing)()
 
     assert isinstance(metrics, dict)

@@ -118,9 +118,7 @@ class Stage(Lost):
 
 @settings(max_examples=8, deadline=None)
 @given(at_s=st.floats(0, 30), restarted=st.booleans())
-def test_a_cut_is_named_and_leaves_an_audit_that_is_whole_though_no_rollout_follows(
-    at_s: float, restarted: bool
-) -> None:
+def test_log_cut_is_reported_and_the_audit_stays_clean(at_s: float, restarted: bool) -> None:
     stage = Stage()
     victim = stage.victim
 
@@ -152,9 +150,7 @@ def test_a_cut_is_named_and_leaves_an_audit_that_is_whole_though_no_rollout_foll
     assert report.accepted == report.ended == 4 + 1 + report.cut_off
 
 
-def test_a_cut_that_no_worker_names_is_told_and_its_time_counts_from_a_broker_that_is_back() -> (
-    None
-):
+def test_unreported_cut_is_recorded_only_after_the_broker_returns() -> None:
     stage = Stage()
     stage.victim.named_s = 0.0
     stage.cut()
@@ -169,7 +165,7 @@ def test_a_cut_that_no_worker_names_is_told_and_its_time_counts_from_a_broker_th
     assert len(stage.victim.unnamed) == 1
 
 
-def test_nothing_is_cut_of_what_the_agents_have_not_committed_and_the_reason_is_kept() -> None:
+def test_cut_is_skipped_with_a_reason_when_copies_are_uncommitted() -> None:
     stage = Stage()
     stage.victim.committed_s = 0.0
 
@@ -181,7 +177,7 @@ def test_nothing_is_cut_of_what_the_agents_have_not_committed_and_the_reason_is_
     assert "have not committed the copies" in why
 
 
-def test_no_cut_begins_while_no_worker_has_joined_or_the_last_cut_is_not_over() -> None:
+def test_cut_waits_for_joined_workers_and_the_end_of_the_last() -> None:
     stage = Stage()
     stage.worker.joined = False
     assert not stage.victim.fit()
@@ -208,7 +204,7 @@ time.sleep(600)
 
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("accepted", [False, True])
-def test_a_loss_counts_whether_a_worker_ends_by_it_or_accepts_it_and_whether_it_is_killed_then(
+def test_loss_counts_whether_the_worker_stops_accepts_it_or_is_killed(
     tmp_path: Path, accepted: bool, killed: bool
 ) -> None:
     said = f'{{"event": "{ACCEPTED}", "lost": "t 1 has"}}' if accepted else f"t 1 has {ACCEPT}"
@@ -251,10 +247,10 @@ class AwayLog:
             return self.read.poll(timeout_s) if self.up.is_set() else []
 
     def close(self) -> None:
-        """Nothing is to be let go of."""
+        """There is nothing to release."""
 
 
-def test_the_watch_misses_no_request_that_was_written_where_the_log_was_cut_off() -> None:
+def test_watch_sees_every_request_written_over_a_cut() -> None:
     rig: Any = Rig()
     topic, log = rig.topics.requests, AwayLog(rig.log)
     cluster: Any = SimpleNamespace(topics=rig.topics, codec=rig.codec, log=log)
@@ -279,7 +275,7 @@ def test_the_watch_misses_no_request_that_was_written_where_the_log_was_cut_off(
         watch.close()
 
 
-def test_progress_after_a_cut_counts_from_the_moment_of_the_cut() -> None:
+def test_progress_after_a_cut_counts_from_the_cut() -> None:
     rig: Any = Rig()
     watch, fault = Watch(rig), Fault(0.0, CUT_OFF, LOG, LOG, 1.0)
     try:

@@ -1,4 +1,4 @@
-"""What chaos says of hosted rollouts, as told from a journal and the model calls beside it."""
+"""Chaos figures of hosted rollouts, computed from a journal and its model calls."""
 
 import json
 from dataclasses import replace
@@ -51,20 +51,20 @@ def asked_again(events: list[Event], calls: list[ModelCall]) -> int:
     return tally.figures().asked_again
 
 
-def test_an_ask_that_was_answered_and_is_called_at_another_position_is_asked_again() -> None:
+def test_answered_call_repeated_at_another_position_counts_as_asked_again() -> None:
     calls = [model_call(2, "one"), model_call(4, "two"), model_call(6, "one")]
 
     assert asked_again([entry(2, SAID), entry(4, SAID)], calls) == 1
     assert asked_again([entry(2, SAID)], [*calls, model_call(8, "one")]) == 2
 
 
-def test_a_call_that_is_sent_again_for_its_own_position_is_not_asked_again() -> None:
+def test_call_resent_for_its_own_position_is_not_asked_again() -> None:
     calls = [model_call(2, "one"), model_call(2, "one", tries=1), model_call(2, "one")]
 
     assert asked_again([entry(2, SAID), entry(2, SAID)], calls) == 0
 
 
-def test_what_was_never_answered_or_belongs_to_another_attempt_is_not_asked_again() -> None:
+def test_unanswered_calls_and_other_attempts_do_not_count_as_asked_again() -> None:
     twice = [model_call(2, "one"), model_call(6, "one")]
     anew = [model_call(2, "one"), model_call(2, "one", attempt=2)]
 
@@ -83,7 +83,7 @@ def test_rollouts_without_a_process_do_not_count() -> None:
     assert (tally.figures().rollouts, tally.figures().asked_again) == (0, 0)
 
 
-def test_what_diverged_and_what_moved_is_counted_once_each_and_the_difference_is_kept() -> None:
+def test_divergences_and_moves_count_once_and_keep_the_difference() -> None:
     tally = HostedTally()
     why = "agent 'python' has diverged from its history: what was told"
     moved = entry(3, CallFailed("history_needed", "it is new here", retriable=True))
@@ -100,7 +100,7 @@ def test_what_diverged_and_what_moved_is_counted_once_each_and_the_difference_is
     assert found.differences == (why,)
 
 
-def test_restarts_are_counted_in_the_log_of_a_worker(tmp_path: Path) -> None:
+def test_agent_restarts_are_counted_in_the_worker_log(tmp_path: Path) -> None:
     log = tmp_path / "environments-1.log"
     lines = [
         json.dumps({"event": "agent_restarted", "signal": 9}),
@@ -114,7 +114,7 @@ def test_restarts_are_counted_in_the_log_of_a_worker(tmp_path: Path) -> None:
     assert restarts_in(log) == 1
 
 
-def test_a_log_without_hosted_rollouts_has_no_figures(tmp_path: Path) -> None:
+def test_log_without_hosted_rollouts_has_no_figures(tmp_path: Path) -> None:
     rig = Rig(partitions=2, policies=(workload.POLICY,))
 
     assert figures_of(rig, workload.POLICY, tmp_path).rollouts == 0

@@ -32,7 +32,7 @@ def hosted() -> list[RolloutRequest]:
     return [each for each in requests if each.agent == workload.AGENT_OF_OTHERS]
 
 
-def test_about_one_in_twenty_has_a_process_as_a_function_or_a_command() -> None:
+def test_about_one_in_twenty_rollouts_is_hosted_by_function_or_command() -> None:
     configs = [json.loads(each.agent_config) for each in hosted()]
 
     for config in configs:
@@ -45,7 +45,7 @@ def test_about_one_in_twenty_has_a_process_as_a_function_or_a_command() -> None:
     assert all(hasattr(hosted_agents, name) for name in functions)
 
 
-def test_without_hosts_the_others_stay_what_they_are() -> None:
+def test_other_requests_stay_the_same_without_hosted_agents() -> None:
     for number in NUMBERS:
         alone, among = workload.request(7, number, hosts=False), workload.request(7, number)
         assert alone.agent in workload.AGENTS
@@ -56,7 +56,7 @@ def test_without_hosts_the_others_stay_what_they_are() -> None:
 
 
 class Endpoint(ThreadingHTTPServer):
-    """Says the same to everybody, and keeps what it was asked; refuses what comes after `most`."""
+    """Gives all the same answer, and records the model requests; refuses those after `most`."""
 
     def __init__(self, most: int) -> None:
         super().__init__(("127.0.0.1", 0), Answering)
@@ -86,7 +86,7 @@ class Answering(BaseHTTPRequestHandler):
 
 
 def heard_of(name: str, most: int) -> tuple[list[str], str]:
-    """What an agent asks the policy, and its result."""
+    """The requests of an agent to the policy, and its result."""
     task = {"observation": "door", "config": {"turns": 3}}
     with Endpoint(most) as endpoint:
         result = getattr(hosted_agents, name)(task, endpoint.url, "key")
@@ -95,34 +95,34 @@ def heard_of(name: str, most: int) -> tuple[list[str], str]:
 
 
 @pytest.mark.parametrize("name", workload.FUNCTIONS)
-def test_an_agent_never_says_the_same_twice(name: str) -> None:
+def test_agent_never_sends_the_same_message_twice(name: str) -> None:
     heard, _ = heard_of(name, most=100)
 
     assert len(heard) == len(set(heard)) >= 3
 
 
 @pytest.mark.parametrize("name", workload.FUNCTIONS)
-def test_an_agent_that_is_refused_ends_and_does_not_ask_again(name: str) -> None:
+def test_refused_agent_ends_without_asking_again(name: str) -> None:
     heard, result = heard_of(name, most=0)
 
     assert len(heard) == len(set(heard)) <= hosted_agents.CALLERS
     assert "then 503" in result
 
 
-def test_what_a_noisy_one_says_is_another_thing_in_every_life() -> None:
+def test_noisy_agent_sends_different_messages_in_every_life() -> None:
     lives = [set(heard_of("noisy", most=100)[0]) for _ in range(2)]
 
     assert not lives[0] & lives[1]
 
 
-def test_only_processes_are_killed_where_only_they_are_named() -> None:
+def test_only_processes_are_killed_when_only_they_are_selected() -> None:
     faults = ChaosPlan(3, [PROCESSES], minutes=1).faults()
 
     assert {(fault.kind, fault.role) for fault in faults} == {(KILL, PROCESSES)}
     assert len({fault.victim for fault in faults}) == 2
 
 
-def test_beside_another_release_there_are_no_processes_to_kill(tmp_path: Path) -> None:
+def test_chaos_beside_another_release_kills_no_processes(tmp_path: Path) -> None:
     wheel = tmp_path / "older.whl"
     wheel.touch()
 
@@ -135,7 +135,7 @@ def test_beside_another_release_there_are_no_processes_to_kill(tmp_path: Path) -
         ChaosPlan(3, [PROCESSES], minutes=1, beside=wheel)
 
 
-def test_the_agents_of_a_worker_are_found_below_it_and_nothing_else(tmp_path: Path) -> None:
+def test_agents_of_a_worker_are_found_among_its_child_processes_only(tmp_path: Path) -> None:
     async def live() -> Sequence[tuple[int, int | None]]:
         processes = AgentProcesses(tmp_path / "agents", tmp_path / "scratch")
         silent = tmp_path / "silent.py"

@@ -45,7 +45,7 @@ def of_shells(count: int) -> list[RolloutRequest]:
     return [replace(each, policy_id=POLICY, limits=Limits(max_tries=4)) for each in shells[:count]]
 
 
-def test_about_one_in_ten_is_in_a_box_where_there_are_boxes() -> None:
+def test_about_one_in_ten_requests_uses_a_box_when_available() -> None:
     boxes = [{"box": "docker", "image": "i"}, {"box": "bubblewrap"}]
     requests = [workload.request(7, number, boxes=boxes) for number in range(2000)]
     shells = [each for each in requests if each.task.environment == workload.SHELL]
@@ -60,7 +60,7 @@ def test_about_one_in_ten_is_in_a_box_where_there_are_boxes() -> None:
     ]
 
 
-def test_an_engine_is_harmed_only_where_it_is_named() -> None:
+def test_engine_is_harmed_only_when_selected() -> None:
     assert set(USUAL) == set(ROLES) - {ENGINE}
     assert not ChaosPlan(3, USUAL, minutes=1).containers
     assert ENGINE not in {fault.role for fault in ChaosPlan(3, USUAL, minutes=9).faults()}
@@ -68,9 +68,7 @@ def test_an_engine_is_harmed_only_where_it_is_named() -> None:
 
 
 @pytest.mark.parametrize("roles", [[BOXES], [BOXES, ENGINE]])
-def test_beside_another_release_there_are_no_boxes_to_kill(
-    tmp_path: Path, roles: list[str]
-) -> None:
+def test_chaos_beside_another_release_kills_no_boxes(tmp_path: Path, roles: list[str]) -> None:
     wheel = tmp_path / "older.whl"
     wheel.touch()
 
@@ -80,7 +78,7 @@ def test_beside_another_release_there_are_no_boxes_to_kill(
         ChaosPlan(3, roles, minutes=1, beside=wheel)
 
 
-def test_an_engine_that_cannot_be_put_up_is_refused_in_one_line(
+def test_missing_engine_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -90,14 +88,14 @@ def test_an_engine_that_cannot_be_put_up_is_refused_in_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_containers_are_made_of_programs_of_this_host_that_find_their_libraries() -> None:
+def test_containers_consist_of_host_programs_with_their_libraries() -> None:
     with tarfile.open(fileobj=BytesIO(image_of_programs())) as tar:
         names = tar.getnames()
         assert all(tar.getmember(f"bin/{name}").isfile() for name in own_engine.PROGRAMS)
     assert len(names) == len(set(names)) > len(own_engine.PROGRAMS)
 
 
-def test_what_runs_in_no_box_of_a_worker_is_no_victim(tmp_path: Path) -> None:
+def test_processes_outside_the_boxes_of_a_worker_are_not_killed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as bystander:
         leases = Leases(tmp_path, "worker")
         victim = BoxVictim(leases)
@@ -123,7 +121,7 @@ def runs(process: "subprocess.Popen[bytes]") -> bool:
     return stat.rpartition(")")[2].split()[0] in "RSD"
 
 
-def test_an_engine_of_somebody_else_goes_on_whatever_becomes_of_ours(
+def test_foreign_engine_survives_the_end_of_our_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given engines of others, one of which DOCKER_HOST names and one whose data is called almost
@@ -153,7 +151,7 @@ def test_an_engine_of_somebody_else_goes_on_whatever_becomes_of_ours(
         monkeypatch.setattr(own_engine, "GRACE_S", 0.2)
         ours.close()
 
-        # Then it is gone, and nobody else
+        # Then only ours is gone
         assert started(mine) is None
         assert all(map(runs, theirs))
     finally:
@@ -163,7 +161,7 @@ def test_an_engine_of_somebody_else_goes_on_whatever_becomes_of_ours(
             each.wait()
 
 
-def test_a_real_engine_and_its_containers_go_on_beside_ours(tmp_path: Path) -> None:
+def test_real_engine_and_its_containers_survive_beside_our_engine(tmp_path: Path) -> None:
     if not IMAGE:
         left_out("docker", "two engines, one of which is killed; `.ci/docker` starts the other")
 
@@ -191,7 +189,7 @@ def test_a_real_engine_and_its_containers_go_on_beside_ours(tmp_path: Path) -> N
 
 
 def shown(*steps: tuple[str, str]) -> BoxFigures:
-    """What comes of a trajectory with these commands and outputs."""
+    """The figures for a trajectory with these commands and outputs."""
     request = of_shells(1)[0]
     taken = [StepTaken(0, "main", None, "begin", 0.0, False, False)]
     taken += [StepTaken(1, "main", *step, 0.0, False, False) for step in steps]
@@ -205,7 +203,7 @@ def shown(*steps: tuple[str, str]) -> BoxFigures:
     return tally.figures()
 
 
-def test_a_shell_in_which_a_command_ran_twice_or_never_has_gone_wrong() -> None:
+def test_shell_with_a_repeated_or_missing_command_is_reported_wrong() -> None:
     say = [workload.SHELL_COMMAND.format(word) for word in ("left", "on")]
 
     assert shown((say[0], "exit code 0\nleft\n"), (say[1], "exit code 0\nleft\non\n")).ok
@@ -241,7 +239,7 @@ def dismiss(cluster: MemoryCluster) -> None:
 
 
 @pytest.mark.parametrize("killing", [False, True])
-def test_a_box_that_is_killed_is_rebuilt_and_nothing_runs_twice_in_it(
+def test_killed_box_is_rebuilt_and_runs_no_command_twice(
     cluster: MemoryCluster, killing: bool
 ) -> None:
     requests = of_shells(3)
@@ -274,8 +272,8 @@ def in_use(cluster: MemoryCluster, killed: int) -> bool:
     return len(cluster.events(EnvironmentStepped)) > 4 * (killed + 1)
 
 
-def test_a_box_that_is_left_is_told_of(cluster: MemoryCluster) -> None:
-    """The box of a worker that is gone, by its first process."""
+def test_leftover_box_is_reported(cluster: MemoryCluster) -> None:
+    """It is the box of a worker that is gone, found by its first process."""
     leases = Leases(cluster.settings.leases(), "gone")
     ident = leases.draw()
     leases.take(ident, "bubblewrap")

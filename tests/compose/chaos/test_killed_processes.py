@@ -43,7 +43,7 @@ def of_each_function() -> list[RolloutRequest]:
 
 
 def lived(cluster: MemoryCluster, logs: Path, *, killing: bool) -> HostedFigures:
-    """Let everybody work until all have ended; kill each process once that has been answered."""
+    """Let all workers run until all rollouts have ended; kill each process once after an answer."""
     requests, killed = of_each_function(), set[int]()
     for request in requests:
         cluster.ask(request)
@@ -70,7 +70,7 @@ def answered(cluster: MemoryCluster) -> bool:
 
 
 @pytest.mark.parametrize("killing", [False, True])
-def test_whoever_is_killed_no_answered_ask_is_called_again(
+def test_no_answered_call_is_repeated_after_process_kills(
     cluster: MemoryCluster, tmp_path: Path, killing: bool
 ) -> None:
     found = lived(cluster, tmp_path, killing=killing)

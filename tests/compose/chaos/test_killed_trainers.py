@@ -1,4 +1,4 @@
-"""A run whose trainer is killed anywhere has the bits of one whose trainer is not."""
+"""A run with trainers killed at any point has the same bits as an undisturbed run."""
 
 import json
 from collections.abc import Callable
@@ -52,12 +52,12 @@ def takes_other_weights(world: World) -> None:
 
 
 def goes_on_from_other_weights(world: World) -> None:
-    """As one would that had loaded what nobody announced."""
+    """Train on after loading weights that were never announced."""
     takes_other_weights(world)
     world.train(world.trainer(), steps=4)
 
 
-def test_what_was_trained_by_many_is_what_one_trains(world: World) -> None:
+def test_training_by_many_processes_matches_training_by_one(world: World) -> None:
     assert judged(world) == TrainingFigures(3, 0, checkpoints=4, trained_again=3)
     assert judged(world).ok
 
@@ -70,7 +70,7 @@ def test_what_was_trained_by_many_is_what_one_trains(world: World) -> None:
         (goes_on_from_other_weights, {"steps": 4, "trained_again": 4, "differing": 1}),
     ],
 )
-def test_whatever_is_not_what_was_announced_is_not_ok(
+def test_any_difference_from_the_announced_versions_is_not_ok(
     world: World, harm: Callable[[World], None], found: dict[str, int]
 ) -> None:
     harm(world)
@@ -80,14 +80,14 @@ def test_whatever_is_not_what_was_announced_is_not_ok(
     assert {name: getattr(figures, name) for name in found} == found
 
 
-def test_a_run_without_a_step_has_nothing_to_be_judged(tmp_path: Path) -> None:
+def test_run_without_steps_has_empty_training_figures(tmp_path: Path) -> None:
     figures = judged(World(tmp_path))
 
     assert figures == TrainingFigures()
     assert figures.ok
 
 
-def test_a_trainer_is_killed_at_any_point_and_the_others_after_progress() -> None:
+def test_trainer_is_killed_at_any_time_and_others_after_progress() -> None:
     faults = ChaosPlan(3, ("agents", "training"), kills=200).faults()
     lives = {role: [f.after_s for f in faults if f.role == role] for role in ("agents", "training")}
 
@@ -97,7 +97,7 @@ def test_a_trainer_is_killed_at_any_point_and_the_others_after_progress() -> Non
     assert 0 < min(lives["training"]) < max(lives["training"]) < LIVES_S["training"]
 
 
-def test_recipes_are_shipped_or_files_and_need_somebody_to_harm() -> None:
+def test_recipes_are_shipped_or_files_and_need_a_training_victim() -> None:
     for name in RECIPES:
         text = (files("compose.chaos") / f"{name}.toml").read_text()
         assert parse_recipe(text, name).name.startswith("chaos")
@@ -109,7 +109,7 @@ def test_recipes_are_shipped_or_files_and_need_somebody_to_harm() -> None:
 
 @pytest.mark.broker
 @pytest.mark.timeout(300)
-def test_a_trainer_that_is_killed_for_real_learns_what_one_learns_that_is_not(
+def test_killed_trainer_learns_the_same_as_an_undisturbed_one(
     tmp_path: Path,
 ) -> None:
     figures = tmp_path / "figures.json"

@@ -20,7 +20,7 @@ for _ in sys.stdin:
 """
 
 
-def test_a_process_reads_the_clock_that_is_set_for_it(tmp_path: Path) -> None:
+def test_process_reads_the_clock_set_for_it(tmp_path: Path) -> None:
     clock = WallClock(tmp_path / "clocks", "agents-1")
     clock.set(-SET_BACK_S)
     environment = {**os.environ, **clock.environment(os.environ.get("PYTHONPATH", ""))}
@@ -45,7 +45,7 @@ def test_a_process_reads_the_clock_that_is_set_for_it(tmp_path: Path) -> None:
         process.stdin.close()
 
 
-def test_clocks_of_other_workers_stay_as_they_are(tmp_path: Path) -> None:
+def test_clocks_of_other_workers_stay_unchanged(tmp_path: Path) -> None:
     clocks = [WallClock(tmp_path / "clocks", name) for name in ("a-1", "a-2")]
     clocks[0].set(-SET_BACK_S)
 
@@ -53,5 +53,5 @@ def test_clocks_of_other_workers_stay_as_they_are(tmp_path: Path) -> None:
     assert time.time() > 1e9
 
 
-def test_every_worker_may_come_back_with_a_clock_set_back() -> None:
+def test_every_worker_may_restart_with_its_clock_set_back() -> None:
     assert all(CLOCK in KINDS[role] for role in (*WORKERS, "training"))

@@ -1,4 +1,4 @@
-"""The table of rules is what the rules declare, and it stands in the trainer's README."""
+"""The table of rules matches the declarations of the rules and the trainer's README."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.support.command_line import ROOT
 ROLLCALL = (sys.executable, "-m", "compose.cli", "algorithms")
 
 
-def test_every_rule_has_a_source_and_a_stage_of_its_own_kind() -> None:
+def test_every_rule_has_a_source_and_a_valid_stage() -> None:
     rows = rows_of()
 
     assert len(rows) == sum(len(rules) for rules in ALL.values())
@@ -25,7 +25,7 @@ def test_every_rule_has_a_source_and_a_stage_of_its_own_kind() -> None:
         assert row.stage in tuple("GFCRT"), row
 
 
-def test_the_readme_shows_what_the_command_prints() -> None:
+def test_readme_contains_the_rows_that_the_command_prints() -> None:
     printed = subprocess.run(ROLLCALL, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
     told = lines_of(printed)
@@ -51,6 +51,6 @@ def test_one_kind_is_listed_as_json_with_defaults() -> None:
     assert gspo["options"] == {"low": 3e-4, "high": 4e-4, "dual": 0.0}
 
 
-def test_a_kind_that_there_is_not_is_refused() -> None:
+def test_unknown_kind_is_refused() -> None:
     with pytest.raises(Refused, match="unknown kind of rules 'los'; did you mean 'loss'"):
         rows_of("los")

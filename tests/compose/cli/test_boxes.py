@@ -1,4 +1,4 @@
-"""`rollcall boxes` and `rollcall images`: what is said of drivers and images on this host."""
+"""`rollcall boxes` and `rollcall images`: reports on drivers and images of this host."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from tests.support.command_line import afresh, refused
 
 
-def test_every_driver_says_what_holds_its_boxes_and_what_it_lacks(tmp_path: Path) -> None:
+def test_every_driver_reports_its_isolation_and_its_gaps(tmp_path: Path) -> None:
     nowhere = {"DOCKER_HOST": f"unix://{tmp_path}/no.socket"}
 
     found = afresh("boxes", "--drivers", cwd=tmp_path, **nowhere)
@@ -23,7 +23,7 @@ def test_every_driver_says_what_holds_its_boxes_and_what_it_lacks(tmp_path: Path
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
-def test_where_no_driver_isolates_that_is_said_and_is_no_success(
+def test_missing_isolating_driver_is_reported_with_exit_code_1(
     words: tuple[str, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "bin").mkdir()

@@ -1,4 +1,4 @@
-"""`rollcall pause` and `resume`: what is said is what the agents read."""
+"""`rollcall pause` and `resume`: the agents read the published control records."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def cluster() -> MemoryCluster:
     return MemoryCluster()
 
 
-def test_all_requests_and_one_run_are_paused_and_resumed_apart(
+def test_all_requests_and_single_runs_are_paused_and_resumed_separately(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call(cluster, "pause", "--run", "mine", "--reason", "a look at it")
@@ -30,6 +30,6 @@ def test_all_requests_and_one_run_are_paused_and_resumed_apart(
     assert "run mine is not paused" in said
 
 
-def test_a_run_whose_name_is_too_long_is_refused(cluster: MemoryCluster) -> None:
+def test_too_long_run_name_is_refused(cluster: MemoryCluster) -> None:
     with pytest.raises(Refused, match="--run takes the name of a run"):
         call(cluster, "pause", "--run", "x" * 600)

@@ -49,7 +49,7 @@ def listed(cluster: MemoryCluster, capsys: pytest.CaptureFixture[str], *words: s
 
 
 def states(cluster: MemoryCluster) -> dict[str, int]:
-    """How many letters there are in each state; empty is that they wait."""
+    """The number of dead letters in each state; the empty state means waiting."""
     return Counter(letter.state for letter in DeadLetterIndex(cluster).letters.values())
 
 
@@ -58,7 +58,7 @@ def place(cluster: MemoryCluster, nth: int = 0) -> str:
     return f"{letter.partition}@{letter.offset}"
 
 
-def test_a_letter_is_listed_with_where_who_and_why(
+def test_dead_letter_is_listed_with_place_source_group_and_error(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bury(cluster)
@@ -72,7 +72,7 @@ def test_a_letter_is_listed_with_where_who_and_why(
     assert total.startswith("1 dead letters waiting;")
 
 
-def test_a_record_that_was_buried_more_than_once_is_one_letter(
+def test_record_buried_repeatedly_is_one_dead_letter(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bury(cluster)
@@ -85,7 +85,7 @@ def test_a_record_that_was_buried_more_than_once_is_one_letter(
     assert total.startswith("1 dead letters waiting")
 
 
-def test_a_list_is_narrowed_by_source_error_and_time(
+def test_list_is_filtered_by_source_error_and_time(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.log.wall = lambda: 1_000.0
@@ -114,7 +114,7 @@ def test_a_list_is_narrowed_by_source_error_and_time(
         ({"since": "soon"}, "no time"),
     ],
 )
-def test_a_filter_that_nobody_knows_is_refused(
+def test_unknown_filter_is_refused(
     cluster: MemoryCluster, given: dict[str, str], said: str
 ) -> None:
     with pytest.raises(Refused, match=said):
@@ -122,17 +122,17 @@ def test_a_filter_that_nobody_knows_is_refused(
 
 
 @pytest.mark.parametrize("text", ["7", "@7", "0@", "a@b", "0@7-", "-1@3"])
-def test_what_is_no_place_is_refused(text: str) -> None:
+def test_invalid_dead_letter_place_is_refused(text: str) -> None:
     with pytest.raises(Refused, match="PARTITION@OFFSET"):
         choice_of([text], source="", error="", since="", every=False)
 
 
-def test_nothing_is_replayed_or_dropped_where_nothing_was_chosen() -> None:
+def test_empty_selection_is_refused() -> None:
     with pytest.raises(Refused, match="--all"):
         choice_of([], source="", error="", since="", every=False)
 
 
-def test_a_letter_is_shown_with_all_headers_and_the_bytes_that_nobody_could_read(
+def test_dead_letter_is_shown_with_all_headers_and_undecodable_bytes(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bury(cluster)
@@ -148,7 +148,7 @@ def test_a_letter_is_shown_with_all_headers_and_the_bytes_that_nobody_could_read
     assert told["state"] == "waits"
 
 
-def test_a_letter_that_can_be_read_by_now_is_shown_decoded(
+def test_dead_letter_that_has_become_readable_is_shown_decoded(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     value = cluster.codec.encode("t.control", Control("pause", reason="lunch"))
@@ -161,7 +161,7 @@ def test_a_letter_that_can_be_read_by_now_is_shown_decoded(
 
 
 @pytest.mark.parametrize("text", ["0@99", "9@0"])
-def test_a_letter_that_is_not_there_is_refused(cluster: MemoryCluster, text: str) -> None:
+def test_missing_dead_letter_is_refused(cluster: MemoryCluster, text: str) -> None:
     with pytest.raises(Refused, match="no dead letters"):
         call(cluster, "dlq", "show", text)
     bury(cluster)
@@ -169,7 +169,7 @@ def test_a_letter_that_is_not_there_is_refused(cluster: MemoryCluster, text: str
         call(cluster, "dlq", "show", text)
 
 
-def test_a_dry_run_changes_nothing(
+def test_dry_run_changes_nothing(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bury(cluster)
@@ -182,7 +182,7 @@ def test_a_dry_run_changes_nothing(
     assert f"would send {place(cluster)}, from {REQUESTS} 1@7" in capsys.readouterr().out
 
 
-def test_a_replayed_letter_is_what_it_was_before_it_was_buried(cluster: MemoryCluster) -> None:
+def test_replayed_dead_letter_equals_the_original_record(cluster: MemoryCluster) -> None:
     bury(cluster)
 
     call(cluster, "dlq", "replay", "--all", "--yes")
@@ -196,7 +196,7 @@ def test_a_replayed_letter_is_what_it_was_before_it_was_buried(cluster: MemoryCl
     ]
 
 
-def test_a_letter_is_replayed_once_unless_it_is_asked_for_again(
+def test_dead_letter_is_replayed_once_unless_again_is_given(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bury(cluster)
@@ -212,7 +212,7 @@ def test_a_letter_is_replayed_once_unless_it_is_asked_for_again(
     assert len(cluster.log.all(REQUESTS)) == 2
 
 
-def test_a_dropped_letter_is_neither_listed_nor_replayed_again_or_not(
+def test_dropped_dead_letter_is_neither_listed_nor_replayed(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bury(cluster, 1)
@@ -226,7 +226,7 @@ def test_a_dropped_letter_is_neither_listed_nor_replayed_again_or_not(
     assert listed(cluster, capsys) == ["0 dead letters waiting, 1 replayed, 1 dropped"]
 
 
-def test_a_record_that_is_buried_again_after_its_replay_is_a_letter_of_its_own(
+def test_record_buried_after_its_replay_is_a_new_dead_letter(
     cluster: MemoryCluster,
 ) -> None:
     bury(cluster, 1)
@@ -245,7 +245,7 @@ def test_a_record_that_is_buried_again_after_its_replay_is_a_letter_of_its_own(
     assert states(cluster) == {"replayed": 2}
 
 
-def test_a_letter_whose_topic_is_gone_or_refuses_it_stays_and_is_named(
+def test_dead_letter_rejected_by_its_topic_stays_and_is_named(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bury(cluster, 1, topic="t.model.calls.gone")
@@ -262,7 +262,7 @@ def test_a_letter_whose_topic_is_gone_or_refuses_it_stays_and_is_named(
     assert states(cluster) == {"": 2, "replayed": 1}
 
 
-def test_what_others_wrote_there_is_no_letter(cluster: MemoryCluster) -> None:
+def test_foreign_record_in_the_dead_letter_topic_is_not_a_letter(cluster: MemoryCluster) -> None:
     cluster.log.append(LETTERS, b"k", b"v")
 
     index = DeadLetterIndex(cluster)
@@ -279,7 +279,7 @@ class Watch:
         self.now += seconds
 
 
-def test_a_pace_lets_so_many_through_a_second() -> None:
+def test_pace_limits_records_per_second() -> None:
     watch = Watch()
     pace = Pace(4.0, lambda: watch.now, watch.sleep)
 
@@ -289,7 +289,7 @@ def test_a_pace_lets_so_many_through_a_second() -> None:
     assert watch.now == 2.0
 
 
-def test_without_a_rate_nobody_waits() -> None:
+def test_pace_without_a_rate_does_not_sleep() -> None:
     watch = Watch()
     pace = Pace(0.0, lambda: watch.now, watch.sleep)
 

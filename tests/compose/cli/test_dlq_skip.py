@@ -1,4 +1,4 @@
-"""Leading a group past records: shown before it is done, kept with who and why, or refused."""
+"""Skipping records for a group: previewed, stored with user and reason, or refused."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def ask(cluster: MemoryCluster, place: str, *, yes: bool = True, **given: str) -
     call(cluster, "dlq", "skip", *words)
 
 
-def test_without_yes_it_is_only_said_what_lies_there(
+def test_skip_without_yes_only_shows_the_records(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ask(cluster, "1@0-3", yes=False)
@@ -53,7 +53,7 @@ def test_without_yes_it_is_only_said_what_lies_there(
     assert skipped(cluster) == []
 
 
-def test_what_was_decided_is_kept_with_who_and_why_and_listed(
+def test_skip_is_stored_with_user_and_reason_and_listed(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ask(cluster, "1@0-3")
@@ -76,7 +76,7 @@ def test_what_was_decided_is_kept_with_who_and_why_and_listed(
         ("1@0", {"topic": "rollout.request"}, "did you mean 'rollout.requests'"),
     ],
 )
-def test_what_cannot_be_skipped_is_turned_away(
+def test_invalid_skip_is_refused(
     cluster: MemoryCluster, place: str, given: dict[str, str], said: str
 ) -> None:
     with pytest.raises(Refused, match=said):
@@ -85,7 +85,7 @@ def test_what_cannot_be_skipped_is_turned_away(
     assert skipped(cluster) == []
 
 
-def test_what_the_group_has_come_past_is_not_skipped_any_more(cluster: MemoryCluster) -> None:
+def test_records_before_the_committed_offset_cannot_be_skipped(cluster: MemoryCluster) -> None:
     cluster.log.group(AGENTS).committed[REQUESTS, 1] = 3, ""
 
     with pytest.raises(Refused, match=r"t\.rollout\.requests 1@3,"):
@@ -94,7 +94,7 @@ def test_what_the_group_has_come_past_is_not_skipped_any_more(cluster: MemoryClu
     ask(cluster, "1@0-3")
 
 
-def test_the_journal_is_skipped_only_where_nobody_can_have_counted_it(
+def test_journal_is_skipped_only_without_members_and_uncounted(
     cluster: MemoryCluster,
 ) -> None:
     for _ in range(3):
@@ -113,7 +113,7 @@ def test_the_journal_is_skipped_only_where_nobody_can_have_counted_it(
     ask(cluster, "1@1-2", topic="rollout.events")
 
 
-def test_what_was_cut_to_be_buried_is_not_replayed_as_if_it_were_whole(
+def test_truncated_dead_letter_is_not_replayed_as_complete(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.hire(lambda call: "left")

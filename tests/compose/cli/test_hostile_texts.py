@@ -1,4 +1,4 @@
-"""Ids, reasons and names are anybody's words: no page or command lets a terminal obey them."""
+"""Ids, reasons and names are untrusted: no page or command sends them to a terminal unescaped."""
 
 import json
 import re
@@ -39,13 +39,13 @@ COMMANDS = [
 
 
 def harmless(text: str) -> bool:
-    """Whether a terminal shows the text and obeys nothing in it."""
+    """Whether a terminal shows the text without executing any control sequence in it."""
     return all(c.isprintable() or c == "\n" for c in text)
 
 
 @pytest.fixture
 def cluster() -> MemoryCluster:
-    """One on which everybody's words are hostile."""
+    """A cluster in which every text is hostile."""
     made = MemoryCluster()
     task = Task(CORRIDOR, seed=7, prompt=EVIL, task_id=EVIL)
     one = RolloutRequest(
@@ -70,7 +70,7 @@ def cluster() -> MemoryCluster:
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=[printable(" ".join(w))[:40] for w in COMMANDS])
-def test_no_command_lets_the_words_of_others_reach_a_terminal(
+def test_no_command_passes_control_characters_to_the_terminal(
     words: tuple[str, ...], cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
@@ -94,7 +94,7 @@ SHOWN: list[Callable[[str], object]] = [
 
 
 @pytest.mark.parametrize("show", SHOWN)
-def test_every_character_that_is_shown_is_one(
+def test_every_shown_character_is_printable(
     show: Callable[[str], object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     everything = "".join(map(chr, [*range(0x300), *range(0x2000, 0x2100), 0xFEFF, 0xE0001, 0xD800]))
@@ -107,14 +107,14 @@ def test_every_character_that_is_shown_is_one(
     assert "[bold]not markup[/nonsense] :smile:" in told
 
 
-def test_no_text_of_ours_is_written_in_a_markup_that_no_console_reads() -> None:
+def test_no_source_text_uses_console_markup() -> None:
     marked = re.compile(r"\[/\]|\[/?(bold|dim|italic|red|green|yellow|blue|cyan|magenta)\b[^\]]*\]")
     sources = (Path(compose.__file__).parent).rglob("*.py")
 
     assert [str(path) for path in sources if marked.search(path.read_text())] == []
 
 
-def test_json_says_the_same_in_characters_that_can_be_shown() -> None:
+def test_json_output_keeps_the_value_in_printable_characters() -> None:
     value = {EVIL: [EVIL, "é", "\U0001f600", "\U000e0001", "\ufeff"]}
 
     text = printable_json(json.dumps(value, ensure_ascii=False))

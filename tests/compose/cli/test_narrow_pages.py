@@ -87,7 +87,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryCluster, Pa
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 @pytest.mark.parametrize(("words", "ids"), PAGES, ids=[" ".join(p[0])[:30] for p in PAGES])
-def test_a_page_keeps_every_id_whole_and_is_obeyed_by_no_terminal(
+def test_page_shows_every_id_whole_and_only_printable_characters(
     cluster: tuple[MemoryCluster, Path],
     words: tuple[str, ...],
     ids: set[str],

@@ -1,4 +1,4 @@
-"""`rollcall quota`: what is said is what the workers read."""
+"""`rollcall quota`: the workers read the published quotas."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ def cluster() -> MemoryCluster:
     return MemoryCluster()
 
 
-def test_a_quota_that_is_set_is_listed_until_it_is_taken_back(
+def test_quota_is_listed_until_it_is_unset(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call(cluster, "quota", "set", "ann", "--running", "8", "--calls-per-s", "0.5")
@@ -61,7 +61,7 @@ def test_setting_a_quota_again_replaces_all_of_it(cluster: MemoryCluster) -> Non
         (["unset", "bob"], "nobody has one"),
     ],
 )
-def test_what_is_no_quota_is_refused_and_nothing_is_sent(
+def test_invalid_quota_is_refused_and_not_published(
     cluster: MemoryCluster, words: list[str], said: str
 ) -> None:
     with pytest.raises(Refused, match=said):
@@ -70,7 +70,7 @@ def test_what_is_no_quota_is_refused_and_nothing_is_sent(
     assert cluster.log.all(cluster.topics.quotas) == []
 
 
-def test_a_user_without_a_quota_is_refused_with_the_nearest_who_has_one(
+def test_user_without_quota_is_refused_with_the_nearest_known_user(
     cluster: MemoryCluster,
 ) -> None:
     call(cluster, "quota", "set", "annemarie", "--running", "1")
@@ -80,16 +80,14 @@ def test_a_user_without_a_quota_is_refused_with_the_nearest_who_has_one(
 
 
 @pytest.mark.parametrize("words", [["list"], ["set", "ann", "--running", "1"], ["unset", "ann"]])
-def test_a_cluster_without_the_topic_is_told_how_to_make_it(
-    cluster: MemoryCluster, words: list[str]
-) -> None:
+def test_missing_quota_topic_is_refused_by_name(cluster: MemoryCluster, words: list[str]) -> None:
     cluster.log.delete(cluster.topics.quotas)
 
     with pytest.raises((Refused, TopicsDiffer), match="quotas"):
         call(cluster, "quota", *words)
 
 
-def test_a_wrong_limit_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_invalid_limit_is_refused_with_one_line_and_exit_code_2(tmp_path: Path) -> None:
     said = refused(rollcall("quota", "set", "ann", "--running", "0", cwd=tmp_path))
 
     assert "--running must be above 0" in said

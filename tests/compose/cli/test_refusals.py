@@ -1,4 +1,4 @@
-"""The door: what is wrong is refused with one clear line and exit code 2."""
+"""Command-line checks: wrong input is refused with one clear line and exit code 2."""
 
 import contextlib
 import json
@@ -24,11 +24,11 @@ from schemas.rooms import ROOMS
 from tests.support.command_line import ROOT, addresses, afresh, refused, rollcall
 
 
-def test_without_a_broker_a_command_says_how_to_get_one(tmp_path: Path) -> None:
+def test_command_without_a_broker_names_rollcall_up(tmp_path: Path) -> None:
     assert "run `rollcall up`" in refused(rollcall("topics", "plan", cwd=tmp_path))
 
 
-def test_a_broker_that_does_not_answer_is_named(tmp_path: Path) -> None:
+def test_unresponsive_broker_is_named(tmp_path: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         servers = f"127.0.0.1:{nobody.getsockname()[1]}"
@@ -44,7 +44,7 @@ def test_a_broker_that_does_not_answer_is_named(tmp_path: Path) -> None:
     assert servers in refused(done)
 
 
-def test_an_unknown_setting_is_refused_with_the_nearest_known(tmp_path: Path) -> None:
+def test_unknown_setting_is_refused_with_the_nearest_known(tmp_path: Path) -> None:
     done = rollcall("status", cwd=tmp_path, ROLLCALL_KAFKA__BOOTSTRAP="x")
 
     assert "did you mean 'kafka.bootstrap_servers'" in refused(done)
@@ -59,7 +59,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest_known(tmp_path: Path) ->
         ("name = ", "not TOML"),
     ],
 )
-def test_a_recipe_that_makes_no_sense_is_refused_before_anything_is_started(
+def test_invalid_recipe_is_refused_before_anything_is_started(
     tmp_path: Path, text: str, said: str
 ) -> None:
     (tmp_path / "recipe.toml").write_text(text)
@@ -70,11 +70,11 @@ def test_a_recipe_that_makes_no_sense_is_refused_before_anything_is_started(
     assert not (tmp_path / ".rollcall").exists()
 
 
-def test_an_unknown_recipe_is_refused_with_the_nearest_known(tmp_path: Path) -> None:
+def test_unknown_recipe_is_refused_with_the_nearest_known(tmp_path: Path) -> None:
     assert "did you mean 'syllogisms'" in refused(rollcall("run", "silogisms", cwd=tmp_path))
 
 
-def test_there_is_nothing_to_resume_where_nothing_was_begun(tmp_path: Path) -> None:
+def test_resume_without_an_unfinished_run_is_refused(tmp_path: Path) -> None:
     said = refused(rollcall("demo", "--resume", cwd=tmp_path))
 
     assert "no unfinished run" in said
@@ -103,14 +103,14 @@ def test_there_is_nothing_to_resume_where_nothing_was_begun(tmp_path: Path) -> N
         ("worker models --policy p --script os:getcwd", "cannot be called with one text"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_anybody_is_asked(
+def test_invalid_command_is_refused_without_contacting_a_server(
     tmp_path: Path, line: str, said: str
 ) -> None:
     assert said in refused(rollcall(*line.split(), cwd=tmp_path))
 
 
 @pytest.mark.broker
-def test_a_worker_refuses_a_cluster_without_its_topics(untouched: Cluster, tmp_path: Path) -> None:
+def test_worker_refuses_a_cluster_without_its_topics(untouched: Cluster, tmp_path: Path) -> None:
     elsewhere = {**addresses(untouched), "ROLLCALL_PREFIX": "nowhere."}
 
     done = rollcall("worker", "agents", cwd=tmp_path, **elsewhere)
@@ -119,7 +119,7 @@ def test_a_worker_refuses_a_cluster_without_its_topics(untouched: Cluster, tmp_p
 
 
 @pytest.mark.broker
-def test_a_worker_whose_gateway_has_no_port_names_it_and_what_to_set(
+def test_worker_names_its_taken_gateway_port_and_the_setting(
     untouched: Cluster, tmp_path: Path
 ) -> None:
     with bind() as taken:
@@ -143,7 +143,7 @@ def test_a_worker_whose_gateway_has_no_port_names_it_and_what_to_set(
         ('{"agent": "single_turn", "task": {"prompt": "x"}, "policy_id": "nobody"}', "nobody"),
     ],
 )
-def test_a_bad_line_is_refused_by_its_number_and_nothing_is_published(
+def test_bad_line_is_refused_by_number_and_nothing_is_published(
     untouched: Cluster, tmp_path: Path, line: str, said: str
 ) -> None:
     good = '{"policy_id": "p", "agent": "single_turn", "task": {"prompt": "hello"}}'
@@ -159,7 +159,7 @@ def test_a_bad_line_is_refused_by_its_number_and_nothing_is_published(
 
 
 @pytest.mark.broker
-def test_topics_apply_changes_nothing_the_second_time_and_refuses_to_shrink(
+def test_topics_apply_is_idempotent_and_refuses_to_shrink(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
     cluster = make_cluster("p")
@@ -188,7 +188,7 @@ def test_topics_apply_changes_nothing_the_second_time_and_refuses_to_shrink(
         ("dlq drop 3 --yes", "no place"),
     ],
 )
-def test_what_names_nothing_is_refused_and_changes_nothing(
+def test_command_with_an_unknown_name_is_refused_and_changes_nothing(
     untouched: Cluster, tmp_path: Path, line: str, said: str
 ) -> None:
     done = rollcall(*line.split(), cwd=tmp_path, **addresses(untouched))
@@ -206,7 +206,7 @@ def test_what_names_nothing_is_refused_and_changes_nothing(
         (["eval", "--n", "0"], "Invalid value for '--n'"),
     ],
 )
-def test_wrong_usage_is_told_without_a_traceback(
+def test_wrong_usage_is_reported_without_a_traceback(
     tmp_path: Path, words: list[str], said: str
 ) -> None:
     done = rollcall(*words, cwd=tmp_path)
@@ -226,14 +226,14 @@ def test_wrong_usage_is_told_without_a_traceback(
         (["eval", "--tasks", "lake-any-start"], "--tasks runs rollouts of one --policy"),
     ],
 )
-def test_a_range_that_names_nothing_is_refused_before_anything_is_asked(
+def test_invalid_range_is_refused_before_any_request(
     tmp_path: Path, words: list[str], said: str
 ) -> None:
     assert said in refused(rollcall(*words, cwd=tmp_path))
 
 
 @pytest.mark.parametrize("command", ["rescore", "eval", "replay"])
-def test_help_names_the_range_and_shows_an_example(tmp_path: Path, command: str) -> None:
+def test_help_names_the_range_options_and_shows_an_example(tmp_path: Path, command: str) -> None:
     told = rollcall(command, "--help", cwd=tmp_path).stdout
 
     assert "Example: rollcall" in told
@@ -244,7 +244,7 @@ def test_help_names_the_range_and_shows_an_example(tmp_path: Path, command: str)
 
 
 @pytest.mark.parametrize("name", ["trainer.py", "compose.py", "schemas.py", "rollcall.py"])
-def test_a_module_of_the_users_named_like_a_room_is_not_run(tmp_path: Path, name: str) -> None:
+def test_user_module_named_like_one_of_our_packages_is_not_run(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("raise SystemExit('this ran')\n")
 
     done = afresh("status", cwd=tmp_path)
@@ -254,7 +254,7 @@ def test_a_module_of_the_users_named_like_a_room_is_not_run(tmp_path: Path, name
 
 
 @pytest.mark.parametrize("name", ["trainer.py", "rollcall.py"])
-def test_a_module_that_is_found_before_a_room_is_refused_by_its_path(
+def test_module_that_shadows_one_of_our_packages_is_refused_by_path(
     tmp_path: Path, name: str
 ) -> None:
     (tmp_path / name).write_text("")
@@ -273,7 +273,7 @@ def test_a_module_that_is_found_before_a_room_is_refused_by_its_path(
         ('environment = "gymnasium"', 'environment = "mine.not:Lake"', "no module 'mine.not'"),
     ],
 )
-def test_a_name_in_a_recipe_is_looked_for_in_the_working_directory(
+def test_recipe_names_are_looked_up_in_the_working_directory(
     tmp_path: Path, there: str, named: str, said: str
 ) -> None:
     (tmp_path / "mine.py").write_text("")
@@ -297,7 +297,7 @@ def test_a_name_in_a_recipe_is_looked_for_in_the_working_directory(
         ("query --dir . select", "duckdb", "rollcall[archive]"),
     ],
 )
-def test_a_missing_library_is_refused_in_one_line_with_its_extra(
+def test_missing_library_is_refused_in_one_line_with_its_extra(
     tmp_path: Path, line: str, absent: str, said: str
 ) -> None:
     away = "import os, sys\nsys.modules.update(dict.fromkeys(os.environ['ABSENT'].split(',')))\n"
@@ -314,7 +314,7 @@ def test_a_missing_library_is_refused_in_one_line_with_its_extra(
     assert said in refused(done)
 
 
-def test_a_command_line_that_reads_no_record_imports_nothing_that_reads_one() -> None:
+def test_command_line_imports_no_heavy_libraries() -> None:
     heavy = "{'torch', 'numpy', 'fastavro', 'confluent_kafka', 'confluent_kafka.schema_registry'}"
     code = (
         f"import sys, compose.cli.app, compose.cluster; sys.exit(bool({heavy} & set(sys.modules)))"
@@ -323,7 +323,7 @@ def test_a_command_line_that_reads_no_record_imports_nothing_that_reads_one() ->
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
 
 
-def test_every_library_is_in_the_extra_that_is_named() -> None:
+def test_every_library_is_in_its_named_extra() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
@@ -337,7 +337,7 @@ def test_every_library_is_in_the_extra_that_is_named() -> None:
 # Help
 
 
-def test_the_version_is_that_of_the_distribution_and_names_the_form_of_its_codec(
+def test_version_command_prints_the_distribution_version_and_the_codec_form(
     tmp_path: Path,
 ) -> None:
     told = afresh("--version", cwd=tmp_path).stdout
@@ -355,7 +355,7 @@ def test_every_command_is_in_one_panel_of_the_help(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_package_that_hides_one_of_ours_is_named_by_command_and_face(
+def test_command_and_public_package_name_a_package_that_shadows_ours(
     tmp_path: Path, room: str
 ) -> None:
     (tmp_path / room).mkdir()
@@ -379,7 +379,7 @@ def test_a_package_that_hides_one_of_ours_is_named_by_command_and_face(
         assert user.stderr.splitlines()[-1].startswith(f"ImportError: {hides} is found where")
 
 
-def test_the_command_begins_in_a_module_that_only_we_have() -> None:
+def test_command_starts_in_a_module_unique_to_this_distribution() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     module, _, name = project["project"]["scripts"]["rollcall"].partition(":")
 
@@ -389,7 +389,7 @@ def test_the_command_begins_in_a_module_that_only_we_have() -> None:
     assert {*wheel} == {*ROOMS, f"{module}.py"}
 
 
-def test_no_process_of_ours_finds_modules_in_the_directory_that_it_stands_in() -> None:
+def test_none_of_our_processes_import_from_the_working_directory() -> None:
     ours = [f'"{room}' for room in ROOMS] + ["__name__", "MODULE"]
     spawns = re.compile(r'("-P", )?"-m", (' + "|".join(ours) + ")")
 
@@ -416,7 +416,7 @@ def test_no_process_of_ours_finds_modules_in_the_directory_that_it_stands_in() -
     ],
 )
 @pytest.mark.parametrize("command", ["status", "topics plan", "worker agents"])
-def test_a_setting_that_the_client_does_not_know_is_refused_by_name(
+def test_unknown_client_setting_is_refused_by_name(
     tmp_path: Path, client: dict[str, str], said: str, command: str
 ) -> None:
     done = rollcall(
@@ -430,7 +430,7 @@ def test_a_setting_that_the_client_does_not_know_is_refused_by_name(
     assert said in refused(done)
 
 
-def test_a_listener_that_speaks_no_tls_is_told_from_one_that_is_not_there(tmp_path: Path) -> None:
+def test_listener_without_tls_is_distinguished_from_a_missing_listener(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=hang_up_on_all, args=(server,), daemon=True).start()
         servers = f"127.0.0.1:{server.getsockname()[1]}"
@@ -450,7 +450,7 @@ def test_a_listener_that_speaks_no_tls_is_told_from_one_that_is_not_there(tmp_pa
 
 
 def hang_up_on_all(server: socket.socket) -> None:
-    """What a plain listener does of a TLS handshake."""
+    """Close every connection, as a plain listener does on a TLS handshake."""
     with contextlib.suppress(OSError):
         while True:
             connection, _ = server.accept()
@@ -459,7 +459,7 @@ def hang_up_on_all(server: socket.socket) -> None:
 
 
 @pytest.mark.broker
-def test_a_count_that_was_chosen_is_remembered_and_status_asks_what_is_configured(
+def test_chosen_partition_count_is_remembered_and_status_uses_the_configured_broker(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
     cluster = make_cluster("p")
@@ -479,7 +479,7 @@ def test_a_count_that_was_chosen_is_remembered_and_status_asks_what_is_configure
     assert "groups" in status.stdout
 
 
-def test_a_ctrl_c_while_the_commands_load_ends_them_without_a_word(tmp_path: Path) -> None:
+def test_ctrl_c_during_startup_ends_the_command_silently(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "class Interrupts:\n"

@@ -1,4 +1,4 @@
-"""Requests from the command line: turned away at the door, published, watched until scored."""
+"""Requests from the command line: validated, published, watched until scored."""
 
 import io
 import json
@@ -53,7 +53,7 @@ def published(cluster: MemoryCluster) -> list[RolloutRequest]:
 # Published
 
 
-def test_every_line_becomes_a_request_over_the_defaults(
+def test_every_line_becomes_a_request_with_the_defaults(
     cluster: MemoryCluster, submitted: Submit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     submitted(walk(rollout_id="a"), "", walk(rollout_id="b", agent="single_turn"), agent="react")
@@ -76,7 +76,7 @@ def test_lines_may_come_from_standard_input(
     assert len(published(cluster)) == 1
 
 
-def test_a_group_has_so_many_rollouts_of_one_task(
+def test_group_has_the_given_number_of_rollouts_of_one_task(
     cluster: MemoryCluster, submitted: Submit
 ) -> None:
     submitted(walk(rollout_id="a"), group_size=3)
@@ -86,7 +86,7 @@ def test_a_group_has_so_many_rollouts_of_one_task(
     assert {(request.group_id, request.group_size) for request in requests} == {("a", 3)}
 
 
-def test_a_data_set_gives_one_task_a_seed(cluster: MemoryCluster, submitted: Submit) -> None:
+def test_data_set_gives_one_task_per_seed(cluster: MemoryCluster, submitted: Submit) -> None:
     submitted(dataset="chain_sum", count=4)
 
     requests = published(cluster)
@@ -133,7 +133,7 @@ def test_a_data_set_gives_one_task_a_seed(cluster: MemoryCluster, submitted: Sub
         ({"task": {"environment": CORRIDOR, "prompt": "a" * 1_000_001}}, "a request of 1,000,"),
     ],
 )
-def test_one_bad_line_is_named_by_its_number_and_nothing_is_published(
+def test_one_bad_line_is_named_by_number_and_nothing_is_published(
     line: object, words: str, cluster: MemoryCluster, submitted: Submit
 ) -> None:
     with pytest.raises(Refused) as refused:
@@ -158,7 +158,7 @@ def test_one_bad_line_is_named_by_its_number_and_nothing_is_published(
         ({"dataset": "chain_sum", "again": True}, "rollouts of a data set have new ids"),
     ],
 )
-def test_what_gives_no_requests_is_refused_in_one_line(
+def test_input_without_requests_is_refused_in_one_line(
     given: dict[str, Any], words: str, cluster: MemoryCluster, submitted: Submit
 ) -> None:
     with pytest.raises(Refused, match=words):
@@ -167,7 +167,7 @@ def test_what_gives_no_requests_is_refused_in_one_line(
     assert published(cluster) == []
 
 
-def test_a_cluster_without_its_topics_takes_no_requests(
+def test_cluster_without_its_topics_takes_no_requests(
     cluster: MemoryCluster, submitted: Submit
 ) -> None:
     del cluster.log.topics[cluster.topics.events]
@@ -176,9 +176,7 @@ def test_a_cluster_without_its_topics_takes_no_requests(
         submitted(walk())
 
 
-def test_requests_that_the_broker_did_not_acknowledge_are_counted(
-    cluster: MemoryCluster, submitted: Submit
-) -> None:
+def test_unacknowledged_requests_are_counted(cluster: MemoryCluster, submitted: Submit) -> None:
     class Deaf(MemoryPublisher):
         def flush(self, timeout_s: float) -> int:
             del timeout_s
@@ -193,7 +191,7 @@ def test_requests_that_the_broker_did_not_acknowledge_are_counted(
 # Watched
 
 
-def test_waiting_ends_when_all_are_scored_and_says_what_came_of_them(
+def test_waiting_ends_when_all_are_scored_and_shows_their_results(
     cluster: MemoryCluster, submitted: Submit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.hire(lambda call: "fall" if call.rollout_id.startswith("short") else "go")
@@ -206,7 +204,7 @@ def test_waiting_ends_when_all_are_scored_and_says_what_came_of_them(
     assert lines[-1] == "2 of 2 scored, 2 finished, mean reward +0.500"
 
 
-def test_a_file_submitted_twice_does_its_work_once(
+def test_file_submitted_twice_is_run_once(
     cluster: MemoryCluster, submitted: Submit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.hire(lambda call: "go")
@@ -222,7 +220,7 @@ def test_a_file_submitted_twice_does_its_work_once(
     assert out[-1] == "2 of 2 scored, 2 refused"
 
 
-def test_a_file_is_run_once_more_under_new_ids(
+def test_file_is_run_again_under_new_ids(
     cluster: MemoryCluster, submitted: Submit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.hire(lambda call: "go")
@@ -239,7 +237,7 @@ def test_a_file_is_run_once_more_under_new_ids(
     assert capsys.readouterr().out.splitlines()[-1].startswith("2 of 2 scored, 2 finished")
 
 
-def test_a_rollout_that_failed_is_waited_for_no_longer(
+def test_failed_rollout_ends_the_wait(
     cluster: MemoryCluster, submitted: Submit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(call: object) -> str:
@@ -254,7 +252,7 @@ def test_a_rollout_that_failed_is_waited_for_no_longer(
     assert "4 of 4 scored, 4 failed" in out
 
 
-def test_waiting_in_vain_names_who_is_missing(
+def test_wait_timeout_names_the_missing_rollouts(
     cluster: MemoryCluster, submitted: Submit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(NotScored, match=r"2 of 2.* 0\.01 s: a, b;"):
@@ -263,7 +261,7 @@ def test_waiting_in_vain_names_who_is_missing(
     assert "0 of 2 scored" in capsys.readouterr().out
 
 
-def test_on_a_terminal_the_rollouts_are_shown_as_a_table(
+def test_terminal_shows_the_rollouts_as_a_table(
     cluster: MemoryCluster,
     submitted: Submit,
     capsys: pytest.CaptureFixture[str],

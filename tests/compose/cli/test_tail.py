@@ -45,7 +45,7 @@ def lines(
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_a_record_is_shown_with_its_place_time_key_headers_and_bytes(
+def test_record_is_shown_with_place_time_key_headers_and_bytes(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     headers = [("ce_id", b"1"), ("tag", b"a"), ("tag", b"\xff"), ("none", None)]
@@ -64,7 +64,7 @@ def test_a_record_is_shown_with_its_place_time_key_headers_and_bytes(
     ]
 
 
-def test_a_decoded_union_is_named_its_packed_bytes_are_numbers_and_its_ids_are_hex(
+def test_decoded_record_shows_union_names_numbers_and_hex_ids(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.enter(entry(SAID, 3))
@@ -78,7 +78,7 @@ def test_a_decoded_union_is_named_its_packed_bytes_are_numbers_and_its_ids_are_h
     assert body["claim"] is None
 
 
-def test_a_mask_is_shown_as_numbers_and_a_nullable_array_as_numbers_or_null() -> None:
+def test_masks_are_shown_as_numbers_and_nullable_arrays_as_null() -> None:
     nothing = Sequence(b"", b"", b"", b"", b"", ())
     one = Sequence(
         pack_ids([5]), b"\x01", pack_logprobs([0.25]), pack_ids([2]), b"\x00", (),
@@ -92,7 +92,7 @@ def test_a_mask_is_shown_as_numbers_and_a_nullable_array_as_numbers_or_null() ->
 
 
 @pytest.mark.parametrize("given", ["control", "t.control"])
-def test_a_topic_goes_by_its_name_with_and_without_the_prefix(
+def test_topic_is_found_with_and_without_its_prefix(
     given: str, cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.log.append("t.control", b"k", b"")
@@ -100,12 +100,12 @@ def test_a_topic_goes_by_its_name_with_and_without_the_prefix(
     assert len(lines(cluster, capsys, given)) == 1
 
 
-def test_an_unknown_topic_is_refused_with_the_nearest(cluster: MemoryCluster) -> None:
+def test_unknown_topic_is_refused_with_the_nearest(cluster: MemoryCluster) -> None:
     with pytest.raises(Refused, match=r"unknown topic 'rollout\.event'.*'rollout\.events'"):
         call(cluster, "tail", "rollout.event")
 
 
-def test_a_cluster_without_topics_is_told_how_to_get_them() -> None:
+def test_cluster_without_topics_is_refused_with_the_apply_command() -> None:
     cluster = MemoryCluster()
     cluster.log.topics.clear()
 
@@ -113,7 +113,7 @@ def test_a_cluster_without_topics_is_told_how_to_get_them() -> None:
         call(cluster, "tail", "control")
 
 
-def test_a_foreign_topic_can_be_printed_but_not_decoded(
+def test_foreign_topic_can_be_printed_but_not_decoded(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.log.create("theirs", 1)
@@ -132,7 +132,7 @@ def test_a_foreign_topic_can_be_printed_but_not_decoded(
         (None, None, "BadBytes"),
     ],
 )
-def test_what_cannot_be_decoded_is_shown_as_hex_with_the_error(
+def test_undecodable_value_is_shown_as_hex_with_the_error(
     value: bytes | None,
     shown: str | None,
     error: str,
@@ -150,7 +150,7 @@ def test_what_cannot_be_decoded_is_shown_as_hex_with_the_error(
     assert good["value"]["kind"] == "pause"
 
 
-def test_a_dead_letter_is_read_as_a_message_of_the_topic_it_was_meant_for(
+def test_dead_letter_is_decoded_by_its_source_topic(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     word = cluster.codec.encode("t.control", Control("drain"))
@@ -163,7 +163,7 @@ def test_a_dead_letter_is_read_as_a_message_of_the_topic_it_was_meant_for(
     assert gone["value"] == word.hex()
 
 
-def test_the_last_records_are_those_of_all_partitions_together_by_time(
+def test_last_records_are_chosen_by_time_across_all_partitions(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for second, partition in enumerate((2, 0, 1, 1, 0)):
@@ -175,7 +175,7 @@ def test_the_last_records_are_those_of_all_partitions_together_by_time(
     assert len(lines(cluster, capsys, "env.steps", limit=2)) == 2
 
 
-def test_the_last_records_are_had_also_where_retention_has_passed_some_of_them(
+def test_last_records_are_found_although_retention_deleted_some(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(4):
@@ -186,13 +186,13 @@ def test_the_last_records_are_had_also_where_retention_has_passed_some_of_them(
     assert [line["key"] for line in found] == ["2", "3"]
 
 
-def test_without_follow_it_ends_where_the_topic_did_and_with_it_it_waits_for_more(
+def test_follow_waits_for_new_records_after_the_end(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.log.append("t.control", b"old", b"")
 
     class Later:
-        """Somebody who writes whenever somebody reads."""
+        """A writer that appends on every poll."""
 
         def turn(self, timeout_s: float) -> int:
             del timeout_s
@@ -207,7 +207,7 @@ def test_without_follow_it_ends_where_the_topic_did_and_with_it_it_waits_for_mor
     assert len(followed) == 4
 
 
-def test_nobody_hears_of_a_reader_that_has_gone(
+def test_closed_output_pipe_causes_no_error(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.log.append("t.control", b"k", b"")
@@ -223,12 +223,12 @@ def test_nobody_hears_of_a_reader_that_has_gone(
     assert capsys.readouterr() == ("", "")
 
 
-def test_an_interrupt_waits_for_the_poll_that_it_meets(cluster: MemoryCluster) -> None:
+def test_interrupt_waits_for_the_current_poll(cluster: MemoryCluster) -> None:
     cluster.log.append("t.control", b"k", b"")
     came_back = []
 
     class Pressed:
-        """Somebody who presses Ctrl-C while the poll is under way."""
+        """A crew that raises Ctrl-C during the poll."""
 
         def turn(self, timeout_s: float) -> int:
             del timeout_s

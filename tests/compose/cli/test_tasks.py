@@ -1,4 +1,4 @@
-"""`rollcall tasks`: what is said of tasks, and with which exit code."""
+"""`rollcall tasks`: its reports on tasks, and their exit codes."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.support.pages import blocks
 from tests.support.task_directories import TASK, write_task
 
 
-def test_good_tasks_are_listed_by_digest(
+def test_valid_tasks_are_listed_by_digest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_task(tmp_path / "one")
@@ -32,7 +32,7 @@ def test_good_tasks_are_listed_by_digest(
     assert rows[0].split()[1] == found["digest"][:16] == read_task(tmp_path / "one").digest[:16]
 
 
-def test_each_thing_that_is_wrong_is_a_line_and_the_exit_code_is_1(
+def test_each_task_error_is_a_line_and_exit_code_is_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_task(tmp_path / "good")
@@ -47,12 +47,12 @@ def test_each_thing_that_is_wrong_is_a_line_and_the_exit_code_is_1(
     assert printed.endswith("1 of 2 tasks cannot be used\n")
 
 
-def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
+def test_path_without_a_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"is no directory; a task is one that holds task\.toml"):
         call(None, "tasks", "check", str(tmp_path / "nothing"))
 
 
-def test_the_verifier_of_the_page_is_one(tmp_path: Path) -> None:
+def test_documented_verifier_table_is_valid(tmp_path: Path) -> None:
     (table,) = blocks("toml", "sandbox/tasks/README.md")
     write_task(tmp_path / "sums", {"task.toml": table})
 

@@ -87,7 +87,7 @@ def story_of(cluster: MemoryCluster, rollout_id: str) -> Story:
 # Time
 
 
-def test_each_interval_belongs_to_what_the_event_at_its_end_brought() -> None:
+def test_each_interval_is_attributed_to_the_event_at_its_end() -> None:
     story = told(
         (1000, STARTED, -1, 0),
         (1100, STEPPED, 0, 0),
@@ -110,7 +110,7 @@ def approx_timers(*seconds: float) -> Any:
 
 
 @given(st.integers(0, 10_000))
-def test_the_four_timers_add_up_to_the_whole(seed: int) -> None:
+def test_four_timers_add_up_to_the_total(seed: int) -> None:
     dice = Dice(Random(seed), 2).live()
     records = [
         Record("t", 0, e.offset, e.event.rollout_id.encode(), CODEC.encode("t", e.event), e.at_ms)
@@ -167,9 +167,7 @@ def test_json_has_every_event_the_timers_and_the_rewards(
     assert set(found["seconds"]) == {"waiting_for_model", "model", "environment", "overhead"}
 
 
-def test_a_fork_says_whose_it_is(
-    cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fork_names_its_parent(cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]) -> None:
     run(cluster, "a")
     child = forked(cluster, "a", 1)
     capsys.readouterr()
@@ -182,7 +180,7 @@ def test_a_fork_says_whose_it_is(
 # Two rollouts
 
 
-def test_two_of_a_group_part_where_their_answers_do(
+def test_diff_shows_the_first_difference_between_two_group_members(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(cluster, "a", "b")
@@ -196,7 +194,7 @@ def test_two_of_a_group_part_where_their_answers_do(
     assert first.count("model  go ") == 2
 
 
-def test_a_fork_and_its_parent_have_the_recorded_turns_in_common(
+def test_fork_and_parent_share_the_recorded_turns(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(cluster, "a")
@@ -216,7 +214,7 @@ def test_a_fork_and_its_parent_have_the_recorded_turns_in_common(
     assert again == "the second is a fork of the first, from its position 5"
 
 
-def test_equal_rollouts_do_not_part(
+def test_equal_rollouts_have_no_difference(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(cluster, "a", "b", sampling_seed="same")
@@ -229,7 +227,7 @@ def test_equal_rollouts_do_not_part(
 
 
 def agents_story(command: str, *, then: str = "ls") -> Story:
-    """An agent's process asks, is told a tool call, and sends it back with what came of it."""
+    """A story of an agent process that asks, gets a tool call, and sends its result."""
     calls = tool_calls_text([ToolCall(f"call_{command * 24}_0", "bash", '{"command":"ls"}')])
     said = Message("assistant", "I look.", calls)
     shown = Message("tool", "a.txt", "", f"call_{command * 24}_0")
@@ -244,7 +242,7 @@ def agents_story(command: str, *, then: str = "ls") -> Story:
     )  # fmt: skip
 
 
-def test_what_differs_by_the_ids_of_tool_calls_alone_is_the_same() -> None:
+def test_differences_in_tool_call_ids_are_ignored() -> None:
     one, other, strange = (agents_story("a"), agents_story("b"), agents_story("c", then="rm"))
 
     same, parted = parting_of(one, other), parting_of(one, strange)
@@ -256,7 +254,7 @@ def test_what_differs_by_the_ids_of_tool_calls_alone_is_the_same() -> None:
     assert "call_" + "a" * 24 in str(same.plain()["same"][2]["text"])
 
 
-def test_a_failure_that_was_tried_again_parts_nobody() -> None:
+def test_retried_failure_is_not_a_difference() -> None:
     smooth = told((0, STARTED, -1, 0), (1, STEPPED, 0, 0), (2, SAID, 1, 0))
     rough = told((0, STARTED, -1, 0), (1, STEPPED, 0, 0), (2, LATE, 1, 0), (9, SAID, 1, 1))
 
@@ -266,7 +264,7 @@ def test_a_failure_that_was_tried_again_parts_nobody() -> None:
     assert [moment.kind for moment in moments_of(rough)] == ["environment", "model"]
 
 
-def test_a_request_that_was_repeated_does_not_hide_the_rollout(
+def test_repeated_request_does_not_hide_the_rollout(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(cluster, "a", "b")
@@ -281,7 +279,7 @@ def test_a_request_that_was_repeated_does_not_hide_the_rollout(
     assert "repeated" in page
 
 
-def test_the_same_rollout_twice_and_an_unknown_one_are_refused(cluster: MemoryCluster) -> None:
+def test_diff_refuses_identical_and_unknown_rollouts(cluster: MemoryCluster) -> None:
     run(cluster, "a")
 
     with pytest.raises(Refused, match="'a' twice"):

@@ -45,7 +45,7 @@ def page(report: Report) -> str:
     return out.getvalue()
 
 
-def test_a_whole_log_is_told_in_one_table(cluster: MemoryCluster) -> None:
+def test_valid_log_is_summarised_in_one_table(cluster: MemoryCluster) -> None:
     told: list[tuple[int, int]] = []
 
     report = audit(cluster, drained=True, on_read=lambda *far: told.append(far))
@@ -57,7 +57,7 @@ def test_a_whole_log_is_told_in_one_table(cluster: MemoryCluster) -> None:
     assert told[-1] == (report.records, report.records)
 
 
-def test_breaches_are_named_with_their_places_the_first_twenty_of_them(
+def test_breaches_are_listed_with_their_places_up_to_twenty(
     cluster: MemoryCluster,
 ) -> None:
     topic = cluster.topics.trajectories
@@ -76,7 +76,7 @@ def test_breaches_are_named_with_their_places_the_first_twenty_of_them(
     assert report.found["I5"] == 25
 
 
-def test_what_could_not_be_judged_is_said(cluster: MemoryCluster) -> None:
+def test_unreadable_records_are_reported(cluster: MemoryCluster) -> None:
     cluster.log.crew = ()  # who would bury it while the log is read
     cluster.log.append(cluster.topics.events, b"k", b"rubbish", 0)
 
@@ -93,14 +93,14 @@ def test_what_could_not_be_judged_is_said(cluster: MemoryCluster) -> None:
         (["--json", "nowhere/report.json"], "there is no directory 'nowhere'"),
     ],
 )
-def test_wrong_words_are_refused_before_anything_is_read(
+def test_invalid_arguments_are_refused_before_anything_is_read(
     tmp_path: Path, words: list[str], says: str
 ) -> None:
     assert says in refused(rollcall("verify", *words, cwd=tmp_path))
 
 
 @pytest.mark.broker
-def test_a_run_on_the_broker_is_whole_until_somebody_harms_it(
+def test_valid_run_on_the_broker_passes_until_it_is_damaged(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
     # Given a small run that has come to its end
@@ -139,7 +139,7 @@ def checked(cluster: Cluster, folder: Path, *words: str, code: int = 0) -> dict[
 
 
 def harm(cluster: Cluster) -> set[tuple[str, str, int, int]]:
-    """Write three kinds of records that break the law; return where, and which invariant each."""
+    """Write three kinds of records that break an invariant; return places and invariants."""
     topics, codec, publisher = cluster.topics, cluster.codec, cluster.log.publisher()
     ended = everything(cluster, topics.trajectories)[0]
     other = replace(codec.decode(ended.value, Trajectory), result="better")

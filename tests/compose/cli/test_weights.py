@@ -1,4 +1,4 @@
-"""`rollcall weights`: what lies there, who needs it, what may go."""
+"""`rollcall weights`: the stored files, their users, and the files that may be removed."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def begun(world: World) -> str:
     return str(folder.directory)
 
 
-def test_files_are_listed_with_who_needs_them_while_a_run_goes_on_and_after(
+def test_files_are_listed_with_their_needs_during_and_after_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world = World(tmp_path, DELTAS)
@@ -73,13 +73,13 @@ def test_files_are_listed_with_who_needs_them_while_a_run_goes_on_and_after(
     assert "newest, checkpoint" in rows["4"]
 
 
-def test_a_run_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_unknown_run_is_refused(tmp_path: Path) -> None:
     world = World(tmp_path)
     with pytest.raises(Refused, match="no run 'nobody'"):
         call(world.shop, "weights", "nobody")
 
 
-def test_what_may_be_trained_on_again_is_told_as_the_newest_checkpoint_has_it(
+def test_weights_for_replay_are_listed_as_in_the_newest_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world = World(tmp_path, RECIPE.replace("steps = 4", "steps = 4\nreplay_ratio = 0.5"))

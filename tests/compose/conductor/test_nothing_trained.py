@@ -1,4 +1,4 @@
-"""A run whose rollouts end and are never trained on is refused at its start, or ends by name."""
+"""A run with rollouts that are never trained on is refused at its start, or ends by name."""
 
 from collections import Counter
 from dataclasses import replace
@@ -66,14 +66,14 @@ def in_memory(tmp_path: Path, text: str) -> dict[str, Any]:
         ("pays_too_much", r"cannot be trained on: unscored \(100 %\)"),
     ],
 )
-def test_a_run_without_usable_rewards_ends_by_name(tmp_path: Path, scorer: str, said: str) -> None:
+def test_run_without_usable_rewards_ends_by_name(tmp_path: Path, scorer: str, said: str) -> None:
     text = RECIPE.replace("[task]", f'scorers = ["{__name__}:{scorer}"]\n[task]', 1)
 
     with pytest.raises((KeepsFailing, NothingTrained), match=said):
         in_memory(tmp_path, text)
 
 
-def test_a_temperature_that_the_learner_does_not_have_is_refused_at_the_start(
+def test_temperature_unlike_the_learners_is_refused_at_the_start(
     tmp_path: Path,
 ) -> None:
     hot = RECIPE.replace("[sampling]", "[sampling]\ntemperature = 0.7")
@@ -92,7 +92,7 @@ def test_a_temperature_that_the_learner_does_not_have_is_refused_at_the_start(
         ("groups_per_step = 1", "groups_per_step is 1, .* compares the groups of a batch"),
     ],
 )
-def test_a_learner_that_could_never_learn_is_refused_at_the_start(
+def test_learner_that_could_never_learn_is_refused_at_the_start(
     tmp_path: Path, values: str, said: str
 ) -> None:
     kept = [
@@ -106,7 +106,7 @@ def test_a_learner_that_could_never_learn_is_refused_at_the_start(
         in_memory(tmp_path, text)
 
 
-def test_the_patience_and_the_bound_come_from_the_recipe(tmp_path: Path) -> None:
+def test_patience_and_limit_come_from_the_recipe(tmp_path: Path) -> None:
     text = "give_up = 7\n" + RECIPE
     folder = run_folder.create(tmp_path, parse_recipe(text, "tiny"), text, seed=1)
 
@@ -136,7 +136,7 @@ def figures() -> RunFigures:
 
 
 @given(st.lists(st.one_of(st.tuples(USABLE, REWARDS), st.just(None)), max_size=60))
-def test_what_is_counted_is_what_ended_since_the_last_step(
+def test_only_rollouts_since_the_last_step_are_counted(
     ends: list[tuple[bool, float] | None],
 ) -> None:
     told, since, version = figures(), list[tuple[bool, float]](), 0
@@ -162,7 +162,7 @@ def test_what_is_counted_is_what_ended_since_the_last_step(
         RunWatch(9, 5, CURATION, batch=2, give_up=GIVE_UP).require_progress(told)
 
 
-def test_a_run_whose_groups_all_earn_the_same_says_so_and_gives_up() -> None:
+def test_run_with_equal_rewards_in_all_groups_reports_it_and_stops() -> None:
     told, watch = figures(), RunWatch(9, 5, CURATION, batch=2, give_up=GIVE_UP)
     for number in range(GIVE_UP):
         told.take_scored(record(number, 0.0, usable=True), 1000 + number, 0.0)
@@ -175,7 +175,7 @@ def test_a_run_whose_groups_all_earn_the_same_says_so_and_gives_up() -> None:
     watch.require_progress(told)
 
 
-def test_rollouts_that_end_at_a_limit_and_are_trained_on_are_no_failures() -> None:
+def test_rollouts_trained_on_after_a_limit_are_not_failures() -> None:
     told, watch = figures(), RunWatch(9, 5, CURATION, batch=2, give_up=GIVE_UP)
     assert told.untrained is not None
     told.untrained.curation = replace(CURATION, admits_limits=frozenset({"turn_limit"}))
@@ -188,7 +188,7 @@ def test_rollouts_that_end_at_a_limit_and_are_trained_on_are_no_failures() -> No
     watch.require_progress(told)
 
 
-def test_what_lies_behind_a_run_that_is_resumed_does_not_end_it() -> None:
+def test_rollouts_before_the_resume_do_not_end_a_run() -> None:
     told = replace(figures(), watched_from_ms=5000)
     for number in range(50):
         told.take_scored(record(number, 0.0, usable=False), 1000 + number, 0.0)

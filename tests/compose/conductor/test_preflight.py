@@ -1,4 +1,4 @@
-"""What can only fail is refused before anything is published."""
+"""A run that can only fail is refused before anything is published."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def folder_of(text: str, directory: Path) -> RunFolder:
 
 @pytest.mark.parametrize("watched", [True, False])
 @pytest.mark.parametrize("agent", ["react", f"{HERE}:begins"])
-def test_a_run_whose_tasks_begin_passes(agent: str, watched: bool, tmp_path: Path) -> None:
+def test_preflight_passes_for_tasks_that_start(agent: str, watched: bool, tmp_path: Path) -> None:
     text = RECIPE.replace("[task]\n", f'[task]\nagent = "{agent}"\nprompt = "go"\n')
 
     preflight(folder_of(text, tmp_path), Settings(state_dir=tmp_path), watched=watched)
@@ -61,7 +61,7 @@ def test_a_run_whose_tasks_begin_passes(agent: str, watched: bool, tmp_path: Pat
         ('name = "tiny"', f'name = "tiny"\nscorers = ["{HERE}:nothing"]', "has no 'nothing'"),
     ],
 )
-def test_what_can_only_fail_is_refused_with_its_reason(
+def test_run_that_must_fail_is_refused_with_its_reason(
     old: str, new: str, said: str, watched: bool, tmp_path: Path
 ) -> None:
     folder = folder_of(RECIPE.replace(old, new, 1), tmp_path)

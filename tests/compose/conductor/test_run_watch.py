@@ -1,4 +1,4 @@
-"""A run that only fails is ended by name; one that makes headway is not."""
+"""A run that only fails is ended by name; a run that makes progress is not."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +61,7 @@ def failed(number: int) -> ScoredTrajectory:
     return replace(one, trajectory=replace(one.trajectory, code="bad_config", reason="why"))
 
 
-def test_failures_end_a_run_only_when_they_come_one_after_the_other() -> None:
+def test_only_consecutive_failures_end_a_run() -> None:
     watch = RunWatch(steps=9, patience=3)
     ends: list[ScoredTrajectory] = [failed(0), failed(1), scored("good"), failed(2), failed(3)]
 
@@ -70,7 +70,7 @@ def test_failures_end_a_run_only_when_they_come_one_after_the_other() -> None:
         watch.require_progress(figures_of(*ends, failed(4)))
 
 
-def test_a_run_that_is_resumed_is_not_ended_for_what_lies_behind_it() -> None:
+def test_failures_before_the_resume_do_not_end_a_run() -> None:
     figures = RunFigures("run", "s", HeldOut(PLAN), watched_from_ms=5000)
     for number in range(5):
         figures.take_scored(replace(failed(number), scoring_id="s"), 1000 + number, 0.0)
@@ -79,7 +79,7 @@ def test_a_run_that_is_resumed_is_not_ended_for_what_lies_behind_it() -> None:
     assert figures.failures.count == 5
 
 
-def test_the_line_and_the_summary_name_failures_and_what_was_not_measured() -> None:
+def test_status_line_and_summary_name_failures_and_missing_measurements() -> None:
     asked = list(PLAN.requests(0))
     ends = [
         replace(failed(number), trajectory=replace(failed(number).trajectory, request=request))
@@ -99,7 +99,7 @@ def test_the_line_and_the_summary_name_failures_and_what_was_not_measured() -> N
     assert "failed 4: bad_config (100 %)" in line(figures, 0.0, RunWatch(9, 9))
 
 
-def test_what_breaks_after_the_trial_stops_the_run_by_name(tmp_path: Path) -> None:
+def test_failure_after_the_trial_stops_the_run_by_name(tmp_path: Path) -> None:
     OPENED.clear()
     config = RECIPE.index("[task.environment_config]"), RECIPE.index("[limits]")
     text = RECIPE[: config[0]] + RECIPE[config[1] :]
@@ -110,14 +110,14 @@ def test_what_breaks_after_the_trial_stops_the_run_by_name(tmp_path: Path) -> No
         run_in_memory(str(recipe), Settings(), seed=1, summary=None)
 
 
-def test_patience_covers_what_can_fail_at_once(tmp_path: Path) -> None:
+def test_patience_exceeds_the_number_of_rollouts_that_can_fail_together(tmp_path: Path) -> None:
     folder = run_folder.create(tmp_path, parse_recipe(RECIPE, "tiny"), RECIPE, seed=1)
 
     rule = folder.rule()
     assert watch_of(folder).patience >= 2 * rule.grant(0, 0, 0) * rule.group_size + 6
 
 
-def test_what_a_run_is_at_is_told_from_its_start_on() -> None:
+def test_run_reports_its_current_activity_from_the_start() -> None:
     watch = RunWatch(9, 9, workers=("agents-1", "models-1"))
     nothing = figures_of()
 
@@ -135,7 +135,7 @@ def test_what_a_run_is_at_is_told_from_its_start_on() -> None:
     assert "paused" in watch.doing(half)
 
 
-def test_a_goal_that_is_required_must_be_there(tmp_path: Path) -> None:
+def test_required_goal_must_exist(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(RECIPE)
 
     said = refused(rollcall("run", "tiny.toml", "--require-goal", "--log=memory", cwd=tmp_path))
@@ -143,7 +143,7 @@ def test_a_goal_that_is_required_must_be_there(tmp_path: Path) -> None:
     assert "has no goal" in said
 
 
-def test_a_goal_that_is_missed_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
+def test_missed_goal_has_its_own_exit_code(tmp_path: Path) -> None:
     text = RECIPE.replace("steps = 4", "steps = 1").replace("every = 2", "every = 2\ngoal = 1.0")
     (tmp_path / "tiny.toml").write_text(text)
 
@@ -153,7 +153,7 @@ def test_a_goal_that_is_missed_has_an_exit_code_of_its_own(tmp_path: Path) -> No
     assert "the goal of 1 held-out success was missed" in done.stderr
 
 
-def test_what_was_not_measured_is_null_in_a_curve_and_an_empty_cell_in_its_lines(
+def test_missing_measurement_is_null_in_curves_and_empty_in_lines(
     tmp_path: Path,
 ) -> None:
     heldout = HeldOut(PLAN)

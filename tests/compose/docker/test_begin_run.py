@@ -1,4 +1,4 @@
-"""The run that containers share is made once, whoever is killed meanwhile."""
+"""The run that containers share is created once, even when a creator is killed."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from tests.support.memory_cluster import MemoryCluster
 from tests.support.tiny_run import RECIPE
 
 
-def test_a_run_is_begun_once_and_made_again_where_it_was_not_begun(tmp_path: Path) -> None:
-    # Given a recipe, and a folder that somebody began to make and was killed
+def test_run_is_created_once_even_after_a_killed_first_try(tmp_path: Path) -> None:
+    # Given a recipe, and a folder left by a creator that was killed
     recipe = tmp_path / "tiny.toml"
     recipe.write_text(RECIPE)
     cluster = MemoryCluster(settings=Settings(state_dir=tmp_path / "state"))

@@ -1,4 +1,4 @@
-"""What compose/docker says, held to what it speaks of: settings, groups, locks, packages."""
+"""The files of compose/docker match the settings, groups, locks and packages they mention."""
 
 import tomllib
 from pathlib import Path
@@ -21,7 +21,7 @@ def services(name: str) -> dict[str, Any]:
     return dict(yaml.safe_load((FOLDER / name).read_text())["services"])
 
 
-def test_there_is_a_worker_of_each_group() -> None:
+def test_compose_file_has_a_worker_of_each_group() -> None:
     worker: Any = PANELS["Start"]["worker"]
     groups = {command.name for command in worker.registered_commands} - OPTIONAL
 
@@ -33,7 +33,7 @@ def test_there_is_a_worker_of_each_group() -> None:
         assert found[group]["stop_grace_period"] == "30s"
 
 
-def test_what_is_ours_is_sealed() -> None:
+def test_our_containers_are_read_only_and_without_privileges() -> None:
     ours = [each for each in services("compose.yaml").values() if "build" in each]
 
     assert len(ours) == 7
@@ -46,7 +46,7 @@ def test_what_is_ours_is_sealed() -> None:
         assert service["security_opt"] == ["no-new-privileges:true"]
 
 
-def test_all_variables_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_compose_variables_are_known_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("compose.yaml", "compose.cluster.yaml"):
         for service in services(name).values():
             for variable, value in service.get("environment", {}).items():
@@ -60,7 +60,7 @@ def test_all_variables_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.objects.url
 
 
-def test_the_images_are_of_the_releases_that_are_locked() -> None:
+def test_image_versions_match_the_locked_releases() -> None:
     kafka = next(jar for jar in read_lock(LOCKS / "kafka.lock") if jar.name == "kafka_2.13")
     (registry,) = read_lock(LOCKS / "registry.lock")
 
@@ -70,7 +70,7 @@ def test_the_images_are_of_the_releases_that_are_locked() -> None:
     )
 
 
-def test_three_brokers_keep_three_replicas_and_want_two_in_sync() -> None:
+def test_three_brokers_keep_three_replicas_and_require_two_in_sync() -> None:
     found = services("compose.cluster.yaml")
     brokers = [found[name]["environment"] for name in ("kafka", "kafka-2", "kafka-3")]
 
@@ -84,7 +84,7 @@ def test_three_brokers_keep_three_replicas_and_want_two_in_sync() -> None:
         assert "kafka-3" in found[name]["environment"]["ROLLCALL_KAFKA__BOOTSTRAP_SERVERS"]
 
 
-def test_the_build_sees_every_package_of_the_wheel() -> None:
+def test_docker_build_context_contains_every_package_of_the_wheel() -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     seen = (ROOT / ".dockerignore").read_text().splitlines()
 
@@ -92,7 +92,7 @@ def test_the_build_sees_every_package_of_the_wheel() -> None:
     assert {f"!{package}" for package in packages} <= set(seen)
 
 
-def test_a_variable_of_the_official_image_becomes_the_property_that_it_names() -> None:
+def test_variables_of_the_official_image_become_broker_properties() -> None:
     found = broker_properties(
         {
             "KAFKA_NODE_ID": "1",

@@ -38,7 +38,7 @@ def _containers() -> Iterator[None]:
 
 
 def compose(words: str) -> str:
-    """What docker-compose prints; fails with the end of the containers' logs."""
+    """The output of docker-compose; fails with the end of the containers' logs."""
     return shell(f"docker-compose {words}")
 
 
@@ -53,7 +53,7 @@ def shell(line: str) -> str:
 
 
 def of_the_readme(word: str) -> str:
-    """The one command of the README that holds a word, as it is typed there."""
+    """The one command of the README that contains a text, as it is typed there."""
     (block,) = blocks("bash", "compose/docker/README.md")
     (line,) = [line for line in block.splitlines() if word in line]
     return line.replace("docker compose", "docker-compose")
@@ -80,14 +80,14 @@ def test_no_container_is_root_and_no_worker_writes_its_root() -> None:
 
 
 def submit(count: int) -> str:
-    """Publish so many rollouts, and wait until all of them are scored."""
+    """Publish the given number of rollouts, and wait until all of them are scored."""
     line = json.dumps({"agent": "single_turn", "task": {"prompt": "s7"}})
     lines = "\n".join([line] * count)
     asked = "exec -T agents rollcall submit - --policy lake-1 --wait"
     return compose(f"{asked} <<< {shlex.quote(lines)}")
 
 
-def test_what_is_submitted_comes_back_scored() -> None:
+def test_submitted_requests_come_back_scored() -> None:
     assert "1 of 1 scored, 1 finished" in shell(of_the_readme("rollcall submit"))
 
     lines = shell(of_the_readme("trajectories.scored")).splitlines()
@@ -95,31 +95,31 @@ def test_what_is_submitted_comes_back_scored() -> None:
     assert len({each["trajectory"]["rollout_id"] for each in scored}) == 64
 
 
-def test_the_trainer_learns_from_what_was_scored() -> None:
+def test_trainer_learns_from_the_scored_rollouts() -> None:
     lines = compose("exec -T agents rollcall tail train.steps --follow --limit 2").splitlines()
 
     assert [json.loads(line)["value"]["step"] for line in lines] == [1, 2]
 
 
-def test_the_others_go_on_when_a_worker_is_stopped() -> None:
+def test_other_workers_continue_when_a_worker_is_stopped() -> None:
     first, second = containers("agents")
 
-    # Stopped as `docker compose stop` does: SIGTERM, and what it has in hand is ended
+    # Stopped as `docker compose stop` does: SIGTERM, and its work in progress is finished
     shell(f"docker stop --time 30 {second}")
     assert inspected(second)["ExitCode"] == 0
     assert inspected(first)["Running"] is True
 
-    # Then whatever partition a rollout falls on, it is ended and scored as before
+    # Then rollouts on every partition end and are scored as before
     assert "32 of 32 scored, 32 finished" in submit(32)
 
 
-def test_the_log_holds_what_is_promised() -> None:
+def test_log_of_the_containers_holds_every_invariant() -> None:
     assert "every invariant holds" in shell(of_the_readme("rollcall verify"))
 
 
-def test_three_brokers_keep_three_replicas_and_want_two_in_sync() -> None:
+def test_three_brokers_keep_three_replicas_and_require_two_in_sync() -> None:
     files = " ".join(f"--file {FOLDER / name}" for name in ("compose.yaml", "compose.cluster.yaml"))
-    # --file has precedence over what the environment names
+    # --file has precedence over the environment
     found = compose(f"{files} config")
 
     assert found.count("KAFKA_DEFAULT_REPLICATION_FACTOR: 3") == 3

@@ -1,4 +1,4 @@
-"""What an agent asks is shown as a conversation, and nothing that was said is said twice."""
+"""Agent requests are shown as a conversation, without repeated messages."""
 
 import pytest
 
@@ -18,13 +18,13 @@ def stepped(*asks: Ask, **fields: object) -> EnvironmentStepped:
     return EnvironmentStepped(**{"session": "agent", "text": text, **fields})
 
 
-def test_calls_of_tools_are_shown_by_name_and_arguments() -> None:
+def test_tool_calls_are_shown_by_name_and_arguments() -> None:
     assert spoken("I look.", CALLS) == 'I look.\ncalls bash {"command":"ls"}'
     assert spoken("", CALLS) == 'calls bash {"command":"ls"}'
     assert spoken("", "no JSON") == "no JSON"
 
 
-def test_what_the_policy_has_said_is_not_shown_again_with_what_follows() -> None:
+def test_earlier_policy_answers_are_not_repeated_on_later_lines() -> None:
     step = stepped(Ask("model", (*FIRST.messages, SAID, SEEN)))
 
     assert agent_words(step, {("I look.", CALLS)}) == "tool: notes.txt"
@@ -41,12 +41,12 @@ def test_what_the_policy_has_said_is_not_shown_again_with_what_follows() -> None
         ([], {"terminated": True, "info": '{"signal": 9}'}, "ended by signal 9"),
     ],
 )
-def test_what_else_it_asks_is_said_in_words(
+def test_other_agent_requests_are_described_in_words(
     asks: list[Ask], fields: dict[str, object], words: str
 ) -> None:
     assert agent_words(stepped(*asks, **fields)) == words
 
 
-def test_what_another_environment_shows_is_no_ask() -> None:
+def test_steps_of_other_environments_are_not_agent_requests() -> None:
     assert agent_words(stepped(FIRST, session="main")) is None
     assert agent_words(EnvironmentStepped(session="agent", text="a door")) is None

@@ -36,7 +36,7 @@ def phases() -> PhaseTimes:
     return times
 
 
-def test_phases_and_the_starts_of_each_mode_have_a_line_each() -> None:
+def test_phases_and_starts_of_each_mode_have_a_line_each() -> None:
     lines = phase_lines(phases())
 
     assert [line.partition(":")[0] for line in lines] == [
@@ -47,7 +47,7 @@ def test_phases_and_the_starts_of_each_mode_have_a_line_each() -> None:
     assert phase_lines(PhaseTimes()) == []
 
 
-def test_what_tells_no_times_and_what_has_no_box_is_not_counted() -> None:
+def test_trajectories_without_timers_or_boxes_are_not_counted() -> None:
     times = PhaseTimes()
     times.take(replace(trajectory("{}", 1.0), timers=None))
     assert phase_lines(times) == []
@@ -58,7 +58,7 @@ def test_what_tells_no_times_and_what_has_no_box_is_not_counted() -> None:
     assert len(phase_lines(times)) == 1
 
 
-def test_an_evaluation_prints_both_lines() -> None:
+def test_evaluation_prints_both_lines() -> None:
     told = io.StringIO()
 
     print_evaluation([], None, Console(file=told, width=200), phases=phases())
@@ -66,7 +66,7 @@ def test_an_evaluation_prints_both_lines() -> None:
     assert told.getvalue().splitlines() == phase_lines(phases())
 
 
-def test_a_run_prints_both_lines() -> None:
+def test_run_summary_prints_both_lines() -> None:
     plan = HeldOutPlan(RolloutRequest("", Task()), (0, 4), 1, 1.0, 2.0)
     figures = RunFigures("run", "s", HeldOut(plan), phases=phases())
     told = summary(figures, {}, seed=1, wall_s=1.0)

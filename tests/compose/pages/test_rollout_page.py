@@ -73,7 +73,7 @@ def page(cluster: MemoryCluster, capsys: pytest.CaptureFixture[str], rollout: st
     return capsys.readouterr().out
 
 
-def test_a_finished_rollout_is_shown_turn_by_turn_with_its_reward(
+def test_finished_rollout_is_shown_turn_by_turn_with_its_reward(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.hire(lambda call: "go")
@@ -83,7 +83,7 @@ def test_a_finished_rollout_is_shown_turn_by_turn_with_its_reward(
     assert re.sub(r"[+]?\d+\.\d{3} s", "TIME", page(cluster, capsys)) == WHOLE_PAGE
 
 
-def test_an_open_rollout_is_shown_as_far_as_it_has_come(
+def test_open_rollout_is_shown_up_to_its_last_event(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.start(REQUEST)
@@ -97,7 +97,7 @@ def test_an_open_rollout_is_shown_as_far_as_it_has_come(
     assert story(cluster).end is None
 
 
-def test_failures_and_new_attempts_are_shown_and_only_the_last_attempt_is_summed_up(
+def test_all_attempts_are_shown_and_only_the_last_is_summarised(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.start(REQUEST)
@@ -121,7 +121,7 @@ def test_failures_and_new_attempts_are_shown_and_only_the_last_attempt_is_summed
     assert [*titles(told)] == ["", "", "turn 1", "", "attempt 2", "", "", "turn 1", "", ""]
 
 
-def test_what_did_not_count_is_marked_with_the_reason(
+def test_ignored_event_is_marked_with_the_reason(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.start(REQUEST)
@@ -148,7 +148,7 @@ def test_what_did_not_count_is_marked_with_the_reason(
         (DeadlinePassed(60.0), "timed out after"),
     ],
 )
-def test_a_rollout_that_was_cut_off_says_how(
+def test_interrupted_rollout_shows_its_end(
     body: Any, words: str, cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.start(REQUEST)
@@ -157,7 +157,7 @@ def test_a_rollout_that_was_cut_off_says_how(
     assert words in page(cluster, capsys)
 
 
-def test_a_refused_request_is_shown_with_the_reason_and_what_scorers_said(
+def test_refused_request_is_shown_with_the_reason_and_its_scoring(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.hire(lambda call: "go")
@@ -170,7 +170,7 @@ def test_a_refused_request_is_shown_with_the_reason_and_what_scorers_said(
     assert story(cluster, "bytes").request is None
 
 
-def test_an_id_that_was_used_again_tells_both_rollouts_each_with_its_reward(
+def test_reused_id_shows_both_rollouts_with_their_rewards(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.hire(lambda call: "go")
@@ -188,7 +188,7 @@ def test_an_id_that_was_used_again_tells_both_rollouts_each_with_its_reward(
     assert shown.index("total   +1") < shown.index("total   +0")
 
 
-def test_a_journal_whose_start_is_past_retention_is_shown_all_the_same(
+def test_journal_without_its_start_is_still_shown(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.start(REQUEST)
@@ -201,7 +201,7 @@ def test_a_journal_whose_start_is_past_retention_is_shown_all_the_same(
     assert "a room" in shown
 
 
-def test_bytes_in_the_journal_that_cannot_be_read_are_marked(
+def test_unreadable_bytes_in_the_journal_are_marked(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.start(REQUEST)
@@ -210,7 +210,7 @@ def test_bytes_in_the_journal_that_cannot_be_read_are_marked(
     assert "unreadable" in page(cluster, capsys)
 
 
-def test_what_a_policy_says_cannot_move_the_terminal(
+def test_policy_text_cannot_control_the_terminal(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.start(REQUEST)
@@ -219,7 +219,7 @@ def test_what_a_policy_says_cannot_move_the_terminal(
     assert "\\x1b[2J[red]left[/red]" in page(cluster, capsys)
 
 
-def test_an_unknown_rollout_is_refused_with_the_number_of_those_looked_at(
+def test_unknown_rollout_is_refused_with_the_number_of_searched_rollouts(
     cluster: MemoryCluster,
 ) -> None:
     for number in range(3):
@@ -234,7 +234,7 @@ def test_an_unknown_rollout_is_refused_with_the_number_of_those_looked_at(
         call(cluster, "trajectory", "asked")
 
 
-def test_scores_for_tokens_have_a_line_for_each_sequence() -> None:
+def test_token_scores_have_a_line_for_each_sequence() -> None:
     tokens = (TokenScores("teacher", 1, pack_logprobs([-0.5, -2.0])), TokenScores("mine", 0, b""))
     one = replace(scored("r"), rewards=(), token_scores=tokens)
 

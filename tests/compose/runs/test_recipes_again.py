@@ -1,4 +1,4 @@
-"""What every shipped recipe has trained is trained again from the record, to the bit."""
+"""Steps of every shipped recipe are trained again from the record, bit for bit."""
 
 import json
 import re
@@ -28,7 +28,7 @@ class Whole(WholeRun):
         super().__init__(state, text, name, seed=5, objects=ObjectStore(f"{state}/objects"))
 
     def go(self) -> None:
-        """To its end."""
+        """Play the run to its end."""
         trainers = [self.trainer(part) for part in self.parts]
 
         def over() -> bool:
@@ -40,7 +40,7 @@ class Whole(WholeRun):
 
 
 def odd(trajectory: Trajectory) -> float:
-    """What a model of random weights earns by being as it is: it is never right."""
+    """A reward for a model of random weights, which is never right."""
     return float(sum(trajectory.result.encode()) % 2)
 
 
@@ -85,7 +85,7 @@ def finished(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Whole]:
     whole.stop()
 
 
-def test_steps_of_a_shipped_recipe_come_out_the_same_to_the_bit(finished: Whole) -> None:
+def test_retrained_steps_of_a_shipped_recipe_are_bit_identical(finished: Whole) -> None:
     for part in finished.parts:
         steps = finished.steps(part)
         assert [step.step for step in steps] == [1, 2]

@@ -1,4 +1,4 @@
-"""The recipe `repairs`: tasks in boxes, patches that are judged, and what is learned of them."""
+"""The recipe `repairs`: tasks in boxes, graded patches, and training on their rewards."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -72,7 +72,7 @@ class Run:
         ]
 
     def go(self) -> None:
-        """To its end."""
+        """Play the run to its end."""
 
         def over() -> bool:
             moved = sum(loop.turn(0.0) for loop in self.loops)
@@ -102,7 +102,7 @@ class Run:
         return step
 
     def applied_gold(self) -> dict[str, bool]:
-        """What `noisy` decides by the seed of a rollout's first call."""
+        """The decision of `noisy` by the seed of a rollout's first call."""
         records = self.log.all(self.topics.calls(self.folder.policy_id))
         calls = [self.codec.decode(record.value, ModelCall) for record in records]
         first = {each.rollout_id: each.seed for each in calls if each.position == 1}
@@ -125,7 +125,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         each.close()
 
 
-def test_rewards_groups_and_advantages_are_as_the_seeds_of_noisy_have_them(
+def test_rewards_groups_and_advantages_match_the_seeds_of_noisy(
     run: Callable[..., Run],
 ) -> None:
     done = run(text_of())
@@ -149,7 +149,7 @@ def test_rewards_groups_and_advantages_are_as_the_seeds_of_noisy_have_them(
     assert 0 < rewards.mean() < 1, "a seed by which nothing is shown"
 
 
-def test_a_random_policy_fails_honestly(run: Callable[..., Run]) -> None:
+def test_random_policy_earns_no_reward(run: Callable[..., Run]) -> None:
     done = run(text_of(without_script))
 
     rewards = [
@@ -164,7 +164,7 @@ def test_a_random_policy_fails_honestly(run: Callable[..., Run]) -> None:
 # Before anything runs
 
 
-def test_a_seed_stands_for_a_task_in_turn_for_training_and_for_evaluation(tmp_path: Path) -> None:
+def test_seeds_select_tasks_in_turn_for_training_and_evaluation(tmp_path: Path) -> None:
     text = text_of()
     folder = run_folder.create(tmp_path, parse_recipe(text, "repairs"), text, seed=3)
 
@@ -178,7 +178,7 @@ def test_a_seed_stands_for_a_task_in_turn_for_training_and_for_evaluation(tmp_pa
     assert held_out == ["clamps-1000000"]
 
 
-def test_other_tasks_take_the_place_of_the_recipes_own(tmp_path: Path) -> None:
+def test_given_tasks_replace_the_tasks_of_the_recipe(tmp_path: Path) -> None:
     text, tasks = text_of(), tmp_path / "tasks"
     write_task(tasks / "adds")
     recipe = parse_recipe(text, "repairs")
@@ -192,7 +192,7 @@ def test_other_tasks_take_the_place_of_the_recipes_own(tmp_path: Path) -> None:
         folder.tasks()
 
 
-def test_what_is_no_folder_of_tasks_is_refused_before_a_run_is_there(tmp_path: Path) -> None:
+def test_invalid_task_folder_is_refused_before_a_run_exists(tmp_path: Path) -> None:
     text = text_of()
     with pytest.raises(Refused, match="is no directory"):
         run_folder.create(
@@ -202,7 +202,7 @@ def test_what_is_no_folder_of_tasks_is_refused_before_a_run_is_there(tmp_path: P
     assert not (tmp_path / "runs").exists()
 
 
-def test_tasks_are_refused_where_there_can_be_none(
+def test_tasks_option_is_refused_for_unsuitable_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -23,7 +23,7 @@ CALLS = "t.model.calls.p"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> MemoryCluster:
-    """A run whose rollouts have ended, whose workers are gone and which took one step."""
+    """A run with ended rollouts, without workers, that took one step."""
     made = MemoryCluster(settings=Settings(prefix="t.", state_dir=tmp_path))
     made.hire(lambda call: "left")
     for number in range(3):
@@ -52,7 +52,7 @@ def refusal(cluster: MemoryCluster, name: str = "run", *, folder: bool = False) 
     return str(told.value)
 
 
-def test_what_is_left_is_named_and_nothing_is_removed(cluster: MemoryCluster) -> None:
+def test_remains_of_a_run_are_listed_and_nothing_is_removed(cluster: MemoryCluster) -> None:
     left = remains_of(cluster, "run", folder=False)  # type: ignore[arg-type]
 
     assert left.lines() == [f"topic {CALLS}, 3 partitions", "group t.models.p"]
@@ -60,7 +60,7 @@ def test_what_is_left_is_named_and_nothing_is_removed(cluster: MemoryCluster) ->
     assert "t.models.p" in cluster.log.groups
 
 
-def test_topic_and_groups_are_removed_and_the_history_still_verifies(
+def test_history_still_verifies_after_topic_and_groups_are_removed(
     cluster: MemoryCluster,
 ) -> None:
     remove(cluster, remains_of(cluster, "run", folder=False))  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def test_topic_and_groups_are_removed_and_the_history_still_verifies(
     assert remains_of(cluster, "run", folder=False).lines() == []  # type: ignore[arg-type]
 
 
-def test_a_run_with_an_open_rollout_is_refused(cluster: MemoryCluster) -> None:
+def test_run_with_an_open_rollout_is_refused(cluster: MemoryCluster) -> None:
     cluster.hire(lambda call: "left")
     cluster.finish()
     cluster.start(of_run("run", "late"), cluster.log.bounds(cluster.topics.requests)[0][1])
@@ -82,13 +82,13 @@ def test_a_run_with_an_open_rollout_is_refused(cluster: MemoryCluster) -> None:
     assert "1 rollouts of run 'run' are open (late)" in refusal(cluster)
 
 
-def test_a_run_with_a_request_that_nobody_started_is_refused(cluster: MemoryCluster) -> None:
+def test_run_with_an_unstarted_request_is_refused(cluster: MemoryCluster) -> None:
     cluster.ask(of_run("run", "asked"))
 
     assert "open (asked)" in refusal(cluster)
 
 
-def test_a_policy_that_somebody_serves_is_refused_by_the_servers_name(
+def test_served_policy_is_refused_by_the_name_of_the_server(
     cluster: MemoryCluster,
 ) -> None:
     cluster.hire(lambda call: "left")
@@ -97,16 +97,16 @@ def test_a_policy_that_somebody_serves_is_refused_by_the_servers_name(
     assert "serve 'p'; `rollcall drain a worker` first" in refusal(cluster)
 
 
-def test_an_unknown_run_is_refused_with_the_nearest(cluster: MemoryCluster) -> None:
+def test_unknown_run_is_refused_with_the_nearest(cluster: MemoryCluster) -> None:
     assert "did you mean 'run'" in refusal(cluster, "runn")
 
 
-def test_a_run_without_a_folder_here_has_none_to_remove(cluster: MemoryCluster) -> None:
+def test_folder_option_is_refused_for_a_run_without_a_folder(cluster: MemoryCluster) -> None:
     assert "leave --folder out" in refusal(cluster, folder=True)
 
 
 @pytest.mark.broker
-def test_a_run_is_retired_with_its_folder_unless_it_trains(
+def test_run_is_retired_with_its_folder_unless_it_trains(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
     cluster = make_cluster()

@@ -1,4 +1,4 @@
-"""Recipes of a pretrained language model, without the model: what they ask, and how it is put."""
+"""Recipes of a pretrained language model, without the model: their questions and templates."""
 
 import tomllib
 from pathlib import Path
@@ -35,7 +35,7 @@ def questions(recipe: Recipe, first: int, end: int) -> set[str]:
     }
 
 
-def test_held_out_sums_of_two_digits_are_none_that_is_trained_on() -> None:
+def test_held_out_two_digit_sums_are_not_trained_on() -> None:
     recipe = load_recipe("smol-long-sums")[0]
 
     trained, held_out = (
@@ -47,7 +47,7 @@ def test_held_out_sums_of_two_digits_are_none_that_is_trained_on() -> None:
     assert not trained & held_out
 
 
-def test_the_answer_is_begun_by_the_template(tmp_path: Path) -> None:
+def test_template_begins_the_answer(tmp_path: Path) -> None:
     tiny_gguf.write(tmp_path / "tiny.gguf")
     make_gguf_policy(
         tmp_path / "tiny.gguf", tmp_path / "tiny", template={"kind": "chatml"}, kept={}
@@ -62,7 +62,7 @@ def test_the_answer_is_begun_by_the_template(tmp_path: Path) -> None:
         assert template.end_ids == {2}
 
 
-def test_only_what_is_asked_and_how_far_it_goes_parts_the_two() -> None:
+def test_the_two_recipes_differ_only_in_questions_and_scale() -> None:
     one, two = (tomllib.loads(load_recipe(name)[1]) for name in ("smol-sums", "smol-long-sums"))
 
     apart = {
@@ -77,7 +77,7 @@ def test_only_what_is_asked_and_how_far_it_goes_parts_the_two() -> None:
     assert LearnerConfig.of(one["learner"]).packing == "shared"
 
 
-def test_what_is_kept_in_reach_is_both_signs_of_the_first_token() -> None:
+def test_exploration_covers_both_signs_of_the_first_token() -> None:
     """216 and 731 are "Ġ" and "Ġ-" of SmolLM2's tokenizer, which no test here has."""
     options = LearnerConfig.of(load_recipe("smol-sums")[0].learner_values(1)).rules.exploration
 
@@ -85,7 +85,7 @@ def test_what_is_kept_in_reach_is_both_signs_of_the_first_token() -> None:
     assert (options.options.first, options.options.tokens) == (1, (216, 731))
 
 
-def test_adapters_are_asked_the_same_and_a_version_of_them_is_below_5_mb() -> None:
+def test_adapter_recipe_asks_the_same_and_trains_under_5_mb() -> None:
     whole, adapted = (tomllib.loads(load_recipe(name)[1]) for name in ("smol-sums", NAME_OF_LORA))
     for part in ("scorers", "task", "limits", "sampling"):
         assert adapted[part] == whole[part]
@@ -102,7 +102,7 @@ def test_adapters_are_asked_the_same_and_a_version_of_them_is_below_5_mb() -> No
     assert sum(p.numel() * p.element_size() for p in trained) == 3_686_400
 
 
-def test_without_the_model_the_run_says_how_to_have_it(
+def test_run_without_the_model_names_the_fetch_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

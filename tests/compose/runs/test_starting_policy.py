@@ -1,4 +1,4 @@
-"""What a run begins with: a directory that is here, as it is or with another template."""
+"""The initial policy of a run: a local directory, unchanged or with another template."""
 
 import json
 from pathlib import Path
@@ -29,13 +29,13 @@ def begun(tmp_path: Path, text: str) -> Path:
     return run_folder.create(tmp_path / "state", parse_recipe(text, "mine"), text, seed=1).policy
 
 
-def test_a_directory_is_pointed_to_as_it_is(tmp_path: Path) -> None:
+def test_policy_directory_is_linked_unchanged(tmp_path: Path) -> None:
     policies.lake(tmp_path / "mine")
 
     assert begun(tmp_path, recipe_on(f"{tmp_path}/mine")).resolve() == tmp_path / "mine"
 
 
-def test_another_template_is_the_runs_own_and_the_directory_stays_as_it_is(
+def test_another_template_belongs_to_the_run_and_leaves_the_directory_unchanged(
     tmp_path: Path,
 ) -> None:
     policies.lake(tmp_path / "mine")
@@ -49,14 +49,14 @@ def test_another_template_is_the_runs_own_and_the_directory_stays_as_it_is(
     assert (tmp_path / "mine" / "rollcall.json").read_bytes() == before
 
 
-def test_a_directory_that_holds_no_policy_is_refused_before_there_is_a_run(tmp_path: Path) -> None:
+def test_directory_without_a_policy_is_refused_before_a_run_exists(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"'nowhere' holds no config\.json; .* policy fetch smollm2"):
         begun(tmp_path, recipe_on("nowhere"))
 
     assert not (tmp_path / "state").exists()
 
 
-def test_a_reference_that_is_not_there_is_refused_before_a_run_is_begun(tmp_path: Path) -> None:
+def test_missing_reference_model_is_refused_before_a_run_begins(tmp_path: Path) -> None:
     kl = 'kl = { name = "k2", directory = "nowhere" }'
     text = TINY.replace("[learner]", f"[learner]\n{kl}")
 

@@ -1,4 +1,4 @@
-"""What the tests of the embedded services share."""
+"""Fixtures shared by the tests of the embedded services."""
 
 from pathlib import Path
 

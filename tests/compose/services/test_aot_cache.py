@@ -17,7 +17,7 @@ from tests.support.waiting import until
 
 @pytest.fixture
 def aot(tmp_path: Path) -> AotCache:
-    """Of a Java runtime that writes what it is told to, when it is told to end."""
+    """The cache of a fake Java runtime that writes its cache file when it gets SIGTERM."""
     java = tmp_path / "jre" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(
@@ -54,7 +54,7 @@ def trained(aot: AotCache) -> AotCache:
     return aot
 
 
-def test_of_all_starts_on_a_machine_one_makes_the_cache_and_it_is_not_the_first(
+def test_exactly_one_start_makes_the_cache_and_not_the_first(
     aot: AotCache,
 ) -> None:
     assert not aot.is_due()
@@ -66,7 +66,7 @@ def test_of_all_starts_on_a_machine_one_makes_the_cache_and_it_is_not_the_first(
     assert aot.flags() == []
 
 
-def test_a_service_starts_with_what_its_training_wrote(aot: AotCache) -> None:
+def test_service_starts_with_the_cache_that_training_wrote(aot: AotCache) -> None:
     trained(aot)
 
     assert aot.flags()[0] == f"-XX:AOTCache={aot.file()}"
@@ -79,15 +79,13 @@ def test_a_service_starts_with_what_its_training_wrote(aot: AotCache) -> None:
     [lambda file: file.write_text("clasSes"), Path.touch, Path.unlink, lambda f: os.truncate(f, 3)],
     ids=["altered", "touched", "removed", "cut short"],
 )
-def test_a_cache_that_was_altered_since_is_not_read(
-    aot: AotCache, harm: Callable[[Path], object]
-) -> None:
+def test_altered_cache_is_not_read(aot: AotCache, harm: Callable[[Path], object]) -> None:
     harm(trained(aot).file())
 
     assert aot.flags() == []
 
 
-def test_another_runtime_another_jar_or_another_order_asks_for_another_cache(
+def test_another_runtime_jar_or_class_path_needs_another_cache(
     aot: AotCache, tmp_path: Path
 ) -> None:
     (tmp_path / "b.jar").write_text("library")
@@ -102,7 +100,7 @@ def test_another_runtime_another_jar_or_another_order_asks_for_another_cache(
     assert len(names) == 5
 
 
-def test_without_a_java_runtime_there_is_no_cache_and_none_is_due(tmp_path: Path) -> None:
+def test_no_cache_is_due_without_a_java_runtime(tmp_path: Path) -> None:
     aot = AotCache(tmp_path, "kafka", tmp_path / "java-of-yore", [])
 
     assert not aot.is_due()
@@ -110,7 +108,7 @@ def test_without_a_java_runtime_there_is_no_cache_and_none_is_due(tmp_path: Path
 
 
 @pytest.mark.parametrize("says", ["echo no such option; exit 1", "touch ready; exec sleep 60"])
-def test_a_runtime_that_makes_none_is_asked_once(aot: AotCache, says: str) -> None:
+def test_runtime_without_cache_support_is_asked_once(aot: AotCache, says: str) -> None:
     aot.java.write_text(f"#!/bin/sh\n{says}\n")
     aot.is_due()
     assert aot.is_due()
@@ -123,7 +121,7 @@ def test_a_runtime_that_makes_none_is_asked_once(aot: AotCache, says: str) -> No
     assert not list(aot.folder.glob(".training-*"))
 
 
-def test_what_a_killed_training_left_is_removed_by_a_later_one(aot: AotCache) -> None:
+def test_files_of_a_killed_training_are_removed_by_a_later_one(aot: AotCache) -> None:
     left, other = (aot.folder / f".training-{name}" for name in ("of-yore", "of-somebody"))
     for each in (left, other):
         each.mkdir(parents=True)
@@ -134,7 +132,7 @@ def test_what_a_killed_training_left_is_removed_by_a_later_one(aot: AotCache) ->
     assert list(aot.folder.glob(".training-*")) == [other]
 
 
-def test_a_training_ends_with_what_it_is_made_beside_and_a_later_start_makes_the_caches(
+def test_training_stops_with_its_parent_and_a_later_start_repeats_it(
     aot: AotCache,
 ) -> None:
     aot.java.write_text("#!/bin/sh\ntrap '' TERM\ntouch began; mkfifo never; read line < never\n")
@@ -150,7 +148,7 @@ def test_a_training_ends_with_what_it_is_made_beside_and_a_later_start_makes_the
     assert [each.is_due() for each in both] == [True, True]
 
 
-def test_caches_of_runtimes_that_are_long_gone_are_removed(aot: AotCache) -> None:
+def test_caches_of_old_runtimes_are_removed(aot: AotCache) -> None:
     for number in range(KEPT + 1):
         aot.class_path[0].write_text("program" * number)
         trained(aot)
@@ -159,7 +157,7 @@ def test_caches_of_runtimes_that_are_long_gone_are_removed(aot: AotCache) -> Non
     assert aot.flags()
 
 
-def test_the_training_takes_nothing_of_the_start_beside_it(
+def test_training_inherits_no_rollcall_settings_from_its_start(
     aot: AotCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     telling = "import os; open('.told', 'w').write(' '.join(os.environ)); "

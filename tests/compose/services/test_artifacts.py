@@ -1,4 +1,4 @@
-"""Locked downloads: what is handed out has the digest that its lock names, always."""
+"""Locked downloads: every returned file has the digest in its lock."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ BYTES = {"first": b"one", "second": b"two"}
 
 
 class Mirror:
-    """A repository that can be made to serve other bytes; remembers what it was asked for."""
+    """A repository that can be made to serve other bytes; records its requests."""
 
     def __init__(self) -> None:
         self.serves = dict(BYTES)
@@ -46,7 +46,7 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def test_the_kafka_lock_names_one_version_of_kafka_and_a_log_binding() -> None:
+def test_kafka_lock_names_one_kafka_version_and_a_log_binding() -> None:
     artifacts = parse_lock((LOCKS / "kafka.lock").read_text(), where="kafka.lock")
 
     assert len(artifacts) == 46
@@ -55,7 +55,7 @@ def test_the_kafka_lock_names_one_version_of_kafka_and_a_log_binding() -> None:
     assert len({(a.group, a.name) for a in artifacts}) == len(artifacts)
 
 
-def test_an_artifact_is_written_as_its_lock_line_and_lies_where_maven_lays_it() -> None:
+def test_artifact_matches_its_lock_line_and_the_maven_layout() -> None:
     text = (LOCKS / "registry.lock").read_text()
     (artifact,) = parse_lock(text, where="registry.lock")
 
@@ -66,14 +66,14 @@ def test_an_artifact_is_written_as_its_lock_line_and_lies_where_maven_lays_it() 
 
 
 @pytest.mark.parametrize("line", ["", "a:b:1:jar", "a:b:1:jar sha256=12", "a:b:1:war sha256="])
-def test_a_lock_line_that_cannot_be_read_is_named_with_its_number(line: str) -> None:
+def test_unreadable_lock_line_is_named_with_its_number(line: str) -> None:
     good = f"a:b:1:jar sha256={'0' * 64}"
 
     with pytest.raises(ServicesError, match=r"line 2 of my\.lock"):
         parse_lock(f"{good}\n{line}\n", where="my.lock")
 
 
-def test_files_come_in_lock_order_and_a_second_run_asks_for_none(lock: Path, cache: Path) -> None:
+def test_files_come_in_lock_order_and_are_downloaded_once(lock: Path, cache: Path) -> None:
     mirror = Mirror()
 
     files = fetch(lock, cache, download=mirror)
@@ -97,7 +97,7 @@ def test_bytes_with_another_digest_are_refused_and_removed(lock: Path, cache: Pa
     assert sorted(mirror.asked) == ["first", "second", "second"]
 
 
-def test_a_mirror_that_cannot_be_reached_is_one_clear_error(lock: Path, cache: Path) -> None:
+def test_unreachable_mirror_is_one_clear_error(lock: Path, cache: Path) -> None:
     mirror = Mirror()
     del mirror.serves["first"]
 
@@ -106,9 +106,7 @@ def test_a_mirror_that_cannot_be_reached_is_one_clear_error(lock: Path, cache: P
 
 
 @pytest.mark.parametrize("content", [b"o", b"eno", b""], ids=["truncated", "altered", "emptied"])
-def test_a_file_changed_behind_our_back_is_fetched_again(
-    lock: Path, cache: Path, content: bytes
-) -> None:
+def test_altered_file_is_fetched_again(lock: Path, cache: Path, content: bytes) -> None:
     mirror = Mirror()
     first, _ = fetch(lock, cache, download=mirror)
     times = first.stat()
@@ -120,7 +118,7 @@ def test_a_file_changed_behind_our_back_is_fetched_again(
     assert mirror.asked.count("first") == 2
 
 
-def test_what_a_killed_download_left_is_fetched_again(lock: Path, cache: Path) -> None:
+def test_partial_download_is_fetched_again(lock: Path, cache: Path) -> None:
     first = parse_lock(lock.read_text(), where="")[0].path(cache)
     first.parent.mkdir(parents=True)
     first.write_bytes(b"on")
@@ -128,7 +126,7 @@ def test_what_a_killed_download_left_is_fetched_again(lock: Path, cache: Path) -
     assert fetch(lock, cache, download=Mirror())[0].read_bytes() == b"one"
 
 
-def test_a_copied_cache_is_read_once_and_downloaded_never(lock: Path, cache: Path) -> None:
+def test_copied_cache_is_not_downloaded_again(lock: Path, cache: Path) -> None:
     mirror = Mirror()
     first, second = fetch(lock, cache, download=mirror)
     for file in (first, second):
@@ -138,7 +136,7 @@ def test_a_copied_cache_is_read_once_and_downloaded_never(lock: Path, cache: Pat
     assert len(mirror.asked) == 2
 
 
-def test_two_first_runs_at_once_download_every_file_once(lock: Path, cache: Path) -> None:
+def test_two_concurrent_first_runs_download_every_file_once(lock: Path, cache: Path) -> None:
     script = f"""
 import pathlib, sys, time
 from compose.services.artifacts import fetch
@@ -162,7 +160,7 @@ fetch(pathlib.Path({str(lock)!r}), cache, download=download)
     assert sorted((cache / "asked").read_text().split()) == ["first", "second"]
 
 
-def test_too_little_room_names_the_place_and_both_figures() -> None:
+def test_lack_of_space_is_refused_with_the_place_and_both_figures() -> None:
     require_space(Path("here"), needed_bytes=10**9, free_bytes=10**9)
 
     with pytest.raises(ServicesError, match=r"here .*999 MB.*1,000 MB"):
@@ -170,7 +168,7 @@ def test_too_little_room_names_the_place_and_both_figures() -> None:
 
 
 @pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(b"x")])
-def test_an_unpacked_tree_that_was_harmed_is_unpacked_again(
+def test_damaged_unpacked_tree_is_unpacked_again(
     tmp_path: Path, cache: Path, harm: Callable[[Path], object]
 ) -> None:
     (tmp_path / "run.jar").write_bytes(b"whole")

@@ -1,4 +1,4 @@
-"""Broker and registry put up, killed and taken down, for real."""
+"""Broker and registry, really started, killed and stopped."""
 
 import http.client
 import json
@@ -28,7 +28,7 @@ SESSION = {"group.consumer.session.timeout.ms": "6000"}
 
 
 class Machine:
-    """One state directory, and `up` on it with what never varies here."""
+    """One state directory, and `up` on it with the arguments that never vary here."""
 
     def __init__(self, state_dir: Path, cache_dir: Path) -> None:
         self.state_dir, self.cache_dir = state_dir, cache_dir
@@ -46,7 +46,7 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Machine]:
-    """Raised from two sides at once, in a folder whose name upsets property files, JDBC URLs and
+    """Started twice at once, in a folder with a name that is hard for property files, JDBC URLs and
     lists of log directories.
     """
     machine = Machine(tmp_path_factory.mktemp("state") / "a, ü;b=c", cache_dir)
@@ -110,7 +110,7 @@ def ask(endpoints: Endpoints, verb: str, path: str, schema: object = None) -> An
     return found
 
 
-def test_a_pid_that_was_dealt_again_is_not_our_process() -> None:
+def test_reused_pid_is_not_our_process() -> None:
     ours = ServiceProcess(os.getpid(), started(os.getpid()) or "", port=1, side_port=2)
 
     assert ours.lives
@@ -118,7 +118,7 @@ def test_a_pid_that_was_dealt_again_is_not_our_process() -> None:
     assert not replace(ours, pid=2**22 + 1).lives
 
 
-def test_nothing_is_up_where_nothing_was_and_looking_writes_nothing(tmp_path: Path) -> None:
+def test_status_of_an_empty_directory_writes_nothing(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
 
     assert endpoints(nowhere) is None
@@ -130,7 +130,7 @@ def test_nothing_is_up_where_nothing_was_and_looking_writes_nothing(tmp_path: Pa
     assert not nowhere.exists()
 
 
-def test_a_busy_port_is_named_with_who_asked_for_it(unborn: Machine) -> None:
+def test_busy_port_is_named_with_its_service(unborn: Machine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
 
@@ -139,7 +139,7 @@ def test_a_busy_port_is_named_with_who_asked_for_it(unborn: Machine) -> None:
                 unborn.up(**{f"{service}_port": port})
 
 
-def test_a_state_directory_that_cannot_be_written_is_named(tmp_path: Path, cache_dir: Path) -> None:
+def test_unwritable_state_directory_is_named(tmp_path: Path, cache_dir: Path) -> None:
     (tmp_path / "file").write_text("in the way")
 
     with pytest.raises(ServicesError, match=r"cannot write to .*file/state"):
@@ -147,7 +147,7 @@ def test_a_state_directory_that_cannot_be_written_is_named(tmp_path: Path, cache
 
 
 @pytest.mark.broker
-def test_up_again_finds_the_same_processes(machine: Machine) -> None:
+def test_repeated_up_finds_the_same_processes(machine: Machine) -> None:
     found = machine.up()
 
     assert found == machine.up() == endpoints(machine.state_dir)
@@ -158,7 +158,7 @@ def test_up_again_finds_the_same_processes(machine: Machine) -> None:
 
 
 @pytest.mark.broker
-def test_a_killed_broker_comes_back_where_it_was_with_what_it_had_acked(machine: Machine) -> None:
+def test_killed_broker_returns_at_its_address_with_all_acked_records(machine: Machine) -> None:
     before = machine.up()
     write(before, b"acked")
     knew_it = Admin({"bootstrap.servers": before.bootstrap_servers})
@@ -176,7 +176,7 @@ def test_a_killed_broker_comes_back_where_it_was_with_what_it_had_acked(machine:
 
 
 @pytest.mark.broker
-def test_a_registration_outlives_a_kill_straight_after_it(machine: Machine) -> None:
+def test_registration_survives_an_immediate_kill(machine: Machine) -> None:
     before = machine.up()
     first = register(before, "first")
     last = register(before, "last")
@@ -190,7 +190,7 @@ def test_a_registration_outlives_a_kill_straight_after_it(machine: Machine) -> N
 
 
 @pytest.mark.broker
-def test_what_lives_is_not_moved_and_not_set_otherwise(machine: Machine) -> None:
+def test_running_service_refuses_another_port_or_other_properties(machine: Machine) -> None:
     port = int(machine.up().bootstrap_servers.rpartition(":")[2])
 
     assert machine.up(kafka_port=port)
@@ -218,7 +218,7 @@ def test_down_ends_both_and_keeps_data_and_ports_but_not_properties(machine: Mac
 
 
 @pytest.mark.broker
-def test_wiping_takes_log_and_registry_and_nothing_else(machine: Machine) -> None:
+def test_wipe_removes_only_the_log_and_the_registry(machine: Machine) -> None:
     machine.up()
     (machine.state_dir / "of others").write_text("stays")
 
@@ -229,7 +229,7 @@ def test_wiping_takes_log_and_registry_and_nothing_else(machine: Machine) -> Non
 
 
 @pytest.mark.broker
-def test_a_broker_that_cannot_start_shows_why_and_takes_the_registry_along(
+def test_broker_that_cannot_start_shows_its_log_and_stops_the_registry(
     unborn: Machine,
 ) -> None:
     with pytest.raises(ServicesError, match=r"kafka ended(.|\n)*kafka\.log(.|\n)*no\.such\.Thing"):
@@ -240,7 +240,7 @@ def test_a_broker_that_cannot_start_shows_why_and_takes_the_registry_along(
 
 
 @pytest.mark.broker
-def test_a_log_that_was_removed_by_hand_is_missed_and_not_formatted_anew(unborn: Machine) -> None:
+def test_manually_removed_log_is_reported_and_not_formatted_again(unborn: Machine) -> None:
     kafka = unborn.state_dir / "services" / "kafka"
     kafka.mkdir(parents=True)
     (kafka / "formatted").touch()
@@ -250,7 +250,7 @@ def test_a_log_that_was_removed_by_hand_is_missed_and_not_formatted_anew(unborn:
     assert not (kafka / "data").exists()
 
 
-def test_a_stale_pid_file_names_nobody_and_its_stranger_is_left_alone(unborn: Machine) -> None:
+def test_stale_pid_file_names_no_process_and_kills_none(unborn: Machine) -> None:
     us = ServiceProcess(os.getpid(), "an-earlier-boot/17", port=1, side_port=2)
     for name in ("kafka", "registry"):
         home = unborn.state_dir / "services" / name

@@ -1,4 +1,4 @@
-"""The broker's settings, and what is said when its JVM will not start."""
+"""The broker's settings, and the error when its JVM does not start."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def java_that(says: str, folder: Path) -> Path:
     return java
 
 
-def test_the_broker_listens_on_loopback_only_at_the_given_ports() -> None:
+def test_broker_listens_only_on_loopback_at_the_given_ports() -> None:
     settings = properties(1111, 2222, {})
 
     assert settings["listeners"] == "PLAINTEXT://127.0.0.1:1111,CONTROLLER://127.0.0.1:2222"
@@ -27,14 +27,14 @@ def test_the_broker_listens_on_loopback_only_at_the_given_ports() -> None:
     assert settings["controller.quorum.bootstrap.servers"] == "127.0.0.1:2222"
 
 
-def test_a_killed_member_is_missed_within_ten_seconds_unless_asked_otherwise() -> None:
+def test_session_timeout_is_eight_seconds_unless_set_otherwise() -> None:
     name = "group.consumer.session.timeout.ms"
 
     assert properties(1, 2, {})[name] == "8000"
     assert properties(1, 2, {name: "6000"})[name] == "6000"
 
 
-def test_a_cluster_id_is_never_read_as_an_option() -> None:
+def test_cluster_id_never_begins_with_a_dash() -> None:
     ids = {cluster_id() for _ in range(2000)}  # one in 64 would begin with '-'
 
     assert len(ids) == 2000
@@ -42,7 +42,7 @@ def test_a_cluster_id_is_never_read_as_an_option() -> None:
 
 
 @pytest.mark.broker
-def test_a_jre_that_fails_shows_what_it_said_and_where(tmp_path: Path, cache_dir: Path) -> None:
+def test_failed_jre_shows_its_output_and_the_log_file(tmp_path: Path, cache_dir: Path) -> None:
     java = java_that("echo no room for the heap; exit 3", tmp_path)
     broker = KafkaBroker(tmp_path, 1, 2, cache_dir, answers_nothing, {}, java=java)
 
@@ -51,7 +51,7 @@ def test_a_jre_that_fails_shows_what_it_said_and_where(tmp_path: Path, cache_dir
 
 
 @pytest.mark.broker
-def test_a_jre_that_is_missing_is_named(tmp_path: Path, cache_dir: Path) -> None:
+def test_missing_jre_is_named(tmp_path: Path, cache_dir: Path) -> None:
     broker = KafkaBroker(
         tmp_path, 1, 2, cache_dir, answers_nothing, {}, java=tmp_path / "java-of-yore"
     )

@@ -1,4 +1,4 @@
-"""What `up` says while it takes long."""
+"""The progress messages of a slow `up`."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from compose.services.artifacts import LOCKS, missing, read_lock
 from compose.services.embedded import _progress
 
 
-def test_files_to_download_are_counted_then_the_services_are_named(tmp_path: Path) -> None:
+def test_downloads_are_counted_and_then_the_services_are_named(tmp_path: Path) -> None:
     told: list[str] = []
     artifacts = [each for lock in LOCKS.glob("*.lock") for each in read_lock(lock)]
 

@@ -1,4 +1,4 @@
-"""An archive whose disk is away waits in its process, and no record is to blame."""
+"""An archive without its disk waits in its process, and no record is buried for it."""
 
 from collections import Counter
 from pathlib import Path
@@ -21,7 +21,7 @@ STEPS = {
 
 
 class Away:
-    """Raises at the named step of the writers while it is away; counts what it raised."""
+    """Raises at the given step of the writers while the disk is away; counts its errors."""
 
     def __init__(self, patch: pytest.MonkeyPatch, step: str, error: Exception) -> None:
         self.times = 0
@@ -46,7 +46,7 @@ def archived(directory: Path) -> Counter[int]:
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("error", [OSError(28, "no space"), TimeoutError("nfs")])
-def test_an_archive_whose_disk_is_away_for_long_waits_and_then_writes_all_once(
+def test_archive_waits_for_its_disk_and_writes_every_record_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: Exception
 ) -> None:
     rig = Rig()
@@ -76,7 +76,7 @@ def test_an_archive_whose_disk_is_away_for_long_waits_and_then_writes_all_once(
     assert [path for path in tmp_path.rglob("*") if path.name.startswith(".")] == []
 
 
-def test_what_is_not_away_ends_the_worker() -> None:
+def test_other_errors_end_the_worker() -> None:
     def begin() -> Loop:
         raise ZeroDivisionError
 
@@ -84,7 +84,7 @@ def test_what_is_not_away_ends_the_worker() -> None:
         run_while_away(begin, lambda: False)
 
 
-def test_who_is_told_to_stop_while_it_is_away_stops() -> None:
+def test_stop_request_ends_the_wait_for_an_unavailable_service() -> None:
     asked: list[float] = []
 
     def begin() -> Loop:

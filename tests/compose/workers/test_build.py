@@ -21,7 +21,7 @@ def workshop(port: int) -> Workshop:
     return Workshop(cluster.log, cluster.codec, cluster.topics, settings)
 
 
-def test_a_worker_whose_port_is_taken_is_refused_in_one_line() -> None:
+def test_worker_with_a_taken_port_is_refused_in_one_line() -> None:
     with bind() as taken:
         port = taken.getsockname()[1]
 
@@ -31,7 +31,7 @@ def test_a_worker_whose_port_is_taken_is_refused_in_one_line() -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_a_port_that_is_set_is_held_and_served_from_the_start_to_the_end() -> None:
+def test_configured_port_is_served_from_start_to_close() -> None:
     with bind() as free:
         port = free.getsockname()[1]
     shop = workshop(port)
@@ -44,7 +44,7 @@ def test_a_port_that_is_set_is_held_and_served_from_the_start_to_the_end() -> No
         socket.create_connection(("127.0.0.1", port))
 
 
-def test_what_lives_in_a_room_of_a_crew_in_memory_ends_with_its_cluster() -> None:
+def test_event_loop_threads_of_a_memory_crew_end_with_the_cluster() -> None:
     cluster = MemoryCluster()
     cluster.hire(lambda call: "left")
     _, _, environments, rewards = cluster.log.crew

@@ -15,7 +15,7 @@ from schemas.errors import Refused
 
 
 class Mine(ScriptedEngine):
-    """Anybody's engine; it keeps what it was told."""
+    """A custom engine; it keeps its arguments."""
 
     def __init__(self, policy_id: str, directory: Path, **told: Any) -> None:
         super().__init__(policy_id, lambda call: "mine", version=-1)
@@ -35,7 +35,7 @@ def without_options(policy_id: str, directory: Path) -> ScriptedEngine:
     return Mine(policy_id, directory)
 
 
-def test_an_engine_of_ones_own_is_told_what_the_settings_say(
+def test_custom_engine_receives_the_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parent)
@@ -63,7 +63,7 @@ def test_an_engine_of_ones_own_is_told_what_the_settings_say(
         ("test_engines:other", "serves 'p-2'; it was asked for 'p'"),
     ],
 )
-def test_what_is_no_engine_is_refused_in_one_line(
+def test_invalid_engine_is_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch, name: str, said: str
 ) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parent)
@@ -86,7 +86,7 @@ def test_what_is_no_engine_is_refused_in_one_line(
         (ModelsSettings(engine="vllm", python="/bin/false"), "which /bin/false has not"),
     ],
 )
-def test_a_run_that_nobody_could_serve_is_refused_before_it_begins(
+def test_unservable_run_is_refused_before_it_begins(
     monkeypatch: pytest.MonkeyPatch, models: ModelsSettings, said: str
 ) -> None:
     monkeypatch.setattr(vllm_place, "find_spec", lambda name: None)
@@ -95,7 +95,7 @@ def test_a_run_that_nobody_could_serve_is_refused_before_it_begins(
         check_models(models)
 
 
-def test_where_a_python_is_named_it_is_that_one_which_needs_the_engine(tmp_path: Path) -> None:
+def test_named_python_is_the_one_that_must_have_the_engine(tmp_path: Path) -> None:
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm/__init__.py").touch()
     python = tmp_path / "python"
@@ -105,5 +105,5 @@ def test_where_a_python_is_named_it_is_that_one_which_needs_the_engine(tmp_path:
     check_models(ModelsSettings(engine="vllm", python=str(python)))
 
 
-def test_the_default_engine_is_the_transformers_one() -> None:
+def test_default_engine_is_the_transformers_one() -> None:
     assert load_engine(ModelsSettings().engine).__name__ == "TransformersEngine"

@@ -1,4 +1,4 @@
-"""A crew in one process, as `--log memory` has it: users' code that does not come back is ended."""
+"""A crew in one process, as with `--log memory`: user code that hangs is ended."""
 
 import signal
 import time
@@ -22,7 +22,7 @@ LIMIT_S = 0.2
 
 
 class Hangs:
-    """An environment that one word keeps for ever."""
+    """An environment in which one action never returns."""
 
     replayable = True
 
@@ -63,7 +63,7 @@ def signals() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("signals")
-def test_program_environment_and_scorer_that_hang_are_ended_by_name() -> None:
+def test_hanging_program_environment_and_scorer_are_ended_by_name() -> None:
     cluster = MemoryCluster()
     settings = Settings(
         prefix=PREFIX,

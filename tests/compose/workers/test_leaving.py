@@ -1,4 +1,4 @@
-"""A worker that leaves while agents' processes live in it: they go first, whatever else waits."""
+"""A worker that leaves with live agent processes: they end first, before any other wait."""
 
 import json
 import os
@@ -23,7 +23,7 @@ LIVE = 3
 
 
 class AwayBroker:
-    """A publisher whose broker does not answer; it looks who is left when it is waited for."""
+    """A publisher whose broker does not answer; its flush records whether agents are left."""
 
     def __init__(self, publisher: Publisher) -> None:
         self.publisher = publisher
@@ -47,7 +47,7 @@ def children_of_agents() -> list[int]:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[MemoryCluster]:
-    """Nobody serves the policy: whoever asks waits."""
+    """A cluster without a model server, so that every model call waits."""
     settings = Settings(prefix=PREFIX, state_dir=tmp_path / "state", cache_dir=tmp_path / "cache")
     cluster = MemoryCluster(settings=settings)
     shop = Workshop(cluster.log, cluster.codec, cluster.topics, settings, watched=False)
@@ -86,7 +86,7 @@ def asked(cluster: MemoryCluster) -> Loop:
 
 
 @pytest.mark.parametrize("patient", [False, True], ids=["at once", "drained"])
-def test_no_agent_is_left_while_its_worker_waits_for_a_broker_that_is_away(
+def test_agents_end_before_their_worker_waits_for_a_missing_broker(
     cluster: MemoryCluster, patient: bool
 ) -> None:
     worker = asked(cluster)

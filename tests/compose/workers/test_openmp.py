@@ -1,4 +1,4 @@
-"""How long threads of OpenMP spin: we say it, unless the environment has."""
+"""Spin time of OpenMP threads: set by us, unless the environment sets it."""
 
 import os
 
@@ -7,7 +7,7 @@ import pytest
 from compose.workers.openmp import share_cores
 
 
-def test_threads_that_wait_lend_their_core_unless_somebody_said_otherwise(
+def test_openmp_spin_count_is_set_unless_already_configured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")

@@ -1,4 +1,4 @@
-"""What the ranks of a trainer do while it stands by, and when it has come to its turn."""
+"""The ranks of a trainer while it stands by, and when it becomes active."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -46,7 +46,7 @@ class ThreadRanks:
         return self.exchanged(words)[0]
 
     def spread(self, model: torch.nn.Module) -> None:
-        """All of it stays."""
+        """Keep all of it."""
 
     def leave(self) -> None:
         self.runs.release()
@@ -61,7 +61,7 @@ def pair() -> tuple[ThreadRanks, ThreadRanks]:
 
 @contextmanager
 def leading(world: World, rank: ThreadRanks, *stopping: bool) -> Iterator[None]:
-    """Rank 0 is a trainer in a thread that is told to stop, at the latest when it has asked."""
+    """Run rank 0 as a trainer in a thread that is stopped at the latest after its first request."""
     asked = iter(stopping)
     with ThreadPoolExecutor(1) as pool:
         stop = partial(next, asked, True)
@@ -70,7 +70,7 @@ def leading(world: World, rank: ThreadRanks, *stopping: bool) -> Iterator[None]:
         led.result(WAIT_S)
 
 
-def test_ranks_that_stood_by_leave_without_a_look_at_what_the_trainer_at_work_saves(
+def test_standby_ranks_leave_without_comparing_the_weights(
     tmp_path: Path, pair: tuple[ThreadRanks, ThreadRanks]
 ) -> None:
     world = World(tmp_path, RECIPE)
@@ -83,11 +83,11 @@ def test_ranks_that_stood_by_leave_without_a_look_at_what_the_trainer_at_work_sa
 
     assert first.left.is_set()
     assert second.left.is_set()
-    # Not even what they would begin with is compared: it is the other trainer's, and moves on
+    # Not even the initial weights are compared: they are the other trainer's, and change
     assert [len(each.words) for each in pair] == [1, 1]
 
 
-def test_ranks_whose_turn_it_is_make_the_first_version_together_and_leave(
+def test_active_ranks_make_the_first_version_together_and_leave(
     tmp_path: Path, pair: tuple[ThreadRanks, ThreadRanks]
 ) -> None:
     world = World(tmp_path, RECIPE)

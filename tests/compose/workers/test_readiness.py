@@ -1,4 +1,4 @@
-"""A worker's start: waiting for who is away; a registry that was emptied while the log stays."""
+"""A worker's start: waiting for unavailable services; a registry emptied under an existing log."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.support.memory_cluster import MemoryCluster
 ENTRY = Event.decision("r", 2, "w", AttemptStarted("because"))
 
 
-def test_what_is_away_for_a_moment_is_waited_for() -> None:
+def test_start_waits_for_temporarily_unavailable_services() -> None:
     answers = [Unavailable("no broker"), Unavailable("no registry"), "a worker"]
 
     def build() -> str:
@@ -25,7 +25,7 @@ def test_what_is_away_for_a_moment_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("error", [Unavailable("no broker"), TopicsDiffer("no such topic")])
-def test_what_stays_away_or_will_never_come_ends_the_wait(error: Exception) -> None:
+def test_permanent_failure_ends_the_wait(error: Exception) -> None:
     def build() -> None:
         raise error
 
@@ -42,13 +42,13 @@ def write(world: MemoryCluster, value: bytes, partition: int = 0) -> None:
     world.log.append(world.topics.events, b"r", value, partition)
 
 
-def test_an_empty_log_and_one_that_can_be_read_are_fine(cluster: MemoryCluster) -> None:
+def test_empty_and_readable_logs_pass_the_check(cluster: MemoryCluster) -> None:
     check_readable(cluster)
     write(cluster, cluster.codec.encode(cluster.topics.events, ENTRY))
     check_readable(cluster)
 
 
-def test_a_journal_of_which_no_schema_is_known_is_named(cluster: MemoryCluster) -> None:
+def test_journal_with_an_unknown_schema_is_named(cluster: MemoryCluster) -> None:
     value = cluster.codec.encode(cluster.topics.events, ENTRY)
     write(cluster, PREFIX.pack(0, 9999) + value[PREFIX.size :])
 
@@ -56,8 +56,8 @@ def test_a_journal_of_which_no_schema_is_known_is_named(cluster: MemoryCluster) 
         check_readable(cluster)
 
 
-def test_an_id_dealt_anew_to_another_record_is_no_schema_of_ours(cluster: MemoryCluster) -> None:
-    """What must never happen is that a record is read with another schema."""
+def test_id_reassigned_to_another_record_is_refused(cluster: MemoryCluster) -> None:
+    """A record must never be read with another schema."""
     other = cluster.codec.encode(cluster.topics.control, Control("pause"))
     value = cluster.codec.encode(cluster.topics.events, ENTRY)
     write(cluster, other[: PREFIX.size] + value[PREFIX.size :])
@@ -66,6 +66,6 @@ def test_an_id_dealt_anew_to_another_record_is_no_schema_of_ours(cluster: Memory
         check_readable(cluster)
 
 
-def test_somebodys_bad_bytes_say_nothing_of_the_registry(cluster: MemoryCluster) -> None:
+def test_unreadable_bytes_do_not_fail_the_registry_check(cluster: MemoryCluster) -> None:
     write(cluster, b"rubbish", 0)
     check_readable(cluster)

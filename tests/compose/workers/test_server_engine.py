@@ -1,4 +1,4 @@
-"""A server that speaks the OpenAI API, named by settings: which are refused, in one line."""
+"""A server with the OpenAI API, named by settings: invalid ones are refused in one line."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ GIVEN = {"base_url": "http://127.0.0.1:1/v1", "model": "m"}
         ({"api": "completions"}, "sends token ids; name by --directory a folder"),
     ],
 )
-def test_settings_that_name_no_server_are_refused_in_one_line(
+def test_settings_without_a_valid_server_are_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], said: str
 ) -> None:
     monkeypatch.setenv("ODD_KEY", f"{KEY}\nX-Other: yes")
@@ -41,12 +41,12 @@ def test_settings_that_name_no_server_are_refused_in_one_line(
     assert KEY not in str(refused.value)
 
 
-def test_messages_need_no_tokenizer() -> None:
+def test_tokenizer_is_refused_for_the_chat_api() -> None:
     with pytest.raises(Refused, match="api is chat, which needs no tokenizer"):
         server_engine("p", Path("/policy"), ModelsSettings(openai=OpenAISettings(**GIVEN)))
 
 
-def test_a_recipe_that_trains_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+def test_training_recipe_is_refused_before_anything_is_started(tmp_path: Path) -> None:
     settings = Settings(state_dir=tmp_path, models=ModelsSettings(engine="openai"))
 
     with pytest.raises(Refused, match=r"recipe 'lake-any-start' announces weights.*models\.engine"):
@@ -55,5 +55,5 @@ def test_a_recipe_that_trains_is_refused_before_anything_is_started(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_recipe_that_a_script_answers_needs_no_engine() -> None:
+def test_recipe_with_scripted_answers_needs_no_engine() -> None:
     check_recipe("openai", load_recipe("repairs")[0])

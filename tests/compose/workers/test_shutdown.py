@@ -1,4 +1,4 @@
-"""When a worker leaves: a word with its name that came after it began."""
+"""A worker leaves on a drain record with its name that is newer than its start."""
 
 import signal
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def drained_of(cluster: MemoryCluster, clock: Clock) -> Drained:
     return Drained("agents-1", control, clock)
 
 
-def test_only_the_worker_that_is_named_leaves_and_looks_once_a_second(
+def test_only_the_named_worker_drains_and_checks_once_a_second(
     cluster: MemoryCluster,
 ) -> None:
     clock = Clock()
@@ -56,7 +56,7 @@ def test_only_the_worker_that_is_named_leaves_and_looks_once_a_second(
     assert drained(), "there is no way back"
 
 
-def test_a_worker_that_is_started_again_is_not_drained_by_the_old_word(
+def test_restarted_worker_ignores_an_earlier_drain_command(
     cluster: MemoryCluster,
 ) -> None:
     say(cluster, Control("drain", worker="agents-1"))
@@ -64,7 +64,7 @@ def test_a_worker_that_is_started_again_is_not_drained_by_the_old_word(
     assert not drained_of(cluster, Clock())()
 
 
-def test_what_is_no_word_is_passed_over(cluster: MemoryCluster) -> None:
+def test_unreadable_control_record_is_skipped(cluster: MemoryCluster) -> None:
     drained = drained_of(cluster, Clock())
     cluster.log.append("t.control", b"k", b"no magic")
     say(cluster, Control("drain", worker="agents-1"))
@@ -72,7 +72,7 @@ def test_what_is_no_word_is_passed_over(cluster: MemoryCluster) -> None:
     assert drained()
 
 
-def test_words_wait_in_order_for_a_registry_that_is_away(cluster: MemoryCluster) -> None:
+def test_control_records_wait_in_order_for_the_registry(cluster: MemoryCluster) -> None:
     # Given a registry that answers from the second question on
     say(cluster, Control("pause"))
     say(cluster, Control("resume"))
@@ -100,7 +100,7 @@ def test_words_wait_in_order_for_a_registry_that_is_away(cluster: MemoryCluster)
 
 @pytest.fixture
 def signals() -> Iterator[None]:
-    """Whoever makes a Stop listens to signals from then on."""
+    """Restore signal handlers, since every Stop installs its own."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in before.items():
@@ -108,7 +108,7 @@ def signals() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("signals")
-def test_a_worker_whose_broker_is_taken_down_leaves_without_patience_and_others_stay(
+def test_worker_leaves_at_once_when_its_own_broker_is_taken_down(
     tmp_path: Path,
 ) -> None:
     # Given two state directories with a broker on record, and workers of each
@@ -135,7 +135,7 @@ def test_a_worker_whose_broker_is_taken_down_leaves_without_patience_and_others_
 
 
 @pytest.mark.usefixtures("signals")
-def test_a_drained_worker_that_gets_a_signal_is_patient_no_more() -> None:
+def test_drained_worker_that_gets_a_signal_stops_waiting() -> None:
     stop = Stop(drained=lambda: True)
     assert stop()
     assert stop.patient()

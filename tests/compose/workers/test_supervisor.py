@@ -1,4 +1,4 @@
-"""Who is begun again when he dies, and who has died often enough."""
+"""Which workers are restarted after they die, and when the supervisor gives up."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ from schemas.errors import Unfit
 
 
 class Ended:
-    """A process that has ended as it was told to."""
+    """A process that has ended with a given code."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -51,7 +51,7 @@ def look(workers: Supervisor, times: int) -> None:
 
 
 @pytest.mark.parametrize(("code", "begun_in_all"), [(2, 1 + MAX_REFUSALS), (1, 1 + MAX_RESTARTS)])
-def test_who_refuses_what_he_is_given_is_begun_a_few_times_and_then_quoted(
+def test_worker_that_keeps_exiting_is_restarted_a_few_times_then_quoted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, begun_in_all: int
 ) -> None:
     workers, begun = supervised(monkeypatch, tmp_path, lambda number: code)
@@ -62,7 +62,7 @@ def test_who_refuses_what_he_is_given_is_begun_a_few_times_and_then_quoted(
     assert len(begun) == begun_in_all
 
 
-def test_refusals_count_in_a_row_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_only_consecutive_refusals_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     workers, begun = supervised(monkeypatch, tmp_path, lambda number: 1 if number == 2 else 2)
 
     look(workers, times=4)
@@ -81,7 +81,7 @@ class Time:
 
 @pytest.mark.parametrize("code", [1, 2, -9])
 @pytest.mark.parametrize("every_s", [WINDOW_S / MAX_RESTARTS * 1.01, 6 * 3600.0, HEALTHY_S])
-def test_deaths_that_lie_far_apart_never_end_a_run(
+def test_infrequent_deaths_never_end_a_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, every_s: float
 ) -> None:
     workers, begun = supervised(monkeypatch, tmp_path, lambda number: code)
@@ -97,7 +97,7 @@ def test_deaths_that_lie_far_apart_never_end_a_run(
 
 
 @pytest.mark.parametrize("before", [0, 60])
-def test_deaths_that_come_fast_end_it_however_long_all_went_well(
+def test_rapid_deaths_end_a_run_after_any_healthy_period(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, before: int
 ) -> None:
     workers, begun = supervised(monkeypatch, tmp_path, lambda number: 1)

@@ -1,4 +1,4 @@
-"""A scorer that waits and sets an alarm has no say, and the reason names it."""
+"""An async scorer that sets an alarm gives no score, and the reason names it."""
 
 import asyncio
 import signal
@@ -19,7 +19,7 @@ HERE = __name__
 
 
 def checks(answer: str = "right") -> float:
-    """As a checker of answers has it: what goes wrong in here is a wrong answer."""
+    """A typical answer checker: any error in it counts as a wrong answer."""
     try:
         was = signal.signal(signal.SIGALRM, lambda *_: None)
         signal.alarm(5)
@@ -93,7 +93,7 @@ def off_main(call: Callable[[], Any]) -> Any:
     "name", ["at_once", "in_a_thread", "in_an_executor", "by_a_timer", "raises_then"]
 )
 @pytest.mark.parametrize("where", [off_main, lambda call: call()])
-def test_who_waits_and_sets_an_alarm_is_refused_by_name(
+def test_async_scorer_that_sets_an_alarm_is_refused_by_name(
     name: str, where: Callable[[Callable[[], Any]], Any]
 ) -> None:
     reward = where(lambda: score(name)).reward
@@ -105,11 +105,13 @@ def test_who_waits_and_sets_an_alarm_is_refused_by_name(
 
 
 @pytest.mark.parametrize("where", [off_main, lambda call: call()])
-def test_who_sets_none_has_its_say(where: Callable[[Callable[[], Any]], Any]) -> None:
+def test_async_scorer_without_alarms_gives_its_score(
+    where: Callable[[Callable[[], Any]], Any],
+) -> None:
     assert where(lambda: score("needs_none")).reward.value == 1.0
 
 
-def test_a_plain_scorer_may_set_alarms_as_it_runs_on_the_main_thread() -> None:
+def test_plain_scorer_may_set_alarms_on_the_main_thread() -> None:
     score("needs_none")  # from here on alarms are watched
     of_the_tests = signal.getitimer(signal.ITIMER_REAL)
 
@@ -118,7 +120,7 @@ def test_a_plain_scorer_may_set_alarms_as_it_runs_on_the_main_thread() -> None:
     assert waiting([ScorerSpec(f"{HERE}:checks", 1.0)]) == ()
 
 
-def test_an_alarm_on_a_thread_of_nobody_is_said_once_with_its_place(
+def test_alarm_off_main_thread_is_logged_once_with_its_location(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     score("needs_none")

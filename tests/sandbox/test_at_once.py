@@ -1,4 +1,4 @@
-"""What is written as a coroutine and waits for nothing runs on the spot."""
+"""A coroutine that waits for nothing runs synchronously."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ async def double(number: int) -> int:
     return number * 2
 
 
-def test_its_result_and_its_error_come_out() -> None:
+def test_coroutine_result_and_error_are_passed_on() -> None:
     async def fails() -> None:
         raise KeyError(await double(2))
 
@@ -28,14 +28,14 @@ def test_its_result_and_its_error_come_out() -> None:
         at_once(fails())
 
 
-def test_whoever_waits_is_told_that_he_cannot() -> None:
+def test_coroutine_that_waits_fails_with_bad_config() -> None:
     with pytest.raises(WorkFailed, match="`async def` or none of them") as failed:
         at_once(double(-1))
 
     assert failed.value.code == "bad_config"
 
 
-def test_whoever_waits_whatever_he_is_told_is_let_go() -> None:
+def test_coroutine_that_ignores_the_failure_is_abandoned() -> None:
     async def clings() -> None:
         while True:
             try:
@@ -47,7 +47,7 @@ def test_whoever_waits_whatever_he_is_told_is_let_go() -> None:
         at_once(clings())
 
 
-def test_whoever_lets_go_in_his_own_way_is_heard() -> None:
+def test_coroutine_that_handles_the_failure_returns_its_result() -> None:
     async def mends() -> int:
         try:
             return await double(-1)
@@ -58,7 +58,7 @@ def test_whoever_lets_go_in_his_own_way_is_heard() -> None:
 
 
 class Half:
-    """Waits now and then, though its methods do not say so."""
+    """An environment that sometimes waits, although its methods are not `async def`."""
 
     replayable = True
     closed = 0
@@ -77,7 +77,7 @@ class Half:
         self.closed += 1
 
 
-def test_an_environment_that_waits_unasked_fails_its_step_and_is_closed() -> None:
+def test_environment_with_undeclared_wait_fails_its_step_and_is_closed() -> None:
     half = Half()
     sessions = Sessions(lambda name, config: half)
     at_once(sessions.handle(RESET))

@@ -1,4 +1,4 @@
-"""One contract for all environments that are shipped, and how they are found by name."""
+"""One contract for all shipped environments, and their lookup by name."""
 
 import asyncio
 import json
@@ -85,11 +85,11 @@ def shown(seen: list[Observation]) -> list[tuple[str, float, bool, bool, str]]:
     return [(s.text, s.reward, s.terminated, s.truncated, repr(s.info)) for s in seen]
 
 
-def test_the_same_seed_shows_the_same_first_observation(make: Callable[[], Environment]) -> None:
+def test_same_seed_gives_the_same_first_observation(make: Callable[[], Environment]) -> None:
     assert shown([make().open(7)]) == shown([make().open(7)])
 
 
-def test_seeds_differ_where_there_is_more_than_one_start(
+def test_seeds_give_different_starts_if_there_are_several(
     make: Callable[[], Environment], family: str
 ) -> None:
     starts = {make().open(seed).text for seed in range(8)}
@@ -97,20 +97,20 @@ def test_seeds_differ_where_there_is_more_than_one_start(
     assert (len(starts) == 1) == (family in ("cliff", "slippery lake", "shell"))
 
 
-def test_an_environment_may_be_closed_twice_opened_or_not(
+def test_environment_may_be_closed_twice_opened_or_not(
     make: Callable[[], Environment],
 ) -> None:
     opened, unopened = make(), make()
     opened.open(1)
 
-    # There is nothing to see of a second close but that it raises nothing.
+    # The only visible effect of a second close is that it raises nothing.
     for environment in (opened, unopened):
         environment.close()
         environment.close()
 
 
 @pytest.mark.parametrize("action", GARBAGE, ids=repr)
-def test_any_text_is_survived_as_an_action(make: Callable[[], Environment], action: str) -> None:
+def test_any_text_is_accepted_as_an_action(make: Callable[[], Environment], action: str) -> None:
     environment = make()
     environment.open(3)
 
@@ -121,7 +121,7 @@ def test_any_text_is_survived_as_an_action(make: Callable[[], Environment], acti
     assert isinstance(seen.reward, float)
 
 
-def test_a_replayable_environment_shows_the_same_again(
+def test_replayable_environment_repeats_its_observations(
     make: Callable[[], Environment], family: str
 ) -> None:
     word = FAMILIES[family][2]
@@ -144,7 +144,7 @@ def test_a_replayable_environment_shows_the_same_again(
         ("tests.support.counting_environment:", "not of the form"),
     ],
 )
-def test_a_name_behind_which_there_is_nothing_is_refused_with_a_hint(name: str, hint: str) -> None:
+def test_unknown_environment_name_is_refused_with_a_hint(name: str, hint: str) -> None:
     with pytest.raises(Refused, match=hint):
         check_environment(name)
     with pytest.raises(WorkFailed, match=hint) as failed:
@@ -153,7 +153,7 @@ def test_a_name_behind_which_there_is_nothing_is_refused_with_a_hint(name: str, 
     assert (failed.value.code, failed.value.retriable) == ("unknown_environment", False)
 
 
-def test_a_factory_that_is_missing_from_its_module_is_named_with_the_nearest() -> None:
+def test_missing_factory_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(WorkFailed, match="did you mean 'Counting'") as failed:
         make_plain("tests.support.counting_environment:Countin", "{}")
 
@@ -179,7 +179,7 @@ def test_a_factory_that_is_missing_from_its_module_is_named_with_the_nearest() -
         ("tests.support.counting_environment:nothing", "{}", "makes a NoneType"),
     ],
 )
-def test_a_config_that_does_not_fit_fails_for_good_and_says_why(
+def test_invalid_environment_config_fails_without_retry_and_says_why(
     name: str, config: str, found: str
 ) -> None:
     with pytest.raises(WorkFailed, match=found) as failed:
@@ -203,7 +203,7 @@ def lake() -> Environment:
     return make_plain(LAKE_ANY_START.environment, LAKE_ANY_START.config_json)
 
 
-def test_a_word_that_is_no_action_costs_a_turn_and_leaves_the_lake_alone() -> None:
+def test_invalid_action_costs_a_turn_and_leaves_the_lake_unchanged() -> None:
     environment = lake()
     start = environment.open(7).text
 
@@ -213,7 +213,7 @@ def test_a_word_that_is_no_action_costs_a_turn_and_leaves_the_lake_alone() -> No
     assert [(s.text, s.reward, s.truncated) for s in seen] == [(f"no {start}", -0.05, False)] * 2
 
 
-def test_turns_run_out_whether_they_were_words_or_not() -> None:
+def test_invalid_actions_count_toward_the_turn_limit() -> None:
     environment = lake()
     environment.open(7)
 
@@ -222,7 +222,7 @@ def test_turns_run_out_whether_they_were_words_or_not() -> None:
     assert ends == [False] * 7 + [True]
 
 
-def test_the_lake_is_crossed_from_each_of_its_eleven_starts() -> None:
+def test_lake_can_be_crossed_from_each_of_its_eleven_starts() -> None:
     way = {
         0: "D",
         1: "R",
@@ -262,7 +262,7 @@ def test_observations_can_be_words_or_formatted_numbers() -> None:
     assert pole.open(0).text == "<+0.0 -0.0 -0.0 -0.0>"
 
 
-def test_numbers_are_read_as_actions_only_when_the_space_holds_them() -> None:
+def test_numbers_are_actions_only_if_the_action_space_contains_them() -> None:
     environment = make_plain("gymnasium", '{"id": "Pendulum-v1"}')
     environment.open(0)
 
@@ -274,7 +274,7 @@ def test_numbers_are_read_as_actions_only_when_the_space_holds_them() -> None:
     assert read == [True, True, True, False, False, False, False, False]
 
 
-def test_a_right_answer_scores_one_and_ends_the_episode() -> None:
+def test_right_answer_scores_one_and_ends_the_episode() -> None:
     environment = make_plain("reasoning_gym", '{"dataset": "chain_sum"}')
     answer = partial(episode, environment, 5)
     expected = answer(["?"])[-1].info["expected"]
@@ -289,7 +289,7 @@ def test_a_right_answer_scores_one_and_ends_the_episode() -> None:
     assert answer(["no idea"])[-1].reward < 0.1
 
 
-def test_a_scorer_that_raises_gives_nothing_and_leaves_a_note() -> None:
+def test_dataset_scorer_that_raises_gives_zero_reward_and_a_note() -> None:
     environment = make_plain("reasoning_gym", '{"dataset": "prime_factorization"}')
 
     seen = episode(environment, 5, ["asdf"])[-1]
@@ -331,12 +331,12 @@ def test_data_sets_that_differ_between_processes_are_not_replayable() -> None:
         ("gymnasium", Kind()),
     ],
 )
-def test_whether_an_environment_waits_is_read_off_its_class(name: str, kind: Kind) -> None:
+def test_kind_of_environment_is_read_from_its_class(name: str, kind: Kind) -> None:
     assert kind_of(name) == kind
 
 
 @pytest.mark.parametrize("name", ["Patient", "patient"])
-def test_an_environment_that_waits_is_given_its_host(name: str) -> None:
+def test_async_environment_receives_its_host(name: str) -> None:
     made = make_environment(f"{WAITING}:{name}", '{"words": 2}', Nowhere())
 
     assert asyncio.run(made.open(1)).text == "nowherenowhere"  # type: ignore[arg-type]
@@ -351,7 +351,9 @@ def test_an_environment_that_waits_is_given_its_host(name: str) -> None:
         ("Patient", "{}", "given its host by an environments worker"),
     ],
 )
-def test_a_host_is_nobodys_to_name_but_the_workers(name: str, config: str, found: str) -> None:
+def test_config_cannot_set_the_host_of_an_async_environment(
+    name: str, config: str, found: str
+) -> None:
     host = None if config == "{}" else Nowhere()
 
     with pytest.raises(WorkFailed, match=found) as failed:
@@ -360,12 +362,12 @@ def test_a_host_is_nobodys_to_name_but_the_workers(name: str, config: str, found
     assert failed.value.code == "bad_config"
 
 
-def test_an_environment_that_does_not_wait_may_call_a_setting_host() -> None:
+def test_synchronous_environment_may_have_a_setting_named_host() -> None:
     made = make_plain(f"{WAITING}:Hosted", '{"host": "example"}')
 
     assert made.open(1).text == "example"
 
 
-def test_what_waits_and_did_not_say_so_is_refused_where_nothing_can_wait() -> None:
+def test_undeclared_async_environment_is_refused_in_synchronous_use() -> None:
     with pytest.raises(WorkFailed, match="annotate what the function returns"):
         make_plain(f"{WAITING}:untold", '{"words": 1}')

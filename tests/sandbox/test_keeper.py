@@ -1,4 +1,4 @@
-"""A keeper ends whatever was started through it, with the worker and however that ends."""
+"""A process supervisor ends all programs started through it, at any end of its worker."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ asyncio.run(work(os.environ["WORD"]))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_nothing_is_left_of_a_worker_that_was_killed(number: int) -> None:
+def test_killed_worker_leaves_no_processes_and_no_directory(number: int) -> None:
     word = f"{200_000 + os.getpid()}.{int(number)}"
     worker = subprocess.Popen(
         [sys.executable, "-c", WORKER],
@@ -58,7 +58,7 @@ def test_nothing_is_left_of_a_worker_that_was_killed(number: int) -> None:
 
 
 def spawn(argv: list[str], **options: object) -> int:
-    """The exit code of one program under a keeper of its own."""
+    """The exit code of one program under its own supervisor."""
 
     async def whole() -> int:
         keeper = Keeper.start()
@@ -80,11 +80,11 @@ def spawn(argv: list[str], **options: object) -> int:
 @pytest.mark.parametrize(
     ("script", "code"), [("exit 5", 5), ("kill -9 $$", -9), ('test "$(ls -A /proc/$$/fd)"', 0)]
 )
-def test_the_exit_code_of_a_program_is_told(script: str, code: int) -> None:
+def test_exit_code_of_a_program_is_reported(script: str, code: int) -> None:
     assert spawn(["/bin/sh", "-c", script]) == code
 
 
-def test_a_program_has_three_descriptors_a_session_of_its_own_and_no_signal_blocked() -> None:
+def test_program_starts_with_three_descriptors_its_own_session_and_default_signals() -> None:
     script = (
         'set -- /proc/$$/fd/*; test "${1##*/} ${2##*/} ${3##*/}" = "0 1 2" || exit 1; '
         "read -r _ _ _ _ group session _ </proc/$$/stat; test $session = $$ || exit 2; "
@@ -104,7 +104,7 @@ def test_a_program_has_three_descriptors_a_session_of_its_own_and_no_signal_bloc
         (["/bin/sh"], {"limits": {"RLIMIT_NOFILE": -7}}, "limit"),
     ],
 )
-def test_what_cannot_be_started_is_refused_with_the_reason(
+def test_program_that_cannot_start_is_refused_with_the_reason(
     argv: list[str], options: dict[str, object], wrong: str
 ) -> None:
     with pytest.raises(WorkFailed, match=wrong) as failed:
@@ -113,7 +113,7 @@ def test_what_cannot_be_started_is_refused_with_the_reason(
     assert (failed.value.code, failed.value.retriable) == ("not_started", False)
 
 
-def test_whoever_is_cancelled_while_a_program_starts_leaves_none() -> None:
+def test_cancelled_spawn_leaves_no_program_running() -> None:
     word = f"{300_000 + os.getpid()}"
 
     async def whole() -> None:
@@ -141,7 +141,7 @@ def test_whoever_is_cancelled_while_a_program_starts_leaves_none() -> None:
     asyncio.run(whole())
 
 
-def test_a_program_that_takes_long_to_start_holds_up_no_other(tmp_path: Path) -> None:
+def test_slow_program_start_does_not_block_other_starts(tmp_path: Path) -> None:
     async def whole() -> list[int]:
         keeper = Keeper.start()
 
@@ -150,19 +150,19 @@ def test_a_program_that_takes_long_to_start_holds_up_no_other(tmp_path: Path) ->
             options = {"env": {}, "cwd": "/", "standard": (0, 1, 2), "confinement": confinement}
             return asyncio.ensure_future(keeper.spawn(["/bin/sh", "-c", script], **options))  # type: ignore[arg-type]
 
-        # Given two programs that cannot be told to a group of theirs before somebody hears it
+        # Given two programs whose writes to their control groups block until a reader opens them
         for name in ("first", "second"):
             os.mkfifo(tmp_path / name)
         first, second = (sh("exit 3", str(tmp_path / each)) for each in ("first", "second"))
 
-        # When others are started, one of them in vain
+        # When other programs are started, one of which fails
         codes = [await (await sh("exit 4")).wait()]
         with pytest.raises(WorkFailed, match="No such file"):
             await sh("exit 5", str(tmp_path / "none"))
         assert not first.done()
         assert not second.done()
 
-        # Then those are over before, and the two go on when they can, or end where nobody waits
+        # Then those end first; of the two, one continues when it can, and the cancelled one ends
         second.cancel()
         with (tmp_path / "first").open("rb") as heard:
             codes.append(await (await first).wait())
@@ -173,7 +173,7 @@ def test_a_program_that_takes_long_to_start_holds_up_no_other(tmp_path: Path) ->
     assert asyncio.run(whole()) == [4, 3]
 
 
-def test_one_keeper_serves_all_that_borrow_it_and_ends_with_the_last() -> None:
+def test_shared_supervisor_ends_when_its_last_borrower_returns_it() -> None:
     async def whole() -> tuple[bool, bool]:
         first, second = Keeper.borrow(), Keeper.borrow()
         await first.give_back()
@@ -197,7 +197,7 @@ async def spare_of(keeper: Keeper) -> int:
 
 
 def descriptors(pid: int) -> list[str]:
-    """What it has open beside the three that the keeper begins with."""
+    """Open descriptors except the three that the supervisor starts with."""
     kinds = []
     for each in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed since the folder was read
@@ -210,7 +210,7 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
-def test_a_spare_that_waits_has_nothing_of_the_keeper_and_ends_with_it() -> None:
+def test_idle_spare_process_inherits_no_descriptors_and_ends_with_its_supervisor() -> None:
     async def whole() -> None:
         keeper = Keeper.start()
         spare = await spare_of(keeper)
@@ -224,12 +224,12 @@ def test_a_spare_that_waits_has_nothing_of_the_keeper_and_ends_with_it() -> None
     asyncio.run(whole())
 
 
-def test_a_spare_that_was_killed_costs_nobody_his_start() -> None:
+def test_program_starts_even_if_the_spare_process_was_killed() -> None:
     async def whole() -> int:
         keeper = Keeper.start()
         spare, itself = await spare_of(keeper), keeper_itself(keeper)
 
-        # Given a keeper that hears of a request before it sees that its spare is dead
+        # Given a supervisor that gets a request before it sees that its spare process is dead
         os.kill(itself, signal.SIGSTOP)
         os.kill(spare, signal.SIGKILL)
         await holds(lambda: state(spare) == "Z")
@@ -246,7 +246,7 @@ def test_a_spare_that_was_killed_costs_nobody_his_start() -> None:
     assert asyncio.run(whole()) == 7
 
 
-def test_a_spare_that_is_killed_while_nobody_wants_it_is_replaced() -> None:
+def test_killed_idle_spare_process_is_replaced() -> None:
     async def whole() -> None:
         keeper = Keeper.start()
         spare = await spare_of(keeper)

@@ -1,4 +1,4 @@
-"""An OpenEnv server in a process of its own, and what becomes of a session when that goes wrong."""
+"""Sessions with an OpenEnv server in its own process, and their errors."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ Lived = Callable[[AnyEnvironment], Awaitable[Any]]
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Served]]:
-    """Gives the one server of all tests, or another one where a test has killed it."""
+    """Gives the one server of all tests, or another one if a test has killed it."""
     words = tmp_path_factory.mktemp("openenv") / "server.log"
     with ExitStack() as stack:
         started: list[Served] = []
@@ -51,7 +51,7 @@ def made(url: str, **config: Any) -> AnyEnvironment:
 
 
 def lived(environment: AnyEnvironment, *actions: str, seed: int = 3) -> list[Observation]:
-    """What it shows from its opening on; it is closed, and closed again."""
+    """All observations of an episode; the environment is closed twice."""
 
     async def live() -> list[Observation]:
         try:
@@ -72,7 +72,7 @@ def failed(work: Callable[[], object], found: str) -> tuple[str, bool]:
     return raised.value.code, raised.value.retriable
 
 
-def test_a_text_becomes_an_action_by_template_and_the_observation_a_text(served: Served) -> None:
+def test_templates_convert_text_to_actions_and_observations_to_text(served: Served) -> None:
     environment = made(served.url, action=SAY, observation="{turn}: {echo}", reset={"lap": 2})
 
     opened, said, ended = lived(environment, 'a "word"', "end")
@@ -86,7 +86,7 @@ def test_a_text_becomes_an_action_by_template_and_the_observation_a_text(served:
     )
 
 
-def test_words_may_stand_for_actions_and_others_cost_a_penalty(served: Served) -> None:
+def test_configured_words_map_to_actions_and_other_words_cost_a_penalty(served: Served) -> None:
     words = {"go": {"message": "went", "times": 2}}
     environment = made(served.url, actions=words, observation="{echo}", invalid_penalty=-0.5)
 
@@ -97,16 +97,14 @@ def test_words_may_stand_for_actions_and_others_cost_a_penalty(served: Served) -
 
 
 @pytest.mark.parametrize("text", GARBAGE, ids=repr)
-def test_without_either_the_text_is_json_and_anything_is_survived(
-    served: Served, text: str
-) -> None:
+def test_without_template_or_words_text_is_read_as_json(served: Served, text: str) -> None:
     _, lost, said = lived(made(served.url), text, '{"message": "hi"}')
 
     assert (lost.text, lost.info) == ('no {"echo":"seed 3","turn":0}', {"invalid": True})
     assert said.text == '{"echo":"hi","turn":1}'
 
 
-def test_sessions_are_the_servers_own_and_side_by_side(served: Served) -> None:
+def test_server_holds_separate_concurrent_sessions(served: Served) -> None:
     async def live() -> list[str]:
         both = [made(served.url, action=SAY, observation="{turn} {echo}") for _ in range(3)]
         try:
@@ -120,13 +118,13 @@ def test_sessions_are_the_servers_own_and_side_by_side(served: Served) -> None:
     assert asyncio.run(live()) == ["1 w0", "1 w1", "1 w2"]
 
 
-def test_what_the_servers_environment_raises_fails_for_good(served: Served) -> None:
+def test_error_raised_by_server_environment_fails_without_retry(served: Served) -> None:
     environment = made(served.url, action=SAY)
 
     assert failed(lambda: lived(environment, "boom"), "boom") == ("raised", False)
 
 
-def test_a_server_that_is_full_may_be_asked_again(served: Served) -> None:
+def test_full_server_gives_a_retriable_error(served: Served) -> None:
     async def live() -> None:
         holders = [made(served.url) for _ in range(4)]
         try:
@@ -140,7 +138,7 @@ def test_a_server_that_is_full_may_be_asked_again(served: Served) -> None:
     assert failed(lambda: asyncio.run(live()), served.url) == ("environment_away", True)
 
 
-def test_a_step_can_be_cancelled_and_its_session_closed(served: Served) -> None:
+def test_hanging_step_can_be_cancelled_and_its_session_closed(served: Served) -> None:
     async def live() -> None:
         environment = made(served.url, action=SAY)
         await environment.open(1)  # type: ignore[misc]
@@ -155,13 +153,13 @@ def test_a_step_can_be_cancelled_and_its_session_closed(served: Served) -> None:
         asyncio.run(live())
 
 
-def test_whoever_else_lives_there_is_named_and_nobody_asks_again(served: Served) -> None:
+def test_url_without_openenv_server_fails_without_retry(served: Served) -> None:
     elsewhere = made(f"{served.url}/elsewhere")
 
     assert failed(lambda: lived(elsewhere), "no OpenEnv server") == ("bad_config", False)
 
 
-def test_a_server_that_is_away_may_come_back() -> None:
+def test_unreachable_server_gives_a_retriable_error() -> None:
     away = made(f"http://127.0.0.1:{free_port(())}")
 
     assert failed(lambda: lived(away), "no OpenEnv server at") == ("environment_away", True)
@@ -176,7 +174,7 @@ def test_a_server_that_is_away_may_come_back() -> None:
         ({}, "missing a required argument: 'url'"),
     ],
 )
-def test_a_config_that_does_not_fit_is_refused_before_anybody_is_asked(
+def test_invalid_config_is_refused_before_the_server_is_contacted(
     config: dict[str, Any], found: str
 ) -> None:
     given = json.dumps(config)
@@ -184,19 +182,19 @@ def test_a_config_that_does_not_fit_is_refused_before_anybody_is_asked(
     assert failed(lambda: make_environment("openenv", given), found) == ("bad_config", False)
 
 
-def test_a_template_that_cannot_be_filled_shows_what_there_is(served: Served) -> None:
+def test_unfillable_template_error_lists_the_available_fields(served: Served) -> None:
     environment = made(served.url, observation="{words}")
 
     assert failed(lambda: lived(environment), "words.*echo") == ("bad_config", False)
 
 
-def test_it_waits_and_whether_it_is_replayable_its_config_says() -> None:
+def test_openenv_is_async_and_replayable_only_if_its_config_says_so() -> None:
     assert kind_of("openenv") == Kind(waits=True)
     assert not is_replayable("openenv", '{"url": "http://a"}')
     assert is_replayable("openenv", '{"url": "http://a", "replayable": true}')
 
 
-def test_a_server_that_dies_in_the_middle_fails_the_step_so_that_it_can_be_tried_again(
+def test_server_death_during_a_step_gives_a_retriable_error(
     served: Served,
 ) -> None:
     environment = made(served.url, action=SAY)

@@ -1,4 +1,4 @@
-"""Scorers: several at once, garbage survived, every trajectory a record."""
+"""Scorers: several at once, tolerant of garbage, one record per trajectory."""
 
 import json
 import math
@@ -70,11 +70,11 @@ def mine(name: str, weight: float = 1.0) -> ScorerSpec:
 
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=20))
-def test_the_return_is_the_plain_sum(rewards: list[float]) -> None:
+def test_environment_return_is_the_sum_of_rewards(rewards: list[float]) -> None:
     assert environment_return(trajectory(*rewards)) == sum(rewards)
 
 
-def test_the_total_is_the_weighted_sum() -> None:
+def test_total_is_the_weighted_sum_of_scores() -> None:
     scored = judged(trajectory(0.5, 1.0), ScorerSpec("environment_return", 2.0), mine("three", -1))
 
     assert [(r.value, r.weight, r.reason) for r in scored.rewards] == [
@@ -99,7 +99,7 @@ def test_the_total_is_the_weighted_sum() -> None:
         ("misspelt", "has no 'misspelt'"),
     ],
 )
-def test_a_scorer_without_a_number_leaves_the_others_but_no_total(name: str, reason: str) -> None:
+def test_failed_scorer_removes_the_total_but_keeps_other_scores(name: str, reason: str) -> None:
     scored = judged(trajectory(1.0), mine("three"), mine(name))
 
     first, second = scored.rewards
@@ -111,14 +111,14 @@ def test_a_scorer_without_a_number_leaves_the_others_but_no_total(name: str, rea
     assert name in scored.reason
 
 
-def test_a_total_beyond_all_numbers_is_none() -> None:
+def test_infinite_total_becomes_none() -> None:
     scored = judged(trajectory(), mine("huge", 10.0))
 
     assert (scored.rewards[0].value, scored.total) == (1e308, None)
     assert "inf" in scored.reason
 
 
-def test_no_scorer_is_no_total() -> None:
+def test_without_scorers_there_is_no_total() -> None:
     assert judged(trajectory(1.0)).total is None
 
 
@@ -126,7 +126,7 @@ def test_no_scorer_is_no_total() -> None:
     ("status", "code", "reason"),
     [("timed_out", "", "timed_out"), ("failed", "tries", "failed/tries"), ("other", "", "other")],
 )
-def test_what_did_not_finish_yields_a_record_without_a_total(
+def test_unfinished_rollout_gives_a_record_without_a_total(
     status: str, code: str, reason: str
 ) -> None:
     ended = replace(trajectory(1.0, status=status), code=code)
@@ -148,7 +148,7 @@ def expected_of(task: Task) -> str:
     return str(environment.step("?").info["expected"])
 
 
-def test_an_answer_is_graded_anew_whatever_the_environment_said() -> None:
+def test_answer_is_regraded_independently_of_the_environment_reward() -> None:
     task = question("chain_sum", 5)
     environment = make_environment(task.environment, task.environment_config)
     environment.open(task.seed)
@@ -173,7 +173,7 @@ def test_an_answer_is_graded_anew_whatever_the_environment_said() -> None:
         ("nonsense", "", 0.0),
     ],
 )
-def test_a_verdict_is_right_where_it_says_what_the_entry_says(
+def test_verdict_scores_one_if_it_matches_the_dataset_grade(
     first: str, verdict: str, right: float
 ) -> None:
     task = question("syllogism", 5)
@@ -182,7 +182,7 @@ def test_a_verdict_is_right_where_it_says_what_the_entry_says(
     assert verdict_right(replace(trajectory(task=task), result=told)) == right
 
 
-def test_the_verdict_is_about_what_was_shown() -> None:
+def test_verdict_is_graded_on_the_shown_answer() -> None:
     task = question("syllogism", 5)
 
     def earned(first: str, shown: str) -> float:
@@ -194,7 +194,7 @@ def test_the_verdict_is_about_what_was_shown() -> None:
 
 
 @pytest.mark.parametrize("result", ["", "[]", "{}", '{"first": 3}', "not json"])
-def test_a_rollout_that_tells_no_verdict_has_none_to_judge(result: str) -> None:
+def test_rollout_without_a_verdict_has_no_total(result: str) -> None:
     task = question("syllogism", 5)
 
     scored = judged(replace(trajectory(task=task), result=result), ScorerSpec("verdict_right"))
@@ -204,14 +204,14 @@ def test_a_rollout_that_tells_no_verdict_has_none_to_judge(result: str) -> None:
 
 @pytest.mark.parametrize("dataset", ["chain_sum", "prime_factorization", "boxnet", "syllogism"])
 @pytest.mark.parametrize("said", ["", "asdf ☃", "{", "0", "9" * 5000, "1/0"])
-def test_a_garbage_answer_earns_at_most_a_little(dataset: str, said: str) -> None:
+def test_garbage_answer_earns_at_most_one_tenth(dataset: str, said: str) -> None:
     scored = judged(trajectory(task=question(dataset, 3), said=said), ScorerSpec("reasoning_gym"))
 
     assert scored.total is not None
     assert 0.0 <= scored.total <= 0.1
 
 
-def test_the_last_sequence_in_which_the_assistant_spoke_counts() -> None:
+def test_last_sequence_with_an_assistant_message_is_graded() -> None:
     task = question("syllogism", 3)
     ended = trajectory(task=task, said="overruled")
     spoken = replace(ended, sequences=(*(ended.sequences or ()), sequence(Message("user", "hm"))))
@@ -229,24 +229,24 @@ def test_the_last_sequence_in_which_the_assistant_spoke_counts() -> None:
         (trajectory(task=question("chain_sun", 1), said="1"), "did you mean 'chain_sum'"),
     ],
 )
-def test_what_cannot_be_graded_has_a_reason(odd: Trajectory, reason: str) -> None:
+def test_ungradable_trajectory_has_a_reason(odd: Trajectory, reason: str) -> None:
     scored = judged(odd, ScorerSpec("reasoning_gym"))
 
     assert scored.total is None
     assert reason in scored.reason
 
 
-def test_steps_that_lie_elsewhere_are_not_taken_for_none() -> None:
+def test_steps_stored_behind_a_claim_are_not_scored_as_empty() -> None:
     scored = judged(replace(trajectory(), steps=None), ScorerSpec("environment_return"))
 
     assert (scored.total, "claim" in scored.reason) == (None, True)
 
 
 @pytest.mark.parametrize("name", ["environment_return", "reasoning_gym", f"{HERE}:three"])
-def test_a_scorer_that_exists_is_let_in(name: str) -> None:
+def test_existing_scorer_names_are_accepted(name: str) -> None:
     check_scorer(name)
 
 
-def test_a_misspelt_scorer_is_refused_with_the_nearest_name() -> None:
+def test_misspelt_scorer_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(Refused, match="did you mean 'environment_return'"):
         check_scorer("enviroment_return")

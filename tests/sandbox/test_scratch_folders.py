@@ -1,4 +1,4 @@
-"""What a killed process leaves is removed by the next one, and its programs end with it."""
+"""Scratch folders of a killed process are removed by the next one, and its programs end."""
 
 import subprocess
 import sys
@@ -23,13 +23,13 @@ with scratch_folder("test") as folder:
 """
 
 
-def test_a_killed_holder_leaves_nothing_that_the_next_one_does_not_remove(
+def test_next_holder_removes_scratch_folders_of_a_killed_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
 
-    # Given two at work, each with a program that writes a temporary file
+    # Given two processes, each with a program that writes a temporary file
     held = [
         subprocess.Popen(
             [sys.executable, "-c", HOLDER, "x"], stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -67,7 +67,7 @@ def children(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_the_folder_of_somebody_else_is_not_used(
+def test_scratch_folder_of_another_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -1,4 +1,4 @@
-"""The laws of sessions: indices, kept answers, rebuilding, attempts, partitions, age."""
+"""Rules of sessions: indices, cached answers, rebuilding, attempts, partitions, age."""
 
 import json
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class Sessions(Waiting):
 
 
 class World:
-    """Sessions over counting environments, all of which are kept to look at."""
+    """Sessions over counting environments, which are kept for inspection."""
 
     def __init__(self, *, replayable: bool = True) -> None:
         self.made: list[Counting] = []
@@ -101,7 +101,7 @@ def test_steps_are_applied_in_order_and_counted() -> None:
     assert [answer.terminated for answer in answers] == [False, False, False, True]
 
 
-def test_the_last_step_asked_again_gets_the_kept_answer() -> None:
+def test_repeated_last_step_gets_the_cached_answer() -> None:
     world = World()
     answers = world.say("a", "b")
 
@@ -111,7 +111,7 @@ def test_the_last_step_asked_again_gets_the_kept_answer() -> None:
     assert world.made[0].said == ["a", "b"]
 
 
-def test_a_reset_that_comes_again_does_not_open_again() -> None:
+def test_repeated_reset_does_not_reopen_the_environment() -> None:
     world = World()
     answers = world.say("a")
 
@@ -122,7 +122,7 @@ def test_a_reset_that_comes_again_does_not_open_again() -> None:
     assert len(world.made) == 1
 
 
-def test_another_reset_begins_anew_and_closes_the_old_one() -> None:
+def test_new_reset_starts_a_session_and_closes_the_old_one() -> None:
     world = World()
     world.say("a")
 
@@ -133,7 +133,7 @@ def test_another_reset_begins_anew_and_closes_the_old_one() -> None:
 
 
 @pytest.mark.parametrize("wrong", [act(0, "a"), act(1, "other"), act(3, "b"), act(7, "b")])
-def test_any_other_index_drops_the_session(wrong: EnvironmentStep) -> None:
+def test_unexpected_step_index_drops_the_session(wrong: EnvironmentStep) -> None:
     world = World()
     world.say("a", "b")
 
@@ -142,7 +142,7 @@ def test_any_other_index_drops_the_session(wrong: EnvironmentStep) -> None:
 
 
 @given(st.lists(st.sampled_from(["a", "bb", "L", ""]), max_size=6), st.data())
-def test_losing_the_session_anywhere_changes_no_answer(
+def test_session_loss_at_any_step_changes_no_answer(
     actions: list[str], data: st.DataObject
 ) -> None:
     whole = World().say(*actions)
@@ -164,7 +164,7 @@ def test_losing_the_session_anywhere_changes_no_answer(
 @given(
     st.lists(st.tuples(st.sampled_from(["reset", "step", "close"]), st.integers(0, 3)), max_size=20)
 )
-def test_whatever_is_asked_no_more_is_open_than_is_held(asked: list[tuple[str, int]]) -> None:
+def test_open_environments_always_equal_held_sessions(asked: list[tuple[str, int]]) -> None:
     world = World()
 
     for position, (kind, index) in enumerate(asked):
@@ -174,7 +174,7 @@ def test_whatever_is_asked_no_more_is_open_than_is_held(asked: list[tuple[str, i
         assert world.open == len(world.sessions) <= 1
 
 
-def test_the_lake_is_rebuilt_with_its_invalid_turns() -> None:
+def test_rebuilt_lake_session_includes_its_invalid_turns() -> None:
     def lake(kind: str, index: int = 0, **more: object) -> EnvironmentStep:
         return command(
             kind,
@@ -200,7 +200,7 @@ def test_the_lake_is_rebuilt_with_its_invalid_turns() -> None:
     lost.close()
 
 
-def test_what_cannot_be_replayed_is_lost_for_good_with_or_without_history() -> None:
+def test_lost_session_of_a_non_replayable_environment_is_not_rebuilt() -> None:
     world = World(replayable=False)
     world.say("a")
     world.sessions.drop(0)
@@ -210,7 +210,7 @@ def test_what_cannot_be_replayed_is_lost_for_good_with_or_without_history() -> N
     assert world.open == 0
 
 
-def test_a_history_of_another_length_than_the_index_is_refused() -> None:
+def test_history_of_wrong_length_is_refused() -> None:
     world = World()
 
     step = act(2, "b", history=("a",))
@@ -220,7 +220,7 @@ def test_a_history_of_another_length_than_the_index_is_refused() -> None:
 
 
 @pytest.mark.parametrize("action", ["boom", "exit"])
-def test_an_environment_that_raises_fails_that_step_and_loses_its_session(action: str) -> None:
+def test_environment_error_fails_the_step_and_drops_the_session(action: str) -> None:
     world = World()
     world.say("a")
 
@@ -232,7 +232,7 @@ def test_an_environment_that_raises_fails_that_step_and_loses_its_session(action
     assert world.sessions.handle(act(1, "b", history=("a",))).text == "5:a,b"
 
 
-def test_after_the_end_there_are_no_more_steps_but_the_last_answer_is_kept() -> None:
+def test_finished_episode_refuses_steps_but_keeps_its_last_answer() -> None:
     world = World()
     answers = world.say("end")
 
@@ -244,7 +244,7 @@ def test_after_the_end_there_are_no_more_steps_but_the_last_answer_is_kept() -> 
     assert code_of(lambda: world.sessions.handle(late)) == ("episode_over", False)
 
 
-def test_close_forgets_and_may_come_again() -> None:
+def test_close_drops_the_session_and_may_be_repeated() -> None:
     world = World()
     world.say("a")
 
@@ -254,7 +254,7 @@ def test_close_forgets_and_may_come_again() -> None:
     assert (world.open, len(world.sessions), world.made[0].closed) == (0, 0, 1)
 
 
-def test_a_newer_attempt_closes_the_sessions_of_older_ones() -> None:
+def test_newer_attempt_closes_sessions_of_older_attempts() -> None:
     world = World()
     for session in ("main", "other"):
         world.sessions.handle(reset(session=session))
@@ -270,7 +270,7 @@ def test_a_newer_attempt_closes_the_sessions_of_older_ones() -> None:
     assert (len(world.sessions), world.open) == (0, 0)
 
 
-def test_sessions_leave_with_their_partition_and_only_they() -> None:
+def test_dropping_a_partition_closes_only_its_sessions() -> None:
     world = World()
     for partition in (0, 1):
         world.sessions.handle(reset(rollout_id=f"r{partition}"), partition=partition)
@@ -280,7 +280,7 @@ def test_sessions_leave_with_their_partition_and_only_they() -> None:
     assert (len(world.sessions), world.open) == (1, 1)
 
 
-def test_idle_sessions_are_closed_by_age() -> None:
+def test_idle_sessions_are_closed_after_their_lease() -> None:
     world = World()
     world.sessions.handle(reset(rollout_id="old"), now=100.0)
     world.sessions.handle(reset(), now=100.0)
@@ -290,7 +290,7 @@ def test_idle_sessions_are_closed_by_age() -> None:
     assert world.sessions.handle(act(1, "b"), now=170.0).text == "5:a,b"
 
 
-def test_a_session_that_is_rebuilt_after_its_end_belongs_to_its_partition() -> None:
+def test_session_rebuilt_after_its_end_is_assigned_to_its_partition() -> None:
     world = World()
 
     late = act(1, "a", history=("end",))
@@ -300,7 +300,7 @@ def test_a_session_that_is_rebuilt_after_its_end_belongs_to_its_partition() -> N
     assert world.sessions.drop(4) == 1
 
 
-def test_a_kind_that_nobody_knows_is_refused() -> None:
+def test_unknown_command_kind_is_refused() -> None:
     assert code_of(lambda: World().sessions.handle(command("unknown"))) == ("unknown_kind", False)
 
 
@@ -312,7 +312,7 @@ def test_a_kind_that_nobody_knows_is_refused() -> None:
         ("text alone", "must show an Observation, found str"),
     ],
 )
-def test_what_cannot_go_over_the_wire_is_the_environments_own_error(
+def test_unserialisable_observation_fails_the_step_and_drops_the_session(
     shown: object, found: str
 ) -> None:
     class Odd(Counting):
@@ -327,7 +327,7 @@ def test_what_cannot_go_over_the_wire_is_the_environments_own_error(
     assert len(sessions) == 0
 
 
-def test_infos_become_json_whatever_is_in_them() -> None:
+def test_step_info_of_any_type_is_converted_to_json() -> None:
     import numpy as np
 
     class Telling(Counting):
@@ -343,7 +343,7 @@ def test_infos_become_json_whatever_is_in_them() -> None:
     assert info == {"mask": [1, 0], "p": 0.5, "3": "Telling"}
 
 
-def test_an_environment_that_fails_to_open_or_close_leaves_nothing_behind() -> None:
+def test_environment_that_fails_to_open_or_close_leaves_no_session() -> None:
     class Stuck(Counting):
         def open(self, seed: int) -> Observation:
             raise KeyError(seed)
@@ -360,7 +360,7 @@ def test_an_environment_that_fails_to_open_or_close_leaves_nothing_behind() -> N
     assert (len(sessions), stuck.closed) == (0, 1)
 
 
-def test_a_service_that_is_away_is_not_the_steps_fault() -> None:
+def test_unavailable_service_error_is_raised_and_not_charged_to_the_step() -> None:
     class Away(Counting):
         def step(self, action: str) -> Observation:
             raise Unavailable(action)
@@ -373,7 +373,7 @@ def test_a_service_that_is_away_is_not_the_steps_fault() -> None:
     assert len(sessions) == 0
 
 
-def test_last_answers_are_kept_as_far_as_there_is_memory_for_them() -> None:
+def test_last_answers_are_cached_within_a_memory_limit() -> None:
     world = World()
     world.sessions = Sessions(world.make, AnswerCache(2600))
     answers = world.say("a" * 900, "b" * 900)
@@ -387,7 +387,7 @@ def test_last_answers_are_kept_as_far_as_there_is_memory_for_them() -> None:
     assert code_of(lambda: world.sessions.handle(late)) == ("history_needed", True)
 
 
-def test_a_short_last_answer_takes_none_of_that_memory_and_replaces_a_long_one() -> None:
+def test_short_last_answer_uses_no_cache_memory_and_replaces_a_long_one() -> None:
     class Echoing(Counting):
         def step(self, action: str) -> Observation:
             return Observation(action)
@@ -404,7 +404,7 @@ def test_a_short_last_answer_takes_none_of_that_memory_and_replaces_a_long_one()
         assert (cache.size_bytes > opened_bytes) == is_long
 
 
-def test_sessions_that_are_parted_go_on_where_they_stood_and_one_stays() -> None:
+def test_split_off_sessions_continue_and_the_chosen_session_stays() -> None:
     world = World()
     for name in ("stays", "goes"):
         world.sessions.handle(reset(rollout_id=name))

@@ -1,4 +1,4 @@
-"""Scores for single tokens: one finite number a token, or the scorer's fault with its reason."""
+"""Scores for single tokens: one finite number a token, or a scorer error with its reason."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -42,7 +42,7 @@ def judged(ended: Trajectory, *names: str) -> ScoredTrajectory:
     )
 
 
-def test_a_scorer_may_give_a_number_and_a_score_for_each_token() -> None:
+def test_scorer_may_give_one_number_and_scores_per_token() -> None:
     scored = judged(ended(3, 1), "of_places")
 
     name = f"{HERE}:of_places"
@@ -54,11 +54,11 @@ def test_a_scorer_may_give_a_number_and_a_score_for_each_token() -> None:
     )
 
 
-def test_what_did_not_finish_has_no_token_scores() -> None:
+def test_unfinished_rollout_has_no_token_scores() -> None:
     assert judged(replace(ended(3), status="failed"), "of_places").token_scores == ()
 
 
-def test_token_scores_of_a_scorer_that_waits_come_with_its_reward() -> None:
+def test_token_scores_of_an_async_scorer_come_with_its_reward() -> None:
     open_ = judged(ended(2), "of_places", "awaits")
     spec = ScorerSpec(f"{HERE}:awaits")
 
@@ -87,7 +87,7 @@ def test_token_scores_of_a_scorer_that_waits_come_with_its_reward() -> None:
         ([1.0], "indices must be integers"),
     ],
 )
-def test_wrong_token_scores_are_the_scorers_fault(tokens: Any, reason: str) -> None:
+def test_invalid_token_scores_fail_their_scorer_with_a_reason(tokens: Any, reason: str) -> None:
     wrong = PerToken(1.0, cast("Mapping[int, Iterable[float]]", tokens))
 
     opinion = given(ScorerSpec("mine"), ended(3, 1), wrong)
@@ -96,7 +96,7 @@ def test_wrong_token_scores_are_the_scorers_fault(tokens: Any, reason: str) -> N
     assert reason in opinion.reward.reason
 
 
-def test_a_number_that_is_none_takes_its_token_scores_along() -> None:
+def test_infinite_score_discards_its_token_scores() -> None:
     found = read_result(PerToken(math.inf, {0: [0.0] * 3}))
 
     assert given(ScorerSpec("mine"), ended(3), found) == Opinion(
@@ -104,7 +104,7 @@ def test_a_number_that_is_none_takes_its_token_scores_along() -> None:
     )
 
 
-def test_token_scores_are_float32_as_log_probabilities_are() -> None:
+def test_token_scores_are_float32_like_log_probabilities() -> None:
     [opinion] = given(ScorerSpec("mine"), ended(1), PerToken(0.0, {0: [-0.1]})).tokens
 
     assert logprobs_of(opinion.scores).tolist() == [np.float32(-0.1)]

@@ -1,4 +1,4 @@
-"""Where an agent lives, and what is refused before anything is started."""
+"""Choice of the box that an agent runs in, and configs that are refused before a start."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ from schemas.errors import Refused
         ({"box": "task"}, "shell", {}, "task"),
     ],
 )
-def test_an_agent_beside_a_box_that_isolates_has_one_of_its_own_unless_told_otherwise(
+def test_default_agent_box_depends_on_environment_and_config(
     config: Any, environment: str, shown: Any, expected: str
 ) -> None:
     check_agent_box(config, environment, shown)
@@ -49,18 +49,18 @@ def test_an_agent_beside_a_box_that_isolates_has_one_of_its_own_unless_told_othe
         ({"mounts": ["/a\0b"]}, "", {}, "directories of the worker's"),
     ],
 )
-def test_what_cannot_be_is_refused_at_the_door(
+def test_invalid_agent_box_config_is_refused(
     config: Any, environment: str, shown: Any, said: str
 ) -> None:
     with pytest.raises(Refused, match=said):
         check_agent_box(config, environment, shown)
 
 
-def test_the_word_that_ends_an_episode_is_the_shells() -> None:
+def test_agent_finish_word_equals_the_finish_word_of_the_shell() -> None:
     assert ShellConfig().finish_word == FINISH_WORD
 
 
-def test_an_agent_begins_where_the_files_of_its_task_are() -> None:
+def test_agent_starts_in_the_working_directory_of_its_task() -> None:
     box: Any = SimpleNamespace(workdir="", directory=b"/w", entrance=lambda: {"within": 1})
     assert AgentBox(box, "/tmp/agent").order()["begins_in"] == "/w"
 

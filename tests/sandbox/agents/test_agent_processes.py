@@ -1,4 +1,4 @@
-"""Agent processes, for real: forked, ended, killed with everything around them."""
+"""Real agent processes: they are forked, end, and are killed with their child processes."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ def rigged(tmp_path: Path, test: Callable[[Rig], Coroutine[Any, Any, None]]) -> 
 
 
 def a_mark() -> str:
-    """Nobody else's, whoever runs the same test beside us."""
+    """A mark that no concurrent run of the same test uses."""
     return f"family-{secrets.token_hex(8)}"
 
 
@@ -74,7 +74,7 @@ def gone_within_10_s(mark: str) -> None:
     assert holds_within(lambda: marked(mark) == [], 10), marked(mark)
 
 
-def test_a_function_is_given_its_task_and_what_it_returns_is_handed_in(tmp_path: Path) -> None:
+def test_agent_function_receives_its_task_and_its_return_value_is_submitted(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         ended = await rig.run("says", say="hello")
 
@@ -85,7 +85,7 @@ def test_a_function_is_given_its_task_and_what_it_returns_is_handed_in(tmp_path:
     rigged(tmp_path, test)
 
 
-def test_an_agent_finds_nothing_of_the_workers(tmp_path: Path) -> None:
+def test_agent_inherits_no_worker_environment_or_descriptors(tmp_path: Path) -> None:
     os.environ["ROLLCALL_SECRET"] = "of the worker"
 
     async def test(rig: Rig) -> None:
@@ -130,7 +130,7 @@ def test_an_agent_finds_nothing_of_the_workers(tmp_path: Path) -> None:
         (-signal.SIGSEGV, None, signal.SIGSEGV, ""),
     ],
 )
-def test_how_an_agent_ended_is_told(
+def test_agent_exit_code_signal_and_last_words_are_reported(
     tmp_path: Path, how: object, code: int | None, number: int | None, words: str
 ) -> None:
     async def test(rig: Rig) -> None:
@@ -142,7 +142,7 @@ def test_how_an_agent_ended_is_told(
     rigged(tmp_path, test)
 
 
-def test_of_much_that_is_printed_the_head_and_the_tail_are_kept(tmp_path: Path) -> None:
+def test_long_agent_output_is_kept_as_head_and_tail(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         ended = await rig.run("prints", mebibytes=64)
 
@@ -156,7 +156,7 @@ def test_of_much_that_is_printed_the_head_and_the_tail_are_kept(tmp_path: Path) 
     rigged(tmp_path, test)
 
 
-def test_a_killed_agent_is_told_of_once_and_its_directory_goes_when_it_is_closed(
+def test_closing_a_killed_agent_removes_its_directory(
     tmp_path: Path,
 ) -> None:
     async def test(rig: Rig) -> None:
@@ -176,9 +176,7 @@ def test_a_killed_agent_is_told_of_once_and_its_directory_goes_when_it_is_closed
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_what_an_agent_has_started_ends_with_it_wherever_it_hides(
-    tmp_path: Path, ends: bool
-) -> None:
+def test_child_processes_of_an_agent_end_with_it(tmp_path: Path, ends: bool) -> None:
     mark = a_mark()
 
     async def test(rig: Rig) -> None:
@@ -195,7 +193,7 @@ def test_what_an_agent_has_started_ends_with_it_wherever_it_hides(
     rigged(tmp_path, test)
 
 
-def test_whatever_kills_the_fork_server_its_agents_end_and_the_next_has_a_new_one(
+def test_agents_end_with_their_fork_server_and_the_next_gets_another(
     tmp_path: Path,
 ) -> None:
     mark = a_mark()
@@ -218,7 +216,7 @@ def test_whatever_kills_the_fork_server_its_agents_end_and_the_next_has_a_new_on
     rigged(tmp_path, test)
 
 
-def test_a_hundred_are_forked_side_by_side_and_closing_ends_them_all(tmp_path: Path) -> None:
+def test_close_ends_a_hundred_concurrently_forked_agents(tmp_path: Path) -> None:
     alive: list[AgentProcess] = []
 
     async def test(rig: Rig) -> None:
@@ -237,7 +235,7 @@ def test_a_hundred_are_forked_side_by_side_and_closing_ends_them_all(tmp_path: P
     assert [process.pid for process in alive if Path(f"/proc/{process.pid}").exists()] == []
 
 
-def test_whoever_ends_agents_while_all_are_ended_writes_to_nobody(
+def test_killing_agents_during_shutdown_logs_no_errors(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(rig: Rig) -> None:
@@ -279,7 +277,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_nobody_is_left_when_the_worker_is_killed(tmp_path: Path, number: int) -> None:
+def test_no_agent_process_is_left_when_the_worker_is_killed(tmp_path: Path, number: int) -> None:
     mark = a_mark()
     command = [sys.executable, "-c", WORKER, mark, f"{FUNCTIONS}:has_a_family"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -298,7 +296,7 @@ def test_nobody_is_left_when_the_worker_is_killed(tmp_path: Path, number: int) -
     gone_within_10_s(mark)
 
 
-def test_what_a_killed_worker_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_scratch_folder_of_a_killed_worker_is_removed_by_the_next_worker(tmp_path: Path) -> None:
     (tmp_path / "scratch" / "left" / "by a killed one").mkdir(parents=True)
 
     async def test(rig: Rig) -> None:
@@ -321,7 +319,7 @@ def test_what_a_killed_worker_has_left_is_removed_by_the_next(tmp_path: Path) ->
         ("def run(: pass", "SyntaxError"),
     ],
 )
-def test_an_agent_that_cannot_be_imported_is_missing(
+def test_agent_import_error_fails_with_agent_missing(
     tmp_path: Path, source: str, words: str
 ) -> None:
     (tmp_path / "agent.py").write_text(source)
@@ -350,14 +348,14 @@ def run(task, url, key):
 
 
 def edited(folder: Path, said: str, beside: str) -> None:
-    """As an editor leaves them: of the same length, within one second, other bytes."""
+    """Write files of the same length with other bytes within one second, as an editor does."""
     texts = {"agent.py": WAITS_OR_SAYS.format(said=said), "beside.py": f"SAID = {beside!r}"}
     for name, text in texts.items():
         (folder / name).write_text(text)
         os.utime(folder / name, (1_700_000_000, 1_700_000_000))
 
 
-def test_an_edited_file_is_read_anew_for_the_next_rollout_and_those_that_run_go_on(
+def test_edited_agent_file_is_reloaded_without_disturbing_running_agents(
     tmp_path: Path,
 ) -> None:
     config = {"agent": "python", "function": f"{tmp_path}/agent.py:run"}
@@ -372,13 +370,13 @@ def test_an_edited_file_is_read_anew_for_the_next_rollout_and_those_that_run_go_
             assert ended.code == 0, ended.last_words
             return ended.last_words.split()[-1]
 
-        # Given one that runs, and its server
+        # Given an agent that runs, and its fork server
         edited(tmp_path, "a", "x")
         first = await start(waits=True)
         await holds((first.directory / "begun").exists)
         server = parent_of(first.pid)
 
-        # Then each says what the files say when it is started
+        # Then each later agent uses the files as they are at its start
         assert await said() == "ax"
         edited(tmp_path, "b", "x")
         assert await said() == "bx"
@@ -393,7 +391,7 @@ def test_an_edited_file_is_read_anew_for_the_next_rollout_and_those_that_run_go_
         edited(tmp_path, "c", "mended")
         assert await said() == "cmended"
 
-        # And who runs is not disturbed; its server ends when it has
+        # And the running agent is not disturbed; its fork server ends after it
         assert parent_of(first.pid) == server
         await first.close()
         await holds(lambda: not Path(f"/proc/{server}").exists())
@@ -403,9 +401,7 @@ def test_an_edited_file_is_read_anew_for_the_next_rollout_and_those_that_run_go_
 
 
 @pytest.mark.parametrize("agent", ["mini-swe-agent", "openai-agents", "smolagents"])
-def test_an_agent_that_is_not_installed_is_missing_and_the_remedy_named(
-    tmp_path: Path, agent: str
-) -> None:
+def test_uninstalled_agent_fails_and_names_the_install_command(tmp_path: Path, agent: str) -> None:
     async def test(rig: Rig) -> None:
         with pytest.raises(WorkFailed, match=f"run `rollcall agents install {agent}`") as failed:
             await rig.processes.start(agent, {}, url=rig.endpoint.url, key=KEY)
@@ -425,7 +421,7 @@ def test_an_agent_that_is_not_installed_is_missing_and_the_remedy_named(
         ("python", {"function": "a.py:f", "python": "/no/such"}, "cannot be started with /no/such"),
     ],
 )
-def test_a_request_that_passed_by_the_door_fails_its_rollout_and_no_worker(
+def test_invalid_agent_config_fails_at_start_without_retry(
     tmp_path: Path, agent: str, config: dict[str, object], words: str
 ) -> None:
     async def test(rig: Rig) -> None:
@@ -437,7 +433,7 @@ def test_a_request_that_passed_by_the_door_fails_its_rollout_and_no_worker(
     rigged(tmp_path, test)
 
 
-def test_a_command_is_told_where_to_ask(tmp_path: Path) -> None:
+def test_command_agent_receives_its_task_and_endpoint_url(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         script = 'cat task.json; echo "$OPENAI_BASE_URL $EXTRA $(ls /proc/self/fd | wc -l)"; exit 4'
         rig.endpoint.task = {"prompt": "p", "config": {"argv": ["sh", "-c", script]}}
@@ -457,7 +453,7 @@ def test_a_command_is_told_where_to_ask(tmp_path: Path) -> None:
     rigged(tmp_path, test)
 
 
-def test_a_key_that_opens_nothing_ends_the_agent_with_the_refusals_words(tmp_path: Path) -> None:
+def test_agent_with_an_invalid_key_exits_with_the_401_message(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         config = {"agent": "python", "function": f"{FUNCTIONS}:says"}
         process = await rig.processes.start(
@@ -471,7 +467,7 @@ def test_a_key_that_opens_nothing_ends_the_agent_with_the_refusals_words(tmp_pat
     rigged(tmp_path, test)
 
 
-def test_a_start_that_is_given_up_leaves_no_process_and_no_directory(tmp_path: Path) -> None:
+def test_cancelled_agent_start_leaves_no_process_and_no_directory(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         await rig.run("says", say="so that there is a server")
         config = {"agent": "python", "function": f"{FUNCTIONS}:says"}

@@ -1,6 +1,6 @@
-"""Agents in boxes of namespaces: they reach their own line, and nothing else.
+"""Agents in boxes of namespaces reach their own line, and nothing else.
 
-Where bubblewrap is not installed they are left out, and say so.
+They are skipped with a message if bubblewrap is not installed.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ def boxed(function: str, box: str = "own", task: Task | None = None, **config: A
     return HostedRun(config=given, say=hears, task=task or Task(prompt="do it"))
 
 
-def test_an_agent_in_a_box_reaches_its_own_line_and_nothing_else(tmp_path: Path) -> None:
+def test_agent_in_a_box_reaches_its_own_line_and_nothing_else(tmp_path: Path) -> None:
     run = boxed("looks_around", host_file=str(tmp_path))
 
     async def beside_others() -> Trajectory:
@@ -102,7 +102,7 @@ def test_an_agent_in_a_box_reaches_its_own_line_and_nothing_else(tmp_path: Path)
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Trajectory]:
-    """What became of each that does what nobody should, one after the other."""
+    """The trajectory of each misbehaving agent, run one after the other."""
     mark = f"stays-{secrets.token_hex(8)}"
     runs = {
         "stays": boxed("stays", mark=mark),
@@ -118,7 +118,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Trajectory]:
     ("function", "result"),
     [("stays", "I stay"), ("floods", "calm again"), ("takes_the_port", "OSError")],
 )
-def test_whatever_an_agent_does_in_its_box_it_is_heard_and_its_box_is_gone(
+def test_disruptive_boxed_agents_still_return_their_results(
     ended: Mapping[str, Trajectory], function: str, result: str
 ) -> None:
     trajectory = ended[function]
@@ -127,7 +127,7 @@ def test_whatever_an_agent_does_in_its_box_it_is_heard_and_its_box_is_gone(
     assert trajectory.result == result
 
 
-def test_one_that_is_killed_lives_again_in_a_box_of_its_own(tmp_path: Path) -> None:
+def test_boxed_agent_resumes_in_another_box_after_box_death(tmp_path: Path) -> None:
     async def disturb(run: HostedRun) -> None:
         if run.answered == 2 and len(run.host.boxes.lent) == 1:
             await run.host.boxes.lent[0].close()
@@ -145,7 +145,7 @@ def test_one_that_is_killed_lives_again_in_a_box_of_its_own(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("box", "attempt"), [("own", 1), ("task", 2)])
-def test_one_whose_box_is_gone_before_it_has_entered_is_begun_in_another(
+def test_agent_starts_in_another_box_if_its_first_box_died(
     box: str, attempt: int, tmp_path: Path
 ) -> None:
     run = boxed("edits", box, Task("shell", json.dumps({"box": "bubblewrap"})))
@@ -171,7 +171,7 @@ def test_one_whose_box_is_gone_before_it_has_entered_is_begun_in_another(
     assert (trajectory.status, trajectory.attempt) == ("finished", attempt), trajectory.reason
 
 
-def test_nothing_of_a_boxed_agent_runs_on_when_its_worker_is_killed(tmp_path: Path) -> None:
+def test_no_boxed_agent_process_survives_its_killed_worker(tmp_path: Path) -> None:
     mark = f"boxed-{secrets.token_hex(8)}"
     program = [sys.executable, "-m", "tests.support.boxed_agent_worker"]
     worker = subprocess.Popen(
@@ -194,7 +194,7 @@ def test_nothing_of_a_boxed_agent_runs_on_when_its_worker_is_killed(tmp_path: Pa
     asyncio.run(BubblewrapDriver().remove(ident))
 
 
-def test_an_agent_with_tools_of_its_own_works_where_its_task_is(tmp_path: Path) -> None:
+def test_agent_with_its_own_tools_works_where_its_task_is(tmp_path: Path) -> None:
     # Given a task with a file, and an agent that edits it without any step of its environment
     shell = {"files": {"notes": "red\n"}, "check": "grep -q green notes", "box": "bubblewrap"}
     run = boxed("edits", "task", Task("shell", json.dumps(shell)))
@@ -224,9 +224,7 @@ subprocess.run(["sh", "-c", said], check=True)
 
 
 @pytest.mark.parametrize("driver", ["bubblewrap", "docker"])
-def test_a_program_of_an_image_is_an_agent_in_the_box_of_its_task(
-    driver: str, tmp_path: Path
-) -> None:
+def test_program_from_an_image_runs_as_agent_in_its_task_box(driver: str, tmp_path: Path) -> None:
     if driver == "docker" and not IMAGE:
         left_out("docker", "agents in containers; `.ci/docker` starts an engine")
     image = {"image": IMAGE} if driver == "docker" else {}
@@ -241,7 +239,7 @@ def test_a_program_of_an_image_is_an_agent_in_the_box_of_its_task(
     assert (trajectory.steps or ())[-1].reward == 1.0
 
 
-def test_one_that_is_killed_in_its_tasks_box_gets_another_attempt(tmp_path: Path) -> None:
+def test_agent_killed_in_its_task_box_gets_another_attempt(tmp_path: Path) -> None:
     async def disturb(run: HostedRun) -> None:
         if run.answered == 3 and len(run.host.started) == 1:
             run.host.started[0].kill()
@@ -254,7 +252,7 @@ def test_one_that_is_killed_in_its_tasks_box_gets_another_attempt(tmp_path: Path
     assert (trajectory.status, trajectory.attempt) == ("finished", 2), trajectory.reason
 
 
-def test_one_for_whom_no_memory_is_left_in_its_tasks_box_is_at_its_end(tmp_path: Path) -> None:
+def test_agent_that_exhausts_the_task_box_memory_ends_with_zero_reward(tmp_path: Path) -> None:
     if BubblewrapDriver().enforces()["memory"] != "control group":
         pytest.skip("left out for want of control groups: agents without memory")
     limits = {"memory_bytes": 64 << 20}
@@ -269,7 +267,7 @@ def test_one_for_whom_no_memory_is_left_in_its_tasks_box_is_at_its_end(tmp_path:
     assert (last.session, last.reward, last.terminated) == ("main", 0.0, True)
 
 
-def test_one_that_ends_its_episode_itself_ends_with_it(tmp_path: Path) -> None:
+def test_agent_that_ends_its_episode_finishes_its_rollout(tmp_path: Path) -> None:
     run = boxed("ends_it", "task", Task("shell", json.dumps({"box": "bubblewrap", "max_steps": 1})))
 
     [trajectory] = lived(tmp_path, run)
@@ -281,7 +279,7 @@ def test_one_that_ends_its_episode_itself_ends_with_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by", ["step", "end"])
 @pytest.mark.parametrize("how", ["child", "daemon", "chain"])
-def test_nothing_of_an_agent_runs_in_its_tasks_box_when_the_work_is_taken_and_judged(
+def test_agent_processes_end_before_the_patch_is_taken_and_checked(
     how: str, by: str, tmp_path: Path
 ) -> None:
     # Given an agent in the box of its task that leaves something running, or stays itself

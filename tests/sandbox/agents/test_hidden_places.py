@@ -1,4 +1,4 @@
-"""No box shows state, tasks with their solutions and tests, or checkouts: real boxes are walked."""
+"""No box shows state, tasks with solutions and tests, or checkouts: the tests search real boxes."""
 
 import asyncio
 import json
@@ -129,7 +129,7 @@ def project(request: pytest.FixtureRequest) -> Iterator[Project]:
 
 
 def lived(folder: Path, run: HostedRun) -> Trajectory:
-    """As in a worker: its boxes are lent by pools."""
+    """Run a rollout with boxes lent by pools, as in a worker."""
 
     async def live() -> Trajectory:
         def tell(instance: Instance) -> None:
@@ -164,7 +164,7 @@ def lived(folder: Path, run: HostedRun) -> Trajectory:
     ],
     indirect=["project"],
 )
-def test_a_walk_through_boxes_of_agents_and_tasks_finds_nothing_that_is_hidden(
+def test_hidden_files_are_invisible_in_agent_and_task_boxes(
     project: Project, box: str, mode: str, tmp_path: Path
 ) -> None:
     # Given a task whose commands and whose check walk through their box too
@@ -184,7 +184,7 @@ def test_a_walk_through_boxes_of_agents_and_tasks_finds_nothing_that_is_hidden(
     assert (steps[-1].terminated, steps[-1].reward) == (True, 1.0), steps[-1].info
 
 
-def test_code_under_test_walks_through_the_judges_box_and_finds_nothing(project: Project) -> None:
+def test_code_under_test_finds_no_hidden_files_in_the_grading_box(project: Project) -> None:
     body = f'{WALK}\ndef add(a, b):\n    return a + b + len(found("{project.word[::-1]}"))\n'
     lines = [f"+{line}" for line in body.splitlines()]
     patch = "\n".join(
@@ -202,9 +202,7 @@ def test_code_under_test_walks_through_the_judges_box_and_finds_nothing(project:
 @pytest.mark.parametrize(
     "named", [".", ".rollcall", ".rollcall/objects", "tasks", "tasks/sums/solution", "package"]
 )
-def test_a_directory_that_is_named_is_refused_where_it_holds_what_is_hidden(
-    project: Project, named: str
-) -> None:
+def test_mount_that_contains_hidden_files_is_refused(project: Project, named: str) -> None:
     config = {"mounts": [str((project.place / named).resolve())]}
 
     with pytest.raises(WorkFailed, match="no box may see") as failed:
@@ -213,7 +211,7 @@ def test_a_directory_that_is_named_is_refused_where_it_holds_what_is_hidden(
     assert (failed.value.code, failed.value.retriable) == ("bad_config", False)
 
 
-def test_a_directory_that_is_named_is_seen_beside_the_modules_of_a_folder(
+def test_mounted_directory_is_visible_beside_the_modules_of_a_folder(
     project: Project, tmp_path: Path
 ) -> None:
     data = project.place / "data"
@@ -225,7 +223,7 @@ def test_a_directory_that_is_named_is_seen_beside_the_modules_of_a_folder(
     assert json.loads(trajectory.result) == [f"{project.word}.py"]
 
 
-def test_what_is_copied_into_a_box_may_be_a_checkout_and_no_state_or_task(project: Project) -> None:
+def test_copied_directory_may_be_a_checkout_but_not_contain_state(project: Project) -> None:
     check_given(str(project.place / "data"), checkout=True)
     (project.place / "data" / ".git").mkdir()
     check_given(str(project.place / "data"), checkout=True)
@@ -234,7 +232,7 @@ def test_what_is_copied_into_a_box_may_be_a_checkout_and_no_state_or_task(projec
 
 
 @pytest.mark.parametrize("seen", ["above", "state", "state/leases", "state/other"])
-def test_state_of_any_name_is_mounted_in_no_box(seen: str, tmp_path: Path) -> None:
+def test_state_directory_of_any_name_is_never_mounted_in_a_box(seen: str, tmp_path: Path) -> None:
     (tmp_path / "above" / "state" / "other").mkdir(parents=True)
 
     async def lend(place: Path) -> Box:

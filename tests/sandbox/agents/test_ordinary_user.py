@@ -1,6 +1,6 @@
-"""Agents in boxes that a worker has who is not root: run again as such a user, where root tests.
+"""Agents in boxes of a worker without root: root runs these tests again as an ordinary user.
 
-Who is no root runs `test_agents_in_boxes` as it is.
+An ordinary user runs `test_agents_in_boxes` directly.
 """
 
 import os
@@ -23,14 +23,14 @@ SHOWN = "reaches_its_own_line or works_where_its_task_is"
 
 
 def walkable(path: str) -> bool:
-    """Whether everybody can get there."""
+    """Whether all users can reach a path."""
     place = Path(path).resolve()
     return all(each.stat().st_mode & 0o001 for each in (place, *place.parents) if each.is_dir())
 
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """His, and walked to by him: a test's own directory is root's alone."""
+    """A directory of the ordinary user; pytest's own directory belongs to root alone."""
     directory = Path(tempfile.mkdtemp(prefix="ordinary-"))
     os.chown(directory, ORDINARY_USER, ORDINARY_USER)
     yield directory
@@ -54,7 +54,7 @@ def as_ordinary_user(home: Path, *argv: str) -> "subprocess.CompletedProcess[str
     )
 
 
-def test_agents_live_in_boxes_of_an_ordinary_users_worker(home: Path) -> None:
+def test_agents_run_in_boxes_of_a_worker_without_root(home: Path) -> None:
     if os.getuid() != 0:
         pytest.skip(f"left out, as this is one: {WHAT}; `test_agents_in_boxes` shows them")
     if not has("bwrap"):

@@ -1,4 +1,4 @@
-"""Agents by name: who is known, what they must be given, and what the page says of them."""
+"""Agents by name: known names, required config, and agreement with the documentation page."""
 
 import json
 import re
@@ -28,16 +28,14 @@ PAGE = "sandbox/agents/README.md"
         ({"agent": "openai-agents", "python": "python3"}, "has its own"),
     ],
 )
-def test_an_agent_that_cannot_be_is_refused_in_a_line(
-    config: dict[str, object], words: str
-) -> None:
+def test_invalid_agent_config_is_refused_in_one_line(config: dict[str, object], words: str) -> None:
     with pytest.raises(Refused, match=re.escape(words)) as error:
         check_agent(config)
 
     assert "\n" not in str(error.value)
 
 
-def test_every_agent_has_an_adapter_that_is_short_and_stands_in_the_table() -> None:
+def test_every_shipped_agent_has_a_short_adapter_and_a_table_row() -> None:
     rows = re.findall(r"^\| `([\w-]+)` \|", PAGES[PAGE], re.MULTILINE)
 
     assert rows == list(SHIPPED)
@@ -48,7 +46,7 @@ def test_every_agent_has_an_adapter_that_is_short_and_stands_in_the_table() -> N
     ] == []
 
 
-def test_the_request_of_the_page_is_one() -> None:
+def test_request_on_the_documentation_page_is_valid() -> None:
     (text,) = blocks("json", PAGE)
 
     request = json.loads(text)
@@ -56,7 +54,7 @@ def test_the_request_of_the_page_is_one() -> None:
     check_agent(request["agent_config"])
 
 
-def test_the_function_of_the_page_plays(tmp_path: Path) -> None:
+def test_function_on_the_documentation_page_completes_a_rollout(tmp_path: Path) -> None:
     (source,) = blocks("python", PAGE)
     file = tmp_path / "my_agent.py"
     file.write_text(source)

@@ -1,6 +1,6 @@
-"""All boxes of a host together are bound by its size, each within its own bounds.
+"""All boxes of a host together stay within its size, and each within its own limits.
 
-The host of these tests is a control group of some size: what is bound below it is as real.
+The host of these tests is a control group of some size; limits below it are enforced for real.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ def host(tmp_path: Path) -> Iterator[Path]:
         place.rmdir()
 
 
-def test_boxes_that_each_keep_to_their_bounds_take_no_more_than_the_host_gives(host: Path) -> None:
+def test_boxes_together_stay_within_the_limits_of_the_host(host: Path) -> None:
     limits = BoxLimits(memory_bytes=HOST_BYTES, processes=HOST_PROCESSES)
 
     async def whole() -> None:
@@ -78,7 +78,7 @@ def test_boxes_that_each_keep_to_their_bounds_take_no_more_than_the_host_gives(h
             ends = [asyncio.create_task(taker.wait()) for taker in takers]
             await asyncio.wait(ends, timeout=30, return_when=asyncio.FIRST_COMPLETED)
             assert -signal.SIGKILL in [end.result() for end in ends if end.done()]
-            assert [(await box.usage()).oom_kills for box in boxes] == [0, 0]  # not their own doing
+            assert [(await box.usage()).oom_kills for box in boxes] == [0, 0]  # not by own limits
         finally:
             for box in boxes:
                 await box.close()
@@ -91,7 +91,7 @@ def test_boxes_that_each_keep_to_their_bounds_take_no_more_than_the_host_gives(h
 
 
 @given(memory=st.integers(1 << 20, 1 << 58), pids=st.integers(2, 1 << 22), unified=st.booleans())
-def test_a_host_keeps_a_part_of_what_it_has_and_lower_bounds_stay(
+def test_host_reserves_part_of_its_resources_and_lower_limits_stay(
     memory: int, pids: int, unified: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = tmp_path_factory.mktemp("root")
@@ -124,7 +124,7 @@ def test_a_host_keeps_a_part_of_what_it_has_and_lower_bounds_stay(
     assert Cgroups(root).together().processes == 1
 
 
-def test_folders_without_a_holder_are_removed_when_no_box_can_be_there(
+def test_orphaned_control_groups_are_removed_after_the_lease_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = tmp_path / OURS

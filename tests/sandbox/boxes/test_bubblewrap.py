@@ -1,4 +1,4 @@
-"""Boxes of namespaces: how they are bound, what is refused, and that they end with their worker."""
+"""Boxes of namespaces: their limits, refused specs, and their end with their worker."""
 
 import asyncio
 import os
@@ -102,8 +102,8 @@ def held_by(ident: str) -> list[int]:
     return found
 
 
-def test_writable_places_mounts_and_variables_are_there(tmp_path: Path) -> None:
-    source = Path(shutil.which("bwrap") or "").parent  # all can walk there
+def test_box_has_its_writable_paths_mounts_and_variables(tmp_path: Path) -> None:
+    source = Path(shutil.which("bwrap") or "").parent  # all users can reach it
 
     async def episode(box: BubblewrapBox) -> None:
         ran = await box.run(["sh", "-c", "echo $A >/testbed/x; cat x; ls /lent/bwrap; pwd"],
@@ -114,8 +114,8 @@ def test_writable_places_mounts_and_variables_are_there(tmp_path: Path) -> None:
     in_a_box(episode, writable=("/testbed",), mounts={"/lent": str(source)}, env={"A": "1"})
 
 
-def test_a_mount_shows_what_is_mounted_below_it_on_the_host() -> None:
-    """An overlay would not: such a directory is bound."""
+def test_mount_includes_nested_mounts_of_the_host() -> None:
+    """The directory is bind-mounted, since an overlay would not show nested mounts."""
 
     async def episode(box: BubblewrapBox) -> None:
         assert (await box.run(["ls", "/lent/pts"])).output == "ptmx\n"
@@ -123,7 +123,7 @@ def test_a_mount_shows_what_is_mounted_below_it_on_the_host() -> None:
     in_a_box(episode, mounts={"/lent": "/dev"})
 
 
-def test_a_shell_goes_on_in_it_and_out_of_memory_is_told() -> None:
+def test_shell_keeps_its_state_and_out_of_memory_is_reported() -> None:
     async def episode(box: BubblewrapBox) -> None:
         shell = Shell(box)
         assert (await shell.run("cd /tmp; x=1", timeout_s=30)).exit_code == 0
@@ -140,7 +140,7 @@ def test_a_shell_goes_on_in_it_and_out_of_memory_is_told() -> None:
     in_a_box(episode)
 
 
-def test_a_box_whose_first_process_is_gone_says_so_and_is_closed_all_the_same() -> None:
+def test_box_without_its_first_process_reports_box_died() -> None:
     async def episode(box: BubblewrapBox) -> None:
         program = await box.start("/bin/sh", "-c", "sleep 9999")
         for pid in held_by(box.ident):
@@ -163,7 +163,7 @@ def test_a_box_whose_first_process_is_gone_says_so_and_is_closed_all_the_same() 
         (Spec(mounts={"/x": "/nowhere/at/all"}), "box_unavailable", "/nowhere/at/all"),
     ],
 )
-def test_what_cannot_be_is_refused(spec: Spec, code: str, said: str) -> None:
+def test_unsupported_box_spec_is_refused(spec: Spec, code: str, said: str) -> None:
     async def whole() -> None:
         driver = BubblewrapDriver()
         with pytest.raises(WorkFailed, match=said) as refused:
@@ -174,7 +174,7 @@ def test_what_cannot_be_is_refused(spec: Spec, code: str, said: str) -> None:
     asyncio.run(whole())
 
 
-def test_a_name_that_is_taken_is_refused_where_folders_tell() -> None:
+def test_box_name_in_use_is_refused_with_control_groups() -> None:
     async def episode(box: BubblewrapBox) -> None:
         if Cgroups():
             with pytest.raises(WorkFailed, match="already"):
@@ -193,9 +193,7 @@ def test_a_name_that_is_taken_is_refused_where_folders_tell() -> None:
         ("setting up uid map: Permission denied", "apparmor_restrict_unprivileged_userns"),
     ],
 )
-def test_where_no_box_can_be_made_the_remedy_is_told(
-    said: str, remedy: str, tmp_path: Path
-) -> None:
+def test_bubblewrap_failure_names_the_remedy(said: str, remedy: str, tmp_path: Path) -> None:
     program = tmp_path / "bwrap"
     program.write_text(f'#!/bin/sh\necho "bwrap: {said}" >&2; exit 1\n')
     program.chmod(0o755)
@@ -207,13 +205,13 @@ def test_where_no_box_can_be_made_the_remedy_is_told(
     assert "\n" not in why
 
 
-def test_without_bubblewrap_the_remedy_is_told() -> None:
+def test_missing_bubblewrap_names_the_install_command() -> None:
     missing = BubblewrapDriver()
     missing._program = ""
     assert "apt-get install bubblewrap" in asyncio.run(missing.unavailable())
 
 
-def test_a_pid_that_is_another_process_by_now_is_not_entered() -> None:
+def test_reused_pid_of_a_dead_box_is_not_entered() -> None:
     async def episode(box: BubblewrapBox) -> None:
         box._confinement = replace(box._confinement, within=os.getpid())
         with pytest.raises(WorkFailed, match="gone") as died:
@@ -223,14 +221,14 @@ def test_a_pid_that_is_another_process_by_now_is_not_entered() -> None:
     in_a_box(episode)
 
 
-def test_limits_that_no_control_group_holds_are_said_to_be_of_each_process() -> None:
+def test_limits_without_control_groups_are_reported_as_rlimits() -> None:
     driver = BubblewrapDriver(cgroups=Cgroups(Path("/nowhere")))
 
     assert driver.enforces()["memory"].startswith("rlimits")
     assert any("control groups" in line for line in driver.lacks())
 
 
-def test_nothing_of_its_boxes_runs_on_when_a_worker_is_killed() -> None:
+def test_box_processes_end_with_their_killed_worker() -> None:
     worker = subprocess.Popen(
         [sys.executable, "-c", WORKER], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
@@ -254,7 +252,7 @@ def test_nothing_of_its_boxes_runs_on_when_a_worker_is_killed() -> None:
     assert asyncio.run(reaped()).isdisjoint(idents)
 
 
-def test_each_box_of_root_has_a_user_of_its_own() -> None:
+def test_each_box_of_root_has_its_own_user() -> None:
     driver = BubblewrapDriver()
     users = {driver.user_of(f"box{number:08d}") for number in range(100)}
 
@@ -262,7 +260,7 @@ def test_each_box_of_root_has_a_user_of_its_own() -> None:
     assert all(user >= FIRST_USER for user in users - {0})
 
 
-def test_control_groups_of_version_2_are_written_as_the_kernel_reads_them(tmp_path: Path) -> None:
+def test_cgroup_v2_files_are_written_in_kernel_format(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "rollcall"):
         folder.mkdir(exist_ok=True)
         (folder / "cgroup.controllers").write_text("cpuset cpu memory pids\n")
@@ -284,8 +282,8 @@ def test_control_groups_of_version_2_are_written_as_the_kernel_reads_them(tmp_pa
     assert groups.found() == {"somebody"}
 
 
-def test_a_group_of_version_1_takes_whoever_joins_as_a_thread_alone(tmp_path: Path) -> None:
-    """Whoever joins as a process waits for all cores of the machine."""
+def test_processes_join_cgroup_v1_groups_as_threads(tmp_path: Path) -> None:
+    """A join as a process waits for all cores of the machine."""
     (tmp_path / "cgroup.procs").touch()
 
     alone = program_groups.entry(str(tmp_path))
@@ -295,8 +293,8 @@ def test_a_group_of_version_1_takes_whoever_joins_as_a_thread_alone(tmp_path: Pa
     assert Path(program_groups.entry(str(tmp_path))).name == "tasks"
 
 
-def test_wherever_the_room_for_open_files_ends_none_is_lost() -> None:
-    """Also where a pipe or a file is there already, and the next one is not."""
+def test_no_descriptor_leaks_when_the_open_file_limit_is_reached() -> None:
+    """Also if a first pipe or file is open already and the next one fails."""
     done = subprocess.run(
         [sys.executable, "-c", CRAMPED], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""What an engine is asked for where a box may write its image, whether it has quotas or not."""
+"""Requests to an engine for a box with a writable image, with and without disk quotas."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +14,11 @@ REFUSALS = (
     "--storage-opt is supported only for overlay over xfs with 'pquota' mount option",
     "--storage-opt is not supported for vfs",
 )
-"""As engines say it that have no quotas."""
+"""Error messages of engines without quotas."""
 
 
 class Engine:
-    """The part of the library `docker` that makes containers; says no as an engine would."""
+    """The part of the library `docker` that creates containers, with an engine's refusals."""
 
     def __init__(self, *refusals: str) -> None:
         self.refusals = list(refusals)
@@ -37,7 +37,7 @@ class Engine:
         return "a container"
 
 
-def test_an_engine_with_quotas_bounds_what_is_written_to_an_image() -> None:
+def test_engine_with_quotas_limits_writes_to_the_image() -> None:
     engine = Engine()
 
     assert _created(engine, WRITABLE, image="an image", name="x") == "a container"
@@ -47,7 +47,7 @@ def test_an_engine_with_quotas_bounds_what_is_written_to_an_image() -> None:
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
-def test_one_without_quotas_opens_the_box_all_the_same(refusal: str) -> None:
+def test_engine_without_quotas_still_opens_the_box(refusal: str) -> None:
     engine = Engine(refusal)
 
     assert _created(engine, WRITABLE, image="an image") == "a container"
@@ -55,7 +55,7 @@ def test_one_without_quotas_opens_the_box_all_the_same(refusal: str) -> None:
     assert engine.asked[-1] == {"image": "an image"}
 
 
-def test_any_other_refusal_is_told_and_tried_once() -> None:
+def test_other_engine_errors_are_raised_without_retry() -> None:
     engine = Engine("no space left on device")
 
     with pytest.raises(RuntimeError, match="no space left"):
@@ -66,7 +66,7 @@ def test_any_other_refusal_is_told_and_tried_once() -> None:
 @pytest.mark.parametrize(
     "spec", [Spec(), Spec(writable=("/testbed",), limits=BoxLimits(disk_bytes=0))]
 )
-def test_no_quota_is_asked_for_where_nothing_is_to_be_bound(spec: Spec) -> None:
+def test_no_quota_is_requested_without_writable_paths_or_disk_limit(spec: Spec) -> None:
     engine = Engine()
 
     _created(engine, spec, image="an image")
@@ -74,7 +74,7 @@ def test_no_quota_is_asked_for_where_nothing_is_to_be_bound(spec: Spec) -> None:
     assert engine.asked == [{"image": "an image"}]
 
 
-def test_the_driver_claims_no_bound_that_an_engine_may_not_have() -> None:
+def test_docker_driver_claims_only_limits_of_every_engine() -> None:
     driver = DockerDriver()
 
     assert driver.enforces()["disk"] == "tmpfs of a size"

@@ -1,6 +1,6 @@
-"""What boxes of every driver do alike: commands that end, tar streams, names.
+"""Behaviour that boxes of all drivers share: commands, tar streams, names.
 
-Bubblewrap is taken where it is installed; elsewhere its half is left out, and says so.
+The tests of bubblewrap are skipped with a message if it is not installed.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ def in_a_box(kind: str, episode: Callable[[Driver, Box], Awaitable[None]]) -> No
     asyncio.run(whole())
 
 
-def test_a_program_is_run_to_its_end_with_its_input(kind: str) -> None:
+def test_program_runs_to_completion_with_its_input(kind: str) -> None:
     async def episode(_: Driver, box: Box) -> None:
         home = "~" if kind == "local" else "/w"
         ran = await box.run(["wc", "-c"], stdin=b"x" * 1_000_000)
@@ -62,7 +62,7 @@ def test_a_program_is_run_to_its_end_with_its_input(kind: str) -> None:
     in_a_box(kind, episode)
 
 
-def test_output_beyond_the_cap_and_time_beyond_the_deadline_are_cut(kind: str) -> None:
+def test_output_limit_and_timeout_are_enforced(kind: str) -> None:
     async def episode(_: Driver, box: Box) -> None:
         ran = await box.run(["seq", "100000"], most_chars=20)
         assert ran.output.startswith("1\n2\n3\n4\n5\n")
@@ -70,14 +70,14 @@ def test_output_beyond_the_cap_and_time_beyond_the_deadline_are_cut(kind: str) -
         assert ran.elided_chars == 588_875
         ran = await box.run(["sh", "-c", "echo begun; sleep 9999 & sleep 9999"], timeout_s=0.5)
         assert (ran.output, ran.exit_code, ran.timed_out) == ("begun\n", -1, True)
-        first = 0 if kind == "local" else 2  # what holds the box is counted with it
+        first = 0 if kind == "local" else 2  # counts the processes that hold the box
         usage = await box.usage()
         assert usage.processes is None or usage.processes <= first
 
     in_a_box(kind, episode)
 
 
-def test_whoever_listens_in_a_box_is_heard_in_it_alone(kind: str) -> None:
+def test_listener_in_a_box_is_reachable_only_inside_it(kind: str) -> None:
     async def episode(_: Driver, box: Box) -> None:
         if kind == "local":
             with pytest.raises(WorkFailed, match="shares the network of its host"):
@@ -100,7 +100,7 @@ def test_whoever_listens_in_a_box_is_heard_in_it_alone(kind: str) -> None:
     in_a_box(kind, episode)
 
 
-def test_tar_streams_go_in_and_come_out(kind: str) -> None:
+def test_tar_streams_are_copied_into_and_out_of_a_box(kind: str) -> None:
     async def episode(_: Driver, box: Box) -> None:
         await box.put(tar_streams.of_files({"a/b": b"1", "go": b"#!/bin/sh\necho went\n"}), "new")
         assert (await box.run(["new/go"])).output == "went\n"
@@ -120,7 +120,7 @@ def test_tar_streams_go_in_and_come_out(kind: str) -> None:
     in_a_box(kind, episode)
 
 
-def test_a_box_is_found_by_its_name_and_removed_by_whoever_asks(kind: str) -> None:
+def test_box_is_found_and_removed_by_name(kind: str) -> None:
     async def episode(opener: Driver, box: Box) -> None:
         named = await opener.open(plain(kind), "named0123")
         program = await named.start("/bin/sh", "-c", "sleep 9999 & sleep 9999")
@@ -140,7 +140,7 @@ def test_a_box_is_found_by_its_name_and_removed_by_whoever_asks(kind: str) -> No
     in_a_box(kind, episode)
 
 
-def test_places_that_are_to_be_writable_are_the_users_own(kind: str) -> None:
+def test_writable_paths_belong_to_the_box_user(kind: str) -> None:
     async def whole() -> None:
         box = await driver(kind).open(replace(plain(kind), writable=("/testbed", "/opt/deep/er")))
         try:
@@ -154,7 +154,7 @@ def test_places_that_are_to_be_writable_are_the_users_own(kind: str) -> None:
         asyncio.run(whole())
 
 
-def test_a_driver_says_what_it_enforces_and_what_it_lacks(kind: str) -> None:
+def test_driver_reports_enforced_and_missing_limits(kind: str) -> None:
     enforced = driver(kind).enforces()
 
     assert set(enforced) <= set(ENFORCED)
@@ -190,7 +190,7 @@ def test_ordinary_programs_run_in_a_box(kind: str, what: str) -> None:
     in_a_box(kind, episode)
 
 
-def test_two_programs_of_one_box_do_not_end_one_another(kind: str) -> None:
+def test_end_of_one_program_does_not_affect_another_in_the_box(kind: str) -> None:
     async def episode(_: Driver, box: Box) -> None:
         lasting = await box.start("/bin/sh", "-c", "(sleep 9999 &) ; read line; echo $line")
         assert (await box.run(["sh", "-c", "(sleep 9999 &); exit 3"])).exit_code == 3
@@ -202,7 +202,7 @@ def test_two_programs_of_one_box_do_not_end_one_another(kind: str) -> None:
     in_a_box(kind, episode)
 
 
-def test_docker_builds_an_image_when_a_box_of_it_is_asked_for(tmp_path: Path) -> None:
+def test_docker_builds_a_missing_image_when_a_box_is_opened(tmp_path: Path) -> None:
     if not IMAGE:
         left_out("docker", "that it builds a Dockerfile; `.ci/docker` starts an engine")
 

@@ -1,4 +1,4 @@
-"""Names that what runs in boxes gives itself."""
+"""Process names that programs in boxes give themselves."""
 
 import asyncio
 
@@ -22,7 +22,7 @@ def _bubblewrap() -> None:
         left_out("bubblewrap", "names that are forged in boxes")
 
 
-def test_no_name_that_a_process_of_a_box_takes_is_one_of_a_box() -> None:
+def test_forged_process_names_are_not_found_as_boxes() -> None:
     async def whole() -> None:
         driver = BubblewrapDriver()
         box = await driver.open(Spec())

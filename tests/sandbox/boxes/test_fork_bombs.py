@@ -17,10 +17,10 @@ if not has("bwrap"):
     left_out("bubblewrap", "fork bombs in its boxes")
 
 ANSWER_S = {"control groups": 1.0, "rlimits": 5.0}
-"""Without control groups nothing shares out the processors between boxes."""
+"""Longest wait of a command; without control groups, boxes share the processors without limits."""
 BOMB_S = 2.0
 TRIES = 3
-"""Another load on the machine may slow one down; a walk through the bomb slows each."""
+"""Number of tries: other load may slow down one of them, a defect slows down all."""
 BOMB = """
 import os, signal, time
 for number in range(1, 65):
@@ -43,7 +43,7 @@ def bounds() -> dict[str, Cgroups]:
 
 
 @pytest.mark.parametrize("bound", bounds())
-def test_commands_of_other_boxes_are_answered_while_a_fork_bomb_runs_and_ends(bound: str) -> None:
+def test_fork_bomb_does_not_block_commands_in_other_boxes(bound: str) -> None:
     groups = bounds()[bound]
     user = ORDINARY_USER if bound == "rlimits" and os.getuid() == 0 else None
 
@@ -76,6 +76,6 @@ async def measured(driver: BubblewrapDriver) -> tuple[float, bool]:
 
 
 async def processes(box: BubblewrapBox) -> int:
-    """Count what runs in a box beside its first process and the one that counts."""
+    """Count the processes of a box, without its first process and the counting one."""
     ran = await box.run(["sh", "-c", "echo /proc/[0-9]*"])
     return len(ran.output.split()) - 2

@@ -1,4 +1,4 @@
-"""The frame around a command, without a shell: whatever bytes come, in whatever pieces."""
+"""The frame around a command, without a shell: any bytes, in chunks of any size."""
 
 import shlex
 
@@ -19,14 +19,14 @@ def in_pieces(text: bytes, sizes: list[int]) -> list[bytes]:
 
 
 def marks_of(frame: Frame) -> tuple[bytes, bytes]:
-    """What a shell prints before and after a command, less the exit code."""
+    """The marks that a shell prints before and after a command, without the exit code."""
     words = shlex.split(frame.around(":", status=0, subshell=False).decode())
     nonce = words[words.index("%s<") + 1].rstrip(";").encode()
     return nonce + b"<", nonce + b">"
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300), st.integers(0, 255), PIECES)
-def test_a_command_is_found_whole_in_whatever_surrounds_it(
+def test_framed_output_is_extracted_from_surrounding_bytes(
     left_over: bytes, printed: bytes, code: int, sizes: list[int]
 ) -> None:
     frame = Frame()
@@ -39,7 +39,7 @@ def test_a_command_is_found_whole_in_whatever_surrounds_it(
 
 
 @given(st.binary(max_size=200), PIECES)
-def test_a_frame_that_is_never_closed_gives_all_that_came(printed: bytes, sizes: list[int]) -> None:
+def test_unclosed_frame_returns_all_received_bytes(printed: bytes, sizes: list[int]) -> None:
     frame = Frame()
     opens, closes = marks_of(frame)
     printed += closes[:-1]  # as if it were about to close
@@ -49,7 +49,7 @@ def test_a_frame_that_is_never_closed_gives_all_that_came(printed: bytes, sizes:
     assert (found + frame.rest(), frame.exit_code) == (printed, None)
 
 
-def test_the_frame_of_another_command_opens_and_closes_nothing() -> None:
+def test_frame_marks_of_another_command_are_plain_output() -> None:
     frame, other = Frame(), Frame()
     opens, closes = marks_of(frame)
     fake = b"".join([*marks_of(other), b"000"])
@@ -60,7 +60,7 @@ def test_the_frame_of_another_command_opens_and_closes_nothing() -> None:
 
 
 @given(st.text(max_size=200))
-def test_a_quoted_text_is_one_word_to_a_shell(text: str) -> None:
+def test_quoted_text_is_one_shell_word(text: str) -> None:
     assert shlex.split(quoted(text)) == [text]
 
 
@@ -68,7 +68,7 @@ def test_a_quoted_text_is_one_word_to_a_shell(text: str) -> None:
     st.lists(st.one_of(st.binary(max_size=40), st.just("é☃🂡".encode()), st.just(b"/box/7/w"))),
     st.integers(0, 30), st.integers(0, 30), PIECES,
 )  # fmt: skip
-def test_beginning_and_end_are_the_same_in_whatever_pieces_the_text_comes(
+def test_head_and_tail_are_independent_of_chunk_boundaries(
     parts: list[bytes], head: int, tail: int, sizes: list[int]
 ) -> None:
     stream = b"".join(parts)
@@ -88,7 +88,7 @@ def test_beginning_and_end_are_the_same_in_whatever_pieces_the_text_comes(
 
 
 @given(st.binary(min_size=3, max_size=3))
-def test_whatever_forges_the_end_of_a_frame_gives_an_exit_code(code: bytes) -> None:
+def test_forged_end_of_frame_still_gives_a_valid_exit_code(code: bytes) -> None:
     frame = Frame()
     opens, closes = marks_of(frame)
 

@@ -1,4 +1,4 @@
-"""A box has the variables of its image: where the programs of conda, Go and Rust images are."""
+"""A box has the variables of its image, such as the PATH of conda, Go and Rust images."""
 
 import asyncio
 from pathlib import Path
@@ -35,7 +35,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_variables_of_the_image_are_the_base_of_those_of_a_box(layout: str) -> None:
+def test_box_variables_extend_those_of_the_image(layout: str) -> None:
     _, own = LAYOUTS[layout]
     image = [f"{name}={value}" for name, value in {**own, "HOME": "/root", "TZ": "CET"}.items()]
 
@@ -46,7 +46,7 @@ def test_variables_of_the_image_are_the_base_of_those_of_a_box(layout: str) -> N
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_programs_are_found_where_the_image_says(layout: str, tmp_path: Path) -> None:
+def test_programs_are_found_on_the_path_of_the_image(layout: str, tmp_path: Path) -> None:
     if not IMAGE:
         left_out("docker", "variables of an image; `.ci/docker` starts an engine")
     program, own = LAYOUTS[layout]

@@ -1,4 +1,4 @@
-"""Images as directories: made whole or not at all, found by name, collected by age and size."""
+"""Images as directories: complete or absent, found by name, collected by age and size."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ DAY_S = 86_400
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where users of boxes can walk to, unlike pytest's own."""
+    """A directory that box users can reach, unlike pytest's own."""
     place = Path(tempfile.mkdtemp(prefix="images-"))
     place.chmod(0o755)
     monkeypatch.setenv(image_store.DIRECTORY, str(place))
@@ -40,7 +40,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def make(store: Path, name: str, size_bytes: int, idle_s: float) -> Path:
-    """An image that was used so long ago."""
+    """Create an image that was last used some seconds ago."""
     place = store / name
     (place / "tree").mkdir(parents=True)
     fields = {"name": name, "digest": "d" * 64, "size_bytes": size_bytes, "made_ms": 0}
@@ -49,7 +49,7 @@ def make(store: Path, name: str, size_bytes: int, idle_s: float) -> Path:
     return place
 
 
-def test_an_image_is_found_by_name_and_is_in_use_from_then_on(store: Path) -> None:
+def test_image_lookup_by_name_marks_the_image_as_used(store: Path) -> None:
     make(store, "old", 7, 3 * DAY_S)
 
     assert [image.name for image in image_store.images()] == ["old"]
@@ -59,14 +59,14 @@ def test_an_image_is_found_by_name_and_is_in_use_from_then_on(store: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["none", "../old", "old/", "", "python:3.11"])
-def test_a_name_that_is_none_of_ours_is_refused_with_the_remedy(store: Path, name: str) -> None:
+def test_unknown_image_name_is_refused_with_the_remedy(store: Path, name: str) -> None:
     make(store, "old", 7, 0)
     with pytest.raises(WorkFailed, match="rollcall images") as refused:
         image_store.built(name)
     assert refused.value.code == "image"
 
 
-def test_what_was_not_used_for_long_goes_and_then_the_longest_unused(store: Path) -> None:
+def test_old_images_are_collected_first_and_then_least_recently_used_ones(store: Path) -> None:
     for name, size, days in (("a", 4, 2), ("b", 4, 5), ("c", 4, 9), ("d", 4, 30), ("e", 9, 0)):
         make(store, name, size, days * DAY_S)
 
@@ -79,7 +79,7 @@ def test_what_was_not_used_for_long_goes_and_then_the_longest_unused(store: Path
 
 
 @pytest.mark.parametrize(("frees", "left"), [(1, ["a", "b"]), (2, ["a"]), (9, ["a"])])
-def test_a_disk_at_its_floor_is_cleared_before_anything_is_refused(
+def test_full_disk_is_cleared_of_unused_images_before_refusal(
     store: Path, monkeypatch: pytest.MonkeyPatch, frees: int, left: list[str]
 ) -> None:
     for name, days in (("a", 0), ("b", 5), ("c", 9)):
@@ -98,7 +98,7 @@ def test_a_disk_at_its_floor_is_cleared_before_anything_is_refused(
     assert [image.name for image in image_store.images()] == left
 
 
-def test_a_build_that_fails_leaves_nothing_and_tells_the_end_of_its_words(
+def test_failed_base_image_build_leaves_no_files_and_reports_its_output(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = tmp_path / "programs"
@@ -114,7 +114,7 @@ def test_a_build_that_fails_leaves_nothing_and_tells_the_end_of_its_words(
     assert list(store.iterdir()) == []
 
 
-def test_a_box_is_made_of_a_directory_and_writes_a_copy_of_what_is_there(store: Path) -> None:
+def test_box_of_a_directory_image_writes_to_a_copy(store: Path) -> None:
     if not has("bwrap"):
         left_out("bubblewrap", "a box of an image that is a directory")
     tree = make(store, "small", 0, 0) / "tree"
@@ -142,7 +142,7 @@ def test_a_box_is_made_of_a_directory_and_writes_a_copy_of_what_is_there(store: 
     asyncio.run(whole())
 
 
-def test_whoever_names_no_driver_is_given_one_that_isolates(store: Path) -> None:
+def test_auto_driver_chooses_an_isolating_driver_by_image(store: Path) -> None:
     make(store, "ours", 0, 0)
     auto = AutoDriver()
 
@@ -152,7 +152,7 @@ def test_whoever_names_no_driver_is_given_one_that_isolates(store: Path) -> None
     assert asyncio.run(auto.found()) == []
 
 
-def test_where_no_engine_has_the_image_the_remedy_is_told(
+def test_image_without_an_engine_is_refused_with_the_remedy(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{store}/no.socket")
@@ -163,7 +163,7 @@ def test_where_no_engine_has_the_image_the_remedy_is_told(
 
 
 class Engine:
-    """What an engine's client is asked of here: it takes images, and lists those it has."""
+    """The part of an engine's client that these tests need: it imports and lists images."""
 
     def __init__(self) -> None:
         self.taken: dict[str, list[str]] = {}
@@ -184,7 +184,7 @@ class Engine:
         del self.taken[name]
 
 
-def test_an_engine_is_given_the_same_directory_once_by_its_digest(store: Path) -> None:
+def test_directory_image_is_imported_once_per_digest(store: Path) -> None:
     (make(store, "ours", 0, 0) / "tree" / "file").write_text("")
     engine = Engine()
 
@@ -194,7 +194,7 @@ def test_an_engine_is_given_the_same_directory_once_by_its_digest(store: Path) -
 
 
 class CountedEngine(Engine):
-    """One that says what it has."""
+    """An engine that lists images and containers."""
 
     def containers(self, *, all: bool) -> list[dict[str, object]]:
         assert all
@@ -210,7 +210,7 @@ class CountedEngine(Engine):
         }
 
 
-def test_images_of_an_engine_are_counted_with_the_containers_made_of_them() -> None:
+def test_engine_images_are_listed_with_their_containers() -> None:
     tagged, nameless = engine_rows(CountedEngine())
 
     assert (tagged.name, tagged.digest, tagged.size_bytes) == ("python:3.11", "a", 40)
@@ -219,7 +219,7 @@ def test_images_of_an_engine_are_counted_with_the_containers_made_of_them() -> N
 
 
 class BuildingEngine(Engine):
-    """One that builds, and says so in its way."""
+    """An engine that builds images and streams its build log."""
 
     def __init__(self, *said: dict[str, str], error: Exception | None = None) -> None:
         super().__init__()
@@ -240,12 +240,12 @@ class BuildingEngine(Engine):
 
 
 class EngineError(Exception):
-    """As the library has them."""
+    """An error as in the library `docker`."""
 
     explanation = "no such instruction"
 
 
-def test_a_dockerfile_is_built_once(tmp_path: Path) -> None:
+def test_dockerfile_is_built_once(tmp_path: Path) -> None:
     engine = BuildingEngine({"stream": "Step 1/1 : FROM base\n"})
 
     for _ in range(2):
@@ -264,7 +264,7 @@ def test_a_dockerfile_is_built_once(tmp_path: Path) -> None:
         (BuildingEngine({"error": ""}), ": it says nothing"),
     ],
 )  # fmt: skip
-def test_the_last_lines_of_a_build_that_fails_are_the_reason(
+def test_last_lines_of_a_failed_build_are_the_reason(
     engine: BuildingEngine, says: str, tmp_path: Path
 ) -> None:
     build = ImageBuild(str(tmp_path), 0 if says.startswith("more") else 600)
@@ -276,7 +276,7 @@ def test_the_last_lines_of_a_build_that_fails_are_the_reason(
     assert len(str(failed.value)) <= REASON_CHARS
 
 
-def test_a_build_that_failed_is_not_tried_again_for_a_while_and_says_so(tmp_path: Path) -> None:
+def test_failed_build_is_not_retried_for_five_minutes(tmp_path: Path) -> None:
     now = [0.0]
     engine, failed = BuildingEngine({"error": "pip ended with 1"}), FailedBuilds(lambda: now[0])
     build = ImageBuild(str(tmp_path), 600)
@@ -296,7 +296,7 @@ def test_a_build_that_failed_is_not_tried_again_for_a_while_and_says_so(tmp_path
     }
     assert engine.builds == 1
 
-    # What is made of something else is built, and so is this one after a while, or among many
+    # Another image is built; this one is built again after a while, or after many other failures
     told("rollcall/task:2")
     now[0] = 301.0
     assert "ago" not in told()
@@ -306,14 +306,14 @@ def test_a_build_that_failed_is_not_tried_again_for_a_while_and_says_so(tmp_path
     assert "ago" not in told()
 
 
-def test_an_engine_that_goes_away_while_it_builds_is_no_fault_of_the_image(tmp_path: Path) -> None:
+def test_connection_loss_during_a_build_is_not_an_image_error(tmp_path: Path) -> None:
     engine = BuildingEngine({"stream": "one"}, error=ConnectionResetError("gone"))
 
     with pytest.raises(ConnectionResetError):
         engine_build(engine, "rollcall/task:1", ImageBuild(str(tmp_path), 600), FailedBuilds())
 
 
-def test_an_engine_whose_disk_is_full_is_cleared_of_what_was_built_first(
+def test_full_engine_disk_is_cleared_of_the_oldest_built_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = BuildingEngine()
@@ -338,7 +338,7 @@ def test_an_engine_whose_disk_is_full_is_cleared_of_what_was_built_first(
     assert (failed.value.code, failed.value.retriable) == ("image", False)
 
 
-def test_a_box_of_namespaces_has_no_image_that_an_engine_builds(tmp_path: Path) -> None:
+def test_bubblewrap_refuses_images_that_need_a_build(tmp_path: Path) -> None:
     if not has("bwrap"):
         left_out("bubblewrap", "that it builds no Dockerfile")
     spec = Spec(image="rollcall/task:1", build=ImageBuild(str(tmp_path), 600))
@@ -352,7 +352,7 @@ def test_a_box_of_namespaces_has_no_image_that_an_engine_builds(tmp_path: Path) 
     assert AutoDriver().of(spec).name == "docker"
 
 
-def test_an_engine_keeps_no_part_of_a_directory_that_cannot_be_packed(store: Path) -> None:
+def test_failed_directory_import_leaves_no_image_in_the_engine(store: Path) -> None:
     shutil.rmtree(make(store, "ours", 0, 0) / "tree")
     engine = Engine()
     engine.import_image = lambda stream, repository, tag, stream_src: engine.taken.update(  # type: ignore[method-assign]

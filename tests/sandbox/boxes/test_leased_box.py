@@ -13,7 +13,7 @@ from schemas.errors import WorkFailed
 from tests.support.odd_driver import OddDriver
 
 
-def test_its_lease_begins_before_it_and_ends_with_it(tmp_path: Path) -> None:
+def test_lease_of_a_box_ends_when_the_box_is_closed(tmp_path: Path) -> None:
     async def story() -> None:
         leases = Leases(tmp_path, "grader")
         box = await open_leased(LocalDriver(), Spec(), leases)
@@ -30,7 +30,9 @@ def test_its_lease_begins_before_it_and_ends_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["failing", "clinging"])
-def test_what_cannot_be_started_or_removed_is_left_to_lapse(tmp_path: Path, trouble: str) -> None:
+def test_lease_of_a_failed_or_unremovable_box_is_left_to_expire(
+    tmp_path: Path, trouble: str
+) -> None:
     async def story() -> None:
         driver, leases = OddDriver(), Leases(tmp_path, "grader")
         getattr(driver, trouble).add(0)
@@ -55,7 +57,7 @@ class Chooser(OddDriver):
         return await self.of(spec).open(spec, ident)
 
 
-def test_a_lease_names_the_driver_whose_box_it_is(tmp_path: Path) -> None:
+def test_lease_records_the_driver_of_its_box(tmp_path: Path) -> None:
     async def story() -> None:
         leases = Leases(tmp_path, "grader")
         box = await open_leased(Chooser("chooser"), Spec(), leases)

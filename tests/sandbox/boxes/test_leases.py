@@ -1,4 +1,4 @@
-"""Leases, and the reaper that knows by them which boxes nobody holds any more."""
+"""Leases, and the reaper that uses them to find boxes without a live holder."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ class Hand:
 
 
 class Yard:
-    """A host with one driver and one directory of leases; whoever held boxes here is gone."""
+    """A host with one driver and one directory of leases, whose former box holder is gone."""
 
     def __init__(self, directory: Path) -> None:
         self.clock = Hand()
@@ -47,7 +47,7 @@ class Yard:
         return Reaper(leases or self.leases("reaper"), lambda: drivers, self.told.append)
 
     async def leave_box(self, ident: str = "") -> str:
-        """A box whose owner tells its lease for the last time."""
+        """Open a box whose owner renews its lease for the last time."""
         ident = ident or self.gone.draw()
         self.gone.take(ident, "odd")
         await self.driver.open(Spec(), ident)
@@ -62,7 +62,7 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
 
 
 def reaped(*reapers: Reaper) -> list[int]:
-    """What each removes, all at once."""
+    """The number of boxes that each concurrent reaper removes."""
 
     async def together() -> list[int]:
         return list(await asyncio.gather(*(reaper.reap() for reaper in reapers)))
@@ -70,7 +70,7 @@ def reaped(*reapers: Reaper) -> list[int]:
     return asyncio.run(together())
 
 
-def test_a_box_whose_lease_has_lapsed_is_removed_and_its_lease_with_it(yard: Yard) -> None:
+def test_reaper_removes_a_box_and_its_expired_lease(yard: Yard) -> None:
     ident = asyncio.run(yard.leave_box())
     reaper = yard.reaper()
 
@@ -87,7 +87,7 @@ def test_a_box_whose_lease_has_lapsed_is_removed_and_its_lease_with_it(yard: Yar
     assert reaped(reaper) == [0]
 
 
-def test_two_reapers_at_once_remove_it_once_and_one_counts_it(yard: Yard) -> None:
+def test_concurrent_reapers_remove_and_count_each_box_once(yard: Yard) -> None:
     for _ in range(5):
         asyncio.run(yard.leave_box())
     yard.clock.now += 31
@@ -98,7 +98,7 @@ def test_two_reapers_at_once_remove_it_once_and_one_counts_it(yard: Yard) -> Non
     assert len(yard.told) == 5
 
 
-def test_what_a_worker_holds_its_own_reaper_never_removes(yard: Yard) -> None:
+def test_reaper_never_removes_boxes_held_by_its_own_worker(yard: Yard) -> None:
     asyncio.run(yard.leave_box())
     yard.clock.now += 3600
 
@@ -106,7 +106,7 @@ def test_what_a_worker_holds_its_own_reaper_never_removes(yard: Yard) -> None:
     assert len(yard.driver.there) == 1
 
 
-def test_boxes_that_have_no_lease_here_are_let_be(yard: Yard, tmp_path: Path) -> None:
+def test_reaper_ignores_boxes_of_other_lease_directories(yard: Yard, tmp_path: Path) -> None:
     others = Leases(tmp_path / "elsewhere", "other", clock=yard.clock)
 
     async def leave() -> None:
@@ -121,7 +121,7 @@ def test_boxes_that_have_no_lease_here_are_let_be(yard: Yard, tmp_path: Path) ->
     assert len(yard.driver.there) == 2
 
 
-def test_a_box_without_a_lease_has_as_long_as_a_lease_lives(yard: Yard) -> None:
+def test_box_without_a_lease_is_reaped_after_one_lease_time(yard: Yard) -> None:
     ident = asyncio.run(yard.leave_box())
     (yard.directory / ident).unlink()
     reaper = yard.reaper()
@@ -139,7 +139,7 @@ def test_a_box_without_a_lease_has_as_long_as_a_lease_lives(yard: Yard) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"\xff\0", b"now here odd gone", b"1 2 3 4 5 6", b"9" * 5000]
 )
-def test_a_lease_that_cannot_be_read_is_none(yard: Yard, content: bytes) -> None:
+def test_unreadable_lease_counts_as_missing(yard: Yard, content: bytes) -> None:
     ident = asyncio.run(yard.leave_box())
     (yard.directory / ident).write_bytes(content)
     reaper = yard.reaper()
@@ -149,7 +149,7 @@ def test_a_lease_that_cannot_be_read_is_none(yard: Yard, content: bytes) -> None
     assert reaped(reaper) == [1]
 
 
-def test_a_lease_that_is_told_again_in_time_goes_on(yard: Yard) -> None:
+def test_lease_renewed_in_time_stays_valid(yard: Yard) -> None:
     asyncio.run(yard.leave_box())
     reaper = yard.reaper()
     for _ in range(10):
@@ -159,7 +159,7 @@ def test_a_lease_that_is_told_again_in_time_goes_on(yard: Yard) -> None:
         assert reaped(reaper) == [0]
 
 
-def test_a_directory_that_is_gone_is_made_again_and_costs_no_box(yard: Yard) -> None:
+def test_deleted_lease_directory_is_recreated_without_losing_boxes(yard: Yard) -> None:
     ident = asyncio.run(yard.leave_box())
     reaper = yard.reaper()
     (yard.directory / ident).unlink()
@@ -173,7 +173,7 @@ def test_a_directory_that_is_gone_is_made_again_and_costs_no_box(yard: Yard) -> 
     assert [lease.ident for lease in yard.gone.all()] == [ident]
 
 
-def test_where_leases_cannot_be_told_nothing_is_reaped(yard: Yard) -> None:
+def test_nothing_is_reaped_if_leases_are_not_writable(yard: Yard) -> None:
     asyncio.run(yard.leave_box())
     yard.clock.now += 3600
     leases, drivers = yard.leases("reaper"), {"odd": yard.driver}
@@ -182,7 +182,7 @@ def test_where_leases_cannot_be_told_nothing_is_reaped(yard: Yard) -> None:
     assert len(yard.driver.there) == 1
 
 
-def test_a_worker_that_cannot_tell_its_leases_says_so_once_and_goes_on(yard: Yard) -> None:
+def test_worker_recovers_after_a_failed_lease_renewal(yard: Yard) -> None:
     asyncio.run(yard.leave_box())
     (ident,) = yard.gone.held
     (yard.directory / ident).unlink()
@@ -196,7 +196,7 @@ def test_a_worker_that_cannot_tell_its_leases_says_so_once_and_goes_on(yard: Yar
     assert [lease.ident for lease in yard.gone.all()] == [ident]
 
 
-def test_a_clock_on_the_wall_that_jumps_ends_no_lease(tmp_path: Path) -> None:
+def test_wall_clock_jump_expires_no_lease(tmp_path: Path) -> None:
     leases = Leases(tmp_path, "worker", LeaseTimes(touch_s=3600))
     ident = leases.draw()
     leases.take(ident, "odd")
@@ -211,7 +211,7 @@ def test_a_clock_on_the_wall_that_jumps_ends_no_lease(tmp_path: Path) -> None:
     leases.close()
 
 
-def test_after_a_boot_every_lease_has_lapsed(yard: Yard) -> None:
+def test_reboot_expires_every_lease(yard: Yard) -> None:
     ident = asyncio.run(yard.leave_box())
     path = yard.directory / ident
     told, _, *rest = path.read_text().split()
@@ -221,7 +221,7 @@ def test_after_a_boot_every_lease_has_lapsed(yard: Yard) -> None:
     assert reaped(yard.reaper()) == [1]
 
 
-def test_a_box_that_cannot_be_removed_keeps_its_lease_for_the_next_time(yard: Yard) -> None:
+def test_unremovable_box_keeps_its_lease_for_a_later_retry(yard: Yard) -> None:
     asyncio.run(yard.leave_box())
     yard.clock.now += 31
     reaper = yard.reaper()
@@ -234,7 +234,7 @@ def test_a_box_that_cannot_be_removed_keeps_its_lease_for_the_next_time(yard: Ya
     assert reaped(reaper) == [1]
 
 
-def test_lapsed_leases_on_boxes_that_are_gone_are_removed(yard: Yard) -> None:
+def test_expired_leases_of_missing_boxes_are_removed(yard: Yard) -> None:
     ident = asyncio.run(yard.leave_box())
     del yard.driver.there[ident]
     reaper = yard.reaper()
@@ -246,7 +246,7 @@ def test_lapsed_leases_on_boxes_that_are_gone_are_removed(yard: Yard) -> None:
     assert list(yard.gone.all()) == []
 
 
-def test_a_lease_of_a_driver_that_does_not_answer_is_kept(yard: Yard) -> None:
+def test_lease_of_an_unresponsive_driver_is_kept(yard: Yard) -> None:
     class Silent(OddDriver):
         async def found(self) -> Sequence[str]:
             msg = "no engine answers"
@@ -263,7 +263,7 @@ def test_a_lease_of_a_driver_that_does_not_answer_is_kept(yard: Yard) -> None:
     assert [lease.ident for lease in yard.gone.all()] == [idents[0]]
 
 
-def test_a_driver_that_does_not_answer_stops_no_other(yard: Yard) -> None:
+def test_unresponsive_driver_does_not_block_reaping_of_others(yard: Yard) -> None:
     class Silent(OddDriver):
         async def found(self) -> Sequence[str]:
             msg = "no engine answers"
@@ -276,7 +276,7 @@ def test_a_driver_that_does_not_answer_stops_no_other(yard: Yard) -> None:
     assert reaped(Reaper(yard.leases("reaper"), lambda: drivers)) == [1]
 
 
-def test_a_lease_is_told_by_a_thread_of_its_own(tmp_path: Path) -> None:
+def test_lease_is_renewed_by_its_own_thread(tmp_path: Path) -> None:
     clock = Hand()
     leases = Leases(tmp_path, "a worker", QUICK, clock)
     ident = leases.draw()
@@ -295,7 +295,7 @@ def test_a_lease_is_told_by_a_thread_of_its_own(tmp_path: Path) -> None:
     assert not leases.give(ident)
 
 
-def test_names_of_boxes_are_names_and_differ(yard: Yard) -> None:
+def test_drawn_box_names_are_valid_and_unique(yard: Yard) -> None:
     drawn = {yard.gone.draw() for _ in range(100)}
 
     assert len(drawn) == 100
@@ -303,7 +303,7 @@ def test_names_of_boxes_are_names_and_differ(yard: Yard) -> None:
     assert all(yard.leases("another").is_of_here(ident) for ident in drawn)
 
 
-def test_nobody_who_never_had_a_box_asks_for_any(tmp_path: Path) -> None:
+def test_reaper_without_leases_queries_no_driver(tmp_path: Path) -> None:
     def drivers() -> dict[str, OddDriver]:
         pytest.fail("a driver is looked at")
 

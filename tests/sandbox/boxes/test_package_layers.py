@@ -31,7 +31,7 @@ PACKAGES = "usr/local/lib/python3.11/dist-packages"
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """With a base that is hardly one, and an index that is a folder."""
+    """An image store with a minimal base image, and a folder as package index."""
     place = Path(tempfile.mkdtemp(prefix="images-"))
     place.chmod(0o755)
     tree = place / "base" / "tree"
@@ -58,7 +58,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def wheel(store: Path, name: str, version: str = "1.0", *, tag: str = "py3-none-any",
           requires: str = "", program: bool = False) -> None:  # fmt: skip
-    """One for the index."""
+    """Write a wheel to the index."""
     about = f"{name}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     metadata += f"Requires-Dist: {requires}\n" if requires else ""
@@ -75,7 +75,7 @@ def wheel(store: Path, name: str, version: str = "1.0", *, tag: str = "py3-none-
             packed.writestr(path, content)
 
 
-def test_an_image_of_packages_shares_its_base_and_its_layer_and_is_counted_once(
+def test_package_images_share_base_and_layers_and_count_them_once(
     store: Path,
 ) -> None:
     wheel(store, "greet", requires="words>=2", program=True)
@@ -108,7 +108,7 @@ def test_an_image_of_packages_shares_its_base_and_its_layer_and_is_counted_once(
     assert not list(store.glob(".held-*"))
 
 
-def test_layers_lie_upon_layers_and_are_seen_in_a_box(store: Path) -> None:
+def test_stacked_package_layers_are_visible_in_a_box(store: Path) -> None:
     if not has("bwrap"):
         left_out("bubblewrap", "a box of an image of packages")
     wheel(store, "words")
@@ -120,7 +120,7 @@ def test_layers_lie_upon_layers_and_are_seen_in_a_box(store: Path) -> None:
         (image.tree / name).mkdir()
 
     async def seen() -> str:
-        # What the base would have of its own is the host's here.
+        # Directories that a real base contains are mounted from the host.
         mounts = {f"/{name}": f"/{name}" for name in ("bin", "lib", "lib64", "usr/bin", "usr/lib")}
         mounts = {place: source for place, source in mounts.items() if os.path.isdir(source)}
         box = await BubblewrapDriver().open(Spec(image="polite", mounts=mounts))
@@ -137,7 +137,7 @@ def test_layers_lie_upon_layers_and_are_seen_in_a_box(store: Path) -> None:
     assert "greet 1.0" in told
 
 
-def test_wheels_are_taken_that_fit_the_image_and_not_whoever_builds_it(store: Path) -> None:
+def test_wheels_are_chosen_for_the_image_and_not_the_builder(store: Path) -> None:
     (store / "base/tree/usr/lib/python3.11").rename(store / "base/tree/usr/lib/python3.13")
     python = image_python(store / "base/tree", "base")
     assert python.glibc_minor == 36
@@ -157,13 +157,13 @@ def test_wheels_are_taken_that_fit_the_image_and_not_whoever_builds_it(store: Pa
     assert [image.name for image in image_store.images()] == ["base", "wordy"]
 
 
-def test_what_an_image_stands_on_goes_after_it(store: Path) -> None:
+def test_base_images_and_layers_are_collected_after_their_users(store: Path) -> None:
     for name, base, days, made in (("base", "", 9, 1), ("a", "base", 9, 3), ("b", "base", 3, 4)):
         lay(store / name, BuiltImage(name, name, 10, made, base, ("l1",) if base else ()), days)
     for name, days in (("l1", 3), ("l2", 5)):
         lay(store / "layers" / name, BuiltImage(name, name, 10, 2), days)
 
-    # The oldest that carry nothing go, and what is too much then.
+    # Old images without dependents are removed first, then the excess size.
     assert [each.name for each in collect(1000, 8 * DAY_S)[0]] == ["a"]
     assert [each.name for each in collect(30, 100 * DAY_S)[0]] == ["l2"]
     assert [each.name for each in collect(29, 100 * DAY_S)[0]] == ["b"]
@@ -172,7 +172,7 @@ def test_what_an_image_stands_on_goes_after_it(store: Path) -> None:
     assert ([each.name for each in removed], [each.name for each in in_use]) == (["l1"], ["base"])
 
 
-def test_what_was_left_half_made_or_half_removed_is_in_nobodys_way(store: Path) -> None:
+def test_partial_images_do_not_block_later_builds(store: Path) -> None:
     for name, days in (("old", 2), ("new", 0)):
         (store / f".making-{name}" / "tree").mkdir(parents=True)
         os.utime(store / f".making-{name}", (time.time() - days * DAY_S,) * 2)
@@ -184,7 +184,7 @@ def test_what_was_left_half_made_or_half_removed_is_in_nobodys_way(store: Path) 
     assert (build_packages("wordy", "base", ["words"]).tree / PACKAGES / "words.py").is_file()
 
 
-def test_what_a_killed_builder_has_left_goes_with_the_next_build_and_nobodys_else(
+def test_next_build_removes_only_folders_of_killed_builders(
     store: Path,
 ) -> None:
     def there() -> set[str]:
@@ -203,7 +203,7 @@ def test_what_a_killed_builder_has_left_goes_with_the_next_build_and_nobodys_els
         with image_store.making() as second:
             assert there() == {at_work.name, outlived.name, second.name}
 
-        # Then all that nobody holds is gone, and when the program has ended what it held too
+        # Then all folders without a holder are gone, and the program's folder after its end
         assert there() == {at_work.name, outlived.name}
         program.kill()
         program.wait(10)
@@ -231,7 +231,7 @@ def lay(place: Path, image: BuiltImage, days: float) -> None:
         ("wordy", "base", "words==9", "words==9 cannot be had as wheels for Python 3.11"),
     ],
 )
-def test_an_image_of_packages_that_cannot_be_is_refused_and_leaves_nothing(
+def test_invalid_package_image_is_refused_and_leaves_no_files(
     store: Path, name: str, base: str, asked: str, says: str
 ) -> None:
     (store / "bare/tree").mkdir(parents=True)
@@ -242,7 +242,7 @@ def test_an_image_of_packages_that_cannot_be_is_refused_and_leaves_nothing(
     assert sorted(path.name for path in store.iterdir()) == ["bare", "base", "index"]
 
 
-def test_an_index_that_does_not_answer_is_named(
+def test_unreachable_package_index_is_named_in_the_error(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
@@ -260,12 +260,12 @@ def test_an_index_that_does_not_answer_is_named(
         f"words==1.0 --hash=sha256:{'a' * 64} -e /etc", "wörds==1", "words==",
     ],
 )  # fmt: skip
-def test_a_requirement_is_a_name_of_the_index_and_its_versions(line: str) -> None:
+def test_requirement_other_than_name_and_version_is_refused(line: str) -> None:
     with pytest.raises(Refused, match="in --with"):
         checked(line, "--with")
 
 
-def test_a_file_of_requirements_is_read_as_pip_writes_them() -> None:
+def test_requirements_file_is_read_in_pip_format() -> None:
     text = f"# a lock\n\nsix==1.16.0 \\\n    --hash=sha256:{'a' * 64}\n"
     six, words = requirement_lines(f"{text}words>=1 ; os_name == 'posix' # why\n", "lock.txt")
 

@@ -1,4 +1,4 @@
-"""Boxes that are started ahead and lent one by one: nobody's twice, none left, first come."""
+"""Boxes started ahead and lent: each is lent once, none is left, borrowers are served in order."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ SOON_S = 20.0
 
 
 class Desk:
-    """A pool of odd boxes, and all that it tells."""
+    """A pool of fake boxes, and all its reports."""
 
     def __init__(self, directory: Path, **how: Any) -> None:
         self.driver = OddDriver()
@@ -55,7 +55,7 @@ class Desk:
 
 @pytest.fixture
 def live(tmp_path: Path) -> Callable[..., None]:
-    """Runs a story at a desk of its own; at its end nothing may be left of any box."""
+    """Run a story with its own pool, and check at the end that no box is left."""
 
     def run(story: Callable[[Desk], Coroutine[Any, Any, None]], **how: Any) -> None:
         async def whole() -> None:
@@ -74,7 +74,7 @@ def live(tmp_path: Path) -> Callable[..., None]:
     return run
 
 
-def test_a_box_is_started_behind_the_one_that_was_lent(live: Callable[..., None]) -> None:
+def test_pool_starts_another_box_after_lending_one(live: Callable[..., None]) -> None:
     async def story(desk: Desk) -> None:
         first = await desk.lend()
         await desk.until(lambda: desk.kinds()["ready"] == 2)
@@ -90,7 +90,7 @@ def test_a_box_is_started_behind_the_one_that_was_lent(live: Callable[..., None]
     live(story)
 
 
-def test_nobody_is_given_a_box_that_somebody_was_in(live: Callable[..., None]) -> None:
+def test_used_box_is_never_lent_again(live: Callable[..., None]) -> None:
     async def story(desk: Desk) -> None:
         seen = []
         for _ in range(5):
@@ -106,7 +106,7 @@ def test_nobody_is_given_a_box_that_somebody_was_in(live: Callable[..., None]) -
     live(story)
 
 
-def test_as_many_wait_as_were_lent_at_once_and_no_more_than_may(live: Callable[..., None]) -> None:
+def test_warm_boxes_match_peak_demand_up_to_the_limit(live: Callable[..., None]) -> None:
     async def story(desk: Desk) -> None:
         boxes = [await desk.lend() for _ in range(5)]
         await desk.until(lambda: len(desk.driver.there) == 5 + 3)
@@ -121,9 +121,7 @@ def test_as_many_wait_as_were_lent_at_once_and_no_more_than_may(live: Callable[.
 
 
 @pytest.mark.parametrize("warm", [0, 4])
-def test_what_is_asked_for_as_ephemeral_or_is_of_its_own_is_started_for_its_borrower(
-    live: Callable[..., None], warm: int
-) -> None:
+def test_ephemeral_or_custom_box_is_started_on_demand(live: Callable[..., None], warm: int) -> None:
     async def story(desk: Desk) -> None:
         await desk.back(await desk.lend(mode="ephemeral"))
         await desk.back(await desk.lend(OWN))
@@ -134,7 +132,7 @@ def test_what_is_asked_for_as_ephemeral_or_is_of_its_own_is_started_for_its_borr
     live(story, warm=warm)
 
 
-def test_boxes_of_other_limits_are_others(live: Callable[..., None]) -> None:
+def test_box_with_different_limits_is_started_separately(live: Callable[..., None]) -> None:
     async def story(desk: Desk) -> None:
         await desk.lend(PLAIN)
         await desk.until(lambda: desk.kinds()["ready"] == 2)
@@ -145,7 +143,7 @@ def test_boxes_of_other_limits_are_others(live: Callable[..., None]) -> None:
     live(story)
 
 
-def test_whoever_asks_first_is_served_first_and_before_any_shelf(live: Callable[..., None]) -> None:
+def test_borrowers_are_served_in_order_before_warm_starts(live: Callable[..., None]) -> None:
     async def story(desk: Desk) -> None:
         desk.driver.gate = asyncio.Event()
         served: list[int] = []
@@ -168,7 +166,9 @@ def test_whoever_asks_first_is_served_first_and_before_any_shelf(live: Callable[
     live(story)
 
 
-def test_a_start_that_fails_is_told_to_whoever_waits_longest(live: Callable[..., None]) -> None:
+def test_failed_start_is_reported_to_the_longest_waiting_borrower(
+    live: Callable[..., None],
+) -> None:
     async def story(desk: Desk) -> None:
         desk.driver.failing = {0}
         with pytest.raises(WorkFailed, match="box 0 does not start"):
@@ -182,7 +182,7 @@ def test_a_start_that_fails_is_told_to_whoever_waits_longest(live: Callable[...,
     live(story)
 
 
-def test_of_a_long_reason_why_a_start_failed_the_end_is_told_too(live: Callable[..., None]) -> None:
+def test_long_start_failure_reason_keeps_its_end(live: Callable[..., None]) -> None:
     async def story(desk: Desk) -> None:
         desk.driver.failing = {0}
         desk.driver.why = f"begin {'x' * 900} end"
@@ -197,7 +197,7 @@ def test_of_a_long_reason_why_a_start_failed_the_end_is_told_too(live: Callable[
     live(story)
 
 
-def test_a_start_ahead_that_fails_is_not_tried_on_and_on(live: Callable[..., None]) -> None:
+def test_failed_warm_start_is_not_retried_immediately(live: Callable[..., None]) -> None:
     async def story(desk: Desk) -> None:
         desk.driver.failing, desk.driver.dead_on_arrival = {1}, {3}
         await desk.lend()
@@ -214,7 +214,7 @@ def test_a_start_ahead_that_fails_is_not_tried_on_and_on(live: Callable[..., Non
     live(story, warm=1)
 
 
-def test_a_box_that_died_on_its_shelf_is_not_lent(live: Callable[..., None]) -> None:
+def test_dead_warm_box_is_not_lent(live: Callable[..., None]) -> None:
     async def story(desk: Desk) -> None:
         await desk.lend()
         await desk.until(lambda: desk.kinds()["ready"] == 2)
@@ -228,7 +228,7 @@ def test_a_box_that_died_on_its_shelf_is_not_lent(live: Callable[..., None]) -> 
     live(story, stale_s=0.0)
 
 
-def test_a_start_that_never_ends_keeps_nobody_from_starting(live: Callable[..., None]) -> None:
+def test_hanging_start_times_out_and_does_not_block_later_starts(live: Callable[..., None]) -> None:
     async def story(desk: Desk) -> None:
         desk.driver.gate = asyncio.Event()
         with pytest.raises(WorkFailed, match="did not start within") as failed:
@@ -241,7 +241,7 @@ def test_a_start_that_never_ends_keeps_nobody_from_starting(live: Callable[..., 
     live(story, start_s=0.02)
 
 
-def test_whoever_is_cancelled_while_he_waits_costs_nobody_a_box(live: Callable[..., None]) -> None:
+def test_cancelled_borrowers_do_not_take_a_box_from_others(live: Callable[..., None]) -> None:
     async def story(desk: Desk) -> None:
         desk.driver.gate = asyncio.Event()
         gone = [asyncio.create_task(desk.lend(spec)) for spec in (PLAIN, OWN)]
@@ -256,7 +256,7 @@ def test_whoever_is_cancelled_while_he_waits_costs_nobody_a_box(live: Callable[.
     live(story)
 
 
-def test_a_box_that_clings_is_removed_by_its_name(live: Callable[..., None]) -> None:
+def test_box_that_fails_to_close_is_removed_by_name(live: Callable[..., None]) -> None:
     async def story(desk: Desk) -> None:
         desk.driver.clinging = {0}
         box = await desk.lend(mode="ephemeral")
@@ -268,7 +268,7 @@ def test_a_box_that_clings_is_removed_by_its_name(live: Callable[..., None]) -> 
     live(story, remove_again_s=(0.0, 0.0))
 
 
-def test_a_box_that_cannot_be_removed_is_left_to_lapse(tmp_path: Path) -> None:
+def test_unremovable_box_is_left_to_lease_expiry(tmp_path: Path) -> None:
     async def story() -> None:
         desk = Desk(tmp_path, remove_again_s=(0.0, 0.0))
         desk.driver.clinging, desk.driver.stuck = {0}, True
@@ -283,7 +283,7 @@ def test_a_box_that_cannot_be_removed_is_left_to_lapse(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_a_shelf_that_nobody_asks_for_is_emptied(live: Callable[..., None]) -> None:
+def test_unused_warm_boxes_are_closed(live: Callable[..., None]) -> None:
     async def story(desk: Desk) -> None:
         await desk.back(await desk.lend())
         await desk.until(lambda: desk.kinds()["ready"] == 2)
@@ -293,7 +293,7 @@ def test_a_shelf_that_nobody_asks_for_is_emptied(live: Callable[..., None]) -> N
     live(story, keep_s=0.02)
 
 
-def test_without_a_lease_no_box_is_made(tmp_path: Path) -> None:
+def test_no_box_is_started_without_a_lease(tmp_path: Path) -> None:
     async def story() -> None:
         (tmp_path / "leases").write_text("no directory")
         desk = Desk(tmp_path / "leases")
@@ -307,7 +307,7 @@ def test_without_a_lease_no_box_is_made(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_a_pool_that_is_closed_lends_nothing_and_keeps_nothing(live: Callable[..., None]) -> None:
+def test_closed_pool_lends_and_keeps_no_boxes(live: Callable[..., None]) -> None:
     async def story(desk: Desk) -> None:
         await desk.lend()
         desk.driver.gate = asyncio.Event()
@@ -334,7 +334,7 @@ ACTS = st.tuples(st.sampled_from(["lend", "own", "cold", "back", "cancel", "kill
     failing=st.sets(st.integers(0, 12), max_size=4),
     dead=st.sets(st.integers(0, 12), max_size=4),
 )
-def test_whatever_becomes_of_boxes_none_is_lent_twice_and_none_is_left(
+def test_no_box_is_lent_twice_or_left_after_random_events(
     tmp_path_factory: pytest.TempPathFactory,
     acts: list[tuple[str, int]],
     failing: set[int],
@@ -372,7 +372,7 @@ def test_whatever_becomes_of_boxes_none_is_lent_twice_and_none_is_left(
     asyncio.run(story())
 
 
-def test_boxes_of_this_host_are_lent_and_gone(tmp_path: Path) -> None:
+def test_local_boxes_are_separate_and_removed_on_close(tmp_path: Path) -> None:
     async def story() -> None:
         driver, leases = LocalDriver(), Leases(tmp_path, "worker")
         pool = BoxPool(driver, leases, warm=1)
@@ -390,7 +390,7 @@ def test_boxes_of_this_host_are_lent_and_gone(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_the_keeper_of_boxes_stays_from_one_to_the_next_and_goes_with_the_pool(
+def test_process_supervisor_is_reused_between_boxes_and_ends_with_the_pool(
     tmp_path: Path,
 ) -> None:
     async def story() -> None:

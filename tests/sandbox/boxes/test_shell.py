@@ -1,4 +1,4 @@
-"""One shell in a box of the local driver: what it survives, and what it never leaves behind."""
+"""One shell in a box of the local driver: it survives all commands and leaves no processes."""
 
 import asyncio
 import itertools
@@ -27,7 +27,7 @@ Run = Callable[..., Awaitable[Ran]]
 
 
 def in_a_shell(episode: Callable[[Run], Awaitable[None]], **options: object) -> None:
-    """Run an episode in a box of its own, and see that nothing is left of it."""
+    """Run an episode in a box of its own, and check that nothing is left of it."""
 
     async def whole() -> Path:
         spec = Spec(limits=BoxLimits(file_bytes=1 << 20, open_files=100))
@@ -50,7 +50,7 @@ def in_a_shell(episode: Callable[[Run], Awaitable[None]], **options: object) -> 
 
 
 def outputs(*commands: str, **options: object) -> list[Ran]:
-    """What came of some commands, one after the other."""
+    """The results of commands run one after the other."""
     came: list[Ran] = []
 
     async def episode(run: Run) -> None:
@@ -61,11 +61,11 @@ def outputs(*commands: str, **options: object) -> list[Ran]:
 
 
 def a_word() -> str:
-    """An argument for `sleep` that nobody else uses."""
+    """An argument for `sleep` that no other process uses."""
     return f"{100_000 + secrets.randbelow(800_000)}.{secrets.randbelow(10**9):09d}"
 
 
-def test_directory_variables_and_functions_stay_from_command_to_command() -> None:
+def test_directory_variables_and_functions_persist_between_commands() -> None:
     came = outputs("cd / && x=3", "say() { echo said $1; }", "say $x; pwd; false", "echo $?")
 
     assert [ran.output for ran in came] == ["", "", "said 3\n/\n", "1\n"]
@@ -73,7 +73,7 @@ def test_directory_variables_and_functions_stay_from_command_to_command() -> Non
     assert not any(ran.fresh for ran in came)
 
 
-def test_without_state_every_command_begins_where_the_first_one_began() -> None:
+def test_stateless_shell_resets_before_every_command() -> None:
     came = outputs("cd /; x=3; exit 4", "pwd; echo $x", stateful=False)
 
     assert [(ran.output, ran.exit_code, ran.fresh) for ran in came] == [
@@ -110,14 +110,14 @@ def test_without_state_every_command_begins_where_the_first_one_began() -> None:
     ],
     ids=lambda value: repr(value)[:30],
 )  # fmt: skip
-def test_any_command_is_survived_and_the_next_one_is_run(
+def test_next_command_runs_after_any_command(
     command: str, output: str | None, code: int | None
 ) -> None:
     async def episode(run: Run) -> None:
         ran = await run(command, 2.0)
         assert output is None or ran.output == output or re.fullmatch(output, ran.output)
         assert code is None or ran.exit_code == code
-        # set -n makes a shell deaf: it overstays its time and is a new one then
+        # after `set -n` a shell ignores commands: it times out and is replaced by a new one
         again = await run("echo on", 2.0)
         again = again if again.exit_code == 0 else await run("echo on")
         assert (again.output, again.exit_code) == ("on\n", 0)
@@ -136,7 +136,7 @@ def test_any_command_is_survived_and_the_next_one_is_run(
         ("sleep 9999 & exit 7", 7),
     ],
 )
-def test_a_command_that_ends_the_shell_is_told_and_the_next_begins_anew(
+def test_command_that_ends_the_shell_is_reported_and_a_new_shell_starts(
     command: str, code: int
 ) -> None:
     ended, after, there = outputs(f"x=1; cd /; echo before; {command}", "echo $x; pwd", "echo $$")
@@ -146,7 +146,7 @@ def test_a_command_that_ends_the_shell_is_told_and_the_next_begins_anew(
     assert there.output.strip().isdigit()
 
 
-def test_a_command_past_its_time_is_killed_with_all_that_it_started() -> None:
+def test_timed_out_command_is_killed_with_its_child_processes() -> None:
     word = a_word()
 
     async def episode(run: Run) -> None:
@@ -161,11 +161,11 @@ def test_a_command_past_its_time_is_killed_with_all_that_it_started() -> None:
     in_a_shell(episode)
 
 
-def test_what_runs_on_hangs_no_command_and_ends_with_the_box() -> None:
+def test_background_processes_block_no_command_and_end_with_the_box() -> None:
     word = a_word()
 
     async def episode(run: Run) -> None:
-        # Twice forked, a session of its own, nothing in its environment, another directory
+        # Forked twice, with its own session, an empty environment, another directory
         hidden = f"env -i setsid sh -c 'cd /; (sleep {word} & sleep {word}) & :'"
 
         ran = await run(f"sleep {word} & {hidden} & echo begun", 20.0)
@@ -190,7 +190,7 @@ def test_many_children_end_with_their_command() -> None:
     in_a_shell(episode)
 
 
-def test_what_is_printed_between_two_commands_belongs_to_neither() -> None:
+def test_output_between_two_commands_belongs_to_neither() -> None:
     async def episode(run: Run) -> None:
         await run("(while ! [ -e go ]; do sleep 0.01; done; echo late; touch gone) &")
         await run("touch go; until [ -e gone ]; do sleep 0.01; done", 20.0)
@@ -199,7 +199,7 @@ def test_what_is_printed_between_two_commands_belongs_to_neither() -> None:
     in_a_shell(episode)
 
 
-def test_of_a_flood_beginning_and_end_are_kept_and_the_rest_is_counted() -> None:
+def test_large_output_keeps_head_and_tail_and_counts_the_rest() -> None:
     flood = "echo first; head -c 30000000 /dev/zero | tr '\\0' x; echo; echo last"
 
     [ran] = outputs(flood, head_chars=10, tail_chars=7)
@@ -209,19 +209,19 @@ def test_of_a_flood_beginning_and_end_are_kept_and_the_rest_is_counted() -> None
     assert ran.elided_chars == elided
 
 
-def test_a_flood_that_never_ends_is_cut_off_by_the_clock() -> None:
+def test_endless_output_ends_at_the_timeout() -> None:
     async def episode(run: Run) -> None:
         ran = await run("yes", 0.5)
         assert (ran.timed_out, ran.output[:4]) == (True, "y\ny\n")
         assert len(ran.output) < 11_000
-        # One that floods in the background holds nobody up either
+        # Endless output in the background does not block later commands either
         assert (await run("yes & echo on", 20.0)).exit_code == 0
         assert (await run("kill $!", 20.0)).exit_code == 0
 
     in_a_shell(episode)
 
 
-def test_a_cancelled_command_is_killed_and_the_next_begins_in_a_new_shell() -> None:
+def test_cancelled_command_is_killed_and_the_next_uses_a_new_shell() -> None:
     word = a_word()
 
     async def episode(run: Run) -> None:
@@ -238,7 +238,7 @@ def test_a_cancelled_command_is_killed_and_the_next_begins_in_a_new_shell() -> N
     in_a_shell(episode)
 
 
-def test_limits_bound_what_one_process_takes() -> None:
+def test_process_limits_are_enforced() -> None:
     came = outputs(
         "ulimit -n; ulimit -c", "head -c 3000000 /dev/zero > big; ls -l big | cut -d' ' -f5"
     )
@@ -247,7 +247,7 @@ def test_limits_bound_what_one_process_takes() -> None:
     assert came[1].output.splitlines()[-1] == str(1 << 20)
 
 
-def test_the_name_of_the_box_is_the_same_in_every_box() -> None:
+def test_box_directory_is_shown_under_the_same_name_in_every_box() -> None:
     once, again = outputs("pwd; pwd -P; ls ..; env"), outputs("pwd; pwd -P; ls ..; env")
 
     assert once[0].output.startswith("~\n~\ntmp\nw\n")
@@ -255,14 +255,14 @@ def test_the_name_of_the_box_is_the_same_in_every_box() -> None:
     assert "HOME=~" in once[0].output.split("\n")
 
 
-def test_a_directory_that_was_removed_is_made_again_for_the_next_shell() -> None:
+def test_removed_home_directory_is_recreated_for_the_next_shell() -> None:
     came = outputs("touch a; rm -rf ~", "exit", "pwd; ls")
 
     assert [ran.output for ran in came] == ["", "", "~\n"]
 
 
-def test_trees_that_are_hard_to_remove_are_removed() -> None:
-    # That nothing is left is what `in_a_shell` sees to
+def test_deep_and_locked_directory_trees_are_removed() -> None:
+    # `in_a_shell` checks that nothing is left
     deep = "i=0; while [ $i -lt 1500 ]; do mkdir d && cd -P d || break; i=$((i+1)); done; cd ~"
     outputs(
         deep,
@@ -271,7 +271,7 @@ def test_trees_that_are_hard_to_remove_are_removed() -> None:
     )
 
 
-def test_a_command_that_kills_the_keeper_kills_the_box_and_no_command_is_blamed() -> None:
+def test_killed_process_supervisor_gives_a_retriable_box_died_error() -> None:
     word = a_word()
 
     async def episode() -> None:
@@ -296,7 +296,7 @@ def test_a_command_that_kills_the_keeper_kills_the_box_and_no_command_is_blamed(
 
 
 @pytest.mark.parametrize("room", range(7))
-def test_a_worker_without_room_for_one_more_box_says_so_and_leaks_nothing(room: int) -> None:
+def test_start_at_the_open_file_limit_fails_without_leaking_descriptors(room: int) -> None:
     async def whole() -> None:
         box = await driver("local").open(Spec())
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -320,14 +320,14 @@ def test_a_worker_without_room_for_one_more_box_says_so_and_leaks_nothing(room: 
 
 
 class Deaf:
-    """A program that hears nothing, or has ended at once."""
+    """A program that never answers, or has ended at once."""
 
     def __init__(self, *, ended: bool) -> None:
         self.has_ended = ended
         self.ends = 0
 
     async def write(self, content: bytes) -> None:
-        """Into the void."""
+        """Discard the input."""
 
     async def read(self, most_bytes: int) -> bytes:
         if not self.has_ended:
@@ -361,7 +361,7 @@ class DeadBox(BoxCommands):
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_a_box_in_which_no_shell_answers_is_dead_and_no_command_is_blamed(ended: bool) -> None:
+def test_unresponsive_shell_gives_a_retriable_box_died_error(ended: bool) -> None:
     program = Deaf(ended=ended)
     shell = Shell(DeadBox(program), open_s=0.05)
 
@@ -372,7 +372,7 @@ def test_a_box_in_which_no_shell_answers_is_dead_and_no_command_is_blamed(ended:
     assert program.ends == 1
 
 
-def test_a_box_whose_memory_is_all_taken_is_told_from_one_that_has_died() -> None:
+def test_box_without_free_memory_is_reported_as_spoilt() -> None:
     shell = Shell(DeadBox(Deaf(ended=True), spoilt=True), open_s=0.05)
 
     with pytest.raises(WorkFailed, match="holds all the memory") as failed:
@@ -381,7 +381,7 @@ def test_a_box_whose_memory_is_all_taken_is_told_from_one_that_has_died() -> Non
     assert (failed.value.code, failed.value.retriable) == ("box_spoilt", False)
 
 
-def test_a_shell_that_waits_is_taken_once_and_one_that_was_killed_is_seen_to_be_dead() -> None:
+def test_standby_shell_is_used_once_and_a_killed_shell_is_detected() -> None:
     async def episode() -> None:
         box = await driver("local").open(Spec())
         try:
@@ -409,7 +409,7 @@ def test_a_shell_that_waits_is_taken_once_and_one_that_was_killed_is_seen_to_be_
     asyncio.run(episode())
 
 
-def test_many_shells_live_side_by_side_and_are_not_told_apart_by_speed() -> None:
+def test_thirty_concurrent_shells_keep_separate_state() -> None:
     async def one(number: int) -> str:
         box = await driver("local").open(Spec())
         try:
@@ -429,7 +429,7 @@ def test_many_shells_live_side_by_side_and_are_not_told_apart_by_speed() -> None
     assert time.monotonic() - began < 60
 
 
-def test_a_box_that_lives_is_asked_for_its_shell_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_box_gets_a_second_attempt_to_start_its_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     async def whole() -> Ran:
         box = await driver("local").open(Spec())
         begin, asked = box.shell, itertools.count()
@@ -452,7 +452,7 @@ def test_a_box_that_lives_is_asked_for_its_shell_once_more(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("killed", "code"), [(1, "box_spoilt"), (0, "box_died")])
-def test_a_box_that_answers_a_probe_and_never_a_shell_is_judged_by_who_was_killed(
+def test_repeated_shell_failure_in_a_live_box_is_classified_by_oom_kills(
     monkeypatch: pytest.MonkeyPatch, killed: int, code: str
 ) -> None:
     async def whole() -> str:

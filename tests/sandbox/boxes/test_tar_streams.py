@@ -1,4 +1,4 @@
-"""Tar streams are refused whole for one member that would lead out of their directory."""
+"""A tar stream is refused as a whole if one member leads out of its directory."""
 
 import io
 import tarfile
@@ -55,7 +55,7 @@ FILE, LINK, HARD, FOLDER = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, ta
     ],
     ids=str,
 )
-def test_what_leads_out_is_no_file_or_lies_below_a_link_is_refused(
+def test_tar_stream_with_an_unsafe_member_is_refused(
     members: list[tuple[str, bytes, str]],
 ) -> None:
     for tar_format in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
@@ -77,20 +77,20 @@ def test_what_leads_out_is_no_file_or_lies_below_a_link_is_refused(
     ],
     ids=str,
 )
-def test_what_stays_below_its_directory_is_taken(members: list[tuple[str, bytes, str]]) -> None:
+def test_tar_stream_within_its_directory_is_accepted(members: list[tuple[str, bytes, str]]) -> None:
     assert len(tar_streams.checked(stream(*members))) == len(members)
 
 
 @pytest.mark.parametrize(
     "tar", [b"rubbish", b"\x1f\x8b" + b"x" * 1024, b"x" * 1024, stream(("a", FILE, ""))[:300]]
 )
-def test_what_is_no_uncompressed_stream_is_refused(tar: bytes) -> None:
+def test_invalid_or_compressed_tar_stream_is_refused(tar: bytes) -> None:
     with pytest.raises(WorkFailed) as refused:
         tar_streams.checked(tar)
     assert refused.value.code == "bad_archive"
 
 
-def test_too_much_is_refused() -> None:
+def test_tar_stream_that_is_too_large_is_refused() -> None:
     with pytest.raises(WorkFailed, match="too much"):
         tar_streams.checked(b"\0" * 4096, most_bytes=4095)
     many = tar_streams.of_files({f"{number}": b"" for number in range(tar_streams.MOST_FILES + 1)})
@@ -98,7 +98,7 @@ def test_too_much_is_refused() -> None:
         tar_streams.checked(many)
 
 
-def test_files_come_back_as_they_were_sent(tmp_path: Path) -> None:
+def test_packed_files_are_unpacked_unchanged(tmp_path: Path) -> None:
     contents = {"a/b/c.txt": b"\0odd\xff", "run.sh": b"#!/bin/sh\n", "ä\n": b""}
     assert tar_streams.files(tar_streams.of_files(contents)) == contents
 
@@ -109,7 +109,7 @@ def test_files_come_back_as_they_were_sent(tmp_path: Path) -> None:
     assert tar_streams.files(tar_streams.of_directory(tmp_path)) == {"sub/one": b"1", "two": b"1"}
 
 
-def test_a_stream_can_be_made_somebody_elses() -> None:
+def test_owner_of_a_tar_stream_can_be_changed() -> None:
     given = tar_streams.of_files({"a/b": b"1", "go": b"#!/bin/sh\n"})
     made = tar_streams.owned_by(7, given)
 

@@ -1,4 +1,4 @@
-"""Boxes that die at odd moments: the episode is lived again, and nobody is blamed for it."""
+"""Boxes that die at any moment: the episode is rebuilt, and the failure is not the agent's."""
 
 import asyncio
 import json
@@ -59,7 +59,7 @@ class Asking:
         return make_environment(name, config, self.host)  # type: ignore[arg-type]
 
     async def lived(self, actions: tuple[str, ...]) -> list[EnvironmentStepped]:
-        """All answers; raises WorkFailed for what failed for good."""
+        """All answers; raises WorkFailed for a permanent failure."""
         try:
             seen = [await self.asked(0, None, ())]
             for index, action in enumerate(actions):
@@ -102,7 +102,7 @@ def told(
 
 @dataclass
 class Death:
-    """Comes to a box as a program of that number is started in it, before or after."""
+    """Kills a box before or after the n-th program starts in it."""
 
     moment: int
     started: bool
@@ -120,7 +120,7 @@ def never(box: Box, number: int, nth: int, started: bool) -> None:
 
 
 @pytest.mark.parametrize("started", [False, True])
-def test_whenever_a_box_dies_its_episode_is_lived_again_in_another_one(
+def test_episode_is_rebuilt_in_another_box_after_box_death(
     kind: str, task: HarborTask, started: bool
 ) -> None:
     unbroken, _ = told(task, kind, never)
@@ -141,9 +141,7 @@ def test_whenever_a_box_dies_its_episode_is_lived_again_in_another_one(
     pytest.fail("an episode starts more programs than were looked at")
 
 
-def test_where_every_box_dies_it_fails_for_that_and_earns_nothing(
-    kind: str, task: HarborTask
-) -> None:
+def test_episode_fails_with_box_died_if_every_box_dies(kind: str, task: HarborTask) -> None:
     for moment in (0, 1, 2):
         with pytest.raises(WorkFailed) as failed:
             told(task, kind, Death(moment, True, most=99))
@@ -151,7 +149,7 @@ def test_where_every_box_dies_it_fails_for_that_and_earns_nothing(
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.002, 0.01, 0.05])
-def test_a_command_that_runs_while_its_box_dies_is_not_what_failed(
+def test_box_death_during_a_command_fails_with_box_died(
     kind: str, task: HarborTask, delay_s: float
 ) -> None:
     commands = ("sh -c 'kill -STOP $$'", "sleep 4", "sh -c 'sleep 4; true' | cat", "yes >/dev/null")
@@ -173,10 +171,10 @@ def test_a_command_that_runs_while_its_box_dies_is_not_what_failed(
         asyncio.run(one(command))
 
 
-def test_a_command_that_fails_or_is_killed_is_told_as_such(kind: str, task: HarborTask) -> None:
+def test_failed_or_killed_command_is_reported_by_its_exit_code(kind: str, task: HarborTask) -> None:
     commands = ("sh -c 'kill -9 $$'", "kill -9 $$", "exit 3", "kill -9 -1; echo still", "echo on")
     asking = Asking(MortalHost(never), task, kind)
-    if kind == "local":  # where that would be everybody's end
+    if kind == "local":  # there it would kill all processes of the host's user
         commands = tuple(each for each in commands if "-1" not in each)
 
     seen = asyncio.run(asking.lived(commands))
@@ -188,9 +186,7 @@ def test_a_command_that_fails_or_is_killed_is_told_as_such(kind: str, task: Harb
     assert asking.codes == []
 
 
-def test_a_step_that_was_cancelled_is_taken_again_from_its_history(
-    kind: str, task: HarborTask
-) -> None:
+def test_step_after_a_cancelled_step_is_rebuilt_from_history(kind: str, task: HarborTask) -> None:
     async def whole() -> EnvironmentStepped:
         asking = Asking(MortalHost(never), task, kind, timeout_s=60.0)
         first = "echo x >> told; test $(wc -l < told) = 2 || sleep 60"
@@ -209,7 +205,7 @@ def test_a_step_that_was_cancelled_is_taken_again_from_its_history(
 
 
 async def _told(asking: Asking) -> bool:
-    """Whether the command has come to its second part."""
+    """Whether the command has reached its second part."""
     (session,) = [each.sessions["main"] for each in asking.sessions._rollouts.values()]
     box = session.environment._box  # type: ignore[union-attr]
     return bool((await box.run(("cat", "told"))).output == "x\n")

@@ -1,4 +1,4 @@
-"""Agents that are processes: killed at any point, they live again what they were told."""
+"""Agents that are processes: if killed at any point, they are rebuilt from their history."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ async def sequential(ask: Asks) -> int:
 
 
 async def parallel(ask: Asks) -> int:
-    """Four callers of their own, and three equal votes beside them."""
+    """Four concurrent callers, and three equal requests beside them."""
 
     async def votes() -> list[str]:
         replies = await asyncio.gather(*(ask(model_ask("vote")) for _ in range(3)))
@@ -50,7 +50,7 @@ def lived(run: HostedRun) -> Trajectory:
     return asyncio.run(run.run())
 
 
-def test_an_agents_asks_become_calls_and_its_replies_steps() -> None:
+def test_agent_requests_become_model_calls_and_replies_become_steps() -> None:
     run = HostedRun(sequential)
 
     trajectory = lived(run)
@@ -71,7 +71,7 @@ async def stopping(ask: Asks) -> int:
     return 0
 
 
-def test_an_agent_hears_which_of_its_stop_strings_ended_an_answer() -> None:
+def test_agent_receives_the_stop_string_that_ended_an_answer() -> None:
     run = HostedRun(stopping, say=lambda _: "one two three")
 
     assert lived(run).result == "'one ' ended by 'two'"
@@ -81,7 +81,7 @@ def test_an_agent_hears_which_of_its_stop_strings_ended_an_answer() -> None:
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32), moves=st.sets(st.integers(1, 30), max_size=4), kills=st.sets(
     st.integers(1, 30), max_size=2))  # fmt: skip
-def test_wherever_worker_or_process_die_no_ask_is_made_twice(
+def test_no_model_call_repeats_after_worker_or_agent_process_death(
     agent: Any, seed: int, moves: set[int], kills: set[int]
 ) -> None:
     # Given a rollout whose worker, and whose process, die at these commands
@@ -98,15 +98,15 @@ def test_wherever_worker_or_process_die_no_ask_is_made_twice(
     still = lived(HostedRun(agent, Random(seed)))
     run = HostedRun(agent, Random(seed), disturb=disturb)
 
-    # When it is lived to its end
+    # When it runs to its end
     trajectory = lived(run)
 
-    # Then every ask was made once, in one attempt
+    # Then every request was made once, in one attempt
     assert (trajectory.status, trajectory.attempt) == ("finished", 1), trajectory.reason
     assert trajectory.model_calls == still.model_calls == len(run.calls)
 
 
-def test_a_hundred_turns_are_told_in_bytes_that_grow_with_the_turns() -> None:
+def test_recorded_bytes_grow_linearly_with_the_number_of_turns() -> None:
     async def talks(ask: Asks) -> int:
         await chat(ask, "x" * 1000, turns=100)
         return 0
@@ -122,7 +122,7 @@ def test_a_hundred_turns_are_told_in_bytes_that_grow_with_the_turns() -> None:
     assert sum(len(step.action or "") for step in trajectory.steps or ()) < 100 * 1500
 
 
-def test_a_process_that_asks_otherwise_than_it_did_has_diverged() -> None:
+def test_rebuilt_agent_with_different_requests_starts_another_attempt() -> None:
     asked = []
 
     async def noisy(ask: Asks) -> int:
@@ -143,7 +143,7 @@ def test_a_process_that_asks_otherwise_than_it_did_has_diverged() -> None:
     assert "'noise 1'" in reason
 
 
-def test_a_process_that_always_asks_otherwise_ends_with_its_attempts() -> None:
+def test_agent_that_always_diverges_fails_after_its_last_attempt() -> None:
     number = iter(range(100))
 
     async def noisy(ask: Asks) -> int:
@@ -160,7 +160,7 @@ def test_a_process_that_always_asks_otherwise_ends_with_its_attempts() -> None:
     assert (trajectory.status, trajectory.code, trajectory.attempt) == ("failed", "session_lost", 3)
 
 
-def test_an_agent_that_never_asks_has_finished() -> None:
+def test_agent_that_makes_no_request_finishes() -> None:
     async def ends(ask: Asks) -> int:
         return 0
 
@@ -168,7 +168,7 @@ def test_an_agent_that_never_asks_has_finished() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 3, 255])
-def test_an_agent_that_ends_with_a_code_has_failed_with_its_last_words(code: int) -> None:
+def test_agent_with_nonzero_exit_code_fails_with_its_last_words(code: int) -> None:
     async def fails(ask: Asks) -> int:
         await ask(model_ask("hello"))
         return code
@@ -179,7 +179,7 @@ def test_an_agent_that_ends_with_a_code_has_failed_with_its_last_words(code: int
     assert f"ended with code {code}; its last words: it ended badly" in trajectory.reason
 
 
-def test_a_process_that_is_killed_over_and_over_is_begun_anew_twice() -> None:
+def test_repeatedly_killed_agent_is_restarted_twice_and_then_fails() -> None:
     async def disturb(run: HostedRun) -> None:
         if run.host.processes:
             run.host.processes[-1].kill()
@@ -192,7 +192,7 @@ def test_a_process_that_is_killed_over_and_over_is_begun_anew_twice() -> None:
     assert len(run.host.processes) == 3
 
 
-def test_many_choices_are_calls_side_by_side_and_one_reply() -> None:
+def test_request_for_several_choices_makes_several_calls_and_one_reply() -> None:
     replies: list[Reply] = []
 
     async def wants_three(ask: Asks) -> int:
@@ -216,9 +216,7 @@ def test_many_choices_are_calls_side_by_side_and_one_reply() -> None:
         (Limits(max_wishes=14), "position_limit"),
     ],
 )
-def test_an_agent_that_has_used_up_its_budget_is_told_and_may_end(
-    limits: Limits, code: str
-) -> None:
+def test_agent_over_its_limit_gets_an_error_and_may_finish(limits: Limits, code: str) -> None:
     refused: list[ErrorReply] = []
 
     async def asks_on(ask: Asks) -> int:
@@ -236,7 +234,7 @@ def test_an_agent_that_has_used_up_its_budget_is_told_and_may_end(
     assert (trajectory.status, trajectory.result) == ("finished", "so far")
 
 
-def test_steps_of_the_task_go_one_after_another_and_end_with_it() -> None:
+def test_concurrent_task_steps_run_sequentially_and_stop_after_episode_end() -> None:
     seen: list[Reply] = []
 
     async def plays(ask: Asks) -> int:
@@ -254,7 +252,7 @@ def test_steps_of_the_task_go_one_after_another_and_end_with_it() -> None:
     assert [step.reward for step in trajectory.steps or () if step.session == "main"][-1] == 1.0
 
 
-def test_without_an_environment_a_step_is_refused() -> None:
+def test_step_without_an_environment_is_refused() -> None:
     seen: list[Reply] = []
 
     async def plays(ask: Asks) -> int:
@@ -267,7 +265,7 @@ def test_without_an_environment_a_step_is_refused() -> None:
     assert seen[0].code == "no_environment"
 
 
-def test_a_call_that_only_counts_is_answered_with_the_length_of_its_prompt() -> None:
+def test_call_with_zero_max_tokens_returns_only_the_prompt_length() -> None:
     seen: list[Reply] = []
 
     async def counts(ask: Asks) -> int:
@@ -292,7 +290,7 @@ def test_a_call_that_only_counts_is_answered_with_the_length_of_its_prompt() -> 
         (Ask("finish", text="x" * 200_001), "result_too_large"),
     ],
 )
-def test_an_ask_that_cannot_be_carried_out_is_the_agents_affair(ask_: Ask, code: str) -> None:
+def test_invalid_agent_request_gets_a_400_and_the_rollout_continues(ask_: Ask, code: str) -> None:
     seen: list[Reply] = []
 
     async def asks(ask: Asks) -> int:
@@ -311,7 +309,7 @@ def test_an_ask_that_cannot_be_carried_out_is_the_agents_affair(ask_: Ask, code:
     ("code", "status", "kept"),
     [("too_long", 400, "too_long"), ("raised", 503, "raised"), ("unknown_policy", 404, None)],
 )
-def test_a_call_that_failed_for_good_is_told_with_its_status(
+def test_permanently_failed_model_call_is_reported_with_its_http_status(
     code: str, status: int, kept: str | None
 ) -> None:
     seen: list[Reply] = []
@@ -337,7 +335,7 @@ def test_a_call_that_failed_for_good_is_told_with_its_status(
 
 
 class Dying(Echo):
-    """Its box dies at every step of a kind."""
+    """An environment whose box dies at every step of one kind."""
 
     def step(self, action: str) -> Observation:
         if action == "die":
@@ -369,10 +367,10 @@ CALL, DIE, STEP = model_ask("hello"), Ask("step", text="die"), Ask("step", text=
         ([Ask("step", text="end"), CALL], ("finished", "")),
     ],
 )
-def test_who_ends_since_we_could_not_do_what_he_asked_has_failed_at_nothing(
+def test_agent_that_gives_up_after_an_infrastructure_error_fails_with_its_code(
     asks: list[Ask], ended: tuple[str, str], code: int
 ) -> None:
-    """Or he would earn 0 for it; a code other than 0 is then no more than what came of that."""
+    """Otherwise it would earn 0; a nonzero exit code is then only a consequence."""
 
     async def gives_up(ask: Asks) -> int:
         for each in asks:
@@ -391,7 +389,7 @@ def test_who_ends_since_we_could_not_do_what_he_asked_has_failed_at_nothing(
     ("code", "retriable", "tries", "ended"),
     [("deadline", True, 3, "agent_deadline"), ("agent_missing", False, 1, "agent_missing")],
 )
-def test_a_process_that_cannot_be_reached_fails_its_rollout(
+def test_unreachable_agent_process_fails_its_rollout(
     code: str, retriable: bool, tries: int, ended: str
 ) -> None:
     hand = Hand()
@@ -408,8 +406,8 @@ def test_a_process_that_cannot_be_reached_fails_its_rollout(
     assert decision.body.reason == f"it was {code}"
 
 
-def test_whoever_asked_in_the_meantime_is_shown_with_whoever_was_just_told() -> None:
-    """Or two callers would go round one after the other."""
+def test_waiting_request_is_shown_with_the_next_request_of_another_caller() -> None:
+    """Otherwise two concurrent callers would alternate."""
 
     async def live() -> list[list[str]]:
         begun = asyncio.Event()
@@ -440,7 +438,7 @@ def test_whoever_asked_in_the_meantime_is_shown_with_whoever_was_just_told() -> 
     assert second == ["right", "turn 0"]
 
 
-def test_whoever_asks_for_tokens_is_told_them() -> None:
+def test_token_ids_and_logprobs_are_returned_on_request() -> None:
     seen: list[Reply] = []
 
     async def asks(ask: Asks) -> int:
@@ -461,7 +459,7 @@ def test_whoever_asks_for_tokens_is_told_them() -> None:
     assert (third.prompt_token_ids, third.choices[0].token_ids) == (None, yes)
 
 
-def test_an_agent_gets_the_stops_and_fewer_tokens_and_its_policy() -> None:
+def test_agent_can_set_stop_strings_fewer_tokens_and_the_policy() -> None:
     async def asks(ask: Asks) -> int:
         await ask(model_ask("a", max_tokens=7, stop=("x",)))
         await ask(model_ask("b", max_tokens=10_000, policy="other"))

@@ -1,4 +1,4 @@
-"""Repositories of an image tell neither an agent nor code under test what came later."""
+"""Repositories of an image show later commits neither to an agent nor to code under test."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ def tree() -> Iterator[Path]:
 
 @pytest.fixture
 def task(tree: Path, tmp_path: Path) -> HarborTask:
-    """A task whose code is in its image, with everything that git remembers."""
+    """A task whose image holds the code and a full git history."""
     remembering(tree / "testbed", tmp_path)
     named = f'[environment]\ndocker_image = "{IMAGE}"\nworkdir = "/testbed"\n'
     files: dict[str, str | None] = {
@@ -70,7 +70,7 @@ def task(tree: Path, tmp_path: Path) -> HarborTask:
 
 
 def remembering(work: Path, scratch: Path) -> None:
-    """A repository at its base commit, and whatever may hold what came after it."""
+    """A repository at its base commit, with the later commit stored in many places."""
     bare = work / "tests" / "data.git"
     for place in (bare / "objects", bare / "refs"):
         place.mkdir(parents=True)
@@ -129,7 +129,7 @@ def played(task: HarborTask, *actions: str) -> tuple[list[Observation], ImageHos
     return asyncio.run(whole()), host
 
 
-def test_an_agent_finds_one_commit_and_its_work_is_what_it_did(
+def test_agent_sees_one_commit_and_its_patch_holds_only_its_work(
     task: HarborTask, tree: Path
 ) -> None:
     # Given an image whose repositories hold the fix in many places
@@ -196,7 +196,7 @@ diff --git a/sums.py b/sums.py
 
 
 @pytest.mark.parametrize(("patch", "resolved"), [(PEEK, False), (MENDED, True)])
-def test_code_under_test_finds_no_fix_in_the_repository_that_it_lies_in(
+def test_code_under_test_finds_no_fix_in_its_repository(
     task: HarborTask, patch: str, resolved: bool
 ) -> None:
     verdict = asyncio.run(grade(opened, reference_of(task), patch.encode()))
@@ -220,7 +220,7 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 @pytest.mark.parametrize("there", [True, False])
-def test_a_repository_that_stands_on_one_elsewhere_is_refused_where_that_can_be_read(
+def test_repository_that_depends_on_a_readable_external_one_is_refused(
     name: str, there: bool
 ) -> None:
     async def whole() -> str:

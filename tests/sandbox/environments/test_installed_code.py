@@ -1,4 +1,4 @@
-"""Code that an image has installed from the place where it is worked at: src layouts, `pip -e`."""
+"""Code that an image has installed from the agent's work directory: src layouts, `pip -e`."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from tests.support.task_directories import TASK, TESTS, WRONG, write_task
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 INSTALLED = "/usr/lib/python3/dist-packages/sums.pth"
-"""What `pip install -e` leaves, without an index to build by."""
+"""The files that `pip install -e` creates, written without a package index."""
 DOCKERFILE = f"""\
 FROM {IMAGE}
 COPY testbed /testbed
@@ -45,7 +45,7 @@ def task(tmp_path: Path) -> HarborTask:
 
 
 def worked_at(task: HarborTask, *actions: str) -> tuple[list[Observation], Verdict]:
-    """All that is shown, and what is judged of the work."""
+    """All observations, and the verdict on the work."""
 
     async def whole() -> tuple[list[Observation], Verdict]:
         host = MortalHost(lambda *moment: None)
@@ -63,7 +63,7 @@ def worked_at(task: HarborTask, *actions: str) -> tuple[list[Observation], Verdi
     return asyncio.run(whole())
 
 
-def test_what_is_worked_at_is_what_is_installed_and_judged(task: HarborTask) -> None:
+def test_edits_apply_to_the_installed_package_and_are_graded(task: HarborTask) -> None:
     add = "python3 -c 'import sums; print(sums.__file__, sums.add(2, 3))'"
 
     seen, verdict = worked_at(
@@ -79,7 +79,7 @@ def test_what_is_worked_at_is_what_is_installed_and_judged(task: HarborTask) -> 
     assert (verdict.code, verdict.reason) == ("resolved", "all 2 tests pass")
 
 
-def test_what_is_not_mended_is_not_resolved(task: HarborTask) -> None:
+def test_task_without_a_fix_is_not_resolved(task: HarborTask) -> None:
     _, verdict = worked_at(task, "touch new", SUBMIT)
 
     assert verdict.code == "failed"

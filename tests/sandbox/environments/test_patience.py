@@ -1,4 +1,4 @@
-"""How long a step waits for more asks: a share of a reply, longer where it was too short."""
+"""How long a step waits for more requests: a share of a reply time, longer after late ones."""
 
 import pytest
 
@@ -18,20 +18,20 @@ def replied(clock: Clock, *, after_s: float) -> Patience:
     return patience
 
 
-def test_nobody_waits_for_long_before_a_reply_was_seen() -> None:
+def test_wait_is_minimal_before_the_first_reply() -> None:
     clock = Clock()
 
     assert waited(Patience(clock), clock) == pytest.approx(HOLD_S[0])
 
 
-def test_it_waits_a_share_of_what_a_reply_takes_and_never_above_the_bound() -> None:
+def test_wait_is_a_share_of_reply_time_up_to_a_bound() -> None:
     clock = Clock()
 
     assert waited(replied(clock, after_s=2.0), clock) == pytest.approx(HOLD * 2.0)
     assert waited(replied(clock, after_s=500.0), clock) == pytest.approx(HOLD_S[1])
 
 
-def test_it_waits_twice_as_long_where_somebody_came_late_up_to_half_a_reply() -> None:
+def test_wait_doubles_after_late_requests_up_to_half_a_reply() -> None:
     clock = Clock()
     patience = replied(clock, after_s=1.0)
     held = []
@@ -43,7 +43,7 @@ def test_it_waits_twice_as_long_where_somebody_came_late_up_to_half_a_reply() ->
     assert held == pytest.approx([0.1, 0.2, 0.4, 0.5, 0.5])
 
 
-def test_it_forgets_that_where_nobody_came_late_and_learns_nothing_where_all_were_there() -> None:
+def test_wait_shrinks_again_after_a_round_without_late_requests() -> None:
     clock = Clock()
     patience = replied(clock, after_s=1.0)
     patience.until()

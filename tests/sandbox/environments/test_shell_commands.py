@@ -1,4 +1,4 @@
-"""The shell as an environment: what is shown, how an episode ends, what is refused."""
+"""The shell as an environment: observations, ends of episodes, refused configs."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def made(**config: Any) -> WaitingEnvironment:
 
 
 def episode(*actions: str, **config: Any) -> list[Observation]:
-    """All that a shell shows, its opening first."""
+    """All observations of a shell, the first one included."""
 
     async def whole() -> list[Observation]:
         environment = made(**config)
@@ -43,7 +43,7 @@ def episode(*actions: str, **config: Any) -> list[Observation]:
     return asyncio.run(whole())
 
 
-def test_an_observation_is_how_a_command_ended_and_then_what_it_printed() -> None:
+def test_observation_shows_the_exit_code_followed_by_the_output() -> None:
     _, *seen = episode("echo a; echo b >&2", "false", "printf x; exit 3", "sleep 99", timeout_s=1.0)
 
     assert [each.text for each in seen] == [
@@ -57,7 +57,7 @@ def test_an_observation_is_how_a_command_ended_and_then_what_it_printed() -> Non
     assert not any(each.terminated or each.truncated or each.reward for each in seen)
 
 
-def test_the_first_observation_says_what_there_is_to_do_and_to_see() -> None:
+def test_first_observation_shows_instruction_and_files() -> None:
     [bare], [told] = episode(), episode(instruction="Mend it.", files={"b": "", "a/c": ""})
 
     assert bare.text.startswith("Each message is run as a command by /bin/sh in ~, which is empty.")
@@ -66,7 +66,7 @@ def test_the_first_observation_says_what_there_is_to_do_and_to_see() -> None:
     assert told.text.endswith(f"print {WORD} as the first line.")
 
 
-def test_files_and_a_directory_are_there_and_tell_no_time(tmp_path: Path) -> None:
+def test_configured_files_are_present_with_fixed_timestamps(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "run").write_text("#!/bin/sh\necho copied\n")
     (tmp_path / "deep" / "run").chmod(0o755)
@@ -98,13 +98,13 @@ def test_files_and_a_directory_are_there_and_tell_no_time(tmp_path: Path) -> Non
         (WORD, False),
     ],
 )
-def test_the_finish_word_in_the_first_line_ends_an_episode(action: str, ends: bool) -> None:
+def test_finish_word_in_the_first_output_line_ends_the_episode(action: str, ends: bool) -> None:
     seen = episode(action)[1]
 
     assert (seen.terminated, seen.truncated, seen.reward) == (ends, False, 0.0)
 
 
-def test_an_episode_is_cut_off_after_its_steps() -> None:
+def test_episode_is_truncated_after_max_steps() -> None:
     _, *seen = episode("echo 1", "echo 2", max_steps=2, check="true")
 
     assert [(each.truncated, each.reward) for each in seen] == [(False, 0.0), (True, 1.0)]
@@ -122,7 +122,7 @@ def test_an_episode_is_cut_off_after_its_steps() -> None:
         ("rm -rf ~", "pwd", 1.0, 0),
     ],
 )
-def test_a_check_in_a_shell_of_its_own_is_the_reward(
+def test_reward_is_the_check_result_from_a_separate_shell(
     before: str, check: str, reward: float, code: int
 ) -> None:
     seen = episode(before, f"echo {WORD}", check=check, check_timeout_s=1.0)[2]
@@ -130,7 +130,7 @@ def test_a_check_in_a_shell_of_its_own_is_the_reward(
     assert (seen.terminated, seen.reward, seen.info["check_exit_code"]) == (True, reward, code)
 
 
-def test_memory_is_bounded_as_the_config_says() -> None:
+def test_memory_is_limited_as_configured() -> None:
     bounded, unbounded = (
         episode("ulimit -v", **config)[1].text for config in ({}, {"memory_bytes": 0})
     )
@@ -138,14 +138,14 @@ def test_memory_is_bounded_as_the_config_says() -> None:
     assert (bounded, unbounded) == (f"exit code 0\n{4 << 20}\n", "exit code 0\nunlimited\n")
 
 
-def test_what_is_left_out_of_an_output_is_said_and_counted() -> None:
+def test_elided_output_is_marked_and_counted() -> None:
     seen = episode("seq 1 1000", head_chars=4, tail_chars=5)[1]
 
     assert seen.text == "exit code 0\n1\n2\n\n[3884 characters left out]\n1000\n"
     assert seen.info["elided_chars"] == 3884
 
 
-def test_an_episode_that_may_not_be_lived_again_says_so() -> None:
+def test_config_can_make_an_episode_non_replayable() -> None:
     assert kind_of("shell").waits
     assert [
         is_replayable("shell", text)
@@ -155,7 +155,7 @@ def test_an_episode_that_may_not_be_lived_again_says_so() -> None:
     assert not made(replay=False).replayable
 
 
-def test_a_step_before_the_opening_or_after_the_close_is_refused() -> None:
+def test_step_before_open_or_after_close_is_refused() -> None:
     async def whole() -> None:
         environment = made()
         with pytest.raises(WorkFailed, match="before it was opened"):
@@ -199,7 +199,7 @@ def test_a_step_before_the_opening_or_after_the_close_is_refused() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
-def test_a_config_that_makes_no_sense_is_refused_when_it_is_read(
+def test_invalid_shell_config_is_refused_when_it_is_read(
     config: dict[str, Any], found: str
 ) -> None:
     with pytest.raises(WorkFailed, match=found) as failed:
@@ -209,14 +209,14 @@ def test_a_config_that_makes_no_sense_is_refused_when_it_is_read(
     assert len(str(failed.value)) < 1200
 
 
-def test_a_file_below_a_file_is_refused_at_the_opening() -> None:
+def test_file_below_a_file_is_refused_on_open() -> None:
     with pytest.raises(WorkFailed, match="'a/b' cannot be written") as failed:
         episode("echo", files={"a": "", "a/b": ""})
 
     assert (failed.value.code, failed.value.retriable) == ("bad_config", False)
 
 
-def test_a_directory_that_is_too_much_or_holds_no_files_is_refused(tmp_path: Path) -> None:
+def test_oversized_directory_or_one_with_special_files_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "large").open("wb") as large:
         large.truncate(1 << 30)
     with pytest.raises(WorkFailed, match="too much for a box") as failed:
@@ -243,7 +243,7 @@ def steps(*actions: str) -> list[EnvironmentStep]:
     return [place, *told[:-1], replace(told[-1], history=actions[:-1])]
 
 
-def test_a_lost_session_is_rebuilt_and_shows_what_it_would_have_shown() -> None:
+def test_rebuilt_shell_session_shows_the_same_observation() -> None:
     commands = steps("x=1; cd /", "touch ~/a; kill -9 $$", "y=2; cd ~; sleep 9", "ls; echo $x $y")
 
     async def shown(some: list[EnvironmentStep]) -> EnvironmentStepped:
@@ -259,7 +259,7 @@ def test_a_lost_session_is_rebuilt_and_shows_what_it_would_have_shown() -> None:
     assert lived.text == "exit code 0\na\n\n"
 
 
-def test_the_task_of_the_page_is_solved_by_the_policy_beside_it() -> None:
+def test_task_on_the_documentation_page_is_solved_by_its_policy() -> None:
     told, answer = shell_task(), count_red()
 
     async def whole() -> list[Observation]:

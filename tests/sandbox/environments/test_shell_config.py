@@ -1,4 +1,4 @@
-"""What a rollout says of its box: what is taken of it, what a task says, what is refused."""
+"""Box settings of a rollout: accepted values, values of its task, refused values."""
 
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ MIB = 1 << 20
 
 
 def task(directory: Path, environment: str) -> HarborTask:
-    """One whose `task.toml` says this of its environment."""
+    """A task with this text in the environment section of `task.toml`."""
     text = TASK.replace("memory_mb = 512\n", environment)
     return read_task(write_task(directory / "sums", {"task.toml": text}))
 
 
-def test_without_a_word_a_box_is_the_workers_choice_and_has_the_usual_limits() -> None:
+def test_empty_config_leaves_box_unset_and_uses_default_limits() -> None:
     config = read_config({})
 
     assert config.box is None
@@ -28,7 +28,7 @@ def test_without_a_word_a_box_is_the_workers_choice_and_has_the_usual_limits() -
     assert (config.spec(None).image, config.spec(None).env) == ("", {})
 
 
-def test_an_image_that_a_task_builds_is_built_unless_another_is_named(tmp_path: Path) -> None:
+def test_image_of_a_task_is_built_unless_config_names_another(tmp_path: Path) -> None:
     directory = write_task(tmp_path / "sums", {"environment/Dockerfile": "FROM base\n"})
     built = read_task(directory)
 
@@ -38,7 +38,7 @@ def test_an_image_that_a_task_builds_is_built_unless_another_is_named(tmp_path: 
     assert (spec.image, spec.build) == ("host", None)
 
 
-def test_limits_are_those_of_the_box() -> None:
+def test_configured_limits_become_box_limits() -> None:
     limits = {
         "memory_bytes": 64 * MIB, "processes": 8, "file_bytes": 0, "open_files": 32,
         "disk_bytes": 2 * MIB, "cpus": 1,
@@ -49,7 +49,7 @@ def test_limits_are_those_of_the_box() -> None:
     )
 
 
-def test_the_older_name_of_the_memory_is_still_taken() -> None:
+def test_old_name_of_the_memory_limit_is_still_accepted() -> None:
     assert read_config({"memory_bytes": 9}).spec(None).limits == BoxLimits(memory_bytes=9)
 
 
@@ -67,7 +67,7 @@ def test_the_older_name_of_the_memory_is_still_taken() -> None:
         ("", {}, BoxLimits()),
     ],
 )
-def test_what_a_task_states_holds_unless_less_is_asked_for(
+def test_task_limits_hold_unless_config_requests_lower_ones(
     tmp_path: Path, stated: str, asked: dict[str, Any], given: BoxLimits
 ) -> None:
     found = task(tmp_path, stated)
@@ -75,7 +75,7 @@ def test_what_a_task_states_holds_unless_less_is_asked_for(
     assert read_config({"limits": asked}).spec(found).limits == given
 
 
-def test_image_and_variables_are_the_tasks_and_the_request_goes_before(tmp_path: Path) -> None:
+def test_request_overrides_image_and_variables_of_the_task(tmp_path: Path) -> None:
     found = task(tmp_path, 'docker_image = "base"\nenv = { A = "1", B = "2" }\n')
 
     theirs = read_config({}).spec(found)
@@ -118,9 +118,7 @@ def test_image_and_variables_are_the_tasks_and_the_request_goes_before(tmp_path:
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_what_no_worker_would_take_is_refused_in_one_line(
-    config: dict[str, Any], found: str
-) -> None:
+def test_invalid_shell_request_is_refused_in_one_line(config: dict[str, Any], found: str) -> None:
     with pytest.raises(Refused, match=found) as refused:
         check_shell(config)
 
@@ -129,7 +127,7 @@ def test_what_no_worker_would_take_is_refused_in_one_line(
     assert len(str(refused.value)) < 1500
 
 
-def test_a_directory_of_the_workers_host_need_not_be_on_that_of_whoever_asks() -> None:
+def test_path_is_checked_on_the_worker_and_not_on_the_client() -> None:
     check_shell({"path": "/no/such/place"})
 
     with pytest.raises(Refused, match="no absolute path of a directory"):

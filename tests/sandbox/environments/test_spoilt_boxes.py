@@ -1,6 +1,6 @@
-"""Whoever breaks the box that he acts in earns 0 for it, as for anything else that mends nothing.
+"""An agent that breaks its own box earns 0, as for any other work that fixes nothing.
 
-A rollout whose box died is nobody's fault and has no reward; so nobody may make his box look dead.
+A rollout whose box died has no reward; so no agent may be able to make its box look dead.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ OPEN = {
     "all below it is barred": "chmod -R 0 .; chmod 0 ~/.git ~",
     "all names are gone": "rm -rf ~/* ~/.git ~",
 }
-"""Whatever is done here, what it is done in goes on."""
+"""Attacks that the box survives."""
 CLOSED = {
     "everybody is killed": "kill -9 -1",
     "everybody is stopped": f"({LOOP}) & exit",
@@ -40,7 +40,7 @@ CLOSED = {
     "nothing new can begin, ever": "for i in $(seq 100); do setsid sleep 1000 & done; exit",
     "files without end": "mkdir d; cd d; seq 100000 | xargs touch; echo",
 }
-"""What nobody but a box that isolates holds."""
+"""Attacks that only an isolating box survives."""
 BOUND = BubblewrapDriver().enforces()["memory"] == "control group"
 FIRST = "for pid in 1 $$; do echo 1000 >/proc/$pid/oom_score_adj; done"
 HOLD = """python3 -c '
@@ -72,7 +72,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["bubblewrap", "docker"])
 def isolating(request: pytest.FixtureRequest) -> str:
-    """As `kind`, without a directory of the host, which holds nothing of this."""
+    """As `kind`, without `local`, which isolates nothing."""
     return usable(request.param)
 
 
@@ -108,7 +108,7 @@ def size_of_patch(seen: Observation) -> int:
 
 
 @pytest.mark.parametrize("how", OPEN)
-def test_who_bars_the_directory_that_he_works_in_has_handed_in_nothing(
+def test_agent_that_locks_its_work_directory_earns_zero(
     task: HarborTask, kind: str, how: str
 ) -> None:
     last = shown(task, kind, OPEN[how], SUBMIT, check="false")[-1]
@@ -116,7 +116,7 @@ def test_who_bars_the_directory_that_he_works_in_has_handed_in_nothing(
     assert (last.terminated, last.reward, last.info["check_exit_code"]) == (True, 0.0, 1)
 
 
-def test_who_mends_it_and_bars_the_directory_has_mended_it(task: HarborTask, kind: str) -> None:
+def test_patch_is_taken_from_a_locked_work_directory(task: HarborTask, kind: str) -> None:
     mend = "sed -i 's/a - b/a + b/' sums.py; chmod 0 ~"
 
     last = shown(task, kind, mend, SUBMIT)[-1]
@@ -126,16 +126,14 @@ def test_who_mends_it_and_bars_the_directory_has_mended_it(task: HarborTask, kin
 
 
 @pytest.mark.parametrize("how", CLOSED)
-def test_who_disturbs_all_that_runs_there_disturbs_himself(
-    task: HarborTask, isolating: str, how: str
-) -> None:
+def test_agent_that_disrupts_its_box_earns_zero(task: HarborTask, isolating: str, how: str) -> None:
     last = shown(task, isolating, CLOSED[how], "exit", SUBMIT, check="false")[-1]
 
     assert (last.terminated, last.reward) == (True, 0.0)
 
 
 @pytest.mark.parametrize("how", SPOILS)
-def test_who_takes_all_memory_for_good_has_ended_his_episode(
+def test_agent_that_holds_all_memory_ends_its_episode_with_zero_reward(
     task: HarborTask, isolating: str, how: str
 ) -> None:
     if isolating == "bubblewrap" and not BOUND:
@@ -148,9 +146,7 @@ def test_who_takes_all_memory_for_good_has_ended_his_episode(
     assert last.text.startswith(said) or "exit code" in last.text
 
 
-def test_a_box_too_small_for_its_task_is_no_fault_of_who_acts_in_it(
-    task: HarborTask, tmp_path: Any
-) -> None:
+def test_box_too_small_for_its_task_fails_with_bad_config(task: HarborTask, tmp_path: Any) -> None:
     if not has("bwrap") or not BOUND:
         left_out("bubblewrap", "boxes that are too small for their tasks")
     (tmp_path / "large").mkdir()
@@ -163,7 +159,7 @@ def test_a_box_too_small_for_its_task_is_no_fault_of_who_acts_in_it(
     assert failed.value.code == "bad_config"
 
 
-def test_a_box_that_is_killed_from_without_is_told_from_one_that_is_spoilt(
+def test_externally_killed_box_is_distinguished_from_a_spoilt_box(
     task: HarborTask,
 ) -> None:
     if not has("bwrap"):

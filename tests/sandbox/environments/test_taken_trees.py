@@ -1,4 +1,4 @@
-"""Any tree and any edits: what is taken leads to the same tree, or what is left out is named."""
+"""For any tree and edits, the taken patch gives the same tree, or names the files left out."""
 
 import asyncio
 import os
@@ -80,7 +80,7 @@ edits = st.one_of(
 
 
 def edit(tree: Path, edits: list[Edit]) -> None:
-    """Do what can be done: a path may lead nowhere, or through a file or a link."""
+    """Apply the edits that are possible: a path may not exist, or lead through a file or a link."""
 
     for change, words in edits:
         if all(not (tree / str(word)).parent.is_symlink() for word in words[:2]):
@@ -138,7 +138,7 @@ def all_names(monkeypatch: pytest.MonkeyPatch) -> None:
     phases=[Phase.generate], max_examples=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
 @given(st.lists(writes, max_size=6), st.lists(edits, max_size=8))
-def test_what_is_taken_leads_to_the_same_tree_or_is_named(
+def test_taken_patch_reproduces_the_tree_or_names_left_out_files(
     before: list[Edit], changes: list[Edit]
 ) -> None:
     with tempfile.TemporaryDirectory() as scratch:

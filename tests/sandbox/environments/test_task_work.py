@@ -1,4 +1,4 @@
-"""The work at a task is taken by its environment: what it is, and who may not be in the way."""
+"""The environment takes the work at a task as a patch, even from a manipulated box."""
 
 import asyncio
 import hashlib
@@ -54,7 +54,7 @@ def host() -> MortalHost:
 def episode(
     task: HarborTask, kind: str, *actions: str, given: MortalHost | None = None, **config: Any
 ) -> tuple[Observation, MortalHost]:
-    """What is shown at the end, and where objects went."""
+    """The last observation, and the stored objects."""
     lent = given or host()
 
     async def whole() -> Observation:
@@ -78,7 +78,7 @@ def artefacts(seen: Observation) -> dict[str, dict[str, Any]]:
 
 
 def patch(seen: Observation, kept: MortalHost) -> bytes:
-    """The patch, which is what is said of it."""
+    """The stored patch, checked against its description in the observation."""
     told = artefacts(seen)["patch"]
     content = kept.kept[told["uri"]]
     assert told["size"] == len(content)
@@ -102,7 +102,7 @@ def applied(task: HarborTask, content: bytes, work: Path) -> dict[str, bytes | s
     }
 
 
-def test_the_work_is_what_its_files_are_at_the_end(
+def test_patch_contains_the_final_state_of_the_files(
     kind: str, task: HarborTask, tmp_path: Path
 ) -> None:
     seen, kept = episode(
@@ -131,7 +131,7 @@ def test_the_work_is_what_its_files_are_at_the_end(
     assert os.access(tmp_path / "work" / "run", os.X_OK)
 
 
-def test_who_changes_nothing_leaves_an_empty_patch_and_who_never_hands_in_none(
+def test_unchanged_work_gives_an_empty_patch_and_no_submission_gives_none(
     kind: str, task: HarborTask
 ) -> None:
     handed_in, kept = episode(task, kind, SUBMIT)
@@ -172,7 +172,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_repository_that_is_not_as_it_was_is_in_nobodys_way(
+def test_manipulated_repository_does_not_prevent_the_patch(
     task: HarborTask, name: str, tmp_path: Path
 ) -> None:
     kind = "bubblewrap" if has("bwrap") else "local"
@@ -196,9 +196,7 @@ def test_a_repository_that_is_not_as_it_was_is_in_nobodys_way(
         "truncate -s 500M data.bin",
     ],
 )
-def test_what_is_too_much_is_named_by_its_size_and_held_nowhere(
-    task: HarborTask, flood: str
-) -> None:
+def test_oversized_patch_is_reported_by_size_and_not_stored(task: HarborTask, flood: str) -> None:
     kind = "bubblewrap" if has("bwrap") else "local"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
@@ -213,7 +211,7 @@ def test_what_is_too_much_is_named_by_its_size_and_held_nowhere(
     assert grown_kb < 48 << 10
 
 
-def test_a_store_that_is_away_fails_the_step_and_not_the_work(task: HarborTask) -> None:
+def test_unavailable_object_store_gives_a_retriable_step_error(task: HarborTask) -> None:
     class Away(MortalHost):
         def keep(self, name: str, content: bytes) -> str:
             msg = "it is away"
@@ -225,7 +223,7 @@ def test_a_store_that_is_away_fails_the_step_and_not_the_work(task: HarborTask) 
     assert (failed.value.code, failed.value.retriable) == ("objects_away", True)
 
 
-def test_an_output_that_is_shown_in_part_is_kept_whole(kind: str, task: HarborTask) -> None:
+def test_truncated_output_is_stored_in_full(kind: str, task: HarborTask) -> None:
     seen, kept = episode(task, kind, "seq 1 20000; pwd; printf '\\377'", head_chars=5, tail_chars=7)
     short, other = episode(task, kind, "seq 1 9", head_chars=10, tail_chars=8)
 
@@ -237,7 +235,7 @@ def test_an_output_that_is_shown_in_part_is_kept_whole(kind: str, task: HarborTa
     assert (artefacts(short), other.kept) == ({}, {})
 
 
-def test_of_a_flood_an_episode_keeps_so_much_and_says_that_it_is_cut(
+def test_stored_output_of_an_episode_is_limited_and_marked_as_cut(
     task: HarborTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandbox.environments.shell_commands.EPISODE_BYTES", 3_000_000)
@@ -253,7 +251,7 @@ def test_of_a_flood_an_episode_keeps_so_much_and_says_that_it_is_cut(
     assert artefacts(third) == {}
 
 
-def test_the_gold_patch_that_is_applied_is_the_gold_patch_that_is_taken(
+def test_applied_gold_patch_is_taken_back_from_the_work_directory(
     kind: str, task: HarborTask, tmp_path: Path
 ) -> None:
     apply = f"cat > $TMPDIR/p$$ <<'END'\n{GOLD}END\ngit apply $TMPDIR/p$$; rm $TMPDIR/p$$"
@@ -272,7 +270,7 @@ def test_the_gold_patch_that_is_applied_is_the_gold_patch_that_is_taken(
         ("rm -rf .git", "bad object|not a tree|failed to unpack tree"),
     ],
 )
-def test_what_only_an_image_had_is_read_from_its_repository(
+def test_base_that_exists_only_in_the_image_comes_from_its_repository(
     task: HarborTask, harm: str, untaken: str, tmp_path: Path
 ) -> None:
     async def whole() -> tuple[WorkPatch, bytes]:
@@ -306,7 +304,7 @@ COMMIT = "git add -A; git -c user.name=a -c user.email=a@b commit -qm x"
 NESTED = "mkdir -p pkg/in; cd pkg; git init -q; echo x > in/new.py; {}; cd ..", "pkg/in/new.py"
 IGNORE = "printf 'build/\\n*.log\\n' > .gitignore; mkdir build; echo x > build/new.py; "
 TAKEN_OR_NAMED: dict[str, tuple[str, set[str], list[str]]] = {
-    # What is done, files that are taken, and what is named instead
+    # Commands, files that are taken, and paths that are named as left out
     "a nested repository": (NESTED[0].format(":"), {NESTED[1]}, ["pkg/.git"]),
     "one with a commit": (NESTED[0].format(COMMIT), {NESTED[1]}, ["pkg/.git"]),
     "one that is a file": (
@@ -346,7 +344,7 @@ TAKEN_OR_NAMED: dict[str, tuple[str, set[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", TAKEN_OR_NAMED)
-def test_what_git_would_pass_over_is_taken_or_named(
+def test_files_that_git_would_skip_are_taken_or_named(
     kind: str, task: HarborTask, case: str, tmp_path: Path
 ) -> None:
     done, files, named = TAKEN_OR_NAMED[case]
@@ -367,7 +365,7 @@ def test_what_git_would_pass_over_is_taken_or_named(
         "head -c 300M /dev/zero > $TMPDIR/full; head -c 300M /dev/zero > /tmp/full",
     ],
 )
-def test_a_folder_for_temporary_files_that_is_full_or_locked_is_in_nobodys_way(
+def test_full_or_locked_temporary_folder_does_not_prevent_the_patch(
     task: HarborTask, harm: str, tmp_path: Path
 ) -> None:
     if not has("bwrap"):
@@ -381,7 +379,7 @@ def test_a_folder_for_temporary_files_that_is_full_or_locked_is_in_nobodys_way(
     assert found.keys() == {"sums.py", "tests/__init__.py", "data.bin"}
 
 
-def test_work_that_git_is_made_slow_with_is_the_agents_own_fault(
+def test_work_that_slows_git_past_its_timeout_gives_no_patch(
     task: HarborTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandbox.environments.work_patch.TAKE_S", 2.0)

@@ -1,6 +1,6 @@
-"""Random patches, some of them hostile: the judge agrees with an oracle that runs no pytest.
+"""Random patches, some of them hostile: verdicts agree with an oracle that runs no pytest.
 
-The oracle imports what a patch has written in a new process and asserts what the tests do. A patch
+The oracle imports the patched files in a new process and makes the assertions of the tests. A patch
 that resolves must be right there. One that is right must resolve, unless it does something that is
 named in `EXPLAINED`. `ROLLCALL_PATCHES` says how many are drawn.
 """
@@ -50,7 +50,7 @@ HARMLESS: Mapping[str, str] = {
     "a use of pytest": "import pytest\n",
     "a builtin": "import builtins\nbuiltins.tiny = 1\n",
 }
-"""What a right patch may do, by name."""
+"""Harmless code of a right patch, by name."""
 EXPLAINED: Mapping[str, tuple[str, str]] = {
     "other assertions": (
         "import unittest\nunittest.TestCase.assertEqual = lambda *a: None\n",
@@ -69,13 +69,13 @@ EXPLAINED: Mapping[str, tuple[str, str]] = {
         "a trace function can exchange what a test calls",
     ),
 }
-"""What the judge refuses in a right patch, and why, by name."""
+"""Code that grading refuses even in a right patch, with the reason, by name."""
 WRONG: Mapping[str, str] = {
     "an exit": "import sys\nsys.exit(0)\n",
     "an early end": "import os\nos._exit(0)\n",
     "a skip of its module": "import pytest\npytest.skip('later', allow_module_level=True)\n",
 }
-"""What no right patch does, by name: the package cannot be imported."""
+"""Code that no right patch contains, by name: the package cannot be imported."""
 BEFORE = {**HARMLESS, **{name: text for name, (text, _) in EXPLAINED.items()}, **WRONG}
 BODIES = (
     "", "", "", "", "    import pytest; pytest.xfail('later')\n",
@@ -83,7 +83,7 @@ BODIES = (
     "    import unittest; raise unittest.SkipTest('later')\n",
     "    import pytest; raise pytest.xfail.Exception('x')\n",
 )  # fmt: skip
-"""What the function begins with."""
+"""First lines of the function."""
 BESIDE: Mapping[str, str] = {
     "tests/test_sums.py": "def test_adds():\n    pass\n",
     "tests/test_more.py": "def test_more():\n    assert False\n",
@@ -94,7 +94,7 @@ BESIDE: Mapping[str, str] = {
     "tiny/more.py": "x = 1\n",
     "notes.txt": "mended\n",
 }
-"""Files that change nothing for the judge."""
+"""Files that do not change the verdict."""
 ENDLESS = {"an output flood", "a fork that outlives"}
 HOSTILE = [each.files for name, each in {**RUNS, **LEFT_OUT}.items() if name not in ENDLESS]
 
@@ -116,7 +116,7 @@ def expression(dice: Random, depth: int) -> str:
 
 
 def drawn(dice: Random) -> Drawn:
-    """A body of the function, right in about every third patch, and what stands beside it."""
+    """A body of the function, right in about every third patch, with other code and files."""
     right = dice.random() < 0.4
     value = dice.choice(("a + b", "(b + a)", "a - -b", "sum((a, b))")) if right else ""
     form = dice.choice(FORMS).format(value or expression(dice, 2))
@@ -132,7 +132,7 @@ def drawn(dice: Random) -> Drawn:
 
 
 def is_right(directory: Path, files: Mapping[str, str]) -> bool:
-    """What the oracle says of the files that a patch writes to the package."""
+    """The oracle's verdict on the package files of a patch."""
     tree = {**BASE, **{name: text for name, text in files.items() if name.startswith("tiny/")}}
     for name, text in tree.items():
         place = directory / name
@@ -145,7 +145,7 @@ def is_right(directory: Path, files: Mapping[str, str]) -> bool:
 
 
 @pytest.mark.timeout(180 + 5 * MANY)
-def test_no_patch_earns_what_the_oracle_denies_and_no_right_one_goes_without(
+def test_verdicts_on_random_patches_agree_with_the_oracle(
     tmp_path: Path,
 ) -> None:
     dice, patches = Random(SEED), Patches(tmp_path / "work")

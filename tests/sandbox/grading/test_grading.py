@@ -1,4 +1,4 @@
-"""Gradings that are none of the patch's fault, runners other than pytest, and what a task lacks."""
+"""Grading failures that the patch did not cause, other runners than pytest, incomplete tasks."""
 
 import asyncio
 import math
@@ -40,7 +40,7 @@ def gold(patches: Patches) -> bytes:
 
 @pytest.fixture(scope="module")
 def idle(patches: Patches) -> bytes:
-    """Applies, and mends nothing."""
+    """A patch that applies, and fixes nothing."""
     return patches.of({"tiny/more.py": "x = 1\n"})
 
 
@@ -59,7 +59,7 @@ def by_unittest(**fields: object) -> Reference:
     return replace(given, verifier=verifier, tests=tar_of(UNITTEST))
 
 
-def test_unittest_is_run_by_a_shell(gold: bytes, idle: bytes) -> None:
+def test_unittest_command_is_run_by_a_shell(gold: bytes, idle: bytes) -> None:
     given = by_unittest(command=f"{sys.executable} -m unittest -v")
 
     assert judged(given, gold) == Verdict("resolved", "all 2 tests pass", 1.0)
@@ -68,13 +68,13 @@ def test_unittest_is_run_by_a_shell(gold: bytes, idle: bytes) -> None:
     assert "tests.test_sums.T.test_adds FAILED" in verdict.reason
 
 
-def test_an_exit_code_that_hides_failures_is_not_believed(idle: bytes) -> None:
+def test_exit_code_zero_with_failed_tests_is_invalid(idle: bytes) -> None:
     verdict = judged(by_unittest(command=f"{sys.executable} -m unittest -v || true"), idle)
 
     assert (verdict.code, verdict.reason) == ("invalid", "exit code 0, but 1 tests failed or erred")
 
 
-def test_an_exit_code_alone_can_judge(gold: bytes, idle: bytes) -> None:
+def test_exit_code_alone_can_decide_the_verdict(gold: bytes, idle: bytes) -> None:
     command = f"{sys.executable} -c 'from tiny.sums import add; assert add(2, 3) == 5'"
     given = reference(command=command, parser="exit-code", fail_to_pass=(), pass_to_pass=())
 
@@ -82,14 +82,14 @@ def test_an_exit_code_alone_can_judge(gold: bytes, idle: bytes) -> None:
     assert judged(given, idle) == Verdict("failed", "exit code 1")
 
 
-def test_pytest_that_needs_a_shell_is_read_from_what_it_prints(gold: bytes) -> None:
+def test_pytest_run_by_a_shell_is_parsed_from_its_output(gold: bytes) -> None:
     given = reference(command=f"cd . && PYTHONPATH=. {sys.executable} -m pytest -q -rA tests")
 
     assert judged(given, gold).resolved
 
 
 @pytest.mark.parametrize("path", ["", "lib:."])
-def test_tests_find_the_variables_of_their_box(
+def test_tests_see_the_environment_variables_of_their_box(
     tmp_path: Path, gold: bytes, idle: bytes, path: str
 ) -> None:
     (tmp_path / "tool").write_text("#!/bin/sh\necho of the box\n")
@@ -142,10 +142,10 @@ class PartsTest(unittest.TestCase):
 
 
 @pytest.mark.parametrize("before", ["", "cd . && "])
-def test_subtests_and_teardowns_that_fail_are_failures_and_contradict_nothing(
+def test_failed_subtests_and_teardowns_are_failures_without_contradiction(
     gold: bytes, before: str
 ) -> None:
-    """Those of subtests and of a teardown, with the witness and read from what is printed."""
+    """Failures of subtests and of a teardown, both supervised and parsed from the output."""
     given = reference(command=f"{before}PYTHONPATH=. {sys.executable} -m pytest -q -rA tests")
     tests = {name: text + ODD_TESTS for name, text in TESTS.items()}
     bad = tuple(f"tests/test_sums.py::{test}" for test in ("test_torn", "PartsTest::test_bad"))
@@ -160,14 +160,14 @@ def test_subtests_and_teardowns_that_fail_are_failures_and_contradict_nothing(
     )
 
 
-def test_a_command_that_never_ends_is_ended(gold: bytes) -> None:
+def test_command_past_its_timeout_is_killed(gold: bytes) -> None:
     given = by_unittest(command="sleep 100", timeout_sec=0.2)
 
     assert judged(given, gold).code == "timeout"
 
 
-def test_the_suites_own_settings_hold(gold: bytes) -> None:
-    """The ini file of the start is in force, with the options that it adds."""
+def test_settings_of_the_test_suite_are_applied(gold: bytes) -> None:
+    """The original ini file applies, with its added options."""
     given = reference(command=f"PYTHONPATH=. {sys.executable} -m pytest -rA tests")
     base = {**BASE, "setup.cfg": "[tool:pytest]\naddopts = -k not_yet\nxfail_strict = true\n"}
     tests = {"tests/test_sums.py": TESTS["tests/test_sums.py"].replace("same(1) == 2", "True")}
@@ -185,7 +185,7 @@ def test_the_suites_own_settings_hold(gold: bytes) -> None:
         ({"command": "python3 -m pytest -q tests", "env": {"PATH": "/nowhere"}}, "cannot"),
     ],
 )
-def test_a_box_without_the_tools_gives_no_verdict(
+def test_box_without_an_interpreter_gives_no_verdict(
     gold: bytes, fields: dict[str, object], says: str
 ) -> None:
     with pytest.raises(WorkFailed, match=says) as raised:
@@ -194,7 +194,7 @@ def test_a_box_without_the_tools_gives_no_verdict(
     assert (raised.value.code, raised.value.retriable) == ("bad_image", False)
 
 
-def test_an_interpreter_without_pytest_gives_no_verdict(gold: bytes, tmp_path: Path) -> None:
+def test_interpreter_without_pytest_gives_no_verdict(gold: bytes, tmp_path: Path) -> None:
     venv.create(tmp_path, symlinks=True)
     bare = tmp_path / "bin" / "python3"
 
@@ -205,7 +205,7 @@ def test_an_interpreter_without_pytest_gives_no_verdict(gold: bytes, tmp_path: P
 
 
 class Dying:
-    """A box that dies at its n-th command, or has no memory left from then on."""
+    """A box that dies, or runs out of memory, at its n-th command."""
 
     def __init__(self, box: Box, lives: int, *, spoilt: bool = False) -> None:
         self.box = box
@@ -228,7 +228,7 @@ class Dying:
 
 
 @pytest.mark.parametrize("lives", [0, 1, 2, 3])
-def test_a_box_that_dies_is_no_verdict_and_is_closed(gold: bytes, lives: int) -> None:
+def test_dead_box_gives_no_verdict_and_is_closed(gold: bytes, lives: int) -> None:
     dying: list[Dying] = []
 
     async def open_box(spec: Spec) -> Box:
@@ -243,7 +243,7 @@ def test_a_box_that_dies_is_no_verdict_and_is_closed(gold: bytes, lives: int) ->
 
 
 @pytest.mark.parametrize(("within_s", "opened"), [(math.inf, 4), (RUNS * longest_s(120.0), 2)])
-def test_a_box_that_dies_with_the_patch_alone_is_its_doing_while_there_is_time(
+def test_repeated_box_death_only_with_the_patch_is_blamed_on_the_patch(
     gold: bytes, within_s: float, opened: int
 ) -> None:
     boxes: list[Box] = []
@@ -260,8 +260,8 @@ def test_a_box_that_dies_with_the_patch_alone_is_its_doing_while_there_is_time(
 
 
 @pytest.mark.parametrize("code", ["box_unavailable", "box_died", "bad_config"])
-def test_a_box_that_cannot_be_had_gives_no_verdict(gold: bytes, code: str) -> None:
-    """No engine, no image, no name resolution, no room on its disk: what its driver says."""
+def test_box_that_cannot_be_opened_gives_no_verdict(gold: bytes, code: str) -> None:
+    """Driver errors such as no engine, no image, no name resolution, no disk space."""
 
     async def open_box(spec: Spec) -> Box:
         raise WorkFailed(code, "it cannot be had", retriable=code != "bad_config")
@@ -273,7 +273,9 @@ def test_a_box_that_cannot_be_had_gives_no_verdict(gold: bytes, code: str) -> No
 
 
 @pytest.mark.parametrize("lives", [0, 1, 2, 3])
-def test_a_box_that_the_patch_has_left_no_memory_is_a_verdict(gold: bytes, lives: int) -> None:
+def test_box_without_memory_left_by_the_patch_gives_verdict_box_spoilt(
+    gold: bytes, lives: int
+) -> None:
     async def open_box(spec: Spec) -> Box:
         return Dying(await driver("local").open(spec), lives, spoilt=True)  # type: ignore[return-value]
 
@@ -282,7 +284,7 @@ def test_a_box_that_the_patch_has_left_no_memory_is_a_verdict(gold: bytes, lives
     assert (verdict.code, verdict.resolved) == ("box_spoilt", False)
 
 
-def test_code_that_an_image_has_is_judged_in_its_place_and_other_code_in_the_boxs_own(
+def test_grading_directory_is_the_workdir_of_the_image_if_it_holds_code(
     tmp_path: Path,
 ) -> None:
     task = write_task(tmp_path / "sums")
@@ -304,7 +306,7 @@ def test_code_that_an_image_has_is_judged_in_its_place_and_other_code_in_the_box
     assert given.base is None
 
 
-def test_a_task_on_disk_is_a_reference(gold: bytes, tmp_path: Path) -> None:
+def test_task_directory_can_be_used_as_reference(gold: bytes, tmp_path: Path) -> None:
     task = write_task(tmp_path / "sums")
 
     given = reference_of(read_task(task))
@@ -313,7 +315,7 @@ def test_a_task_on_disk_is_a_reference(gold: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["by its witness", "by a shell"])
-def test_a_skip_counts_where_a_test_file_that_is_not_laid_anew_says_so(
+def test_skip_marks_in_unreplaced_test_files_count_and_patches_cannot_remove_them(
     patches: Patches, how: str
 ) -> None:
     before = "" if how == "by its witness" else "cd . && "

@@ -1,4 +1,4 @@
-"""Which paths a patch has no say about."""
+"""Paths that a patch cannot change."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def guarded(command: str = "python -m pytest tests", parser: str = "pytest") -> 
         "_pytest/runner.py", "app.dist-info/entry_points.txt",
     ],
 )  # fmt: skip
-def test_tests_their_neighbours_and_what_steers_a_runner_stay(path: str) -> None:
+def test_tests_their_data_and_runner_configuration_are_guarded(path: str) -> None:
     assert guarded().holds(path)
 
 
@@ -32,7 +32,7 @@ def test_tests_their_neighbours_and_what_steers_a_runner_stay(path: str) -> None
     ["src/app/core.py", "checks/helper.py", "src/pytest.py", "src/app/testing.py", "database.py",
      "src/testing/app.py", ".venv/lib/x.py"],
 )  # fmt: skip
-def test_everything_else_is_the_patch_s(path: str) -> None:
+def test_other_files_may_be_changed_by_the_patch(path: str) -> None:
     assert not guarded().holds(path)
 
 
@@ -41,11 +41,11 @@ def test_everything_else_is_the_patch_s(path: str) -> None:
     [".venv/bin/python -m pytest tests", "/testbed/.venv/bin/python3 -m pytest",
      ".venv/bin/pytest tests; true", "cd . && PYTHONPATH=. ./.venv/bin/python -m pytest"],
 )  # fmt: skip
-def test_an_environment_in_the_tree_that_runs_the_tests_stays(command: str) -> None:
+def test_virtual_environment_that_runs_the_tests_is_guarded(command: str) -> None:
     assert guarded(command).holds(".venv/lib/python3.11/site-packages/evil.pth")
     assert not guarded(command).holds("src/app/core.py")
 
 
-def test_other_runners_have_no_files_of_python_s() -> None:
+def test_python_configuration_is_not_guarded_for_other_runners() -> None:
     assert not guarded("go test ./...", "go-test").holds("setup.cfg")
     assert guarded("go test ./...", "go-test").holds("data/x.json")

@@ -1,7 +1,7 @@
-"""Patches that want a reward without mending anything: each earns 0, with its own reason.
+"""Patches that try to earn a reward without a fix: each earns 0, with its own reason.
 
-The package's bug stays in all of them, and nothing of their boxes is left. In directories of this
-host, and in namespaces where bubblewrap is installed; elsewhere that half is left out, and says so.
+The package's bug stays in all of them, and nothing of their boxes is left. They run in directories
+of this host, and in namespaces; the latter are skipped with a message without bubblewrap.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ BOUND = BubblewrapDriver().enforces()["memory"] == "control group"
 
 
 class Judge:
-    """Grades in boxes of one kind, and knows what became of them."""
+    """Grades in boxes of one kind, and checks that each is closed."""
 
     def __init__(self, kind: str, interpreter: Path) -> None:
         self.kind = kind
@@ -109,7 +109,7 @@ def judge(request: pytest.FixtureRequest) -> Iterator[Judge]:
     if request.param == "bubblewrap" and not (shutil.which("bwrap") and usable(SYSTEMS)):
         pytest.skip("left out: gradings in namespaces, for want of bubblewrap (`bwrap`)")
     with tempfile.TemporaryDirectory(prefix="tests-") as place:
-        Path(place).chmod(0o755)  # a box's user has to walk there
+        Path(place).chmod(0o755)  # the user of a box must be able to reach it
         yield Judge(request.param, bare_interpreter(Path(place)))
 
 
@@ -120,7 +120,7 @@ def patches(tmp_path_factory: pytest.TempPathFactory) -> Patches:
 
 @pytest.fixture(scope="module")
 def verdicts(judge: Judge, patches: Patches) -> dict[str, Verdict]:
-    """Of all hostile patches."""
+    """The verdicts on all hostile patches."""
     made = {
         name: (judge.wanting(attack.mend), patches.of(attack.files, without=attack.without))
         for name, attack in ATTACKS.items()
@@ -129,26 +129,26 @@ def verdicts(judge: Judge, patches: Patches) -> dict[str, Verdict]:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_hostile_patch_earns_nothing(verdicts: dict[str, Verdict], name: str) -> None:
+def test_hostile_patch_earns_zero(verdicts: dict[str, Verdict], name: str) -> None:
     verdict, attack = verdicts[name], ATTACKS[name]
 
     assert (verdict.code, verdict.resolved) == (attack.code, False)
     assert attack.says in verdict.reason
 
 
-def test_there_are_many_kinds_of_them() -> None:
+def test_there_are_at_least_sixty_hostile_patches() -> None:
     assert len(ATTACKS) >= 60
 
 
 @pytest.mark.parametrize("test", [HELPER, CONSTANT, BUILTIN, PARAMETERS, FIXTURE, CLASS])
-def test_what_hostile_patches_want_is_there_for_the_right_one(
+def test_right_patch_resolves_tests_that_hostile_patches_attack(
     judge: Judge, patches: Patches, test: str
 ) -> None:
     if judge.kind == "local":
         assert judge.each({"": (judge.wanting(test), patches.gold())})[""].resolved
 
 
-def test_a_sleep_ends_with_its_time_and_leaves_nobody(judge: Judge, patches: Patches) -> None:
+def test_sleeping_patch_times_out_and_leaves_no_process(judge: Judge, patches: Patches) -> None:
     patch = patches.of(at_import(f"import os; os.execv('/bin/sleep', ['sleep', '{SLEEP}'])"))
 
     verdict = judge.once(patch, timeout_sec=1.0)
@@ -192,7 +192,7 @@ SMALL = BoxLimits(memory_bytes=192 << 20, disk_bytes=128 << 20, processes=64)
 
 
 @pytest.mark.parametrize("name", SPOILERS)
-def test_whose_code_breaks_the_box_that_judges_it_earns_nothing(
+def test_patch_that_breaks_the_grading_box_earns_zero(
     judge: Judge, patches: Patches, name: str
 ) -> None:
     if "memory" in name and (judge.kind == "local" or not BOUND):
@@ -208,7 +208,7 @@ def test_whose_code_breaks_the_box_that_judges_it_earns_nothing(
 
 
 def made_up(path: str) -> bytes:
-    """A new file at a path, by hand: git makes no such patch."""
+    """A handwritten patch that adds a file at a path for which git makes no patch."""
     head = f"diff --git a/{path} b/{path}\nnew file mode 100644\n--- /dev/null\n+++ b/{path}\n"
     return f"{head}@@ -0,0 +1 @@\n+x\n".encode()
 
@@ -243,9 +243,7 @@ def by_hand(judge: Judge) -> dict[str, Verdict]:
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-def test_what_is_no_patch_or_leads_out_is_not_applied(
-    by_hand: dict[str, Verdict], name: str
-) -> None:
+def test_malformed_or_escaping_patch_is_not_applied(by_hand: dict[str, Verdict], name: str) -> None:
     _, code, says = BY_HAND[name]
     verdict = by_hand[name]
 
@@ -253,7 +251,9 @@ def test_what_is_no_patch_or_leads_out_is_not_applied(
     assert says in verdict.reason
 
 
-def test_an_absolute_path_stays_below(judge: Judge, tmp_path: Path) -> None:
+def test_absolute_path_in_a_patch_writes_nothing_outside_the_tree(
+    judge: Judge, tmp_path: Path
+) -> None:
     target = tmp_path / "evil"
 
     verdict = judge.once(made_up(f"/{target}"))
@@ -263,7 +263,7 @@ def test_an_absolute_path_stays_below(judge: Judge, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../..", "a/../../b"])
-def test_a_link_that_leads_out_is_refused(judge: Judge, patches: Patches, target: str) -> None:
+def test_link_out_of_the_tree_is_refused(judge: Judge, patches: Patches, target: str) -> None:
     before = len(judge.opened)
     (patches.directory / "tiny" / "link").symlink_to(target)
 
@@ -272,7 +272,7 @@ def test_a_link_that_leads_out_is_refused(judge: Judge, patches: Patches, target
     assert (verdict.code, len(judge.opened)) == ("link", before)
 
 
-def test_a_link_where_the_tests_belong_is_refused(judge: Judge, patches: Patches) -> None:
+def test_link_in_place_of_the_tests_is_refused(judge: Judge, patches: Patches) -> None:
     (patches.directory / "suite").symlink_to("tiny")
 
     verdict = judge.once(patches.made(), replace=("suite/tests",))
@@ -280,7 +280,7 @@ def test_a_link_where_the_tests_belong_is_refused(judge: Judge, patches: Patches
     assert (verdict.code, "where the tests" in verdict.reason) == ("link", True)
 
 
-def test_a_file_where_the_tests_belong_gives_a_verdict_all_the_same(judge: Judge) -> None:
+def test_file_in_place_of_the_tests_gives_verdict_failed(judge: Judge) -> None:
     given = judge.reference(replace=("deep/tests",))
     tests = {f"deep/{name}": text for name, text in TESTS.items()}
 
@@ -293,9 +293,7 @@ def test_a_file_where_the_tests_belong_gives_a_verdict_all_the_same(judge: Judge
     assert verdict.code == "failed"
 
 
-def test_other_line_ends_binary_and_mode_changes_mend_nothing(
-    judge: Judge, patches: Patches
-) -> None:
+def test_line_ending_binary_and_mode_changes_do_not_resolve(judge: Judge, patches: Patches) -> None:
     (patches.directory / "data.bin").write_bytes(bytes(range(256)) * 40)
     (patches.directory / "tiny" / "sums.py").chmod(0o755)
     binary, ends = patches.made(), patches.gold().replace(b"\n", b"\r\n")
@@ -307,7 +305,9 @@ def test_other_line_ends_binary_and_mode_changes_mend_nothing(
     assert verdicts["ends"].code == "not_applied"
 
 
-def test_gold_resolves_and_nothing_does_not_five_times_over(judge: Judge, patches: Patches) -> None:
+def test_gold_patch_resolves_and_empty_patch_fails_five_times(
+    judge: Judge, patches: Patches
+) -> None:
     gold = patches.gold()
 
     verdicts = judge.all(

@@ -1,4 +1,4 @@
-"""A skipped test, and one that fails as expected, count where the reference speaks of that."""
+"""Skips and expected failures count only if the reference's tests ask for them."""
 
 import pytest
 from hypothesis import given
@@ -79,7 +79,9 @@ def marks(**more: str) -> Marks:
         ("test_later (test_a.Cases)", XFAIL, True),
     ],
 )
-def test_what_a_test_and_its_file_say_counts(test: str, outcome: str, counts: bool) -> None:
+def test_skip_and_xfail_count_if_the_test_file_asks_for_them(
+    test: str, outcome: str, counts: bool
+) -> None:
     assert marks().allow(test, outcome, "") is counts
 
 
@@ -93,11 +95,11 @@ def test_what_a_test_and_its_file_say_counts(test: str, outcome: str, counts: bo
         ("tests/test_z.py", False),
     ],
 )
-def test_code_of_the_tree_cannot_ask_for_a_skip(where: str, counts: bool) -> None:
+def test_code_under_test_cannot_cause_a_skip_that_counts(where: str, counts: bool) -> None:
     assert marks().allow("tests/test_a.py::test_marked", SKIPPED, where) is counts
 
 
-def test_a_conftest_above_speaks_for_the_tests_below_it_alone() -> None:
+def test_conftest_marks_apply_only_to_tests_below_it() -> None:
     known = marks(**{"tests/deep/conftest.py": "item.add_marker(pytest.mark.skip)"})
     known_above = marks(**{"conftest.py": "item.add_marker(pytest.mark.skip)"})
 
@@ -108,10 +110,12 @@ def test_a_conftest_above_speaks_for_the_tests_below_it_alone() -> None:
 
 
 @given(st.sampled_from(sorted(set(OUTCOMES) - {SKIPPED, XFAIL})), st.text(), st.text())
-def test_every_other_outcome_counts_as_it_is(outcome: str, test: str, where: str) -> None:
+def test_outcomes_other_than_skip_and_xfail_always_count(
+    outcome: str, test: str, where: str
+) -> None:
     assert marks().allow(test, outcome, where)
 
 
 @given(st.text(), st.text())
-def test_no_text_and_no_name_is_too_odd_to_be_read(source: str, test: str) -> None:
+def test_any_source_text_and_test_name_can_be_read(source: str, test: str) -> None:
     assert isinstance(about(source, test), str)

@@ -226,7 +226,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], 
 
 
 @pytest.mark.parametrize("name", PROJECTS)
-def test_a_project_with_settings_of_its_own_is_judged_by_its_tests(
+def test_project_with_its_own_settings_is_graded_by_its_tests(
     verdicts: dict[tuple[str, str], Verdict], name: str
 ) -> None:
     gold, idle = verdicts[name, "gold"], verdicts[name, "idle"]

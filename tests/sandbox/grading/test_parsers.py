@@ -1,4 +1,4 @@
-"""What each runner prints, read back; whatever else it prints is survived."""
+"""Output of each runner is parsed; any other text in it is tolerated."""
 
 import json
 import time
@@ -82,7 +82,7 @@ def outcomes(name: str, text: str) -> dict[str, str]:
     return dict(log.outcomes)
 
 
-def test_every_parser_that_a_task_can_name_is_there() -> None:
+def test_every_parser_name_has_a_parser() -> None:
     assert set(NAMES) == set(PARSERS)
 
 
@@ -104,7 +104,7 @@ def test_pytest() -> None:
     assert "counts 4 PASSED" in contradiction(TestLog(more.outcomes, 1, more.counts))
 
 
-def test_pytest_says_nothing_without_its_summary_and_of_two_only_the_last_counts() -> None:
+def test_only_the_last_pytest_summary_is_parsed() -> None:
     assert outcomes("pytest", "PASSED a\nFAILED b - no\n1 passed, 1 failed in 0.1s\n") == {}
     second = "== short test summary info ==\nPASSED c\nPASSED d\nERROR d - torn down\n"
     assert outcomes("pytest", PYTEST + second) == {"c": "PASSED", "d": "ERROR"}
@@ -126,7 +126,7 @@ ERROR tests/test_a.py::test_ends - OSError: it is gone
 """
 
 
-def test_a_test_of_pytest_fails_with_a_subtest_and_errs_with_its_teardown() -> None:
+def test_pytest_test_fails_with_a_subtest_and_errors_with_its_teardown() -> None:
     log = parse("pytest", PARTS)
 
     assert log.outcomes == {
@@ -207,7 +207,7 @@ def of_ones_own(text: str) -> dict[str, str]:
     return dict(line.split("=") for line in text.split())
 
 
-def test_a_parser_of_ones_own() -> None:
+def test_custom_parser_is_loaded_and_checked() -> None:
     name = f"{__name__}:of_ones_own"
 
     assert outcomes(name, "a=PASSED b=FAILED") == {"a": "PASSED", "b": "FAILED"}
@@ -219,7 +219,7 @@ def test_a_parser_of_ones_own() -> None:
         parse("nowhere:x", "")
 
 
-def test_of_a_test_that_is_named_twice_the_worse_counts() -> None:
+def test_worse_outcome_of_a_repeated_test_counts() -> None:
     text = "--- FAIL: TestA (0.00s)\n--- PASS: TestA (0.00s)\n"
 
     assert outcomes("go-test", text) == {"TestA": "FAILED"}
@@ -229,7 +229,7 @@ SAMPLES = [PYTEST, UNITTEST, JUNIT, GO, TAP]
 
 
 @given(st.sampled_from(sorted(PARSERS)), st.text() | st.sampled_from(SAMPLES), st.data())
-def test_any_text_is_survived(name: str, text: str, data: st.DataObject) -> None:
+def test_parsers_accept_any_text(name: str, text: str, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(text)))
     odd = text[:cut] + data.draw(st.text(max_size=20)) + text[cut:]
 
@@ -239,7 +239,7 @@ def test_any_text_is_survived(name: str, text: str, data: st.DataObject) -> None
 
 
 @given(st.lists(st.sampled_from(SAMPLES), max_size=4))
-def test_what_a_runner_says_is_not_found_by_anothers_parser(texts: list[str]) -> None:
+def test_exit_code_parser_finds_no_outcomes_in_runner_output(texts: list[str]) -> None:
     assert parse("exit-code", "\n".join(texts)).outcomes == {}
 
 
@@ -258,15 +258,15 @@ LONG = st.builds(
 
 
 @given(st.sampled_from(sorted(PARSERS)), LONG)
-def test_a_long_line_costs_no_parser_more_than_its_length(name: str, line: str) -> None:
-    """Twice the text takes about twice the CPU; what backtracks takes four or eight times that."""
-    with suppress(ValueError):  # digits without end; the process that reads says so
+def test_parsing_time_is_linear_in_line_length(name: str, line: str) -> None:
+    """Twice the text takes about twice the CPU; backtracking would take four times that or more."""
+    with suppress(ValueError):  # too many digits; the parser process reports that
         one, two = _cpu_s(name, line), _cpu_s(name, line * 2)
         assert two < 3.2 * one + 0.05
 
 
 def _cpu_s(name: str, line: str) -> float:
-    """The least of three."""
+    """The least CPU time of three runs."""
     took = []
     for _ in range(3):
         began = time.process_time()
@@ -275,7 +275,7 @@ def _cpu_s(name: str, line: str) -> float:
     return min(took)
 
 
-def test_subtests_are_found_among_tests_of_many_words_in_time() -> None:
+def test_subtests_of_many_word_tests_are_matched_within_five_seconds() -> None:
     tests = [f"PASSED a{number % 10} {number}" for number in range(10_000)]
     parts = ["SUBFAILED[" + "a1 " * 50 for _ in range(1_000)] + ["SUBFAILED[x] a1 11 - why"]
     began = time.process_time()
@@ -298,7 +298,7 @@ def test_subtests_are_found_among_tests_of_many_words_in_time() -> None:
         ("ok 9 - - dashes", "- dashes", "PASSED"),
     ],
 )
-def test_what_tap_says_of_a_test(line: str, name: str, outcome: str) -> None:
+def test_tap_line_gives_test_name_and_outcome(line: str, name: str, outcome: str) -> None:
     assert outcomes("tap", line) == {name: outcome}
 
 
@@ -312,7 +312,7 @@ def test_what_tap_says_of_a_test(line: str, name: str, outcome: str) -> None:
         ("FAILED a[b]c", "a[b]c"),
     ],
 )
-def test_what_pytest_says_of_a_test_that_fails(line: str, name: str) -> None:
+def test_pytest_failure_line_gives_the_test_name(line: str, name: str) -> None:
     assert outcomes("pytest", f"== {PYTEST_SUMMARY} ==\n{line}\n") == {name: "FAILED"}
 
 
@@ -347,7 +347,7 @@ AMONG_OTHER_LINES: dict[str, tuple[str, str, set[str]]] = {
 
 
 @pytest.mark.parametrize("kind", AMONG_OTHER_LINES)
-def test_what_passed_is_found_among_other_lines(kind: str) -> None:
+def test_passed_tests_are_found_among_other_output(kind: str) -> None:
     parser, text, passed = AMONG_OTHER_LINES[kind]
 
     assert outcomes(parser, text) == dict.fromkeys(passed, "PASSED")

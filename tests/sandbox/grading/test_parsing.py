@@ -1,4 +1,4 @@
-"""What a patch prints is read in a process that ends."""
+"""Test output is parsed in a process with limits."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ def raises(text: str) -> dict[str, str]:
     raise LookupError(text)
 
 
-def test_a_text_is_read_as_it_is_in_this_process() -> None:
+def test_text_is_parsed_in_a_subprocess() -> None:
     log = asyncio.run(parsed("tap", "1..2\nok 1 - a\nnot ok 2 - b\n"))
 
     assert log.outcomes == {"a": "PASSED", "b": "FAILED"}
@@ -40,12 +40,12 @@ def test_a_text_is_read_as_it_is_in_this_process() -> None:
         ("unittest", "Ran " + "9" * 5_000 + " tests in 1s\nOK\n", "digits"),
     ],
 )
-def test_what_cannot_be_read_says_so(parser: str, text: str, says: str) -> None:
+def test_parser_error_is_raised_with_its_reason(parser: str, text: str, says: str) -> None:
     with pytest.raises(NotRead, match=says):
         asyncio.run(parsed(parser, text))
 
 
-def test_a_parser_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_parser_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parsing, "WALL_S", 3.0)
 
     with pytest.raises(NotRead, match="within 3 s"):
@@ -54,5 +54,5 @@ def test_a_parser_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(max_examples=10)
 @given(st.text())
-def test_every_text_comes_over_as_it_is(text: str) -> None:
+def test_any_text_can_be_sent_to_the_parser_process(text: str) -> None:
     assert asyncio.run(parsed("exit-code", text)).outcomes == {}

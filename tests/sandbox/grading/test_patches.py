@@ -1,4 +1,4 @@
-"""What is wrong with a patch before it is tried."""
+"""Checks of a patch before it is applied."""
 
 import pytest
 from hypothesis import given
@@ -25,7 +25,9 @@ def code(patch: bytes) -> str:
 
 
 @given(LINES, LINES)
-def test_a_hunk_is_never_taken_for_a_mode(removed: list[bytes], added: list[bytes]) -> None:
+def test_hunk_lines_are_never_read_as_mode_headers(
+    removed: list[bytes], added: list[bytes]
+) -> None:
     tricks = [b"new file mode 120000", b"new mode 160000", b"diff --git a/x b/x"]
     body = b"\n".join([b"-" + line for line in removed + tricks] + [b"+" + x for x in added])
     patch = b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,9 +1,9 @@\n" + body + b"\n"
@@ -34,10 +36,10 @@ def test_a_hunk_is_never_taken_for_a_mode(removed: list[bytes], added: list[byte
 
 
 @given(st.binary(min_size=1, max_size=40).filter(lambda line: not set(b"\r\n") & set(line)))
-def test_a_link_is_let_in_where_it_leads_further_down(target: bytes) -> None:
+def test_link_that_stays_inside_the_tree_is_accepted(target: bytes) -> None:
     out = target.startswith(b"/") or b".." in target.split(b"/")
 
-    # What begins so looks like a header, and is refused since it cannot be told.
+    # A target with this prefix looks like a header, and is refused because it is ambiguous.
     assert (code(link(target)) == "link") == (out or target.startswith(b"++ "))
 
 
@@ -55,18 +57,18 @@ def test_a_link_is_let_in_where_it_leads_further_down(target: bytes) -> None:
         (b"a/b/c", b"/x", True),
     ],
 )
-def test_a_link_is_let_in_where_it_climbs_no_higher_than_the_tree(
+def test_relative_link_is_refused_if_it_leads_above_the_tree(
     place: bytes, target: bytes, out: bool
 ) -> None:
     assert (code(link(target, place=place)) == "link") == out
 
 
-def test_a_link_that_is_led_elsewhere_is_found() -> None:
+def test_changed_link_target_is_detected() -> None:
     assert code(link(b"/etc", b"similarity index 90%", mode=b" 120000")) == "link"
     assert code(link(b"x", b"similarity index 90%", mode=b" 120000")) == ""
 
 
-def test_a_file_that_becomes_a_link_and_one_whose_end_is_binary_are_found() -> None:
+def test_file_turned_into_a_link_and_binary_link_are_detected() -> None:
     assert code(link(b"/etc", b"old mode 100644\nnew mode 120000")) == "link"
     assert code(link(b"/etc", b"new file mode 120000\r")) == "link"
     binary = b"diff --git a/l b/l\nnew file mode 120000\nGIT binary patch\nliteral 3\nKcmZ\n"
@@ -74,13 +76,13 @@ def test_a_file_that_becomes_a_link_and_one_whose_end_is_binary_are_found() -> N
     assert code(binary) == "link"
 
 
-def test_a_link_that_is_removed_is_nobodys_affair() -> None:
+def test_removed_link_is_accepted() -> None:
     patch = link(b"x").replace(b"new file mode", b"deleted file mode")
 
     assert code(patch) == ""
 
 
-def test_what_is_renamed_away_is_found_by_its_name() -> None:
+def test_renamed_files_are_found_by_name() -> None:
     patch = b'diff --git a/x b/y\nrename from "a/conftest.py"\nrename to b\n-rename from z.py\n'
 
     assert renamed_away(patch, {"conftest.py"}) == "a/conftest.py"
@@ -88,6 +90,6 @@ def test_what_is_renamed_away_is_found_by_its_name() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_survived(patch: bytes) -> None:
+def test_any_bytes_are_accepted_as_a_patch(patch: bytes) -> None:
     complaint(patch)
     assert code(patch + b"\ndiff --git ") != "empty"

@@ -1,11 +1,11 @@
-"""Commands that run pytest, taken apart."""
+"""Commands that run pytest are split into their parts."""
 
 import pytest
 
 from sandbox.grading.pytest_command import pytest_command
 
 
-def test_a_command_is_taken_apart() -> None:
+def test_pytest_command_is_split_into_its_parts() -> None:
     command = pytest_command(
         "PYTHONPATH=src:. python3 -m pytest -q -x --maxfail=1 -rA -p no:cacheprovider -o addopts= "
         "-W ignore 'tests/a b'"
@@ -34,5 +34,5 @@ def test_pytest_alone_does_not_find_the_work_directory() -> None:
         "pytest; true", "pytest `cat tests`", "pytest ~/tests", "pytest tests # all",
     ],
 )  # fmt: skip
-def test_what_needs_a_shell_is_left_to_one(command: str) -> None:
+def test_command_that_needs_a_shell_is_not_parsed(command: str) -> None:
     assert pytest_command(command) is None

@@ -1,6 +1,6 @@
-"""Right work earns 1, however its tests are written: each of these has a gold patch that resolves.
+"""Right work earns 1, in any style of tests: each of these cases has a gold patch that resolves.
 
-The reference's tests use what tests of packages use: marks, fixtures, decorators with and without
+The reference's tests use common features: marks, fixtures, decorators with and without
 `functools.wraps`, patched modules, threads, subprocesses, classes of unittest, generated tests.
 """
 
@@ -122,7 +122,7 @@ CASES: Mapping[str, str] = {
     "a future import": f"from __future__ import annotations\n{HEAD}def test_it() -> None:\n{ADDS}",
     "no rewriting": f'"""PYTEST_DONT_REWRITE"""\n{HEAD}def test_it():\n{ADDS}',
 }  # fmt: skip
-"""By what they use, the tests of a file; each ends in names that are told below."""
+"""Tests of a file, by the feature that they use; each ends in names that are defined below."""
 PATCHES: Mapping[str, Mapping[str, str]] = {
     "a new module": {
         "tiny/sums.py": "from tiny.plus import plus\n\n\ndef add(a, b):\n    return plus(a, b)\n"
@@ -181,7 +181,7 @@ PATCHES: Mapping[str, Mapping[str, str]] = {
     },
     "removal of an unused file": {"tiny/sums.py": FIXED, "data.bin": "other"},
 }  # fmt: skip
-"""By what they do beside the fix, what patches write: each is right."""
+"""Files of right patches, by what they do in addition to the fix."""
 COMMAND = f"PYTHONPATH=. {sys.executable} -m pytest -q tests"
 
 
@@ -208,7 +208,7 @@ async def judged(text: str, patch: bytes, mend: tuple[str, ...], keep: tuple[str
 
 
 def all_judged(work: Mapping[str, tuple[str, bytes]]) -> dict[str, Verdict]:
-    """By name the verdict on a patch with the tests of a file, two at once."""
+    """Verdicts by name on patches, each with the tests of a file, two at once."""
 
     async def whole() -> dict[str, Verdict]:
         two = asyncio.Semaphore(2)
@@ -245,16 +245,14 @@ def verdicts(patches: Patches) -> dict[str, Verdict]:
 
 
 @pytest.mark.parametrize("name", [*CASES, *PATCHES])
-def test_right_work_earns_all_of_it(verdicts: dict[str, Verdict], name: str) -> None:
+def test_right_patch_resolves_every_case(verdicts: dict[str, Verdict], name: str) -> None:
     assert verdicts[name].resolved, str(verdicts[name])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_patch_that_mends_nothing_fails_the_same_tests(
-    verdicts: dict[str, Verdict], name: str
-) -> None:
+def test_patch_without_a_fix_fails_the_same_tests(verdicts: dict[str, Verdict], name: str) -> None:
     assert verdicts[f"not: {name}"].code == "failed", str(verdicts[f"not: {name}"])
 
 
-def test_there_are_sixty_of_them() -> None:
+def test_there_are_at_least_sixty_cases() -> None:
     assert len(CASES) + len(PATCHES) >= 60

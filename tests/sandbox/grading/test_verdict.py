@@ -1,4 +1,4 @@
-"""The rules of judging, as laws."""
+"""Rules of verdicts, as properties."""
 
 from collections import Counter
 
@@ -23,17 +23,17 @@ RUNS = st.dictionaries(NAMES, st.sampled_from(OUTCOMES))
 
 
 def judged_by(log: TestLog, fail_to_pass: list[str], pass_to_pass: list[str]) -> Verdict:
-    """The verdict where the reference's tests allow every outcome."""
+    """The verdict if the reference's tests allow every outcome."""
     return verdict(log, fail_to_pass, pass_to_pass, lambda *_: True)
 
 
 def log_of(outcomes: dict[str, str]) -> TestLog:
-    """A run that is of one mind."""
+    """A run with an exit code that fits its outcomes."""
     return TestLog(outcomes, int(any(each in BAD for each in outcomes.values())))
 
 
 @given(RUNS, st.sets(NAMES, min_size=1), st.sets(NAMES))
-def test_resolved_is_all_of_both_and_nothing_less(
+def test_resolved_requires_all_fail_to_pass_and_pass_to_pass_tests(
     outcomes: dict[str, str], mend: set[str], keep: set[str]
 ) -> None:
     keep -= mend
@@ -48,14 +48,14 @@ def test_resolved_is_all_of_both_and_nothing_less(
 
 
 @given(RUNS, st.sets(NAMES, min_size=1))
-def test_a_test_that_is_missing_never_resolves(outcomes: dict[str, str], mend: set[str]) -> None:
+def test_missing_test_never_resolves(outcomes: dict[str, str], mend: set[str]) -> None:
     judged = judged_by(log_of(outcomes), [*sorted(mend), "never run"], [])
 
     assert not judged.resolved
 
 
 @given(RUNS, st.integers(-9, 255))
-def test_what_no_failure_explains_and_what_hides_one_is_invalid(
+def test_exit_code_that_contradicts_the_outcomes_is_invalid(
     outcomes: dict[str, str], exit_code: int
 ) -> None:
     found = Counter(outcomes.values())
@@ -72,7 +72,9 @@ def test_what_no_failure_explains_and_what_hides_one_is_invalid(
 
 
 @given(RUNS, st.sampled_from(OUTCOMES), st.integers(1, 5))
-def test_counts_must_agree(outcomes: dict[str, str], outcome: str, more: int) -> None:
+def test_summary_counts_must_match_the_outcomes(
+    outcomes: dict[str, str], outcome: str, more: int
+) -> None:
     counts = Counter(outcomes.values())
     log = log_of(outcomes)
 
@@ -81,14 +83,14 @@ def test_counts_must_agree(outcomes: dict[str, str], outcome: str, more: int) ->
     assert contradiction(TestLog(outcomes, log.exit_code, counts))
 
 
-def test_skipped_keeps_and_does_not_mend() -> None:
+def test_skipped_test_satisfies_pass_to_pass_but_not_fail_to_pass() -> None:
     log = log_of({"a": "SKIPPED", "b": "PASSED"})
 
     assert judged_by(log, ["b"], ["a"]).resolved
     assert judged_by(log, ["a"], ["b"]).reason == "1 of 1 fail-to-pass do not pass: a SKIPPED"
 
 
-def test_a_reason_names_some_and_counts_the_rest() -> None:
+def test_verdict_reason_names_some_tests_and_counts_the_rest() -> None:
     reason = judged_by(log_of({"a": "FAILED"}), list("abcde"), ["k"]).reason
 
     assert reason == (
@@ -97,13 +99,13 @@ def test_a_reason_names_some_and_counts_the_rest() -> None:
     )
 
 
-def test_without_names_the_exit_code_decides() -> None:
+def test_exit_code_decides_if_no_tests_are_named() -> None:
     assert judged_by(TestLog(exit_code=0), [], []).resolved
     assert judged_by(TestLog(exit_code=3), [], []).reason == "exit code 3"
 
 
 @given(st.sampled_from(OUTCOMES), st.sampled_from(OUTCOMES))
-def test_the_worse_of_two_is_one_of_them(first: str, second: str) -> None:
+def test_worse_outcome_is_symmetric_and_one_of_its_arguments(first: str, second: str) -> None:
     assert worse(first, second) == worse(second, first)
     assert worse(first, second) in (first, second)
     assert worse(None, first) == first

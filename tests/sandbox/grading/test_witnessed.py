@@ -1,4 +1,4 @@
-"""What a supervised run says is believed only where all of it agrees."""
+"""The report of a supervised run is accepted only if all of it is consistent."""
 
 import json
 from typing import Any
@@ -23,7 +23,7 @@ def phases(test: str, *outcomes: str, expected: bool = False) -> list[list[objec
 
 
 def controlled(test: str, *outcomes: str) -> list[list[object]]:
-    """The same of a test of ours."""
+    """The same for a control test."""
     return [[TOKEN, "control", test, *line[3:5]] for line in phases(test, *outcomes)]
 
 
@@ -50,7 +50,7 @@ def wrong(lines: list[list[Any]], code: int = 1) -> str:
     return witnessed(seen(lines, code), TOKEN, CONTROLS).wrong
 
 
-def test_a_run_that_agrees_is_believed_and_controls_are_not_in_it() -> None:
+def test_consistent_run_is_accepted_without_its_control_tests() -> None:
     log = witnessed(seen(RUN), TOKEN, CONTROLS)
 
     assert (log.wrong, log.exit_code) == ("", 1)
@@ -58,14 +58,14 @@ def test_a_run_that_agrees_is_believed_and_controls_are_not_in_it() -> None:
     assert log.outcomes == told
 
 
-def test_a_run_of_no_test_at_all_is_believed() -> None:
+def test_run_without_tests_is_accepted() -> None:
     nothing = [[TOKEN, "collected", []], *RUN[-7:-1], [TOKEN, "end", 5, 0, []]]
 
     assert witnessed(seen(nothing, 5), TOKEN, CONTROLS).wrong == ""
     assert "does not fit" in wrong([*RUN[:-1], [TOKEN, "end", 5, 2, []]], 5)
 
 
-def test_a_test_fails_with_any_of_its_subtests_and_is_not_skipped_with_one() -> None:
+def test_failed_subtest_fails_its_test_but_skipped_subtest_does_not_skip_it() -> None:
     lines = [
         *RUN[:-1],
         [TOKEN, "test", "a", "subtest", "failed", False, ""],
@@ -77,7 +77,7 @@ def test_a_test_fails_with_any_of_its_subtests_and_is_not_skipped_with_one() -> 
     assert (log.wrong, log.outcomes["a"], log.outcomes["x"]) == ("", "FAILED", "XFAIL")
 
 
-def test_tests_that_are_run_twice_are_told_of_twice() -> None:
+def test_test_collected_twice_may_be_reported_twice() -> None:
     twice = [*RUN[:-1], *phases("b", *BAD), [TOKEN, "end", 1, 3, []]]
     twice[0] = [TOKEN, "collected", ["a", "s", "e", "x", "b", "b"]]
 
@@ -85,7 +85,7 @@ def test_tests_that_are_run_twice_are_told_of_twice() -> None:
     assert (log.wrong, log.outcomes["a"]) == ("", "PASSED")
 
 
-def test_a_module_that_cannot_be_read_is_an_error() -> None:
+def test_unreadable_test_module_is_an_error() -> None:
     lines = [[TOKEN, "unread", "tests/test_b.py"], *RUN[:-1], [TOKEN, "end", 1, 3, []]]
 
     assert witnessed(seen(lines), TOKEN, CONTROLS).outcomes["tests/test_b.py"] == "ERROR"
@@ -108,13 +108,11 @@ def test_a_module_that_cannot_be_read_is_an_error() -> None:
         ([*RUN[:3], *RUN[4:]], 1, "a was not run to its end"),
     ],
 )  # fmt: skip
-def test_a_run_that_contradicts_itself_is_not_believed(
-    lines: list[list[Any]], code: int, says: str
-) -> None:
+def test_inconsistent_run_is_rejected(lines: list[list[Any]], code: int, says: str) -> None:
     assert says in wrong(lines, code)
 
 
-def test_a_control_that_passes_and_must_not_tells_on_the_rest() -> None:
+def test_unexpected_control_test_outcome_invalidates_the_run() -> None:
     end = RUN[-1]
 
     assert "1 control tests" in wrong([*RUN[:-4], *controlled("c2", *OK), end])
@@ -122,14 +120,14 @@ def test_a_control_that_passes_and_must_not_tells_on_the_rest() -> None:
     assert "1 control tests" in wrong([*RUN[:-1], *controlled("more", *OK), end])
 
 
-def test_where_there_is_no_pytest_nobody_is_blamed() -> None:
+def test_missing_pytest_raises_no_runner() -> None:
     with pytest.raises(NoRunner, match="cannot run pytest: no module"):
         witnessed(seen([[TOKEN, "missing", "no module"]]), TOKEN, CONTROLS)
     assert "no sense" in wrong([RUN[0], [TOKEN, "missing", "later"], *RUN[1:]])
 
 
 @given(st.integers(0, len(RUN)), st.text() | st.just('["t"]') | st.just('["t", 3]'))
-def test_a_line_of_anybody_elses_spoils_the_run(place: int, text: str) -> None:
+def test_foreign_report_line_invalidates_the_run(place: int, text: str) -> None:
     given_ = seen(RUN)
     reports = list(given_["reports"])  # type: ignore[call-overload]
     reports.insert(place, text)
@@ -138,7 +136,7 @@ def test_a_line_of_anybody_elses_spoils_the_run(place: int, text: str) -> None:
 
 
 @given(st.text(), st.text())
-def test_only_the_line_with_the_nonce_is_read(before: str, after: str) -> None:
+def test_only_the_line_with_the_nonce_is_parsed(before: str, after: str) -> None:
     nonce = "8d1f" * 8
 
     assert seen_in(f'{before}\n{nonce}{{"code": 3}}\n{after}', nonce) == {"code": 3}

@@ -1,7 +1,7 @@
-"""Every attack on every driver that claims isolation: nothing is reached, and nothing is left.
+"""Every attack on every driver that claims isolation reaches nothing and leaves nothing.
 
-Bubblewrap is taken where it is installed, as root and as an ordinary user where root runs the
-tests; elsewhere this is left out, and says so.
+Bubblewrap is attacked if it is installed, as root and as an ordinary user if root runs the
+tests; otherwise this is skipped with a message.
 """
 
 import asyncio
@@ -17,18 +17,18 @@ if not drivers():
     left_out("bubblewrap", "every attack on a box")
 
 
-def test_the_list_is_long_and_names_every_attack_once() -> None:
+def test_attack_list_has_at_least_forty_unique_names() -> None:
     assert len({attack.name for attack in ATTACKS}) == len(ATTACKS) >= 40
 
 
-def test_the_docker_engine_that_was_promised_is_there() -> None:
+def test_expected_docker_engine_is_available() -> None:
     if "docker" not in drivers():
         left_out("docker", "every attack on a container; `.ci/docker` starts an engine")
     assert asyncio.run(drivers()["docker"].unavailable()) == ""
 
 
 @pytest.mark.parametrize("name", drivers())
-def test_no_attack_reaches_anything_or_leaves_anything(name: str) -> None:
+def test_no_attack_reaches_the_host_or_leaves_traces(name: str) -> None:
     driver = drivers()[name]
 
     came = asyncio.run(attacked(driver))
@@ -39,7 +39,7 @@ def test_no_attack_reaches_anything_or_leaves_anything(name: str) -> None:
     assert all(claim not in enforced for claim in unclaimed)
 
 
-def test_the_table_of_the_readme_has_a_row_for_every_attack() -> None:
+def test_readme_table_has_a_row_for_every_attack() -> None:
     page = (ROOT / "sandbox" / "boxes" / "README.md").read_text()
 
     rows = page.partition("\n| attack |")[2].partition("\n\n")[0].splitlines()[2:]

@@ -1,4 +1,4 @@
-"""Tasks as directories: what names one, and what is said of one that cannot be used."""
+"""Tasks as directories: their digests, and the messages for invalid ones."""
 
 import os
 import shutil
@@ -19,13 +19,13 @@ def task(tmp_path: Path) -> Path:
 
 
 def said_of(directory: Path) -> list[str]:
-    """What is wrong with a directory."""
+    """The errors of a task directory."""
     found, faults = examine(directory)
     assert (found is None) == bool(faults)
     return [str(fault) for fault in faults]
 
 
-def test_a_whole_task_is_read(task: Path) -> None:
+def test_complete_task_directory_is_read(task: Path) -> None:
     read = read_task(task)
 
     assert read.name == "sums"
@@ -36,7 +36,7 @@ def test_a_whole_task_is_read(task: Path) -> None:
     assert read.gold == GOLD.encode()
 
 
-def test_the_digest_is_of_what_a_task_holds_not_of_when_and_where(task: Path) -> None:
+def test_task_digest_is_independent_of_path_and_timestamps(task: Path) -> None:
     digest = read_task(task).digest
     moved = task.parent / "deeper" / "other"
     shutil.copytree(task, moved)
@@ -49,7 +49,7 @@ def test_the_digest_is_of_what_a_task_holds_not_of_when_and_where(task: Path) ->
 
 
 @pytest.mark.parametrize("name", [*FILES, "environment/testbed/new"])
-def test_every_content_counts(task: Path, name: str) -> None:
+def test_task_digest_changes_with_every_file_content(task: Path, name: str) -> None:
     digest = read_task(task).digest
     with (task / name).open("a") as file:
         file.write("\n")
@@ -57,7 +57,7 @@ def test_every_content_counts(task: Path, name: str) -> None:
     assert read_task(task).digest != digest
 
 
-def test_an_image_is_built_once_for_tasks_that_say_the_same(task: Path) -> None:
+def test_tasks_with_equal_build_contexts_share_one_image(task: Path) -> None:
     assert (read_task(task).image, read_task(task).build) == ("", None)
     (task / "environment" / "Dockerfile").write_text("FROM base\n")
     other = task.parent / "other"
@@ -77,7 +77,7 @@ def test_an_image_is_built_once_for_tasks_that_say_the_same(task: Path) -> None:
     assert (read_task(other).image, read_task(other).build) == ("python:3.11", None)
 
 
-def test_names_folders_links_and_executables_count(task: Path) -> None:
+def test_task_digest_covers_names_folders_links_and_executable_bits(task: Path) -> None:
     digests = [read_task(task).digest]
     (task / "environment/testbed/empty").mkdir()
     digests.append(read_task(task).digest)
@@ -133,7 +133,7 @@ def toml(old: str, new: str) -> dict[str, str | None]:
         (toml("python3 -m unittest -v tests.test_sums", " "), "verifier.command: is empty"),
     ],
 )
-def test_what_is_missing_or_wrong_is_named_by_file_and_key(
+def test_missing_or_invalid_task_parts_are_reported_by_file_and_key(
     tmp_path: Path, changes: dict[str, str | None], said: str
 ) -> None:
     write_task(tmp_path / "bad", changes)
@@ -147,7 +147,7 @@ def test_what_is_missing_or_wrong_is_named_by_file_and_key(
     "target",
     ["/etc/passwd", "../../../..", "../../tests", "../testbed/../Dockerfile", "../../task.toml"],
 )
-def test_a_link_must_not_lead_out_of_what_is_copied(task: Path, target: str) -> None:
+def test_link_out_of_the_testbed_is_refused(task: Path, target: str) -> None:
     (task / "environment/testbed/out").symlink_to(target)
 
     (said,) = said_of(task)
@@ -155,14 +155,14 @@ def test_a_link_must_not_lead_out_of_what_is_copied(task: Path, target: str) -> 
     assert said.endswith("which leads out of environment/testbed/")
 
 
-def test_a_link_within_the_testbed_is_none_of_our_business(task: Path) -> None:
+def test_link_within_the_testbed_is_accepted(task: Path) -> None:
     (task / "environment/testbed/tests/up").symlink_to("../sums.py")
     (task / "environment/testbed/gone").symlink_to("nowhere")
 
     assert said_of(task) == []
 
 
-def test_parts_of_a_task_are_no_links_themselves(task: Path) -> None:
+def test_task_part_that_is_a_link_is_refused(task: Path) -> None:
     (task / "tests").rename(task / "solution/tests")
     (task / "tests").symlink_to("solution/tests")
 
@@ -170,7 +170,7 @@ def test_parts_of_a_task_are_no_links_themselves(task: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [b"new\nline", b"caf\xe9", b"bell\x07"])
-def test_names_that_cannot_be_shown_are_refused(task: Path, name: bytes) -> None:
+def test_unprintable_file_names_are_refused(task: Path, name: bytes) -> None:
     (task / "environment/testbed" / os.fsdecode(name)).write_text("")
 
     (said,) = said_of(task)
@@ -192,6 +192,6 @@ def test_repositories_pipes_and_huge_files_are_refused(task: Path) -> None:
         assert f"environment/testbed/{wrong}" in said
 
 
-def test_a_directory_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_missing_task_directory_is_reported(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="there is no such directory"):
         read_task(tmp_path / "nothing")

@@ -1,4 +1,4 @@
-"""Rows are proven by the judge, in directories of this host."""
+"""Dataset rows are proven by grading them in directories of this host."""
 
 import os
 import sys
@@ -38,7 +38,9 @@ def imported(acme: Repository, into: Path, tests: str, **row: Any) -> ImportedRo
     return acme.imported(into, {FILE: tests}, PROVER, **{**given, **row})
 
 
-def test_a_row_whose_gold_resolves_it_is_marked_as_proven(acme: Repository, tmp_path: Path) -> None:
+def test_row_resolved_by_its_gold_patch_is_marked_as_proven(
+    acme: Repository, tmp_path: Path
+) -> None:
     row = imported(acme, tmp_path, ADDS + ZERO)
 
     assert (row.refused, row.unproven, row.dropped) == ("", "", 0)
@@ -47,7 +49,7 @@ def test_a_row_whose_gold_resolves_it_is_marked_as_proven(acme: Repository, tmp_
     assert row.task.file.verifier.pass_to_pass == (f"{FILE}::test_zero",)
 
 
-def test_tests_that_do_not_pass_each_time_with_gold_are_no_criteria(
+def test_tests_that_do_not_always_pass_with_gold_are_dropped(
     acme: Repository, tmp_path: Path
 ) -> None:
     count = tmp_path / "count"
@@ -100,7 +102,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_row_that_the_judge_cannot_tell_right_from_wrong_in_is_refused(
+def test_row_that_cannot_distinguish_right_from_wrong_is_refused(
     acme: Repository, tmp_path: Path, kind: str
 ) -> None:
     changes, said = REFUSED[kind]
@@ -115,7 +117,7 @@ def test_a_row_that_the_judge_cannot_tell_right_from_wrong_in_is_refused(
     assert os.listdir(tmp_path / "into") == []
 
 
-def test_a_row_of_whose_image_no_box_can_be_had_is_marked_as_not_proven(
+def test_row_without_a_usable_image_is_marked_as_not_proven(
     acme: Repository, tmp_path: Path
 ) -> None:
     async def none(spec: Spec) -> Any:
@@ -131,7 +133,7 @@ def test_a_row_of_whose_image_no_box_can_be_had_is_marked_as_not_proven(
     assert row.unproven == "there is none of that name"
 
 
-def test_a_row_whose_tests_take_longer_than_a_scorer_may_is_refused(
+def test_row_with_tests_slower_than_the_scorer_timeout_is_refused(
     acme: Repository, tmp_path: Path
 ) -> None:
     row = acme.imported(

@@ -40,7 +40,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def build(pair: ReleasePair, into: Path, index: Path | None = None) -> HarborTask:
-    """By the index's client, or from a folder without it."""
+    """Build with the index's client, or from a folder without it."""
 
     def get(name: str, version: str, folder: Path) -> Sdist:
         return Sdist(Path(index or folder) / f"{name}-{version}.tar.gz", "0" * 64)
@@ -59,7 +59,7 @@ def runs(tree: Path, command: str) -> SuiteRuns:
     return asyncio.run(whole())
 
 
-def test_older_code_and_newer_tests_are_a_task(index: Path, tmp_path: Path) -> None:
+def test_older_code_and_newer_tests_become_a_task(index: Path, tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir(mode=0o755)
 
     task = build(PAIR, tmp_path / "tasks")
@@ -75,7 +75,7 @@ def test_older_code_and_newer_tests_are_a_task(index: Path, tmp_path: Path) -> N
     assert "(tiny: of some)" in task.instruction
     assert "sum(numbers)" not in task.instruction
 
-    # And it is not built over another
+    # And an existing task is not overwritten
     with pytest.raises(Refused, match="is there already and not empty"):
         build(PAIR, tmp_path / "tasks")
 
@@ -93,7 +93,7 @@ def test_older_code_and_newer_tests_are_a_task(index: Path, tmp_path: Path) -> N
         (ReleasePair("broken", "1.0", "1.1"), "broken-1.0.tar.gz cannot be unpacked"),
     ],
 )
-def test_what_is_no_pair_is_one_line_and_leaves_nothing(
+def test_invalid_release_pair_is_refused_in_one_line_and_leaves_no_files(
     index: Path, tmp_path: Path, pair: ReleasePair, said: str
 ) -> None:
     for version in ("1.0", "1.1"):
@@ -121,7 +121,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_tests_are_found_where_releases_have_them(tmp_path: Path, where: str) -> None:
+def test_tests_are_found_in_all_usual_places_of_a_release(tmp_path: Path, where: str) -> None:
     index, (file, place) = tmp_path / "index", PLACES[where]
     for version, code, tests in (("1.0", WRONG, OLD_TESTS), ("1.1", RIGHT, NEW_TESTS)):
         home = "src/tiny" if file.startswith("src") else "tiny"
@@ -138,7 +138,7 @@ def test_tests_are_found_where_releases_have_them(tmp_path: Path, where: str) ->
     assert (task.test_files / file).read_text() == NEW_TESTS
 
 
-def test_a_flaky_test_is_no_criterion(
+def test_flaky_test_is_excluded_from_the_criteria(
     index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     count = tmp_path / "count"
@@ -173,7 +173,7 @@ UNIMPORTABLE = {
 
 
 @pytest.mark.parametrize("code", UNIMPORTABLE)
-def test_a_package_that_cannot_be_imported_is_said_to_be_that(tmp_path: Path, code: str) -> None:
+def test_unimportable_package_is_reported_with_its_error(tmp_path: Path, code: str) -> None:
     index = tmp_path / "index"
     for version, tests in (("1.0", OLD_TESTS), ("1.1", NEW_TESTS)):
         files = {"tiny/__init__.py": code + RIGHT, "tests/test_tiny.py": tests, "PKG-INFO": ABOUT}
@@ -187,7 +187,7 @@ def test_a_package_that_cannot_be_imported_is_said_to_be_that(tmp_path: Path, co
     assert not (tmp_path / "tasks").exists()
 
 
-def test_a_package_finds_its_own_version_and_its_tests_what_they_configure(tmp_path: Path) -> None:
+def test_package_version_metadata_and_conftest_are_available_to_tests(tmp_path: Path) -> None:
     index = tmp_path / "index"
     own = "from importlib.metadata import version\n__version__ = version('tiny')\n"
     configured = "import pytest\n@pytest.fixture\ndef five():\n    return {}\n"
@@ -202,7 +202,7 @@ def test_a_package_finds_its_own_version_and_its_tests_what_they_configure(tmp_p
     assert verifier.replace == ("tests", "conftest.py")
 
 
-def test_a_release_that_changes_only_how_tests_are_run_is_no_task(tmp_path: Path) -> None:
+def test_release_that_changes_only_test_configuration_is_refused(tmp_path: Path) -> None:
     index = tmp_path / "index"
     for version, tests in (("1.0", OLD_TESTS), ("1.1", NEW_TESTS)):
         files = {"tiny/__init__.py": RIGHT, "tests/test_tiny.py": tests}
@@ -214,7 +214,7 @@ def test_a_release_that_changes_only_how_tests_are_run_is_no_task(tmp_path: Path
         build(PAIR, tmp_path / "tasks", index)
 
 
-def test_a_pair_without_a_test_to_mend_is_no_task(index: Path, tmp_path: Path) -> None:
+def test_release_pair_without_a_fail_to_pass_test_is_refused(index: Path, tmp_path: Path) -> None:
     source_release(index, "tiny", "1.0", {**BUG, "src/tiny.py": RIGHT})
 
     with pytest.raises(Refused, match="newer code passes no test that older code fails; 2 pass"):
@@ -230,7 +230,7 @@ def test_a_pair_without_a_test_to_mend_is_no_task(index: Path, tmp_path: Path) -
         ("wheels", "1.0", "the index has no source release of wheels at all"),
     ],
 )
-def test_what_the_index_has_no_source_of_is_refused(
+def test_package_without_a_source_release_is_refused(
     index: Path, tmp_path: Path, name: str, version: str, said: str
 ) -> None:
     local_index.wheel(index, "wheels", "1.0", "")
@@ -239,7 +239,7 @@ def test_what_the_index_has_no_source_of_is_refused(
         fetch(name, version, tmp_path / "fetched")
 
 
-def test_an_index_that_does_not_answer_is_said_to_be_away(
+def test_unreachable_package_index_is_reported_as_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -258,12 +258,12 @@ def test_an_index_that_does_not_answer_is_said_to_be_away(
         ("exit 3", "cannot be run: exit code 3: nothing was printed"),
     ],
 )
-def test_runs_that_tell_nothing_are_refused(tmp_path: Path, command: str, said: str) -> None:
+def test_runs_without_test_results_are_refused(tmp_path: Path, command: str, said: str) -> None:
     with pytest.raises(Refused, match=said):
         runs(tmp_path, command)
 
 
-def test_tests_that_take_too_long_are_refused(tmp_path: Path) -> None:
+def test_tests_that_exceed_the_timeout_are_refused(tmp_path: Path) -> None:
     async def whole() -> None:
         box = await suite_box("local")
         await runs_of(SuiteBox(box.driver, timeout_s=0.2), tmp_path, "sleep 60")
@@ -272,7 +272,7 @@ def test_tests_that_take_too_long_are_refused(tmp_path: Path) -> None:
         asyncio.run(whole())
 
 
-def test_a_test_whose_teardown_fails_does_not_pass(tmp_path: Path) -> None:
+def test_failing_teardown_makes_its_test_not_pass(tmp_path: Path) -> None:
     (tmp_path / "test_ends.py").write_text(
         "import pytest\n@pytest.fixture\ndef ends():\n    yield\n    assert False\n"
         "def test_torn(ends):\n    print('PASSED tests/test_of_nobody.py::test')\n"
@@ -294,11 +294,11 @@ def test_a_test_whose_teardown_fails_does_not_pass(tmp_path: Path) -> None:
         ("tests/test_x.py::test", "x: test"),
     ],
 )
-def test_a_test_is_told_in_words(test: str, words: str) -> None:
+def test_id_of_a_test_is_converted_to_words(test: str, words: str) -> None:
     assert in_words(test) == words
 
 
-def test_a_patch_leads_from_one_tree_to_the_other_whatever_they_hold(tmp_path: Path) -> None:
+def test_patch_between_trees_handles_binary_mode_link_and_ignored_files(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     for tree in (old, new):
         (tree / "tests").mkdir(parents=True)
@@ -329,7 +329,7 @@ def test_a_patch_leads_from_one_tree_to_the_other_whatever_they_hold(tmp_path: P
     assert not (old / "tests" / "test_new.py").exists()
 
 
-def test_boxes_are_chosen_by_name(tmp_path: Path) -> None:
+def test_unknown_box_name_or_program_directory_is_refused(tmp_path: Path) -> None:
     async def box(name: str, programs: Path | None = None) -> SuiteBox:
         return await suite_box(name, programs=programs)
 
@@ -339,7 +339,7 @@ def test_boxes_are_chosen_by_name(tmp_path: Path) -> None:
         asyncio.run(box("local", tmp_path / "nothing"))
 
 
-def test_an_image_that_is_not_there_is_said_before_anything_is_fetched() -> None:
+def test_missing_image_is_reported_before_any_download() -> None:
     async def box() -> SuiteBox:
         return await suite_box("bubblewrap", "nowhere")
 
@@ -349,7 +349,7 @@ def test_an_image_that_is_not_there_is_said_before_anything_is_fetched() -> None
         asyncio.run(box())
 
 
-def test_where_no_box_can_be_had_that_is_said_before_anything_is_fetched(
+def test_missing_box_driver_is_reported_before_any_download(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def box(image: str) -> SuiteBox:

@@ -1,4 +1,4 @@
-"""Policies that know the answer, never hand in, or know it at times."""
+"""Policies that always, never or sometimes know the answer."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def said(name: str, task: HarborTask, call: ModelCall, share: float | None = Non
     return answer
 
 
-def test_the_oracle_speaks_as_whoever_listens_expects(task: HarborTask) -> None:
+def test_oracle_policy_answers_in_the_format_that_the_prompt_expects(task: HarborTask) -> None:
     command = apply_command(GOLD.encode())
     tools = json.dumps([{"type": "function", "function": {"name": "bash", "parameters": {
         "type": "object", "properties": {"command": {"type": "string"}}}}}])  # fmt: skip
@@ -46,14 +46,14 @@ def test_the_oracle_speaks_as_whoever_listens_expects(task: HarborTask) -> None:
                                 separators=(",", ":"))}  # fmt: skip
 
 
-def test_null_only_looks_and_an_unknown_task_fails_the_call(task: HarborTask) -> None:
+def test_null_policy_only_lists_files_and_unknown_task_fails(task: HarborTask) -> None:
     assert said("null", task, ask(f"anything\n{BARE}")) == "ls"
     with pytest.raises(WorkFailed, match="none of the 1 tasks is told"):
         said("oracle", task, ask("Mend something else."))
 
 
-def test_noisy_is_right_with_its_share_and_the_same_for_the_same_seed(task: HarborTask) -> None:
-    """A false alarm once in 10 million: 400 draws at 0.3 are within 70 to 172."""
+def test_noisy_policy_is_right_with_its_share_and_deterministic_per_seed(task: HarborTask) -> None:
+    """400 draws at 0.3 are within 70 to 172, but for one false alarm in 10 million."""
     calls = [ask(f"{task.instruction}\n{BARE}", seed=number << 32) for number in range(400)]
 
     first = ["git apply" in said("noisy", task, call, 0.3) for call in calls]
@@ -64,7 +64,7 @@ def test_noisy_is_right_with_its_share_and_the_same_for_the_same_seed(task: Harb
     assert not any("git apply" in said("noisy", task, call, 0.0) for call in calls[:20])
 
 
-def test_what_makes_no_sense_is_refused(task: HarborTask, tmp_path: Path) -> None:
+def test_invalid_scripted_policy_arguments_are_refused(task: HarborTask, tmp_path: Path) -> None:
     bare = read_task(write_task(tmp_path / "bare", {"solution/gold.patch": None}))
 
     with pytest.raises(Refused, match="did you mean 'oracle'"):

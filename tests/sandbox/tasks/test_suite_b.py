@@ -1,4 +1,4 @@
-"""The five pairs of the package index; one of them for real, where there is an index."""
+"""The five release pairs of suite B; one of them is built for real if there is a package index."""
 
 import asyncio
 import sys
@@ -12,7 +12,7 @@ from sandbox.tasks.suite_b import SUITE_B
 from sandbox.tasks.suite_runs import suite_box
 
 
-def test_all_five_are_pairs_with_digests_and_counts() -> None:
+def test_all_five_release_pairs_have_digests_and_counts() -> None:
     for pair in SUITE_B:
         check_pair(pair)
 
@@ -23,7 +23,7 @@ def test_all_five_are_pairs_with_digests_and_counts() -> None:
 
 @pytest.mark.index
 @pytest.mark.timeout(600)
-def test_a_real_pair_has_the_counts_that_are_written_down(tmp_path: Path) -> None:
+def test_real_release_pair_has_the_recorded_counts(tmp_path: Path) -> None:
     pair = next(pair for pair in SUITE_B if pair.name == "pathspec")
 
     async def whole() -> None:

@@ -1,4 +1,4 @@
-"""Rows of SWE-bench and its kin, turned into tasks from a clone or out of an image."""
+"""Rows of SWE-bench and similar data sets become tasks from a clone or an image."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def no_box(task: HarborTask) -> Proof:
     return unproven(task, "no box of its image can be had here")
 
 
-def test_a_row_becomes_a_task_from_a_clone(
+def test_dataset_row_becomes_a_task_from_a_clone(
     row: dict[str, Any], clones: Path, tmp_path: Path
 ) -> None:
     task = one(row, tmp_path, clones).task
@@ -98,10 +98,10 @@ def test_a_row_becomes_a_task_from_a_clone(
     assert (task.testbed / "tests/test_sums.py").read_text() == "from sums import add\n"
     assert task.gold == PATCH.encode()
     assert task.instruction == "Sums are differences."
-    assert stat.S_IMODE(task.directory.stat().st_mode) == 0o700  # in a folder that was there
+    assert stat.S_IMODE(task.directory.stat().st_mode) == 0o700  # in a folder that existed before
 
 
-def test_what_swe_rebench_says_of_installing_is_taken(
+def test_install_config_of_swe_rebench_becomes_a_dockerfile(
     row: dict[str, Any], clones: Path, tmp_path: Path
 ) -> None:
     how = {
@@ -123,10 +123,10 @@ def test_what_swe_rebench_says_of_installing_is_taken(
     ]
 
 
-def test_code_in_an_image_of_this_machine_needs_no_clone(
+def test_code_in_a_local_image_needs_no_clone(
     row: dict[str, Any], clones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given an engine that has one image, and does in it as it is told
+    # Given an engine that has one image, and runs commands in it
     engine = tmp_path / "programs" / "docker"
     engine.parent.mkdir()
     clone = tmp_path / "in the image"
@@ -138,7 +138,7 @@ def test_code_in_an_image_of_this_machine_needs_no_clone(
     )
     engine.chmod(0o755)
     monkeypatch.setenv("PATH", f"{engine.parent}:{os.environ['PATH']}")
-    # And whatever the author keeps out of archives
+    # And an override that archives the files which the author excludes
     (clone / ".git" / "info" / "attributes").write_text("tests -export-ignore\n")
 
     task = one({**row, "docker_image": "acme/image:1"}, tmp_path / "into", None).task
@@ -176,7 +176,7 @@ def test_code_in_an_image_of_this_machine_needs_no_clone(
         ({"problem_statement": ""}, "instruction.md: is empty"),
     ],
 )
-def test_a_row_that_is_none_is_refused_by_one_line_and_leaves_nothing(
+def test_invalid_row_is_refused_in_one_line_and_leaves_no_files(
     row: dict[str, Any], clones: Path, tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
     imported = one({**row, **changes}, tmp_path / "into", clones)
@@ -186,7 +186,7 @@ def test_a_row_that_is_none_is_refused_by_one_line_and_leaves_nothing(
     assert os.listdir(tmp_path / "into") == []
 
 
-def test_rows_after_a_bad_one_are_imported_and_a_second_time_refused(
+def test_rows_after_an_invalid_one_are_imported_and_duplicates_are_refused(
     row: dict[str, Any], clones: Path, tmp_path: Path
 ) -> None:
     lines = [b"{", b'{"repo": "a/b"}', json.dumps(row).encode(), json.dumps(row).encode()]

@@ -1,6 +1,6 @@
-"""Rows of data sets, imported and judged as SWE-bench judges: which outcomes count for what.
+"""Rows of data sets are imported and graded as SWE-bench grades them.
 
-Some rows run their tests; of others the tests are a log that is printed, with an exit code.
+Some rows run real tests; in others the tests print a prepared log and end with an exit code.
 """
 
 import asyncio
@@ -54,9 +54,9 @@ def acme(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 
 
 def reference(task: HarborTask) -> Reference:
-    """Without the image that the row's Dockerfile would make."""
+    """The reference of a task, without the image that its Dockerfile would build."""
     given = reference_of(task, Spec())
-    env = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # they take longer than all the rest
+    env = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # plugins take longer than all the rest
     return replace(given, verifier=given.verifier.model_copy(update={"env": env}))
 
 
@@ -99,7 +99,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_gold_resolves_a_row_of_each_form_and_an_idle_patch_does_not(
+def test_gold_patch_resolves_each_row_form_and_idle_patch_does_not(
     acme: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     monkeypatch.setattr(swe, "PYTEST", swe.PYTEST.replace("python3", sys.executable))
@@ -113,7 +113,7 @@ def test_gold_resolves_a_row_of_each_form_and_an_idle_patch_does_not(
 
 SUMMARY = "=== short test summary info ==="
 LOGS = [
-    # What is printed, its exit code, the verdict of MEND and KEEP, and a part of its reason
+    # Log, exit code, verdict on MEND and KEEP, and a part of its reason
     ("PASSED mend\nPASSED keep", 0, "resolved", ""),
     ("XFAIL mend - later\nPASSED keep", 0, "resolved", ""),
     ("PASSED mend\nXFAIL keep", 0, "resolved", ""),
@@ -145,7 +145,7 @@ def printed(acme: Repository, tmp_path_factory: pytest.TempPathFactory) -> Harbo
 
 
 @pytest.mark.parametrize(("log", "code", "verdict", "says"), LOGS)
-def test_which_outcomes_resolve(
+def test_verdict_follows_from_log_outcomes_and_exit_code(
     printed: HarborTask, log: str, code: int, verdict: str, says: str
 ) -> None:
     given = reference(printed)
@@ -174,7 +174,7 @@ def test_which_outcomes_resolve(
         ({"FAIL_TO_PASS": ["a::b"], "install_config": {"log_parser": "x"}}, "how its tests"),
     ],
 )
-def test_a_row_that_nothing_could_resolve_or_anything_is_refused(
+def test_row_without_usable_criteria_is_refused(
     acme: Repository, tmp_path: Path, tests: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(AssertionError) as refused:

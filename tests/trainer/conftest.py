@@ -1,4 +1,4 @@
-"""One tiny random model on disk for all tests of this room."""
+"""One tiny random model on disk for all tests of this folder."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Every member of every published draw is exactly one of running, held or ended, for good."""
+"""Every member of a published draw is exactly one of running, held or ended."""
 
 from dataclasses import dataclass, field
 
@@ -33,7 +33,7 @@ def end(of: Accounts, draw: int, member: int) -> None:
 
 @dataclass
 class Model:
-    """The same with sets of pairs."""
+    """The same accounts as sets of pairs."""
 
     held: set[tuple[int, int]] = field(default_factory=set)
     ended: set[tuple[int, int]] = field(default_factory=set)
@@ -47,7 +47,7 @@ class Model:
 
 
 @given(st.lists(st.tuples(WHAT, MEMBERS), max_size=60))
-def test_the_accounts_say_what_sets_of_members_say_whatever_comes_leaves_or_begins_again(
+def test_accounts_agree_with_a_set_model_under_any_schedule(
     schedule: list[tuple[str, tuple[int, int]]],
 ) -> None:
     found, model = accounts(), Model()
@@ -73,7 +73,7 @@ def test_the_accounts_say_what_sets_of_members_say_whatever_comes_leaves_or_begi
         )
 
 
-def test_what_has_ended_is_a_duplicate_for_ever_however_long_ago_it_was() -> None:
+def test_an_ended_member_is_a_duplicate_however_old_it_is() -> None:
     found = accounts(draws=20_000)
     for draw in range(20_000):
         for member in range(SIZE):
@@ -88,7 +88,7 @@ def test_what_has_ended_is_a_duplicate_for_ever_however_long_ago_it_was() -> Non
     assert (again.low, again.running(), again.book().ended) == (20_000, 0, b"")
 
 
-def test_the_book_grows_with_what_is_unfinished_and_not_with_the_run() -> None:
+def test_the_book_grows_with_unfinished_members_only() -> None:
     found = accounts(draws=8_000)
     for draw in range(1, 8_000):
         for member in range(SIZE):
@@ -103,7 +103,7 @@ def test_the_book_grows_with_what_is_unfinished_and_not_with_the_run() -> None:
     assert found.book() == Book(8_000, 8_000)
 
 
-def test_a_straggler_is_late_however_many_groups_have_left_since_and_is_not_held() -> None:
+def test_a_straggler_of_a_departed_group_is_late_and_not_held() -> None:
     found = accounts(draws=5_000)
     for draw in range(5_000):
         for member in range(SIZE - (draw == 0)):
@@ -126,14 +126,14 @@ def test_a_straggler_is_late_however_many_groups_have_left_since_and_is_not_held
         (f"run/{DRAWN}", request_id("run", DRAWN, 0)),
     ],
 )
-def test_what_says_it_was_drawn_and_was_not_is_refused(group: str, rollout_id: str) -> None:
+def test_a_rollout_that_was_never_drawn_is_refused(group: str, rollout_id: str) -> None:
     found = accounts()
 
     assert found.enter(group, rollout_id, 1) == "not_drawn"
     assert (found.held(), found.running()) == (0, DRAWN * SIZE)
 
 
-def test_what_admission_did_not_draw_is_known_by_its_name_and_counts_for_nothing() -> None:
+def test_a_group_not_drawn_by_admission_is_tracked_by_name_only() -> None:
     found = accounts()
     assert [found.enter("mine", "a", 1), found.enter("mine", "a", 1)] == ["", "duplicate"]
     assert (found.held(), found.others(), found.running()) == (0, 1, DRAWN * SIZE)
@@ -149,7 +149,7 @@ def test_what_admission_did_not_draw_is_known_by_its_name_and_counts_for_nothing
     assert len(again.names()) == NAMES
 
 
-def test_giving_up_ends_what_is_running_and_leaves_what_is_held() -> None:
+def test_giving_up_ends_running_members_and_keeps_held_ones() -> None:
     found = accounts(draws=2)
     for member in range(SIZE):
         come(found, 1, member)
@@ -160,6 +160,6 @@ def test_giving_up_ends_what_is_running_and_leaves_what_is_held() -> None:
     assert come(found, 0, 0) == "duplicate"
 
 
-def test_what_is_not_held_cannot_end() -> None:
+def test_a_member_that_is_not_held_cannot_end() -> None:
     with pytest.raises(ValueError, match="is not held"):
         end(accounts(), 0, 0)

@@ -1,4 +1,4 @@
-"""Adapters are trained, what they come to is announced, and a restart goes on from them."""
+"""Adapters are trained, their merged weights announced, and restored after a restart."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ def trained(directory: str, config: LearnerConfig = CONFIG) -> Learner:
     return learner
 
 
-def test_adapters_begin_as_no_change_and_are_all_that_is_trained(model_directory: str) -> None:
+def test_adapters_start_as_no_change_and_only_they_are_trained(model_directory: str) -> None:
     plain = Learner(model_directory, replace(CONFIG, lora=None))
     learner = Learner(model_directory, CONFIG)
 
@@ -53,7 +53,7 @@ def test_adapters_begin_as_no_change_and_are_all_that_is_trained(model_directory
     assert all(".lora_" in name for name in moments)
 
 
-def test_what_is_announced_says_what_the_adapted_model_says(model_directory: str) -> None:
+def test_announced_tensors_give_the_logits_of_the_adapted_model(model_directory: str) -> None:
     learner = trained(model_directory)
     engine = loaded(model_directory).eval()
     load_tensors(engine, learner.tensors())
@@ -66,7 +66,9 @@ def test_what_is_announced_says_what_the_adapted_model_says(model_directory: str
 
 
 @pytest.mark.parametrize("published", ["", "bfloat16"])
-def test_the_canary_is_scored_by_what_is_announced(model_directory: str, published: str) -> None:
+def test_the_canary_is_scored_by_the_announced_tensors(
+    model_directory: str, published: str
+) -> None:
     learner = trained(model_directory)
     learner.published = published
     engine = Learner(model_directory, replace(CONFIG, lora=None))
@@ -87,7 +89,7 @@ def test_the_canary_is_scored_by_what_is_announced(model_directory: str, publish
         {"precision": "bfloat16", "packing": "packed"},
     ],
 )
-def test_a_learner_goes_on_from_what_was_saved_bit_for_bit(
+def test_a_learner_resumes_from_saved_adapters_bit_for_bit(
     model_directory: str, how: dict[str, object]
 ) -> None:
     config = LearnerConfig.of({"lr": 1e-2, "kl": "k3", "lora": {"rank": 2}} | how)
@@ -99,7 +101,7 @@ def test_a_learner_goes_on_from_what_was_saved_bit_for_bit(
     assert second.tensors() == first.tensors()
 
 
-def test_only_what_is_named_has_adapters(model_directory: str) -> None:
+def test_only_named_targets_have_adapters(model_directory: str) -> None:
     named = Lora(rank=1, targets=("mlp.c_fc",))
     model = with_adapters(loaded(model_directory), named)
 
@@ -110,7 +112,7 @@ def test_only_what_is_named_has_adapters(model_directory: str) -> None:
     assert merged(model).keys() == Learner(model_directory, LearnerConfig()).tensors().keys()
 
 
-def test_adapters_of_other_weights_or_of_another_rank_are_refused(
+def test_adapters_of_other_weights_or_another_rank_are_refused(
     model_directory: str, tmp_path: Path
 ) -> None:
     state = trained(model_directory).state()
@@ -145,19 +147,19 @@ def test_adapters_that_cannot_be_trained_are_refused(
 
 
 @pytest.mark.parametrize("targets", [("q_proj",), ("ln_1",)])
-def test_targets_that_no_module_has_are_refused(
+def test_targets_that_match_no_module_are_refused(
     model_directory: str, targets: Sequence[str]
 ) -> None:
     with pytest.raises(Refused, match=f"targets of lora are '{targets[0]}': "):
         Learner(model_directory, replace(CONFIG, lora=Lora(targets=tuple(targets))))
 
 
-def test_a_configuration_without_adapters_has_the_digest_that_it_had() -> None:
+def test_adapters_change_the_digest_of_a_configuration() -> None:
     assert LearnerConfig.of({"lora": {}}).digest() != LearnerConfig().digest()
     assert LearnerConfig(lora=LORA).digest() != LearnerConfig(lora=replace(LORA, rank=3)).digest()
 
 
-def test_an_adapter_alone_says_beside_what_it_stands_and_is_small(model_directory: str) -> None:
+def test_an_adapter_alone_names_its_base_and_is_small(model_directory: str) -> None:
     base = Learner(model_directory, replace(CONFIG, lora=None)).tensors()
     whole, alone = trained(model_directory), trained(model_directory, ALONE)
 
@@ -171,7 +173,7 @@ def test_an_adapter_alone_says_beside_what_it_stands_and_is_small(model_director
 
 
 @pytest.mark.parametrize("published", ["", "bfloat16"])
-def test_the_canary_of_an_adapter_alone_is_of_what_servers_come_to(
+def test_the_canary_of_an_adapter_alone_matches_the_servers_weights(
     model_directory: str, published: str
 ) -> None:
     learner = trained(model_directory, ALONE)
@@ -186,7 +188,7 @@ def test_the_canary_of_an_adapter_alone_is_of_what_servers_come_to(
 
 
 @pytest.mark.parametrize(("saved", "now"), [(CONFIG, ALONE), (ALONE, CONFIG)])
-def test_what_is_announced_may_change_between_two_checkpoints(
+def test_a_resumed_learner_may_change_the_announced_form(
     model_directory: str, saved: LearnerConfig, now: LearnerConfig
 ) -> None:
     first, second = trained(model_directory, saved), Learner(model_directory, now)
@@ -214,7 +216,7 @@ def test_an_adapter_is_refused_beside_another_base_by_name(
         Learner(model_directory, replace(now, lora=Lora(3))).load(state)
 
 
-def test_an_adapter_alone_without_adapters_is_refused() -> None:
+def test_announcing_an_adapter_alone_without_adapters_is_refused() -> None:
     with pytest.raises(Refused, match=r"weights 'adapter' .* none is trained; add \[policy.lora\]"):
         LearnerConfig.of({"adapter_alone": True})
     with pytest.raises(Refused, match="adapter_alone is 1; give true or false"):

@@ -1,4 +1,4 @@
-"""Equal rewards teach nothing; the rest is the printed numbers."""
+"""Equal rewards give zero advantages; the other tests check published numbers."""
 
 from collections.abc import Iterable
 
@@ -34,12 +34,12 @@ def looks(names: Iterable[int]) -> dict[str, Floats]:
         ("rloo", [0.75, -0.5, -0.5, 0.75, -0.5]),
     ],
 )
-def test_rules_give_the_printed_advantages(name: str, expected: list[float]) -> None:
+def test_rules_give_the_published_advantages(name: str, expected: list[float]) -> None:
     assert np.round(advantages(name, FIVE), 6).tolist() == expected
 
 
 @golden("advantage", "batch_normalised")
-def test_batch_normalised_compares_over_the_whole_batch() -> None:
+def test_batch_normalised_compares_rewards_over_the_whole_batch() -> None:
     found = advantages("batch_normalised", [1, 0, 0, 1, 1, 1, 1, 0], [0] * 4 + [1] * 4)
 
     high, low = 0.724429, -1.207381
@@ -48,7 +48,7 @@ def test_batch_normalised_compares_over_the_whole_batch() -> None:
 
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))
 @given(reward=st.floats(-1e6, 1e6), count=st.integers(2, 9))
-def test_equal_rewards_teach_nothing(name: str, reward: float, count: int) -> None:
+def test_equal_rewards_give_zero_advantages(name: str, reward: float, count: int) -> None:
     channels = {scorer: np.full(count, reward) for scorer in ("a", "b")}
     seen = looks(range(count))
     found = valued(name, [reward] * count, lengths=range(1, count + 1), channels=channels, **seen)
@@ -59,7 +59,9 @@ def test_equal_rewards_teach_nothing(name: str, reward: float, count: int) -> No
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "mc_grpo", "success_weighted"])
 @given(rewards=st.lists(st.floats(-5, 5), min_size=2, max_size=8), other=st.floats(-5, 5))
-def test_groups_do_not_see_one_another(name: str, rewards: list[float], other: float) -> None:
+def test_advantages_of_a_group_do_not_depend_on_other_groups(
+    name: str, rewards: list[float], other: float
+) -> None:
     alone = advantages(name, rewards)
     count = len(rewards)
     together = advantages(name, [*rewards, other, 0.0], [0] * count + [1, 1])
@@ -69,7 +71,7 @@ def test_groups_do_not_see_one_another(name: str, rewards: list[float], other: f
 
 @pytest.mark.parametrize("name", sorted(ADVANTAGES.keys() - {"mc_grpo", "gdpo", "opob"}))
 @given(rewards=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=8))
-def test_advantages_sum_to_nothing(name: str, rewards: list[float]) -> None:
+def test_advantages_sum_to_zero(name: str, rewards: list[float]) -> None:
     assert advantages(name, rewards).sum() == pytest.approx(0, abs=1e-9)
 
 
@@ -89,7 +91,7 @@ def test_a_permutation_of_a_group_permutes_its_advantages(
 
 
 @golden("advantage", "reinforce_pp", "reinforce_pp_baseline")
-def test_reinforce_pp_whitens_returns_over_tokens_as_printed() -> None:
+def test_reinforce_pp_whitens_returns_over_tokens_at_published_values() -> None:
     kl = (np.array([0.1, 0, 0.2]), np.array([0, 0.3]))
     plain = valued({"name": "reinforce_pp", "beta": 0.1}, [1, 0], lengths=[3, 2], kl=kl)
     based = valued("reinforce_pp_baseline", [1, 0], lengths=[1, 3])
@@ -102,7 +104,7 @@ def test_reinforce_pp_whitens_returns_over_tokens_as_printed() -> None:
     assert [np.round(each, 6).tolist() for each in based.tokens] == [[1.5], [-0.5] * 3]
 
 
-def test_a_penalty_without_a_reference_is_refused() -> None:
+def test_a_kl_penalty_without_a_reference_is_refused() -> None:
     with pytest.raises(Refused, match="needs a reference"):
         advantages({"name": "reinforce_pp", "beta": 0.1}, [1, 0])
 
@@ -115,7 +117,7 @@ PAID = [1.0, 0.0, 1.0, 0.0]
 
 
 @golden("advantage", "opob")
-def test_the_baseline_of_the_least_variance_is_as_printed() -> None:
+def test_opob_baseline_minimises_variance_at_the_published_values() -> None:
     b = 1 - advantages("opob", PAID, **WEIGHED)[0]
 
     def spread(baseline: float) -> float:
@@ -127,7 +129,7 @@ def test_the_baseline_of_the_least_variance_is_as_printed() -> None:
     assert [spread(b + by) for by in (-0.05, 0.05)] == pytest.approx([0.666549] * 2, abs=5e-7)
 
 
-def test_a_baseline_is_of_a_group_or_of_the_batch_and_holds_against_huge_weights() -> None:
+def test_opob_baseline_has_a_scope_and_survives_huge_weights() -> None:
     groups, log_weights = [0, 0, 1, 1], np.array([0.0, -800.0, 700.0, -3.0])
     seen = {"log_weights_N": log_weights, "gradient_norms_N": np.ones(4)}
     of_group = advantages("opob", PAID, groups, **seen)
@@ -145,13 +147,13 @@ def test_a_baseline_is_of_a_group_or_of_the_batch_and_holds_against_huge_weights
     assert 1 - short[0] == pytest.approx((1 + 4 / 81) / (1.75 + 4 / 81))
 
 
-def test_a_baseline_needs_somebody_to_have_looked() -> None:
+def test_opob_without_its_computed_inputs_is_refused() -> None:
     with pytest.raises(Refused, match="prox is missing"):
         advantages("opob", PAID)
 
 
 @golden("advantage", "mc_grpo")
-def test_mc_grpo_compares_with_the_median_as_printed() -> None:
+def test_mc_grpo_compares_with_the_median_at_published_values() -> None:
     rewards = [0, 0.1, 0.4, 0.5, 1]
     found = valued("mc_grpo", rewards)
     scaled = advantages({"name": "mc_grpo", "rescale": True}, rewards)
@@ -162,7 +164,7 @@ def test_mc_grpo_compares_with_the_median_as_printed() -> None:
     assert found.keep_N.tolist() == [True, True, False, True, True]
 
 
-def test_mc_grpo_does_not_blow_up_where_most_rewards_are_equal() -> None:
+def test_mc_grpo_stays_bounded_when_most_rewards_are_equal() -> None:
     found = valued("mc_grpo", FIVE)
 
     assert found.values_N.tolist() == FIVE
@@ -172,7 +174,7 @@ def test_mc_grpo_does_not_blow_up_where_most_rewards_are_equal() -> None:
 
 
 @golden("advantage", "gdpo")
-def test_gdpo_tells_two_rewards_apart_as_printed() -> None:
+def test_gdpo_separates_two_rewards_at_published_values() -> None:
     a, b = [1, 1, 0, 0, 1, 0, 0, 0], [1, 0, 1, 0, 1, 1, 0, 0]
     channels = {"a": np.array(a, dtype=float), "b": np.array(b, dtype=float)}
     total, groups = (np.array(a) + b).tolist(), [0] * 4 + [1] * 4
@@ -186,7 +188,7 @@ def test_gdpo_tells_two_rewards_apart_as_printed() -> None:
     ]  # fmt: skip
 
 
-def test_gdpo_counts_a_missing_reward_as_nothing_and_wants_two_scorers() -> None:
+def test_gdpo_counts_a_missing_reward_as_zero_and_needs_two_scorers() -> None:
     gone = {"a": np.array([1.0, np.nan]), "b": np.array([0.0, 1.0])}
     there = {"a": np.array([1.0, 0.0]), "b": np.array([0.0, 1.0])}
 
@@ -207,13 +209,11 @@ def test_gdpo_counts_a_missing_reward_as_nothing_and_wants_two_scorers() -> None
         ([1, -0.4], [1, -1]),
     ],
 )
-def test_the_rarer_a_success_the_more_it_weighs(
-    rewards: list[float], expected: list[float]
-) -> None:
+def test_a_rarer_success_weighs_more(rewards: list[float], expected: list[float]) -> None:
     assert advantages("success_weighted", rewards).tolist() == pytest.approx(expected)
 
 
-def test_failures_are_told_apart_where_that_is_asked_for() -> None:
+def test_success_weighted_ranks_failures_if_shortfall_is_set() -> None:
     rule = {"name": "success_weighted", "shortfall": 10}
 
     assert advantages(rule, [0, -0.1, 0, -0.1]).tolist() == pytest.approx([0.5, -0.5, 0.5, -0.5])
@@ -228,11 +228,11 @@ def test_a_group_of_one_is_refused(name: str) -> None:
         advantages(name, [1.0, 0.0, 1.0], [0, 0, 1])
 
 
-def test_a_batch_of_one_gets_nothing() -> None:
+def test_a_batch_of_one_gets_a_zero_advantage() -> None:
     assert advantages("batch_normalised", [1.0]).tolist() == [0.0]
 
 
-def test_a_rule_of_the_users_is_found_by_module_and_function() -> None:
+def test_a_user_rule_is_found_by_module_and_function() -> None:
     ours = "trainer.advantages.batch_normalised:BATCH_NORMALISED"
     assert choose("advantage", ours, ADVANTAGES).rule is BATCH_NORMALISED
     plain = choose("advantage", f"{__name__}:centred_by_a_user", ADVANTAGES)
@@ -251,7 +251,7 @@ def test_a_rule_of_the_users_is_found_by_module_and_function() -> None:
         ("trainer.losses.gspo:GSPO", "is a rule of kind 'loss'"),
     ],
 )
-def test_a_rule_nobody_knows_is_refused_by_name(name: str, message: str) -> None:
+def test_an_unknown_rule_is_refused_by_name(name: str, message: str) -> None:
     with pytest.raises(Refused, match=message):
         choose("advantage", name, ADVANTAGES)
 

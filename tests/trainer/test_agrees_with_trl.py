@@ -1,4 +1,4 @@
-"""The same tensors cost the same, and push the same way, as in TRL's GRPOTrainer."""
+"""Equal tensors have the cost and gradients of TRL's GRPOTrainer."""
 
 import copy
 import warnings
@@ -131,7 +131,7 @@ def some_answers() -> list[Sample]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_costs_and_gradients_are_those_of_trl(name: str, trl_trainer: Any) -> None:
+def test_costs_and_gradients_match_those_of_trl(name: str, trl_trainer: Any) -> None:
     case = CASES[name]
     samples = some_answers()
     model = trl_trainer.model

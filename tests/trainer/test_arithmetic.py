@@ -1,4 +1,4 @@
-"""Precision and memory of a step are the recipe's; the same choice gives the same bits."""
+"""The recipe sets precision and memory of a step; the same choice gives the same bits."""
 
 import copy
 from dataclasses import replace
@@ -41,7 +41,7 @@ def test_the_same_batches_give_the_same_bits_in_every_mode(
     assert {tensor.dtype for tensor in learners[0].tensors().values()} == {"F32"}
 
 
-def test_layers_that_are_computed_twice_change_no_bit(model_directory: str) -> None:
+def test_gradient_checkpointing_changes_no_bit(model_directory: str) -> None:
     plain, twice = (
         Learner(model_directory, replace(CONFIG, gradient_checkpointing=on)) for on in (False, True)
     )
@@ -51,7 +51,7 @@ def test_layers_that_are_computed_twice_change_no_bit(model_directory: str) -> N
     assert plain.config.digest() == twice.config.digest()
 
 
-def test_layers_are_computed_twice_though_dropout_is_off(model_directory: str) -> None:
+def test_gradient_checkpointing_works_with_dropout_off(model_directory: str) -> None:
     learner = Learner(model_directory, replace(CONFIG, gradient_checkpointing=True))
     times = []
     learner.model.transformer.h[1].mlp.c_fc.register_forward_hook(lambda *_: times.append(1))
@@ -62,7 +62,7 @@ def test_layers_are_computed_twice_though_dropout_is_off(model_directory: str) -
     assert not any(module.training for module in learner.model.modules())
 
 
-def test_a_copy_of_a_model_computes_its_own_layers_twice(model_directory: str) -> None:
+def test_a_copied_model_recomputes_its_own_layers(model_directory: str) -> None:
     model = Learner(model_directory, replace(CONFIG, gradient_checkpointing=True)).model
     other = copy.deepcopy(model)
     with torch.no_grad():
@@ -72,7 +72,7 @@ def test_a_copy_of_a_model_computes_its_own_layers_twice(model_directory: str) -
         assert not torch.equal(other(ids).logits, model(ids).logits)
 
 
-def test_products_are_made_in_bfloat16_and_nothing_else_is(model_directory: str) -> None:
+def test_bfloat16_is_used_for_products_only(model_directory: str) -> None:
     plain, rounded = (
         Learner(model_directory, replace(CONFIG, precision=name))
         for name in ("float32", "bfloat16")
@@ -92,7 +92,7 @@ def test_products_are_made_in_bfloat16_and_nothing_else_is(model_directory: str)
     assert plain.config.digest() != rounded.config.digest()
 
 
-def test_a_model_or_device_that_cannot_is_refused_with_the_reason(model_directory: str) -> None:
+def test_an_incapable_model_or_device_is_refused_with_the_reason(model_directory: str) -> None:
     class NotMadeForIt(torch.nn.Linear):
         def forward(self, input_ids: torch.Tensor, use_cache: bool) -> torch.Tensor:
             del use_cache
@@ -114,14 +114,12 @@ def test_a_model_or_device_that_cannot_is_refused_with_the_reason(model_director
     ("device", "message"),
     [("cuda:77", "device 'cuda:77' cannot be used"), ("gpu", "device 'gpu' cannot be used: .*cpu")],
 )
-def test_a_device_that_is_not_there_is_refused(
-    model_directory: str, device: str, message: str
-) -> None:
+def test_a_missing_device_is_refused(model_directory: str, device: str, message: str) -> None:
     with pytest.raises(Refused, match=message):
         Learner(model_directory, CONFIG, device=device)
 
 
-def test_a_model_without_such_layers_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
+def test_a_model_without_named_layers_is_refused_at_loading(tmp_path: Path) -> None:
     config = AutoConfig.for_model(
         "ctrl", vocab_size=12, n_positions=16, n_embd=8, dff=8, n_layer=1, n_head=2
     )
@@ -139,14 +137,14 @@ def test_a_model_without_such_layers_is_refused_when_it_is_loaded(tmp_path: Path
         ({"gradient_checkpointing": "yes"}, "gradient_checkpointing is 'yes'; give true or false"),
     ],
 )
-def test_what_no_step_can_be_computed_in_is_refused_by_name(
+def test_an_invalid_precision_setting_is_refused_by_name(
     values: dict[str, object], message: str
 ) -> None:
     with pytest.raises(Refused, match=message):
         LearnerConfig.of(values)
 
 
-def test_float32_is_what_a_model_does_anyway() -> None:
+def test_float32_enables_no_autocast() -> None:
     with computing("float32", torch.device("cpu")):
         assert not torch.is_autocast_enabled("cpu")
     with computing("bfloat16", torch.device("cpu")):

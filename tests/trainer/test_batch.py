@@ -1,4 +1,4 @@
-"""Padding, masks and splits change no number."""
+"""Padding, masks and splits do not change any number."""
 
 import numpy as np
 import pytest
@@ -69,7 +69,7 @@ def test_micro_batches_hold_every_row_once_within_the_budget(
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12))
-def test_the_weights_of_all_tokens_make_one_mean(lengths: list[int]) -> None:
+def test_token_weights_sum_to_one(lengths: list[int]) -> None:
     batch = batch_of(lengths)
 
     assert sum(row.weight * row.mask.sum() for row in batch.rows) == pytest.approx(1)
@@ -83,7 +83,7 @@ def test_groups_are_numbered_as_they_appear() -> None:
     st.lists(st.integers(1, 9), min_size=2, max_size=9), st.integers(0, 9), st.integers(1, 3),
     st.sampled_from(["token_mean", "seq_mean_token_mean"]),
 )  # fmt: skip
-def test_minibatches_hold_every_trajectory_once_an_epoch_with_denominators_of_their_own(
+def test_minibatches_hold_every_trajectory_once_per_epoch_with_own_denominators(
     lengths: list[int], size: int, epochs: int, aggregate: str
 ) -> None:
     batch = batch_of(lengths)

@@ -1,4 +1,4 @@
-"""Which steps a version descends from."""
+"""The steps from which a version descends."""
 
 from collections.abc import Iterable
 
@@ -20,14 +20,14 @@ def versions(steps: Iterable[TrainStep], tip: int | None = None, **how: bool) ->
     return [each.version for each in descent({s.version: s for s in steps}, tip, **how)]
 
 
-def test_what_was_abandoned_in_a_restart_is_passed_over() -> None:
+def test_versions_of_an_abandoned_branch_are_skipped() -> None:
     assert versions(STEPS) == [4, 3, 1]
     assert versions(STEPS, 2) == [2, 1]
     assert versions([]) == []
 
 
 @pytest.mark.parametrize(("over_gaps", "expected"), [(False, [4]), (True, [4, 2, 1])])
-def test_a_record_that_is_missing_ends_the_descent_or_the_next_below_it_follows(
+def test_a_missing_record_ends_the_descent_or_is_skipped(
     over_gaps: bool, expected: list[int]
 ) -> None:
     without_parent = [each for each in STEPS if each.version != 3]
@@ -35,11 +35,11 @@ def test_a_record_that_is_missing_ends_the_descent_or_the_next_below_it_follows(
     assert versions(without_parent, over_gaps=over_gaps) == expected
 
 
-def test_a_step_that_names_itself_or_a_later_one_as_its_parent_ends_nobody_in_a_circle() -> None:
+def test_a_step_that_is_its_own_ancestor_causes_no_endless_loop() -> None:
     assert versions([step(1, 2, 1), step(2, 2, 2)]) == [2, 1]
 
 
-def test_a_branch_knows_its_root_and_what_lies_on_others() -> None:
+def test_a_branch_knows_its_root_and_the_versions_of_others() -> None:
     branch = branch_of(STEPS)
 
     assert (branch.version, branch.root, list(branch.steps)) == (4, 0, [1, 2, 3])

@@ -1,4 +1,4 @@
-"""A checkpoint is there whole or not at all, and going on from it changes no bit."""
+"""A checkpoint is complete or absent, and resuming from it changes no bit."""
 
 import hashlib
 import shutil
@@ -60,7 +60,9 @@ def checkpoint(model_directory: str) -> Checkpoint:
     )
 
 
-def test_going_on_from_a_checkpoint_is_going_on(model_directory: str, tmp_path: Path) -> None:
+def test_resuming_from_a_checkpoint_equals_an_uninterrupted_run(
+    model_directory: str, tmp_path: Path
+) -> None:
     first = Learner(model_directory, CONFIG)
     for number in range(3):
         first.step(some_samples(number))
@@ -77,7 +79,7 @@ def test_going_on_from_a_checkpoint_is_going_on(model_directory: str, tmp_path: 
     assert (second.version, second.steps_done) == (5, 5)
 
 
-def test_what_is_saved_is_what_is_loaded(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_saved_checkpoint_loads_unchanged(checkpoint: Checkpoint, tmp_path: Path) -> None:
     path = save(tmp_path, checkpoint)
 
     found = load_latest(tmp_path)
@@ -87,7 +89,7 @@ def test_what_is_saved_is_what_is_loaded(checkpoint: Checkpoint, tmp_path: Path)
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_a_checkpoint_of_the_first_release_has_no_book(
+def test_a_checkpoint_of_the_first_release_loads_without_a_book(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     path = save(tmp_path, checkpoint) / MANIFEST
@@ -168,7 +170,7 @@ def by_ranks(root: Path, checkpoint: Checkpoint, world: int) -> Path:
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_what_two_ranks_saved_is_loaded_by_any_number(
+def test_a_checkpoint_of_two_ranks_is_loaded_by_any_number(
     world: int, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     by_ranks(tmp_path, checkpoint, 2)
@@ -186,7 +188,9 @@ def test_what_two_ranks_saved_is_loaded_by_any_number(
     assert {each.consumed for each in loaded} == {checkpoint.consumed}
 
 
-def test_a_learner_goes_on_from_what_two_ranks_saved(model_directory: str, tmp_path: Path) -> None:
+def test_a_learner_resumes_from_a_checkpoint_of_two_ranks(
+    model_directory: str, tmp_path: Path
+) -> None:
     first = Learner(model_directory, CONFIG)
     first.step(some_samples(0))
     state = first.state()
@@ -201,7 +205,7 @@ def test_a_learner_goes_on_from_what_two_ranks_saved(model_directory: str, tmp_p
     assert first.state() == second.state()
 
 
-def test_where_the_parts_of_a_rank_are_missing_the_older_one_is_used_and_it_is_said(
+def test_a_checkpoint_with_missing_parts_is_skipped_and_reported(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     older = replace(checkpoint, state=replace(checkpoint.state, version=4), parent=3)
@@ -228,7 +232,7 @@ def test_a_checkpoint_is_not_sealed_without_all_ranks(
     assert load_latest(tmp_path).checkpoint is None
 
 
-def test_the_manifest_lists_of_every_tensor_its_parts(
+def test_the_manifest_lists_the_parts_of_every_tensor(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     body = read_body(by_ranks(tmp_path, checkpoint, 2))
@@ -247,11 +251,11 @@ def test_the_manifest_lists_of_every_tensor_its_parts(
 
 
 class Died(Exception):
-    """Where a test lets a trainer die."""
+    """Raised at the point where a test ends the trainer."""
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_crash_at_any_point_leaves_what_was_there_or_all_of_the_new_one(
+def test_a_crash_at_any_point_leaves_the_old_or_new_checkpoint(
     again: bool, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every write comes to the disk by `to_disk`; the same version may be written once more."""
@@ -294,7 +298,7 @@ def test_a_checkpoint_may_be_moved(checkpoint: Checkpoint, tmp_path: Path) -> No
     assert load_latest(tmp_path / "there").checkpoint == checkpoint
 
 
-def test_there_may_be_none(tmp_path: Path) -> None:
+def test_an_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
     assert load_latest(tmp_path / "nothing").checkpoint is None
 
 
@@ -303,7 +307,7 @@ FILES = [MANIFEST, "weights-*", "optimiser-*", "rng-*"]
 
 @pytest.mark.parametrize("pattern", FILES)
 @pytest.mark.parametrize("damage", ["gone", "cut", "flipped"])
-def test_a_damaged_checkpoint_is_passed_over_with_a_reason(
+def test_a_damaged_checkpoint_is_skipped_with_a_reason(
     checkpoint: Checkpoint, tmp_path: Path, pattern: str, damage: str
 ) -> None:
     older = replace(checkpoint, state=replace(checkpoint.state, version=4), parent=3)
@@ -334,7 +338,7 @@ def test_a_crash_before_the_manifest_leaves_no_checkpoint(
     assert load_latest(tmp_path).checkpoint == checkpoint
 
 
-def test_pruning_keeps_the_newest_and_clears_what_is_no_checkpoint(
+def test_pruning_keeps_the_newest_and_clears_incomplete_folders(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     for version in range(4):
@@ -353,7 +357,7 @@ def test_pruning_keeps_the_newest_and_clears_what_is_no_checkpoint(
     ("every", "left"),
     [(0, [10, 11, 12]), (1, [*range(1, 13)]), (4, [1, 5, 9, 10, 11, 12]), (99, [1, 10, 11, 12])],
 )
-def test_pruning_leaves_the_first_and_one_in_so_many_however_often_it_is_done(
+def test_repeated_pruning_keeps_the_first_and_every_nth_checkpoint(
     every: int, left: list[int], checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     for version in range(1, 13):
@@ -374,7 +378,7 @@ def test_a_checkpoint_of_another_configuration_is_refused_with_the_remedy(
         require_recipe(path, replace(CONFIG, lr=1.0).digest(), "put it back")
 
 
-def test_pruning_never_takes_the_last_one(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_pruning_never_removes_the_last_checkpoint(checkpoint: Checkpoint, tmp_path: Path) -> None:
     save(tmp_path, checkpoint)
 
     assert prune(tmp_path, keep=0) == ()
@@ -387,7 +391,7 @@ def test_version_numbers_are_never_used_twice() -> None:
     assert next_version(4, held=5) == 6
 
 
-def test_versions_announced_above_the_checkpoint_are_abandoned() -> None:
+def test_versions_announced_after_the_checkpoint_are_abandoned() -> None:
     assert abandon((), held=5, highest_announced=5) == ()
     assert abandon((), held=5, highest_announced=4) == ()
     assert abandon(((2, 3),), held=5, highest_announced=7) == ((2, 3), (6, 7))

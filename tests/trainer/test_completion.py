@@ -1,4 +1,4 @@
-"""What makes a batch whole.
+"""The rules that complete a batch.
 
 Golden values: the design's page on algorithms, section 5.
 """
@@ -28,7 +28,7 @@ def whole(rule: object, tokens: list[int], wanted: int = 2, capacity: int = 8) -
 
 
 @golden("batch", "token_budget")
-def test_a_batch_is_whole_with_the_third_completion() -> None:
+def test_a_token_budget_batch_completes_with_the_third_completion() -> None:
     """Φ 100 and completions of 40, 30, 50, 20."""
     completions = [40, 30, 50, 20]
 
@@ -38,7 +38,7 @@ def test_a_batch_is_whole_with_the_third_completion() -> None:
 
 
 @golden("batch", "groups")
-def test_a_batch_is_whole_with_so_many_groups() -> None:
+def test_a_batch_completes_at_its_number_of_groups() -> None:
     assert [whole("groups", [1] * n) for n in range(4)] == [0, 0, 2, 2]
 
 
@@ -51,7 +51,7 @@ def buffer_of(batch: object, lengths: list[int]) -> Buffer:
     return buffer
 
 
-def test_the_buffer_gives_what_the_rule_takes_and_keeps_the_rest() -> None:
+def test_the_buffer_hands_out_one_batch_and_keeps_the_rest() -> None:
     buffer = buffer_of(TOKENS, [40, 30, 50, 20])
 
     taken = buffer.take(8, v_now=0)
@@ -63,19 +63,19 @@ def test_the_buffer_gives_what_the_rule_takes_and_keeps_the_rest() -> None:
 
 
 def eager(waiting: Waiting) -> int:
-    """A user's, which asks for more than there is."""
+    """A user's rule, which asks for more samples than exist."""
     return 99 if waiting.tokens else -1
 
 
-def test_a_rule_of_ones_own_never_takes_more_than_there_is() -> None:
+def test_a_user_rule_never_takes_more_samples_than_exist() -> None:
     buffer = buffer_of(f"{__name__}:eager", [1, 2])
 
     assert len(buffer.take(8, v_now=0) or ()) == 2
     assert buffer.take(8, v_now=0) is None
 
 
-def test_what_is_unfinished_a_third_time_is_purged() -> None:
-    """σ 2: at the first two boundaries it is gone on with."""
+def test_a_rollout_unfinished_a_third_time_is_purged() -> None:
+    """σ 2: at the first two boundaries it is resumed."""
     config = LearnerConfig.of({"batch": TOKENS, "retention": 2, "group_size": 2})
     curation = config.curation("run", "policy")
 
@@ -95,7 +95,9 @@ def ended(generation: int, curation: Curation) -> Any:
 @pytest.mark.parametrize(
     ("accepted", "running", "groups"), [(0, 0, 16), (0, 64, 8), (512, 64, 8), (0, 128, 0)]
 )
-def test_as_many_are_kept_in_flight_as_may_be(accepted: int, running: int, groups: int) -> None:
+def test_admission_keeps_the_permitted_number_of_rollouts_in_flight(
+    accepted: int, running: int, groups: int
+) -> None:
     rule = AdmissionRule(0, 64, 128, 8, refills=True)
 
     assert rule.grant(3, 3 * 64 + accepted, running) == groups
@@ -112,12 +114,14 @@ def test_as_many_are_kept_in_flight_as_may_be(accepted: int, running: int, group
         ({"batch": TOKENS, "on_stale": "wait"}, "on_stale 'wait' waits for it"),
     ],
 )
-def test_what_does_not_go_with_a_budget_is_refused(values: dict[str, Any], message: str) -> None:
+def test_settings_that_conflict_with_a_token_budget_are_refused(
+    values: dict[str, Any], message: str
+) -> None:
     with pytest.raises(Refused, match=message):
         LearnerConfig.of(values)
 
 
-def test_a_batch_of_groups_is_the_default_and_changes_no_digest() -> None:
+def test_batches_of_groups_are_the_default_and_change_no_digest() -> None:
     assert CURATION.batch == "groups"
     assert LearnerConfig(batch="groups").digest() == LearnerConfig().digest()
     assert LearnerConfig.of({"batch": TOKENS}).digest() != LearnerConfig().digest()

@@ -1,4 +1,4 @@
-"""A restart is given exactly what was not consumed."""
+"""A restart is given exactly the unconsumed records."""
 
 from time import process_time
 
@@ -9,7 +9,7 @@ from schemas.messages import Consumed
 from trainer.consumption import Consumption
 
 
-def test_consumption_out_of_order_is_the_lowest_open_offset_and_those_above() -> None:
+def test_consumption_is_the_lowest_open_offset_and_consumed_ones_above() -> None:
     consumption = Consumption("t")
     for offset in range(8):
         consumption.delivered(0, offset)
@@ -19,7 +19,7 @@ def test_consumption_out_of_order_is_the_lowest_open_offset_and_those_above() ->
     assert consumption.marks() == (Consumed("t", 0, 3, (5, 7)),)
 
 
-def test_holes_in_the_log_are_not_waited_for() -> None:
+def test_holes_in_the_log_do_not_hold_back_the_mark() -> None:
     consumption = Consumption("t")
     for offset in (0, 2, 7):
         consumption.delivered(0, offset)
@@ -36,7 +36,7 @@ def test_holes_in_the_log_are_not_waited_for() -> None:
         )
     )
 )
-def test_a_restart_delivers_again_exactly_what_was_not_consumed(
+def test_a_restart_redelivers_exactly_the_unconsumed_offsets(
     case: tuple[set[int], set[int]],
 ) -> None:
     offsets, consumed = case
@@ -54,7 +54,7 @@ def test_a_restart_delivers_again_exactly_what_was_not_consumed(
     assert after.marks() == marks
 
 
-def test_offsets_below_the_mark_are_not_delivered_again() -> None:
+def test_offsets_below_the_mark_are_not_redelivered() -> None:
     consumption = Consumption("t", [Consumed("t", 4, 3, (5,))])
 
     assert [consumption.delivered(4, offset) for offset in (2, 3, 4, 5, 6)] == [
@@ -62,7 +62,7 @@ def test_offsets_below_the_mark_are_not_delivered_again() -> None:
     ]  # fmt: skip
 
 
-def test_marks_cost_what_they_hold_and_not_its_square() -> None:
+def test_computing_marks_takes_linear_time() -> None:
     consumption = Consumption("t")
     for offset in range(200_000):
         consumption.delivered(0, offset)

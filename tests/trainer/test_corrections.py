@@ -1,4 +1,4 @@
-"""Corrections weigh or mask by how far the trainer's own network lies from the engine."""
+"""Corrections weigh or mask tokens by the mismatch of trainer and engine."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,14 +36,14 @@ def rounded(weight_BT: Tensor) -> list[float]:
 
 
 @golden("correction", "tis")
-def test_tis_is_as_printed() -> None:
+def test_tis_weights_match_published_values() -> None:
     assert rounded(tis(view([0.2, 1.0]), Cap())) == [1.221403, 2.0]
     assert rounded(tis(view([0.2, 1.0]), Cap(level="sequence", cap=9.0))) == [3.320117] * 2
     assert rounded(tis(view([0.2, 1.0]), Cap(level="geometric"))) == [1.822119] * 2
 
 
 @golden("correction", "icepop")
-def test_icepop_is_as_printed() -> None:
+def test_icepop_weights_match_published_values() -> None:
     found = icepop(view([log(0.49), log(0.5) + 1e-12, 0.0, log(5) - 1e-12, log(5.01)]), Window())
 
     assert rounded(found) == [0, 0.5, 1, 5, 0]
@@ -65,11 +65,11 @@ def test_icepop_is_as_printed() -> None:
         (Rejection("geometric", high=1.068940), [1, 1, 1]),
     ],
 )
-def test_mis_rejects_as_printed(options: Rejection, kept: list[int]) -> None:
+def test_mis_rejects_at_published_values(options: Rejection, kept: list[int]) -> None:
     assert rounded(mis(view([0.1, -0.05, 0.15]), replace(options, weight="none"))) == kept
 
 
-def test_what_mis_leaves_weighs_its_ratio_as_in_trl() -> None:
+def test_mis_weighs_kept_tokens_by_their_ratio_as_trl_does() -> None:
     ratios = [1.105171, 0.951229, 1.161834]
     apart = [0.1, -0.05, 0.15]
 
@@ -81,21 +81,23 @@ def test_what_mis_leaves_weighs_its_ratio_as_in_trl() -> None:
     assert rounded(mis(view(apart), replace(whole, high=1.2))) == [0, 0, 0]
 
 
-def test_one_token_far_off_takes_its_sequence_along() -> None:
+def test_a_far_off_token_rejects_its_whole_sequence() -> None:
     assert rounded(mis(view([0.0, -9.3]), Rejection())) == [0, 0]
     assert rounded(mis(view([0.0, -9.3]), Rejection(veto=0))) == [1, 0]
-    # What is not ours has no say.
+    # Tokens of others do not count.
     assert rounded(mis(view([0.0, -9.3], [True, False]), Rejection("sequence")))[0] == 1
 
 
 @golden("correction", "none")
-def test_without_a_correction_everything_weighs_one() -> None:
+def test_no_correction_weighs_every_token_by_one() -> None:
     assert rounded(no_correction(view([0.5, -3.0]), NoOptions())) == [1, 1]
 
 
 @pytest.mark.parametrize("name", sorted(CORRECTIONS))
 @given(ratios=st.lists(st.floats(-40, 40), min_size=1, max_size=5))
-def test_a_mask_changes_no_other_cost_and_no_denominator(name: str, ratios: list[float]) -> None:
+def test_a_correction_mask_changes_no_other_cost_and_no_denominator(
+    name: str, ratios: list[float]
+) -> None:
     """The weights of tokens hold all denominators, and a correction only multiplies a cost."""
     config = LearnerConfig(loss="policy_gradient", old_logprobs="recompute", correction=name)
     objective = config.rules.objective
@@ -146,14 +148,14 @@ def test_a_mask_changes_no_other_cost_and_no_denominator(name: str, ratios: list
         ({"loss": {"name": "ppo_ewma", "decay": 1.0}}, "decay is 1.0"),
     ],
 )
-def test_rules_that_do_not_fit_are_refused_with_the_reason(
+def test_incompatible_correction_rules_are_refused_with_the_reason(
     values: dict[str, object], message: str
 ) -> None:
     with pytest.raises(Refused, match=message):
         LearnerConfig.of(values)
 
 
-def test_a_correction_of_whole_sequences_goes_with_one_ratio_for_a_sequence() -> None:
+def test_a_sequence_level_correction_works_with_a_sequence_level_ratio() -> None:
     geometric = {"name": "mis", "level": "geometric"}
     own = {"loss": "gspo", "aggregate": "seq_mean_token_mean"}
     values = {"correction": geometric, "old_logprobs": "recompute", **own}

@@ -1,4 +1,4 @@
-"""A learner and an engine on a GPU compute what they do on a CPU, and the same bits each time.
+"""A learner and an engine on a GPU match those on a CPU, with the same bits each time.
 
 These tests are skipped where no CUDA device is.
 """
@@ -50,7 +50,7 @@ def test_the_same_batches_give_the_same_bits(model_directory: str, mode: dict[st
 
 @pytest.mark.parametrize("packing", ["rows", "shared", "packed"])
 @pytest.mark.parametrize("loss", ["cispo", "clip_higher", "gspo", "m2po", "decoupled_ppo"])
-def test_a_gpu_takes_the_steps_of_a_cpu(model_directory: str, packing: str, loss: str) -> None:
+def test_steps_on_a_gpu_match_those_on_a_cpu(model_directory: str, packing: str, loss: str) -> None:
     aggregate = {"aggregate": "seq_mean_token_mean"} if loss == "gspo" else {}
     config = LearnerConfig.of({"loss": loss, "packing": packing, "lr": 1e-3, **aggregate})
     here, there = (Learner(model_directory, config, device=name) for name in ("cpu", "cuda"))
@@ -63,7 +63,7 @@ def test_a_gpu_takes_the_steps_of_a_cpu(model_directory: str, packing: str, loss
         torch.testing.assert_close(theirs.cpu(), ours, atol=1e-4, rtol=1e-3)
 
 
-def test_a_checkpoint_is_gone_on_from_to_the_same_bits(model_directory: str) -> None:
+def test_resuming_from_a_checkpoint_gives_the_same_bits(model_directory: str) -> None:
     learner, later = (Learner(model_directory, CONFIG, device="cuda") for _ in range(2))
     learner.step(some_samples(0))
     state = learner.state()
@@ -75,7 +75,7 @@ def test_a_checkpoint_is_gone_on_from_to_the_same_bits(model_directory: str) -> 
     assert later.state() == learner.state()
 
 
-def test_a_token_that_the_model_does_not_have_costs_its_batch_and_not_the_device(
+def test_an_unknown_token_fails_its_batch_but_not_the_device(
     model_directory: str,
 ) -> None:
     learner, untouched = (Learner(model_directory, CONFIG, device="cuda") for _ in range(2))
@@ -88,7 +88,7 @@ def test_a_token_that_the_model_does_not_have_costs_its_batch_and_not_the_device
 
 
 @pytest.mark.parametrize("config", ["gpt2", "qwen2", "llama"])
-def test_an_engine_serves_what_a_cpu_has_announced(tmp_path: Path, config: str) -> None:
+def test_a_gpu_engine_serves_weights_announced_from_a_cpu(tmp_path: Path, config: str) -> None:
     policy = lake(tmp_path / "lake", config)
     engines = [TransformersEngine("policy", policy, device=name) for name in ("cpu", "cuda")]
     for engine in engines:

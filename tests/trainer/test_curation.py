@@ -1,4 +1,4 @@
-"""Nothing is lost, nothing is taken twice, and the most urgent comes first."""
+"""No sample is lost or taken twice, and the earliest deadline comes first."""
 
 from dataclasses import replace
 from typing import Any
@@ -31,7 +31,7 @@ def reasons(buffer: Buffer) -> dict[str, int]:
     return {reason: tally.count for reason, tally in buffer.drops().items()}
 
 
-def test_staleness_is_of_the_oldest_sampled_token() -> None:
+def test_staleness_is_that_of_the_oldest_sampled_token() -> None:
     mask = [0, 0, 1, 1, 0, 1, 1, 1]
     versions = [-1, -1, 3, 3, -1, 4, 4, 5]
     first = sample(scored("a", sequences=(sequence(range(8), mask, versions=versions),)))
@@ -50,7 +50,7 @@ def test_only_tokens_of_our_policy_count() -> None:
     assert (ours.policy_index, ours.min_version, ours.length) == (1, 2, 2)
 
 
-def test_earliest_deadline_goes_first_and_what_is_stale_is_dropped() -> None:
+def test_the_earliest_deadline_goes_first_and_stale_samples_are_dropped() -> None:
     buffer = filled(replace(ALONE, max_staleness=5), [5, 1, 3, 0, 3])
 
     taken = buffer.take(3, v_now=8)
@@ -95,7 +95,7 @@ OFFERS = st.lists(
 @given(
     OFFERS, st.sampled_from(["drop", "train_partial"]), st.sampled_from([(), ("zero_variance",)])
 )
-def test_every_offer_is_exactly_one_of_held_used_and_dropped(
+def test_every_offer_is_exactly_one_of_held_used_or_dropped(
     offers: list[tuple[int, int, int, float | None, str, str, bool]],
     missing: str,
     filters: tuple[str, ...],
@@ -122,7 +122,7 @@ def test_every_offer_is_exactly_one_of_held_used_and_dropped(
     assert sum(reasons(buffer).values()) + buffer.used == len(places)
 
 
-def test_a_member_more_than_a_group_said_is_late_and_not_trained_on() -> None:
+def test_a_member_beyond_the_group_size_is_late_and_not_trained_on() -> None:
     buffer = Buffer(CURATION)
     for member in range(4):
         buffer.offer(scored(f"r{member}", group="g", group_size=3), 0, member)
@@ -133,7 +133,7 @@ def test_a_member_more_than_a_group_said_is_late_and_not_trained_on() -> None:
     assert buffer.held() == 0
 
 
-def test_a_group_waits_until_all_its_members_are_there() -> None:
+def test_a_group_waits_until_all_its_members_have_arrived() -> None:
     buffer = Buffer(CURATION)
     for offset in range(3):
         buffer.offer(scored(f"r{offset}", group="g", group_size=4), 0, offset)
@@ -152,7 +152,7 @@ def offer_group(buffer: Buffer, rewards: list[float | None], name: str = "g") ->
         buffer.offer(record, 0, member)
 
 
-def test_a_missing_member_takes_its_group_with_it() -> None:
+def test_a_missing_member_drops_its_group() -> None:
     buffer = Buffer(CURATION)
 
     offer_group(buffer, [1.0, None, 0.0])
@@ -162,7 +162,7 @@ def test_a_missing_member_takes_its_group_with_it() -> None:
     assert buffer.released() == ()
 
 
-def test_a_partial_group_leaves_with_its_missing_members_in_one_go() -> None:
+def test_a_partial_group_and_its_missing_members_leave_together() -> None:
     buffer = Buffer(replace(CURATION, missing="train_partial"))
     offer_group(buffer, [1.0, None, 0.0])
     before = buffer.released()
@@ -175,7 +175,7 @@ def test_a_partial_group_leaves_with_its_missing_members_in_one_go() -> None:
     assert [dropped.reason for dropped in buffer.released()] == ["unscored"]
 
 
-def test_a_group_of_one_left_has_no_baseline() -> None:
+def test_a_group_reduced_to_one_member_is_dropped_without_a_baseline() -> None:
     strict = Buffer(replace(CURATION, missing="train_partial"))
     lenient = Buffer(replace(CURATION, missing="train_partial", needs_group=False))
     for buffer in (strict, lenient):
@@ -186,7 +186,7 @@ def test_a_group_of_one_left_has_no_baseline() -> None:
 
 
 @pytest.mark.parametrize("status", ["failed", "timed_out", "cancelled", "refused", "other"])
-def test_a_rollout_that_did_not_finish_is_missing_under_its_status(status: str) -> None:
+def test_an_unfinished_rollout_is_missing_under_its_status(status: str) -> None:
     buffer = Buffer(ALONE)
     buffer.offer(scored("r", status=status), 0, 0)
 
@@ -194,7 +194,7 @@ def test_a_rollout_that_did_not_finish_is_missing_under_its_status(status: str) 
 
 
 @pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(top_k=5), Sampling(0.7)])
-def test_samples_that_the_trainer_cannot_follow_are_refused(sampling: Sampling) -> None:
+def test_samples_of_another_sampling_setting_are_refused(sampling: Sampling) -> None:
     buffer = Buffer(ALONE)
     buffer.offer(scored("r", sampling=sampling), 0, 0)
 
@@ -209,7 +209,7 @@ def test_samples_that_the_trainer_cannot_follow_are_refused(sampling: Sampling) 
         ((Sampling(max_tokens=3, stop=("x",)),), ""),
     ],
 )
-def test_how_tokens_were_sampled_decides_not_how_the_request_asked_for_them(
+def test_actual_sampling_counts_and_requested_sampling_does_not(
     used: tuple[Sampling, ...], reason: str
 ) -> None:
     one = replace(sequence([1, 2], [0, 1]), samplings=used)
@@ -218,7 +218,7 @@ def test_how_tokens_were_sampled_decides_not_how_the_request_asked_for_them(
     assert judge(scored("r", sequences=(one,), sampling=asked), 0, 0, ALONE).reason == reason
 
 
-def test_how_another_policy_was_sampled_does_not_matter() -> None:
+def test_sampling_of_another_policy_does_not_matter() -> None:
     theirs = sequence([1, 2], [0, 1], policies=[255, 0])
     ours = sequence([1, 2], [0, 1], policies=[255, 1])
     both = (replace(theirs, samplings=(Sampling(0.0),)), ours)
@@ -227,7 +227,7 @@ def test_how_another_policy_was_sampled_does_not_matter() -> None:
     assert judge(record, 0, 0, ALONE).sample is not None
 
 
-def test_a_trainer_at_the_samples_temperature_follows_them() -> None:
+def test_samples_at_the_trainers_temperature_are_accepted() -> None:
     buffer = Buffer(replace(ALONE, temperature=0.7))
     buffer.offer(scored("r", sampling=Sampling(0.7)), 0, 0)
 
@@ -238,7 +238,9 @@ def test_a_trainer_at_the_samples_temperature_follows_them() -> None:
     ("change", "reason"),
     [({"run_id": "x"}, "other_run"), ({"purpose": "evaluate"}, "other_purpose")],
 )
-def test_records_of_others_are_never_admitted(change: dict[str, str], reason: str) -> None:
+def test_records_of_other_runs_or_purposes_are_never_admitted(
+    change: dict[str, str], reason: str
+) -> None:
     buffer = Buffer(ALONE)
     buffer.offer(scored("r", **change), 0, 0)  # type: ignore[arg-type]
 
@@ -246,7 +248,7 @@ def test_records_of_others_are_never_admitted(change: dict[str, str], reason: st
     assert buffer.held() == 0
 
 
-def test_a_record_without_a_request_belongs_to_nobody() -> None:
+def test_a_record_without_a_request_counts_as_another_run() -> None:
     record = scored("r")
     buffer = Buffer(ALONE)
     buffer.offer(replace(record, trajectory=replace(record.trajectory, request=None)), 0, 0)
@@ -271,13 +273,13 @@ def test_impossible_tokens_are_malformed(broken: object) -> None:
     assert "malformed" in reasons(buffer)
 
 
-def test_tokens_of_an_abandoned_branch_are_recognised() -> None:
+def test_tokens_of_an_abandoned_branch_are_dropped() -> None:
     buffer = filled(replace(ALONE, abandoned=((6, 7),)), [5, 6, 7, 8])
 
     assert reasons(buffer) == {"abandoned": 2}
 
 
-def test_a_record_written_twice_counts_once_also_after_a_restart() -> None:
+def test_a_duplicate_record_counts_once_even_after_a_restart() -> None:
     buffer = Buffer(ALONE)
     for offset in range(2):
         buffer.offer(scored("r"), 0, offset)
@@ -290,14 +292,14 @@ def test_a_record_written_twice_counts_once_also_after_a_restart() -> None:
     assert restarted.held() == 0
 
 
-def test_what_is_held_is_not_remembered_as_gone() -> None:
+def test_held_samples_are_not_remembered_as_ended() -> None:
     buffer = Buffer(ALONE)
     buffer.offer(scored("r"), 0, 0)
 
     assert buffer.recent() == ()
 
 
-def test_a_member_that_comes_after_its_group_has_left_is_late() -> None:
+def test_a_member_that_arrives_after_its_group_left_is_late() -> None:
     buffer = Buffer(CURATION)
     offer_group(buffer, [0.0, 1.0])
     buffer.take(1, v_now=0)
@@ -324,7 +326,7 @@ def drawn_buffer(draws: int, size: int, curation: Curation) -> Buffer:
     return Buffer(curation, accounts)
 
 
-def test_what_was_drawn_is_never_taken_twice_however_many_came_in_between() -> None:
+def test_a_drawn_rollout_is_never_taken_twice_after_10000_others() -> None:
     buffer = drawn_buffer(10_000, 1, replace(ALONE, capacity_groups=10_000))
     for offset in range(10_000):
         buffer.offer(drawn(offset, 0, 1), 0, offset)
@@ -337,7 +339,7 @@ def test_what_was_drawn_is_never_taken_twice_however_many_came_in_between() -> N
     assert (buffer.held(), buffer.ready_groups()) == (0, 0)
 
 
-def test_a_straggler_without_a_token_is_not_held_however_many_groups_left_before_it() -> None:
+def test_a_straggler_without_tokens_is_not_held_after_9000_groups() -> None:
     buffer = drawn_buffer(9_001, 2, replace(CURATION, capacity_groups=10_000))
     buffer.offer(drawn(0, 0, 2), 0, 0)
     buffer.take(1, v_now=3)
@@ -352,7 +354,7 @@ def test_a_straggler_without_a_token_is_not_held_however_many_groups_left_before
     assert (buffer.held(), buffer.accounts.running()) == (0, 0)
 
 
-def test_a_record_that_claims_another_size_of_its_group_does_not_keep_it_waiting() -> None:
+def test_a_record_with_a_wrong_group_size_does_not_delay_its_group() -> None:
     buffer = drawn_buffer(1, 2, CURATION)
     for member in range(2):
         buffer.offer(drawn(0, member, 100), 0, member)
@@ -360,7 +362,7 @@ def test_a_record_that_claims_another_size_of_its_group_does_not_keep_it_waiting
     assert len(buffer.take(1, v_now=0) or ()) == 2
 
 
-def test_giving_up_drops_what_is_incomplete_and_keeps_what_is_ready() -> None:
+def test_giving_up_drops_incomplete_groups_and_keeps_ready_ones() -> None:
     buffer = drawn_buffer(3, 2, CURATION)
     for draw, member in [(0, 0), (0, 1), (1, 0)]:
         buffer.offer(drawn(draw, member, 2), 0, 2 * draw + member)
@@ -380,7 +382,7 @@ def test_an_incomplete_group_goes_stale_too() -> None:
     assert reasons(buffer) == {"stale": 1}
 
 
-def test_equal_rewards_are_filtered_and_different_ones_kept() -> None:
+def test_groups_with_equal_rewards_are_filtered() -> None:
     buffer = Buffer(replace(CURATION, filters=("zero_variance",)))
     offer_group(buffer, [1.0, 1.0], "equal")
     offer_group(buffer, [1.0, 0.0], "different")
@@ -389,7 +391,7 @@ def test_equal_rewards_are_filtered_and_different_ones_kept() -> None:
     assert buffer.ready_groups() == 1
 
 
-def test_a_filter_that_rejects_everything_lets_one_through() -> None:
+def test_a_filter_that_rejects_everything_lets_one_group_through() -> None:
     buffer = Buffer(replace(CURATION, filters=("zero_variance",)))
     for number in range(FORCE_AFTER + 2):
         offer_group(buffer, [0.0, 0.0], f"g{number}")
@@ -399,7 +401,7 @@ def test_a_filter_that_rejects_everything_lets_one_through() -> None:
     assert buffer.gate.forced() == ""
 
 
-def test_a_full_buffer_says_so_and_evicts_nothing() -> None:
+def test_a_full_buffer_reports_it_and_evicts_nothing() -> None:
     buffer = filled(replace(ALONE, capacity_groups=2), [0, 1, 2])
 
     assert buffer.full()
@@ -426,14 +428,14 @@ def lies_in_its_claim(record: ScoredTrajectory) -> ScoredTrajectory:
     return replace(record, trajectory=heavy)
 
 
-def test_a_claim_that_was_not_read_is_a_missing_member() -> None:
+def test_an_unread_claim_is_a_missing_member() -> None:
     buffer = Buffer(ALONE)
     buffer.offer(lies_in_its_claim(scored("r")), 0, 0)
 
     assert "claim_not_read" in reasons(buffer)
 
 
-def test_a_claim_of_another_run_is_nobody_s_business() -> None:
+def test_a_claim_of_another_run_counts_as_another_run() -> None:
     buffer = Buffer(ALONE)
     buffer.offer(lies_in_its_claim(scored("r", run_id="x")), 0, 0)
 
@@ -450,7 +452,7 @@ def test_a_claim_of_another_run_is_nobody_s_business() -> None:
         ([31] * 16, ""),
     ],
 )
-def test_tokens_that_the_model_cannot_read_are_refused(ids: list[int], reason: str) -> None:
+def test_tokens_outside_the_vocabulary_or_context_are_refused(ids: list[int], reason: str) -> None:
     mask = [0] * (len(ids) - 1) + [1]
     record = scored("r", sequences=(sequence(ids, mask),))
 
@@ -460,7 +462,7 @@ def test_tokens_that_the_model_cannot_read_are_refused(ids: list[int], reason: s
     assert (member.sample is None) == bool(reason)
 
 
-def test_a_sequence_that_only_another_policy_sampled_is_not_looked_at() -> None:
+def test_a_sequence_of_another_policy_is_not_checked() -> None:
     theirs = sequence([1, 99], [0, 1], policies=[255, 0])
     ours = sequence([1, 2], [0, 1], policies=[255, 1])
     record = scored("r", sequences=(theirs, ours), policies=("other", "policy"))
@@ -469,7 +471,7 @@ def test_a_sequence_that_only_another_policy_sampled_is_not_looked_at() -> None:
 
 
 @pytest.mark.parametrize("reward", [1e160, -1e160, 1.1e9])
-def test_a_reward_beyond_all_bounds_is_refused(reward: float) -> None:
+def test_an_absurdly_large_reward_is_refused(reward: float) -> None:
     assert judge(scored("r", reward), 0, 0, ALONE).reason == "unscored"
 
 
@@ -480,7 +482,7 @@ def test_a_reward_beyond_all_bounds_is_refused(reward: float) -> None:
     version=st.integers(-(2**31), 2**31 - 1),
     data=st.data(),
 )
-def test_what_passes_the_door_is_finite_and_known_and_nothing_raises(
+def test_admitted_samples_are_finite_and_known_and_judging_never_raises(
     reward: float | None, ids: list[int], logprob: float, version: int, data: st.DataObject
 ) -> None:
     mask = data.draw(st.lists(st.integers(0, 1), min_size=len(ids), max_size=len(ids)))
@@ -499,7 +501,7 @@ def test_what_passes_the_door_is_finite_and_known_and_nothing_raises(
         assert version >= 0
 
 
-def test_samples_that_could_not_be_used_are_dropped_after_all() -> None:
+def test_samples_of_a_failed_step_are_dropped() -> None:
     buffer = filled(ALONE, [0, 0])
     taken = buffer.take(2, v_now=0)
     assert taken is not None
@@ -515,11 +517,11 @@ def test_samples_that_could_not_be_used_are_dropped_after_all() -> None:
     "change",
     [{"missing": "wait"}, {"on_stale": "weigh"}, {"order": "lifo"}, {"max_staleness": -1}],
 )
-def test_a_policy_that_does_not_exist_is_refused_by_name(change: dict[str, str]) -> None:
+def test_an_unknown_curation_policy_is_refused_by_name(change: dict[str, str]) -> None:
     with pytest.raises(Refused, match=next(iter(change))):
         replace(CURATION, **change)  # type: ignore[arg-type]
 
 
-def test_a_filter_nobody_knows_is_refused_with_the_nearest() -> None:
+def test_an_unknown_filter_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(Refused, match="did you mean 'zero_variance'"):
         Buffer(replace(CURATION, filters=("zero_varience",)))

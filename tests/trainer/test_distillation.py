@@ -1,4 +1,4 @@
-"""Distillation: what a teacher's token scores do to advantages, and what is refused of them."""
+"""Distillation: the effect of a teacher's scores on advantages, and the refusals."""
 
 from collections.abc import Sequence as Many
 from dataclasses import replace
@@ -33,7 +33,7 @@ def with_scores(record: ScoredTrajectory, *scores: Many[float]) -> ScoredTraject
 
 
 def taught(samples: list[Sample], logprob: float) -> list[Sample]:
-    """The same samples, with a teacher that thinks so of each of their tokens."""
+    """The same samples, with this teacher score for each of their tokens."""
     made = []
     for each in samples:
         [only] = each.scored.trajectory.sequences or ()
@@ -46,7 +46,7 @@ def taught(samples: list[Sample], logprob: float) -> list[Sample]:
 @pytest.mark.parametrize(
     ("weight", "advantage", "gain"), [(1.0, 0.0, 0.6), (0.005, 2.0, 2.003), (0.5, -1.0, -0.7)]
 )
-def test_the_term_is_the_teachers_log_probability_less_the_students(
+def test_reverse_kl_adds_teacher_minus_student_log_probability(
     weight: float, advantage: float, gain: float
 ) -> None:
     lp_BT, teacher_BT = (torch.tensor([[x]], dtype=torch.float64) for x in (-1.0, -0.4))
@@ -56,7 +56,7 @@ def test_the_term_is_the_teachers_log_probability_less_the_students(
     assert found_BT.item() == pytest.approx(gain, abs=1e-12)
 
 
-def test_a_student_that_finds_a_token_likelier_than_its_teacher_is_held_back() -> None:
+def test_a_token_likelier_under_the_student_gets_a_negative_term() -> None:
     lp_BT, teacher_BT = torch.tensor([[-0.1, -2.0]]), torch.tensor([[-1.1, -1.0]])
 
     found_BT = reverse_kl(piece(lp_BT, lp_BT, 0.0, teacher_BT=teacher_BT), ReverseKl())
@@ -64,7 +64,7 @@ def test_a_student_that_finds_a_token_likelier_than_its_teacher_is_held_back() -
     assert found_BT[0].tolist() == pytest.approx([-1.0, 1.0])
 
 
-def test_the_term_has_no_gradient_of_its_own_and_what_was_not_scored_keeps_its_advantage() -> None:
+def test_the_term_has_no_gradient_and_skips_unscored_tokens() -> None:
     lp_BT = torch.tensor([[-1.0, -1.0, -1.0]], requires_grad=True)
     teacher_BT = torch.tensor([[-0.5, nan, -0.5]])
     mask_BT = torch.tensor([[True, True, False]])
@@ -75,7 +75,7 @@ def test_the_term_has_no_gradient_of_its_own_and_what_was_not_scored_keeps_its_a
     assert not found_BT.requires_grad
 
 
-def test_only_failed_rollouts_are_guided_where_that_is_asked() -> None:
+def test_only_failed_guides_failed_rollouts_alone() -> None:
     lp_BT, teacher_BT = torch.full((3, 1), -1.0), torch.full((3, 1), -0.4)
     rewards = torch.tensor([0.0, 0.9, 1.0]).double()
 
@@ -87,7 +87,7 @@ def test_only_failed_rollouts_are_guided_where_that_is_asked() -> None:
     assert found_BT[:, 0].tolist() == pytest.approx([0.6, 0.6, 0.0])
 
 
-def test_a_reward_may_be_left_out_altogether() -> None:
+def test_alone_ignores_the_reward() -> None:
     lp_BT, teacher_BT = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-0.4, nan]])
 
     found_BT = reverse_kl(piece(lp_BT, lp_BT, 9.0, teacher_BT=teacher_BT), ReverseKl(alone=True))
@@ -95,7 +95,7 @@ def test_a_reward_may_be_left_out_altogether() -> None:
     assert found_BT[0].tolist() == pytest.approx([0.6, 0.0])
 
 
-def test_only_our_policys_tokens_need_scores_and_the_first_teacher_counts() -> None:
+def test_only_own_tokens_need_scores_and_the_first_teacher_counts() -> None:
     two = (
         sequence([1, 2, 3], [0, 1, 1], policies=[255, 0, 1]),
         sequence([1, 2], [0, 1], policies=[255, 1]),
@@ -118,18 +118,18 @@ def test_only_our_policys_tokens_need_scores_and_the_first_teacher_counts() -> N
 @pytest.mark.parametrize(
     "scores", [(), ([0.0],), ([0.0, 1.0],), ([0.0, nan],), ([0.0, -inf],), ([0.0, -1e6],)]
 )
-def test_a_rollout_without_possible_scores_is_a_missing_member(scores: list[list[float]]) -> None:
+def test_a_rollout_without_valid_scores_is_a_missing_member(scores: list[list[float]]) -> None:
     record = with_scores(scored("r"), *scores)
 
     assert judge(record, 0, 0, TAUGHT).reason == "untaught"
     assert judge(record, 0, 0, replace(TAUGHT, teacher="")).reason == ""
 
 
-def test_a_step_moves_towards_the_teacher_and_says_how_far_it_was(model_directory: str) -> None:
+def test_a_step_moves_towards_the_teacher_and_reports_the_gap(model_directory: str) -> None:
     config = LearnerConfig(
         distill="reverse_kl", lr=1e-2, entropy=0.0, loss="policy_gradient", schedule="constant"
     )
-    # Rewards that say nothing: what is learned is the teacher's.
+    # Equal rewards: the learner learns from the teacher alone.
     samples = [replace(each, reward=1.0) for each in some_samples(1)]
     liked, disliked = Learner(model_directory, config), Learner(model_directory, config)
 
@@ -148,7 +148,7 @@ def likelihood(learner: Learner, samples: list[Sample]) -> float:
 
 
 @golden("distill", "none")
-def test_without_a_teacher_nothing_is_changed(model_directory: str) -> None:
+def test_without_a_teacher_scores_change_nothing(model_directory: str) -> None:
     samples = some_samples(2)
     plain = Learner(model_directory, LearnerConfig())
     scored_too = Learner(model_directory, LearnerConfig())
@@ -159,7 +159,7 @@ def test_without_a_teacher_nothing_is_changed(model_directory: str) -> None:
     assert "teacher_gap" not in told
 
 
-def test_its_options_are_checked_and_old_digests_stay() -> None:
+def test_distillation_options_are_checked_and_old_digests_stay() -> None:
     config = LearnerConfig.of({"distill": {"name": "reverse_kl", "weight": 0.005}})
     assert config.rules.teacher == "teacher:"
     assert config.digest() != LearnerConfig().digest()

@@ -1,4 +1,4 @@
-"""No rule without a source and a test of its values."""
+"""Every rule has a source and a test of its values."""
 
 from pathlib import Path
 
@@ -15,9 +15,7 @@ CLAIMED = claimed(ROOT / "tests")
 
 
 @pytest.mark.parametrize(("kind", "name"), RULES)
-def test_a_rule_says_where_it_is_from_and_a_test_holds_it_to_its_values(
-    kind: str, name: str
-) -> None:
+def test_every_rule_names_its_source_and_has_a_golden_test(kind: str, name: str) -> None:
     rule = ALL[kind][name]
 
     assert rule.source, f"{kind} {name!r}: name paper and section in its Rule, or say `ours`"
@@ -28,5 +26,5 @@ def test_a_rule_says_where_it_is_from_and_a_test_holds_it_to_its_values(
     )
 
 
-def test_no_test_claims_a_rule_that_there_is_not() -> None:
+def test_no_test_claims_an_unknown_rule() -> None:
     assert {each for each in CLAIMED if each[0] in ALL} <= set(RULES)

@@ -1,4 +1,4 @@
-"""Groups that failed explore, the others as the configuration says."""
+"""Failed groups explore more, the others as configured."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def weights(rule: object, rewards: Rewards) -> list[float]:
 
 
 @golden("exploration", "even")
-def test_everybody_explores_alike_unless_a_rule_says_otherwise() -> None:
+def test_all_groups_explore_equally_by_default() -> None:
     assert weights("even", view([1, 0, 0], [0, 0, 1])) == [0.01] * 3
     assert LearnerConfig().rules.exploration.rule.name == "even"
 
@@ -36,7 +36,7 @@ def test_a_group_without_a_success_explores_more() -> None:
 
 
 @golden("exploration", "entropy_target")
-def test_the_bonus_follows_the_entropy_of_the_step_before() -> None:
+def test_the_bonus_follows_the_entropy_of_the_previous_step() -> None:
     """Skywork's Δ 0.005 around 0.2: two steps below, one above, and one of no number."""
     options, weight, seen = Target(), 0.01, []
     for entropy in (0.1, 0.19, 0.3, float("nan"), 0.2):
@@ -51,7 +51,7 @@ def test_the_bonus_follows_the_entropy_of_the_step_before() -> None:
 
 
 @golden("exploration", "uniform_kl")
-def test_only_what_wholly_failed_pays_for_leaving_the_uniform_distribution() -> None:
+def test_only_groups_of_failures_pay_the_uniform_kl() -> None:
     rewards = view([1, -0.1, 0, -0.05], [0, 0, 1, 1])
     found = choose("exploration", "uniform_kl", EXPLORATIONS)(rewards, 0.01)
     log_p = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]]).log()
@@ -63,7 +63,7 @@ def test_only_what_wholly_failed_pays_for_leaving_the_uniform_distribution() -> 
     assert uniform_kl_of(log_p, (0, 1), 1.0).tolist() == pytest.approx([0.346574] * 2, abs=5e-7)
 
 
-def test_the_first_tokens_of_each_turn_can_pay_alone() -> None:
+def test_uniform_kl_can_apply_to_the_first_tokens_of_each_turn() -> None:
     mask = np.array([0, 1, 1, 1, 0, 0, 1, 0, 1, 1], dtype=np.bool_)
     rule = {"name": "uniform_kl", "first": 1}
 
@@ -74,7 +74,7 @@ def test_the_first_tokens_of_each_turn_can_pay_alone() -> None:
     assert first_of_turns(mask, 9).tolist() == mask.tolist()
 
 
-def test_the_pull_on_a_word_does_not_vanish_with_its_probability() -> None:
+def test_the_gradient_on_a_token_does_not_vanish_with_its_probability() -> None:
     logits = torch.tensor([[0.0, 0.0, -12.0]], dtype=torch.float64, requires_grad=True)
     uniform_kl_of(logits, (), 1.0).sum().backward()
     assert logits.grad is not None
@@ -85,7 +85,7 @@ def test_the_pull_on_a_word_does_not_vanish_with_its_probability() -> None:
     assert torch.autograd.gradcheck(lambda z: uniform_kl_of(z, (0, 3), 0.7), (check,))
 
 
-def test_a_word_that_cannot_be_said_costs_no_infinity() -> None:
+def test_a_token_of_zero_probability_has_a_finite_gradient() -> None:
     logits = torch.tensor([[0.0, 0.0, -torch.inf]], requires_grad=True)
     uniform_kl_of(logits, (), 1.0).sum().backward()
 
@@ -94,17 +94,17 @@ def test_a_word_that_cannot_be_said_costs_no_infinity() -> None:
 
 
 @pytest.mark.parametrize("tokens", [[1, 1], [-1], ["L"], 3])
-def test_words_that_are_no_token_ids_are_refused(tokens: object) -> None:
+def test_invalid_token_ids_are_refused(tokens: object) -> None:
     with pytest.raises(Refused, match="exploration 'uniform_kl': tokens is"):
         LearnerConfig.of({"exploration": {"name": "uniform_kl", "tokens": tokens}})
 
 
 @pytest.mark.parametrize(("first", "why"), [(-1, "first is -1; give 0"), (0.5, "first is 0.5")])
-def test_a_number_of_first_tokens_that_is_none_is_refused(first: object, why: str) -> None:
+def test_an_invalid_number_of_first_tokens_is_refused(first: object, why: str) -> None:
     with pytest.raises(Refused, match=f"exploration 'uniform_kl': {why}"):
         LearnerConfig.of({"exploration": {"name": "uniform_kl", "first": first}})
 
 
-def test_a_weight_below_nothing_is_refused() -> None:
+def test_a_negative_weight_is_refused() -> None:
     with pytest.raises(Refused, match="exploration 'explore_failed': weight is -1"):
         LearnerConfig.of({"exploration": {"name": "explore_failed", "weight": -1}})

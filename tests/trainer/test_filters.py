@@ -1,4 +1,4 @@
-"""Which groups are kept.
+"""The rules that decide about groups and turns.
 
 Golden values: the design's page on algorithms, section 6.
 """
@@ -23,9 +23,7 @@ def group(*rewards: float) -> list[Sample]:
 
 @golden("filters", "zero_variance")
 @pytest.mark.parametrize(("p", "kept"), [(0.5, 0.992188), (0.05, 0.336580)])
-def test_a_group_of_eight_is_kept_as_often_as_some_succeed_and_some_fail(
-    p: float, kept: float
-) -> None:
+def test_a_group_of_eight_is_kept_at_the_published_rate(p: float, kept: float) -> None:
     keep = choose("filters", "zero_variance", FILTERS)
 
     chance = sum(
@@ -38,7 +36,7 @@ def test_a_group_of_eight_is_kept_as_often_as_some_succeed_and_some_fail(
 
 
 @golden("filters", "high_entropy")
-def test_the_surest_fifth_of_the_turns_is_left_out() -> None:
+def test_the_most_certain_fifth_of_the_turns_is_dropped() -> None:
     """The quantile of these is 0.18."""
     entropies = np.array([0.1, 0.4, 0.2, 0.9, 0.6])
 
@@ -54,6 +52,6 @@ def test_the_surest_fifth_of_the_turns_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("rewards", "spread"), [((1.0, 1.0), False), ((1.0, 1.0 + 2e-8), True), ((0.0, 5e-9), False)]
 )
-def test_equal_rewards_are_those_within_1e8(rewards: tuple[float, ...], spread: bool) -> None:
+def test_rewards_within_1e8_count_as_equal(rewards: tuple[float, ...], spread: bool) -> None:
     assert choose("filters", "none", FILTERS)(group(*rewards))
     assert choose("filters", "zero_variance", FILTERS)(group(*rewards)) == spread

@@ -1,4 +1,4 @@
-"""What other runs lend a batch is held, used or dropped and counted."""
+"""Samples shared by other runs are held, used or dropped, and counted."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,7 +52,7 @@ def groups(samples: Sequence[Sample] | None) -> list[str]:
     return sorted({sample.group for sample in samples or ()})
 
 
-def test_half_a_batch_is_the_newest_that_others_share_and_it_waits_for_none() -> None:
+def test_half_a_batch_is_the_newest_shared_groups_without_waiting() -> None:
     log = Stretch()
     for number in range(5):
         log.offer(f"own{number}", run="run")
@@ -69,7 +69,7 @@ def test_half_a_batch_is_the_newest_that_others_share_and_it_waits_for_none() ->
     assert {s.min_version for s in first if s.lent} == {-1}
 
 
-def test_what_is_shared_is_dropped_with_its_reason_where_it_is_old_equal_or_too_much() -> None:
+def test_old_equal_or_surplus_shared_groups_are_dropped_with_their_reason() -> None:
     log = Stretch()
 
     log.offer("equal", (1, 1))
@@ -83,7 +83,7 @@ def test_what_is_shared_is_dropped_with_its_reason_where_it_is_old_equal_or_too_
     assert len(log.buffer.released()) == 9
 
 
-def test_what_cannot_be_told_takes_its_group_along() -> None:
+def test_a_sample_that_cannot_be_retold_drops_its_group() -> None:
     log = Stretch(Buffer(CURATED, retell=lambda record: None))
 
     log.offer("g")
@@ -91,7 +91,7 @@ def test_what_cannot_be_told_takes_its_group_along() -> None:
     assert log.drops() == {"untold": 2}
 
 
-def test_a_group_that_is_written_again_is_not_trained_on_again_also_after_a_restart() -> None:
+def test_a_rewritten_group_is_not_trained_on_again_after_a_restart() -> None:
     log = Stretch()
     log.offer("own", run="run")
     log.offer("g")
@@ -106,7 +106,7 @@ def test_a_group_that_is_written_again_is_not_trained_on_again_also_after_a_rest
     assert after.buffer.held() == 0
 
 
-def test_others_that_are_not_named_and_what_is_no_training_stay_outside() -> None:
+def test_records_of_unlisted_runs_and_evaluations_stay_outside() -> None:
     named = replace(CURATED, share=replace(SHARE, runs=("friend",)))
     log = Stretch(Buffer(named, retell=as_ours))
 
@@ -119,7 +119,7 @@ def test_others_that_are_not_named_and_what_is_no_training_stay_outside() -> Non
     assert log.buffer.held() == 2
 
 
-def test_a_batch_that_fails_gives_what_was_shared_as_dropped() -> None:
+def test_a_failed_batch_reports_its_shared_samples_as_dropped() -> None:
     log = Stretch()
     log.offer("own", run="run")
     log.offer("g")
@@ -133,7 +133,7 @@ def test_a_batch_that_fails_gives_what_was_shared_as_dropped() -> None:
 
 
 @pytest.mark.parametrize("loss", ["clip_higher", "m2po", "decoupled_ppo"])
-def test_text_that_nobody_sampled_begins_at_a_ratio_of_one(model_directory: str, loss: str) -> None:
+def test_retold_text_starts_at_a_ratio_of_one(model_directory: str, loss: str) -> None:
     config = LearnerConfig(loss=loss, share=Share(), epochs=2, group_size=1)
     heard = [replace(each, lent=SHARED, min_version=-1) for each in some_samples(1)]
     once = Learner(model_directory, replace(config, epochs=1)).step(heard)
@@ -145,7 +145,7 @@ def test_text_that_nobody_sampled_begins_at_a_ratio_of_one(model_directory: str,
     assert twice["log_ratio_abs_max"] > 1e-4
 
 
-def test_what_was_recorded_keeps_its_log_probabilities_and_has_no_version_of_ours(
+def test_recorded_samples_keep_log_probabilities_and_have_no_own_version(
     model_directory: str,
 ) -> None:
     config = LearnerConfig(loss="m2po", recorded=Recorded(run="r"), group_size=1)
@@ -175,12 +175,14 @@ def test_what_was_recorded_keeps_its_log_probabilities_and_has_no_version_of_our
         ({"share": {}, "ranks": 2}, "one process"),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_reason(values: dict[str, Any], why: str) -> None:
+def test_invalid_sharing_options_are_refused_with_the_reason(
+    values: dict[str, Any], why: str
+) -> None:
     with pytest.raises(Refused, match=why):
         LearnerConfig.of(values)
 
 
-def test_a_buffer_that_nobody_reads_for_is_refused_and_what_is_off_changes_no_digest() -> None:
+def test_a_sharing_buffer_without_a_reader_is_refused() -> None:
     with pytest.raises(Refused, match="somebody who reads"):
         Buffer(CURATED)
     assert LearnerConfig().digest() == LearnerConfig(recorded=None, share=None).digest()

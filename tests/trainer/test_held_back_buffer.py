@@ -1,4 +1,4 @@
-"""A buffer that holds a step back goes on reading, and its deadline is of a clock that runs."""
+"""A buffer that delays a step keeps reading, and its deadline follows a running clock."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def held_back(clock: Clock) -> Buffer:
     return buffer
 
 
-def test_a_full_buffer_that_holds_a_step_back_is_not_full() -> None:
+def test_a_full_buffer_that_delays_a_step_is_not_full() -> None:
     buffer = held_back(Clock())
 
     assert buffer.ready_groups() == 2
@@ -56,7 +56,7 @@ def test_a_full_buffer_that_holds_a_step_back_is_not_full() -> None:
     assert buffer.ready_groups() == 1
 
 
-def test_the_deadline_of_a_step_that_is_held_back_comes_although_no_record_does() -> None:
+def test_the_deadline_of_a_delayed_step_passes_without_new_records() -> None:
     clock = Clock()
     buffer = held_back(clock)
 
@@ -66,7 +66,7 @@ def test_the_deadline_of_a_step_that_is_held_back_comes_although_no_record_does(
     assert buffer.take(2, 1) is not None
 
 
-def test_a_full_buffer_is_full_where_nothing_is_held_back() -> None:
+def test_a_full_buffer_without_a_delayed_step_is_full() -> None:
     accounts = Accounts("run", 2)
     buffer = Buffer(CURATION, accounts, clock=Clock())
     for draw in (1, 2):

@@ -1,4 +1,4 @@
-"""SIGKILLs at random points of training: no step is lost or other than without any."""
+"""SIGKILLs at random points of training neither lose nor change a step."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def told(path: Path) -> list[tuple[int, str]]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", KINDS)
-def test_whenever_it_is_killed_it_goes_on_from_what_it_announced_bit_for_bit(
+def test_a_killed_learner_resumes_from_its_announcement_bit_for_bit(
     kind: str, model_directory: str, tmp_path: Path
 ) -> None:
     # Given a learner that is killed anywhere
@@ -35,11 +35,11 @@ def test_whenever_it_is_killed_it_goes_on_from_what_it_announced_bit_for_bit(
     ended = subprocess.run(command, capture_output=True, timeout=280, env=environment)
     assert ended.returncode == 0, ended.stderr.decode()[-2000:]
 
-    # When another takes the same steps in peace
+    # When another takes the same steps without interruption
     announced, resumed = told(killed / "announced"), told(killed / "resumed")
     live(model_directory, alone, kind, steps=max(version for version, _ in announced))
 
-    # Then every version was the same, whoever made it, and none was gone back behind
+    # Then every version was the same in both, and none was taken back
     undisturbed = dict(told(alone / "announced"))
     assert len(resumed) == KILLS[kind] - 1
     assert max(undisturbed) >= KILLS[kind] // 2

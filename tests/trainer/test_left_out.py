@@ -1,4 +1,4 @@
-"""A run says what it leaves out, by reason and with what to do, where that is more than 1 %."""
+"""A run reports the samples it leaves out above 1 %, by reason and with a remedy."""
 
 from collections import Counter
 from dataclasses import replace
@@ -44,7 +44,7 @@ def step_of(used: int, dropped: dict[str, int], parts: dict[str, int], at: int =
 
 
 @given(STEPS)
-def test_every_reason_above_one_in_a_hundred_is_said_and_no_other(steps: list[Any]) -> None:
+def test_only_reasons_above_one_percent_are_reported(steps: list[Any]) -> None:
     told, lost, rollouts = LeftOut(), Counter[str](), 0
     for used, dropped, parts in steps:
         told.take(step_of(used, dropped, parts))
@@ -61,7 +61,7 @@ def test_every_reason_above_one_in_a_hundred_is_said_and_no_other(steps: list[An
     assert all(each["remedy"] for each in told.plain().values())
 
 
-def test_what_our_filters_reject_is_what_the_recipe_has_asked_for() -> None:
+def test_configured_filters_count_as_intended_drops() -> None:
     assert set(FILTERS) - {"none"} <= ASKED_FOR
 
 
@@ -69,7 +69,7 @@ ENDS = st.lists(st.sampled_from(["finished", "failed", *sorted(LIMITS)]), min_si
 
 
 @given(st.lists(ENDS, max_size=6), st.sampled_from(["drop", "train_partial"]))
-def test_each_rollout_is_trained_on_or_dropped_for_its_own_reason_or_for_whose_group_it_was_in(
+def test_each_rollout_is_trained_on_or_dropped_for_one_reason(
     groups: list[list[str]], missing: str
 ) -> None:
     config = LearnerConfig(advantage="grpo", missing=missing)
@@ -109,7 +109,7 @@ def reasons_of(ends: list[str], missing: str) -> Counter[str]:
     st.integers(-1, 5),
     st.integers(0, 8),
 )
-def test_samples_with_unknown_words_or_a_full_context_are_counted(
+def test_samples_with_unknown_tokens_or_a_full_context_are_counted(
     rows: list[list[tuple[int, bool]]], unknown: int, context: int
 ) -> None:
     samples = []
@@ -125,7 +125,7 @@ def test_samples_with_unknown_words_or_a_full_context_are_counted(
     assert "context_full" not in told
 
 
-def test_a_window_that_ends_the_context_is_known_and_said(tmp_path: Path) -> None:
+def test_a_sliding_window_that_limits_the_context_is_reported(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"max_position_embeddings": 64, "vocab_size": 8}
     with capture_logs() as said:
         slides = reading_of(tmp_path, AutoConfig.for_model("mistral", sliding_window=16, **fields))
@@ -147,16 +147,14 @@ def test_a_window_that_ends_the_context_is_known_and_said(tmp_path: Path) -> Non
         ('{"type": "BPE", "vocab": {"u": 2}, "unk_token": "u", "byte_fallback": true}', "{}", -1),
     ],
 )  # fmt: skip
-def test_the_token_of_unknown_words_is_found(
-    tmp_path: Path, model: str, before: str, unknown: int
-) -> None:
+def test_the_unknown_token_is_found(tmp_path: Path, model: str, before: str, unknown: int) -> None:
     text = f'{{"model": {model}, "pre_tokenizer": {before}}}'
     (tmp_path / "tokenizer.json").write_text(text)
 
     assert unknown_token(tmp_path) == unknown
 
 
-def test_a_run_that_speaks_words_its_policy_does_not_know_says_so(tmp_path: Path) -> None:
+def test_a_run_with_unknown_tokens_reports_it(tmp_path: Path) -> None:
     text = RECIPE.replace('"lake"', '["<bos>", "<a>", "<unk>", "L", "D", "R", "U"]')
     world = World(
         tmp_path, text.replace("steps = 4", "steps = 2").replace("every = 2", "every = 0")

@@ -1,4 +1,4 @@
-"""Where memory is not enough a batch is computed in smaller pieces, down to single rows."""
+"""If memory is short, a batch is computed in smaller pieces, down to single rows."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -74,7 +74,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("most", [80, 33, 12])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_that_does_not_fit_is_trained_on_in_smaller_pieces(
+def test_a_batch_that_does_not_fit_is_trained_in_smaller_pieces(
     model_directory: str, put: Put, kind: str, most: int
 ) -> None:
     config, samples = replace(CONFIG, **KINDS[kind]), in_groups(3)
@@ -89,7 +89,7 @@ def test_a_batch_that_does_not_fit_is_trained_on_in_smaller_pieces(
     for name, raw in ours.items():
         torch.testing.assert_close(tensor_of(raw), tensor_of(theirs[name]), rtol=1e-3, atol=1e-4)
 
-    # Who trains it again by the record has the same pieces, and so the same bits.
+    # A replay of the record has the same pieces, and so the same bits.
     failed = device.failed
     again.follow_pieces(told)
     assert again.step(samples) == told
@@ -97,10 +97,10 @@ def test_a_batch_that_does_not_fit_is_trained_on_in_smaller_pieces(
     assert device.failed == failed
 
 
-def test_a_group_that_does_not_fit_is_added_anew_with_the_others(
+def test_a_streamed_group_that_does_not_fit_is_recomputed_with_the_others(
     model_directory: str, put: Put
 ) -> None:
-    """As the trainer does it: what could not be streamed is a step of its own in the end."""
+    """As in the trainer: a batch that could not be streamed becomes a step of its own."""
     learner = Learner(model_directory, replace(CONFIG, **KINDS["streamed"]))
     streaming = learner.streaming()
     first, *others = by_group(in_groups(3))
@@ -114,7 +114,7 @@ def test_a_group_that_does_not_fit_is_added_anew_with_the_others(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("error", ENDS, ids=lambda error: type(error).__name__)
-def test_a_single_row_that_does_not_fit_ends_by_name_with_nothing_changed(
+def test_a_single_row_that_does_not_fit_fails_and_changes_nothing(
     model_directory: str, put: Put, kind: str, error: Exception
 ) -> None:
     learner = Learner(model_directory, replace(CONFIG, **KINDS[kind]))
@@ -130,7 +130,7 @@ def test_a_single_row_that_does_not_fit_ends_by_name_with_nothing_changed(
     assert learner.version == 1
 
 
-def test_memory_that_ends_in_the_optimiser_is_no_fault_of_the_batch(model_directory: str) -> None:
+def test_out_of_memory_in_the_optimiser_does_not_blame_the_batch(model_directory: str) -> None:
     learner = Learner(model_directory, CONFIG)
 
     def full() -> None:
@@ -141,7 +141,7 @@ def test_memory_that_ends_in_the_optimiser_is_no_fault_of_the_batch(model_direct
         learner.step(in_groups(3))
 
 
-def test_a_device_that_fails_is_no_fault_of_the_batch(model_directory: str, put: Put) -> None:
+def test_a_device_failure_does_not_blame_the_batch(model_directory: str, put: Put) -> None:
     learner = Learner(model_directory, CONFIG)
 
     put(3, torch.AcceleratorError("CUDA error: unspecified launch failure"))
@@ -149,7 +149,7 @@ def test_a_device_that_fails_is_no_fault_of_the_batch(model_directory: str, put:
         learner.step(in_groups(3))
 
 
-def test_only_what_says_that_memory_is_not_enough_is_taken_for_it() -> None:
+def test_only_out_of_memory_errors_are_recognised_as_such() -> None:
     assert all(map(out_of_memory, ENDS))
     others = (RuntimeError("shapes differ"), ValueError("out of memory"), NoRoom("out of memory"))
     assert not any(map(out_of_memory, others))

@@ -1,4 +1,4 @@
-"""What rules see of a batch before its gradient: the numbers of plain arithmetic, and no more."""
+"""Inputs of rules before the gradient match plain arithmetic."""
 
 from dataclasses import replace
 from typing import Any
@@ -63,7 +63,7 @@ def test_a_trajectory_of_several_sequences_has_the_norm_of_their_sum(model_direc
     assert norms[1][0] == pytest.approx(4 * norms[0][0])
 
 
-def test_the_best_baseline_is_trained_with_and_looks_at_no_gradient_of_the_step(
+def test_opob_uses_the_best_baseline_without_the_steps_gradient(
     model_directory: str,
 ) -> None:
     samples = [replace(each, compared_in=f"g{n % 3}") for n, each in enumerate(some_samples(0))]
@@ -83,7 +83,7 @@ def test_the_best_baseline_is_trained_with_and_looks_at_no_gradient_of_the_step(
     assert np.isfinite(learner.step(samples)["grad_norm"])
 
 
-def test_what_leaves_the_reference_pays_on_the_tokens_before_it(model_directory: str) -> None:
+def test_divergence_from_the_reference_costs_the_tokens_before_it(model_directory: str) -> None:
     rule = {"name": "reinforce_pp", "beta": 0.5}
     learner, plain = of(model_directory, advantage=rule), of(model_directory)
     samples = some_samples(0)
@@ -102,7 +102,7 @@ def test_what_leaves_the_reference_pays_on_the_tokens_before_it(model_directory:
     np.testing.assert_allclose(found, exact, atol=1e-4)
 
 
-def test_a_penalty_of_nothing_looks_at_no_reference(model_directory: str) -> None:
+def test_a_zero_penalty_loads_no_reference(model_directory: str) -> None:
     assert of(model_directory, advantage="reinforce_pp")._onlookers.reference is None
     with pytest.raises(Refused, match="two references, '' and 'elsewhere'; name one"):
         LearnerConfig.of({
@@ -111,10 +111,10 @@ def test_a_penalty_of_nothing_looks_at_no_reference(model_directory: str) -> Non
 
 
 @pytest.mark.parametrize("packing", ["rows", "shared"])
-def test_a_turn_that_is_left_out_changes_no_other_turns_gradient(
+def test_a_filtered_turn_changes_no_other_turns_gradient(
     model_directory: str, packing: str
 ) -> None:
-    """A filter takes costs away, and no denominator."""
+    """A filter removes costs, but changes no denominator."""
     rule = {"name": "high_entropy", "quantile": 0.4}
     samples = [*some_samples(0), sample(scored("short", 1.0), 99)]
     learner = of(model_directory, filters=["zero_variance", rule], packing=packing)
@@ -143,7 +143,7 @@ def seen_rows(learner: Learner, samples: list[Sample]) -> Any:
     return rows
 
 
-def test_the_buffer_keeps_what_is_chosen_among_the_turns_of_a_batch() -> None:
+def test_turn_filters_are_separated_from_group_filters() -> None:
     config = LearnerConfig.of({"filters": ["high_entropy"]})
 
     assert [each.rule.name for each in config.rules.turn_filters] == ["high_entropy"]
@@ -152,7 +152,7 @@ def test_the_buffer_keeps_what_is_chosen_among_the_turns_of_a_batch() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
-def test_both_ways_to_lay_out_rows_pull_alike_to_the_uniform_distribution(
+def test_rows_and_shared_packing_give_the_same_uniform_kl_gradient(
     model_directory: str, first: int
 ) -> None:
     rule = {"name": "uniform_kl", "tokens": [2, 3, 5], "weight": 1.0, "first": first}
@@ -182,12 +182,12 @@ def learner_kl(model_directory: str, one: Sample, first: int) -> torch.Tensor:
     return (-log_p[:, [2, 3, 5]].mean(-1) - np.log(3))[:-1][mask[1:]] * pays
 
 
-def test_words_that_the_policy_does_not_have_are_refused(model_directory: str) -> None:
+def test_exploration_tokens_outside_the_vocabulary_are_refused(model_directory: str) -> None:
     with pytest.raises(Refused, match="tokens has 99, and the policy has 12 tokens"):
         of(model_directory, exploration={"name": "uniform_kl", "tokens": [1, 99]})
 
 
-def test_the_weight_of_entropies_goes_on_where_a_checkpoint_left_it(model_directory: str) -> None:
+def test_the_entropy_weight_resumes_from_a_checkpoint(model_directory: str) -> None:
     rule = {"name": "entropy_target", "target": 5.0, "change": 0.1}
     whole, first = (of(model_directory, exploration=rule, entropy=0.01) for _ in range(2))
     for number in range(2):
@@ -203,7 +203,7 @@ def test_the_weight_of_entropies_goes_on_where_a_checkpoint_left_it(model_direct
     assert {row.entropy for row in second.begin(some_samples(2)).rows} == {0.01}
 
 
-def test_successes_of_old_are_not_imitated_without_a_correction() -> None:
+def test_a_success_pool_without_a_correction_is_refused() -> None:
     with pytest.raises(Refused, match="success_pool is 4, and nothing corrects"):
         LearnerConfig.of({"success_pool": 4})
     corrected = {"old_logprobs": "recompute", "correction": "tis"}

@@ -1,4 +1,4 @@
-"""Every loss pushes as its formula says: finite differences in float64 of J written out again.
+"""Every loss has the gradient of its formula, by finite differences in float64.
 
 What a loss treats as a constant is held at the point where the gradient is taken.
 """
@@ -19,7 +19,7 @@ STEP = 1e-6
 
 @dataclass(frozen=True)
 class Place:
-    """One token: what stays as it is while lp moves."""
+    """One token: the values that stay constant while lp moves."""
 
     lp: float
     """Where the gradient is taken."""
@@ -88,7 +88,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
-def test_the_gradient_is_that_of_the_formula(name: str) -> None:
+def test_every_loss_has_the_gradient_of_its_formula(name: str) -> None:
     gain = GAINS[name]
     for ratios, advantage, reward in ROWS:
         mu = [-1.0 - 0.1 * t for t in range(len(ratios))]

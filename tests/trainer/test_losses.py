@@ -1,4 +1,4 @@
-"""Values and gradients are the printed ones; a token past the clip gets no gradient."""
+"""Values and gradients match published ones; a token past the clip gets no gradient."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ from trainer.tokens import entropy, k3
         (5, 1, Clip(dual=3), 1.2, 0),
     ],
 )
-def test_ppo_clips_as_printed(
+def test_ppo_clips_at_published_values(
     ratio: float, advantage: float, clip: Clip, gain: float, gradient: float
 ) -> None:
     found = gain_and_gradient(ppo_clip, [np.log(ratio)], advantage, clip)
@@ -58,7 +58,7 @@ def test_clip_higher_is_ppo_with_a_wider_upper_range() -> None:
         ((6e-4, -2e-4, 4e-4, 0), 1, 1.00020002, 0.25005001),
     ],
 )
-def test_gspo_moves_a_sequence_as_one(
+def test_gspo_uses_one_ratio_per_sequence(
     log_ratios: tuple[float, ...], advantage: float, gain: float, gradient: float
 ) -> None:
     gains, gradients = gain_and_gradient(gspo, log_ratios, advantage, GSPO.options())
@@ -77,7 +77,7 @@ def test_gspo_does_not_count_observations() -> None:
 
 
 @golden("loss", "policy_gradient")
-def test_policy_gradient_pushes_by_the_advantage() -> None:
+def test_policy_gradient_is_proportional_to_the_advantage() -> None:
     gains, gradients = gain_and_gradient(policy_gradient, [0.5, -0.5], -2.0, NoOptions())
 
     assert gains.tolist() == [1.0, 3.0]
@@ -86,7 +86,7 @@ def test_policy_gradient_pushes_by_the_advantage() -> None:
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
 @given(ratios=st.lists(st.floats(-30, 30), min_size=1, max_size=5))
-def test_no_advantage_means_no_gradient(name: str, ratios: list[float]) -> None:
+def test_a_zero_advantage_gives_a_zero_gradient(name: str, ratios: list[float]) -> None:
     known = everything(torch.full((1, len(ratios)), -1.0, dtype=torch.float64))
     rule = LOSSES[name]
     gains, gradients = gain_and_gradient(rule.function, ratios, 0.0, rule.options(), **known)
@@ -100,7 +100,7 @@ def test_no_advantage_means_no_gradient(name: str, ratios: list[float]) -> None:
     ratios=st.lists(st.floats(-3, 3), min_size=1, max_size=5),
     advantage=st.sampled_from([-1.0, 1.0]),
 )
-def test_a_token_that_is_called_clipped_gets_no_gradient(
+def test_a_token_reported_as_clipped_gets_no_gradient(
     name: str, ratios: list[float], advantage: float
 ) -> None:
     lp_BT = torch.tensor([ratios], dtype=torch.float64, requires_grad=True)
@@ -112,7 +112,7 @@ def test_a_token_that_is_called_clipped_gets_no_gradient(
     assert ((lp_BT.grad == 0) == costs.clipped_BT).all()
 
 
-def test_log_ratios_are_bounded_before_they_are_raised() -> None:
+def test_log_ratios_are_bounded_before_exponentiation() -> None:
     zero = torch.zeros(1, 1)
     costs = ppo_clip(piece(zero + 300, zero, -1.0), Clip())
 
@@ -131,7 +131,7 @@ def test_entropy_is_over_the_whole_vocabulary(probabilities: list[float], expect
     assert entropy(log_p_MV).item() == pytest.approx(expected, abs=5e-7)
 
 
-def test_k3_is_never_negative_and_as_printed() -> None:
+def test_k3_is_never_negative_and_matches_its_published_value() -> None:
     assert k3(torch.tensor(-1.2), torch.tensor(-1.0)).item() == pytest.approx(0.018731, abs=5e-7)
     assert k3(torch.tensor(-1.0), torch.tensor(-1.0)).item() == 0
 
@@ -152,7 +152,7 @@ def test_k3_is_never_negative_and_as_printed() -> None:
         ("seq_mean_token_sum_norm", 5),
     ],
 )
-def test_aggregates_are_as_printed(aggregate: str, expected: float) -> None:
+def test_aggregates_match_published_values(aggregate: str, expected: float) -> None:
     weights = token_weights(aggregate, np.array([4, 2]), norm=4)
 
     total = sum(w * sum(costs) for w, costs in zip(weights, [(1, 2, 3, 4), (10, 20)], strict=True))
@@ -161,14 +161,14 @@ def test_aggregates_are_as_printed(aggregate: str, expected: float) -> None:
 
 @pytest.mark.parametrize("aggregate", sorted(AGGREGATES))
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6))
-def test_empty_sequences_never_count(aggregate: str, lengths: list[int]) -> None:
+def test_empty_sequences_do_not_change_token_weights(aggregate: str, lengths: list[int]) -> None:
     full = token_weights(aggregate, np.array(lengths), norm=4)
     with_empty = token_weights(aggregate, np.array([0, *lengths, 0]), norm=4)
 
     assert with_empty[1:-1].tolist() == full.tolist()
 
 
-def test_names_nobody_knows_are_refused_with_the_nearest() -> None:
+def test_unknown_names_are_refused_with_the_nearest_name() -> None:
     with pytest.raises(Refused, match="did you mean 'ppo_clip'"):
         choose("loss", "ppo_klip", LOSSES)
     with pytest.raises(Refused, match="did you mean 'token_mean'"):

@@ -1,18 +1,18 @@
-"""What bits depend on is named, and what is not known of it too."""
+"""Everything that the bits depend on is named, including unknown values."""
 
 import re
 
 from trainer.machine import differing, machine
 
 
-def test_a_machine_names_its_processor_beside_what_torch_uses_of_it() -> None:
+def test_a_machine_names_its_processor_and_the_instructions_torch_uses() -> None:
     here = machine("cpu")
 
     assert here.keys() == {"threads", "ranks", "cpu", "processor", "torch", "device"}
     assert re.fullmatch(r"\S.*", here["processor"])
 
 
-def test_what_is_otherwise_is_told_and_what_nobody_recorded() -> None:
+def test_machine_differences_and_unrecorded_fields_are_listed() -> None:
     then = {"cpu": "AVX2", "threads": "2", "torch": "2.14"}
     now = {"cpu": "AVX512", "threads": "2", "processor": "GenuineIntel 6 143"}
 

@@ -1,4 +1,4 @@
-"""Losses for data that other weights have sampled: the printed values, and what takes no part."""
+"""Off-policy losses match published values, and excluded tokens take no part."""
 
 from math import exp, log
 
@@ -28,7 +28,7 @@ def one(value: float) -> Tensor:
 
 
 @golden("loss", "cispo")
-def test_cispo_keeps_the_gradient_that_a_clip_takes() -> None:
+def test_cispo_keeps_the_gradient_that_clipping_removes() -> None:
     lp_BT = one(-0.5).requires_grad_()
     costs = cispo(piece(lp_BT, one(-0.5 - log(1.5)), 1.0), Truncation())
     (-costs.cost_BT).sum().backward()
@@ -43,7 +43,9 @@ def test_cispo_keeps_the_gradient_that_a_clip_takes() -> None:
 @pytest.mark.parametrize(
     ("advantage", "gain", "gradient"), [(1, 1.465683, 0), (-1, -1.648721, -1.648721)]
 )
-def test_decoupled_ppo_is_as_printed(advantage: float, gain: float, gradient: float) -> None:
+def test_decoupled_ppo_matches_published_values(
+    advantage: float, gain: float, gradient: float
+) -> None:
     lp_BT = one(-0.7).requires_grad_()
     view = piece(lp_BT, one(-1.2), advantage, prox_BT=one(-1.0))
     costs = decoupled_ppo(view, DecoupledClip())
@@ -64,7 +66,7 @@ def test_decoupled_ppo_is_as_printed(advantage: float, gain: float, gradient: fl
         ("mask", 0.0, (-1.0, -exp(2), 0.0)),
     ],
 )
-def test_a_token_far_behind_counts_as_its_option_says(
+def test_a_token_far_off_policy_costs_according_to_its_option(
     over: str, cap: float, costs: tuple[float, ...]
 ) -> None:
     """exp(prox - mu) is 1 and e^2, its geometric mean e; the last token is not ours."""
@@ -88,7 +90,7 @@ def step(apart: list[float], advantages: list[float]) -> StepTokens:
 
 @golden("loss", "m2po")
 @pytest.mark.parametrize("outside", [[], [0.5], [-0.5, 0.4]])
-def test_m2po_drops_the_largest_of_those_that_violate(outside: list[float]) -> None:
+def test_m2po_drops_the_largest_violating_ratios(outside: list[float]) -> None:
     """Where A > 0 a ratio above 1 violates, where A < 0 one below; the others do not count."""
     worth = [1.0, -1, -1, 1, *(-1.0 if apart > 0 else 1.0 for apart in outside)]
 
@@ -112,7 +114,7 @@ def test_m2po_keeps_one_token_and_stays_within_its_limits(
     assert bounds(step(apart, [1.0] * len(apart)), threshold) == pytest.approx(expected)
 
 
-def test_m2po_takes_the_bounds_of_the_whole_step() -> None:
+def test_m2po_uses_the_bounds_of_the_whole_step() -> None:
     view = piece(one(-0.8), one(-1.0), 1.0, step=step([0.3, 0.2, 0.1, 0.05], [1.0] * 4))
     costs = m2po(view, SecondMoment())
 
@@ -122,7 +124,7 @@ def test_m2po_takes_the_bounds_of_the_whole_step() -> None:
 
 @golden("loss", "topr")
 @pytest.mark.parametrize(("ratio", "weight"), [(1.5, 1.0), (0.4, 0.4)])
-def test_topr_tapers_what_is_made_less_likely(ratio: float, weight: float) -> None:
+def test_topr_tapers_tokens_with_a_negative_advantage(ratio: float, weight: float) -> None:
     _, lowered = gain_and_gradient(topr, [log(ratio)], -2.0, NoOptions())
     lost = torch.full((1,), -1.0, dtype=torch.float64)
     _, raised = gain_and_gradient(topr, [log(ratio)], 2.0, NoOptions(), reward_B=lost)
@@ -139,7 +141,7 @@ def test_topr_tapers_what_is_made_less_likely(ratio: float, weight: float) -> No
         (1, -1, 1.904762), (1.5, -1, 2.393585), (0.5, -1, 1.415938),
     ],
 )  # fmt: skip
-def test_soft_gates_are_as_printed(ratio: float, advantage: float, gate: float) -> None:
+def test_soft_gates_match_published_values(ratio: float, advantage: float, gate: float) -> None:
     gains, gradients = gain_and_gradient(soft_gate, [log(ratio)], advantage, Gates())
 
     assert gains.item() == pytest.approx(gate * advantage, abs=5e-7)
@@ -148,7 +150,7 @@ def test_soft_gates_are_as_printed(ratio: float, advantage: float, gate: float) 
 
 
 @golden("loss", "ppo_ewma")
-def test_ppo_ewma_is_bounded_around_the_average_as_printed() -> None:
+def test_ppo_ewma_is_bounded_around_the_average_at_published_values() -> None:
     """min(2.013753, 1.790190), and no gradient where the bound holds."""
     lp_BT = one(-0.5).requires_grad_()
     costs = ppo_ewma(piece(lp_BT, one(-1.2), 1.0, ewma_BT=one(-0.8)), AverageClip())
@@ -167,8 +169,8 @@ def test_ppo_ewma_is_bounded_around_the_average_as_printed() -> None:
     ratios=st.lists(st.floats(-3, 3), min_size=2, max_size=6),
     over=st.sampled_from(["mask", "mask_sequence"]),
 )
-def test_a_masked_token_changes_no_other(ratios: list[float], over: str) -> None:
-    """Its cost is 0, and what is kept costs what it did: nothing is divided by what was kept."""
+def test_a_masked_token_changes_no_other_token(ratios: list[float], over: str) -> None:
+    """Its cost is 0, and kept tokens cost the same: nothing is divided by their number."""
     mu_BT = torch.tensor([ratios], dtype=torch.float64).neg() - 5
     prox_BT = torch.full_like(mu_BT, -5.0)
     view = piece(prox_BT, mu_BT, 1.0, prox_BT=prox_BT)
@@ -178,7 +180,7 @@ def test_a_masked_token_changes_no_other(ratios: list[float], over: str) -> None
     assert ((kept == free) | (kept == 0)).all()
 
 
-def test_what_a_loss_needs_and_nobody_computed_is_said() -> None:
+def test_a_missing_input_of_a_loss_is_reported() -> None:
     with pytest.raises(Refused, match="prox is missing; name it in the `needs`"):
         decoupled_ppo(piece(one(-1), one(-1), 1.0), DecoupledClip())
     with pytest.raises(Refused, match="step is missing"):
@@ -193,6 +195,6 @@ def test_what_a_loss_needs_and_nobody_computed_is_said() -> None:
         (SecondMoment, "threshold", 0.0), (Gates, "tau_negative", -1.0), (Clip, "dual", 1.0),
     ],
 )  # fmt: skip
-def test_options_that_cannot_work_are_refused(options: type, key: str, value: object) -> None:
+def test_invalid_loss_options_are_refused(options: type, key: str, value: object) -> None:
     with pytest.raises(Refused, match=f"{key} is {value!r}; "):
         options(**{key: value})

@@ -1,4 +1,4 @@
-"""Where `old` comes from: what is exact is the network that sampled, to the bit it can give."""
+"""Sources of old log-probabilities; exact ones are those of the sampling weights."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ def row(*values: float) -> torch.Tensor:
 
 
 @golden("old_logprobs", "loglinear")
-def test_the_log_linear_stand_in_is_as_printed() -> None:
+def test_the_log_linear_stand_in_matches_published_values() -> None:
     """v_b 3, v_prox 5, v_θ 6: α is 2/3; a fresh token has the engine's own."""
     versions_BT = torch.tensor([[3, 5]])
     lp_BT = row(-0.6, -0.6).requires_grad_()
@@ -47,7 +47,7 @@ def test_the_log_linear_stand_in_is_as_printed() -> None:
 
 
 @golden("old_logprobs", "none", "recompute", "snapshot", "interrupt", "ewma")
-def test_each_takes_its_own_and_says_where_it_is_exact() -> None:
+def test_each_rule_returns_its_own_logprobs_and_marks_exact_ones() -> None:
     tokens = piece(
         row(-1, -1), row(-2, -2), 1.0, versions_BT=torch.tensor([[3, 4]]), version=4,
         prox_BT=row(-3, -3), ewma_BT=row(-4, -4), snapshot_BT=row(-5, torch.nan),
@@ -119,7 +119,9 @@ INTERRUPT = replace(
 )
 
 
-def test_what_was_cut_off_is_known_as_the_weights_of_then_said_it(model_directory: str) -> None:
+def test_noted_logprobs_of_interrupted_rollouts_come_from_the_weights_at_interruption(
+    model_directory: str,
+) -> None:
     """Of the part that was finished; what its continuation samples later is said at its step."""
     kept: dict[int, dict[str, RawTensor]] = {}
     learner = Learner(model_directory, INTERRUPT)
@@ -144,7 +146,7 @@ def test_what_was_cut_off_is_known_as_the_weights_of_then_said_it(model_director
     assert learner.state() == second.state()
 
 
-def test_what_goes_on_otherwise_than_it_was_cut_off_is_not_known(model_directory: str) -> None:
+def test_a_continuation_that_differs_from_its_note_is_not_exact(model_directory: str) -> None:
     learner = Learner(model_directory, INTERRUPT)
     samples = of_two_versions(learner)
     learner.note([cut_off(each) for each in samples])
@@ -156,7 +158,7 @@ def test_what_goes_on_otherwise_than_it_was_cut_off_is_not_known(model_directory
     assert learner.step(other)["old_exact"] < 1
 
 
-def test_what_can_be_trained_on_no_more_is_forgotten(model_directory: str) -> None:
+def test_notes_too_old_to_train_on_are_forgotten(model_directory: str) -> None:
     learner = Learner(model_directory, INTERRUPT)
     noted = learner._onlookers.noted
     assert noted is not None
@@ -168,7 +170,7 @@ def test_what_can_be_trained_on_no_more_is_forgotten(model_directory: str) -> No
         assert len(noted) == (12, 0)[number]
 
 
-def test_nothing_is_scored_where_nothing_is_cut_off() -> None:
+def test_interrupt_without_interrupted_rollouts_is_refused() -> None:
     with pytest.raises(Refused, match="scores what is cut off before a step, and nothing is"):
         replace(CONFIG, old_logprobs="interrupt")
 
@@ -198,12 +200,12 @@ def recomputed(learner: Learner, batch: Batch) -> list[np.ndarray]:
     return told
 
 
-def test_snapshots_need_a_folder_of_a_run(model_directory: str) -> None:
+def test_snapshots_without_a_run_folder_are_refused(model_directory: str) -> None:
     with pytest.raises(Refused, match=r"needs the folder of a run.*use recompute"):
         Learner(model_directory, replace(CONFIG, old_logprobs="snapshot"))
 
 
-def test_the_average_of_weights_is_as_printed() -> None:
+def test_the_moving_average_of_weights_matches_published_values() -> None:
     """d .9, θ̄ 0, then θ = 1 three times."""
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
@@ -217,7 +219,7 @@ def test_the_average_of_weights_is_as_printed() -> None:
     assert np.round(found, 6).tolist() == [[1.9, 0.526316], [2.71, 0.701107], [3.439, 0.78802]]
 
 
-def test_a_run_with_an_average_goes_on_bit_for_bit(model_directory: str) -> None:
+def test_a_run_with_a_moving_average_resumes_bit_for_bit(model_directory: str) -> None:
     config = replace(CONFIG, loss="ppo_ewma", minibatch=5)
     whole, first = (Learner(model_directory, config) for _ in range(2))
     for number in range(2):

@@ -1,4 +1,4 @@
-"""A rule whose source has an aggregate of its own is not trained under another by oversight."""
+"""A rule with an aggregate of its own is not trained under another one by accident."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ from trainer.fitting import COUNTS_TOKENS
 OWN = [(kind, name) for kind in KINDS for name, rule in KINDS[kind].items() if rule.aggregate]
 
 
-def test_gspo_and_dr_grpo_say_theirs() -> None:
+def test_gspo_and_dr_grpo_declare_their_own_aggregate() -> None:
     assert {("loss", "gspo"), ("advantage", "dr_grpo")} <= set(OWN)
     assert all(KINDS[kind][name].aggregate in AGGREGATES for kind, name in OWN)
 
 
 @pytest.mark.parametrize("table", [True, False])
 @pytest.mark.parametrize(("kind", "name"), OWN)
-def test_a_recipe_that_names_no_aggregate_is_refused_with_what_to_write(
+def test_a_recipe_without_the_required_aggregate_is_refused_with_the_fix(
     kind: str, name: str, table: bool
 ) -> None:
     value: Any = {"name": name} if table else name
@@ -35,14 +35,14 @@ def test_a_recipe_that_names_no_aggregate_is_refused_with_what_to_write(
 
 @pytest.mark.parametrize("aggregate", sorted(COUNTS_TOKENS))
 @pytest.mark.parametrize(("kind", "name"), OWN)
-def test_a_recipe_that_names_one_has_its_way(kind: str, name: str, aggregate: str) -> None:
+def test_a_recipe_that_names_an_aggregate_is_obeyed(kind: str, name: str, aggregate: str) -> None:
     made = LearnerConfig.of({kind: name, "aggregate": aggregate, "aggregate_norm": 9})
 
     assert made.aggregate == aggregate
 
 
 @pytest.mark.parametrize("kind", ["loss", "advantage"])
-def test_no_other_rule_asks_for_one(kind: str) -> None:
+def test_no_other_rule_requires_an_aggregate(kind: str) -> None:
     others = {name for name in KINDS[kind] if (kind, name) not in OWN}
 
     for name in others:

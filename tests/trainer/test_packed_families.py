@@ -1,4 +1,4 @@
-"""Rows give the same gradient packed and apart, whatever family of models is trained.
+"""Packed and separate rows give the same gradient in every family of models.
 
 Or the family is found unfit when it is loaded, and its rows are padded.
 """
@@ -110,9 +110,7 @@ def gradient_of(model: torch.nn.Module, pieces: list[MicroBatch]) -> dict[str, T
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_rows_give_the_gradient_of_rows_apart_or_are_not_packed(
-    family: str, batch: Batch
-) -> None:
+def test_packed_rows_give_the_same_gradient_or_are_not_packed(family: str, batch: Batch) -> None:
     kind, own, longest = FAMILIES[family]
     model = model_of(kind, **own)
 

@@ -1,4 +1,4 @@
-"""What rows share is computed once, and nobody can tell by the numbers."""
+"""Shared prefixes are computed once, with the same numbers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -67,7 +67,7 @@ def batch_of(samples: Sequence[Sample]) -> Batch:
     [("gpt2", ALWAYS), ("llama", ALWAYS), ("qwen2", ALWAYS), ("qwen3", ALWAYS),
      ("llama", Worth(60, 64)), ("llama", Worth(0, 64))],
 )  # fmt: skip
-def test_tokens_are_as_likely_as_in_rows_of_their_own(kind: str, worth: Worth) -> None:
+def test_shared_rows_give_the_logprobs_of_separate_rows(kind: str, worth: Worth) -> None:
     model, batch = model_of(kind).double(), batch_of(rollouts())
     apart, together = {}, {}
 
@@ -89,7 +89,7 @@ def test_tokens_are_as_likely_as_in_rows_of_their_own(kind: str, worth: Worth) -
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "qwen3"])
-def test_tokens_are_as_likely_end_to_end_as_in_rows_of_their_own(kind: str) -> None:
+def test_filled_packs_give_the_logprobs_of_separate_rows(kind: str) -> None:
     model, batch = model_of(kind).double(), batch_of(strangers())
     pieces = list(shared_micro_batches(batch, ROOMY, 60, fill=True))
     with torch.no_grad():
@@ -106,7 +106,7 @@ def test_tokens_are_as_likely_end_to_end_as_in_rows_of_their_own(kind: str) -> N
     assert sum(len(micro.rows) for micro in pieces) == len(batch.rows)
 
 
-def test_rows_are_laid_end_to_end_as_far_as_a_mask_is_worth_it() -> None:
+def test_rows_are_packed_while_the_mask_is_worth_it() -> None:
     rows = [pack_row(b, np.full(11, b), np.arange(11) > 5) for b in range(8)]
 
     def widths(worth: Worth, budget: int) -> list[int]:
@@ -118,7 +118,7 @@ def test_rows_are_laid_end_to_end_as_far_as_a_mask_is_worth_it() -> None:
     assert widths(Worth(16, 64), 16384) == [10] * 8
 
 
-def test_what_is_shared_stays_shared_end_to_end() -> None:
+def test_shared_prefixes_stay_shared_in_filled_packs() -> None:
     prompts = [[b] * 40 for b in range(2)]
     rows = [[*prompt, *answer, 9] for prompt in prompts for answer in ([2, 3], [2, 4], [6, 7])]
     made = [pack_row(b, np.array(ids), np.arange(43) > 39) for b, ids in enumerate(rows)]
@@ -131,7 +131,7 @@ def test_what_is_shared_stays_shared_end_to_end() -> None:
 @pytest.mark.parametrize("packing", ["shared", "packed"])
 @pytest.mark.parametrize("budget", [20, 16384])
 @pytest.mark.parametrize("loss", ["ppo_clip", "gspo"])
-def test_a_step_gives_the_gradient_of_rows_apart(
+def test_a_packed_step_gives_the_gradient_of_separate_rows(
     model_directory: str, loss: str, budget: int, packing: str
 ) -> None:
     found = []
@@ -158,7 +158,7 @@ def test_the_same_batches_give_the_same_bits(model_directory: str) -> None:
     assert learners[0].tensors() == learners[1].tensors()
 
 
-def test_a_rule_that_looks_before_the_first_update_sees_shared_rows_too(
+def test_a_rule_that_looks_before_the_first_update_handles_shared_rows(
     model_directory: str,
 ) -> None:
     config = replace(CONFIG, loss="ppo_clip", epochs=2, minibatch=4)
@@ -180,7 +180,7 @@ Rows = st.lists(
 @given(
     Rows, st.sampled_from([ALWAYS, Worth(20, 64), Worth(0, 64)]), st.integers(1, 60), st.booleans()
 )
-def test_a_token_sees_its_own_row_and_nothing_else(
+def test_a_token_attends_to_its_own_row_only(
     drawn: list[tuple[list[int], list[bool]]], worth: Worth, budget: int, fill: bool
 ) -> None:
     rows = [(np.array(p + [int(s) for s in m]), np.array([False] * len(p) + m)) for p, m in drawn]
@@ -213,7 +213,7 @@ def test_a_token_sees_its_own_row_and_nothing_else(
     assert sorted(seen) == list(range(len(rows)))
 
 
-def test_what_rows_share_is_there_once_and_what_follows_the_last_answer_is_not() -> None:
+def test_shared_prefixes_are_stored_once_and_trailing_tokens_are_dropped() -> None:
     prompt, answers = [1] * 50, ([2, 3, 4], [2, 3, 5], [6, 7, 8])
     rows = [np.array([*prompt, *answer, 9, 9]) for answer in answers]
     mask = np.array([False] * 50 + [True] * 3 + [False] * 2)
@@ -224,7 +224,7 @@ def test_what_rows_share_is_there_once_and_what_follows_the_last_answer_is_not()
     assert model_input([pack]).keep == 1 + len([2, 3]) + len([6, 7])
 
 
-def test_rows_share_where_that_saves_more_than_a_wider_mask_costs() -> None:
+def test_rows_share_if_that_saves_more_than_the_wider_mask_costs() -> None:
     rows = [pack_row(b, np.array([1, 2, *[b + 3] * 40]), np.arange(42) > 5) for b in range(3)]
 
     assert len(packs_of(rows, Worth(768, 64))) == 3
@@ -249,7 +249,7 @@ def test_scores_have_the_gradient_of_log_softmax_and_entropy() -> None:
     torch.testing.assert_close(mine, wanted)
 
 
-def test_a_word_that_cannot_be_said_adds_nothing() -> None:
+def test_a_token_of_zero_probability_adds_nothing() -> None:
     logits = torch.tensor([[0.0, 0.0, -torch.inf]], requires_grad=True)
 
     lp, entropy = token_scores(logits, torch.tensor([0]), torch.tensor([1]), 1.0)
@@ -265,18 +265,18 @@ def test_a_word_that_cannot_be_said_adds_nothing() -> None:
     [("gpt2", True), ("llama", True), ("qwen2", True), ("qwen3", True), ("gemma2", True),
      ("bloom", False), ("mamba", False)],
 )  # fmt: skip
-def test_whether_a_model_can_share_is_tried_on_it(kind: str, shares: bool) -> None:
+def test_a_trial_run_decides_whether_a_model_can_share_rows(kind: str, shares: bool) -> None:
     assert isinstance(sharing_of(model_of(kind)), Worth) == shares
 
 
-def test_rows_beyond_a_sliding_window_stay_alone() -> None:
+def test_rows_longer_than_a_sliding_window_are_not_shared() -> None:
     found = sharing_of(model_of("mistral", sliding_window=8))
 
     assert isinstance(found, Worth)
     assert found.longest == 8
 
 
-def test_a_model_that_cannot_share_is_padded_and_that_is_said_once(tmp_path: Path) -> None:
+def test_an_unsupported_model_is_padded_and_reported_once(tmp_path: Path) -> None:
     model_of("bloom").save_pretrained(tmp_path)
     with capture_logs() as said:
         learner = Learner(str(tmp_path), CONFIG)
@@ -290,7 +290,7 @@ def test_a_model_that_cannot_share_is_padded_and_that_is_said_once(tmp_path: Pat
     ]
 
 
-def test_a_batch_that_cannot_be_computed_is_no_step(model_directory: str) -> None:
+def test_a_batch_that_cannot_be_computed_counts_as_no_step(model_directory: str) -> None:
     learner = Learner(model_directory, CONFIG)
     foreign = sample(scored("x", sequences=(sequence([1, 10**6, 2], [0, 0, 1]),)), 99)
 
@@ -302,7 +302,7 @@ def test_a_batch_that_cannot_be_computed_is_no_step(model_directory: str) -> Non
         pack_row(5, np.array([1, 2]), np.array([True, True]))
 
 
-def test_a_packing_that_is_none_is_refused_and_the_first_one_is_in_no_digest() -> None:
+def test_an_unknown_packing_is_refused_and_default_packing_changes_no_digest() -> None:
     with pytest.raises(Refused, match="did you mean 'shared'"):
         LearnerConfig(packing="share")
     assert LearnerConfig(packing="packed").digest() != CONFIG.digest()
@@ -317,7 +317,7 @@ def test_a_packing_that_is_none_is_refused_and_the_first_one_is_in_no_digest() -
     longest=st.integers(2, 40),
     budget=st.integers(40, 200),
 )
-def test_a_row_with_a_mask_of_its_own_stays_alone_in_every_filled_pack(
+def test_a_row_with_its_own_mask_stays_alone_in_filled_packs(
     lengths: list[int], longest: int, budget: int
 ) -> None:
     worth = Worth(pairs=4 * 4096, longest=longest)

@@ -41,7 +41,9 @@ FIRST_SHIPPED = {"lake-any-start": LAKE, "syllogisms": SYLLOGISMS}
 
 
 @pytest.mark.parametrize("recipe", ["lake-any-start", "syllogisms", "repairs"])
-def test_five_steps_give_the_bits_of_plain_arithmetic(recipe: str, model_directory: str) -> None:
+def test_five_steps_give_the_bits_of_a_plain_implementation(
+    recipe: str, model_directory: str
+) -> None:
     learned = FIRST_SHIPPED.get(recipe) or load_recipe(recipe)[0].learner
     config = LearnerConfig.of({**learned, "lr": 1e-2, "seed": 3})
     learner, plain = Learner(model_directory, config), loaded(model_directory).eval()

@@ -1,4 +1,4 @@
-"""What servers are given is made of the masters, which stay as they are."""
+"""Published weights derive from the master weights, which do not change."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def weights(*values: float) -> Weights:
     return {"w": RawTensor("F32", (200,), data.tobytes())}
 
 
-def test_float32_is_rounded_to_the_nearest_bfloat16_and_ties_to_even() -> None:
+def test_float32_is_rounded_to_the_nearest_even_bfloat16() -> None:
     bits = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x80000000, 0x7F800000], "<u4")
     given = {"w": RawTensor("F32", (5,), bits.tobytes()), "n": RawTensor("I64", (), bytes(8))}
 
@@ -41,7 +41,7 @@ def test_float32_is_rounded_to_the_nearest_bfloat16_and_ties_to_even() -> None:
     assert rounded(widened(made)) == made
 
 
-def test_the_canary_is_of_what_is_published_and_the_masters_stay(tmp_path: Path) -> None:
+def test_the_canary_comes_from_published_weights_and_the_masters_stay(tmp_path: Path) -> None:
     learner = Learner(str(lake(tmp_path / "policy")), LearnerConfig())
     masters = learner.tensors()
     own = learner.canary()
@@ -55,7 +55,7 @@ def test_the_canary_is_of_what_is_published_and_the_masters_stay(tmp_path: Path)
     assert published == learner.canary() != own
 
 
-def test_masters_come_back_when_scoring_raises(tmp_path: Path) -> None:
+def test_master_weights_are_restored_if_scoring_raises(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 3)
     before = tensors_of(model)
 
@@ -69,7 +69,7 @@ def test_masters_come_back_when_scoring_raises(tmp_path: Path) -> None:
     assert tensors_of(model) == before
 
 
-def test_a_version_is_full_at_first_in_due_time_and_where_much_has_changed(tmp_path: Path) -> None:
+def test_a_version_is_full_at_first_periodically_and_after_large_changes(tmp_path: Path) -> None:
     publication = Publication(str(tmp_path), DELTAS)
     kinds = {}
     for version, values in enumerate([(1.0,), (2.0,), (3.0,), (4.0,), (5.0,), (6.0,) * 50, (7.0,)]):
@@ -83,7 +83,7 @@ def test_a_version_is_full_at_first_in_due_time_and_where_much_has_changed(tmp_p
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_what_a_learner_changes_later_was_published_as_it_was(
+def test_later_changes_of_a_learner_do_not_alter_published_versions(
     tmp_path: Path, precision: str
 ) -> None:
     model = torch.nn.Linear(40, 40)
@@ -99,7 +99,7 @@ def test_what_a_learner_changes_later_was_published_as_it_was(
         assert weights_files.published_of(str(tmp_path), version) == before
 
 
-def test_a_version_that_could_not_be_written_is_no_base(tmp_path: Path) -> None:
+def test_a_version_that_failed_to_write_is_not_used_as_a_base(tmp_path: Path) -> None:
     publication = Publication(str(tmp_path / "there"), DELTAS)
     publication.write(0, weights(1.0))
     (tmp_path / "there").rename(tmp_path / "away")
@@ -113,7 +113,7 @@ def test_a_version_that_could_not_be_written_is_no_base(tmp_path: Path) -> None:
     assert weights_files.of_version(str(tmp_path / "there"), 1) == weights(3.0)
 
 
-def test_a_recipe_that_says_nothing_publishes_as_the_last_release_did(tmp_path: Path) -> None:
+def test_a_recipe_without_publication_settings_publishes_full_files(tmp_path: Path) -> None:
     published = Publication(str(tmp_path), Publishing()).write(3, weights(1.0))
 
     assert isinstance(published, Published)

@@ -1,4 +1,4 @@
-"""One learner on several processes is the learner on one."""
+"""One learner on several processes equals the learner on one."""
 
 import os
 import subprocess
@@ -63,7 +63,7 @@ def tensors(path: Path, part: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("job", AT_ONCE[:4])
-def test_any_number_of_ranks_learns_what_one_does(
+def test_any_number_of_ranks_learns_the_same_as_one(
     jobs: Path, model_directory: str, tmp_path: Path, job: str
 ) -> None:
     torch.set_num_threads(1)
@@ -82,23 +82,23 @@ def test_any_number_of_ranks_learns_what_one_does(
         one, several = tensors(alone, part), tensors(theirs, part)
         assert several.keys() == one.keys()
         for name, tensor in one.items():
-            # Adam divides by a gradient's size: what it makes of next to nothing is less sure.
+            # Adam divides by a gradient's size: its result for tiny gradients is less certain.
             of_weights = part == "weights" or name.endswith(f"/{PLACE}")
             atol = 1e-7 if of_weights else 1e-9
             torch.testing.assert_close(several[name], tensor, rtol=1e-6, atol=atol)
 
 
-def test_what_two_processes_saved_is_gone_on_from_by_one_and_by_four(
+def test_a_checkpoint_of_two_processes_is_resumed_by_one_and_by_four(
     jobs: Path, model_directory: str
 ) -> None:
-    # Given a checkpoint whose parts two ranks wrote, and the step that they took from there
+    # Given a checkpoint of two ranks, and the step that they took from there
     torch.set_num_threads(1)
     two, four = (jobs / str(AT_ONCE.index(job)) for job in ("2:saves", "4:loads"))
     [directory] = kept(jobs / SAVED).values()
     assert len(list(directory.glob("weights-0000*"))) == 2
     config, go_on = JOBS["loads"]
 
-    # When one process goes on from it, and four others do
+    # When one process resumes from it, and four others do
     one = jobs / "one"
     go_on(Exact(model_directory, config), one)
 
@@ -119,7 +119,7 @@ def test_what_two_processes_saved_is_gone_on_from_by_one_and_by_four(
         assert other["told"][0] == pytest.approx(said[0]["told"][0], rel=1e-6, abs=1e-9)
 
 
-def test_ranks_that_disagree_end_all_of_them_and_name_rank_and_field(jobs: Path) -> None:
+def test_ranks_with_different_settings_all_end_naming_rank_and_field(jobs: Path) -> None:
     place = jobs / str(AT_ONCE.index("2:other"))
     said = [place.with_suffix(f".error{rank}").read_text() for rank in range(2)]
 
@@ -127,7 +127,7 @@ def test_ranks_that_disagree_end_all_of_them_and_name_rank_and_field(jobs: Path)
     assert said[0].startswith("Refused: rank 1 has [learner] lr 0.5, rank 0 has 0.01; all ranks")
 
 
-def test_ranks_that_see_other_checkpoints_end_all_of_them_and_name_both(jobs: Path) -> None:
+def test_ranks_with_different_checkpoints_all_end_naming_both(jobs: Path) -> None:
     place = jobs / str(AT_ONCE.index("2:elsewhere"))
     said = [place.with_suffix(f".error{rank}").read_text() for rank in range(2)]
 
@@ -136,14 +136,14 @@ def test_ranks_that_see_other_checkpoints_end_all_of_them_and_name_both(jobs: Pa
     assert "), rank 0 has v00000003 (" in said[0]
 
 
-def test_the_newest_checkpoint_is_told_by_its_number_and_its_manifest(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_is_identified_by_number_and_manifest(tmp_path: Path) -> None:
     assert newest_words(tmp_path / "nowhere") == "none"
     checkpoint(tmp_path, 3)
     first = newest_words(tmp_path)
     checkpoint(tmp_path, 4)
     assert newest_words(tmp_path) != first
 
-    # One that is being written is none, and one of the same number is another
+    # An unfinished one does not count, and one of the same number is another
     directory_of(tmp_path, 5).mkdir()
     said = newest_words(tmp_path)
     (directory_of(tmp_path, 4) / MANIFEST).write_bytes(b"{ }")
@@ -151,16 +151,14 @@ def test_the_newest_checkpoint_is_told_by_its_number_and_its_manifest(tmp_path: 
     assert newest_words(tmp_path) != said
 
 
-def test_nobody_waits_for_a_rank_that_has_died(jobs: Path) -> None:
+def test_ranks_do_not_wait_for_a_dead_rank(jobs: Path) -> None:
     said = (jobs / str(AT_ONCE.index("2:dies"))).with_suffix(".error0").read_text()
 
     assert said.startswith("Unfit: rank 0 of 2: another rank has ended: ")
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 5))
-def test_every_row_has_one_rank_and_all_have_equal_tokens_but_for_a_row(
-    sizes: list[int], count: int
-) -> None:
+def test_every_row_has_one_rank_and_tokens_are_balanced(sizes: list[int], count: int) -> None:
     row = make_batch(some_samples(0)[:1], LearnerConfig()).rows[0]
     rows = tuple(replace(row, token_ids=np.zeros(size, np.int32)) for size in sizes)
     batch = replace(make_batch(some_samples(0), LearnerConfig()), rows=rows)
@@ -173,7 +171,7 @@ def test_every_row_has_one_rank_and_all_have_equal_tokens_but_for_a_row(
         assert abs(tokens - sum(sizes) / count) <= max(sizes)
 
 
-def test_a_batch_comes_to_the_other_ranks_as_it_is() -> None:
+def test_a_batch_reaches_the_other_ranks_unchanged() -> None:
     batch = make_batch(some_samples(3), LearnerConfig())
     seen = [replace(row, seen={"prox": row.behaviour_logprobs * 2}) for row in batch.rows]
     taught = [replace(row, teacher=row.behaviour_logprobs) for row in batch.rows]
@@ -201,7 +199,7 @@ def assert_same(batch: Batch, other: Batch) -> None:
                 assert (type(ours), ours) == (type(theirs), theirs)
 
 
-def test_what_a_row_may_hold_that_ranks_cannot_be_told_is_an_error() -> None:
+def test_a_row_value_that_cannot_be_sent_to_ranks_raises() -> None:
     batch = make_batch(some_samples(0), LearnerConfig())
     odd = replace(batch.rows[0], reward="much")  # type: ignore[arg-type]
 
@@ -210,7 +208,7 @@ def test_what_a_row_may_hold_that_ranks_cannot_be_told_is_an_error() -> None:
 
 
 class Two:
-    """Two ranks in one, of which the other says what it is told to."""
+    """Two ranks in one, of which the other sends configured values."""
 
     rank, count = 0, 2
 
@@ -227,7 +225,7 @@ class Two:
         """All of it stays."""
 
 
-def test_ranks_with_other_weights_to_begin_with_are_refused() -> None:
+def test_ranks_with_different_starting_weights_are_refused() -> None:
     require_alike(Two({"starting weights": "ab"}), {"starting weights": "ab"})
 
     with pytest.raises(Refused, match="rank 1 has starting weights cd, rank 0 has ab; all ranks"):
@@ -236,20 +234,20 @@ def test_ranks_with_other_weights_to_begin_with_are_refused() -> None:
         require_alike(Two({"world size": "3"}), {})
 
 
-def test_words_hold_no_more_than_numbers_and_text() -> None:
+def test_packed_messages_between_ranks_are_read_back_unchanged() -> None:
     words = Words({"call": "load", "step": 3}, {"a": RawTensor("F32", (0, 2), b"")})
 
     assert Words.of(words.packed()) == words
 
 
-def test_layers_are_found_once(model_directory: str) -> None:
+def test_layers_of_a_model_are_found_once(model_directory: str) -> None:
     model = Learner(model_directory, LearnerConfig()).model
 
     assert layers_of(model) == list(model.transformer.h)
 
 
 @pytest.mark.parametrize("ranks", [0, -1, 1.5, float("nan")])
-def test_a_number_of_ranks_that_is_none_is_refused(ranks: float) -> None:
+def test_an_invalid_number_of_ranks_is_refused(ranks: float) -> None:
     with pytest.raises(Refused, match=f"ranks is {ranks}; give 1, or as many as there are devices"):
         LearnerConfig(ranks=ranks)  # type: ignore[arg-type]
 
@@ -264,14 +262,14 @@ def test_a_number_of_ranks_that_is_none_is_refused(ranks: float) -> None:
         ),
     ],
 )
-def test_what_several_ranks_cannot_compute_is_refused(
+def test_settings_unsupported_on_several_ranks_are_refused(
     values: dict[str, object], message: str
 ) -> None:
     with pytest.raises(Refused, match=message):
         LearnerConfig.of({"ranks": 2, **values})
 
 
-def test_a_checkpoint_is_of_any_number_of_ranks() -> None:
+def test_the_number_of_ranks_does_not_change_the_digest() -> None:
     assert LearnerConfig(ranks=4).digest() == LearnerConfig().digest()
 
 
@@ -293,7 +291,7 @@ class Alone:
 @pytest.mark.parametrize(
     "advantage", ["batch_normalised", Choice("reinforce_pp", (("beta", 0.1),))]
 )
-def test_a_rank_that_cannot_read_past_weights_ends_for_the_others_wait_in_the_step(
+def test_a_rank_that_cannot_read_past_weights_ends(
     model_directory: str, advantage: str | Choice
 ) -> None:
     def away(version: int) -> None:

@@ -1,4 +1,4 @@
-"""What leaving a frozen reference costs: the printed values, and the way back to it."""
+"""The cost of leaving a frozen reference matches published values."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ def one(value: float) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("name", "estimate", "slope"), [("k1", 0.2, 1), ("k2", 0.02, 0.2), ("k3", 0.018731, 0.181269)]
 )
-def test_estimates_are_as_printed(name: str, estimate: float, slope: float) -> None:
+def test_kl_estimates_match_published_values(name: str, estimate: float, slope: float) -> None:
     def at(lp: float) -> torch.Tensor:
         lp_BT = one(lp).requires_grad_()
         view = piece(lp_BT, one(-1), 1.0, ref_BT=one(-1.2))
@@ -48,7 +48,7 @@ def test_estimates_are_as_printed(name: str, estimate: float, slope: float) -> N
 
 
 @golden("kl", "none")
-def test_without_a_reference_nothing_is_paid() -> None:
+def test_without_a_reference_the_penalty_is_zero() -> None:
     assert no_reference(piece(one(-1), one(-2), 1.0), NoOptions()).item() == 0
 
 
@@ -71,8 +71,8 @@ def test_only_k2_has_the_gradient_of_the_kl() -> None:
     torch.testing.assert_close(found["k1"], torch.zeros_like(exact_V))
 
 
-def test_a_policy_is_drawn_back_to_what_it_began_as(model_directory: str) -> None:
-    """Rewards drive both away; who pays for it stays nearer, and begins at no distance."""
+def test_a_kl_penalty_keeps_the_policy_near_its_start(model_directory: str) -> None:
+    """Rewards drive both away; the penalised policy stays nearer, and starts at distance 0."""
     kl = Choice("k2", (("weight", 5.0),))
     held, free = Learner(model_directory, replace(CONFIG, kl=kl)), Learner(model_directory, CONFIG)
     told = [held.step(some_samples(n)) for n in range(4)]
@@ -102,7 +102,9 @@ def distance(learner: Learner, other: Learner) -> float:
     return sum((one - two).square().sum().item() for one, two in pairs)
 
 
-def test_a_reference_of_other_words_is_refused(model_directory: str, tmp_path: Path) -> None:
+def test_a_reference_with_another_vocabulary_is_refused(
+    model_directory: str, tmp_path: Path
+) -> None:
     small = GPT2Config(vocab_size=5, n_positions=8, n_embd=4, n_layer=1, n_head=1)
     GPT2LMHeadModel(small).save_pretrained(tmp_path / "other")
     kl = Choice("k3", (("directory", str(tmp_path / "other")),))
@@ -111,7 +113,7 @@ def test_a_reference_of_other_words_is_refused(model_directory: str, tmp_path: P
         Learner(model_directory, replace(CONFIG, kl=kl))
 
 
-def test_a_reference_that_reads_less_than_the_policy_is_refused(
+def test_a_reference_with_a_shorter_context_is_refused(
     model_directory: str, tmp_path: Path
 ) -> None:
     config = GPT2Config.from_pretrained(model_directory)
@@ -124,7 +126,7 @@ def test_a_reference_that_reads_less_than_the_policy_is_refused(
 
 
 @pytest.mark.parametrize("body", [None, "{", "[]", '{"model_type": "no-such"}'])
-def test_a_reference_that_is_no_model_is_refused_in_one_line_and_no_hub_is_asked(
+def test_a_reference_that_is_not_a_model_is_refused_without_network(
     model_directory: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, body: str | None
 ) -> None:
     if body is not None:
@@ -139,7 +141,7 @@ def test_a_reference_that_is_no_model_is_refused_in_one_line_and_no_hub_is_asked
 
 
 @pytest.mark.parametrize("harm", ["cut", "other shapes"])
-def test_a_reference_whose_weights_are_not_whole_is_refused_in_one_line(
+def test_a_reference_with_damaged_weights_is_refused_in_one_line(
     model_directory: str, tmp_path: Path, harm: str
 ) -> None:
     shutil.copytree(model_directory, tmp_path / "p")

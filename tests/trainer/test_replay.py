@@ -1,4 +1,4 @@
-"""What is trained on again: how much, in which order, how old, how often; whole after a restart.
+"""Replay: how much, in which order, how old, how often; complete after a restart.
 
 Golden values: the design's page on algorithms, section 6.
 """
@@ -44,7 +44,7 @@ def names(samples: Sequence[Sample] | None) -> list[str]:
     return [sample.scored.trajectory.rollout_id for sample in samples or ()]
 
 
-def test_a_quarter_of_256_samples_was_used_before() -> None:
+def test_a_quarter_of_256_samples_is_replayed() -> None:
     config = LearnerConfig(groups_per_step=32, group_size=8, replay_ratio=0.25)
     held = Buffer(replace(CURATED, capacity_groups=64), replay=config.replay())
     for number in range(48):
@@ -60,7 +60,7 @@ def test_a_quarter_of_256_samples_was_used_before() -> None:
     assert held.used == 384
 
 
-def test_what_was_used_last_is_used_again_first_and_only_so_often() -> None:
+def test_replay_prefers_the_latest_used_groups_up_to_a_limit() -> None:
     held = buffer(ratio=0.5, max_uses=3)
     for number in range(6):
         offer(held, f"g{number}", [0.0, 1.0], 2 * number)
@@ -75,7 +75,7 @@ def test_what_was_used_last_is_used_again_first_and_only_so_often() -> None:
     assert all(sample.uses <= 2 for batch in held_again for sample in batch or ())
 
 
-def test_what_is_too_old_or_too_many_is_forgotten() -> None:
+def test_groups_that_are_too_old_or_too_many_are_forgotten() -> None:
     aged, small = buffer(ratio=0.5, max_age=2), buffer(ratio=0.5, capacity=1)
     for held in (aged, small):
         for number in range(3):
@@ -95,7 +95,7 @@ def test_what_is_too_old_or_too_many_is_forgotten() -> None:
     st.sampled_from([0.0, 0.5]),
     st.integers(0, 2),
 )
-def test_whatever_is_replayed_every_record_is_one_of_held_used_and_dropped(
+def test_with_replay_every_record_is_one_of_held_used_or_dropped(
     acts: list[tuple[bool, float, bool]], ratio: float, pool: int
 ) -> None:
     held = Buffer(
@@ -117,7 +117,7 @@ def test_whatever_is_replayed_every_record_is_one_of_held_used_and_dropped(
     assert held.used + held.held() + sum(t.count for t in held.drops().values()) == offered
 
 
-def test_a_group_that_wholly_fails_is_given_the_latest_success_of_its_task() -> None:
+def test_a_failed_group_is_lent_the_latest_success_of_its_task() -> None:
     held = Buffer(replace(CURATED, filters=("zero_variance",)), replay=ReplayRule(pool=4))
     offer(held, "g0", [0.0, 1.0], 0, task=5)
     offer(held, "g1", [0.0, 0.0], 2, task=5)  # no success is known yet
@@ -135,7 +135,7 @@ def test_a_group_that_wholly_fails_is_given_the_latest_success_of_its_task() -> 
     assert {reason: tally.count for reason, tally in held.drops().items()} == {"zero_variance": 4}
 
 
-def test_a_batch_forms_the_same_groups_from_its_samples_alone() -> None:
+def test_adopted_groups_depend_on_the_samples_alone() -> None:
     def one(group: str, number: int, reward: float, task: int, size: int = 2) -> Sample:
         return sample(member(group, number, reward, task=task, size=size), hash((group, number)))
 
@@ -149,7 +149,7 @@ def test_a_batch_forms_the_same_groups_from_its_samples_alone() -> None:
     assert [each.group for each in joined] == ["f", "b", "f", "f", "w", "w", "s"]
 
 
-def test_seeds_that_stand_for_one_task_of_a_folder_share_it() -> None:
+def test_seeds_of_one_task_folder_share_a_task() -> None:
     named = sample(member("g", 0, 1.0, task=7))
     request = named.scored.trajectory.request
     assert request is not None
@@ -161,7 +161,7 @@ def test_seeds_that_stand_for_one_task_of_a_folder_share_it() -> None:
     assert task_of(folder) == "sums"
 
 
-def test_a_restart_keeps_all_of_it_but_what_retention_has_taken() -> None:
+def test_a_restart_keeps_the_replay_pool_except_records_removed_by_retention() -> None:
     held = buffer(ratio=0.5, pool=3)
     for number in range(3):
         offer(held, f"g{number}", [0.0, 1.0], 2 * number, task=number)
@@ -182,6 +182,6 @@ def test_a_restart_keeps_all_of_it_but_what_retention_has_taken() -> None:
 @pytest.mark.parametrize(
     "change", [{"replay_ratio": 1.0}, {"replay_max_uses": 0}, {"success_pool": -1}]
 )
-def test_a_share_that_cannot_be_is_refused_by_its_key(change: dict[str, float]) -> None:
+def test_an_invalid_replay_setting_is_refused_by_its_key(change: dict[str, float]) -> None:
     with pytest.raises(Exception, match=next(iter(change))):
         LearnerConfig(**change)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What is read again by whoever goes on from one of the newest checkpoints."""
+"""The records that are read again after resuming from one of the newest checkpoints."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def save_one(root: Path, version: int, *consumed: Consumed, book: ReplayBook = B
     return save(root, Checkpoint(state, version - 1, consumed=consumed, replay=book))
 
 
-def test_what_no_step_has_consumed_and_what_is_in_the_pool_is_read_again(tmp_path: Path) -> None:
+def test_unconsumed_offsets_and_pooled_samples_are_read_again(tmp_path: Path) -> None:
     save_one(tmp_path, 1, Consumed(TOPIC, 0, 7, (9,)))
 
     [point] = resume_points(tmp_path)
@@ -29,13 +29,13 @@ def test_what_no_step_has_consumed_and_what_is_in_the_pool_is_read_again(tmp_pat
     assert wanted == {2, 4, 7, 8, 10, 11}
     assert [point.is_unread(0, offset) for offset in (4, 7, 9)] == [False, True, False]
     assert point.first(0, start=0) == 2
-    # Of a partition that nothing had come from all is unread, from where the run began
+    # Of a partition without records, all is unread from the start of the run
     assert point.first(1, start=5) == 3
     assert point.first(2, start=5) == 5
     assert point.wants(2, 5)
 
 
-def test_they_are_those_that_a_trainer_would_go_on_from(tmp_path: Path) -> None:
+def test_resume_points_are_the_newest_loadable_checkpoints(tmp_path: Path) -> None:
     assert resume_points(tmp_path / "nowhere") == ()
     paths = [
         save_one(tmp_path, version, Consumed(TOPIC, 0, version, ()), book=ReplayBook())
@@ -48,7 +48,7 @@ def test_they_are_those_that_a_trainer_would_go_on_from(tmp_path: Path) -> None:
     newest = NEWEST + 1
     assert marks() == [newest, newest - 1, newest - 2]
 
-    # A damaged manifest is passed over here as there; the first is the one that is gone on from
+    # A damaged manifest is skipped here as there; the first point is the one resumed from
     for damage in (b"", b"{}", b"[1]", (paths[-2] / MANIFEST).read_bytes()[:-9]):
         (paths[-1] / MANIFEST).write_bytes(damage)
         held = load_latest(tmp_path).checkpoint

@@ -1,4 +1,4 @@
-"""A rollout that ended at a limit, an answer without ids, and reasons of earlier releases."""
+"""Rollouts that ended at a limit, answers without ids, and reasons of earlier releases."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ def at_limit(code: str, reward: float | None = None, **fields: Any) -> ScoredTra
 
 
 @pytest.mark.parametrize("code", sorted(LIMITS))
-def test_a_rollout_at_a_limit_is_trained_on_where_a_rule_says_what_it_earns(code: str) -> None:
+def test_a_rollout_at_a_limit_is_admitted_if_a_rule_allows_it(code: str) -> None:
     admitted = judge(at_limit(code), 0, 0, ADMITTING).sample
     refused = judge(at_limit(code), 0, 0, CURATION)
 
@@ -30,7 +30,7 @@ def test_a_rollout_at_a_limit_is_trained_on_where_a_rule_says_what_it_earns(code
     assert refused.reason == code
 
 
-def test_what_a_rollout_at_a_limit_was_scored_counts() -> None:
+def test_a_rollout_at_a_limit_keeps_its_reward() -> None:
     admitted = judge(at_limit("turn_limit", 0.25), 0, 0, ADMITTING).sample
 
     assert admitted is not None
@@ -47,13 +47,11 @@ def test_what_a_rollout_at_a_limit_was_scored_counts() -> None:
         (at_limit("deadline", sequences=(sequence([1, 2], [1, 1]),)), "malformed"),
     ],
 )
-def test_admitting_limits_opens_the_door_to_nothing_else(
-    record: ScoredTrajectory, reason: str
-) -> None:
+def test_admitting_limits_admits_nothing_else(record: ScoredTrajectory, reason: str) -> None:
     assert judge(record, 0, 0, ADMITTING).reason == reason
 
 
-def test_a_rollout_that_finished_ended_at_no_limit() -> None:
+def test_a_finished_rollout_did_not_end_at_a_limit() -> None:
     finished = judge(scored("r"), 0, 0, ADMITTING).sample
     boasting = scored("r")
     boasting = replace(boasting, trajectory=replace(boasting.trajectory, code="turn_limit"))
@@ -64,14 +62,16 @@ def test_a_rollout_that_finished_ended_at_no_limit() -> None:
 
 
 @pytest.mark.parametrize(("calls", "reason"), [(0, "no_tokens"), (3, "no_token_ids")])
-def test_answers_without_token_ids_are_told_from_no_answers(calls: int, reason: str) -> None:
+def test_answers_without_token_ids_are_distinguished_from_no_answers(
+    calls: int, reason: str
+) -> None:
     record = scored("r", sequences=(sequence([1], [0]),))
     record = replace(record, trajectory=replace(record.trajectory, model_calls=calls))
 
     assert judge(record, 0, 0, CURATION).reason == reason
 
 
-def test_what_an_earlier_release_dropped_is_counted_under_the_names_of_now() -> None:
+def test_drop_reasons_of_earlier_releases_are_counted_under_current_names() -> None:
     buffer = Buffer(CURATION)
 
     buffer.restore((), {"unknown_token": Tally(2, 8), "vocabulary": Tally(1, 1)})
@@ -79,7 +79,7 @@ def test_what_an_earlier_release_dropped_is_counted_under_the_names_of_now() -> 
     assert buffer.drops() == {"vocabulary": Tally(3, 9)}
 
 
-def test_a_policy_that_joins_does_not_wait_for_tokens_it_was_not_asked_for() -> None:
+def test_a_joining_policy_does_not_wait_for_rollouts_without_it() -> None:
     joining = replace(CURATION, policy_id="verifier", joins=True, needs_group=False)
     asked = scored("a", group="g", group_size=2, policies=("verifier",))
     unasked = scored("b", group="g", group_size=2)
@@ -99,7 +99,7 @@ def test_a_policy_that_joins_does_not_wait_for_tokens_it_was_not_asked_for() -> 
     }  # fmt: skip
 
 
-def test_a_shaping_rule_that_looks_at_limits_opens_the_door_to_them() -> None:
+def test_a_shaping_rule_on_limits_admits_rollouts_at_limits() -> None:
     plain, shaped = LearnerConfig(), LearnerConfig(shaping=("no_submit",))
 
     assert plain.curation("run", "policy").admits_limits == frozenset()

@@ -1,4 +1,4 @@
-"""Shaping changes what advantages are made of, and nothing that is told of the rewards."""
+"""Shaping changes the inputs of advantages, but not the reported rewards."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def shaped(rule: object, rewards: Rewards) -> list[float]:
 
 
 @golden("shaping", "overlong")
-def test_overlong_answers_pay_as_printed() -> None:
+def test_overlong_answers_are_penalised_at_published_values() -> None:
     lengths = [16384, 18432, 20480, 20481]
 
     assert shaped("overlong", view([0.0] * 4, lengths=lengths)) == [0, -0.5, -1, -1]
@@ -31,14 +31,14 @@ def test_overlong_answers_pay_as_printed() -> None:
 
 
 @golden("shaping", "no_submit")
-def test_who_comes_to_a_limit_without_a_word_pays() -> None:
+def test_a_rollout_that_ends_at_a_limit_is_penalised() -> None:
     rewards = view([0.0, 1.0, 0.3], ends=("turn_limit", "finished", "token_limit"))
 
     assert shaped("no_submit", rewards) == [-0.5, 1.0, -0.5]
     assert shaped({"name": "no_submit", "reward": -1}, rewards) == [-1, 1.0, -1]
 
 
-def test_advantages_see_shaped_rewards_and_metrics_those_that_were_scored() -> None:
+def test_advantages_use_shaped_rewards_and_metrics_use_scored_ones() -> None:
     samples = [replace(sample, reward=1.0) for sample in some_samples(0)]
     shaping = LearnerConfig.of({"shaping": [{"name": "overlong", "most": 8, "cache": 7}]})
 
@@ -49,7 +49,7 @@ def test_advantages_see_shaped_rewards_and_metrics_those_that_were_scored() -> N
     assert short.rewards_N.tolist() == [1.0] * len(samples)
 
 
-def test_a_shaping_that_nobody_knows_is_refused() -> None:
+def test_an_unknown_shaping_rule_is_refused() -> None:
     with pytest.raises(Refused, match="unknown shaping 'overlon'; did you mean 'overlong'"):
         LearnerConfig.of({"shaping": ["overlon"]})
     with pytest.raises(Refused, match="cache is 0; give 1 to 20480"):

@@ -1,4 +1,4 @@
-"""Tensors in parts: what some ranks wrote any other number reads, and nothing else."""
+"""Tensors in parts: any number of ranks reads the parts of any other number."""
 
 import os
 import resource
@@ -48,7 +48,7 @@ def saved(directory: Path, tensors: dict[str, RawTensor], world: int) -> dict[st
     ("rank", "read"),
     [(0, {"a": (0, 4)}), (1, {"a": (4, 5), "b": (0, 3)}), (2, {"b": (3, 5)})],
 )
-def test_ten_rows_of_two_are_read_by_three_from_these_places(
+def test_ten_rows_of_two_ranks_are_read_by_three_correctly(
     rank: int, read: dict[str, tuple[int, int]]
 ) -> None:
     rows = rows_of(10, rank, 3)
@@ -63,21 +63,23 @@ def test_ten_rows_of_two_are_read_by_three_from_these_places(
 
 
 @given(st.integers(0, 40), st.integers(1, 9))
-def test_every_row_is_one_ranks(rows: int, world: int) -> None:
+def test_every_row_belongs_to_one_rank(rows: int, world: int) -> None:
     stretches = [rows_of(rows, rank, world) for rank in range(world)]
 
     assert [row for stretch in stretches for row in stretch] == list(range(rows))
 
 
 @pytest.mark.parametrize(("rank", "world"), [(0, 0), (2, 2), (-1, 1)])
-def test_a_rank_that_is_none_is_refused_by_its_number(rank: int, world: int) -> None:
+def test_an_invalid_rank_is_refused_by_its_number(rank: int, world: int) -> None:
     with pytest.raises(Refused, match=f"rank {rank} of a world of {world}"):
         rows_of(4, rank, world)
 
 
 @pytest.mark.parametrize("written", [1, 2, 5])
 @pytest.mark.parametrize("read", [1, 2, 4])
-def test_what_some_wrote_any_other_number_reads(tmp_path: Path, written: int, read: int) -> None:
+def test_parts_written_by_some_ranks_are_read_by_any_number(
+    tmp_path: Path, written: int, read: int
+) -> None:
     tensors = {
         "rows": tensor(7), "half": tensor(4, dtype="F16"), "few": tensor(1), "none": tensor(0),
         "empty": RawTensor("F32", (3, 0), b""), "number": RawTensor("F64", (), b"12345678"),
@@ -98,7 +100,7 @@ def test_what_some_wrote_any_other_number_reads(tmp_path: Path, written: int, re
             assert sum(part.shape[0] for part in parts) == tensors[name].shape[0]
 
 
-def test_a_file_of_parts_is_one_that_others_read_too(tmp_path: Path) -> None:
+def test_a_file_of_parts_is_valid_safetensors(tmp_path: Path) -> None:
     tensors = {"b": tensor(4), "a": tensor(3, dtype="F16")}
 
     file = write_parts(tmp_path, "w", parts_of(tensors))
@@ -109,7 +111,7 @@ def test_a_file_of_parts_is_one_that_others_read_too(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
-def test_large_tensors_are_known_by_the_bits_that_lie_in_the_file(tmp_path: Path) -> None:
+def test_large_tensors_have_the_digest_of_their_bytes_on_disk(tmp_path: Path) -> None:
     tensors = {f"w{number}": tensor(100_000 + number) for number in range(4)}
 
     written = write_parts(tmp_path, "weights", parts_of(tensors))
@@ -121,14 +123,14 @@ def test_large_tensors_are_known_by_the_bits_that_lie_in_the_file(tmp_path: Path
         assert shard.digest == f"xxh3:{xxhash.xxh3_128_hexdigest(data)}"
 
 
-def test_the_digest_of_no_bits_is_that_of_the_specification() -> None:
+def test_the_digest_of_empty_data_matches_the_specification() -> None:
     """xxHash's own vector: XXH128 of nothing with seed 0."""
     nothing = digests_of({"none": RawTensor("U8", (0,), b"")})
 
     assert nothing == {"none": "xxh3:99aa06d3014798d86001c324468d497f"}
 
 
-def test_a_file_of_parts_that_cannot_be_finished_leaves_nothing(tmp_path: Path) -> None:
+def test_a_file_of_parts_that_cannot_be_finished_leaves_no_files(tmp_path: Path) -> None:
     tensors = {f"w{number}": tensor(100_000 + number) for number in range(4)}
     most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 21, most[1]))
@@ -142,7 +144,7 @@ def test_a_file_of_parts_that_cannot_be_finished_leaves_nothing(tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_part_across_both_dimensions_is_found_by_its_place(tmp_path: Path) -> None:
+def test_a_part_across_both_dimensions_is_found_by_its_offset(tmp_path: Path) -> None:
     whole = tensor(4, 4)
     values = np.frombuffer(whole.data, "<f4").reshape(4, 4)
     quarters = []
@@ -157,7 +159,7 @@ def test_a_part_across_both_dimensions_is_found_by_its_place(tmp_path: Path) -> 
     assert read_part(tmp_path, "w", merged(quarters)["w"]) == whole
 
 
-def test_a_missing_rank_is_said_with_what_is_there(tmp_path: Path) -> None:
+def test_a_missing_rank_is_reported_with_the_parts_that_exist(tmp_path: Path) -> None:
     only = write_parts(tmp_path, "w", parts_of({"w": tensor(6)}, 0, 2)).tensors
 
     with pytest.raises(WeightsDiffer, match=r"'w' of shape \(6, 3\).*\(3, 3\) at \(0, 0\); is a"):
@@ -168,7 +170,7 @@ def test_a_missing_rank_is_said_with_what_is_there(tmp_path: Path) -> None:
         read_part(tmp_path, "w", only["w"], 1, 2)
 
 
-def test_ranks_of_two_models_do_not_make_one_checkpoint(tmp_path: Path) -> None:
+def test_parts_of_two_models_are_not_merged(tmp_path: Path) -> None:
     first = write_parts(tmp_path, "0", parts_of({"w": tensor(6)}, 0, 2)).tensors
     second = write_parts(tmp_path, "1", parts_of({"w": tensor(8)}, 1, 2)).tensors
 
@@ -176,7 +178,7 @@ def test_ranks_of_two_models_do_not_make_one_checkpoint(tmp_path: Path) -> None:
         merged([first, second])
 
 
-def test_a_part_that_is_not_what_was_written_is_not_handed_out(tmp_path: Path) -> None:
+def test_a_damaged_part_is_not_returned(tmp_path: Path) -> None:
     layout = saved(tmp_path, {"w": tensor(6), "x": tensor(2)}, 2)
     shard = layout["w"].shards[1]
     path = tmp_path / shard.file
@@ -190,7 +192,7 @@ def test_a_part_that_is_not_what_was_written_is_not_handed_out(tmp_path: Path) -
         read_part(tmp_path, "w", layout["w"], 1, 2)
 
 
-def test_a_file_that_holds_these_very_tensors_gets_one_more_name(tmp_path: Path) -> None:
+def test_a_file_with_the_same_tensors_is_linked_rather_than_written(tmp_path: Path) -> None:
     tensors = {"b": tensor(4), "a": tensor(3, dtype="F16")}
     file = tmp_path / "w" / Path(write_weights(str(tmp_path / "w"), 1, tensors).uri).name
 
@@ -204,7 +206,7 @@ def test_a_file_that_holds_these_very_tensors_gets_one_more_name(tmp_path: Path)
 
 
 @pytest.mark.parametrize("why", ["other tensors", "cut short", "gone", "no links"])
-def test_a_file_that_cannot_stand_for_the_parts_is_not_linked(
+def test_a_file_with_different_content_is_not_linked(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensors = {"b": tensor(4)}

@@ -1,4 +1,4 @@
-"""What goes first, what is waited for, and what counts for less.
+"""The order of samples, the waiting for running groups, and the weight of stale ones.
 
 Golden values: the design's page on algorithms, section 6.
 """
@@ -38,7 +38,7 @@ def used(buffer: Buffer, v_now: int) -> list[int]:
     return taken
 
 
-def test_the_earliest_deadline_goes_first_and_first_come_first_served_is_there_to_compare() -> None:
+def test_edf_takes_the_earliest_deadline_and_fifo_the_first_arrival() -> None:
     edf, fifo = (Buffer(replace(each, max_staleness=5)) for each in (EDF, FIFO))
     for buffer in (edf, fifo):
         arriving(buffer, 5, 1, 3, 0, 3)
@@ -47,7 +47,7 @@ def test_the_earliest_deadline_goes_first_and_first_come_first_served_is_there_t
     assert edf.drops()["stale"].count == fifo.drops()["stale"].count == 2
 
 
-def test_first_come_first_served_loses_what_the_earliest_deadline_uses() -> None:
+def test_fifo_loses_a_sample_that_edf_uses() -> None:
     lost = []
     for curation in (EDF, FIFO):
         buffer = Buffer(replace(curation, max_staleness=1))
@@ -62,9 +62,7 @@ def test_first_come_first_served_loses_what_the_earliest_deadline_uses() -> None
 @given(
     st.lists(st.lists(st.integers(0, 4), max_size=4), min_size=1, max_size=12), st.integers(0, 4)
 )
-def test_earliest_deadline_never_uses_fewer_than_first_come_first_served(
-    trace: list[list[int]], bound: int
-) -> None:
+def test_edf_never_uses_fewer_samples_than_fifo(trace: list[list[int]], bound: int) -> None:
     edf, fifo = (Buffer(replace(each, max_staleness=bound)) for each in (EDF, FIFO))
     offset = 0
     for v_now, ages in enumerate(trace):
@@ -98,7 +96,7 @@ def waiting(**changes: Any) -> Buffer:
     return buffer
 
 
-def test_no_step_makes_a_running_group_stale_until_it_is_there() -> None:
+def test_a_step_waits_for_a_running_group_it_would_make_stale() -> None:
     buffer = waiting()
 
     early, held = buffer.take(1, v_now=2), buffer.held()
@@ -110,11 +108,11 @@ def test_no_step_makes_a_running_group_stale_until_it_is_there() -> None:
     assert [sample.min_version for sample in taken or ()] == [1, 1]
 
 
-def test_a_step_that_leaves_running_groups_fresh_is_taken() -> None:
+def test_a_step_that_leaves_running_groups_fresh_does_not_wait() -> None:
     assert waiting().take(1, v_now=1) is not None
 
 
-def test_the_wait_ends_after_so_many_seconds_of_the_log() -> None:
+def test_the_wait_ends_after_the_configured_seconds_of_log_time() -> None:
     buffer = waiting(stale_wait_s=10)
     buffer.take(1, v_now=2)
     buffer.offer(drawn(7, 0, 2, ended_ms=9_999), 0, 7)
@@ -125,7 +123,7 @@ def test_the_wait_ends_after_so_many_seconds_of_the_log() -> None:
     assert buffer.take(1, v_now=2) is not None
 
 
-def test_the_wait_ends_when_so_many_batches_have_piled_up() -> None:
+def test_the_wait_ends_once_enough_batches_have_accumulated() -> None:
     buffer = waiting(stale_wait_steps=1)
     early = buffer.take(1, v_now=2)
     buffer.accounts.published(2, 2, 2)
@@ -136,14 +134,14 @@ def test_the_wait_ends_when_so_many_batches_have_piled_up() -> None:
     assert buffer.take(1, v_now=2) is not None
 
 
-def test_who_goes_on_waits_for_the_same_groups() -> None:
+def test_a_resumed_trainer_waits_for_the_same_groups() -> None:
     accounts = waiting().accounts
     again = Accounts("run", 2, accounts.book())
 
     assert again.drawn.begun() == accounts.drawn.begun() == {"run/0": 1, "run/1": 2}
 
 
-def test_a_wait_is_as_long_as_its_batch_is_there() -> None:
+def test_a_wait_lasts_from_the_time_its_batch_is_ready() -> None:
     wait = StaleWait(1, 10.0)
 
     assert wait.holds_back(3, 2, 1, now_ms=18_999, since_ms=9_000)
@@ -152,7 +150,7 @@ def test_a_wait_is_as_long_as_its_batch_is_there() -> None:
     assert not wait.holds_back(3, None, 1, now_ms=9_000, since_ms=9_000)
 
 
-def test_what_is_too_old_counts_for_less_and_in_the_end_for_nothing() -> None:
+def test_stale_samples_lose_weight_and_are_dropped_eventually() -> None:
     bound = 2
     weights = [stale_weight(age, bound) for age in range(6)]
     buffer = Buffer(replace(ALONE, on_stale="weight", max_staleness=bound))
@@ -165,7 +163,7 @@ def test_what_is_too_old_counts_for_less_and_in_the_end_for_nothing() -> None:
     assert buffer.drops()["stale"].count == 1
 
 
-def test_an_old_sample_s_advantages_are_halved_and_no_denominator_changes() -> None:
+def test_an_old_samples_advantages_shrink_without_changing_denominators() -> None:
     config = LearnerConfig(on_stale="weight", max_staleness=1)
     samples = [replace(each, min_version=number % 3) for number, each in enumerate(some_samples(3))]
     batch = make_batch(samples, config)
@@ -182,12 +180,12 @@ def test_an_old_sample_s_advantages_are_halved_and_no_denominator_changes() -> N
 @pytest.mark.parametrize(
     "change", [{"stale_wait_s": -1.0}, {"stale_wait_steps": -1}, {"on_stale": "hope"}]
 )
-def test_a_configuration_that_cannot_be_is_refused_by_its_key(change: dict[str, object]) -> None:
+def test_an_invalid_staleness_setting_is_refused_by_its_key(change: dict[str, object]) -> None:
     with pytest.raises(Exception, match=next(iter(change))):
         LearnerConfig(**change)  # type: ignore[arg-type]
 
 
-def test_a_configuration_s_filters_may_have_options_and_old_digests_stay() -> None:
+def test_filters_may_have_options_and_old_digests_stay() -> None:
     plain = LearnerConfig.of({"filters": ["zero_variance"]})
     table = LearnerConfig.of({"filters": [{"name": "zero_variance"}]})
 

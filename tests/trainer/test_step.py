@@ -41,7 +41,7 @@ def test_the_same_batches_give_the_same_bits(model_directory: str) -> None:
 
 
 @pytest.mark.parametrize("loss", sorted(LOSSES))
-def test_a_batch_in_pieces_gives_the_gradient_of_the_whole(model_directory: str, loss: str) -> None:
+def test_a_split_batch_gives_the_gradient_of_the_whole(model_directory: str, loss: str) -> None:
     aggregate = sorted(AGGREGATES)[sorted(LOSSES).index(loss) % len(AGGREGATES)]
     found = []
     for budget in (30, 16384):
@@ -59,7 +59,7 @@ def test_a_batch_in_pieces_gives_the_gradient_of_the_whole(model_directory: str,
             torch.testing.assert_close(pieces[name], whole, rtol=1e-6, atol=1e-9)
 
 
-def test_logprobs_are_those_of_a_plain_forward_pass_without_dropout(model_directory: str) -> None:
+def test_logprobs_match_a_plain_forward_pass_without_dropout(model_directory: str) -> None:
     learner = Learner(model_directory, replace(CONFIG, temperature=0.5))
     ids, mask = [1, 2, 3, 4, 5], [0, 1, 0, 1, 1]
     with torch.no_grad():
@@ -82,7 +82,7 @@ def test_logprobs_are_those_of_a_plain_forward_pass_without_dropout(model_direct
     assert metrics["clip_fraction"] == 0
 
 
-def test_metrics_say_what_the_batch_was_made_of(model_directory: str) -> None:
+def test_metrics_describe_the_batch(model_directory: str) -> None:
     learner = Learner(model_directory, CONFIG, version=3)
     samples = some_samples(1)
 
@@ -97,7 +97,7 @@ def test_metrics_say_what_the_batch_was_made_of(model_directory: str) -> None:
     assert all(isinstance(value, float) for value in metrics.values())
 
 
-def test_what_engine_and_trainer_differ_by_is_told_of_tokens_of_these_weights(
+def test_engine_mismatch_is_measured_on_tokens_of_current_weights_only(
     model_directory: str,
 ) -> None:
     """log-ratio x = lp + 1, for every sampled token was reported as -1."""
@@ -115,14 +115,14 @@ def test_what_engine_and_trainer_differ_by_is_told_of_tokens_of_these_weights(
 
 
 @golden("schedule", "linear", "constant")
-def test_the_learning_rate_falls_to_a_tenth_and_stays() -> None:
+def test_the_learning_rate_falls_to_a_tenth_and_stays_there() -> None:
     assert [round(CONFIG.lr_at(done), 6) for done in (0, 5, 18, 19, 40)] == [
         0.01, 0.0075, 0.001, 0.001, 0.001,
     ]  # fmt: skip
     assert replace(CONFIG, schedule="constant").lr_at(40) == CONFIG.lr
 
 
-def test_equal_rewards_teach_nothing(model_directory: str) -> None:
+def test_equal_rewards_change_no_weights(model_directory: str) -> None:
     learner = Learner(model_directory, replace(CONFIG, entropy=0.0))
     before = learner.tensors()
 
@@ -132,7 +132,9 @@ def test_equal_rewards_teach_nothing(model_directory: str) -> None:
     assert learner.tensors() == before
 
 
-def test_a_step_without_a_finite_gradient_changes_nothing_and_says_so(model_directory: str) -> None:
+def test_a_step_without_a_finite_gradient_changes_nothing_and_is_reported(
+    model_directory: str,
+) -> None:
     learner = Learner(model_directory, replace(CONFIG, loss=f"{__name__}:broken", max_skipped=2))
     before = learner.tensors()
 
@@ -145,7 +147,7 @@ def test_a_step_without_a_finite_gradient_changes_nothing_and_says_so(model_dire
     assert learner.tensors() == before
 
 
-def test_a_batch_that_raises_is_no_step_and_leaves_nothing_behind(model_directory: str) -> None:
+def test_a_batch_that_raises_changes_no_state(model_directory: str) -> None:
     learner, untouched = (Learner(model_directory, CONFIG) for _ in range(2))
     foreign = sample(scored("x", sequences=(sequence([1, 10**6], [0, 1]),)), 99)
 
@@ -158,7 +160,9 @@ def test_a_batch_that_raises_is_no_step_and_leaves_nothing_behind(model_director
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_a_snapshot_is_of_its_moment_whoever_copies_it(model_directory: str, early: bool) -> None:
+def test_a_snapshot_keeps_its_state_while_training_continues(
+    model_directory: str, early: bool
+) -> None:
     learner = Learner(model_directory, LearnerConfig(lr=1e-2))
     learner.step(some_samples(0))
     before, reading, go_on = learner.state(), Event(), Event()
@@ -189,7 +193,7 @@ def test_a_snapshot_is_of_its_moment_whoever_copies_it(model_directory: str, ear
         pass
 
 
-def test_what_somebody_could_not_read_to_its_end_is_copied(model_directory: str) -> None:
+def test_a_snapshot_is_copied_after_an_interrupted_read(model_directory: str) -> None:
     learner = Learner(model_directory, LearnerConfig(lr=1e-2))
     learner.step(some_samples(0))
     before, snapshot = learner.state(), learner.snapshot()
@@ -212,7 +216,7 @@ def test_a_step_without_samples_is_refused(model_directory: str) -> None:
         Learner(model_directory, CONFIG).step([])
 
 
-def test_the_canary_is_fixed_and_scored_by_the_weights(model_directory: str) -> None:
+def test_the_canary_has_fixed_ids_and_is_scored_by_current_weights(model_directory: str) -> None:
     learner = Learner(model_directory, CONFIG)
     before = learner.canary()
     learner.step(some_samples(5))
@@ -224,7 +228,7 @@ def test_the_canary_is_fixed_and_scored_by_the_weights(model_directory: str) -> 
     assert (logprobs_of(after.logprobs) < 0).all()
 
 
-def test_tied_tensors_are_written_once_in_order_of_names(model_directory: str) -> None:
+def test_tied_tensors_are_written_once_sorted_by_name(model_directory: str) -> None:
     tensors = Learner(model_directory, CONFIG).tensors()
 
     assert list(tensors) == sorted(tensors)
@@ -234,7 +238,9 @@ def test_tied_tensors_are_written_once_in_order_of_names(model_directory: str) -
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.int64])
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
-def test_tensors_survive_as_bits(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_tensors_convert_to_bytes_and_back_unchanged(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
     tensor = torch.arange(6).to(dtype)[: int(np.prod(shape))].reshape(shape)
     there_and_back = tensor_of(raw_of(tensor))
 
@@ -267,20 +273,20 @@ def test_weights_of_another_model_are_refused(model_directory: str) -> None:
         ({"aggregate": "seq_mean_token_sum_norm"}, "aggregate_norm is 0"),
     ],
 )
-def test_a_configuration_that_cannot_work_is_refused_by_name(
+def test_an_invalid_configuration_is_refused_by_name(
     change: dict[str, object], message: str
 ) -> None:
     with pytest.raises(Refused, match=message):
         LearnerConfig(**change)  # type: ignore[arg-type]
 
 
-def test_a_key_nobody_knows_is_refused_with_the_nearest() -> None:
+def test_an_unknown_key_is_refused_with_the_nearest_name() -> None:
     assert LearnerConfig.of({"betas": [0.8, 0.9]}).betas == (0.8, 0.9)
     with pytest.raises(Refused, match=r"'entropi'.* 'entropy'"):
         LearnerConfig.of({"entropi": 1})
 
 
-def test_a_rule_has_its_options_in_a_table_or_in_the_first_spelling() -> None:
+def test_rule_options_may_be_a_table_or_flat_keys() -> None:
     table = LearnerConfig.of({"loss": {"name": "clip_higher", "low": 0.1, "dual": 3}})
     flat = LearnerConfig.of({"clip_low": 0.1, "clip_dual": 3.0})
 
@@ -305,14 +311,12 @@ def test_a_rule_has_its_options_in_a_table_or_in_the_first_spelling() -> None:
         ({"minibatch": -1}, "minibatch is -1"),
     ],
 )
-def test_options_that_do_not_fit_are_refused_by_name(
-    values: dict[str, object], message: str
-) -> None:
+def test_invalid_rule_options_are_refused_by_name(values: dict[str, object], message: str) -> None:
     with pytest.raises(Refused, match=message):
         LearnerConfig.of(values)
 
 
-def test_epochs_and_minibatches_are_updates_within_one_version(model_directory: str) -> None:
+def test_epochs_and_minibatches_stay_within_one_version(model_directory: str) -> None:
     config = replace(CONFIG, epochs=2, minibatch=5)
     learners = [Learner(model_directory, config) for _ in range(2)]
 
@@ -326,7 +330,7 @@ def test_epochs_and_minibatches_are_updates_within_one_version(model_directory: 
     assert told[0]["trajectories"] == 12
 
 
-def test_an_update_that_raises_takes_those_before_it_back(model_directory: str) -> None:
+def test_an_update_that_raises_rolls_back_earlier_updates(model_directory: str) -> None:
     config = replace(CONFIG, minibatch=5, loss=f"{__name__}:tired")
     learner, untouched = Learner(model_directory, config), Learner(model_directory, CONFIG)
     TIMES.clear()
@@ -338,8 +342,8 @@ def test_an_update_that_raises_takes_those_before_it_back(model_directory: str) 
     assert learner.state() == untouched.state()
 
 
-def test_a_rule_that_asks_for_the_start_of_the_step_sees_it(model_directory: str) -> None:
-    """Whatever the updates have changed since, and however the batch is cut up."""
+def test_a_rule_that_needs_the_start_of_the_step_gets_it(model_directory: str) -> None:
+    """Independent of later updates, and of the splits of the batch."""
     config = replace(CONFIG, minibatch=5, loss=f"{__name__}:LOOKING", micro_batch_tokens=30)
     learner = Learner(model_directory, config)
     SEEN.clear()
@@ -352,14 +356,14 @@ def test_a_rule_that_asks_for_the_start_of_the_step_sees_it(model_directory: str
     assert sum(counted.values()) == sum(sample.length for sample in some_samples(0))
 
 
-def test_the_configs_digest_follows_its_values() -> None:
+def test_the_configuration_digest_follows_its_values() -> None:
     assert LearnerConfig().digest() == LearnerConfig().digest()
     assert LearnerConfig().digest() != LearnerConfig(lr=1e-4).digest()
     assert LearnerConfig().digest() == LearnerConfig(checkpoint_keep_every=1).digest()
 
 
-def test_the_digest_is_that_of_the_first_release() -> None:
-    """Taken at commit 2be306d; whoever changes one makes all checkpoints there are useless."""
+def test_the_digest_equals_that_of_the_first_release() -> None:
+    """Taken at commit 2be306d; a change makes all existing checkpoints useless."""
     assert LearnerConfig().digest() == (
         "67147e4fe22a6ee786724c24a978b910849c523e6ffa414636b4bbed108abd78"
     )
@@ -368,7 +372,7 @@ def test_the_digest_is_that_of_the_first_release() -> None:
     )
 
 
-def test_a_value_that_came_later_counts_only_where_it_is_not_its_default() -> None:
+def test_a_new_setting_changes_the_digest_only_if_not_default() -> None:
     @dataclass(frozen=True, slots=True)
     class Later(LearnerConfig):
         curiosity: float = 0.0
@@ -383,7 +387,7 @@ def test_a_directory_without_a_model_is_refused(tmp_path: object) -> None:
         Learner(str(tmp_path), CONFIG)
 
 
-def test_reinforce_learns_a_bandit(model_directory: str) -> None:
+def test_reinforce_solves_a_bandit(model_directory: str) -> None:
     """Of 12 arms, arm 5 pays 1; 64 pulls a step, 30 steps.
 
     A policy that learned nothing pulls it with probability 0.08, so 0.9 is never met by chance.

@@ -1,4 +1,4 @@
-"""The steps of a run as a chain: of two that go on from one, the first in the log counts."""
+"""The steps of a run as a chain: of two successors of one step, the first in the log counts."""
 
 from dataclasses import dataclass
 
@@ -16,10 +16,10 @@ class Step:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), max_size=40))
-def test_whatever_writers_do_at_once_one_line_of_steps_counts(
+def test_concurrent_writers_yield_one_chain_of_counted_steps(
     turns: list[tuple[str, bool, bool]],
 ) -> None:
-    """Each writer goes on from what it last read, or from its own last step, and may read on."""
+    """Each writer continues from its last read step, or from its own, and may read on."""
     log: list[Step] = []
     seen = {writer: (0, "") for writer in "abc"}
     for writer, reads, again in turns:
@@ -40,7 +40,7 @@ def test_whatever_writers_do_at_once_one_line_of_steps_counts(
     assert {step_id(each) for each in log} == {step_id(each) for each in once} | chain.lost
 
 
-def test_a_step_behind_a_lost_record_counts_and_one_behind_a_lost_step_does_not() -> None:
+def test_a_step_counts_after_a_missing_record_not_after_a_rejected_one() -> None:
     chain = StepChain()
     assert chain.take(Step(1, "a", ""))
     assert not chain.take(Step(1, "b", ""))
@@ -50,7 +50,7 @@ def test_a_step_behind_a_lost_record_counts_and_one_behind_a_lost_step_does_not(
     assert chain.after(1) == ["3/a"]
 
 
-def test_steps_of_earlier_releases_count_as_they_come_each_version_once() -> None:
+def test_steps_of_earlier_releases_count_once_per_version() -> None:
     chain = StepChain()
     old = [Step(1, "", ""), Step(2, "", ""), Step(2, "", ""), Step(4, "", "")]
     assert [chain.take(each) for each in old] == [True] * 4

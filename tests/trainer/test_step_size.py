@@ -1,4 +1,4 @@
-"""Steps are smaller where few trajectories still count; the schedule goes on as it was."""
+"""Steps are smaller if few trajectories still count; the schedule is unaffected."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def start(weights: list[float], lengths: list[int] | None = None) -> StepStart:
         (SampleSize(linear=True), 0.661765),
     ],
 )
-def test_ess_is_as_printed(options: SampleSize, factor: float) -> None:
+def test_ess_factors_match_published_values(options: SampleSize, factor: float) -> None:
     pace = ess(start([1, 0.5, 2, 0.25]), options)
 
     assert pace.factor == pytest.approx(factor, abs=5e-7)
@@ -42,18 +42,18 @@ def test_ess_neither_overflows_nor_exceeds_one() -> None:
     assert effective_share(np.array([])) == 1
 
 
-def test_a_geometric_mean_is_over_a_trajectorys_tokens() -> None:
+def test_the_geometric_mean_is_over_a_trajectorys_tokens() -> None:
     pace = ess(start([np.exp(4), 1], [4, 7]), SampleSize(level="geometric", linear=True))
 
     assert pace.factor == pytest.approx((np.e + 1) ** 2 / (np.e**2 + 1) / 2)
 
 
 @golden("step_size", "scheduled")
-def test_a_scheduled_step_is_as_large_as_the_schedule_says() -> None:
+def test_a_scheduled_step_has_the_size_of_the_schedule() -> None:
     assert scheduled(start([1, 9]), NoOptions()) == Pace(1.0)
 
 
-def test_the_rate_of_the_schedule_is_there_again_at_the_next_step(model_directory: str) -> None:
+def test_the_next_step_starts_from_the_scheduled_rate(model_directory: str) -> None:
     config = LearnerConfig(lr=1e-2, steps=20, step_size="ess", minibatch=5, epochs=2)
     learner = Learner(model_directory, config)
     for number in range(2):

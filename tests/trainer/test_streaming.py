@@ -1,4 +1,4 @@
-"""Gradients that are added group by group are those of the batch, in any order."""
+"""Gradients added group by group equal those of the batch, in any order."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -50,7 +50,7 @@ def streamed(learner: Learner, groups: Sequence[Sequence[Sample]]) -> dict[str, 
         ("token_mean", {"kl": "k2", "step_size": "ess", "packing": "shared"}),
     ],
 )
-def test_any_order_gives_the_gradient_of_the_batch(
+def test_any_order_of_groups_gives_the_gradient_of_the_batch(
     model_directory: str, aggregate: str, more: dict[str, Any]
 ) -> None:
     samples = in_groups(some_samples(0))
@@ -81,7 +81,7 @@ def test_log_order_gives_the_bits_of_the_batch(model_directory: str) -> None:
     assert one.state() == whole.state()
 
 
-def test_weights_stand_still_until_the_batch_is_whole(model_directory: str) -> None:
+def test_weights_do_not_change_until_the_batch_is_complete(model_directory: str) -> None:
     learner = learner_of(model_directory)
     before = learner.tensors()
     streaming = learner.streaming()
@@ -95,7 +95,7 @@ def test_weights_stand_still_until_the_batch_is_whole(model_directory: str) -> N
     assert learner.version == 1
 
 
-def test_a_group_that_cannot_be_added_leaves_nothing_behind(model_directory: str) -> None:
+def test_a_group_that_fails_to_stream_leaves_nothing_behind(model_directory: str) -> None:
     learner, untouched = (learner_of(model_directory) for _ in range(2))
     foreign = sample(scored("x", sequences=(sequence([1, 10**6], [0, 1]),)), 99)
     samples = in_groups(some_samples(0))
@@ -127,7 +127,9 @@ def test_a_group_that_cannot_be_added_leaves_nothing_behind(model_directory: str
         ({"stream": 1}, "stream is 1; give true or false"),
     ],
 )
-def test_what_has_to_see_more_than_a_group_is_refused(change: dict[str, Any], message: str) -> None:
+def test_settings_that_need_more_than_a_group_are_refused(
+    change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(Refused, match=message):
         LearnerConfig.of({**STREAM, **change})
 
@@ -136,7 +138,7 @@ def halved(lengths: Any, norm: int) -> Any:
     return 0.5 / lengths
 
 
-def test_every_aggregate_says_what_it_divides_by() -> None:
+def test_every_aggregate_declares_its_divisor() -> None:
     assert COUNTS_TOKENS.keys() == AGGREGATES.keys()
     assert LearnerConfig.of({**STREAM, "advantage": "opob"}).stream
     assert LearnerConfig(stream=False).digest() == LearnerConfig().digest()

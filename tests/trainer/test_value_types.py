@@ -1,4 +1,4 @@
-"""Whatever a file says of a learner is taken or refused in one line, never a traceback."""
+"""Any learner setting of a file is accepted or refused in one line, without a traceback."""
 
 import dataclasses
 from typing import Any
@@ -21,7 +21,7 @@ ABSURD: list[Any] = [
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_a_value_of_any_kind_is_taken_or_refused_in_one_line(key: str) -> None:
+def test_any_value_is_accepted_or_refused_in_one_line(key: str) -> None:
     refused = []
     for value in ABSURD:
         try:
@@ -54,14 +54,14 @@ def test_a_value_of_any_kind_is_taken_or_refused_in_one_line(key: str) -> None:
         ("advantage", ["grpo"], r"advantage is \['grpo'\]; give a name or a table with a name"),
     ],
 )
-def test_what_is_of_another_kind_is_refused_with_what_to_give(
+def test_a_value_of_the_wrong_type_is_refused_with_the_fix(
     key: str, value: object, said: str
 ) -> None:
     with pytest.raises(Refused, match=said):
         LearnerConfig.of({key: value})
 
 
-def test_a_rule_may_be_a_name_or_a_table_wherever_there_are_rules() -> None:
+def test_a_rule_may_be_a_name_or_a_table_everywhere() -> None:
     config = LearnerConfig.of({"aggregate": {"name": "token_mean"}, "filters": [{"name": "none"}]})
 
     assert config.rules
@@ -85,7 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
         "learner.lr.name=1", "learner.loss.name=a\nb",
     ],
 )  # fmt: skip
-def test_a_what_if_of_absurd_values_is_refused_in_one_line(folder: RunFolder, change: str) -> None:
+def test_an_absurd_what_if_value_is_refused_in_one_line(folder: RunFolder, change: str) -> None:
     with pytest.raises(Refused) as refused:
         changed_learner(folder, [change])
 

@@ -1,4 +1,4 @@
-"""Which weights files may go: nothing that anybody needs, and in the end everything else."""
+"""Weight files that are needed are kept, and all others are removed in the end."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ def delta(version: int, base: int) -> KeptFile:
 
 @st.composite
 def folders(draw: st.DrawFn) -> list[KeptFile]:
-    """Whatever may lie there: several files of a version, and chains that lead nowhere."""
+    """Arbitrary folders: several files of a version, and chains without a base."""
     fulls = draw(st.sets(VERSIONS))
     deltas = draw(st.sets(st.tuples(VERSIONS, VERSIONS), max_size=20))
     return [*map(full, fulls), *(delta(*each) for each in deltas)]
@@ -50,7 +50,7 @@ def every_need(draw: st.DrawFn) -> WeightsNeeds:
 
 
 def wanted_by_hand(needs: WeightsNeeds) -> set[int]:
-    """The versions that have to be had, said another way."""
+    """The needed versions, computed in another way."""
     newest = max(needs.announced_ms, default=-1)
     wanted = {
         *needs.checkpoints,
@@ -74,20 +74,20 @@ def can_be_had(version: int, files: set[KeptFile], seen: frozenset[int] = frozen
 
 
 @given(folders(), every_need())
-def test_nothing_that_anybody_needs_is_removed(files: list[KeptFile], needs: WeightsNeeds) -> None:
+def test_needed_weight_files_are_never_removed(files: list[KeptFile], needs: WeightsNeeds) -> None:
     gone = may_go(files, needs)
 
     left = set(files) - set(gone)
     for version in wanted_by_hand(needs):
         assert can_be_had(version, left) == can_be_had(version, set(files))
         assert not any(file.version == version for file in gone)
-    # And it is found out only once: what is left does not go next time
+    # And the result is stable: files that are left do not go next time
     assert may_go(sorted(left, key=lambda file: file.name), needs) == ()
     assert [file.version for file in gone] == sorted(file.version for file in gone)
 
 
 @given(folders(), every_need())
-def test_why_a_file_stays_is_said_and_of_what_goes_nothing(
+def test_every_kept_file_has_a_reason_and_removable_files_have_no_reason(
     files: list[KeptFile], needs: WeightsNeeds
 ) -> None:
     found = holders(files, needs)
@@ -97,8 +97,10 @@ def test_why_a_file_stays_is_said_and_of_what_goes_nothing(
 
 
 @given(folders(), every_need())
-def test_everything_else_goes_in_the_end(files: list[KeptFile], needs: WeightsNeeds) -> None:
-    # Given that all has ended, newer versions were announced full, and time has passed
+def test_all_unneeded_files_are_removed_eventually(
+    files: list[KeptFile], needs: WeightsNeeds
+) -> None:
+    # Given that all has ended, newer versions were announced in full, and time has passed
     newer = {14: needs.now_ms, 15: needs.now_ms}
     later = needs.now_ms + int(1000 * YOUNG_S)
     ended = WeightsNeeds(later, {**needs.announced_ms, **newer})
@@ -107,7 +109,7 @@ def test_everything_else_goes_in_the_end(files: list[KeptFile], needs: WeightsNe
     assert set(files) - set(may_go(files, ended)) == {full(14), full(15)}
 
 
-def test_the_reasons_of_a_chain_by_hand() -> None:
+def test_reasons_along_a_delta_chain_match_a_worked_example() -> None:
     files = [full(0), full(1), delta(2, 1), delta(3, 2), full(4), delta(5, 4), full(6), full(7)]
     announced = {version: version * 5 * MINUTE_MS for version in range(7)}
     needs = WeightsNeeds(32 * MINUTE_MS, announced, {4}, {3: 2}, {3: 1}, {4})

@@ -1,4 +1,4 @@
-"""A step is taken whole or not at all, whatever raises where; then it goes as if undisturbed."""
+"""A step is taken completely or not at all for any error; the next one is unaffected."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +46,7 @@ def drawing(learner: Learner) -> None:
     learner.model.register_forward_pre_hook(lambda *_: torch.rand(1) and None)
 
 
-def test_a_fault_at_any_call_leaves_the_old_or_the_new_state_to_the_bit(
+def test_a_fault_at_any_call_leaves_the_old_or_new_state(
     model_directory: str,
 ) -> None:
     torch.set_num_threads(1)
@@ -71,7 +71,7 @@ def tried_everywhere(model_directory: str, kind: str, tried: set[Place]) -> list
     again = ("clipped_updates", "moving_average") if kind == "several updates" else ()
     chosen = [
         place for place in found
-        # What leaves a context cannot fail; what is raised in a generator may be heard by nobody.
+        # Leaving a context cannot fail; an error raised in a generator may go unnoticed.
         if place[2] not in ("__exit__", "<genexpr>")
         and (place not in tried or any(part in place[0] for part in again))
     ]  # fmt: skip
@@ -109,7 +109,7 @@ def disturbed(learner: Learner, samples: list[Sample], place: Place, number: int
     return "taken"
 
 
-def test_an_interrupt_in_the_optimiser_leaves_weights_that_nobody_is_given(
+def test_an_interrupted_optimiser_leaves_weights_that_are_never_handed_out(
     model_directory: str,
 ) -> None:
     learner = Learner(model_directory, CONFIG)

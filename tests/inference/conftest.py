@@ -24,5 +24,5 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", params=["gpt2", "qwen2", "llama"])
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The lake's words on learned positions, and on rotary ones, tied and not."""
+    """The lake policy with learned and with rotary positions, with and without tied weights."""
     return policies.lake(tmp_path_factory.mktemp("policies") / request.param, request.param)

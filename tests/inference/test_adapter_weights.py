@@ -1,4 +1,4 @@
-"""An adapter is served beside the policy's directory as if it were merged, or not at all."""
+"""An adapter is served beside the policy's directory like the merged weights, or refused."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -98,7 +98,7 @@ def test_an_adapter_gives_the_answers_of_the_merged_weights(tmp_path: Path, conf
         assert said == pytest.approx(expected, abs=1e-4)
 
 
-def test_what_no_adapter_changes_is_held_once(tmp_path: Path) -> None:
+def test_tensors_without_an_adapter_are_shared_between_versions(tmp_path: Path) -> None:
     directory = policies.lake(tmp_path / "p", "llama")
     engine = TransformersEngine("policy", directory)
     policies.take(engine, adapted(directory, "llama", 1)[0])
@@ -109,7 +109,7 @@ def test_what_no_adapter_changes_is_held_once(tmp_path: Path) -> None:
     assert moved == {f"{module}.weight" for module in MODULES["llama"]}
 
 
-def test_adapters_and_whole_weights_follow_one_another(tmp_path: Path) -> None:
+def test_adapters_and_full_weights_can_follow_one_another(tmp_path: Path) -> None:
     directory = policies.lake(tmp_path / "p", "llama")
     (first, _), (third, fourth) = (adapted(directory, "llama", number) for number in (1, 3))
     fifth = replace(first, version=5, full=replace(first.full, version=5))
@@ -125,7 +125,7 @@ def test_adapters_and_whole_weights_follow_one_another(tmp_path: Path) -> None:
     assert bodies(twin) == bodies(other)
 
 
-def test_an_adapter_of_a_coarse_directory_has_the_trainers_base(tmp_path: Path) -> None:
+def test_an_adapter_in_a_bfloat16_directory_matches_the_trainers_base(tmp_path: Path) -> None:
     directory = make_policy(
         tmp_path / "p", config=policies.CONFIGS["llama"] | {"vocab_size": 32}, tokens="lake",
         template=policies.WORDS, seed=3, precision="bfloat16",
@@ -143,7 +143,7 @@ def changed(version: PolicyVersion, directory: Path, **tensors: RawTensor) -> Po
     return publish(directory, 9, weights, version.canary_logprobs)
 
 
-def test_an_adapter_of_another_base_rank_or_model_is_refused_by_its_field(tmp_path: Path) -> None:
+def test_an_adapter_of_another_base_rank_or_model_is_refused(tmp_path: Path) -> None:
     directory = policies.lake(tmp_path / "p", "llama")
     version, _ = adapted(directory, "llama", 1)
     about = AdapterAbout.of(read_weights(version.full))
@@ -177,7 +177,7 @@ def test_an_adapter_of_another_base_rank_or_model_is_refused_by_its_field(tmp_pa
     assert bodies(engine) == before
 
 
-def test_where_the_directory_is_another_by_now_the_base_is_missed(tmp_path: Path) -> None:
+def test_an_adapter_is_refused_if_the_directory_has_changed(tmp_path: Path) -> None:
     directory = policies.lake(tmp_path / "p", "llama")
     version, _ = adapted(directory, "llama", 1)
     engine = TransformersEngine("policy", directory)

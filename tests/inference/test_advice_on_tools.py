@@ -1,4 +1,4 @@
-"""A call with tools that no template has a form for is told what to write, and that works."""
+"""A call with tools and a template without a tool format gets advice that works."""
 
 import json
 from typing import Any
@@ -79,9 +79,7 @@ def rendered(template: Template, tokenizer: Any) -> str:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_what_is_advised_works_and_what_does_not_work_is_not_advised(
-    tokenizer: Any, name: str
-) -> None:
+def test_the_error_advises_a_tool_format_only_if_it_works(tokenizer: Any, name: str) -> None:
     spec = SPECS[name]
     with pytest.raises(WorkFailed) as caught:
         rendered(made(tokenizer, spec), tokenizer)
@@ -125,7 +123,7 @@ def test_each_kind_of_advice_is_given(tokenizer: Any) -> None:
     assert "kind roles" not in told["xml"].rpartition(")")[0].partition("(")[0]
 
 
-def test_a_word_level_policy_is_not_told_to_declare_what_it_cannot_write(lake: Any) -> None:
+def test_a_word_level_policy_gets_no_advice_to_declare_a_format(lake: Any) -> None:
     policy = load_policy(lake)
     with pytest.raises(WorkFailed, match=r"and can declare none \(.*kind words takes no tools"):
         policy.template.render([Message("user", "L")], first=True, ended=False, tools=TOOLS)

@@ -1,4 +1,4 @@
-"""A template renders suffixes; turn by turn and whole are the same tokens."""
+"""A template renders suffixes: turn by turn and at once give the same tokens."""
 
 from pathlib import Path
 
@@ -58,7 +58,7 @@ def named(request: pytest.FixtureRequest, tokenizers: dict) -> tuple[str, Templa
     texts=st.lists(st.tuples(PLAIN_TEXT, PLAIN_TEXT, st.booleans()), min_size=1, max_size=4),
     data=st.data(),
 )
-def test_turn_by_turn_and_whole_are_the_same_tokens(
+def test_rendering_turn_by_turn_gives_the_tokens_of_the_whole(
     named: tuple[str, Template, object], texts: list[tuple[str, str, bool]], data: st.DataObject
 ) -> None:
     name, template, tokenizer = named
@@ -92,7 +92,7 @@ def test_the_lakes_prompt_is_three_tokens(tokenizers: dict) -> None:
     assert template.render([Message("user", "no s7")], first=False, ended=False) == [6, 14, 1]
 
 
-def test_a_question_in_characters_opens_with_bos_and_closes_with_the_turn(tokenizers: dict) -> None:
+def test_a_character_prompt_starts_with_bos_and_ends_with_the_turn(tokenizers: dict) -> None:
     template = template_of(CHARACTERS, tokenizers["characters"])
 
     ids = template.render([Message("user", "2+2?")], first=True, ended=False)
@@ -101,7 +101,7 @@ def test_a_question_in_characters_opens_with_bos_and_closes_with_the_turn(tokeni
     assert (ids[0], ids[-1]) == (0, 1)
 
 
-def test_control_tokens_in_a_content_stay_plain_text(tokenizers: dict) -> None:
+def test_control_tokens_in_a_message_stay_plain_text(tokenizers: dict) -> None:
     template = template_of({"kind": "chatml"}, tokenizers["chatml"])
 
     ids = template.render([Message("user", "<|im_end|>")], first=True, ended=False)
@@ -110,7 +110,7 @@ def test_control_tokens_in_a_content_stay_plain_text(tokenizers: dict) -> None:
 
 
 @pytest.mark.parametrize("text", [FORGETS, TRIMS, COUNTS], ids=["forgets", "trims", "counts"])
-def test_a_chat_template_that_looks_back_is_refused(tokenizers: dict, text: str) -> None:
+def test_a_template_that_is_not_prefix_stable_is_refused(tokenizers: dict, text: str) -> None:
     with pytest.raises(Refused, match=r"looks back|not prefix-stable"):
         jinja(tokenizers["jinja"], text)
 
@@ -125,12 +125,12 @@ def test_a_tokenizer_without_a_chat_template_is_refused(tokenizers: dict) -> Non
     [{}, {"kind": "nonsense"}, {"kind": "words"}, {"kind": "chatml", "boss": "x"},
      {"kind": "roles", "before": {"user": ""}}],
 )  # fmt: skip
-def test_a_spec_that_makes_no_sense_is_refused(tokenizers: dict, spec: dict) -> None:
+def test_an_invalid_template_spec_is_refused(tokenizers: dict, spec: dict) -> None:
     with pytest.raises(Refused, match="template"):
         template_of(spec, tokenizers["chatml"])
 
 
-def test_messages_without_a_form_fail_the_call(tokenizers: dict) -> None:
+def test_unrenderable_messages_fail_the_call(tokenizers: dict) -> None:
     words = template_of(WORDS, tokenizers["words"])
     unknown = [
         ([Message("user", "s99")], ""),

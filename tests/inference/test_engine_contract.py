@@ -1,4 +1,4 @@
-"""What every engine promises, whatever stands behind it."""
+"""The contract of all engines."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -70,14 +70,14 @@ LOADING = [scripted, recorded, transformers, VLLM]
 
 @pytest.fixture(params=LOADING, ids=lambda make: make.__name__)
 def engine(request: pytest.FixtureRequest, lake: Path) -> Iterator[Engine]:
-    """One that follows the versions of its policy."""
+    """An engine that follows the versions of its policy."""
     make: Callable[[Path], Engine] = request.param
     yield make(lake)
     CORES.take_back()
 
 
 def speak(path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """What the server behind the engine `openai` answers."""
+    """The answer of the server behind the engine `openai`."""
     return sampled(body, "L", [2]) if path == "completions" else chat("L")
 
 
@@ -89,7 +89,7 @@ def server() -> Iterator[MockServer]:
 
 @pytest.fixture(params=[*LOADING, "chat", "completions"], ids=lambda m: getattr(m, "__name__", m))
 def ready(request: pytest.FixtureRequest, lake: Path, server: MockServer) -> Iterator[Engine]:
-    """One that serves version 0, also of those that have no other."""
+    """An engine that serves version 0, including engines that have no other version."""
     if not isinstance(request.param, str):
         loading: Engine = request.param(lake)
         take(loading, request.getfixturevalue("versions")[0])
@@ -102,20 +102,20 @@ def ready(request: pytest.FixtureRequest, lake: Path, server: MockServer) -> Ite
 
 
 def said_by(engine: Engine, version: int) -> int:
-    """Which version an answer names when this one serves; what is on record was said by 0."""
+    """The version that an answer names while this one is served; recorded answers name 0."""
     return 0 if isinstance(engine, RecordedEngine) else version
 
 
 @pytest.fixture(params=[transformers, VLLM], ids=lambda make: make.__name__)
 def proving(request: pytest.FixtureRequest, lake: Path) -> Iterator[Engine]:
-    """An engine that loads weights, and so must prove them."""
+    """An engine that loads weights, and therefore proves them."""
     make: Callable[[Path], Engine] = request.param
     yield make(lake)
     CORES.take_back()
 
 
 def begin(engine: Engine) -> list[EngineAnswer]:
-    """Step until something of what is in hand is sampled; what has ended with it."""
+    """Step until part of an answer is sampled, and return the answers that have ended."""
     answers = engine.step()
     deadline = time.monotonic() + 60
     while isinstance(engine, VllmEngine) and not engine.sampled_tokens:
@@ -125,7 +125,7 @@ def begin(engine: Engine) -> list[EngineAnswer]:
     return answers
 
 
-def test_calls_that_may_not_begin_any_more_are_handed_back_and_those_in_time_are_not(
+def test_expired_calls_are_handed_back_and_calls_in_time_are_kept(
     ready: Engine,
 ) -> None:
     late, held = (
@@ -143,7 +143,7 @@ def test_calls_that_may_not_begin_any_more_are_handed_back_and_those_in_time_are
     assert [answer.call for answer in run(ready)] == [last]
 
 
-def test_nothing_is_answered_before_there_is_a_version(
+def test_calls_are_not_answered_before_the_first_version(
     engine: Engine, versions: list[PolicyVersion]
 ) -> None:
     engine.add(call())
@@ -169,7 +169,7 @@ def test_every_call_gets_exactly_one_answer(ready: Engine) -> None:
     assert ready.step() == []
 
 
-def test_an_answer_says_who_gave_it_and_under_which_weights(ready: Engine) -> None:
+def test_an_answer_names_its_policy_engine_and_weights(ready: Engine) -> None:
 
     answered = body(ready, call())
 
@@ -182,7 +182,7 @@ def test_an_answer_says_who_gave_it_and_under_which_weights(ready: Engine) -> No
     assert answered.versions == bytes(4) * (len(answered.token_ids) // 4)
 
 
-def test_a_call_that_wants_newer_weights_waits_for_them(
+def test_a_call_that_needs_newer_weights_waits_for_them(
     engine: Engine, versions: list[PolicyVersion]
 ) -> None:
     take(engine, versions[0])
@@ -195,7 +195,7 @@ def test_a_call_that_wants_newer_weights_waits_for_them(
     assert [answer.call.rollout_id for answer in run(engine)] == ["r1"]
 
 
-def test_versions_never_go_back(engine: Engine, versions: list[PolicyVersion]) -> None:
+def test_policy_versions_never_go_back(engine: Engine, versions: list[PolicyVersion]) -> None:
     take(engine, versions[2])
 
     take(engine, versions[1])
@@ -224,7 +224,7 @@ def test_a_staged_version_changes_nothing_before_it_is_adopted(
     assert set(tokens(body(engine, call("r2")).versions)) == {said_by(engine, 1)}
 
 
-def test_without_anything_staged_adopting_does_nothing(
+def test_adopt_does_nothing_without_a_staged_version(
     engine: Engine, versions: list[PolicyVersion]
 ) -> None:
     engine.adopt()
@@ -237,7 +237,7 @@ def test_without_anything_staged_adopting_does_nothing(
     assert engine.version == 1
 
 
-def test_what_is_staged_last_is_adopted(engine: Engine, versions: list[PolicyVersion]) -> None:
+def test_the_version_staged_last_is_adopted(engine: Engine, versions: list[PolicyVersion]) -> None:
     engine.stage(versions[0])
     engine.stage(versions[2])
 
@@ -246,7 +246,7 @@ def test_what_is_staged_last_is_adopted(engine: Engine, versions: list[PolicyVer
     assert engine.version == 2
 
 
-def test_an_answer_begun_before_an_adoption_and_ended_after_says_which_tokens_are_whose(
+def test_an_answer_across_an_adoption_marks_each_tokens_version(
     engine: Engine, versions: list[PolicyVersion]
 ) -> None:
     take(engine, versions[0])
@@ -264,7 +264,7 @@ def test_an_answer_begun_before_an_adoption_and_ended_after_says_which_tokens_ar
     assert found[0] == (0 if begins else said_by(engine, 1))
 
 
-def test_weights_of_which_the_canary_is_off_are_dropped_and_the_ones_before_serve_on(
+def test_weights_with_a_wrong_canary_are_dropped_and_the_previous_stay(
     proving: Engine, lake: Path, versions: list[PolicyVersion]
 ) -> None:
     take(proving, versions[0])
@@ -281,7 +281,7 @@ def test_weights_of_which_the_canary_is_off_are_dropped_and_the_ones_before_serv
     assert proving.version == 1
 
 
-def test_a_file_that_cannot_be_read_leaves_nothing_staged(
+def test_an_unreadable_file_leaves_no_staged_version(
     proving: Engine, versions: list[PolicyVersion]
 ) -> None:
     take(proving, versions[0])
@@ -295,7 +295,7 @@ def test_a_file_that_cannot_be_read_leaves_nothing_staged(
     assert proving.version == 0
 
 
-def test_a_twin_waits_for_its_first_weights_and_keeps_them_while_the_other_goes_on(
+def test_a_twin_waits_for_its_first_weights_and_keeps_them(
     engine: Engine, versions: list[PolicyVersion]
 ) -> None:
     take(engine, versions[1])
@@ -331,7 +331,7 @@ def test_aborted_calls_get_no_answer_and_the_next_attempt_does(
     assert engine.busy()
 
 
-def test_a_prefix_that_is_only_named_is_asked_for(ready: Engine) -> None:
+def test_an_unknown_prefix_is_requested(ready: Engine) -> None:
 
     failed = failure(ready, call(prefix=None, prefix_length=3))
 
@@ -340,7 +340,7 @@ def test_a_prefix_that_is_only_named_is_asked_for(ready: Engine) -> None:
     assert failed.retriable
 
 
-def test_an_aborted_call_gets_no_answer_also_when_it_has_begun(ready: Engine) -> None:
+def test_a_call_aborted_after_its_start_gets_no_answer(ready: Engine) -> None:
     for rollout in ROLLOUTS[:2]:
         ready.add(call(rollout))
     early = ready.step() if isinstance(ready, OpenAIEngine) else []  # it is in the air now

@@ -1,4 +1,4 @@
-"""What an exported policy's chat template renders has the tokens that it was trained with."""
+"""An exported chat template renders the tokens that the policy was trained with."""
 
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def rendered(tokenizer: Any, text: str, messages: list[dict[str, Any]], tools: A
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.sampled_from(["s1", "L", "R", "no"]), min_size=1), min_size=1))
-def test_a_conversation_has_the_same_tokens(
+def test_a_conversation_renders_to_the_training_tokens(
     exported: tuple[str, Any, Any, str], turns: list[list[str]]
 ) -> None:
     _, tokenizer, template, text = exported
@@ -67,7 +67,7 @@ def test_a_conversation_has_the_same_tokens(
 
 
 @pytest.mark.parametrize("exported", ["tools"], indirect=True)
-def test_tools_calls_and_results_have_the_same_tokens(
+def test_tools_calls_and_results_render_to_the_training_tokens(
     exported: tuple[str, Any, Any, str],
 ) -> None:
     _, tokenizer, template, text = exported

@@ -1,4 +1,4 @@
-"""A GGUF becomes a policy directory that everything of ours takes, or nothing at all."""
+"""A GGUF becomes a usable policy directory, or nothing is written."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tests.support import tiny_gguf
 CHATML = {"kind": "chatml"}
 
 
-def test_weights_tokens_and_template_are_those_of_the_file(tmp_path: Path) -> None:
+def test_weights_tokens_and_template_come_from_the_file(tmp_path: Path) -> None:
     kept = tiny_gguf.write(tmp_path / "tiny.gguf")
 
     made = make_gguf_policy(
@@ -40,7 +40,7 @@ def test_weights_tokens_and_template_are_those_of_the_file(tmp_path: Path) -> No
     assert len(modes) == 1
 
 
-def test_its_own_chat_template_is_taken_where_no_other_is_given(tmp_path: Path) -> None:
+def test_the_files_own_chat_template_is_the_default(tmp_path: Path) -> None:
     tiny_gguf.write(tmp_path / "tiny.gguf")
 
     make_gguf_policy(tmp_path / "tiny.gguf", tmp_path / "out", template={"kind": "jinja"}, kept={})
@@ -77,7 +77,7 @@ def damaged(file: Path, how: str) -> None:
         ("nan", "model.norm.weight of bad.gguf holds numbers that are not finite"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path, how: str, said: str) -> None:
+def test_an_unreadable_file_is_refused_by_name(tmp_path: Path, how: str, said: str) -> None:
     damaged(tmp_path / "bad.gguf", how)
 
     with pytest.raises(Refused) as error:
@@ -88,7 +88,7 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path, how: str,
     assert [path.name for path in tmp_path.iterdir()] == ["bad.gguf"]
 
 
-def test_a_template_that_the_tokenizer_has_no_tokens_for_is_refused(tmp_path: Path) -> None:
+def test_a_template_without_matching_tokens_is_refused(tmp_path: Path) -> None:
     tiny_gguf.write(tmp_path / "tiny.gguf")
 
     with pytest.raises(Refused, match=r"tiny\.gguf: "):

@@ -1,4 +1,4 @@
-"""What the page of this room shows is so."""
+"""The examples and tables of the documentation page are correct."""
 
 import json
 
@@ -12,7 +12,7 @@ from tests.support.pages import PAGES, blocks
 PAGE = "inference/README.md"
 
 
-def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     for program in blocks("python", PAGE):
         exec(program, {})
 
@@ -30,7 +30,7 @@ class Writes:
         return self.text
 
 
-def test_the_declared_template_can_be_made() -> None:
+def test_the_declared_template_of_the_page_can_be_made() -> None:
     (declared,) = blocks("json", PAGE)
 
     template = template_of(json.loads(declared)["template"], Writes())
@@ -38,7 +38,7 @@ def test_the_declared_template_can_be_made() -> None:
     assert template.tool_format == "hermes"
 
 
-def test_every_format_and_every_path_stands_in_a_table() -> None:
+def test_every_format_and_path_is_in_a_table_of_the_page() -> None:
     rows = {
         line.split("|")[1].strip().strip("`")
         for line in PAGES[PAGE].splitlines()

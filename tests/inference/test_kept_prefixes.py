@@ -1,4 +1,4 @@
-"""How much of a session is read again, by the number of tokens that the model was fed."""
+"""The share of a session that is fed again, in tokens that the model was fed."""
 
 from pathlib import Path
 from random import Random
@@ -57,11 +57,11 @@ def read_per_new_token(policy: Path, sessions: int, room: int) -> float:
     return engine.fed_tokens / new
 
 
-def test_sessions_that_have_room_are_read_once(policy: Path) -> None:
+def test_cached_sessions_are_fed_once(policy: Path) -> None:
     assert read_per_new_token(policy, sessions=4, room=4) <= 1.02
 
 
-def test_a_prefix_stays_as_long_as_another_call_begins_with_it(policy: Path) -> None:
+def test_a_prefix_is_kept_while_another_call_starts_with_it(policy: Path) -> None:
     engine = serving(policy, 4)
     first = call("a", said="D " * (TOKENS - 1), max_tokens=1)
     prefix = after(first, body(engine, first))

@@ -1,4 +1,4 @@
-"""Keys and values of a batch stay within their bound, and are none the worse for that."""
+"""Keys and values of a batch stay within their bound, with the same answers."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def serving(policy: Path, tokens: int) -> TransformersEngine:
     room=st.sampled_from([600, 1000, 1500]),
     apart=st.integers(0, 2),
 )
-def test_a_batch_stays_within_its_bound_and_answers_as_one_that_has_none(
+def test_a_batch_within_a_memory_bound_gives_the_unbounded_answers(
     lake: Path, calls: list[tuple[int, int]], room: int, apart: int
 ) -> None:
     made = [

@@ -28,11 +28,11 @@ def phi3(tmp_path: Path) -> Path:
     return make_policy(tmp_path / "phi3", config=PHI3, tokens="lake", template=WORDS, seed=3)
 
 
-def test_its_context_ends_where_the_frequencies_change(phi3: Path) -> None:
+def test_the_context_ends_at_the_change_of_frequencies(phi3: Path) -> None:
     assert load_policy(phi3).context == SHORT
 
 
-def test_a_longer_row_is_refused_and_a_row_beside_it_is_answered_as_alone(phi3: Path) -> None:
+def test_a_too_long_row_is_refused_without_affecting_its_neighbour(phi3: Path) -> None:
     engines = [TransformersEngine("policy", phi3) for _ in range(2)]
     for engine in engines:
         take(engine, version_of(phi3, 0))

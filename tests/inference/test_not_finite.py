@@ -1,4 +1,4 @@
-"""Logits that are no numbers end their own call by name, and nobody else's."""
+"""Logits that are not finite fail their own call by name, and no other call."""
 
 import math
 from pathlib import Path
@@ -55,7 +55,7 @@ def answered(engine: TransformersEngine, **sampling: object) -> dict[str, Engine
     place=st.integers(0, 3),
     sampling=st.sampled_from([{}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.5}]),
 )
-def test_only_the_calls_with_broken_logits_fail_and_by_name(
+def test_only_calls_with_broken_logits_fail(
     lake: Path, kind: str, rollouts: set[str], place: int, sampling: dict[str, float]
 ) -> None:
     sound = answered(serving(lake), **sampling)
@@ -78,7 +78,7 @@ def _tokens(answer: EngineAnswer) -> bytes:
     return answer.body.token_ids
 
 
-def test_a_row_whose_keys_are_no_numbers_leaves_nothing_to_the_next_one(lake: Path) -> None:
+def test_a_row_with_nan_keys_does_not_affect_the_next_one(lake: Path) -> None:
     sound = answered(serving(lake))
     engine = serving(lake)
     engine.broken, engine.rollouts = BROKEN["all are not numbers"], frozenset({"r0"})

@@ -1,4 +1,4 @@
-"""A server behind HTTP as an engine: what it may say, and all that it may do instead."""
+"""A server behind HTTP as an engine: its answers, and every way in which it can fail."""
 
 import gc
 import threading
@@ -62,17 +62,17 @@ def soon(one: ModelCall, seconds: float = 30.0) -> ModelCall:
     return replace(one, not_after_ms=int((time.time() + seconds) * 1000))
 
 
-# What is said
+# Requests and answers
 
 
-def test_a_conversation_is_told_as_messages_from_the_ids_alone(server: MockServer) -> None:
+def test_a_conversation_is_reconstructed_as_messages_from_its_ids(server: MockServer) -> None:
     server.speak = saying(chat("yes"), chat(None, "tool_calls", tool_calls=[CALL]), chat("done"))
     engine = asking(server, body={"reasoning_effort": "low"})
     first = call("r", said=[Message("system", "Be brief."), Message("user", "é?")], stop=("END",))
     answers = [body(engine, first)]
     second = call("r", 1, said="go on", prefix=after(first, answers[0]))
     answers.append(body(engine, replace(second, tools='[{"type":"function"}]')))
-    # another engine, which has seen none of this
+    # Another engine, which has seen none of this
     said = [Message("tool", "a.txt", tool_call_id="call_0")]
     third = call("r", 2, said=said, prefix=after(second, answers[1]))
     answers.append(body(asking(server), third))
@@ -96,7 +96,7 @@ def test_a_conversation_is_told_as_messages_from_the_ids_alone(server: MockServe
 CALL = {"id": "x", "type": "function", "function": {"name": "ls", "arguments": '{"a": 1}'}}
 
 
-def test_what_is_asked_for_is_what_the_call_says(server: MockServer) -> None:
+def test_the_request_contains_the_options_of_the_call(server: MockServer) -> None:
     server.speak = saying(chat())
     engine = asking(server, body={"reasoning_effort": "low"})
     body(engine, call(stop=("END", ""), temperature=0.5, top_k=7, max_tokens=9))
@@ -110,7 +110,7 @@ def test_what_is_asked_for_is_what_the_call_says(server: MockServer) -> None:
     assert "top_k" not in plain
 
 
-def test_counting_asks_nobody(server: MockServer) -> None:
+def test_counting_tokens_sends_no_request(server: MockServer) -> None:
     answered = body(asking(server), call(said="how long?", max_tokens=0))
 
     assert (answered.token_ids, answered.finish_reason) == (b"", "length")
@@ -134,7 +134,7 @@ def test_counting_asks_nobody(server: MockServer) -> None:
         (chat("null error") | {"error": None, "usage": None}, "null error", "stop"),
     ],
 )
-def test_odd_answers_are_taken_for_what_they_say(
+def test_unusual_answers_are_accepted_as_they_are(
     server: MockServer, reply: Any, text: str, finish: str
 ) -> None:
     server.speak = saying(reply)
@@ -148,7 +148,7 @@ def test_odd_answers_are_taken_for_what_they_say(
 # Tokens
 
 
-def test_tokens_go_in_and_come_out(server: MockServer, lake: Path) -> None:
+def test_a_token_server_gets_and_returns_token_ids(server: MockServer, lake: Path) -> None:
     server.speak = lambda path, asked: sampled(asked, "D", [3])
     engine = asking(server, lake)
     first = call("r")
@@ -174,7 +174,7 @@ def test_tokens_go_in_and_come_out(server: MockServer, lake: Path) -> None:
         ({}, ""),
     ],
 )
-def test_an_answer_without_ids_or_to_another_prompt_is_good_but_untrainable(
+def test_an_answer_without_matching_ids_is_usable_but_untrainable(
     server: MockServer, lake: Path, choice: Body, why: str
 ) -> None:
     server.speak = lambda path, asked: sampled(asked, "D", [3], **choice)
@@ -186,9 +186,7 @@ def test_an_answer_without_ids_or_to_another_prompt_is_good_but_untrainable(
     assert len(answered.logprobs) == 4
 
 
-def test_log_probabilities_of_another_distribution_are_no_good(
-    server: MockServer, lake: Path
-) -> None:
+def test_logprobs_of_another_distribution_are_untrainable(server: MockServer, lake: Path) -> None:
     server.speak = lambda path, asked: sampled(asked, "D", [3])
     engine = asking(server, lake)
 
@@ -197,9 +195,7 @@ def test_log_probabilities_of_another_distribution_are_no_good(
     assert body(engine, call(temperature=1.0)).untrainable == ""
 
 
-def test_a_server_that_knows_nothing_of_ids_is_encoded_after(
-    server: MockServer, lake: Path
-) -> None:
+def test_text_of_a_server_without_ids_is_encoded_locally(server: MockServer, lake: Path) -> None:
     server.speak = saying(completion("D U"))
 
     answered = body(asking(server, lake), call())
@@ -207,7 +203,7 @@ def test_a_server_that_knows_nothing_of_ids_is_encoded_after(
     assert (tokens(answered.token_ids), answered.untrainable) == ([3, 5], "no_token_ids")
 
 
-# What goes wrong
+# Failures
 
 
 @pytest.mark.parametrize(
@@ -225,7 +221,7 @@ def test_a_server_that_knows_nothing_of_ids_is_encoded_after(
         (200, {"error": {"code": 404, "message": "nope"}}, "unknown_model", "answered 404: 404"),
     ],
 )
-def test_what_asking_again_does_not_mend_is_answered_at_once_in_one_line(
+def test_a_permanent_error_is_reported_at_once_in_one_line(
     server: MockServer, monkeypatch: pytest.MonkeyPatch,
     status: int, said: Any, code: str, words: str,
 ) -> None:  # fmt: skip
@@ -251,7 +247,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("reply", BROKEN, ids=lambda reply: str(reply)[:30])
-def test_an_answer_that_says_nothing_is_asked_for_again_and_told_in_one_line(
+def test_an_invalid_answer_is_retried_and_then_reported_in_one_line(
     server: MockServer, reply: Any
 ) -> None:
     server.speak = saying(reply, chat("whole"))
@@ -266,7 +262,7 @@ def test_an_answer_that_says_nothing_is_asked_for_again_and_told_in_one_line(
     assert len(failed.message) < 1000
 
 
-def test_a_body_that_is_cut_short_is_asked_for_again(server: MockServer) -> None:
+def test_a_truncated_body_is_retried(server: MockServer) -> None:
     server.speak = saying(Reply(chat("cut"), keep=20), Reply(chat("cut"), keep=0), chat("whole"))
 
     assert body(asking(server), soon(call())).text == "whole"
@@ -287,7 +283,7 @@ def test_a_body_that_is_cut_short_is_asked_for_again(server: MockServer) -> None
     ],
     ids=str,
 )
-def test_a_server_in_trouble_is_asked_again_while_the_call_may_begin(
+def test_a_temporary_server_error_is_retried_until_the_calls_deadline(
     server: MockServer, reply: Any
 ) -> None:
     server.speak = saying(reply, reply, chat("well again"))
@@ -296,7 +292,7 @@ def test_a_server_in_trouble_is_asked_again_while_the_call_may_begin(
     assert len(server.asked) == 3
 
 
-def test_a_server_that_is_full_for_longer_than_a_call_may_wait_is_busy(server: MockServer) -> None:
+def test_a_server_full_beyond_the_calls_deadline_is_busy(server: MockServer) -> None:
     server.speak = saying(Reply({"error": {"message": "full"}}, 429, {"Retry-After": "60"}))
 
     failed = failure(asking(server), soon(call()))
@@ -305,7 +301,7 @@ def test_a_server_that_is_full_for_longer_than_a_call_may_wait_is_busy(server: M
     assert "is full (429): full (tried 1 times)" in failed.message
 
 
-def test_a_server_that_is_down_is_told_with_its_address_and_without_the_key(
+def test_an_unreachable_server_is_reported_with_address_and_without_key(
     server: MockServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
@@ -319,7 +315,7 @@ def test_a_server_that_is_down_is_told_with_its_address_and_without_the_key(
     assert KEY not in failed.message
 
 
-def test_a_server_that_never_answers_is_given_up(server: MockServer) -> None:
+def test_a_server_that_never_answers_times_out(server: MockServer) -> None:
     gate = threading.Event()
     server.speak = saying(Reply(chat("late"), until=gate))
 
@@ -330,7 +326,7 @@ def test_a_server_that_never_answers_is_given_up(server: MockServer) -> None:
     assert "did not answer within 0.2 s" in failed.message
 
 
-def test_the_time_is_that_of_the_log(server: MockServer) -> None:
+def test_deadlines_follow_the_clock_of_the_log(server: MockServer) -> None:
     server.speak = saying(Reply({}, 503))
     engine = asking(server)
     engine.expire(1_000)  # this machine's clock is half a century ahead
@@ -346,20 +342,20 @@ def test_the_time_is_that_of_the_log(server: MockServer) -> None:
     [("", 0), ("soon", 0), ("-5", 0), ("2.5", 2.5), ("1e999", 1e9), ("nan", 0),
      ("Wed, 21 Oct 2015 07:28:00 GMT", 0)],
 )  # fmt: skip
-def test_when_to_come_again_is_a_number_of_seconds(value: str, seconds: float) -> None:
+def test_retry_after_is_a_number_of_seconds(value: str, seconds: float) -> None:
     assert _after_s({"Retry-After": value}) == seconds
 
 
-def test_when_to_come_again_may_be_a_date() -> None:
+def test_retry_after_may_be_a_date() -> None:
     date = format_datetime(datetime.now(UTC) + timedelta(hours=1))
 
     assert 3000 < _after_s({"Retry-After": date}) <= 3600
 
 
-# Its thread
+# The thread of the engine
 
 
-def test_no_more_requests_are_in_the_air_than_are_allowed(server: MockServer) -> None:
+def test_concurrent_requests_stay_within_the_limit(server: MockServer) -> None:
     gate = threading.Event()
     server.speak = saying(Reply(chat(), until=gate))
     engine = asking(server, concurrency=2)
@@ -373,7 +369,7 @@ def test_no_more_requests_are_in_the_air_than_are_allowed(server: MockServer) ->
     assert [answer.call.rollout_id for answer in run(engine)] in (["r0", "r1"], ["r1", "r0"])
 
 
-def test_an_aborted_request_may_be_made_again(server: MockServer) -> None:
+def test_an_aborted_request_may_be_repeated(server: MockServer) -> None:
     gate = threading.Event()
     server.speak = saying(Reply(chat("first"), until=gate), chat("second"))
     engine = asking(server)
@@ -389,7 +385,7 @@ def test_an_aborted_request_may_be_made_again(server: MockServer) -> None:
     assert not engine.busy()
 
 
-def test_an_engine_that_is_let_go_takes_its_thread_along(server: MockServer) -> None:
+def test_a_released_engine_ends_its_thread(server: MockServer) -> None:
     server.speak = saying(chat())
     engine = asking(server)
     body(engine, call())
@@ -402,7 +398,7 @@ def test_an_engine_that_is_let_go_takes_its_thread_along(server: MockServer) -> 
     assert not any(thread.is_alive() for thread in began)
 
 
-def test_a_policy_whose_weights_change_is_not_served(server: MockServer, lake: Path) -> None:
+def test_new_weights_of_a_served_policy_are_refused(server: MockServer, lake: Path) -> None:
     engine = asking(server)
 
     with pytest.raises(Unfit, match=r"version 3 of 'policy' is announced.* 'm' at http://127"):

@@ -15,14 +15,14 @@ def make(directory: Path, **changes: object) -> Path:
     return make_policy(directory, **{**given, **changes})
 
 
-def test_the_seed_decides_every_bit(tmp_path: Path) -> None:
+def test_the_seed_determines_every_bit(tmp_path: Path) -> None:
     first, again, other = make(tmp_path / "a"), make(tmp_path / "b"), make(tmp_path / "c", seed=2)
 
     assert (first / WEIGHTS).read_bytes() == (again / WEIGHTS).read_bytes()
     assert (first / WEIGHTS).read_bytes() != (other / WEIGHTS).read_bytes()
 
 
-def test_making_it_again_leaves_it_alone(tmp_path: Path) -> None:
+def test_making_the_same_policy_again_changes_nothing(tmp_path: Path) -> None:
     made = make(tmp_path / "lake")
     written = (made / WEIGHTS).stat().st_mtime_ns
 
@@ -32,14 +32,14 @@ def test_making_it_again_leaves_it_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["lake"]
 
 
-def test_another_policy_is_not_written_over(tmp_path: Path) -> None:
+def test_a_different_policy_is_not_overwritten(tmp_path: Path) -> None:
     make(tmp_path / "lake")
 
     with pytest.raises(Refused, match="there already"):
         make(tmp_path / "lake", seed=2)
 
 
-def test_a_policy_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
+def test_a_policy_that_cannot_be_made_leaves_no_files(tmp_path: Path) -> None:
     with pytest.raises(Refused):
         make(tmp_path / "lake", template={"kind": "words", "bos": "<bos>"})
 
@@ -47,7 +47,7 @@ def test_a_policy_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", list(CONFIGS))
-def test_tokens_come_back_from_disk_as_they_were(tmp_path: Path, model: str) -> None:
+def test_tokenizers_are_read_from_disk_unchanged(tmp_path: Path, model: str) -> None:
     config = CONFIGS[model]
     words = make(tmp_path / "words", config={**config, "vocab_size": 32})
     letters = make(tmp_path / "letters", config={**config, "vocab_size": 128},
@@ -65,7 +65,7 @@ def test_tokens_come_back_from_disk_as_they_were(tmp_path: Path, model: str) -> 
     assert tokenizer.decode(ids) == text.replace("é", "<unk>")
 
 
-def test_hugging_face_itself_loads_the_directory(lake: Path) -> None:
+def test_hugging_face_loads_the_directory(lake: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(lake, local_files_only=True)
     tokenizer = AutoTokenizer.from_pretrained(lake, local_files_only=True)
 
@@ -80,7 +80,7 @@ def test_the_lakes_policy_has_the_parameters_of_the_design(tmp_path: Path) -> No
     assert (policy.context, policy.end_ids, policy.precision) == (96, {0}, "float32")
 
 
-def test_half_precision_is_kept(tmp_path: Path) -> None:
+def test_bfloat16_weights_stay_bfloat16(tmp_path: Path) -> None:
     assert load_policy(make(tmp_path / "half", precision="bfloat16")).precision == "bfloat16"
 
 
@@ -89,12 +89,12 @@ def test_half_precision_is_kept(tmp_path: Path) -> None:
     [{"tokens": "nonsense"}, {"tokens": ["a", "a"]}, {"config": {**GPT2, "vocab_size": 3}},
      {"precision": "int3"}, {"config": {"model_type": "nonsense"}}],
 )  # fmt: skip
-def test_arguments_that_make_no_sense_are_refused(tmp_path: Path, wrong: dict) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path, wrong: dict) -> None:
     with pytest.raises(Refused):
         make(tmp_path / "wrong", **wrong)
 
 
-def test_a_directory_that_is_no_policy_is_refused_without_asking_the_network(
+def test_a_directory_without_a_policy_is_refused_without_network(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(Refused, match=r"config\.json"):

@@ -1,4 +1,4 @@
-"""A version is served only by the tensors that it was published with, in every precision."""
+"""A version is served only with the tensors it was published with, in every precision."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -38,7 +38,7 @@ def policy_in(precision: str, directory: Path) -> Policy:
 
 
 def logprobs_in_float32(model: torch.nn.Module, ids: list[int]) -> list[float]:
-    """What the trainer says of a canary."""
+    """The trainer's log-probabilities of a canary."""
     whole = model.to(torch.float32)
     with torch.no_grad():
         log_p = whole(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
@@ -50,7 +50,7 @@ def logprobs_in_float32(model: torch.nn.Module, ids: list[int]) -> list[float]:
 )
 @given(ids=st.lists(st.integers(0, 31), min_size=16, max_size=16), number=st.integers(0, 5))
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_sound_model_with_large_logits_passes_whatever_the_canary(
+def test_a_correct_model_with_large_logits_passes_any_canary(
     tmp_path_factory: pytest.TempPathFactory, precision: str, ids: list[int], number: int
 ) -> None:
     policy = policy_in(precision, Path(tmp_path_factory.getbasetemp()) / "sound")
@@ -106,7 +106,7 @@ def flip_one_bit(held: dict[str, torch.Tensor], before: dict[str, torch.Tensor])
 
 @pytest.mark.parametrize("harm", [keep_all, keep_one, exchange, transpose, flip_one_bit])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_tensors_that_are_not_those_of_the_version_are_told_however_little_they_differ(
+def test_tensors_that_differ_from_the_version_are_detected(
     tmp_path: Path, precision: str, harm: Harm
 ) -> None:
     model = policy_in(precision, tmp_path).model
@@ -131,7 +131,7 @@ def _stepped(tensor: torch.Tensor) -> torch.Tensor:
     return bits.view(tensor.dtype)
 
 
-def test_an_engine_that_keeps_a_tensor_of_the_version_before_goes_on_with_that(
+def test_an_engine_with_one_stale_tensor_keeps_the_previous_version(
     lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = TransformersEngine("policy", lake)

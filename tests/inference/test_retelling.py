@@ -1,4 +1,4 @@
-"""What others said, as tokens of ours."""
+"""Conversations of other policies, as tokens of our own policy."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ def retold(directory: Path, *messages: Message, answers: int = 2) -> ScoredTraje
     return Retelling(directory, "ours")(told_by_others(*messages, answers=answers))
 
 
-def test_text_becomes_what_ours_would_have_read_and_said(tmp_path: Path) -> None:
+def test_foreign_text_becomes_own_prompt_and_sampled_tokens(tmp_path: Path) -> None:
     made = retold(lake(tmp_path / "p"), *TALK)
 
     assert made is not None
@@ -41,7 +41,7 @@ def test_text_becomes_what_ours_would_have_read_and_said(tmp_path: Path) -> None
     assert (made.trajectory.policies, made.trajectory.sampled_tokens) == (("ours",), 2)
 
 
-def test_a_policy_that_ends_its_answers_has_to_learn_to_end_them(tmp_path: Path) -> None:
+def test_a_retold_answer_includes_its_end_token(tmp_path: Path) -> None:
     directory = writer(tmp_path / "p")
     reads = Retelling(directory, "ours")
 
@@ -65,13 +65,13 @@ def test_a_policy_that_ends_its_answers_has_to_learn_to_end_them(tmp_path: Path)
     ],
     ids=["no such word", "who said it", "a tool", "nothing said", "no such role"],
 )
-def test_what_ours_could_not_say_is_not_told(
+def test_text_that_the_policy_cannot_say_is_not_retold(
     tmp_path: Path, messages: tuple[Message, ...], answers: int
 ) -> None:
     assert retold(lake(tmp_path / "p"), *messages, answers=answers) is None
 
 
-def test_a_rollout_of_two_policies_is_not_told(tmp_path: Path) -> None:
+def test_a_rollout_of_two_policies_is_not_retold(tmp_path: Path) -> None:
     both = told_by_others(*TALK, answers=2)
     pair = replace(both, trajectory=replace(both.trajectory, policies=("a", "b")))
 

@@ -42,7 +42,7 @@ def expected(temperature: float, top_k: int, top_p: float) -> torch.Tensor:
     ("temperature", "top_k", "top_p"),
     [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.0, 3, 1.0), (1.0, 0, 0.8), (1.3, 5, 0.9), (1.0, 1, 0.01)],
 )
-def test_tokens_are_drawn_from_the_distribution_that_is_reported(
+def test_tokens_are_drawn_from_the_reported_distribution(
     temperature: float, top_k: int, top_p: float
 ) -> None:
     """Seeds are fixed, so this passes or fails for good. Chi-square has at most 7 degrees of
@@ -60,14 +60,14 @@ def test_tokens_are_drawn_from_the_distribution_that_is_reported(
     torch.testing.assert_close(torch.tensor(logprobs), distribution[tokens].log())
 
 
-def test_temperature_zero_is_the_likeliest_token_at_its_plain_logprob() -> None:
+def test_temperature_zero_picks_the_likeliest_token_with_its_plain_logprob() -> None:
     tokens, logprobs = sample(3, temperature=0.0, top_k=1, top_p=0.1)
 
     assert tokens == [0, 0, 0]
     assert logprobs == pytest.approx([LOGITS.log_softmax(-1)[0].item()] * 3)
 
 
-def test_rows_are_sampled_each_in_its_own_way() -> None:
+def test_each_row_is_sampled_with_its_own_options() -> None:
     count = 400
     temperature = torch.tensor([0.0, 1.0] * (count // 2))
     top_k = torch.tensor([0, 0, 0, 2] * (count // 4))
@@ -81,7 +81,7 @@ def test_rows_are_sampled_each_in_its_own_way() -> None:
 
 
 @given(seed=st.integers(0, 2**63 - 1), count=st.integers(0, 2**20))
-def test_the_noise_is_a_function_of_seed_and_count(seed: int, count: int) -> None:
+def test_the_noise_depends_on_seed_and_count_only(seed: int, count: int) -> None:
     alone = uniforms(np.array([seed], np.uint64), np.array([count], np.uint64))
     among = uniforms(np.array([7, seed], np.uint64), np.array([3, count], np.uint64))
 
@@ -100,7 +100,7 @@ def test_neighbouring_seeds_and_counts_give_unrelated_noise() -> None:
     assert abs(np.corrcoef(of_seeds, of_counts)[0, 1]) < 0.05
 
 
-def test_the_largest_noise_picks_a_token_that_can_be_sampled() -> None:
+def test_the_largest_noise_picks_a_possible_token() -> None:
     logits = torch.tensor([[0.0, 0.0, -torch.inf]])
 
     tokens, _ = draw(

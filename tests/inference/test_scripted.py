@@ -13,7 +13,7 @@ def refuses(call: ModelCall) -> str:
     raise WorkFailed("raised", msg, retriable=True)
 
 
-def test_a_text_becomes_one_token_per_byte() -> None:
+def test_text_becomes_one_token_per_byte() -> None:
     engine = ScriptedEngine("policy", lambda call: f"é {call.position}", version=3)
 
     answered = body(engine, call(position=2, said="hi", max_tokens=99))
@@ -25,14 +25,14 @@ def test_a_text_becomes_one_token_per_byte() -> None:
     assert answered.finish_reason == "stop"
 
 
-def test_a_text_longer_than_max_tokens_is_cut() -> None:
+def test_text_longer_than_max_tokens_is_truncated() -> None:
     answered = body(ScriptedEngine("policy", lambda call: "long"), call(max_tokens=2))
 
     assert tokens(answered.token_ids) == list(b"lo")
     assert answered.finish_reason == "length"
 
 
-def test_a_stop_string_is_cut_from_the_text_and_its_tokens_stay() -> None:
+def test_a_stop_string_is_removed_from_the_text_but_not_the_tokens() -> None:
     engine = ScriptedEngine("policy", lambda call: "one two three")
 
     answered, late = (
@@ -44,14 +44,14 @@ def test_a_stop_string_is_cut_from_the_text_and_its_tokens_stay() -> None:
     assert (late.text, late.finish_reason, late.stopped_by) == ("one tw", "length", "")
 
 
-def test_where_nothing_is_sampled_the_script_is_not_asked() -> None:
+def test_a_call_for_no_tokens_does_not_run_the_script() -> None:
     answered = body(ScriptedEngine("policy", refuses), call(said="hi", max_tokens=0))
 
     assert tokens(answered.added_ids) == list(b"hi")
     assert (answered.text, answered.token_ids, answered.finish_reason) == ("", b"", "length")
 
 
-def test_a_script_calls_tools_where_the_call_has_any() -> None:
+def test_tool_calls_of_a_script_are_parsed_if_the_call_has_tools() -> None:
     said = 'So: <tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>'
     engine = ScriptedEngine("policy", lambda call: said)
 
@@ -64,7 +64,7 @@ def test_a_script_calls_tools_where_the_call_has_any() -> None:
     assert plain.token_ids == calling.token_ids
 
 
-def test_a_prepared_answer_goes_out_as_it_is() -> None:
+def test_a_prepared_answer_is_returned_unchanged() -> None:
     prepared = ModelAnswered("L", b"", b"", b"", b"", "stop", "policy", 0)
 
     assert body(ScriptedEngine("policy", lambda call: prepared), call()) is prepared
@@ -85,13 +85,13 @@ def recorded(*said: tuple[ModelCall, str]) -> RecordedEngine:
     return RecordedEngine("policy", events)
 
 
-def test_a_recorded_call_gets_its_first_answer_again() -> None:
+def test_a_repeated_call_gets_its_first_recorded_answer() -> None:
     engine = recorded((call(), "L"), (call(position=1), "D"), (call(), "R"))
 
     assert [answer.body.text for answer in run(engine, call(), call(position=1))] == ["L", "D"]
 
 
-def test_the_same_question_of_another_rollout_is_found_by_its_body() -> None:
+def test_the_same_request_of_another_rollout_is_found_by_its_body() -> None:
     asked = call("r0")
     engine = recorded((asked, "L"))
 
@@ -103,7 +103,7 @@ def test_the_same_question_of_another_rollout_is_found_by_its_body() -> None:
     assert body(engine, elsewhere).text == "L"
 
 
-def test_a_call_without_a_record_fails_for_good() -> None:
+def test_a_call_without_a_record_fails_permanently() -> None:
     failed = failure(recorded((call(), "L")), call("another"))
 
     assert (failed.code, failed.retriable) == ("not_recorded", False)

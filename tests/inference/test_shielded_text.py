@@ -1,4 +1,4 @@
-"""Control tokens that are spelled out in foreign text stay text, under a tokenizer's template."""
+"""Control tokens in foreign text stay text under a tokenizer's template."""
 
 import json
 from typing import Any
@@ -70,7 +70,7 @@ def test_only_the_template_writes_control_tokens(made: tuple[Any, Template], tex
 
 
 @given(TEXTS, st.booleans())
-def test_a_later_turn_writes_control_tokens_by_its_template_alone(
+def test_later_turns_contain_control_tokens_of_the_template_only(
     made: tuple[Any, Template], text: str, ended: bool
 ) -> None:
     tokenizer, template = made
@@ -85,7 +85,7 @@ def test_a_later_turn_writes_control_tokens_by_its_template_alone(
 
 
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=40))
-def test_ordinary_text_has_the_tokens_of_the_template_as_it_is(
+def test_ordinary_text_renders_as_by_the_original_template(
     made: tuple[Any, Template], text: str
 ) -> None:
     tokenizer, template = made

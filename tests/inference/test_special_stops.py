@@ -1,4 +1,4 @@
-"""Stop strings that name special tokens, wholly or in part."""
+"""Stop strings that contain special tokens or parts of them."""
 
 from collections.abc import Sequence
 
@@ -36,7 +36,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
 
 
 def told(engine: TransformersEngine, sampled: Sequence[int], *stops: str) -> ModelAnswered:
-    """The answer where these tokens are sampled as far as no stop string ends it."""
+    """The answer if these tokens are sampled until a stop string ends it."""
     decode = Decoder(engine.policy.tokenizer)
     one = call(said="a", max_tokens=len(sampled), stop=stops)
     row = Slot(one, [3], [3], len(sampled), 0, Spoken(decode.whole))
@@ -80,7 +80,7 @@ def test_an_answer_ends_with_the_first_token_that_completes_a_stop_string(
     assert answer.text == text
 
 
-def test_the_engine_stops_at_a_special_token_that_is_a_stop_string(
+def test_the_engine_stops_at_a_special_token_used_as_stop_string(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     letter = WORDS.index("a")

@@ -11,7 +11,7 @@ def bytewise(ids: Sequence[int]) -> str:
 
 
 @given(st.text(max_size=30))
-def test_text_grows_to_the_whole_and_never_shows_half_a_character(text: str) -> None:
+def test_streamed_text_grows_without_partial_characters(text: str) -> None:
     spoken = Spoken(bytewise)
     grown = ""
 
@@ -19,12 +19,12 @@ def test_text_grows_to_the_whole_and_never_shows_half_a_character(text: str) -> 
         grown += spoken.push(byte)
         assert text.startswith(grown)
 
-    # What ends like an unfinished character waits for what follows.
+    # Text that ends like an unfinished character waits for the next bytes.
     assert grown == text.rstrip("\N{REPLACEMENT CHARACTER}")
     assert spoken.text == grown
 
 
-def test_the_earliest_stop_cuts() -> None:
+def test_the_earliest_stop_string_cuts_the_text() -> None:
     assert cut_at("one two three", ("three", "two", "")) == ("one ", "two")
     assert cut_at("one two three", ("two", "t")) == ("one ", "t")
     assert cut_at("one two three", ("four",)) == ("one two three", "")

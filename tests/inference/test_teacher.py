@@ -1,4 +1,4 @@
-"""A teacher: what it thinks of tokens that it did not sample."""
+"""A teacher scores tokens that it did not sample."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def sequence(ids: list[int], mask: list[int]) -> Sequence:
     return Sequence(pack_ids(ids), bytes(mask), empty, pack_ids(ids), bytes(mask), ())
 
 
-def test_it_gives_the_log_probability_of_each_sampled_token_and_of_no_other(
+def test_a_teacher_scores_sampled_tokens_only(
     tmp_path: Path,
 ) -> None:
     teacher = Teacher(lake(tmp_path / "p"))
@@ -37,7 +37,7 @@ def test_it_gives_the_log_probability_of_each_sampled_token_and_of_no_other(
 @pytest.mark.parametrize(
     ("ids", "mask"), [([], []), ([1], [1]), ([1, 99], [0, 0]), ([1, 2], [1, 0])]
 )
-def test_what_was_not_sampled_after_anything_has_no_score(
+def test_a_token_without_a_sampled_context_has_no_score(
     tmp_path: Path, ids: list[int], mask: list[int]
 ) -> None:
     assert Teacher(lake(tmp_path / "p")).logprobs(sequence(ids, mask)).tolist() == [0.0] * len(ids)
@@ -47,14 +47,14 @@ def test_what_was_not_sampled_after_anything_has_no_score(
     ("ids", "reason"),
     [([0, 32], "token 32 is none"), ([-1, 3], "token -1 is none"), ([1] * 97, "97 tokens, more")],
 )
-def test_tokens_that_it_cannot_read_are_refused(
+def test_tokens_that_the_teacher_cannot_read_are_refused(
     tmp_path: Path, ids: list[int], reason: str
 ) -> None:
     with pytest.raises(WorkFailed, match=reason):
         Teacher(lake(tmp_path / "p")).logprobs(sequence(ids, [0] + [1] * (len(ids) - 1)))
 
 
-def test_the_digest_of_a_vocabulary_is_that_of_its_words_and_of_no_weight(tmp_path: Path) -> None:
+def test_the_vocabulary_digest_depends_on_tokens_and_not_on_weights(tmp_path: Path) -> None:
     first, second = lake(tmp_path / "gpt2"), lake(tmp_path / "llama", "llama")
     other = writer(tmp_path / "writer")
 

@@ -1,4 +1,4 @@
-"""Chat templates that are right but unlike the usual ones are served in their form, or refused."""
+"""Unusual but valid chat templates are served in their own form, or refused."""
 
 from typing import Any
 
@@ -75,9 +75,7 @@ def made(tokenizer: Any, text: str, tools: str = "hermes") -> Template:
 @pytest.mark.parametrize(
     "check", ["", NINE, AFTER_CALLS, NO_SYSTEM, NINE + AFTER_CALLS + NO_SYSTEM]
 )
-def test_turns_with_calls_and_results_are_what_the_template_makes_of_the_whole(
-    tokenizer: Any, check: str
-) -> None:
+def test_turns_with_tools_render_as_the_whole_conversation_does(tokenizer: Any, check: str) -> None:
     template = made(tokenizer, text_of(check))
     opening = [Message("system", "Be brief."), Message("user", "Go.")]
     calls = tool_calls_text([ToolCall("call_12345678901234567890_0", "f", '{"a": 1}')])
@@ -92,7 +90,7 @@ def test_turns_with_calls_and_results_are_what_the_template_makes_of_the_whole(
     assert ids == template.render(whole, first=True, ended=False, tools=TOOLS)
 
 
-def test_a_system_message_is_put_before_the_first_question_where_the_template_has_none(
+def test_a_system_message_joins_the_first_question_without_a_system_role(
     tokenizer: Any,
 ) -> None:
     template = made(tokenizer, text_of(NO_SYSTEM), "none")
@@ -104,7 +102,7 @@ def test_a_system_message_is_put_before_the_first_question_where_the_template_ha
     assert "<|im_start|>user\nBe brief.\n\nGo.<|im_end|>" in tokenizer.decode(ids)
 
 
-def test_a_declared_format_that_the_template_does_not_write_is_refused_at_load(
+def test_a_declared_format_that_the_template_does_not_write_is_refused(
     tokenizer: Any,
 ) -> None:
     with pytest.raises(Refused, match=r"read as 'hermes', but it writes one as .*<function="):
@@ -112,14 +110,14 @@ def test_a_declared_format_that_the_template_does_not_write_is_refused_at_load(
     assert made(tokenizer, text_of(call=XML), "none").tool_format == "none"
 
 
-def test_a_template_that_tells_of_tools_behind_the_messages_is_refused_at_load(
+def test_a_template_with_tools_behind_the_messages_is_refused(
     tokenizer: Any,
 ) -> None:
     with pytest.raises(Refused, match="looks back"):
         made(tokenizer, text_of(late=True))
 
 
-def test_a_template_that_tells_of_tools_in_the_last_question_is_refused_at_load(
+def test_a_template_with_tools_in_the_last_question_is_refused(
     tokenizer: Any,
 ) -> None:
     tools = "{% if tools and m.role == 'user' and loop.last %}{{ tools | tojson }}\n{% endif %}"
@@ -128,7 +126,7 @@ def test_a_template_that_tells_of_tools_in_the_last_question_is_refused_at_load(
         made(tokenizer, text_of().replace("{{ m.content }}", tools + "{{ m.content }}"))
 
 
-def test_a_template_that_renders_no_results_at_all_is_refused_with_its_own_reason(
+def test_a_template_without_tool_results_is_refused_with_its_reason(
     tokenizer: Any,
 ) -> None:
     check = "{% if m.role == 'tool' %}{{ raise_exception('no results here') }}{% endif %}"
@@ -137,7 +135,7 @@ def test_a_template_that_renders_no_results_at_all_is_refused_with_its_own_reaso
         made(tokenizer, text_of(check))
 
 
-def test_short_ids_are_letters_and_digits_and_differ() -> None:
+def test_short_ids_are_alphanumeric_and_distinct() -> None:
     ids = {short_id(f"call_{n}") for n in range(1000)}
 
     assert len(ids) == 1000

@@ -1,4 +1,4 @@
-"""No text of a user, a tool, a file or a system message becomes a control token, under any kind."""
+"""Text of users, tools, files and system messages never becomes a control token."""
 
 import json
 from collections.abc import Callable
@@ -157,7 +157,7 @@ def test_only_the_template_writes_control_tokens(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("core", CORES)
-def test_each_added_token_but_white_space_stays_text(
+def test_added_tokens_other_than_white_space_stay_text(
     by_name: dict[str, Made], core: str, kind: str
 ) -> None:
     one = by_name[core]
@@ -174,7 +174,7 @@ def test_each_added_token_but_white_space_stays_text(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("core", CORES)
-def test_what_the_policy_said_keeps_its_control_tokens_but_the_special_ones(
+def test_answers_keep_control_tokens_except_special_ones(
     by_name: dict[str, Made], core: str, kind: str
 ) -> None:
     one = by_name[core]
@@ -195,7 +195,7 @@ def test_what_the_policy_said_keeps_its_control_tokens_but_the_special_ones(
 
 
 @pytest.mark.parametrize("name", ["lake", "characters", "chatml"])
-def test_marks_of_a_made_policy_are_not_written_by_text(tmp_path: Any, name: str) -> None:
+def test_marks_of_a_made_policy_cannot_be_written_as_text(tmp_path: Any, name: str) -> None:
     tokens = PRESETS.get(name, [*SPECIAL[:2], "<unk>", "\n", *map(chr, range(32, 127))])
     spec = {"lake": WORDS, "characters": CHARACTERS, "chatml": {"kind": "chatml"}}[name]
     config = {**GPT2, "vocab_size": len(tokens), "bos_token_id": None, "eos_token_id": None}

@@ -1,4 +1,4 @@
-"""A policy that is a function of text: what it sees, and what becomes of what it says."""
+"""A policy that is a function of text: its input, and how its output is used."""
 
 import re
 from dataclasses import replace
@@ -39,7 +39,7 @@ def asked(*messages: Message, prefix: bytes = b"", tools: str = "", most: int = 
     )
 
 
-def test_a_script_sees_the_whole_conversation_and_only_ever_more_of_it() -> None:
+def test_a_script_sees_the_whole_growing_conversation() -> None:
     seen: list[str] = []
 
     def speak(conversation: str) -> str:
@@ -65,7 +65,7 @@ def test_a_script_sees_the_whole_conversation_and_only_ever_more_of_it() -> None
     assert (again.added_ids, again.text) == (b"", "answer 3 ☃")
 
 
-def test_tools_are_told_once_and_calls_of_them_are_parsed() -> None:
+def test_tools_are_described_once_and_calls_are_parsed() -> None:
     seen: list[str] = []
 
     def speak(conversation: str) -> str:
@@ -85,21 +85,21 @@ def test_tools_are_told_once_and_calls_of_them_are_parsed() -> None:
     assert "# Tools" not in added_by(asked(*FIRST, prefix=b"\0\0\0\0", tools=TOOLS))
 
 
-def test_tool_calls_of_earlier_turns_are_shown_as_they_were_made() -> None:
+def test_tool_calls_of_earlier_turns_are_shown_unchanged() -> None:
     turn = Message("assistant", "I look.", tool_calls=CALLS)
 
     assert "assistant\nI look.\n<tool_call>\n" in added_by(asked(turn))
     assert '{"name": "bash", "arguments": {"command":"ls"}}\n</tool_call>' in added_by(asked(turn))
 
 
-def test_an_answer_is_cut_between_two_characters() -> None:
+def test_an_answer_is_truncated_between_two_characters() -> None:
     answered = body(engine(lambda conversation: "a☃b"), asked(*FIRST, most=3))
 
     assert (answered.text, answered.finish_reason) == ("a", "length")
     assert tokens(answered.token_ids) == list("a☃".encode())[:3]
 
 
-def test_a_call_for_no_tokens_only_counts_what_would_be_read() -> None:
+def test_a_call_for_no_tokens_only_counts_the_prompt() -> None:
     answered = body(engine(scripted_models.raising), asked(*FIRST, most=0))
 
     assert (answered.text, answered.token_ids) == ("", b"")
@@ -116,7 +116,7 @@ def test_a_call_for_no_tokens_only_counts_what_would_be_read() -> None:
         (lambda conversation: conversation[10**9], "raised: IndexError"),
     ],
 )
-def test_a_script_that_fails_fails_its_call_for_good(speak: Speak, said: str) -> None:
+def test_a_failing_script_fails_its_call_permanently(speak: Speak, said: str) -> None:
     one = engine(speak)
 
     failed = failure(one, asked(*FIRST))
@@ -125,7 +125,7 @@ def test_a_script_that_fails_fails_its_call_for_good(speak: Speak, said: str) ->
     assert re.search(said, failed.message)
 
 
-def test_what_utf8_cannot_carry_becomes_a_question_mark() -> None:
+def test_characters_outside_utf8_become_question_marks() -> None:
     answered = body(engine(lambda conversation: "a\ud800b\0"), asked(*FIRST))
 
     assert answered.text == "a?b\0"
@@ -140,7 +140,7 @@ def test_what_utf8_cannot_carry_becomes_a_question_mark() -> None:
         (asked(*FIRST, prefix=pack_ids([-1])), "bad_prefix"),
     ],
 )
-def test_what_no_text_can_be_made_of_fails_for_good(one: ModelCall, code: str) -> None:
+def test_an_unrenderable_call_fails_permanently(one: ModelCall, code: str) -> None:
     failed = failure(engine(scripted_models.word), one)
 
     assert (failed.code, failed.retriable) == (code, False)

@@ -1,4 +1,4 @@
-"""What a server tells of tokens is true as far as it can be known, or the call fails by name."""
+"""Token ids and log-probabilities from a server are checked, or the call fails by name."""
 
 import json
 import math
@@ -60,7 +60,7 @@ def spelled(api: TokenCompletions, ids: list[int]) -> str:
 
 
 @given(ids=IDS, data=st.data())
-def test_possible_log_probabilities_are_taken_as_they_were_told(
+def test_possible_logprobs_are_accepted_unchanged(
     api: TokenCompletions, ids: list[int], data: st.DataObject
 ) -> None:
     told = data.draw(st.lists(POSSIBLE, min_size=len(ids), max_size=len(ids)))
@@ -72,7 +72,7 @@ def test_possible_log_probabilities_are_taken_as_they_were_told(
 
 
 @given(ids=IDS, harm=ABSURD, data=st.data())
-def test_one_absurd_log_probability_fails_the_call_and_is_shown_with_its_place(
+def test_one_impossible_logprob_fails_the_call_and_is_located(
     api: TokenCompletions, ids: list[int], harm: Any, data: st.DataObject
 ) -> None:
     at = data.draw(st.integers(0, len(ids) - 1))
@@ -84,7 +84,7 @@ def test_one_absurd_log_probability_fails_the_call_and_is_shown_with_its_place(
 
 
 @given(ids=IDS, count=st.integers(0, 9))
-def test_another_count_of_log_probabilities_than_of_ids_fails_the_call(
+def test_a_wrong_number_of_logprobs_fails_the_call(
     api: TokenCompletions, ids: list[int], count: int
 ) -> None:
     held = {"token_logprobs": [-0.1] * count}
@@ -97,7 +97,7 @@ def test_another_count_of_log_probabilities_than_of_ids_fails_the_call(
 
 
 @given(ids=IDS, harm=NO_ID, data=st.data())
-def test_one_id_that_the_policy_has_not_fails_the_call_and_is_shown_with_its_place(
+def test_an_unknown_token_id_fails_the_call_and_is_located(
     api: TokenCompletions, ids: list[int], harm: Any, data: st.DataObject
 ) -> None:
     at = data.draw(st.integers(0, len(ids)))
@@ -108,7 +108,7 @@ def test_one_id_that_the_policy_has_not_fails_the_call_and_is_shown_with_its_pla
 
 
 @given(ids=IDS, others=IDS)
-def test_ids_that_do_not_spell_the_text_fail_the_call(
+def test_ids_that_do_not_decode_to_the_text_fail_the_call(
     api: TokenCompletions, ids: list[int], others: list[int]
 ) -> None:
     text, other = spelled(api, ids), spelled(api, others)
@@ -122,7 +122,7 @@ def test_ids_that_do_not_spell_the_text_fail_the_call(
 
 @settings(max_examples=50)
 @given(ids=JSON, held=JSON)
-def test_whatever_json_stands_for_ids_and_log_probabilities_is_refused_by_name(
+def test_arbitrary_json_as_ids_or_logprobs_is_refused(
     api: TokenCompletions, ids: Any, held: Any
 ) -> None:
     for logprobs in (held, {"token_logprobs": held}):
@@ -134,7 +134,7 @@ def test_whatever_json_stands_for_ids_and_log_probabilities_is_refused_by_name(
         assert len(str(caught.value)) < 600
 
 
-def test_more_ids_than_were_asked_for_fail_the_call(api: TokenCompletions) -> None:
+def test_more_ids_than_requested_fail_the_call(api: TokenCompletions) -> None:
     with pytest.raises(Untrue, match="token_ids has 9 ids, asked for were 8 at most"):
         answered(api, "D " * 9, [D] * 9)
 
@@ -150,7 +150,7 @@ def test_more_ids_than_were_asked_for_fail_the_call(api: TokenCompletions) -> No
         ("D\N{REPLACEMENT CHARACTER}", [D]),  # half a character
     ],
 )
-def test_a_text_may_lack_what_servers_leave_out(
+def test_text_may_lack_parts_that_servers_omit(
     api: TokenCompletions, text: str, ids: list[int]
 ) -> None:
     assert answered(api, text, ids).untrainable == ""
@@ -179,7 +179,7 @@ def asking(server: MockServer, lake: Path, **extra: Any) -> Any:
         ({"token_ids": [KEY]}, "bad_token_ids"),
     ],
 )
-def test_the_call_fails_for_good_in_one_line_that_names_the_server_and_hides_the_key(
+def test_the_error_is_permanent_names_the_server_and_hides_the_key(
     server: MockServer, lake: Path, monkeypatch: pytest.MonkeyPatch, choice: Any, code: str
 ) -> None:
     monkeypatch.setenv("MY_KEY", KEY)
@@ -193,7 +193,7 @@ def test_the_call_fails_for_good_in_one_line_that_names_the_server_and_hides_the
     assert KEY not in failed.message
 
 
-def test_log_probabilities_that_were_not_asked_for_may_be_missing(
+def test_logprobs_may_be_missing_if_not_requested(
     server: MockServer, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", KEY)

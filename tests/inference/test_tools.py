@@ -1,4 +1,4 @@
-"""Tools are told to a policy in words, and read from its words; what does not parse stays there."""
+"""Tools are described in text and calls parsed from text; unparsable text stays content."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,9 @@ def rendered(template: Template, tokenizer: Any, *messages: Message, tools: str 
     st.lists(st.tuples(TEXTS.filter(bool), OBJECTS.map(json_text)), min_size=1, max_size=3),
 )
 @FEW
-def test_calls_that_are_written_are_read_again(text: str, calls: list[tuple[str, str]]) -> None:
+def test_written_tool_calls_are_parsed_back_unchanged(
+    text: str, calls: list[tuple[str, str]]
+) -> None:
     ids = [f"call_{ID.hex()[:24]}_{at}" for at in range(len(calls))]
     canonical = tool_calls_text(
         [ToolCall(id_, *call) for id_, call in zip(ids, calls, strict=True)]
@@ -72,7 +74,7 @@ def test_calls_that_are_written_are_read_again(text: str, calls: list[tuple[str,
         (f"<tool_call>no</tool_call>{LS}", "<tool_call>no</tool_call>", ["bash"]),
     ],
 )
-def test_what_is_around_the_calls_is_the_content(text: str, content: str, names: list[str]) -> None:
+def test_text_around_tool_calls_is_the_content(text: str, content: str, names: list[str]) -> None:
     said, calls = calls_in("hermes", text, ID)
 
     assert said == content
@@ -91,29 +93,29 @@ def test_what_is_around_the_calls_is_the_content(text: str, content: str, names:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("close", ["</tool_call>", ""])
-def test_what_does_not_parse_stays_content(inner: str, close: str) -> None:
+def test_unparsable_tool_calls_stay_content(inner: str, close: str) -> None:
     text = f" I try <tool_call>\n{inner}\n{close} "
 
     assert calls_in("hermes", text, ID) == (text, "")
 
 
-def test_an_unclosed_call_is_none() -> None:
+def test_an_unclosed_tool_call_stays_content() -> None:
     text = LS.removesuffix("</tool_call>")
 
     assert calls_in("hermes", text, ID) == (text, "")
 
 
-def test_openings_without_end_are_read_quickly() -> None:
+def test_many_unclosed_tool_calls_are_parsed_quickly() -> None:
     text = '<tool_call>{"a' * 70_000
 
     assert calls_in("hermes", text, ID) == (text, "")
 
 
-def test_without_a_format_calls_are_words() -> None:
+def test_without_a_format_tool_calls_stay_text() -> None:
     assert calls_in("none", LS, ID) == (LS, "")
 
 
-def test_ids_of_calls_are_those_of_their_command() -> None:
+def test_ids_of_tool_calls_derive_from_their_command() -> None:
     _, calls = calls_in("hermes", LS + LS, ID)
 
     assert [call.id for call in tool_calls_of(calls)] == [
@@ -122,7 +124,7 @@ def test_ids_of_calls_are_those_of_their_command() -> None:
     ]
 
 
-def test_definitions_are_told_once_at_the_end_of_the_system_message(tokenizer: Any) -> None:
+def test_tools_are_described_once_at_the_end_of_the_system_message(tokenizer: Any) -> None:
     template = template_of({"kind": "chatml", "tools": "hermes"}, tokenizer)
     user, system = Message("user", "Hi"), Message("system", "Be brief.")
 
@@ -153,7 +155,7 @@ def test_calls_and_results_are_rendered_in_the_declared_format(tokenizer: Any) -
     )
 
 
-def test_turn_by_turn_and_whole_are_the_same_tokens_with_tools(tokenizer: Any) -> None:
+def test_turn_by_turn_and_whole_give_the_same_tokens_with_tools(tokenizer: Any) -> None:
     template = template_of({"kind": "chatml", "tools": "hermes"}, tokenizer)
     user, tool = Message("user", "Hi"), Message("tool", "a.txt", "", "c")
     said = Message("assistant", "", tool_calls_text([ToolCall("c", "bash", '{"command":"ls"}')]))
@@ -167,7 +169,7 @@ def test_turn_by_turn_and_whole_are_the_same_tokens_with_tools(tokenizer: Any) -
 
 
 @pytest.mark.parametrize("kind", ["chatml", "words", "jinja"])
-def test_a_template_without_a_form_for_tools_says_how_to_declare_one(
+def test_a_template_without_tool_support_explains_the_declaration(
     tokenizer: Any, kind: str
 ) -> None:
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
@@ -181,7 +183,7 @@ def test_a_template_without_a_form_for_tools_says_how_to_declare_one(
         template.render([Message("user", "Hi")], first=True, ended=False, tools=TOOLS)
 
 
-def test_a_declared_format_is_part_of_the_templates_digest_and_none_is_not(tokenizer: Any) -> None:
+def test_a_declared_tool_format_changes_the_templates_digest(tokenizer: Any) -> None:
     specs: list[dict[str, str]] = [{}, {"tools": "none"}, {"tools": "hermes"}]
     plain, none, hermes = (
         template_of({"kind": "chatml"} | spec, tokenizer).digest for spec in specs
@@ -191,7 +193,7 @@ def test_a_declared_format_is_part_of_the_templates_digest_and_none_is_not(token
     assert hermes != plain
 
 
-def test_a_chat_template_is_given_arguments_as_an_object(tokenizer: Any) -> None:
+def test_a_chat_template_gets_arguments_as_an_object(tokenizer: Any) -> None:
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
         "{{ c.function.arguments.command }}{% endfor %}<|im_end|>{% endfor %}"
@@ -221,7 +223,7 @@ TAUGHT = (
 )
 
 
-def test_a_models_own_chat_template_renders_tools_turn_by_turn_as_at_once(tokenizer: Any) -> None:
+def test_a_models_own_template_renders_tools_turn_by_turn_alike(tokenizer: Any) -> None:
     tokenizer.chat_template, tokenizer.eos_token = TAUGHT, "<|im_end|>"
     template = template_of({"kind": "jinja", "tools": "hermes"}, tokenizer)
     user, tool = Message("user", "Hi"), Message("tool", "a.txt", "", "c")
@@ -252,7 +254,7 @@ def test_a_models_own_chat_template_renders_tools_turn_by_turn_as_at_once(tokeni
         ("", "hermes", "hermes"),
     ],
 )
-def test_a_chat_template_may_tell_its_format_by_itself(
+def test_a_chat_template_may_imply_its_tool_format(
     tokenizer: Any, told: str, tools: str | None, found: str
 ) -> None:
     tokenizer.eos_token = "<|im_end|>"
@@ -269,7 +271,7 @@ def test_a_chat_template_may_tell_its_format_by_itself(
 
 
 @pytest.mark.parametrize("tools", ["nonsense", "hermes"])
-def test_a_format_that_is_unknown_or_cannot_be_written_is_refused(lake: Path, tools: str) -> None:
+def test_an_unknown_or_unwritable_format_is_refused(lake: Path, tools: str) -> None:
     with pytest.raises(Refused, match="tools of format"):
         template_of(
             {"kind": "roles", "before": WORDS_BEFORE, "tools": tools}, load_policy(lake).tokenizer
@@ -280,14 +282,14 @@ WORDS_BEFORE = {"system": "", "user": "", "assistant": WORDS["turn"]}
 
 
 @pytest.mark.parametrize("tools", ["x", "{}", "5", "[" * 5000])
-def test_tools_that_are_no_list_fail_the_call(tokenizer: Any, tools: str) -> None:
+def test_tools_that_are_not_a_list_fail_the_call(tokenizer: Any, tools: str) -> None:
     template = template_of({"kind": "chatml", "tools": "hermes"}, tokenizer)
 
     with pytest.raises(WorkFailed, match="tools must be a JSON list"):
         template.render([Message("user", "Hi")], first=True, ended=False, tools=tools)
 
 
-def test_definitions_say_all_that_the_agent_said() -> None:
+def test_tool_definitions_are_passed_on_completely() -> None:
     told = in_words(FORMATS["hermes"], [], TOOLS)[0].content
     lines = told.split("<tools>\n")[1].split("\n</tools>")[0].splitlines()
 
@@ -308,7 +310,7 @@ CALLED = '<tool_call>{"name":"rm","arguments":{}}</tool_call>'
         (f"<think>a</think>{CALLED}<think>{CALLED}</think>{CALLED}", ["rm", "rm"]),
     ],
 )
-def test_what_is_written_while_thinking_is_no_call(text: str, names: list[str]) -> None:
+def test_tool_calls_inside_thinking_are_ignored(text: str, names: list[str]) -> None:
     content, calls = FORMATS["hermes"].parsed(text)
 
     assert [name for name, _ in calls] == names

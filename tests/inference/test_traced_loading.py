@@ -1,4 +1,4 @@
-"""An engine that fuses tensors proves each of them by digest: a stale one is told by its name."""
+"""An engine that fuses tensors proves each by its digest: a stale tensor is named."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ Load = Callable[[Iterable[tuple[str, Tensor]]], None]
 
 
 class Fusing(nn.Module):
-    """A model that lays tensors out as vLLM does, with a loader of its own."""
+    """A model with the tensor layout of vLLM and its own loader."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Fusing(nn.Module):
 
 
 def version(number: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Neighbours differ by the smallest step that there is."""
+    """Neighbouring versions differ by the smallest possible step."""
     generator = torch.Generator().manual_seed(0)
     made = {}
     for name, shape in PUBLISHED.items():
@@ -77,7 +77,7 @@ def published(tensors: Mapping[str, Tensor], precision: str) -> PublishedDigests
 
 @dataclass
 class Harmed:
-    """A loader that does one tensor wrong."""
+    """A loader that loads one tensor wrongly."""
 
     model: Fusing
     name: str
@@ -121,7 +121,7 @@ HARMS = [
 
 
 @given(st.sampled_from(list(PUBLISHED)), st.sampled_from(HARMS), st.sampled_from(list(DTYPES)))
-def test_a_tensor_that_is_not_the_versions_is_told_by_its_name_however_it_came(
+def test_a_stale_tensor_is_reported_by_name_for_every_cause(
     name: str, harm: str, precision: str
 ) -> None:
     model = Fusing(DTYPES[precision])
@@ -138,7 +138,7 @@ def test_a_tensor_that_is_not_the_versions_is_told_by_its_name_however_it_came(
 
 
 @given(st.sampled_from(list(DTYPES)), st.sampled_from(list(DTYPES)))
-def test_neighbouring_versions_have_other_digests_in_every_precision(
+def test_neighbouring_versions_have_different_digests_in_every_precision(
     written: str, precision: str
 ) -> None:
     model = Fusing(DTYPES[precision])
@@ -152,7 +152,7 @@ def test_neighbouring_versions_have_other_digests_in_every_precision(
         require_loaded(published(one, precision), loaded, PLACES)
 
 
-def test_a_parameter_that_nothing_is_published_for_is_told() -> None:
+def test_a_parameter_without_a_published_tensor_is_reported() -> None:
     model = Fusing(torch.float32)
     model.register_parameter("extra", nn.Parameter(torch.ones(2), requires_grad=False))
 
@@ -163,7 +163,7 @@ def test_a_parameter_that_nothing_is_published_for_is_told() -> None:
         require_loaded(published(version(1), "float32"), loaded, PLACES)
 
 
-def test_of_tied_tensors_one_is_enough_and_buffers_need_not_be_held() -> None:
+def test_one_of_two_tied_tensors_suffices_and_buffers_are_optional() -> None:
     model, tensors = Fusing(torch.float32), version(1)
     places = PLACES | {"head": PLACES["embed"], "mask": Place(99, (1,), constant=True)}
     more = tensors | {"head": tensors["embed"].clone(), "mask": torch.ones(1)}
@@ -174,7 +174,7 @@ def test_of_tied_tensors_one_is_enough_and_buffers_need_not_be_held() -> None:
     require_loaded(published(more, "float32"), load_and_prove(model, more, load), places)
 
 
-def test_a_tensor_that_is_held_in_another_dtype_than_the_rest_is_compared_in_that(
+def test_a_tensor_held_in_another_dtype_is_compared_in_that_dtype(
     tmp_path: Path,
 ) -> None:
     model, tensors = Fusing(torch.bfloat16), version(1)

@@ -1,4 +1,4 @@
-"""A conversation as ids of its own: read back exactly, turn by turn as well as whole."""
+"""A conversation as ids: read back exactly, turn by turn as well as at once."""
 
 import pytest
 from hypothesis import given
@@ -57,17 +57,17 @@ def test_a_text_has_an_id_for_every_three_bytes() -> None:
         [(1 << 31) - 1],
     ],
 )
-def test_ids_of_another_vocabulary_are_refused(ids: list[int]) -> None:
+def test_ids_of_another_vocabulary_are_refused_as_a_prefix(ids: list[int]) -> None:
     with pytest.raises(WorkFailed, match="begun by another engine") as refused:
         messages_of(ids)
 
     assert (refused.value.code, refused.value.retriable) == ("bad_prefix", False)
 
 
-def test_a_role_without_a_mark_cannot_be_told() -> None:
+def test_a_role_without_a_mark_is_refused() -> None:
     with pytest.raises(WorkFailed, match="role 'judge'; servers of messages know system"):
         message_ids([Message("judge", "x")])
 
 
-def test_the_vocabulary_is_that_of_the_journals_that_there_are() -> None:
+def test_the_vocabulary_digest_matches_existing_journals() -> None:
     assert transcript_ids.DIGEST == "5c0d154ce520d381dbca2db5c6ab0fe6"

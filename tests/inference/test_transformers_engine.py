@@ -1,4 +1,4 @@
-"""Batched, cached and interrupted must be what one full forward pass says."""
+"""Batched, cached and interrupted sampling agrees with one full forward pass."""
 
 import gc
 import json
@@ -89,7 +89,7 @@ def test_batched_cached_and_full_forward_agree(family: Path) -> None:
     answers=st.lists(st.integers(1, 12), min_size=8, max_size=8),
     apart=st.integers(0, 4),
 )
-def test_a_call_samples_the_same_tokens_alone_and_among_others(
+def test_a_call_samples_the_same_tokens_alone_and_in_a_batch(
     lake: Path, lengths: list[int], answers: list[int], apart: int
 ) -> None:
     calls = [
@@ -116,13 +116,13 @@ SERVING: dict[Path, TransformersEngine] = {}
 
 
 def serving_lake(lake: Path) -> TransformersEngine:
-    """One engine for many examples: what it kept of the earlier ones must not matter either."""
+    """One engine for many examples: its cache of earlier ones must not matter either."""
     if lake not in SERVING:
         SERVING[lake] = serving(lake)
     return SERVING[lake]
 
 
-def test_each_token_carries_the_version_in_force_and_is_scored_by_it(family: Path) -> None:
+def test_each_token_carries_the_current_version_and_its_logprob(family: Path) -> None:
     # Given calls in the middle of their answers
     engine = serving(family)
     calls = [call(f"r{n}", said="s1 " * (1 + n), max_tokens=8) for n in range(3)]
@@ -131,11 +131,11 @@ def test_each_token_carries_the_version_in_force_and_is_scored_by_it(family: Pat
     for _ in range(3):
         assert engine.step() == []
 
-    # When new weights come
+    # When new weights are adopted
     take(engine, version_of(family, 1))
     answers = run(engine)
 
-    # Then each token is the work of the weights that its version names
+    # Then each token was sampled by the weights that its version names
     assert len(answers) == 3
     for answer in answers:
         ids = tokens(after(answer.call, answer.body))
@@ -148,7 +148,7 @@ def test_each_token_carries_the_version_in_force_and_is_scored_by_it(family: Pat
             assert found == pytest.approx(full[ids[len(ids) - 8 + at]].item(), abs=1e-4)
 
 
-def test_kept_prefixes_of_old_weights_are_not_used_for_new_ones(lake: Path) -> None:
+def test_cached_prefixes_of_old_weights_are_not_reused(lake: Path) -> None:
     engine = serving(lake)
     first = call(said="s1 s2 s3 s4", max_tokens=4)
     answered = body(engine, first)
@@ -159,7 +159,7 @@ def test_kept_prefixes_of_old_weights_are_not_used_for_new_ones(lake: Path) -> N
     assert_scored_by(weighted(lake, 1), second, body(engine, second))
 
 
-def test_a_wrong_canary_leaves_the_present_weights_and_their_keys_at_work(lake: Path) -> None:
+def test_a_wrong_canary_leaves_current_weights_and_cache_in_use(lake: Path) -> None:
     # Given a call in the middle of its answer
     undisturbed = body(serving(lake), call(max_tokens=6))
     engine = serving(lake)
@@ -167,18 +167,18 @@ def test_a_wrong_canary_leaves_the_present_weights_and_their_keys_at_work(lake: 
     engine.step()
     fed = engine.fed_tokens
 
-    # When weights come that do not score the canary as the trainer did
+    # When weights arrive that do not score the canary as the trainer did
     with pytest.raises(WorkFailed, match=r"version 9 .* 0\.01") as caught:
         take(engine, version_of(lake, 9, canary_off_by=0.01))
     engine.step()
 
-    # Then it goes on as if nothing had been: not even a key is computed again
+    # Then it continues undisturbed: not even a key is computed again
     assert (caught.value.code, caught.value.retriable) == ("canary", False)
     assert engine.fed_tokens == fed + 1
     [answer] = run(engine)
     assert answer.body == undisturbed
 
-    # And a good one is taken as always
+    # And correct weights are adopted as usual
     take(engine, version_of(lake, 2))
     assert tokens(body(engine, call()).versions) == [2]
 
@@ -192,7 +192,7 @@ def without_collector() -> Iterator[None]:
     gc.enable()
 
 
-def test_models_that_were_proven_and_engines_that_were_let_go_leave_nothing(
+def test_proven_models_and_released_engines_free_their_memory(
     family: Path, without_collector: None
 ) -> None:
     engine = serving(family)
@@ -211,7 +211,7 @@ def test_models_that_were_proven_and_engines_that_were_let_go_leave_nothing(
     assert _alive(kind, besides=others) == [engine.policy.model]
 
 
-def test_a_twin_of_the_version_that_its_elder_serves_reads_and_copies_nothing(lake: Path) -> None:
+def test_a_twin_of_the_served_version_reads_and_copies_nothing(lake: Path) -> None:
     engine = serving(lake)
     one, two = (version_of(lake, number) for number in (1, 2))
     take(engine, one)
@@ -236,7 +236,7 @@ def _alive(kind: type[torch.nn.Module], besides: list[torch.nn.Module]) -> list[
     return [held for held in gc.get_objects() if type(held) is kind and id(held) not in known]
 
 
-def test_tied_weights_are_tied_after_an_adoption_too(family: Path) -> None:
+def test_tied_weights_stay_tied_after_an_adoption(family: Path) -> None:
     engine = TransformersEngine("policy", family)
     model = engine.policy.model
     before = len({parameter.data_ptr() for parameter in model.state_dict().values()})
@@ -247,7 +247,7 @@ def test_tied_weights_are_tied_after_an_adoption_too(family: Path) -> None:
     assert after_ == before
 
 
-def test_weights_of_which_the_canary_is_off_are_not_built_upon(lake: Path) -> None:
+def test_weights_with_a_wrong_canary_are_not_kept_as_a_base(lake: Path) -> None:
     class Noting(HeldWeights):
         forgot = 0
 
@@ -278,7 +278,7 @@ def without_a_tensor(policy: Path, version: PolicyVersion) -> PolicyVersion:
     return replace(version, full=file)
 
 
-def test_weights_of_another_model_leave_the_present_ones_in_service(lake: Path) -> None:
+def test_weights_of_another_model_leave_the_current_ones_in_service(lake: Path) -> None:
     engine = serving(lake)
     incomplete = without_a_tensor(lake, version_of(lake, 1))
     gone = version_of(lake, 2)
@@ -296,7 +296,7 @@ def test_weights_of_another_model_leave_the_present_ones_in_service(lake: Path) 
     assert tokens(body(engine, call()).versions) == [0]
 
 
-def test_tied_embeddings_may_come_once(lake: Path) -> None:
+def test_tied_embeddings_may_be_published_once(lake: Path) -> None:
     version = version_of(lake, 0)
 
     assert "lm_head.weight" not in read_weights(version.full)
@@ -307,7 +307,7 @@ def test_tied_embeddings_may_come_once(lake: Path) -> None:
     assert engine.version == 0
 
 
-def test_a_prompt_that_is_too_long_fails_for_good(lake: Path) -> None:
+def test_a_too_long_prompt_fails_permanently(lake: Path) -> None:
     failed = failure(serving(lake), call(said="s1 " * 94))
 
     assert (failed.code, failed.retriable) == ("too_long", False)
@@ -317,7 +317,7 @@ def test_a_prompt_that_is_too_long_fails_for_good(lake: Path) -> None:
     )
 
 
-def test_where_nothing_is_sampled_tokens_are_counted_and_the_model_is_not_run(lake: Path) -> None:
+def test_a_call_for_no_tokens_counts_without_running_the_model(lake: Path) -> None:
     engine = serving(lake)
     first = call(max_tokens=4)
     known = after(first, body(engine, first))
@@ -333,7 +333,7 @@ def test_where_nothing_is_sampled_tokens_are_counted_and_the_model_is_not_run(la
     assert engine.fed_tokens - fed < 10, "neither counting was fed, and the keys were kept"
 
 
-def test_max_tokens_is_cut_to_what_the_context_holds(lake: Path) -> None:
+def test_max_tokens_is_limited_to_the_remaining_context(lake: Path) -> None:
     answered = body(serving(lake), call(said="s1 " * 90, max_tokens=50))
 
     assert len(tokens(answered.token_ids)) == 96 - 92
@@ -345,7 +345,7 @@ def test_max_tokens_is_cut_to_what_the_context_holds(lake: Path) -> None:
     [{"temperature": -1.0}, {"temperature": math.nan}, {"top_p": 0.0}, {"top_k": -1},
      {"max_tokens": -1}],
 )  # fmt: skip
-def test_impossible_sampling_costs_one_call(lake: Path, wrong: dict[str, float]) -> None:
+def test_invalid_sampling_options_fail_one_call_only(lake: Path, wrong: dict[str, float]) -> None:
     engine = serving(lake)
 
     bad, good = run(engine, call("bad", **wrong), call("good"))
@@ -354,7 +354,7 @@ def test_impossible_sampling_costs_one_call(lake: Path, wrong: dict[str, float])
     assert isinstance(good.body, ModelAnswered)
 
 
-def test_a_prefix_of_another_vocabulary_costs_one_call(lake: Path) -> None:
+def test_a_prefix_of_another_vocabulary_fails_one_call_only(lake: Path) -> None:
     engine = serving(lake)
 
     bad, unknown, good = run(
@@ -381,7 +381,7 @@ class Tooled:
         return self.plain.render(messages, first=first, ended=ended)
 
 
-def test_a_template_that_falls_over_a_call_costs_that_call(lake: Path) -> None:
+def test_a_template_error_fails_its_own_call_only(lake: Path) -> None:
     engine = serving(lake)
     engine.policy = replace(engine.policy, template=Tooled(engine.policy.template))
 
@@ -402,7 +402,7 @@ class Caller:
 @pytest.mark.parametrize(
     ("tool_format", "tools"), [("hermes", "[]"), ("hermes", ""), ("none", "[]")]
 )
-def test_calls_are_read_where_the_template_has_a_form_and_the_call_has_tools(
+def test_tool_calls_are_parsed_if_template_and_call_have_tools(
     lake: Path, tool_format: str, tools: str
 ) -> None:
     policy = load_policy(lake)
@@ -421,14 +421,14 @@ def test_calls_are_read_where_the_template_has_a_form_and_the_call_has_tools(
     assert len(tokens(answered.token_ids)) == 1
 
 
-def test_a_call_with_tools_fails_where_the_template_has_no_form_for_them(lake: Path) -> None:
+def test_a_call_with_tools_fails_without_a_tool_format(lake: Path) -> None:
     failed = failure(serving(lake), replace(call(), tools="[]"))
 
     assert (failed.code, failed.retriable) == ("not_renderable", False)
     assert '"tools": "hermes"' in failed.message
 
 
-def test_temperature_zero_takes_the_likeliest_token(lake: Path) -> None:
+def test_temperature_zero_picks_the_likeliest_token(lake: Path) -> None:
     engine, model = serving(lake), weighted(lake, 0)
     one = call(said="s3", temperature=0.0, max_tokens=5, top_p=0.5)
 
@@ -439,7 +439,7 @@ def test_temperature_zero_takes_the_likeliest_token(lake: Path) -> None:
     assert_scored_by(model, one, answered)
 
 
-def test_logprobs_are_those_after_temperature(lake: Path) -> None:
+def test_logprobs_are_computed_after_temperature(lake: Path) -> None:
     engine, model = serving(lake), weighted(lake, 0)
     one = call(said="s3", temperature=0.5)
 
@@ -450,7 +450,7 @@ def test_logprobs_are_those_after_temperature(lake: Path) -> None:
     assert logprobs_of(answered.logprobs)[0] == pytest.approx(hot, abs=1e-4)
 
 
-def test_a_sampled_end_token_is_the_policys_and_not_in_the_text(writer: Path) -> None:
+def test_a_sampled_end_token_is_kept_but_not_in_the_text(writer: Path) -> None:
     engine = serving(writer)
     answers = run(engine, *(call(f"r{n}", said="2 + 2?", max_tokens=300) for n in range(8)))
 
@@ -464,7 +464,7 @@ def test_a_sampled_end_token_is_the_policys_and_not_in_the_text(writer: Path) ->
         assert "<eos>" not in answered.text
 
 
-def test_a_stop_string_is_cut_from_the_text_and_its_tokens_stay(writer: Path) -> None:
+def test_a_stop_string_is_removed_from_the_text_but_not_the_tokens(writer: Path) -> None:
     # Given an answer, and two characters in the middle of it
     engine = serving(writer)
     whole = body(engine, call(said="2 + 2?", max_tokens=40))
@@ -483,7 +483,7 @@ def test_a_stop_string_is_cut_from_the_text_and_its_tokens_stay(writer: Path) ->
     assert decoded == whole.text[:end] + stop
 
 
-def test_a_cut_answer_is_ended_by_the_glue_of_the_next_turn(writer: Path) -> None:
+def test_the_next_turn_closes_a_truncated_answer(writer: Path) -> None:
     engine = serving(writer)
     first = call(said="hi", max_tokens=2)
     cut = body(engine, first)
@@ -499,7 +499,7 @@ def test_a_cut_answer_is_ended_by_the_glue_of_the_next_turn(writer: Path) -> Non
     assert decode(tokens(ended.added_ids)) == "go<a>"
 
 
-def test_no_new_messages_continue_a_cut_answer(lake: Path) -> None:
+def test_a_call_without_new_messages_continues_a_truncated_answer(lake: Path) -> None:
     # The noise belongs to the place in the call, so only likeliest tokens can be compared.
     engine = serving(lake)
     whole = body(engine, call(max_tokens=6, temperature=0.0))
@@ -514,7 +514,7 @@ def test_no_new_messages_continue_a_cut_answer(lake: Path) -> None:
     assert cut.token_ids + rest.token_ids == whole.token_ids
 
 
-def test_the_next_turn_feeds_only_what_is_new(lake: Path) -> None:
+def test_the_next_turn_feeds_only_new_tokens(lake: Path) -> None:
     engine = serving(lake)
     first = call(said="s1 " * 30, max_tokens=3)
     answered = body(engine, first)
@@ -526,7 +526,7 @@ def test_the_next_turn_feeds_only_what_is_new(lake: Path) -> None:
     assert engine.fed_tokens - before == 3
 
 
-def test_without_room_for_prefixes_answers_are_the_same(lake: Path) -> None:
+def test_answers_are_the_same_without_a_prefix_cache(lake: Path) -> None:
     kept, unkept = serving(lake), serving(lake, max_cache_bytes=0)
     first = call(said="s1 " * 20, max_tokens=3)
     answered = body(kept, first)
@@ -537,7 +537,7 @@ def test_without_room_for_prefixes_answers_are_the_same(lake: Path) -> None:
     assert unkept.fed_tokens > kept.fed_tokens
 
 
-def test_siblings_that_wait_together_read_their_short_prompts_once(family: Path) -> None:
+def test_waiting_siblings_feed_their_short_prompts_once(family: Path) -> None:
     # Given groups of four with prompts of three lengths, all below the one that is kept for later
     engine, model = serving(family), weighted(family, 0)
     prompts = ["s1 " * 3, "s2 " * 20, "s3 s4"]
@@ -546,7 +546,7 @@ def test_siblings_that_wait_together_read_their_short_prompts_once(family: Path)
     ]
     alone = [body(serving(family), one).token_ids for one in calls]
 
-    # When they come at the same time, and somebody is in the middle of an answer
+    # When they come at the same time, while another call is in the middle of its answer
     engine.add(call("before", said="s1 " * 3, max_tokens=9))
     engine.step()
     before = engine.fed_tokens
@@ -582,7 +582,7 @@ def test_siblings_with_one_long_prompt_feed_it_once(writer: Path) -> None:
         assert_scored_by(model, answer.call, answer.body)
 
 
-def test_a_full_batch_makes_the_others_wait_their_turn(lake: Path) -> None:
+def test_calls_beyond_a_full_batch_wait_their_turn(lake: Path) -> None:
     wide, narrow = serving(lake), serving(lake, max_batch=2)
     calls = [call(f"r{n}", said=f"s{n}", max_tokens=1 + n) for n in range(7)]
 
@@ -591,7 +591,7 @@ def test_a_full_batch_makes_the_others_wait_their_turn(lake: Path) -> None:
     assert [a.body.token_ids for a in in_one] == [a.body.token_ids for a in by_two]
 
 
-def test_an_aborted_call_leaves_without_disturbing_the_others(lake: Path) -> None:
+def test_an_aborted_call_does_not_disturb_the_others(lake: Path) -> None:
     calls = [call(f"r{n}", said=f"s{n}", max_tokens=9) for n in range(4)]
     undisturbed = {a.call.rollout_id: a.body for a in run(serving(lake), *calls)}
 
@@ -607,7 +607,7 @@ def test_an_aborted_call_leaves_without_disturbing_the_others(lake: Path) -> Non
         assert answer.body.token_ids == undisturbed[answer.call.rollout_id].token_ids
 
 
-def test_the_lake_reads_and_says_words(lake: Path) -> None:
+def test_the_lake_policy_reads_and_writes_words(lake: Path) -> None:
     engine = serving(lake)
     first = call(said="s7")
     answered = body(engine, first)
@@ -620,7 +620,7 @@ def test_the_lake_reads_and_says_words(lake: Path) -> None:
     )
 
 
-def test_a_new_sequence_may_begin_with_an_old_conversation(lake: Path) -> None:
+def test_a_new_sequence_may_start_with_an_old_conversation(lake: Path) -> None:
     history = (Message("user", "s7"), Message("assistant", "L"), Message("user", "s6"))
 
     answered = body(serving(lake), call(said=history, sequence=1))

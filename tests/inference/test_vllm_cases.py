@@ -1,4 +1,4 @@
-"""`make vllm` plays every case of vLLM: none is left out because of how it is called."""
+"""`make vllm` runs every vLLM case: no case is left out because of its parameters."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ def collected(path: str) -> list[tuple[str, str]]:
     return [(mark, case) for _, mark, case in told]
 
 
-def test_vllm_is_put_to_every_case_of_the_contract_that_transformers_is() -> None:
+def test_vllm_runs_every_contract_case_of_transformers() -> None:
     found = collected(CONTRACT)
 
     marked = [case for mark, case in found if mark == "vllm"]

@@ -1,4 +1,4 @@
-"""What vLLM as an engine does beyond the contract of all, and where it refuses to begin."""
+"""Behaviour of vLLM as an engine beyond the contract, and the reasons to refuse a start."""
 
 import os
 import signal
@@ -58,9 +58,7 @@ def _end_of_vllm() -> Iterator[None]:
 
 
 @pytest.mark.vllm
-def test_vllm_scores_what_it_samples_as_a_full_forward_pass_does(
-    serving: VllmEngine, lake: Path
-) -> None:
+def test_vllm_logprobs_match_a_full_forward_pass(serving: VllmEngine, lake: Path) -> None:
     model = weighted(lake, 0)
     calls = [call(f"r{n}", said="s1 " * (1 + n), max_tokens=12) for n in range(8)]
 
@@ -76,7 +74,7 @@ def test_vllm_scores_what_it_samples_as_a_full_forward_pass_does(
 
 
 @pytest.mark.vllm
-def test_vllm_stops_at_a_stop_string_and_samples_nothing_where_nothing_is_asked(
+def test_vllm_stops_at_a_stop_string_and_counts_without_sampling(
     serving: VllmEngine,
 ) -> None:
     whole = body(serving, call("r0", max_tokens=30))
@@ -92,7 +90,7 @@ def test_vllm_stops_at_a_stop_string_and_samples_nothing_where_nothing_is_asked(
 
 
 @pytest.mark.vllm
-def test_aborting_what_vllm_is_at_work_on_leaves_room_for_others(serving: VllmEngine) -> None:
+def test_aborting_running_vllm_calls_frees_capacity(serving: VllmEngine) -> None:
     for number in range(4):
         serving.add(call(f"r{number}", max_tokens=80))
     serving.step()
@@ -105,7 +103,7 @@ def test_aborting_what_vllm_is_at_work_on_leaves_room_for_others(serving: VllmEn
 
 
 @pytest.mark.vllm
-def test_more_prompts_at_once_than_vllm_computes_in_one_step_are_all_answered(
+def test_more_prompts_than_one_vllm_step_are_all_answered(
     serving: VllmEngine,
 ) -> None:
     """Where vLLM cut the last of them in two, its processes died: seeds have no offset on a CPU."""
@@ -117,7 +115,7 @@ def test_more_prompts_at_once_than_vllm_computes_in_one_step_are_all_answered(
 
 
 @pytest.mark.vllm
-def test_twins_take_turns_on_one_vllm_and_each_says_what_its_own_weights_say(
+def test_twins_share_one_vllm_and_answer_with_their_own_weights(
     serving: VllmEngine, lake: Path
 ) -> None:
     twin = serving.twin()
@@ -153,9 +151,7 @@ def test_twins_take_turns_on_one_vllm_and_each_says_what_its_own_weights_say(
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("when", ["as vLLM begins", "when it serves"])
-def test_processes_of_vllm_end_with_the_one_that_started_them_whenever_that_is_killed(
-    lake: Path, tmp_path: Path, when: str
-) -> None:
+def test_vllm_processes_end_if_their_owner_is_killed(lake: Path, tmp_path: Path, when: str) -> None:
     if find_spec("vllm") is None:
         left_out("vllm", "its processes; `make vllm` installs it")
     ready = tmp_path / "ready"
@@ -190,7 +186,7 @@ if __name__ == "__main__":
 
 
 def owned_by(pid: int) -> list[int]:
-    """The processes that vLLM has begun for this one."""
+    """The processes that vLLM has started for this one."""
     mark = f"{OWNER}={pid}".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
@@ -201,7 +197,7 @@ def owned_by(pid: int) -> list[int]:
 
 
 @pytest.mark.vllm
-def test_an_engine_whose_vllm_is_killed_says_so_and_leaves(serving: VllmEngine) -> None:
+def test_an_engine_with_a_killed_vllm_reports_it_and_ends(serving: VllmEngine) -> None:
     [core] = [pid for pid in running("VLLM::EngineCore") if parent_of(pid) == os.getpid()]
     serving.add(call("r0", max_tokens=80))
     serving.step()
@@ -221,7 +217,7 @@ def test_an_engine_whose_vllm_is_killed_says_so_and_leaves(serving: VllmEngine) 
         (True, "cpu", "sse2", "needs a processor with avx2"),
     ],
 )
-def test_where_vllm_cannot_run_one_line_says_what_to_do(
+def test_missing_vllm_requirements_are_explained_in_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed: bool, device: str, flags: str,
     said: str,
 ) -> None:  # fmt: skip

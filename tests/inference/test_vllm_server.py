@@ -1,4 +1,4 @@
-"""The engine `openai` on vLLM's own server: what it says is taken as it was said, and trainable."""
+"""The engine `openai` on vLLM's own server: its answers are accepted and trainable."""
 
 import json
 import os
@@ -35,14 +35,14 @@ TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}<a>"
 
 @dataclass
 class Server:
-    """vLLM's own."""
+    """vLLM's own server."""
 
     url: str
     process: "subprocess.Popen[bytes]"
     log: Path
 
     def ask(self, path: str, asked: dict[str, Any] | None = None) -> Any:
-        """What it says by itself, without anything of ours."""
+        """The server's own answer, without our engine."""
         request = urllib.request.Request(
             f"{self.url}/{path}",
             data=json.dumps(asked).encode() if asked else None,
@@ -92,7 +92,7 @@ def server(lake: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """With all that it has started."""
+    """End the process and all its children."""
     process.terminate()
     process.wait(30)
 
@@ -109,7 +109,7 @@ def asking(
     return server_engine("policy", directory, ModelsSettings(openai=options))
 
 
-def test_what_the_server_samples_is_taken_with_its_ids_and_log_probabilities_and_is_trainable(
+def test_the_servers_samples_are_accepted_with_ids_and_are_trainable(
     server: Server, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = asking(server, monkeypatch, lake)
@@ -138,7 +138,7 @@ def test_what_the_server_samples_is_taken_with_its_ids_and_log_probabilities_and
     assert len({tokens(answered.token_ids)[0] for answered in answers}) > 1
 
 
-def test_a_second_turn_goes_on_from_the_exact_tokens_of_the_first(
+def test_a_second_turn_continues_the_exact_tokens_of_the_first(
     server: Server, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = asking(server, monkeypatch, lake)
@@ -150,7 +150,7 @@ def test_a_second_turn_goes_on_from_the_exact_tokens_of_the_first(
     assert (second.untrainable, len(tokens(second.token_ids))) == ("", 5)
 
 
-def test_what_reshapes_the_distribution_makes_the_answer_untrainable(
+def test_a_reshaped_distribution_makes_the_answer_untrainable(
     server: Server, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered = body(asking(server, monkeypatch, lake), call(max_tokens=3, temperature=0.5))
@@ -158,7 +158,7 @@ def test_what_reshapes_the_distribution_makes_the_answer_untrainable(
     assert answered.untrainable == "raw_logprobs"
 
 
-def test_over_its_chat_the_text_comes_and_no_ids(
+def test_the_chat_endpoint_gives_text_without_ids(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered = body(asking(server, monkeypatch), call(said="s7", max_tokens=4))
@@ -176,7 +176,7 @@ def test_over_its_chat_the_text_comes_and_no_ids(
         ({}, {"said": "s1 " * 200}, "too_long", "longer than"),
     ],
 )
-def test_what_the_server_refuses_fails_the_call_for_good_in_one_line(
+def test_a_refusal_of_the_server_fails_the_call_permanently(
     server: Server, lake: Path, monkeypatch: pytest.MonkeyPatch,
     given: dict[str, str], sampling: dict[str, Any], code: str, words: str,
 ) -> None:  # fmt: skip
@@ -190,7 +190,7 @@ def test_what_the_server_refuses_fails_the_call_for_good_in_one_line(
     assert KEY not in failed.message
 
 
-def test_a_server_that_has_gone_is_told_in_one_line_and_may_be_asked_again(
+def test_a_stopped_server_is_reported_in_one_line_and_retriable(
     server: Server, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = asking(server, monkeypatch, lake)

@@ -1,4 +1,4 @@
-"""Who may put its weights into a vLLM that several engines share, and when; no vLLM is needed."""
+"""How several engines share one vLLM in turns; no vLLM is needed."""
 
 import gc
 from contextlib import suppress
@@ -13,7 +13,7 @@ OPTIONS = CoreOptions(Path(), "float32", 96, 4, 1, 1)
 
 
 class Guest:
-    """One that notes when it is stopped."""
+    """An engine that records when it is paused."""
 
     def __init__(self) -> None:
         self.works = True
@@ -27,7 +27,7 @@ class Guest:
 
 
 class Clock:
-    """It stands still until it is told."""
+    """A clock that the test moves."""
 
     now = 0.0
 
@@ -49,7 +49,7 @@ def take_turn(vllm: SharedVllm, guest: Guest, clock: Clock, took_s: float) -> No
         clock.now += took_s
 
 
-def test_a_turn_lasts_ten_times_what_it_took_to_begin_where_others_wait() -> None:
+def test_a_turn_lasts_ten_times_its_start_up_if_others_wait() -> None:
     clock, first = Clock(), Guest()
     vllm = shared(clock)
     take_turn(vllm, first, clock, 0.5)
@@ -61,7 +61,7 @@ def test_a_turn_lasts_ten_times_what_it_took_to_begin_where_others_wait() -> Non
     assert (before, vllm.is_free()) == (False, True)
 
 
-def test_who_has_nothing_to_do_is_stopped_at_once_and_only_by_who_has() -> None:
+def test_an_idle_guest_is_paused_only_for_a_busy_one() -> None:
     clock, first, second = Clock(), Guest(), Guest()
     vllm = shared(clock)
     take_turn(vllm, first, clock, 5.0)
@@ -74,7 +74,7 @@ def test_who_has_nothing_to_do_is_stopped_at_once_and_only_by_who_has() -> None:
     assert vllm.guest() is second
 
 
-def test_an_engine_that_is_let_go_leaves_its_turn_to_others() -> None:
+def test_a_released_engine_gives_up_its_turn() -> None:
     clock, first = Clock(), Guest()
     vllm = shared(clock)
     take_turn(vllm, first, clock, 5.0)
@@ -86,7 +86,7 @@ def test_an_engine_that_is_let_go_leaves_its_turn_to_others() -> None:
     assert vllm.is_free()
 
 
-def test_a_turn_that_does_not_come_about_is_of_some_length_too() -> None:
+def test_a_failed_turn_also_occupies_some_time() -> None:
     clock, first = Clock(), Guest()
     vllm = shared(clock)
 
@@ -99,7 +99,7 @@ def test_a_turn_that_does_not_come_about_is_of_some_length_too() -> None:
     assert vllm.is_free()
 
 
-def test_vllm_is_started_once_however_many_ask() -> None:
+def test_vllm_is_started_only_once() -> None:
     started: list[CoreOptions] = []
 
     def start(options: CoreOptions) -> VllmCore:

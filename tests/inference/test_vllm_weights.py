@@ -1,4 +1,4 @@
-"""vLLM, which fuses tensors, serves a version by its own tensors alone: each is told by digest."""
+"""vLLM, which fuses tensors, serves only a version's own tensors, proven by digest."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -85,7 +85,7 @@ def one_of(policy: Path, number: int, name: str) -> torch.Tensor:
     return (held.view(torch.int16) ^ (number & 1)).view(torch.bfloat16)
 
 
-def test_neighbouring_versions_which_no_canary_tells_apart_are_told_by_digest(
+def test_digests_tell_versions_apart_that_a_canary_cannot(
     serving: VllmEngine, policy: Path
 ) -> None:
     core = serving._shared.core
@@ -106,7 +106,7 @@ def test_neighbouring_versions_which_no_canary_tells_apart_are_told_by_digest(
 
 
 @pytest.mark.parametrize("name", [*FUSED, *APART])
-def test_one_tensor_of_the_version_before_is_told_by_its_name_and_that_version_goes_on(
+def test_one_stale_tensor_is_named_and_the_previous_version_stays(
     serving: VllmEngine, policy: Path, name: str
 ) -> None:
     serving.stage(version(policy, 2))
@@ -119,7 +119,7 @@ def test_one_tensor_of_the_version_before_is_told_by_its_name_and_that_version_g
 
 
 @pytest.mark.parametrize("name", [*FUSED, *APART])
-def test_a_tensor_that_is_passed_over_is_told_with_that_of_vllm_which_keeps_a_part(
+def test_a_skipped_tensor_is_named_with_the_stale_vllm_parameter(
     serving: VllmEngine, policy: Path, name: str
 ) -> None:
     serving.stage(version(policy, 2))

@@ -22,7 +22,7 @@ TOOLS: list[Any] = [
 ]
 
 
-def test_a_text_is_read_by_the_client() -> None:
+def test_the_client_reads_a_text_answer() -> None:
     server = DialectServer(says(SAID))
 
     got = server.openai().chat.completions.create(model="any", messages=USER)
@@ -36,7 +36,7 @@ def test_a_text_is_read_by_the_client() -> None:
 
 
 @pytest.mark.parametrize("choice", [CALLING, Choice("", "stop", tool_calls_text(CALLS))])
-def test_what_the_client_sends_back_is_what_the_policy_said(choice: Choice) -> None:
+def test_the_client_sends_back_the_policys_answer_unchanged(choice: Choice) -> None:
     server = DialectServer(says(choice))
     create = server.openai().chat.completions.create
     got = create(model="policy", messages=USER, tools=TOOLS).choices[0]
@@ -57,7 +57,7 @@ def test_what_the_client_sends_back_is_what_the_policy_said(choice: Choice) -> N
 
 
 @pytest.mark.parametrize("choice", [SAID, CALLING, Choice("")])
-def test_a_stream_adds_up_to_the_answer(choice: Choice) -> None:
+def test_a_stream_equals_the_whole_answer(choice: Choice) -> None:
     server = DialectServer(says(choice, SAID))
     with server.openai().chat.completions.stream(
         model="policy", messages=USER, n=2, stream_options={"include_usage": True}
@@ -77,7 +77,7 @@ def test_a_stream_adds_up_to_the_answer(choice: Choice) -> None:
     assert got.usage == whole.usage
 
 
-def test_a_stream_tells_its_usage_when_asked_and_ends_with_done() -> None:
+def test_a_stream_reports_its_usage_on_request_and_ends_with_done() -> None:
     server = DialectServer(says(SAID))
     create = server.openai().chat.completions.create
     usages = [
@@ -92,7 +92,7 @@ def test_a_stream_tells_its_usage_when_asked_and_ends_with_done() -> None:
     assert usages[1] == [None] * 3
 
 
-def test_a_cut_answer_says_so() -> None:
+def test_a_truncated_answer_has_finish_reason_length() -> None:
     server = DialectServer(says(Choice("Hel", "length", CALLING.tool_calls)))
     create = server.openai().chat.completions.create
 
@@ -101,7 +101,7 @@ def test_a_cut_answer_says_so() -> None:
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
-def test_log_probabilities_and_token_ids_are_told_when_asked() -> None:
+def test_logprobs_and_token_ids_are_returned_on_request() -> None:
     choice = Choice("a b", "stop", "", 2, (17, 4), (-0.5, -1.25))
     server = DialectServer(lambda ask: replace(reply_to(ask, choice), prompt_token_ids=(5,)))
     create = server.openai().chat.completions.create
@@ -121,8 +121,8 @@ def test_log_probabilities_and_token_ids_are_told_when_asked() -> None:
     assert (server.ask.logprobs, server.ask.token_ids) == (True, True)
 
 
-def test_more_alternatives_than_are_known_are_refused_in_the_vendors_words() -> None:
-    """Whoever reads a class from them would take those that are missing for impossible."""
+def test_too_many_top_logprobs_are_refused_in_the_vendors_words() -> None:
+    """A reader of class probabilities would take missing alternatives for impossible ones."""
     server = DialectServer(says(SAID))
     chat, responses = server.openai().chat.completions, server.openai().responses
     include: Any = ["message.output_text.logprobs"]
@@ -164,7 +164,7 @@ def read(**fields: Any) -> Any:
         ({"reasoning_effort": "high", "provider_specific_fields": {"a": [1]}, "x": None}, {}),
     ],
 )
-def test_what_the_agent_wishes_stands_in_the_ask(
+def test_request_fields_are_copied_to_the_ask(
     fields: dict[str, Any], found: dict[str, Any]
 ) -> None:
     ask = read(**fields)
@@ -186,11 +186,11 @@ def test_what_the_agent_wishes_stands_in_the_ask(
         ({"role": "assistant", "content": "x", "tool_calls": []}, Message("assistant", "x")),
     ],
 )
-def test_messages_have_one_form(message: dict[str, Any], found: Message) -> None:
+def test_messages_are_normalised(message: dict[str, Any], found: Message) -> None:
     assert read(messages=[message]).messages == (found,)
 
 
-def test_how_it_is_sampled_and_written_and_unknown_keys_have_no_part_in_the_name() -> None:
+def test_sampling_options_and_unknown_keys_do_not_change_the_digest() -> None:
     same = {
         "seed": 1, "user": "u", "metadata": {"a": "b"}, "stream": True, "temperature": 0.3,
         "top_p": 0.2, "prompt_cache_key": "k", "stream_options": {"include_usage": True},
@@ -201,7 +201,7 @@ def test_how_it_is_sampled_and_written_and_unknown_keys_have_no_part_in_the_name
     assert read(n=2).d != read().d
 
 
-def test_any_model_name_means_the_only_policy_and_none_where_there_are_several() -> None:
+def test_any_model_name_selects_an_only_policy_but_not_among_several() -> None:
     body = orjson.dumps({"messages": USER, "model": "gpt"})
     two = orjson.dumps({"messages": USER, "model": "judge"})
 
@@ -240,7 +240,7 @@ def test_any_model_name_means_the_only_policy_and_none_where_there_are_several()
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name is missing"),
     ],
 )
-def test_what_cannot_be_taken_is_refused_by_its_field(fields: dict[str, Any], words: str) -> None:
+def test_an_invalid_field_is_refused_by_name(fields: dict[str, Any], words: str) -> None:
     server = DialectServer(says(SAID))
 
     with pytest.raises(openai.BadRequestError) as refused:

@@ -1,4 +1,4 @@
-"""JSON within JSON, however deep: a body is read, or refused by the bound that it passes."""
+"""A body of nested JSON is read, or refused by the bound that it exceeds."""
 
 import json
 
@@ -30,7 +30,7 @@ PLACES = {
 
 
 def read(path: str, deep: str, *, ignored: bool) -> AgentRequest:
-    """A body with this in it, where it is ignored or where it is taken."""
+    """A body that contains this value in an ignored or in a used field."""
     field = '"unknown":DEEP' if ignored or path not in PLACES else PLACES[path]
     body = json.dumps(FLAT)[:-1] + "," + field.replace("DEEP", deep) + "}"
     return DIALECTS[path].read(body.encode(), ["policy"], {})
@@ -66,6 +66,6 @@ def refused_as_too_deep(path: str, deep: str, *, ignored: bool) -> None:
 
 
 @PATHS
-def test_what_is_deep_and_never_closed_is_refused(path: str) -> None:
+def test_a_deep_unclosed_body_is_refused(path: str) -> None:
     for opened in OPEN.values():
         refused_as_too_deep(path, opened * 100_000, ignored=True)

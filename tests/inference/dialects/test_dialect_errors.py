@@ -1,4 +1,4 @@
-"""Errors of every kind, in every dialect, and what vendors' clients make of them."""
+"""Errors of every kind, in every dialect, and how the vendors' clients react to them."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -63,7 +63,7 @@ KINDS = {
 
 @VENDORS
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}-{row[1]}")
-def test_clients_raise_and_retry_as_the_error_table_says(vendor: Any, row: Any) -> None:
+def test_clients_raise_and_retry_according_to_the_error_table(vendor: Any, row: Any) -> None:
     status, code, more, raised, calls = row
     server = declines(Declined(status, code, "why it is so", **more))
     module = anthropic if vendor is messages else openai
@@ -81,7 +81,7 @@ def test_clients_raise_and_retry_as_the_error_table_says(vendor: Any, row: Any) 
 
 @VENDORS
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_that_is_too_long_is_told_in_the_vendors_words(vendor: Any, stream: bool) -> None:
+def test_a_too_long_prompt_is_refused_in_the_vendors_words(vendor: Any, stream: bool) -> None:
     server = DialectServer(lambda ask: ErrorReply(ask.d, 400, "too_long", ENGINE))
 
     with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as error:
@@ -100,7 +100,7 @@ def test_a_prompt_that_is_too_long_is_told_in_the_vendors_words(vendor: Any, str
 
 
 class Awake(DialectServer):
-    """Has nothing to say for a while."""
+    """A server that sends keep-alive events in a stream."""
 
     def answer(self, path: str, body: bytes) -> HttpAnswer:
         found = super().answer(path, body)
@@ -108,7 +108,7 @@ class Awake(DialectServer):
 
 
 class Late(DialectServer):
-    """Fails within a stream that has begun."""
+    """A server that fails within a stream that has begun."""
 
     def answer(self, path: str, body: bytes) -> HttpAnswer:
         dialect = ROUTES[path]
@@ -126,13 +126,13 @@ def test_a_failure_within_a_stream_is_raised(vendor: Any) -> None:
 
 
 @VENDORS
-def test_a_stream_that_was_kept_awake_is_read_as_if_it_had_not_been(vendor: Any) -> None:
+def test_keep_alive_events_do_not_change_a_stream(vendor: Any) -> None:
     events = list(vendor(Awake(says(Choice("x"))))(stream=True))
 
     assert len(events) == len(list(vendor(DialectServer(says(Choice("x"))))(stream=True)))
 
 
-def test_what_no_path_answers_is_told_in_the_form_of_its_vendor() -> None:
+def test_an_unknown_path_is_refused_in_its_vendors_form() -> None:
     server = DialectServer(says(Choice("x")))
 
     with pytest.raises(openai.NotFoundError, match="nothing answers /v1/embeddings"):
@@ -141,7 +141,7 @@ def test_what_no_path_answers_is_told_in_the_form_of_its_vendor() -> None:
         server.anthropic().messages.batches.retrieve("x")
 
 
-def test_a_recorded_error_is_final_unless_it_says_to_come_again() -> None:
+def test_a_recorded_error_is_final_unless_it_asks_for_a_retry() -> None:
     d = Ask("model").d
 
     assert declined_by(ErrorReply(d, 503, "failed", "x")).headers == {"x-should-retry": "false"}
@@ -151,7 +151,7 @@ def test_a_recorded_error_is_final_unless_it_says_to_come_again() -> None:
     assert str(declined_by(ErrorReply(d, 400, "too_long", "no numbers"))) == "no numbers"
 
 
-def test_the_policies_are_listed_as_models() -> None:
+def test_policies_are_listed_as_models() -> None:
     assert orjson.loads(models_body(["a", "b"])) == {
         "object": "list",
         "data": [

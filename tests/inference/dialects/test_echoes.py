@@ -1,4 +1,4 @@
-"""What a policy said, told to a client and sent back by it, is what the policy said."""
+"""An answer that a client receives and sends back is read as the policy's answer."""
 
 import json
 from collections.abc import Iterable
@@ -62,16 +62,16 @@ def told(path: str, text: str, calls: str, *, stream: bool = False) -> tuple[Mes
 @pytest.mark.parametrize("path", ECHOES)
 @given(text=TEXTS, calls=CALLS)
 @FEW
-def test_what_is_sent_back_is_what_was_said(path: str, text: str, calls: str) -> None:
+def test_an_echoed_answer_is_read_back_unchanged(path: str, text: str, calls: str) -> None:
     said, body = told(path, text, calls)
 
-    # As a client in Python reads and writes it, which keeps an integer of any size
+    # A Python client, which keeps integers of any size, reads and writes the answer
     echo = json.dumps(ECHOES[path](json.loads(body))).encode()
     assert ROUTES[path].read(echo, ["policy"], {}).ask.messages[1:] == (said,)
 
 
 def lines(data: bytes) -> Iterable[str]:
-    """As clients split them that go by Unicode's line ends."""
+    """Split lines at Unicode line ends, as some clients do."""
     return httpx.Response(200, content=data).iter_lines()
 
 
@@ -79,7 +79,7 @@ def lines(data: bytes) -> Iterable[str]:
 @given(text=TEXTS, calls=CALLS)
 @example(text="a\u2028b\u2029c\x85d\r\ne\x0bf\x0c\x1c\x1d\x1e", calls="")
 @FEW
-def test_every_line_of_a_stream_is_whole(path: str, text: str, calls: str) -> None:
+def test_every_line_of_a_stream_is_complete(path: str, text: str, calls: str) -> None:
     _, data = told(path, text, calls, stream=True)
 
     found = list(lines(data))

@@ -1,4 +1,4 @@
-"""Whatever a body holds, it is refused, or read and answered: a dialect raises nothing else."""
+"""Any body is refused, or read and answered: a dialect raises nothing else."""
 
 import random
 
@@ -16,7 +16,7 @@ EVERY = 2500
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_a_changed_body_is_refused_or_read_and_answered(path: str) -> None:
+def test_a_mutated_body_is_refused_or_answered(path: str) -> None:
     rng = random.Random(path)
     dialect = ROUTES[path]
     read: list[AgentRequest] = []

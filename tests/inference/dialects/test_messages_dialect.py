@@ -20,7 +20,7 @@ USER: list[Any] = [{"role": "user", "content": "Hello"}]
 TOOLS: list[Any] = [{"name": "bash", "description": "Run", "input_schema": {"type": "object"}}]
 
 
-def test_a_text_is_read_by_the_client() -> None:
+def test_the_client_reads_a_text_answer() -> None:
     server = DialectServer(says(SAID))
 
     got = server.anthropic().messages.create(
@@ -39,7 +39,7 @@ def test_a_text_is_read_by_the_client() -> None:
 @pytest.mark.parametrize(
     "choice", [SAID, Choice(""), CALLING, Choice("", "stop", tool_calls_text(CALLS))]
 )
-def test_what_the_client_sends_back_is_what_the_policy_said(choice: Choice) -> None:
+def test_the_client_sends_back_the_policys_answer_unchanged(choice: Choice) -> None:
     server = DialectServer(says(choice))
     create = server.anthropic().messages.create
     got = create(model="policy", max_tokens=50, messages=USER, tools=TOOLS)
@@ -70,7 +70,7 @@ def test_what_the_client_sends_back_is_what_the_policy_said(choice: Choice) -> N
 
 
 @pytest.mark.parametrize("choice", [SAID, CALLING, Choice("Hel", "length", "", 3)])
-def test_a_stream_adds_up_to_the_message(choice: Choice) -> None:
+def test_a_stream_equals_the_whole_message(choice: Choice) -> None:
     server = DialectServer(says(choice))
     asked: Any = {"model": "p", "max_tokens": 50, "messages": USER, "tools": TOOLS}
     whole = server.anthropic().messages.create(**asked)
@@ -91,7 +91,7 @@ def test_a_stream_adds_up_to_the_message(choice: Choice) -> None:
         (replace(CALLING, stopped_by="two"), ("tool_use", None)),
     ],
 )
-def test_the_stop_string_that_ended_an_answer_is_named(
+def test_the_stop_string_that_ended_an_answer_is_reported(
     choice: Choice, found: tuple[str, str | None]
 ) -> None:
     asked: Any = {"model": "p", "max_tokens": 50, "messages": USER, "stop_sequences": ["x", "two"]}
@@ -105,7 +105,7 @@ def test_the_stop_string_that_ended_an_answer_is_named(
     assert (streamed.stop_reason, streamed.stop_sequence) == found
 
 
-def test_arguments_that_are_no_object_are_told_as_text() -> None:
+def test_arguments_that_are_not_an_object_are_returned_as_text() -> None:
     choice = Choice("", "stop", tool_calls_text([ToolCall("c", "bash", "ls -l")]))
 
     got = (
@@ -119,7 +119,7 @@ def test_arguments_that_are_no_object_are_told_as_text() -> None:
     ]
 
 
-def test_tokens_are_counted_by_a_call_that_samples_none() -> None:
+def test_count_tokens_counts_without_sampling() -> None:
     server = DialectServer(says(Choice("")))
 
     got = server.anthropic().messages.count_tokens(model="p", messages=USER, tools=TOOLS)
@@ -140,11 +140,11 @@ def ask(**fields: Any) -> Any:
         ([], [Message("user")]),
     ],
 )
-def test_blocks_have_one_form(content: Any, found: list[Message]) -> None:
+def test_content_blocks_are_normalised(content: Any, found: list[Message]) -> None:
     assert list(ask(messages=[{"role": "user", "content": content}]).messages) == found
 
 
-def test_instructions_may_stand_in_the_middle_of_a_conversation() -> None:
+def test_system_messages_may_occur_in_the_middle_of_a_conversation() -> None:
     later: Any = {"role": "system", "content": [{"type": "text", "text": "Be kind."}]}
 
     said = ask(system="Be brief.", messages=[*USER, later, *USER]).messages
@@ -157,7 +157,7 @@ def test_instructions_may_stand_in_the_middle_of_a_conversation() -> None:
     ]
 
 
-def test_thinking_of_others_is_passed_over() -> None:
+def test_thinking_blocks_are_ignored() -> None:
     blocks = [
         {"type": "thinking", "thinking": "x", "signature": "y"},
         {"type": "text", "text": "a"},
@@ -178,7 +178,7 @@ def test_thinking_of_others_is_passed_over() -> None:
         ({"type": "tool", "name": "bash"}, "function:bash"),
     ],
 )
-def test_the_choice_of_tools_is_neutral(choice: Any, found: str) -> None:
+def test_tool_choice_is_normalised(choice: Any, found: str) -> None:
     assert ask(tools=TOOLS, tool_choice=choice).tool_choice == found
 
 
@@ -197,7 +197,7 @@ def test_the_choice_of_tools_is_neutral(choice: Any, found: str) -> None:
         ({"system": 5}, "system must be a text or must be a list, found 5"),
     ],
 )
-def test_what_cannot_be_taken_is_refused_by_its_field(fields: dict[str, Any], words: str) -> None:
+def test_an_invalid_field_is_refused_by_name(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(anthropic.BadRequestError) as refused:
         DialectServer(says(SAID)).anthropic().messages.create(
             model="p", max_tokens=5, messages=USER, extra_body=fields

@@ -1,4 +1,4 @@
-"""What agents send that nobody meant: each gets an answer, or a refusal that names its field."""
+"""Unusual requests get an answer, or a refusal that names the field."""
 
 import json
 from typing import Any
@@ -69,9 +69,7 @@ def accepted(path: str, value: Any) -> Ask:
 @pytest.mark.parametrize(
     "content", [b'"\\ud800"', b'"\\udfff\\ud800"', b'"\xed\xa0\x80"', b'"a\xff"'], ids=range(4)
 )
-def test_half_a_surrogate_and_bytes_that_are_no_text_are_replaced(
-    path: str, content: bytes
-) -> None:
+def test_lone_surrogates_and_invalid_bytes_are_replaced(path: str, content: bytes) -> None:
     body = json.dumps(asked(path)).encode().replace(b'"Hi"', content)
 
     found, _ = sent(path, body)
@@ -80,7 +78,7 @@ def test_half_a_surrogate_and_bytes_that_are_no_text_are_replaced(
 
 
 @PATHS
-def test_a_million_lists_in_one_another_are_refused(path: str) -> None:
+def test_a_million_nested_lists_are_refused(path: str) -> None:
     for deep in (b"[" * 10**6, b"[" * 10**6 + b"]" * 10**6, b'{"a":' * 10**6):
         body = b'{"messages": ' + deep + b', "input": "x"}'
         said = refusal(path, body)["message"]
@@ -89,7 +87,7 @@ def test_a_million_lists_in_one_another_are_refused(path: str) -> None:
 
 @PATHS
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_a_number_that_is_not_finite_is_refused(path: str, number: str) -> None:
+def test_non_finite_numbers_are_refused(path: str, number: str) -> None:
     for name in ("temperature", "top_p") if path != COUNT else ():
         body = json.dumps(asked(path))[:-1] + f', "{name}": {number}}}'
         assert name in refusal(path, body.encode())["message"]
@@ -101,7 +99,7 @@ def test_a_number_that_is_not_finite_is_refused(path: str, number: str) -> None:
     assert "tools" in refusal(path, tools.replace('"HERE"', number).encode())["message"]
 
 
-def test_of_a_key_that_stands_twice_the_last_one_counts() -> None:
+def test_the_last_of_two_equal_keys_counts() -> None:
     body = b'{"messages": 5, "n": 9, "messages": [{"role": "user", "content": "Hi"}], "n": 2}'
 
     ask = accepted(CHAT, body)
@@ -111,7 +109,7 @@ def test_of_a_key_that_stands_twice_the_last_one_counts() -> None:
 
 @PATHS
 @pytest.mark.parametrize("number", [2**31, 2**63, 10**400, -1, 0, 1.5, "5", True, [], {}])
-def test_a_number_of_tokens_that_is_none_is_refused(path: str, number: Any) -> None:
+def test_an_invalid_token_limit_is_refused(path: str, number: Any) -> None:
     if path == COUNT:
         return
     name = "max_output_tokens" if path == RESPONSES else "max_tokens"
@@ -121,12 +119,12 @@ def test_a_number_of_tokens_that_is_none_is_refused(path: str, number: Any) -> N
     )
 
 
-def test_as_many_tokens_as_can_be_counted_are_asked_for_as_they_are() -> None:
+def test_a_huge_token_limit_is_passed_on_unchanged() -> None:
     assert accepted(CHAT, asked(CHAT, max_tokens=10**9)).max_tokens == 10**9
 
 
 @pytest.mark.parametrize("number", [0, -1, 129, 2**200, "2", 1.0])
-def test_a_number_of_answers_that_is_none_is_refused(number: Any) -> None:
+def test_an_invalid_number_of_answers_is_refused(number: Any) -> None:
     assert refusal(CHAT, json.dumps(asked(CHAT, n=number)).encode())["param"] == "n"
 
 
@@ -135,14 +133,14 @@ def test_a_number_of_answers_that_is_none_is_refused(number: Any) -> None:
     [(None, 200), ({}, 200), ({"include_usage": None}, 200), ({"x": [1]}, 200), ([], 400), (1, 400),
      ("yes", 400), ({"include_usage": "yes"}, 400), ({"include_usage": 1}, 400)],
 )  # fmt: skip
-def test_options_of_a_stream_are_taken_or_refused(options: Any, status: int) -> None:
+def test_stream_options_are_accepted_or_refused(options: Any, status: int) -> None:
     for stream in (True, False):
         body = json.dumps(asked(CHAT, stream=stream, stream_options=options)).encode()
 
         assert sent(CHAT, body)[0].status == status
 
 
-def test_a_thousand_stop_strings_are_asked_for_as_they_are() -> None:
+def test_a_thousand_stop_strings_are_passed_on_unchanged() -> None:
     stops = [f"stop {n}" for n in range(1000)]
 
     assert accepted(CHAT, asked(CHAT, stop=stops)).stop == tuple(stops)
@@ -151,7 +149,7 @@ def test_a_thousand_stop_strings_are_asked_for_as_they_are() -> None:
 
 @PATHS
 @pytest.mark.parametrize("part", ["image", "audio"])
-def test_a_part_that_is_no_text_is_refused_by_its_type(path: str, part: str) -> None:
+def test_a_part_that_is_not_text_is_refused_by_its_type(path: str, part: str) -> None:
     found = IMAGES[path] if part == "image" else AUDIO
     name = "input" if path == RESPONSES else "messages"
 
@@ -174,7 +172,7 @@ def test_a_part_that_is_no_text_is_refused_by_its_type(path: str, part: str) -> 
         (MESSAGES, [USE], "assistant"),
     ],
 )  # fmt: skip
-def test_calls_without_results_names_told_twice_and_roles_in_the_middle_are_told_as_they_are(
+def test_unusual_orders_of_roles_are_passed_on_unchanged(
     path: str, told: list[Any], roles: str
 ) -> None:
     name = "input" if path == RESPONSES else "messages"
@@ -182,7 +180,7 @@ def test_calls_without_results_names_told_twice_and_roles_in_the_middle_are_told
     assert " ".join(m.role for m in accepted(path, asked(path, **{name: told})).messages) == roles
 
 
-def test_integers_of_any_size_are_told_and_repeated() -> None:
+def test_integers_of_any_size_are_passed_on_and_repeated() -> None:
     huge = {"maximum": 2**200}
     function = {"name": "f", "parameters": huge}
     body = json.dumps(asked(RESPONSES, tools=[{"type": "function", **function}])).encode()
@@ -198,7 +196,7 @@ def test_integers_of_any_size_are_told_and_repeated() -> None:
 
 
 @PATHS
-def test_a_name_of_a_megabyte_is_told_in_a_few_words(path: str) -> None:
+def test_a_name_of_a_megabyte_is_shortened_in_the_error(path: str) -> None:
     server = DialectServer(every, ["policy", "judge"])
 
     found = server.answer(path, json.dumps(asked(path, model="x" * 2**20)).encode())

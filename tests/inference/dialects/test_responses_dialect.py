@@ -20,7 +20,7 @@ USER: list[Any] = [{"role": "user", "content": "Hello"}]
 TOOLS: list[Any] = [{"type": "function", "name": "bash", "parameters": {"type": "object"}}]
 
 
-def test_a_text_is_read_by_the_client() -> None:
+def test_the_client_reads_a_text_answer() -> None:
     server = DialectServer(says(SAID))
 
     got = server.openai().responses.create(
@@ -39,7 +39,7 @@ def test_a_text_is_read_by_the_client() -> None:
 @pytest.mark.parametrize(
     "choice", [SAID, Choice(""), CALLING, Choice("", "stop", tool_calls_text(CALLS))]
 )
-def test_what_the_client_sends_back_is_what_the_policy_said(choice: Choice) -> None:
+def test_the_client_sends_back_the_policys_answer_unchanged(choice: Choice) -> None:
     server = DialectServer(says(choice))
     create = server.openai().responses.create
     got = create(model="policy", input=USER, tools=TOOLS)
@@ -54,7 +54,7 @@ def test_what_the_client_sends_back_is_what_the_policy_said(choice: Choice) -> N
     )
 
 
-def test_a_response_can_be_gone_on_from_without_its_instructions() -> None:
+def test_a_response_can_be_continued_without_its_instructions() -> None:
     server = DialectServer(says(CALLING))
     create = server.openai().responses.create
     first = create(model="policy", input="Hello", instructions="Be brief.", tools=TOOLS)
@@ -82,7 +82,7 @@ def test_a_response_of_another_session_is_refused() -> None:
     assert refused.value.code == "previous_response_not_found"
 
 
-def test_a_response_that_is_not_to_be_stored_is_not() -> None:
+def test_a_response_with_store_false_is_not_stored() -> None:
     server = DialectServer(says(SAID))
     server.openai().responses.create(model="p", input="x", store=False)
 
@@ -90,7 +90,7 @@ def test_a_response_that_is_not_to_be_stored_is_not() -> None:
 
 
 @pytest.mark.parametrize("choice", [SAID, CALLING, Choice("", "stop", tool_calls_text(CALLS))])
-def test_what_was_told_may_be_sent_back_by_reference(choice: Choice) -> None:
+def test_an_earlier_item_may_be_sent_back_by_reference(choice: Choice) -> None:
     server = DialectServer(says(choice))
     create = server.openai().responses.create
     first = create(model="policy", input=USER, tools=TOOLS)
@@ -105,7 +105,7 @@ def test_what_was_told_may_be_sent_back_by_reference(choice: Choice) -> None:
 @pytest.mark.parametrize(
     "name", ["rs_1", "msg_1", f"fc_{ID}_9", f"fc_{ID}_\u0663", f"fc_{ID}_" + "9" * 5000, "", "_"]
 )
-def test_an_item_that_was_not_told_is_not_found(name: str) -> None:
+def test_a_reference_to_an_unknown_item_is_not_found(name: str) -> None:
     server = DialectServer(says(CALLING))
     create = server.openai().responses.create
     create(model="policy", input=USER)
@@ -114,7 +114,7 @@ def test_an_item_that_was_not_told_is_not_found(name: str) -> None:
         create(model="policy", input=[*USER, {"type": "item_reference", "id": name}])
 
 
-def test_what_is_wished_of_reasoning_is_repeated_and_its_items_are_passed_over() -> None:
+def test_reasoning_options_are_echoed_and_reasoning_items_ignored() -> None:
     server = DialectServer(says(CALLING))
     create = server.openai().responses.create
     wished: Any = {
@@ -138,7 +138,7 @@ def test_what_is_wished_of_reasoning_is_repeated_and_its_items_are_passed_over()
 @pytest.mark.parametrize(
     "fields", [{"conversation": "conv_1"}, {"conversation": {"id": "x"}}, {"prompt": {"id": "p"}}]
 )
-def test_what_is_kept_at_the_vendors_only_is_refused(fields: dict[str, Any]) -> None:
+def test_references_to_state_stored_at_the_vendor_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError, match="Unsupported parameter") as refused:
         DialectServer(says(SAID)).openai().responses.create(model="p", input="x", extra_body=fields)
 
@@ -147,7 +147,7 @@ def test_what_is_kept_at_the_vendors_only_is_refused(fields: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("alternatives", [0, 1])
-def test_log_probabilities_are_told_when_they_are_to_be_included(alternatives: int) -> None:
+def test_logprobs_are_returned_if_included(alternatives: int) -> None:
     choice = Choice("a b", "stop", "", 2, (17, 4), (-0.5, -1.25))
     asked: Any = {
         "model": "p", "input": "x", "top_logprobs": alternatives,
@@ -169,7 +169,7 @@ def test_log_probabilities_are_told_when_they_are_to_be_included(alternatives: i
     assert server.ask.logprobs
 
 
-def test_what_is_kept_of_a_conversation_is_kept_once() -> None:
+def test_a_stored_conversation_shares_its_messages() -> None:
     server = DialectServer(lambda ask: replace(reply_to(ask, SAID), id=ask.d))
     items: list[Any] = []
     for turn in range(20):
@@ -183,7 +183,7 @@ def test_what_is_kept_of_a_conversation_is_kept_once() -> None:
 
 
 @pytest.mark.parametrize("choice", [SAID, CALLING, Choice("", "stop", tool_calls_text(CALLS))])
-def test_a_stream_adds_up_to_the_response(choice: Choice) -> None:
+def test_a_stream_equals_the_whole_response(choice: Choice) -> None:
     server = DialectServer(says(choice))
     whole = server.openai().responses.create(model="p", input="x", tools=TOOLS)
 
@@ -210,7 +210,7 @@ def test_a_stream_adds_up_to_the_response(choice: Choice) -> None:
     assert got.usage == whole.usage
 
 
-def test_a_cut_response_is_incomplete() -> None:
+def test_a_truncated_response_is_incomplete() -> None:
     create = DialectServer(says(Choice("Hel", "length", "", 3))).openai().responses.create
 
     got = create(model="p", input="x")
@@ -237,7 +237,7 @@ def answered(name: str) -> dict[str, str]:
     return {"type": "function_call_output", "call_id": name, "output": "ok"}
 
 
-def test_calls_belong_to_the_turn_that_they_follow() -> None:
+def test_tool_calls_belong_to_the_turn_before_them() -> None:
     said = {"type": "message", "role": "assistant", "content": "I call."}
     both = tool_calls_text([ToolCall("a", "a", "{}"), ToolCall("b", "b", "{}")])
     one = tool_calls_text([ToolCall("c", "c", "{}")])
@@ -267,7 +267,7 @@ def test_calls_belong_to_the_turn_that_they_follow() -> None:
         ({"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "x"}, ()),
     ],
 )
-def test_items_have_one_form(item: dict[str, Any], found: tuple[Message, ...]) -> None:
+def test_input_items_are_normalised(item: dict[str, Any], found: tuple[Message, ...]) -> None:
     assert turns({"role": "user", "content": "x"}, item)[1:] == found
 
 
@@ -291,7 +291,7 @@ def test_items_have_one_form(item: dict[str, Any], found: tuple[Message, ...]) -
         ({"max_output_tokens": 1.5}, "max_output_tokens must be an integer, found 1.5"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_taken_is_refused_by_its_field(fields: dict[str, Any], words: str) -> None:
+def test_an_invalid_field_is_refused_by_name(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         DialectServer(says(SAID)).openai().responses.create(model="p", input="x", extra_body=fields)
 

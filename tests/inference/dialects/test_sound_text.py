@@ -1,4 +1,4 @@
-"""Text that UTF-8 cannot write is replaced in a body, and nothing else is touched."""
+"""Text that UTF-8 cannot encode is replaced in a body, and nothing else is changed."""
 
 import json
 
@@ -17,14 +17,14 @@ CHAT = "/v1/chat/completions"
 
 
 @given(st.recursive(ANY, lambda each: st.lists(each) | st.dictionaries(ANY, each), max_leaves=8))
-def test_a_sound_body_stays_as_it_is(value: object) -> None:
+def test_a_valid_body_is_unchanged(value: object) -> None:
     for ascii_ in (False, True):
         body = json.dumps(value, ensure_ascii=ascii_).encode()
         assert json.loads(sound(body)) == value
 
 
 @given(SURROGATES)
-def test_lone_surrogates_alone_are_replaced(text: str) -> None:
+def test_only_lone_surrogates_are_replaced(text: str) -> None:
     body = json.dumps({"a": text, text: "\\ud800"}).encode()
     wanted = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
@@ -35,12 +35,12 @@ def test_lone_surrogates_alone_are_replaced(text: str) -> None:
 
 
 @given(st.binary(max_size=30))
-def test_wrong_bytes_are_replaced(raw: bytes) -> None:
+def test_invalid_utf8_bytes_are_replaced(raw: bytes) -> None:
     sound(b'"' + raw.replace(b'"', b"").replace(b"\\", b"") + b'"').decode()
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])
-def test_a_conversation_with_a_cut_character_goes_on_in_every_dialect(path: str) -> None:
+def test_every_dialect_accepts_a_message_with_a_cut_character(path: str) -> None:
     said = {"role": "user", "content": "x \ud83d y"}
     key = "input" if path == "/v1/responses" else "messages"
     body = json.dumps({"model": "p", "max_tokens": 5, key: [said]}).encode()
@@ -50,7 +50,7 @@ def test_a_conversation_with_a_cut_character_goes_on_in_every_dialect(path: str)
     assert read.ask.messages[-1].content == "x \N{REPLACEMENT CHARACTER} y"
 
 
-def test_a_body_of_too_many_messages_is_declined_before_it_is_read() -> None:
+def test_a_body_of_too_many_messages_is_declined_before_parsing() -> None:
     one = b'{"role":"user","content":"a"}'
     body = b'{"model":"p","messages":[' + b",".join([one] * (MOST_MESSAGES + 1)) + b"]}"
 

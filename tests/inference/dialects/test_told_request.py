@@ -1,4 +1,4 @@
-"""A request that another process has read is the request, whatever its body holds."""
+"""A request that another process has parsed is read back unchanged."""
 
 import random
 
@@ -27,7 +27,7 @@ MESSAGES = st.builds(Message, TEXTS, TEXTS, TEXTS, TEXTS, TEXTS)
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_a_request_is_read_back_as_it_was(path: str) -> None:
+def test_a_request_is_read_back_unchanged_by_another_process(path: str) -> None:
     rng = random.Random(path)
     dialect, count = ROUTES[path], 0
     for _ in range(500):
@@ -50,7 +50,7 @@ def test_a_request_is_read_back_as_it_was(path: str) -> None:
 @pytest.mark.parametrize("path", ["/v1/step", "/v1/finish"])
 @given(text=TEXTS)
 @FEW
-def test_a_step_is_read_back_as_it_was(path: str, text: str) -> None:
+def test_a_step_is_read_back_unchanged_by_another_process(path: str, text: str) -> None:
     body = written({"action": text, "result": text}, random.Random(0.5))
     request = DIALECTS[path].read(body, [], {})
 
@@ -59,11 +59,13 @@ def test_a_step_is_read_back_as_it_was(path: str, text: str) -> None:
 
 @given(st.dictionaries(TEXTS, st.lists(MESSAGES, max_size=3), max_size=3))
 @FEW
-def test_what_was_said_is_read_back_as_it_was(said: dict[str, list[Message]]) -> None:
+def test_conversations_are_read_back_unchanged_by_another_process(
+    said: dict[str, list[Message]],
+) -> None:
     assert conversations_of(told_conversations(said)) == said
 
 
-def test_what_is_not_at_hand_is_asked_for_and_what_is_not_there_is_not() -> None:
+def test_an_unloaded_conversation_is_requested_and_a_missing_one_is_not() -> None:
     some = AtHand({"a": [Message("user", "x")]}, ["b"])
 
     assert some["a"]

@@ -1,4 +1,4 @@
-"""A tool's result is told as that of its own call, or refused by its place; in every dialect."""
+"""In every dialect, a tool result is paired with its call, or refused by its place."""
 
 import json
 from collections import Counter
@@ -141,9 +141,7 @@ def told_pairs(messages: tuple[Message, ...]) -> list[tuple[str, str]]:
 @PATHS
 @given(turns=TURNS)
 @settings(FEW, max_examples=150)
-def test_a_result_is_told_as_that_of_its_call_or_refused_by_its_place(
-    path: str, turns: list[Turn]
-) -> None:
+def test_a_tool_result_is_paired_with_its_call_or_refused(path: str, turns: list[Turn]) -> None:
     body, held = body_of(path, turns)
     dialect = ROUTES[path.partition(",")[0]]
     sent = [result_of(name, at) for turn in turns for at, name in enumerate(turn.sent)
@@ -175,7 +173,7 @@ def check_refusal(path: str, declined: Declined) -> None:
 @PATHS
 @given(names=st.permutations(["a", "b", "c"]), text=st.integers(0, 3))
 @FEW
-def test_results_in_any_order_make_the_same_ask(path: str, names: list[str], text: int) -> None:
+def test_results_in_any_order_give_the_same_ask(path: str, names: list[str], text: int) -> None:
     orders = [[*names[:text], None, *names[text:]], ["a", "b", "c", None]]
 
     first, second = (
@@ -191,7 +189,9 @@ def test_results_in_any_order_make_the_same_ask(path: str, names: list[str], tex
 @pytest.mark.parametrize("path", [MESSAGES, COUNT])
 @pytest.mark.parametrize("content", [None, "", "gone", [{"type": "text", "text": "gone"}]])
 @pytest.mark.parametrize("is_error", [True, False, None])
-def test_a_result_that_is_an_error_says_so(path: str, content: Any, is_error: bool | None) -> None:
+def test_an_error_result_is_marked_as_an_error(
+    path: str, content: Any, is_error: bool | None
+) -> None:
     use = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "a", "content": content, "is_error": is_error}
     said = [HI, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
@@ -202,7 +202,7 @@ def test_a_result_that_is_an_error_says_so(path: str, content: Any, is_error: bo
     assert told == ("Error: " if is_error else "") + ("gone" if content else "")
 
 
-def test_a_result_has_the_name_of_its_call_whatever_its_own_is() -> None:
+def test_a_tool_result_gets_the_name_of_its_call() -> None:
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     for given_name, wanted in (("g", "f"), (None, "")):
         said = [

@@ -1,4 +1,4 @@
-"""What an adapter says of itself, and by what its base is known."""
+"""The description of an adapter, and how its base is recognised."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ def tensor(dtype: str, values: np.ndarray) -> RawTensor:
     return RawTensor(dtype, values.shape, values.tobytes())
 
 
-def test_what_is_written_is_read() -> None:
+def test_an_adapter_description_is_read_back_unchanged() -> None:
     tensors = from_safetensors(to_safetensors({KIND: ABOUT.tensor()}))
 
     assert AdapterAbout.of(tensors) == ABOUT
@@ -35,12 +35,12 @@ def test_what_is_written_is_read() -> None:
         (replace(ABOUT, rank=0).tensor().data, "rank 0 "),
     ],
 )
-def test_what_no_adapter_says_is_refused(data: bytes, complaint: str) -> None:
+def test_an_invalid_adapter_description_is_refused(data: bytes, complaint: str) -> None:
     with pytest.raises(WeightsDiffer, match=complaint):
         AdapterAbout.of({KIND: RawTensor("U8", (len(data),), data)})
 
 
-def test_half_of_a_module_and_other_tensors_are_refused() -> None:
+def test_incomplete_modules_and_foreign_tensors_are_refused() -> None:
     one = tensor("F32", np.zeros((1, 1), "<f4"))
     whole = {KIND: ABOUT.tensor(), "m.lora_A.weight": one, "m.lora_B.weight": one}
 
@@ -49,7 +49,7 @@ def test_half_of_a_module_and_other_tensors_are_refused() -> None:
         modules_of(whole | {"n.lora_B.weight": one, "m.weight": one})
 
 
-def test_a_base_is_known_by_its_values_in_float32_however_it_is_kept() -> None:
+def test_the_base_digest_depends_on_float32_values_not_on_precision() -> None:
     values = np.array([1.5, -0.0, np.inf, 2.0**-130], "<f4")
     coarse = RawTensor("BF16", (4,), (values.view("<u4") >> 16).astype("<u2").tobytes())
     half = np.array([1.5, -0.0], "<f2")

@@ -1,4 +1,4 @@
-"""What is kept is bounded by the memory it takes, whatever is kept."""
+"""The cache is bounded by the memory of its values."""
 
 import tracemalloc
 
@@ -16,7 +16,7 @@ from schemas.messages import EnvironmentStepped, ModelAnswered
     ),
     st.integers(0, 9),
 )
-def test_it_never_takes_more_than_its_bound_and_knows_what_it_takes(
+def test_the_cache_never_exceeds_its_bound_and_knows_its_size(
     kept_sizes: list[tuple[int, int, str | None]], dropped: int
 ) -> None:
     kept: AnswerCache[bytes] = AnswerCache(3000, 1500)
@@ -34,7 +34,7 @@ def test_it_never_takes_more_than_its_bound_and_knows_what_it_takes(
     assert kept.get(dropped) is None
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_the_least_recently_used_value_is_evicted_first() -> None:
     kept: AnswerCache[bytes] = AnswerCache(3 * size_of(bytes(100)))
     for key in "abc":
         kept.keep(key, bytes(100))
@@ -45,7 +45,7 @@ def test_the_least_recently_used_goes_first() -> None:
     assert [kept.get(key) is not None for key in "abcd"] == [True, False, True, True]
 
 
-def test_of_what_follows_one_another_the_last_stays_and_a_few_bytes_of_what_came_before() -> None:
+def test_only_the_last_answer_of_a_session_is_kept_fully() -> None:
     kept: AnswerCache[bytes] = AnswerCache(50_000, 3 * size_of(bytes(100)))
     for number in range(50):
         for name in ("one session", "another"):
@@ -58,7 +58,7 @@ def test_of_what_follows_one_another_the_last_stays_and_a_few_bytes_of_what_came
     assert kept.get(("another", 49)) is not None
 
 
-def test_of_what_was_overtaken_the_one_that_is_asked_for_stays_longer() -> None:
+def test_a_superseded_answer_that_is_requested_stays_longer() -> None:
     kept: AnswerCache[bytes] = AnswerCache(50_000, 2 * size_of(bytes(100)))
     for number in range(3):
         kept.keep(number, bytes(100), "a session")
@@ -69,7 +69,7 @@ def test_of_what_was_overtaken_the_one_that_is_asked_for_stays_longer() -> None:
     assert [kept.get(number) is not None for number in range(4)] == [True, False, True, True]
 
 
-def test_what_is_larger_than_the_bound_is_not_kept_and_the_old_value_is_gone() -> None:
+def test_a_value_above_the_bound_is_dropped_with_its_predecessor() -> None:
     kept: AnswerCache[bytes] = AnswerCache(1000)
     kept.keep("a", b"old")
 
@@ -78,7 +78,7 @@ def test_what_is_larger_than_the_bound_is_not_kept_and_the_old_value_is_gone() -
     assert (kept.get("a"), len(kept), kept.size_bytes) == (None, 0, 0)
 
 
-def test_what_is_dropped_is_gone() -> None:
+def test_a_dropped_value_is_removed() -> None:
     kept: AnswerCache[bytes] = AnswerCache()
     kept.keep("a", b"old")
 
@@ -94,7 +94,7 @@ def answer(tokens: int) -> ModelAnswered:
     return ModelAnswered("ab" * tokens, *parts, "stop", "p", 0)
 
 
-def test_the_bound_is_one_of_memory_whether_answers_are_long_or_short() -> None:
+def test_the_bound_holds_for_long_and_short_answers() -> None:
     for tokens, most_bytes, count in ((2048, 8 << 20, 500), (4, 1 << 20, 5000)):
         tracemalloc.start()
         kept: AnswerCache[ModelAnswered] = AnswerCache(most_bytes)
@@ -106,5 +106,5 @@ def test_the_bound_is_one_of_memory_whether_answers_are_long_or_short() -> None:
         assert 0.5 * most_bytes < used < 1.25 * most_bytes
 
 
-def test_an_observation_is_weighed_with_its_text() -> None:
+def test_the_size_of_an_observation_includes_its_text() -> None:
     assert size_of(EnvironmentStepped("x" * 5000)) > 5000 > size_of(EnvironmentStepped(""))

@@ -1,4 +1,4 @@
-"""What agents ask and are told survives being written, by difference, and has one name."""
+"""Asks and replies are encoded as differences, decoded unchanged, and have one digest."""
 
 from dataclasses import replace
 from typing import Any
@@ -70,7 +70,7 @@ def told(rest: str) -> str:
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[Ask]:
-    """Asks of which many go on from, or go back in, the messages of others."""
+    """Asks of which many continue, or return to, the messages of others."""
     asks = draw(st.lists(ASKS, min_size=1, max_size=3))
     for _ in range(draw(st.integers(0, 4))):
         of = draw(st.sampled_from(asks))
@@ -85,7 +85,7 @@ def conversations(draw: st.DrawFn) -> list[Ask]:
 
 @given(conversations(), st.integers(0, 3))
 @FEW
-def test_asks_told_by_their_difference_are_the_asks(asks: list[Ask], before: int) -> None:
+def test_asks_encoded_as_differences_are_decoded_unchanged(asks: list[Ask], before: int) -> None:
     known = asks[:before]
 
     assert asks_of(asks_text(asks, known), named(known)) == tuple(asks)
@@ -93,13 +93,13 @@ def test_asks_told_by_their_difference_are_the_asks(asks: list[Ask], before: int
 
 @given(conversations())
 @FEW
-def test_telling_the_same_asks_gives_the_same_bytes(asks: list[Ask]) -> None:
+def test_encoding_the_same_asks_gives_the_same_bytes(asks: list[Ask]) -> None:
     assert asks_text(asks, []) == asks_text(asks_of(asks_text(asks, []), {}), [])
 
 
 @given(MODEL_ASKS, FLOATS, FLOATS, st.none() | st.integers(0, 9))
 @FEW
-def test_how_it_is_sampled_has_no_part_in_the_name_of_an_ask(
+def test_sampling_options_do_not_change_the_digest_of_an_ask(
     ask: Ask, temperature: float | None, top_p: float | None, seed: int | None
 ) -> None:
     other = replace(ask, d="", temperature=temperature, top_p=top_p, seed=seed)
@@ -109,7 +109,7 @@ def test_how_it_is_sampled_has_no_part_in_the_name_of_an_ask(
 
 @given(ASKS, ASKS)
 @FEW
-def test_asks_that_want_other_replies_have_other_names(one: Ask, other: Ask) -> None:
+def test_asks_that_need_different_replies_have_different_digests(one: Ask, other: Ask) -> None:
     unnamed: dict[str, Any] = {"temperature": None, "top_p": None, "seed": None, "d": "-"}
 
     assert (one.d == other.d) == (replace(one, **unnamed) == replace(other, **unnamed))
@@ -124,15 +124,15 @@ def test_asks_that_want_other_replies_have_other_names(one: Ask, other: Ask) -> 
     ],
     ids=lambda field: next(iter(field)),
 )  # fmt: skip
-def test_every_field_that_decides_what_is_replied_is_in_the_name(field: dict[str, Any]) -> None:
+def test_every_field_that_affects_the_reply_changes_the_digest(field: dict[str, Any]) -> None:
     assert replace(ASK, d="", **field).d != ASK.d
 
 
-def test_the_name_of_an_ask_stays_what_it_was_when_journals_were_written() -> None:
+def test_the_digest_of_an_ask_matches_existing_journals() -> None:
     assert ASK.d == "5bad8801d67489a13f564ba4a7d4be51"
 
 
-def test_a_conversation_of_100_turns_takes_bytes_in_proportion_to_its_messages() -> None:
+def test_a_conversation_of_100_turns_is_encoded_in_linear_size() -> None:
     tools = orjson.dumps([{"type": "function", "function": {"name": "x" * 5000}}]).decode()
     messages: tuple[Message, ...] = ()
     asks: list[Ask] = []
@@ -147,7 +147,7 @@ def test_a_conversation_of_100_turns_takes_bytes_in_proportion_to_its_messages()
     assert max(sizes[1:]) < 1300
 
 
-def test_an_ask_goes_on_from_whichever_earlier_one_is_closest() -> None:
+def test_an_ask_is_encoded_against_the_closest_earlier_one() -> None:
     main = Ask("model", (Message("user", "a"), Message("assistant", "b"), Message("user", "c")))
     other = Ask("model", (Message("user", "a"), Message("user", "z")))
     longer = replace(main, d="", messages=(*main.messages, Message("assistant", "d")))
@@ -159,7 +159,7 @@ def test_an_ask_goes_on_from_whichever_earlier_one_is_closest() -> None:
 
 @given(st.lists(REPLIES, max_size=3), st.lists(NAMES, max_size=2))
 @FEW
-def test_an_action_is_what_was_told(replies: list[Any], names: list[str]) -> None:
+def test_an_action_is_read_back_unchanged(replies: list[Any], names: list[str]) -> None:
     action = AgentAction(tuple(replies), tuple(names))
 
     assert AgentAction.of(action.text()) == action
@@ -181,12 +181,12 @@ def test_an_action_is_what_was_told(replies: list[Any], names: list[str]) -> Non
         (told('"kind": "model", "tools": null'), "has 0 messages"),
     ],
 )
-def test_what_is_no_observation_of_asks_is_refused_by_its_place(text: str, place: str) -> None:
+def test_an_invalid_observation_is_refused_with_its_place(text: str, place: str) -> None:
     with pytest.raises(WireError, match=place):
         asks_of(text, {})
 
 
-def test_more_messages_than_the_earlier_ask_has_are_refused() -> None:
+def test_more_shared_messages_than_exist_are_refused() -> None:
     told = orjson.dumps({"asks": [{"d": "0" * 32, "kind": "model", "like": ASK.d, "same": 3}]})
 
     with pytest.raises(WireError, match="has 2 messages"):
@@ -200,12 +200,12 @@ def test_more_messages_than_the_earlier_ask_has_are_refused() -> None:
         f'{{"replies": [{{"d": "{ASK.d}", "status": 200, "code": "", "error": ""}}]}}',
     ],
 )  # fmt: skip
-def test_what_is_no_action_is_refused(text: str) -> None:
+def test_an_invalid_action_is_refused(text: str) -> None:
     with pytest.raises(WireError, match="action does not fit"):
         AgentAction.of(text)
 
 
-def test_what_is_known_of_a_conversation_is_held_once_however_often_it_is_sent() -> None:
+def test_messages_of_a_growing_conversation_are_held_once() -> None:
     known = KnownAsks()
     for turns in range(1, 9):
         messages = [Message("user", f"turn {n} " + "x" * 100) for n in range(turns)]
@@ -221,7 +221,7 @@ def test_what_is_known_of_a_conversation_is_held_once_however_often_it_is_sent()
 
 
 @given(st.lists(MODEL_ASKS, min_size=1, max_size=4), st.data())
-def test_prints_at_hand_change_nothing_of_how_an_ask_is_told(
+def test_cached_prints_do_not_change_the_encoding_of_an_ask(
     asks: list[Ask], data: st.DataObject
 ) -> None:
     *heard, new = [*asks, *data.draw(st.lists(st.sampled_from(asks), max_size=2))]
@@ -235,7 +235,7 @@ def test_prints_at_hand_change_nothing_of_how_an_ask_is_told(
 
 
 @given(st.lists(MESSAGES, max_size=4), st.integers(0, 4), st.lists(MESSAGES, max_size=2))
-def test_messages_in_common_are_counted_up_to_the_first_that_differs(
+def test_common_messages_are_counted_up_to_the_first_difference(
     some: list[Message], same: int, rest: list[Message]
 ) -> None:
     others = [*(replace(message) for message in some[:same]), *rest]
@@ -246,7 +246,7 @@ def test_messages_in_common_are_counted_up_to_the_first_that_differs(
     assert shared in (len(some), len(others)) or some[shared] != others[shared]
 
 
-def test_an_ask_that_was_told_by_an_earlier_one_is_held_as_it_came() -> None:
+def test_an_ask_shares_the_messages_of_its_predecessor() -> None:
     question, answer = Message("user", "how much?"), Message("assistant", "all of it")
     first = Ask("model", (question,))
     second = Ask("model", (question, answer))

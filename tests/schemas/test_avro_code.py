@@ -54,7 +54,7 @@ WRONG: tuple[Any, ...] = (
 
 
 def outcome(act: Callable[[], Any]) -> str:
-    """What comes of it, to be compared: one NaN is not equal to another."""
+    """The outcome in comparable form: one NaN is not equal to another."""
     try:
         return repr(act())
     except WireError as error:
@@ -68,7 +68,7 @@ def codecs(record: type) -> list[Codec]:
 
 
 def outcomes(record: type, act: Callable[[Codec], Any]) -> str:
-    """What comes of it with code of each form, which is the same down to the words."""
+    """The outcome with each form of the code, which is the same including error messages."""
     of_each = {outcome(partial(act, codec)) for codec in codecs(record)}
     assert len(of_each) == 1, of_each
     return of_each.pop()
@@ -96,7 +96,7 @@ def judged(value: bytes, record: type) -> set[str]:
 @EACH_RECORD
 @given(data=st.data(), seed=st.integers(0, 2**32))
 @FEW
-def test_damaged_or_not_all_read_the_same_message_or_refuse(
+def test_all_codecs_read_damaged_bytes_alike_or_refuse_them(
     record: type, data: st.DataObject, seed: int
 ) -> None:
     value, rng = encoded(data.draw(any_message(record))), random.Random(seed)
@@ -109,9 +109,7 @@ def test_damaged_or_not_all_read_the_same_message_or_refuse(
 @EACH_RECORD
 @given(data=st.data(), seed=st.integers(0, 2**32))
 @FEW
-def test_all_read_what_lies_in_any_blocks_with_their_size_or_without(
-    record: type, data: st.DataObject, seed: int
-) -> None:
+def test_all_codecs_read_any_block_layout(record: type, data: st.DataObject, seed: int) -> None:
     message = data.draw(any_message(record))
     value = PREFIX.pack(0, 1) + in_blocks(message, random.Random(seed))
     try:
@@ -121,7 +119,7 @@ def test_all_read_what_lies_in_any_blocks_with_their_size_or_without(
 
     assert outcomes(record, lambda codec: codec.decode(value, record)) == repr(whole)
 
-    # And nothing that is cut off or changed of it is taken for another message
+    # And no truncated or changed form of it is taken for another message
     rng = random.Random(seed)
     for found in (value[:-1], *(damaged(value, rng) for _ in range(DAMAGES))):
         read = outcomes(record, lambda codec, found=found: codec.decode(found, record))
@@ -131,7 +129,7 @@ def test_all_read_what_lies_in_any_blocks_with_their_size_or_without(
 @EACH_RECORD
 @given(data=st.data())
 @FEW
-def test_all_write_the_same_bytes(record: type, data: st.DataObject) -> None:
+def test_all_codecs_write_the_same_bytes(record: type, data: st.DataObject) -> None:
     message = data.draw(any_message(record))
     right = fastavro_values.write(message)
 
@@ -144,7 +142,7 @@ def test_all_write_the_same_bytes(record: type, data: st.DataObject) -> None:
 @EACH_RECORD
 @given(data=st.data())
 @FEW
-def test_with_wrong_types_all_write_the_same_bytes_or_refuse(
+def test_all_codecs_write_the_same_bytes_or_refuse_wrong_types(
     record: type, data: st.DataObject
 ) -> None:
     message = copy.copy(data.draw(any_message(record)))
@@ -157,7 +155,7 @@ def test_with_wrong_types_all_write_the_same_bytes_or_refuse(
 
 
 @pytest.mark.parametrize("kind", one_of_each_kind())
-def test_released_bytes_are_read_alike(kind: str) -> None:
+def test_all_codecs_read_released_bytes_alike(kind: str) -> None:
     record = type(one_of_each_kind()[kind])
     golden = json.loads(GOLDEN.read_text())[f"{kind}.v{len(versions(record.__name__))}"]
     value = PREFIX.pack(0, 1) + bytes.fromhex(golden["value"])[PREFIX.size :]
@@ -167,7 +165,7 @@ def test_released_bytes_are_read_alike(kind: str) -> None:
     assert {read} == judged(value, record) != {REFUSED}
 
 
-def test_code_that_was_compiled_from_other_sources_does_not_count(
+def test_code_compiled_from_other_sources_is_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     older = ModuleType("schemas.avro_compiled")
@@ -177,7 +175,7 @@ def test_code_that_was_compiled_from_other_sources_does_not_count(
     assert message_code.__wrapped__() is PLAIN
 
 
-def test_threads_that_ask_for_code_at_once_all_get_it_whole() -> None:
+def test_concurrent_threads_all_get_complete_code() -> None:
     writers, event = Writers(class_of), example(Event)
     right = fastavro_values.write(event)
     written: list[bytes] = []

@@ -1,4 +1,4 @@
-"""What a request may ask for: one check at every door."""
+"""The bounds of a request, checked in one place."""
 
 from dataclasses import replace
 from operator import attrgetter
@@ -48,7 +48,7 @@ NAN, INF = float("nan"), float("inf")
         ("group_id", "\u4e2d" * NAME_BYTES),
     ],
 )
-def test_a_value_out_of_its_bounds_is_refused_by_name(field: str, found: Any) -> None:
+def test_a_value_out_of_bounds_is_refused_by_name(field: str, found: Any) -> None:
     inner, _, name = field.rpartition(".")
     changed: Any = replace(attrgetter(inner)(GOOD), **{name: found}) if inner else found
     request = replace(GOOD, **{inner or name: changed})
@@ -57,7 +57,7 @@ def test_a_value_out_of_its_bounds_is_refused_by_name(field: str, found: Any) ->
         check_request(request)
 
 
-def test_the_defaults_and_the_outermost_values_are_good() -> None:
+def test_defaults_and_extreme_allowed_values_are_accepted() -> None:
     limits = Limits(1, 0, 1, 1, 0.001, longest_s(), longest_s(), longest_s(), 2**31 - 1)
     sampling = Sampling(0.0, 1.0, 0, 1, ("stop",))
     check_request(GOOD)
@@ -77,7 +77,7 @@ def test_the_defaults_and_the_outermost_values_are_good() -> None:
         ({"p" * (NAME_BYTES + 1): 0}, {}, "512 bytes"),
     ],
 )
-def test_versions_of_other_policies_have_the_same_bounds(
+def test_version_bounds_apply_to_other_policies_too(
     least: dict[str, int], only: dict[str, int], said: str
 ) -> None:
     with pytest.raises(Refused, match=said):
@@ -86,7 +86,7 @@ def test_versions_of_other_policies_have_the_same_bounds(
     check_request(replace(GOOD, min_policy_versions={"judge": 2}, policy_versions={"judge": 2}))
 
 
-def test_no_rollout_may_outlive_its_journal() -> None:
+def test_a_rollout_cannot_outlive_its_journal() -> None:
     thirty_days = 30 * 86_400
 
     assert longest_s() == thirty_days - 86_400
@@ -100,7 +100,7 @@ numbers = st.one_of(st.integers(), st.floats(), st.just(10**400))
     sampling=st.builds(Sampling, *(numbers,) * 4, st.tuples(st.text())),
     text=st.text(st.characters()),
 )
-def test_whatever_passes_the_door_can_be_written(
+def test_every_accepted_request_can_be_encoded(
     limits: Limits, sampling: Sampling, text: str
 ) -> None:
     request = replace(GOOD, limits=limits, sampling=sampling, task=replace(GOOD.task, prompt=text))
@@ -112,7 +112,7 @@ def test_whatever_passes_the_door_can_be_written(
     Codec(LocalRegistry()).encode("requests", request)
 
 
-def test_a_programs_own_sampling_has_the_bounds_of_a_requests() -> None:
+def test_a_programs_sampling_has_the_bounds_of_a_request() -> None:
     check_sampling(Sampling(0.7, 0.9, 5, 10, ("a",)))
     check_sampling(Sampling(max_tokens=0))
 

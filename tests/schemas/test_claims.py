@@ -1,4 +1,4 @@
-"""What is too heavy for the log lies in a store of objects, and nobody but the codec knows."""
+"""Values too large for the log are kept in an object store; only the codec knows."""
 
 import dataclasses
 from typing import Any
@@ -51,11 +51,11 @@ def codec(shelf: Shelf) -> Codec:
 
 
 def light_of(codec: Codec, value: bytes, record: type) -> Any:
-    """What the log holds, read without the store."""
+    """The value on the log, read without the store."""
     return codec._decoded(value, record)
 
 
-def test_every_record_that_has_a_claim_and_all_that_hold_one_are_known() -> None:
+def test_every_record_with_a_claim_is_covered() -> None:
     assert set(HEAVY) == {
         "RolloutRequest",
         "ModelCall",
@@ -74,7 +74,7 @@ def test_every_record_that_has_a_claim_and_all_that_hold_one_are_known() -> None
 
 
 @EACH_HEAVY
-def test_a_heavy_record_comes_back_whole_and_its_object_is_kept_first(
+def test_a_heavy_record_is_read_back_and_its_object_is_stored_first(
     codec: Codec, shelf: Shelf, name: str
 ) -> None:
     message = HEAVY[name]
@@ -89,9 +89,7 @@ def test_a_heavy_record_comes_back_whole_and_its_object_is_kept_first(
 
 
 @EACH_HEAVY
-def test_whatever_is_long_in_a_heavy_record_is_not_in_its_light_one(
-    codec: Codec, name: str
-) -> None:
+def test_long_fields_are_left_out_of_the_light_record(codec: Codec, name: str) -> None:
     long = "long " * 20_000
     message = HEAVY[name]
     bearer: Any = message
@@ -117,7 +115,7 @@ def test_whatever_is_long_in_a_heavy_record_is_not_in_its_light_one(
     assert codec.decode(value, type(message)) == made
 
 
-def test_scores_for_tokens_lie_with_the_trajectory_whose_tokens_they_are_for(codec: Codec) -> None:
+def test_token_scores_are_stored_with_their_trajectory(codec: Codec) -> None:
     tokens = TokenScores("teacher", 0, bytes(400_000))
     scored = example(ScoredTrajectory, token_scores=(tokens,))
 
@@ -131,7 +129,7 @@ LONG = {"text", "info", "tool_calls", "tools", "action", "agent_config", "result
 
 
 @EACH_HEAVY
-def test_who_it_is_about_stays_in_the_log(codec: Codec, name: str) -> None:
+def test_identifying_fields_stay_in_the_log(codec: Codec, name: str) -> None:
     message = HEAVY[name]
 
     light = light_of(codec, codec.encode(TOPIC, message), type(message))
@@ -142,7 +140,7 @@ def test_who_it_is_about_stays_in_the_log(codec: Codec, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(one_of_each_kind().keys() - HEAVY.keys()))
-def test_records_without_a_claim_stay_whole(codec: Codec, shelf: Shelf, name: str) -> None:
+def test_records_without_a_claim_stay_in_the_log(codec: Codec, shelf: Shelf, name: str) -> None:
     message = one_of_each_kind()[name]
 
     value = codec.encode(TOPIC, message)
@@ -151,7 +149,7 @@ def test_records_without_a_claim_stay_whole(codec: Codec, shelf: Shelf, name: st
     assert not shelf.held
 
 
-def test_up_to_the_limit_nothing_is_put_aside(codec: Codec, shelf: Shelf) -> None:
+def test_values_up_to_the_limit_stay_in_the_log(codec: Codec, shelf: Shelf) -> None:
     message = HEAVY["ModelCall"]
     shelf.above_bytes = len(Codec(codec.registry).encode(TOPIC, message))
 
@@ -163,7 +161,7 @@ def test_up_to_the_limit_nothing_is_put_aside(codec: Codec, shelf: Shelf) -> Non
     assert len(shelf.held) == 1
 
 
-def test_an_object_that_is_gone_or_altered_is_refused_by_name(codec: Codec, shelf: Shelf) -> None:
+def test_a_missing_or_altered_object_is_refused_by_name(codec: Codec, shelf: Shelf) -> None:
     value = codec.encode(TOPIC, HEAVY["ModelCall"])
     (name,) = shelf.held
 
@@ -176,7 +174,7 @@ def test_an_object_that_is_gone_or_altered_is_refused_by_name(codec: Codec, shel
         codec.decode(value, ModelCall)
 
 
-def test_a_store_that_is_away_is_waited_for_and_asked_now_and_then() -> None:
+def test_an_unavailable_store_is_retried_at_intervals() -> None:
     shelf, time = Shelf(above_bytes=50), Time()
     codec = Codec(LocalRegistry(), objects=shelf, clock=time)
     value = codec.encode(TOPIC, HEAVY["ModelCall"])
@@ -195,7 +193,7 @@ def test_a_store_that_is_away_is_waited_for_and_asked_now_and_then() -> None:
     assert codec.encode(TOPIC, Control("pause"))
 
 
-def test_a_store_that_takes_nothing_may_be_read(codec: Codec, shelf: Shelf) -> None:
+def test_a_full_store_can_still_be_read(codec: Codec, shelf: Shelf) -> None:
     value = codec.encode(TOPIC, HEAVY["ModelCall"])
 
     shelf.full = True
@@ -205,7 +203,7 @@ def test_a_store_that_takes_nothing_may_be_read(codec: Codec, shelf: Shelf) -> N
     assert codec.decode(value, ModelCall) == HEAVY["ModelCall"]
 
 
-def test_without_a_store_values_are_whole_and_light_ones_are_lost_by_name(codec: Codec) -> None:
+def test_without_a_store_values_stay_whole_and_claims_are_lost(codec: Codec) -> None:
     value = codec.encode(TOPIC, HEAVY["ModelCall"])
     bare = Codec(codec.registry)
 
@@ -216,7 +214,7 @@ def test_without_a_store_values_are_whole_and_light_ones_are_lost_by_name(codec:
     assert lost.value.light.command_id == HEAVY["ModelCall"].command_id
 
 
-def test_an_object_that_claims_another_is_refused(codec: Codec, shelf: Shelf) -> None:
+def test_an_object_with_a_claim_of_its_own_is_refused(codec: Codec, shelf: Shelf) -> None:
     inner = codec.encode(TOPIC, HEAVY["ModelCall"])
     claim = shelf.put(inner)
     bare = Codec(codec.registry)
@@ -233,7 +231,7 @@ def test_an_object_of_another_record_is_refused(codec: Codec, shelf: Shelf) -> N
         codec.decode(bare.encode(TOPIC, lightened(HEAVY["ModelCall"], claim)), ModelCall)
 
 
-def test_a_claim_beside_what_it_stands_for_is_only_told(codec: Codec) -> None:
+def test_a_claim_beside_a_complete_value_is_ignored(codec: Codec) -> None:
     call = dataclasses.replace(HEAVY["ModelCall"], claim=Claim("elsewhere", "0" * 64, 1))
 
     value = Codec(codec.registry).encode(TOPIC, call)
@@ -242,7 +240,7 @@ def test_a_claim_beside_what_it_stands_for_is_only_told(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("above_bytes", [50, 1000, 10**9])
-def test_a_score_around_a_heavy_trajectory_holds_it_whole(above_bytes: int) -> None:
+def test_a_score_around_a_heavy_trajectory_contains_it_complete(above_bytes: int) -> None:
     shelf = Shelf(above_bytes)
     codec, topics = Codec(LocalRegistry(), objects=shelf), Topics()
     read = codec.encode(topics.trajectories, example(Trajectory))
@@ -254,7 +252,7 @@ def test_a_score_around_a_heavy_trajectory_holds_it_whole(above_bytes: int) -> N
     assert codec.decode(value, ScoredTrajectory) == scored
 
 
-def test_who_compares_reads_objects_and_writes_none(codec: Codec, shelf: Shelf) -> None:
+def test_a_comparing_codec_reads_but_never_writes_objects(codec: Codec, shelf: Shelf) -> None:
     value = codec.encode(TOPIC, HEAVY["ModelCall"])
     shelf.above_bytes = 0
 
@@ -265,7 +263,7 @@ def test_who_compares_reads_objects_and_writes_none(codec: Codec, shelf: Shelf) 
     assert len(shelf.held) == 1
 
 
-def test_what_can_be_picked_of_a_light_record_is_what_stays(codec: Codec) -> None:
+def test_fields_kept_in_a_light_record_can_be_picked(codec: Codec) -> None:
     scored = HEAVY["ScoredTrajectory"]
     value = codec.encode(TOPIC, scored)
 
@@ -274,7 +272,7 @@ def test_what_can_be_picked_of_a_light_record_is_what_stays(codec: Codec) -> Non
     assert picked == (scored.scoring_id, scored.trajectory.rollout_id, scored.total)
 
 
-def test_a_request_inside_an_event_is_light_too(codec: Codec) -> None:
+def test_a_request_inside_an_event_is_lightened_too(codec: Codec) -> None:
     started = HEAVY["Event-RolloutStarted"]
 
     light = light_of(codec, codec.encode(TOPIC, started), Event)

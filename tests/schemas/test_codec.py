@@ -1,4 +1,4 @@
-"""Bytes that nobody can read raise a WireError and nothing else; the others are what was meant."""
+"""Unreadable bytes raise only a WireError; all others are read correctly."""
 
 import copy
 import dataclasses
@@ -68,7 +68,7 @@ Written = dict[str, dict[str, Any]]
 
 
 class Moody(LocalRegistry):
-    """A registry that can be away, and that counts how often it is asked."""
+    """A registry that can be unavailable, and that counts requests."""
 
     away = False
     asked = 0
@@ -119,7 +119,7 @@ def reader_of(schema: Any) -> Codec:
 
 
 def with_extras() -> Written:
-    """All records as a writer of some other time has them: with fields ours must skip."""
+    """All records as written by another release: with fields that ours must skip."""
     written = copy.deepcopy(WRITTEN)
     for name, record in written.items():
         record["fields"][:0] = [
@@ -131,7 +131,7 @@ def with_extras() -> Written:
 
 
 def filled(value: Any) -> Any:
-    """What `with_extras` wants to be written."""
+    """A message with values for the fields that `with_extras` adds."""
     if isinstance(value, list):
         return [filled(item) for item in value]
     if isinstance(value, dict) and "-type" in value:
@@ -199,21 +199,23 @@ ENUMS = [
 @EACH_TOPIC
 @given(avro=st.binary(max_size=80))
 @FEW
-def test_any_bytes_behind_a_good_prefix_are_read_or_refused(record: type, avro: bytes) -> None:
+def test_arbitrary_bytes_after_a_valid_prefix_are_read_or_refused(
+    record: type, avro: bytes
+) -> None:
     assert_read_or_refused(codec_for(record), PREFIX.pack(0, 1) + avro, record)
 
 
 @EACH_TOPIC
 @given(value=st.binary(max_size=30))
 @FEW
-def test_any_bytes_at_all_are_read_or_refused(record: type, value: bytes) -> None:
+def test_arbitrary_bytes_are_read_or_refused(record: type, value: bytes) -> None:
     assert_read_or_refused(codec_for(record), value, record)
 
 
 @EACH_TOPIC
 @given(data=st.data())
 @FEW
-def test_a_message_cut_short_anywhere_is_refused(record: type, data: st.DataObject) -> None:
+def test_a_message_truncated_anywhere_is_refused(record: type, data: st.DataObject) -> None:
     value = encoded(data.draw(any_message(record)))
     end = data.draw(st.integers(0, len(value) - 1))
 
@@ -234,11 +236,11 @@ def test_a_message_with_a_byte_flipped_is_read_or_refused(
 
 
 @EACH_TOPIC
-def test_a_damaged_message_of_another_version_is_refused_or_says_what_its_bytes_say(
+def test_a_damaged_message_of_another_version_is_read_correctly_or_refused(
     record: type,
 ) -> None:
     codec = reader_of(OTHER_VERSION[record])
-    # In a union fastavro minds the width of an int; elsewhere it does not, and nor do we.
+    # In a union fastavro checks the width of an int; elsewhere neither it nor our codec does.
     wide = json.dumps(OTHER_VERSION[record]).replace('"int"', '"long"')
     schema = fastavro.parse_schema(json.loads(wide))
     rng = random.Random(record.__name__)
@@ -282,7 +284,9 @@ def test_a_damaged_message_of_another_version_is_refused_or_says_what_its_bytes_
         ({"type": "map", "values": "int"}, b"\2\2b\0\2\2b\0\0", "'b' twice"),
     ],
 )
-def test_what_fastavro_lets_pass_is_refused_by_name(avro: Any, value: bytes, says: str) -> None:
+def test_invalid_values_that_fastavro_accepts_are_refused_by_name(
+    avro: Any, value: bytes, says: str
+) -> None:
     theirs = inlined(Control, WRITTEN)
     theirs["fields"].append({"name": "theirs", "type": avro})
     whole = encoded(CANCEL) + value
@@ -301,7 +305,7 @@ def test_what_fastavro_lets_pass_is_refused_by_name(avro: Any, value: bytes, say
         ({"type": "enum", "name": "E", "symbols": ["a" * 500_000]}, "characters; at most"),
     ],
 )
-def test_a_schema_by_which_few_bytes_stand_for_much_work_is_refused(avro: Any, says: str) -> None:
+def test_a_schema_that_amplifies_few_bytes_is_refused(avro: Any, says: str) -> None:
     theirs = inlined(Control, WRITTEN)
     theirs["fields"].append({"name": "theirs", "type": {"type": "array", "items": avro}})
     value = encoded(CANCEL) + (b"\x80\x89\x7a" + b"\xc0\xee\x6d\0" * 1_000_000)
@@ -310,7 +314,7 @@ def test_a_schema_by_which_few_bytes_stand_for_much_work_is_refused(avro: Any, s
         reader_of(theirs).decode(value, Control)
 
 
-def test_a_flipped_byte_makes_no_other_word_of_a_word() -> None:
+def test_a_flipped_byte_does_not_change_an_enum_symbol() -> None:
     value = bytearray(encoded(CANCEL))
     value[PREFIX.size] = 0x01
 
@@ -321,7 +325,7 @@ def test_a_flipped_byte_makes_no_other_word_of_a_word() -> None:
 @EACH_TOPIC
 @given(data=st.data(), more=st.binary(min_size=1, max_size=20))
 @FEW
-def test_a_message_with_bytes_after_it_is_refused(
+def test_a_message_with_trailing_bytes_is_refused(
     record: type, data: st.DataObject, more: bytes
 ) -> None:
     value = encoded(data.draw(any_message(record)))
@@ -333,7 +337,7 @@ def test_a_message_with_bytes_after_it_is_refused(
 @EACH_TOPIC
 @given(data=st.data(), begin=st.integers(0, 400), put=st.binary(max_size=12))
 @FEW
-def test_a_message_of_another_version_that_is_damaged_is_read_or_refused(
+def test_an_altered_message_of_another_version_is_read_or_refused(
     record: type, data: st.DataObject, begin: int, put: bytes
 ) -> None:
     schema = OTHER_VERSION[record]
@@ -346,7 +350,7 @@ def test_a_message_of_another_version_that_is_damaged_is_read_or_refused(
 
 
 @EACH_TOPIC
-def test_fields_that_only_the_writer_knows_are_skipped(record: type) -> None:
+def test_fields_known_to_the_writer_only_are_skipped(record: type) -> None:
     read = reader_of(OTHER_VERSION[record]).decode(OTHER_VALUE[record], record)
 
     assert read == example(record)
@@ -362,17 +366,17 @@ def test_fields_that_only_the_writer_knows_are_skipped(record: type) -> None:
         (b"\1\0\0\0\1" + encoded(CANCEL)[5:], r"not with byte 0 and a 4-byte schema id"),
     ],
 )
-def test_a_value_without_the_prefix_is_refused_and_shown(value: bytes, says: str) -> None:
+def test_a_value_without_the_prefix_is_refused_and_quoted(value: bytes, says: str) -> None:
     with pytest.raises(BadMagic, match=says):
         codec_for(Control).decode(value, Control)
 
 
-def test_a_null_value_is_refused_as_tombstones_mean_nothing() -> None:
+def test_a_null_value_is_refused() -> None:
     with pytest.raises(BadBytes, match=r"null .* Control .*tombstones"):
         codec_for(Control).decode(None, Control)
 
 
-def test_an_id_that_the_registry_denies_is_refused_by_its_number() -> None:
+def test_an_id_unknown_to_the_registry_is_refused() -> None:
     with pytest.raises(UnknownSchema, match="no schema has id 77"):
         codec_for(Control).decode(PREFIX.pack(0, 77) + encoded(CANCEL)[5:], Control)
 
@@ -406,14 +410,14 @@ def test_a_message_of_another_record_is_refused_naming_both() -> None:
     ],
     ids=lambda text: text[:40],
 )
-def test_whatever_the_registry_holds_under_an_id_nothing_but_a_wire_error_comes_of_it(
+def test_any_registry_content_raises_a_wire_error_only(
     text: str,
 ) -> None:
     with pytest.raises(WireError):
         Codec(Holding({1: text})).decode(encoded(CANCEL), Control)
 
 
-def test_a_schema_of_the_right_name_that_ours_cannot_read_says_why() -> None:
+def test_an_incompatible_schema_of_the_right_name_is_refused_with_reason() -> None:
     schema = inlined(Control, WRITTEN)
     schema["fields"] = schema["fields"][1:]
 
@@ -421,7 +425,7 @@ def test_a_schema_of_the_right_name_that_ours_cannot_read_says_why() -> None:
         reader_of(schema).decode(written_under(schema, CANCEL), Control)
 
 
-def test_a_kind_of_event_from_the_future_is_refused_and_the_next_event_read() -> None:
+def test_an_unknown_event_kind_is_refused_and_the_next_event_read() -> None:
     written = copy.deepcopy(WRITTEN)
     body = next(field for field in written["Event"]["fields"] if field["name"] == "body")
     body["type"].append({"type": "record", "name": "BrandNew", "fields": []})
@@ -439,7 +443,7 @@ def test_a_kind_of_event_from_the_future_is_refused_and_the_next_event_read() ->
     assert codec.decode(value, Event) == known
 
 
-def test_packed_lengths_that_disagree_on_the_wire_are_named() -> None:
+def test_disagreeing_packed_lengths_are_reported_by_field() -> None:
     value = encoded(example(PolicyVersion))
     packed = b"\x18" + example(PolicyVersion).canary_ids
     assert value.count(packed) == 1
@@ -451,7 +455,7 @@ def test_packed_lengths_that_disagree_on_the_wire_are_named() -> None:
 @pytest.mark.parametrize(
     ("record", "field"), DEFAULTED, ids=lambda of: getattr(of, "name", None) or of.__name__
 )
-def test_a_field_that_an_older_writer_did_not_know_has_its_default(
+def test_a_field_missing_from_an_older_schema_gets_its_default(
     record: type, field: dataclasses.Field[Any]
 ) -> None:
     older = copy.deepcopy(WRITTEN)
@@ -475,7 +479,7 @@ def test_a_field_that_an_older_writer_did_not_know_has_its_default(
         assert is_of(read, f"rollcall.{type(message).__name__}")
 
 
-def test_a_map_that_came_from_a_default_is_not_shared_by_messages() -> None:
+def test_default_maps_are_not_shared_between_messages() -> None:
     schema = inlined(TrainStep, WRITTEN)
     schema["fields"] = [field for field in schema["fields"] if field["name"] != "dropped"]
     codec, value = reader_of(schema), written_under(schema, example(TrainStep))
@@ -488,7 +492,7 @@ def test_a_map_that_came_from_a_default_is_not_shared_by_messages() -> None:
 @pytest.mark.parametrize(
     ("record", "field", "default"), ENUMS, ids=lambda of: getattr(of, "__name__", of)
 )
-def test_a_symbol_from_the_future_is_read_as_the_default_symbol(
+def test_an_unknown_enum_symbol_is_read_as_the_default_symbol(
     record: type, field: str, default: str
 ) -> None:
     newer = copy.deepcopy(WRITTEN)
@@ -505,7 +509,7 @@ def test_a_symbol_from_the_future_is_read_as_the_default_symbol(
         assert read == replaced_everywhere(message, record, field, default)
 
 
-def test_a_registry_that_is_away_is_no_fault_of_the_bytes_and_may_come_back() -> None:
+def test_an_unavailable_registry_is_not_blamed_on_the_bytes() -> None:
     registry, time = Moody(), Time()
     codec = Codec(registry, clock=time)
     value = codec.encode("a.topic", CANCEL)
@@ -519,7 +523,7 @@ def test_a_registry_that_is_away_is_no_fault_of_the_bytes_and_may_come_back() ->
     assert codec.decode(value, Control) == CANCEL
 
 
-def test_while_the_registry_is_away_hundreds_of_records_do_not_ask_one_by_one() -> None:
+def test_an_unavailable_registry_is_asked_once_for_hundreds_of_records() -> None:
     registry, time = Moody(), Time()
     codec = Codec(registry, clock=time)
     registry.away = True
@@ -537,7 +541,7 @@ def test_while_the_registry_is_away_hundreds_of_records_do_not_ask_one_by_one() 
     assert registry.asked == 2
 
 
-def test_a_registry_that_takes_long_to_be_away_is_asked_less_often() -> None:
+def test_a_slowly_failing_registry_is_asked_less_often() -> None:
     class Slow(Moody):
         def writer_id(self, topic: str, schema: str) -> int:
             time.now += 2.0
@@ -554,7 +558,7 @@ def test_a_registry_that_takes_long_to_be_away_is_asked_less_often() -> None:
     assert registry.asked * 2.0 <= 100 / 4
 
 
-def test_an_id_once_known_is_never_asked_for_again() -> None:
+def test_a_known_id_is_never_requested_again() -> None:
     registry = Moody()
     codec = Codec(registry)
     value = codec.encode("a.topic", CANCEL)
@@ -565,12 +569,12 @@ def test_an_id_once_known_is_never_asked_for_again() -> None:
     assert codec.decode(value, Control) == CANCEL
 
 
-def test_a_topic_whose_schema_is_not_registered_is_not_written_to() -> None:
+def test_a_topic_without_a_registered_schema_is_not_written_to() -> None:
     with pytest.raises(TopicsDiffer, match=r"a\.topic"):
         Codec(Holding({})).encode("a.topic", CANCEL)
 
 
-def test_a_value_begins_with_byte_zero_and_its_schemas_id() -> None:
+def test_a_value_starts_with_byte_zero_and_its_schema_id() -> None:
     codec = codec_for(TrainStep)
 
     assert codec.encode("control", CANCEL)[:5] == b"\0\0\0\0\2"
@@ -579,7 +583,7 @@ def test_a_value_begins_with_byte_zero_and_its_schemas_id() -> None:
 @EACH_TOPIC
 @given(data=st.data())
 @FEW
-def test_equal_messages_are_equal_bytes_for_every_codec(record: type, data: st.DataObject) -> None:
+def test_equal_messages_have_equal_bytes(record: type, data: st.DataObject) -> None:
     message = data.draw(any_message(record))
 
     again = copy.deepcopy(message)
@@ -587,7 +591,7 @@ def test_equal_messages_are_equal_bytes_for_every_codec(record: type, data: st.D
     assert encoded(again) == encoded(message)
 
 
-def test_maps_are_written_in_order_of_their_keys_however_they_were_filled() -> None:
+def test_maps_are_written_in_key_order() -> None:
     one = example(TrainStep, metrics={"loss": 0.5, "entropy": 1.5}, dropped={"b": 1, "a": 2})
     other = example(TrainStep, metrics={"entropy": 1.5, "loss": 0.5}, dropped={"a": 2, "b": 1})
 
@@ -595,7 +599,7 @@ def test_maps_are_written_in_order_of_their_keys_however_they_were_filled() -> N
 
 
 @pytest.mark.parametrize("actions", [(), ("a",), ("a", "b"), ("string", "b"), ("a", "b", "c")])
-def test_a_nullable_list_of_any_length_survives(actions: tuple[str, ...]) -> None:
+def test_a_nullable_list_of_any_length_is_read_back_unchanged(actions: tuple[str, ...]) -> None:
     step = example(EnvironmentStep, history=actions)
 
     assert codec_for(EnvironmentStep).decode(encoded(step), EnvironmentStep) == step
@@ -616,13 +620,13 @@ def test_a_nullable_list_of_any_length_survives(actions: tuple[str, ...]) -> Non
     ],
     ids=lambda of: of if isinstance(of, str) else "",
 )
-def test_a_message_of_wrong_types_is_not_written(message: Any, says: str) -> None:
+def test_a_message_with_wrong_types_is_not_written(message: Any, says: str) -> None:
     with pytest.raises(WireError, match=says):
         encoded(message)
 
 
 @pytest.mark.parametrize("name", GOLDEN_BYTES)
-def test_golden_bytes_of_every_version_are_read_as_what_was_written(name: str) -> None:
+def test_golden_bytes_of_every_version_are_read_correctly(name: str) -> None:
     golden = GOLDEN_BYTES[name]
     record, _, version = golden["schema"].partition(".v")
     (expected,) = (each for each in ON_TOPICS if each.__name__ == record)
@@ -634,14 +638,14 @@ def test_golden_bytes_of_every_version_are_read_as_what_was_written(name: str) -
 
 
 @pytest.mark.parametrize("kind", one_of_each_kind())
-def test_todays_bytes_of_each_kind_are_the_golden_ones(kind: str) -> None:
+def test_current_bytes_of_each_kind_equal_the_golden_ones(kind: str) -> None:
     message = one_of_each_kind()[kind]
     newest = len(versions(type(message).__name__))
 
     assert GOLDEN_BYTES[f"{kind}.v{newest}"]["value"] == encoded(message).hex()
 
 
-def test_a_schema_names_every_record_that_it_needs() -> None:
+def test_a_schema_names_every_record_it_needs() -> None:
     for record in RECORDS:
         assert (
             fastavro.parse_schema(json.loads(schema_text(record)))["name"]
@@ -654,7 +658,7 @@ SCORED = Topics().scored
 
 @FEW
 @given(any_message(ScoredTrajectory))
-def test_a_field_kept_as_it_was_read_gives_the_bytes_of_writing_it_again(
+def test_a_field_reused_as_bytes_equals_a_field_encoded_again(
     scored: ScoredTrajectory,
 ) -> None:
     codec = Codec(LocalRegistry())
@@ -665,13 +669,13 @@ def test_a_field_kept_as_it_was_read_gives_the_bytes_of_writing_it_again(
 
 
 @pytest.mark.parametrize("field", ["scoring_id", "rewards", "reason"])
-def test_any_field_of_a_message_not_read_from_bytes_is_written_anew(field: str) -> None:
+def test_a_field_not_read_from_bytes_is_encoded_again(field: str) -> None:
     codec, scored = Codec(LocalRegistry()), example(ScoredTrajectory)
 
     assert codec.encode_around(SCORED, scored, field, None) == codec.encode(SCORED, scored)
 
 
-def test_a_field_that_others_wrote_with_their_own_schema_is_written_anew() -> None:
+def test_a_field_of_a_foreign_writer_schema_is_encoded_again() -> None:
     bare = example(Trajectory, sequences=None, steps=None, request=None, claim=None)
     codec, scored = Codec(LocalRegistry()), example(ScoredTrajectory, trajectory=bare)
     theirs = inlined(Trajectory, WRITTEN)
@@ -687,7 +691,7 @@ def test_a_field_that_others_wrote_with_their_own_schema_is_written_anew() -> No
 
 @FEW
 @given(any_message(ScoredTrajectory))
-def test_picked_fields_are_those_of_the_whole_message(scored: ScoredTrajectory) -> None:
+def test_picked_fields_equal_those_of_the_whole_message(scored: ScoredTrajectory) -> None:
     codec = Codec(LocalRegistry())
     value = codec.encode(SCORED, scored)
 
@@ -696,7 +700,7 @@ def test_picked_fields_are_those_of_the_whole_message(scored: ScoredTrajectory) 
     assert picked == (scored.total, scored.trajectory.attempt, scored.scoring_id)
 
 
-def test_bytes_that_end_early_cannot_be_picked_from() -> None:
+def test_picking_from_truncated_bytes_is_refused() -> None:
     codec = Codec(LocalRegistry())
     value = codec.encode(SCORED, example(ScoredTrajectory))
 

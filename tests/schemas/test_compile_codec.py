@@ -1,4 +1,4 @@
-"""The compiled form of the codec is made where it can be, and nobody needs it."""
+"""The codec is compiled if possible, and works without it."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def test_without_a_compiler_the_codec_stays_plain_python(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_source_of_the_compiled_form_reads_and_writes_every_record() -> None:
+def test_the_compiled_source_reads_and_writes_every_record() -> None:
     text = source(records(), made_from())
 
     for record in RECORDS:

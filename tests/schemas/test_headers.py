@@ -1,4 +1,4 @@
-"""Headers are for people and tools: CloudEvents, traces, and why a record lies among the dead."""
+"""Headers for people and tools: CloudEvents, traces, and the reason of a dead letter."""
 
 import re
 from datetime import datetime
@@ -36,14 +36,14 @@ def buried(original: Headers | None, error: Exception) -> Headers:
 
 @given(st.lists(st.tuples(st.text(max_size=5), st.binary(max_size=5)), max_size=5))
 @FEW
-def test_a_dead_letter_keeps_its_headers_in_order_even_doubled_ones(original: Headers) -> None:
+def test_a_dead_letter_keeps_its_headers_in_order_including_duplicates(original: Headers) -> None:
     headers = buried(original, BadBytes("cut short"))
 
     assert headers[: len(original)] == original
     assert [name for name, _ in headers[len(original) :]] == ADDED
 
 
-def test_a_dead_letter_says_where_who_and_why() -> None:
+def test_a_dead_letter_reports_its_origin_group_and_error() -> None:
     found = dict(buried(None, BadBytes("Control ends at byte 4 of 9")))
 
     assert found["dlq_topic"] == b"rl.control"
@@ -57,18 +57,18 @@ def test_a_dead_letter_says_where_who_and_why() -> None:
 
 @given(st.text(alphabet=st.characters(), min_size=MESSAGE_BYTES // 2, max_size=MESSAGE_BYTES))
 @FEW
-def test_a_message_of_any_letters_becomes_at_most_1_kb_of_whole_letters(text: str) -> None:
+def test_an_error_message_is_cut_to_1_kb_of_valid_utf8(text: str) -> None:
     message = dict(buried(None, WireError(text * 3)))["dlq_message"]
 
     assert len(message) <= MESSAGE_BYTES
     assert message.decode()
 
 
-def test_a_message_that_no_encoding_knows_is_buried_all_the_same() -> None:
+def test_an_unencodable_error_message_still_gives_a_dead_letter() -> None:
     assert dict(buried(None, WireError("lone \ud800")))["dlq_message"] == b"lone ?"
 
 
-def test_failures_at_one_place_share_their_stack_hash_and_others_do_not() -> None:
+def test_failures_at_one_place_share_a_stack_hash() -> None:
     here = [dict(buried(None, raised(text)))["dlq_stack_hash"] for text in ("one", "other")]
     there = dict(buried(None, BadBytes("never raised")))["dlq_stack_hash"]
 
@@ -98,6 +98,6 @@ def test_full_headers_are_a_cloud_event_in_binary_mode() -> None:
 
 @given(st.text(max_size=8), st.text(max_size=8))
 @FEW
-def test_a_rollout_has_one_trace_as_w3c_writes_it(one: str, other: str) -> None:
+def test_a_rollout_has_one_w3c_trace(one: str, other: str) -> None:
     assert re.fullmatch(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-01", traceparent(one))
     assert (traceparent(one) == traceparent(other)) == (one == other)

@@ -1,4 +1,4 @@
-"""Whoever asks at the same place asks under the same id, today and after every upgrade."""
+"""Ids depend only on their place, and stay the same after every upgrade."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,17 +22,17 @@ def test_commands_share_an_id_only_if_they_share_their_place(
 
 @given(st.text(alphabet="r\x001", max_size=6), st.text(alphabet="r\x001", max_size=6))
 @FEW
-def test_no_rollout_id_can_be_made_to_look_like_another_place(one: str, other: str) -> None:
+def test_a_crafted_rollout_id_cannot_collide_with_another_place(one: str, other: str) -> None:
     assert (command_id(one, 1, 1, 1) == command_id(other, 1, 1, 1)) == (one == other)
 
 
 @given(PARTS, PARTS)
 @FEW
-def test_digests_of_parts_are_equal_only_if_the_parts_are(one: list[str], other: list[str]) -> None:
+def test_digests_are_equal_only_for_equal_parts(one: list[str], other: list[str]) -> None:
     assert (digest(*one) == digest(*other)) == (one == other)
 
 
-def test_a_digest_is_of_what_the_parts_spell_and_as_long_as_asked() -> None:
+def test_a_digest_depends_on_the_text_of_its_parts_and_size() -> None:
     assert digest(1, "x") == digest("1", "x")
     assert len(digest("x")) == 16
     assert len(digest("x", size_bytes=8)) == 8
@@ -50,18 +50,18 @@ def test_seeds_differ_between_attempts_positions_and_rollouts() -> None:
     assert len(seeds) == 2 * 2 * 20
 
 
-def test_a_seed_is_no_part_of_the_id_of_its_place() -> None:
+def test_a_seed_does_not_derive_from_the_command_id() -> None:
     assert call_seed("r", 1, 0) != int.from_bytes(command_id("r", 1, 0, 0)[:8], "big") >> 1
 
 
-def test_requests_differ_between_runs_draws_and_members() -> None:
+def test_request_ids_differ_between_runs_draws_and_members() -> None:
     ids = {request_id(run, draw, member) for run in "ab" for draw in (0, 1) for member in (0, 1)}
 
     assert len(ids) == 8
     assert request_id("a", 1, 11) != request_id("a", 11, 1)
 
 
-def test_ids_on_the_log_stay_what_they_are() -> None:
+def test_ids_already_on_the_log_never_change() -> None:
     assert command_id("r", 1, 0, 0).hex() == "338398882ddfd9b81e5afd31289a6f0a"
     assert call_seed("r", 1, 0) == 8595143758598399438
     assert request_id("run", 3, 1) == "2532c47bf4585be24c51103c407ae9da"

@@ -1,4 +1,4 @@
-"""The .avsc is the contract, the dataclass its reading; what is written is what is read."""
+"""The .avsc is the contract, and the dataclass matches it; messages are read back unchanged."""
 
 import dataclasses
 import inspect
@@ -67,7 +67,7 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default
 
 
-def test_every_record_has_a_dataclass_and_every_dataclass_a_record() -> None:
+def test_every_record_has_a_dataclass_and_vice_versa() -> None:
     assert set(WRITTEN) == DATACLASSES
 
 
@@ -93,7 +93,7 @@ def test_a_record_and_its_dataclass_have_the_same_defaults(record: type) -> None
 
 
 @EACH_RECORD
-def test_a_record_says_what_it_is_in_the_words_of_its_dataclass(record: type) -> None:
+def test_a_record_is_documented_with_its_dataclass_docstring(record: type) -> None:
     written = WRITTEN[record.__name__]
 
     assert (written["type"], written["name"], written["namespace"]) == (
@@ -105,7 +105,7 @@ def test_a_record_says_what_it_is_in_the_words_of_its_dataclass(record: type) ->
 
 
 @EACH_RECORD
-def test_fields_that_hold_arrays_of_numbers_are_packed_and_say_how(record: type) -> None:
+def test_fields_with_arrays_of_numbers_are_packed(record: type) -> None:
     for field in fields_of(record):
         kind, of = of_each_kind(field["type"])
         avro = of if kind == "optional" else field["type"]
@@ -117,7 +117,7 @@ def test_fields_that_hold_arrays_of_numbers_are_packed_and_say_how(record: type)
 
 
 @EACH_RECORD
-def test_packed_fields_are_named_for_what_they_hold(record: type) -> None:
+def test_packed_fields_are_named_by_their_content(record: type) -> None:
     packed = {
         "int32le": ("_ids", "versions", "partitions", "attempts"),
         "int64le": ("offsets",),
@@ -133,7 +133,7 @@ def test_packed_fields_are_named_for_what_they_hold(record: type) -> None:
 
 
 @EACH_RECORD
-def test_every_enum_has_a_default_symbol_for_readers_that_are_older(record: type) -> None:
+def test_every_enum_has_a_default_symbol_for_older_readers(record: type) -> None:
     enums = [f["type"] for f in fields_of(record) if of_each_kind(f["type"])[0] == "enum"]
 
     for enum in enums:
@@ -141,7 +141,7 @@ def test_every_enum_has_a_default_symbol_for_readers_that_are_older(record: type
         assert enum["default"] in ("unknown", "other", "missing")
 
 
-def test_the_journals_bodies_are_those_of_the_message_in_the_same_order() -> None:
+def test_event_bodies_are_in_the_same_order_in_schema_and_dataclass() -> None:
     body = next(f for f in WRITTEN["Event"]["fields"] if f["name"] == "body")
 
     assert body["type"] == [f"rollcall.{of.__name__}" for of in messages.Body.__args__]
@@ -160,7 +160,7 @@ def test_a_message_is_frozen_and_slotted(record: type) -> None:
 @EACH_RECORD
 @given(data=st.data())
 @FEW
-def test_what_is_written_is_what_is_read(record: type, data: st.DataObject) -> None:
+def test_a_written_message_is_read_back_unchanged(record: type, data: st.DataObject) -> None:
     message = data.draw(any_message(record))
     codec = codec_for(record)
 
@@ -172,7 +172,7 @@ def test_what_is_written_is_what_is_read(record: type, data: st.DataObject) -> N
     assert codec.encode("a.topic", read) == value
 
 
-def test_the_numbers_of_a_float_that_is_none_survive() -> None:
+def test_the_bits_of_a_nan_are_preserved() -> None:
     nan = example(messages.StepTaken, reward=float("nan"))
 
     read = codec_for(messages.StepTaken).decode(encoded(nan), messages.StepTaken)
@@ -204,7 +204,7 @@ def test_the_numbers_of_a_float_that_is_none_survive() -> None:
     ],
     ids=lambda of: of.__name__ if isinstance(of, type) else "+".join(of),
 )
-def test_a_message_whose_packed_lengths_disagree_cannot_be_made(
+def test_a_message_with_disagreeing_packed_lengths_cannot_be_made(
     record: type, wrong: dict[str, Any]
 ) -> None:
     whole = example(record)
@@ -217,7 +217,7 @@ def test_a_message_whose_packed_lengths_disagree_cannot_be_made(
 
 
 @EACH_RECORD
-def test_a_message_with_several_packed_arrays_watches_every_one_of_them(record: type) -> None:
+def test_the_length_of_every_packed_array_is_checked(record: type) -> None:
     message = example(record)
     packed = []
     for field in fields_of(record):
@@ -242,7 +242,7 @@ def test_packing_logprobs_then_unpacking_is_identity(logprobs: list[float]) -> N
     assert logprobs_of(pack_logprobs(logprobs)).tolist() == logprobs
 
 
-def test_packed_arrays_are_little_endian_and_their_views_read_only() -> None:
+def test_packed_arrays_are_little_endian_and_their_views_are_read_only() -> None:
     assert pack_ids([1, -2]) == b"\1\0\0\0\xfe\xff\xff\xff"
     assert pack_logprobs([-1.5]) == b"\0\0\xc0\xbf"
     assert mask_of(b"\0\1").tolist() == [0, 1]
@@ -255,7 +255,7 @@ EACH_FORM = pytest.mark.parametrize("code", FORMS, ids=lambda code: code.form)
 
 @EACH_FORM
 @EACH_RECORD
-def test_what_a_maker_makes_is_what_the_class_makes(record: type, code: MessageCode) -> None:
+def test_a_generated_maker_equals_the_class_constructor(record: type, code: MessageCode) -> None:
     given = example(record)
     values = [getattr(given, field.name) for field in dataclasses.fields(record)]
     needed = [
@@ -278,7 +278,7 @@ def test_what_a_maker_makes_is_what_the_class_makes(record: type, code: MessageC
 
 
 @EACH_FORM
-def test_a_maker_checks_what_the_class_checks(code: MessageCode) -> None:
+def test_a_generated_maker_makes_the_checks_of_the_class(code: MessageCode) -> None:
     make = code.maker(messages.ModelAnswered)
     answer = example(messages.ModelAnswered)
     wrong = {**dataclasses.asdict(answer), "token_ids": b"12345"}
@@ -300,7 +300,7 @@ class Unknown:
 
 
 @EACH_FORM
-def test_what_is_no_record_has_a_maker_too(code: MessageCode) -> None:
+def test_a_class_that_is_not_a_record_has_a_maker_too(code: MessageCode) -> None:
     make = code.maker(Unknown)
     one, other = make("a"), make("a")
 

@@ -1,4 +1,4 @@
-"""A misspelt name is answered with the nearest known one, a bad reference with what is missing."""
+"""A misspelt name gets the nearest known one, a bad reference the part that is missing."""
 
 import collections
 from pathlib import Path
@@ -9,13 +9,13 @@ from schemas.errors import Refused
 from schemas.names import load, unknown
 
 
-def test_a_misspelt_name_is_answered_with_the_nearest_known_one() -> None:
+def test_a_misspelt_name_gets_the_nearest_suggestion() -> None:
     assert str(unknown("agent", "reakt", ["react", "single_turn"])) == (
         "unknown agent 'reakt'; did you mean 'react'?"
     )
 
 
-def test_a_name_that_is_near_to_none_is_answered_with_all() -> None:
+def test_an_unrecognisable_name_gets_the_list_of_known_names() -> None:
     error = unknown("agent", "xyz", {"single_turn", "react"})
 
     assert isinstance(error, Refused)
@@ -27,7 +27,7 @@ def test_a_reference_is_imported() -> None:
 
 
 @pytest.mark.parametrize("reference", ["", "react", "collections:", ":OrderedDict", ":"])
-def test_what_is_no_reference_is_told_what_one_looks_like(reference: str) -> None:
+def test_an_invalid_reference_is_refused_with_the_expected_form(reference: str) -> None:
     with pytest.raises(Refused, match="module:function"):
         load("agent", reference)
 
@@ -41,7 +41,7 @@ def test_what_is_no_reference_is_told_what_one_looks_like(reference: str) -> Non
         ("string:digits", "is a str, not a function or class"),
     ],
 )
-def test_a_reference_that_leads_nowhere_says_where_it_ends(reference: str, says: str) -> None:
+def test_an_unresolvable_reference_names_the_part_that_fails(reference: str, says: str) -> None:
     with pytest.raises(Refused, match=f"agent '{reference}'.*{says}"):
         load("agent", reference)
 
@@ -54,7 +54,7 @@ def test_a_reference_that_leads_nowhere_says_where_it_ends(reference: str, says:
         ("misspelt", "def f(:", "cannot be imported: invalid syntax"),
     ],
 )
-def test_a_module_that_breaks_when_it_is_imported_is_blamed_itself(
+def test_a_module_that_fails_to_import_is_reported(
     module: str, text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / f"rollcall_test_{module}.py").write_text(text)
@@ -65,6 +65,6 @@ def test_a_module_that_breaks_when_it_is_imported_is_blamed_itself(
 
 
 @pytest.mark.parametrize("reference", ["trainer:score", "sandbox.mine:score", "rollcall:score"])
-def test_a_reference_into_one_of_our_packages_says_that_the_name_is_taken(reference: str) -> None:
+def test_a_reference_into_an_own_package_is_refused(reference: str) -> None:
     with pytest.raises(Refused, match="another name"):
         load("scorer", reference)

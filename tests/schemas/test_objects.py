@@ -1,4 +1,4 @@
-"""The store of objects on a disk: whole or not there, away or lost."""
+"""The object store on a disk: objects are complete or absent, unavailable or lost."""
 
 import os
 from dataclasses import replace
@@ -23,7 +23,7 @@ def file_of(tmp_path: Path, claim: Claim) -> Path:
     return tmp_path / "objects" / claim.sha256[:2] / claim.sha256
 
 
-def test_what_was_put_is_got_by_a_store_of_another_process(
+def test_a_stored_value_is_read_by_a_store_of_another_process(
     store: ObjectStore, tmp_path: Path
 ) -> None:
     claim = store.put(VALUE)
@@ -33,9 +33,7 @@ def test_what_was_put_is_got_by_a_store_of_another_process(
     assert file_of(tmp_path, claim).read_bytes() == VALUE
 
 
-def test_the_same_value_is_one_object_and_as_young_as_its_last_claim(
-    store: ObjectStore, tmp_path: Path
-) -> None:
+def test_storing_the_same_value_again_renews_its_age(store: ObjectStore, tmp_path: Path) -> None:
     path = file_of(tmp_path, store.put(VALUE))
     os.utime(path, (0, 0))
 
@@ -47,9 +45,7 @@ def test_the_same_value_is_one_object_and_as_young_as_its_last_claim(
 
 
 @pytest.mark.parametrize("found", [b"", VALUE[:-1], VALUE + b"x", b"y" * len(VALUE)])
-def test_an_object_that_is_not_what_was_put_is_lost(
-    store: ObjectStore, tmp_path: Path, found: bytes
-) -> None:
+def test_an_altered_object_is_lost(store: ObjectStore, tmp_path: Path, found: bytes) -> None:
     claim = store.put(VALUE)
     file_of(tmp_path, claim).write_bytes(found)
 
@@ -57,7 +53,7 @@ def test_an_object_that_is_not_what_was_put_is_lost(
         store.get(claim)
 
 
-def test_an_object_that_was_removed_is_lost_but_that_of_another_store_is_away(
+def test_a_removed_object_is_lost_and_an_unmounted_store_unavailable(
     store: ObjectStore, tmp_path: Path
 ) -> None:
     claim = store.put(VALUE)
@@ -73,12 +69,14 @@ def test_an_object_that_was_removed_is_lost_but_that_of_another_store_is_away(
 
 
 @pytest.mark.parametrize("name", ["", "../../secret", "0" * 63, "G" * 64])
-def test_a_claim_that_names_no_digest_leads_nowhere(store: ObjectStore, name: str) -> None:
+def test_a_claim_without_a_valid_digest_is_lost(store: ObjectStore, name: str) -> None:
     with pytest.raises(ObjectLost, match="names no object"):
         store.get(Claim(name, name, 1))
 
 
-def test_what_is_no_file_is_lost_and_not_read(store: ObjectStore, tmp_path: Path) -> None:
+def test_an_object_that_is_not_a_file_is_lost_and_not_read(
+    store: ObjectStore, tmp_path: Path
+) -> None:
     claim = store.put(VALUE)
     path = file_of(tmp_path, claim)
 
@@ -97,7 +95,7 @@ def test_what_is_no_file_is_lost_and_not_read(store: ObjectStore, tmp_path: Path
         store.get(claim)
 
 
-def test_the_size_is_asked_before_an_object_is_read(store: ObjectStore, tmp_path: Path) -> None:
+def test_the_size_is_checked_before_an_object_is_read(store: ObjectStore, tmp_path: Path) -> None:
     claim = store.put(VALUE)
     with file_of(tmp_path, claim).open("wb") as file:
         file.truncate(3 << 30)  # a sparse file: reading it would take three GiB of memory
@@ -107,7 +105,7 @@ def test_the_size_is_asked_before_an_object_is_read(store: ObjectStore, tmp_path
             store.get(replace(claim, size_bytes=size_bytes))
 
 
-def test_a_value_above_the_most_is_never_put(tmp_path: Path) -> None:
+def test_a_value_above_the_size_limit_is_not_stored(tmp_path: Path) -> None:
     store = ObjectStore(str(tmp_path), most_bytes=len(VALUE))
 
     assert store.get(store.put(VALUE)) == VALUE
@@ -115,7 +113,7 @@ def test_a_value_above_the_most_is_never_put(tmp_path: Path) -> None:
         store.put(VALUE + b"x")
 
 
-def test_a_store_that_takes_nothing_is_away(tmp_path: Path) -> None:
+def test_an_unwritable_store_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
 
     with pytest.raises(Unavailable, match="takes nothing"):
@@ -123,12 +121,12 @@ def test_a_store_that_takes_nothing_is_away(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["nosuch://bucket/objects", "nosuch::file:///tmp/objects"])
-def test_a_url_that_nothing_here_can_open_is_refused_at_once(url: str) -> None:
+def test_a_url_without_an_installed_driver_is_refused(url: str) -> None:
     with pytest.raises(Refused, match=r"objects.url is 'nosuch.*cannot be opened here.*install"):
         ObjectStore(url)
 
 
-def test_what_is_removed_is_gone_and_may_be_gone_already(store: ObjectStore) -> None:
+def test_a_removed_object_is_lost_and_removing_is_idempotent(store: ObjectStore) -> None:
     claim = store.put(VALUE)
     (kept,) = store.kept()
 
@@ -140,7 +138,7 @@ def test_what_is_removed_is_gone_and_may_be_gone_already(store: ObjectStore) -> 
         store.get(claim)
 
 
-def test_a_store_in_memory_of_fsspec_serves_as_well() -> None:
+def test_an_in_memory_fsspec_store_works() -> None:
     store = ObjectStore("memory://test-objects")
 
     assert store.get(store.put(VALUE)) == VALUE

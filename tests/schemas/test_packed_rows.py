@@ -1,4 +1,4 @@
-"""Rows that lie compressed are read as they were put in, and copies of texts cost little."""
+"""Compressed rows are read back unchanged, and repeated texts cost little."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ VALUES = st.one_of(
 
 
 @given(st.lists(st.tuples(VALUES, VALUES), max_size=30))
-def test_what_is_read_is_what_was_put_in(rows: list[tuple[object, object]]) -> None:
+def test_packed_rows_are_read_back_unchanged(rows: list[tuple[object, object]]) -> None:
     packed = PackedRows(rows)
 
     assert len(packed) == len(rows)
@@ -21,7 +21,7 @@ def test_what_is_read_is_what_was_put_in(rows: list[tuple[object, object]]) -> N
     assert repr(list(packed)) == repr(rows)
 
 
-def test_a_text_that_comes_again_soon_is_held_once() -> None:
+def test_a_text_repeated_soon_is_stored_once() -> None:
     seen = [f"{number} " + hex(3**number)[:1000] for number in range(1000, 1300)]
 
     once = PackedRows((text,) for text in seen)

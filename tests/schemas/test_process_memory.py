@@ -1,4 +1,4 @@
-"""What a step has given back is not kept by the process."""
+"""Memory that a step has freed is returned to the system."""
 
 import subprocess
 import sys
@@ -28,11 +28,11 @@ print(before - held())
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-def test_blocks_of_two_megabytes_go_back_though_others_lie_between_them() -> None:
+def test_freed_blocks_of_two_megabytes_are_returned_to_the_system() -> None:
     assert given_back(MUCH_BYTES) > 60_000_000
 
 
-def test_a_model_of_few_weights_keeps_its_heap() -> None:
+def test_a_small_model_keeps_its_heap() -> None:
     assert given_back(MUCH_BYTES - 1) < 10_000_000
 
 

@@ -1,4 +1,4 @@
-"""A version is read whole from whatever is held and there, and never as a mixture of two."""
+"""A version is read completely from any available files, and never as a mixture of two."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -48,7 +48,7 @@ def path_of(version: PolicyVersion) -> Path:
 
 
 @pytest.mark.parametrize("served", [[3], [0, 1, 2, 3], [1, 3], [2, 3], [0, 3, 2], [3, 0, 1]])
-def test_every_way_to_a_version_gives_its_weights(
+def test_every_path_to_a_version_gives_its_weights(
     records: list[PolicyVersion], served: Sequence[int]
 ) -> None:
     held = HeldWeights()
@@ -57,7 +57,7 @@ def test_every_way_to_a_version_gives_its_weights(
         assert held.read(records[version]) == weights(version)
 
 
-def test_a_server_that_holds_the_base_reads_the_delta_alone(records: list[PolicyVersion]) -> None:
+def test_a_server_that_holds_the_base_reads_only_the_delta(records: list[PolicyVersion]) -> None:
     held = HeldWeights()
     held.read(records[1])
     path_of(records[0]).unlink()
@@ -68,7 +68,7 @@ def test_a_server_that_holds_the_base_reads_the_delta_alone(records: list[Policy
     assert held.counts["from_full"] == 1
 
 
-def test_who_forgets_what_is_held_reads_the_same_version_from_its_files_again(
+def test_a_server_that_forgot_its_weights_reads_them_again(
     records: list[PolicyVersion],
 ) -> None:
     held = HeldWeights()
@@ -80,7 +80,7 @@ def test_who_forgets_what_is_held_reads_the_same_version_from_its_files_again(
     assert held.counts == {"from_full": 2}
 
 
-def test_who_keeps_nothing_reads_every_version_from_its_full_weights(
+def test_a_server_without_a_cache_reads_every_version_from_full_weights(
     records: list[PolicyVersion],
 ) -> None:
     held = HeldWeights(keeps=False)
@@ -91,10 +91,10 @@ def test_who_keeps_nothing_reads_every_version_from_its_full_weights(
 
 
 @pytest.mark.parametrize("harm", ["missing", "cut", "flipped", "digest"])
-def test_a_delta_that_is_harmed_is_read_from_the_full_weights_or_not_at_all(
+def test_a_damaged_delta_is_replaced_by_full_weights_or_refused(
     records: list[PolicyVersion], harm: str
 ) -> None:
-    # Given a server at version 2, and a delta to 3 that is not what it should be
+    # Given a server at version 2, and a damaged delta to 3
     held, last = HeldWeights(), records[3]
     held.read(records[2])
     path = path_of(last)
@@ -107,18 +107,18 @@ def test_a_delta_that_is_harmed_is_read_from_the_full_weights_or_not_at_all(
     else:
         path.write_bytes(whole[:-1] if harm == "cut" else whole[:-1] + b"\xff")
 
-    # When it is to read 3, it raises, and says so once for each way that it tried
+    # When it reads 3, it raises once for each way that it tried
     with pytest.raises(WeightsMissing if harm == "missing" else WeightsDiffer):
         held.read(last)
     assert held.counts == {"from_full": 2, "delta_failed": 1}
 
-    # Then it holds 2 as it was, and 3 is read as soon as its file is what it should be
+    # Then it keeps 2, and reads 3 as soon as the file is correct
     path.write_bytes(whole)
     assert held.read(records[2]) == weights(2)
     assert held.read(records[3]) == weights(3)
 
 
-def test_another_base_of_the_same_number_is_not_built_upon(
+def test_a_different_base_with_the_same_number_is_not_used(
     records: list[PolicyVersion], tmp_path: Path
 ) -> None:
     other = {"w": RawTensor("BF16", (1000,), bytes(2000))}
@@ -133,7 +133,7 @@ def test_another_base_of_the_same_number_is_not_built_upon(
     assert other != weights(3)
 
 
-def test_a_full_version_among_deltas_is_built_upon(
+def test_a_full_version_among_deltas_serves_as_a_base(
     records: list[PolicyVersion], tmp_path: Path
 ) -> None:
     held = HeldWeights()
@@ -147,14 +147,14 @@ def test_a_full_version_among_deltas_is_built_upon(
     assert held.read(record(after)) == weights(5)
 
 
-def test_deltas_that_do_not_lead_to_the_version_are_refused(records: list[PolicyVersion]) -> None:
+def test_a_delta_chain_that_misses_the_version_is_refused(records: list[PolicyVersion]) -> None:
     last = records[3]
     for deltas in (last.deltas[1:], last.deltas[:2], last.deltas[::-1]):
         with pytest.raises(WeightsDiffer, match="do not lead there"):
             HeldWeights().read(replace(last, deltas=deltas))
 
 
-def test_a_dense_change_and_another_model_are_no_delta(tmp_path: Path) -> None:
+def test_a_dense_change_or_another_model_gives_no_delta(tmp_path: Path) -> None:
     base = Published(write_weights(str(tmp_path), 0, weights(0), by_tensor=True))
     dense = {"w": RawTensor("BF16", (1000,), bytes(2000))}
     renamed = {"v": weights(0)["w"]}

@@ -1,4 +1,4 @@
-"""The registry's answers, its refusals and its silence, each as the error that says what to do."""
+"""Each answer, refusal or silence of the registry raises the error that names the remedy."""
 
 import json
 import socket
@@ -30,7 +30,7 @@ NO_SCHEMA = (404, {"error_code": 40403, "message": "Schema not found"})
 
 
 class FakeRegistry:
-    """Answers as it was told, notes what it was asked, and is silent where told to be."""
+    """Gives configured answers, records requests, and is silent if configured so."""
 
     def __init__(self) -> None:
         self.answers: dict[tuple[str, str], tuple[int, Any]] = {}
@@ -106,7 +106,7 @@ def test_subjects_are_called_as_kcat_and_connect_expect() -> None:
     assert subject_of("rl.model.calls.policy") == "rl.model.calls.policy-value"
 
 
-def test_looking_a_schema_up_asks_for_its_id_and_registers_nothing(
+def test_looking_up_a_schema_returns_its_id_and_registers_nothing(
     fake: FakeRegistry, registry: HttpRegistry
 ) -> None:
     fake.answers[LOOKUP] = (
@@ -122,7 +122,7 @@ def test_looking_a_schema_up_asks_for_its_id_and_registers_nothing(
 
 
 @pytest.mark.parametrize("answer", [NO_SUBJECT, NO_SCHEMA], ids=["40401", "40403"])
-def test_a_schema_that_is_not_there_says_which_subject_and_what_to_run(
+def test_a_missing_schema_is_reported_with_subject_and_remedy(
     fake: FakeRegistry, registry: HttpRegistry, answer: tuple[int, Any]
 ) -> None:
     fake.answers[LOOKUP] = answer
@@ -137,7 +137,7 @@ def test_a_schema_is_fetched_by_its_id(fake: FakeRegistry, registry: HttpRegistr
     assert registry.schema_of(7) == TEXT
 
 
-def test_an_id_that_nobody_registered_is_unknown_and_named(
+def test_an_unregistered_id_is_reported_as_unknown(
     fake: FakeRegistry, registry: HttpRegistry
 ) -> None:
     fake.answers[BY_ID] = NO_SCHEMA
@@ -146,7 +146,9 @@ def test_an_id_that_nobody_registered_is_unknown_and_named(
         registry.schema_of(7)
 
 
-def test_registering_sets_the_level_first(fake: FakeRegistry, registry: HttpRegistry) -> None:
+def test_registering_sets_the_compatibility_level_first(
+    fake: FakeRegistry, registry: HttpRegistry
+) -> None:
     fake.answers[SET_LEVEL] = (200, {"compatibility": "FULL_TRANSITIVE"})
     fake.answers[REGISTER] = (200, {"id": 7})
 
@@ -157,7 +159,7 @@ def test_registering_sets_the_level_first(fake: FakeRegistry, registry: HttpRegi
     assert (schema[:2], schema[2]["schema"]) == (REGISTER, TEXT)
 
 
-def test_a_schema_that_breaks_older_ones_is_refused_with_the_registrys_reason(
+def test_an_incompatible_schema_is_refused_with_the_registrys_reason(
     fake: FakeRegistry, registry: HttpRegistry
 ) -> None:
     fake.answers[SET_LEVEL] = (200, {"compatibility": "FULL_TRANSITIVE"})
@@ -167,12 +169,12 @@ def test_a_schema_that_breaks_older_ones_is_refused_with_the_registrys_reason(
         registry.register(TOPIC, TEXT, "FULL_TRANSITIVE")
 
 
-def test_registering_where_there_are_no_subjects_asks_about_the_url(registry: HttpRegistry) -> None:
+def test_registering_at_a_url_without_subjects_questions_the_url(registry: HttpRegistry) -> None:
     with pytest.raises(Unavailable, match="is the URL right"):
         registry.register(TOPIC, TEXT, "FULL_TRANSITIVE")
 
 
-def test_the_level_of_a_subject_is_none_until_it_is_set(
+def test_the_compatibility_of_a_subject_is_unset_by_default(
     fake: FakeRegistry, registry: HttpRegistry
 ) -> None:
     assert registry.compatibility(TOPIC) is None
@@ -184,7 +186,7 @@ def test_the_level_of_a_subject_is_none_until_it_is_set(
 
 @EACH_CALL
 @pytest.mark.parametrize("status", [500, 502, 503, 429, 408])
-def test_a_registry_that_fails_may_work_later(
+def test_a_failing_registry_is_unavailable(
     fake: FakeRegistry, registry: HttpRegistry, status: int, call: int
 ) -> None:
     answer = (status, {"error_code": status, "message": "not now"})
@@ -195,7 +197,7 @@ def test_a_registry_that_fails_may_work_later(
 
 
 @EACH_CALL
-def test_a_registry_that_lets_us_not_in_ends_the_process_and_names_the_setting(
+def test_an_unauthorised_client_ends_the_process_naming_the_setting(
     fake: FakeRegistry, registry: HttpRegistry, call: int
 ) -> None:
     answer = (401, {"error_code": 401, "message": "who are you"})
@@ -211,7 +213,7 @@ def test_a_registry_that_lets_us_not_in_ends_the_process_and_names_the_setting(
     [b"default backend - 404", b"", b'{"detail": "no such resource", "status": 404}'],
     ids=["text", "nothing", "json"],
 )
-def test_a_404_that_is_not_the_registrys_own_denies_nothing(
+def test_a_foreign_404_does_not_count_as_a_denial(
     fake: FakeRegistry, registry: HttpRegistry, page: bytes, call: int
 ) -> None:
     fake.answers = dict.fromkeys((LOOKUP, BY_ID, REGISTER, SET_LEVEL, GET_LEVEL), (404, page))
@@ -221,7 +223,7 @@ def test_a_404_that_is_not_the_registrys_own_denies_nothing(
 
 
 @EACH_CALL
-def test_a_question_that_the_registry_refuses_is_said_with_its_reason(
+def test_a_request_refused_by_the_registry_is_reported_with_its_reason(
     fake: FakeRegistry, registry: HttpRegistry, call: int
 ) -> None:
     answer = (422, {"error_code": 42201, "message": "Invalid schema"})
@@ -231,7 +233,7 @@ def test_a_question_that_the_registry_refuses_is_said_with_its_reason(
         ask_everything(registry)[call]()
 
 
-def test_a_connection_that_is_refused_is_known_at_once() -> None:
+def test_a_refused_connection_is_reported_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as once:
         registry = HttpRegistry(f"http://127.0.0.1:{once.getsockname()[1]}")
     began = time.monotonic()
@@ -244,7 +246,7 @@ def test_a_connection_that_is_refused_is_known_at_once() -> None:
 
 @EACH_CALL
 @pytest.mark.parametrize("page", [b"<html>sign in</html>", b"", b"[]", b'"hello"'])
-def test_a_web_server_that_is_no_registry_is_told_by_its_answers(
+def test_a_web_server_that_is_not_a_registry_is_recognised(
     fake: FakeRegistry, registry: HttpRegistry, page: bytes, call: int
 ) -> None:
     fake.answers = dict.fromkeys((LOOKUP, BY_ID, REGISTER, SET_LEVEL, GET_LEVEL), (200, page))
@@ -254,7 +256,7 @@ def test_a_web_server_that_is_no_registry_is_told_by_its_answers(
 
 
 @EACH_CALL
-def test_a_registry_that_is_not_there_is_unavailable(call: int) -> None:
+def test_an_unreachable_registry_is_unavailable(call: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as once:
         url = f"http://127.0.0.1:{once.getsockname()[1]}"
 
@@ -275,7 +277,7 @@ def test_a_registry_that_never_answers_is_unavailable_after_the_timeout(
     assert time.monotonic() - began < TIMEOUT_S
 
 
-def test_a_request_that_failed_once_is_tried_again(fake: FakeRegistry) -> None:
+def test_a_failed_request_is_retried(fake: FakeRegistry) -> None:
     fake.answers[BY_ID] = (503, {"error_code": 503, "message": "not now"})
 
     with pytest.raises(Unavailable):
@@ -284,7 +286,7 @@ def test_a_request_that_failed_once_is_tried_again(fake: FakeRegistry) -> None:
     assert len(fake.asked) == 3
 
 
-def test_what_is_known_is_not_asked_for_again(fake: FakeRegistry, registry: HttpRegistry) -> None:
+def test_known_schemas_are_not_requested_again(fake: FakeRegistry, registry: HttpRegistry) -> None:
     fake.answers[BY_ID] = (200, {"schema": TEXT})
     fake.answers[LOOKUP] = (
         200,
@@ -308,9 +310,7 @@ def test_what_is_known_is_not_asked_for_again(fake: FakeRegistry, registry: Http
         ("http://localhost:8081", {"basic.auth.user.info": "nobody"}, "username"),
     ],
 )
-def test_settings_that_make_no_client_are_turned_away_at_the_door(
-    url: str, settings: dict[str, str], says: str
-) -> None:
+def test_invalid_client_settings_are_refused(url: str, settings: dict[str, str], says: str) -> None:
     with pytest.raises(Refused, match=says):
         HttpRegistry(url, settings)
 
@@ -327,7 +327,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=[shape[:20].decode("latin-1") for shape in SHAPES])
-def test_an_answer_of_another_shape_is_a_registry_that_is_away_or_says_nothing(
+def test_a_malformed_answer_raises_a_registry_error_only(
     shape: bytes, fake: FakeRegistry, registry: HttpRegistry
 ) -> None:
     for at in (LOOKUP, BY_ID, REGISTER, SET_LEVEL, GET_LEVEL):

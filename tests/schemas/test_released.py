@@ -1,4 +1,4 @@
-"""What was released never changes, and each version gets on with every other, as its topic needs.
+"""Released schemas never change, and versions are compatible as their topic requires.
 
 Brokers hold bytes of every released version: no test of today's schemas alone can see that they
 were broken.
@@ -76,7 +76,7 @@ def complaints_about(
 
 
 @EACH_RECORD
-def test_the_schema_of_today_is_the_newest_released_one(record: type) -> None:
+def test_the_current_schema_is_the_newest_released_one(record: type) -> None:
     released = versions(record.__name__)
 
     assert released, f"{record.__name__} was never released; {RELEASE}"
@@ -87,7 +87,7 @@ def test_the_schema_of_today_is_the_newest_released_one(record: type) -> None:
 
 
 @pytest.mark.parametrize("seed", ["1", "2"])
-def test_every_process_registers_the_same_text_whatever_its_hashes_are(seed: str) -> None:
+def test_the_schema_text_does_not_depend_on_hash_seeds(seed: str) -> None:
     code = (
         "from schemas import avro_schemas, messages; "
         "print(avro_schemas.schema_text(messages.TrainStep))"
@@ -102,13 +102,13 @@ def test_every_process_registers_the_same_text_whatever_its_hashes_are(seed: str
 
 
 @EACH_RECORD
-def test_all_released_versions_get_on_as_the_manifest_demands(record: type) -> None:
+def test_all_released_versions_are_compatible_as_the_manifest_requires(record: type) -> None:
     texts = [*versions(record.__name__), schema_text(record)]
 
     assert complaints(texts, levels()[record.__name__]) == []
 
 
-def test_released_files_are_as_they_were_when_they_were_released() -> None:
+def test_released_files_never_change() -> None:
     pinned = json.loads(FINGERPRINTS.read_text())
 
     found = {
@@ -119,7 +119,7 @@ def test_released_files_are_as_they_were_when_they_were_released() -> None:
     assert found == pinned
 
 
-def test_nothing_is_released_but_records_of_topics_without_a_version_left_out() -> None:
+def test_exactly_the_records_of_topics_are_released_without_gaps() -> None:
     counted = {
         f"{r.__name__}.v{n}" for r in ON_TOPICS for n in range(1, len(versions(r.__name__)) + 1)
     }
@@ -127,13 +127,13 @@ def test_nothing_is_released_but_records_of_topics_without_a_version_left_out() 
     assert {path.stem for path in RELEASED.glob("*.avsc")} == counted
 
 
-def test_a_record_of_two_topics_is_held_to_one_level() -> None:
+def test_a_record_of_two_topics_has_one_compatibility_level() -> None:
     for record in ON_TOPICS:
         assert len({spec.compatibility for spec in manifest() if spec.record is record}) == 1
 
 
 @EACH_RECORD
-def test_putting_the_files_together_here_gives_what_the_codec_registers(record: type) -> None:
+def test_schemas_inlined_from_files_equal_those_the_codec_registers(record: type) -> None:
     ours = fingerprints_of(json.dumps(inlined(record, WRITTEN)))
 
     assert ours["canonical"] == fingerprints_of(schema_text(record))["canonical"]
@@ -148,7 +148,7 @@ def test_a_new_field_with_a_default_is_accepted_by_every_level(record: type, lev
 
 
 @EACH_RECORD
-def test_a_new_field_without_a_default_is_refused_as_old_bytes_lack_it(record: type) -> None:
+def test_a_new_field_without_a_default_is_refused(record: type) -> None:
     new = plus(name="brand_new", type="string")
 
     (complaint,) = complaints_about(record, record.__name__, new, levels()[record.__name__])
@@ -172,20 +172,20 @@ def test_a_new_field_without_a_default_is_refused_as_old_bytes_lack_it(record: t
         ("RolloutRequest", altered("task", type="string")),
     ],
 )
-def test_a_change_that_one_side_cannot_read_is_refused_on_trajectories(
+def test_a_change_unreadable_for_one_side_is_refused_on_trajectories(
     changed: str, change: Callable[[Fields], object]
 ) -> None:
     assert complaints_about(Trajectory, changed, change, levels()["Trajectory"])
 
 
 @pytest.mark.parametrize("level", EVERY_LEVEL)
-def test_a_new_symbol_is_accepted_by_every_level_since_enums_have_a_default(level: str) -> None:
+def test_a_new_enum_symbol_is_accepted_by_every_level(level: str) -> None:
     new = with_symbol("status", "brand_new")
 
     assert complaints_about(Trajectory, "Trajectory", new, level) == []
 
 
-def test_a_new_kind_of_event_is_read_by_new_readers_only() -> None:
+def test_a_new_event_kind_is_backward_compatible_only() -> None:
     new = with_branch("body", "BrandNew")
 
     assert levels()["Event"] == "BACKWARD_TRANSITIVE"
@@ -193,7 +193,7 @@ def test_a_new_kind_of_event_is_read_by_new_readers_only() -> None:
     assert complaints_about(Event, "Event", new, "FULL_TRANSITIVE")
 
 
-def test_a_kind_of_event_that_is_gone_is_refused_as_journals_hold_it() -> None:
+def test_removing_an_event_kind_is_refused() -> None:
     gone = altered("body", type=field_of(WRITTEN["Event"]["fields"], "body")["type"][:-1])
 
     (complaint,) = complaints_about(Event, "Event", gone, levels()["Event"])
@@ -201,7 +201,7 @@ def test_a_kind_of_event_that_is_gone_is_refused_as_journals_hold_it() -> None:
     assert "reader union lacking writer type: RECORD" in complaint
 
 
-def test_a_third_version_must_get_on_with_the_first_too() -> None:
+def test_a_third_version_must_be_compatible_with_the_first() -> None:
     now = schema_text(Trajectory)
     second = json.dumps(inlined(Trajectory, fields_after("Trajectory", without("code"))))
     back = plus(name="code", type="long", default=0)

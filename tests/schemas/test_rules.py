@@ -1,4 +1,4 @@
-"""A rule is found by name, its options are checked, and what does not fit is refused in a line."""
+"""A rule is found by name, its options are checked, and errors take one line."""
 
 from dataclasses import dataclass
 
@@ -32,18 +32,18 @@ KEEP = Rule("keep", "size", "ours", lambda number, options: number)
 SIZES = table(SHRINK, KEEP)
 
 
-def test_a_name_alone_takes_the_rules_defaults() -> None:
+def test_a_name_alone_selects_the_rules_defaults() -> None:
     assert choose("size", "shrink", SIZES)(8.0) == 4.0
     assert choose("size", "keep", SIZES).options == NoOptions()
 
 
-def test_a_table_gives_options_and_a_whole_number_is_a_float_too() -> None:
+def test_a_table_sets_options_and_integers_count_as_floats() -> None:
     assert choose("size", {"name": "shrink", "times": 3}, SIZES)(8.0) == 1.0
     with pytest.raises(Refused, match=r"size 'shrink': factor is 1; give a number in \(0, 1\)"):
         choose("size", {"name": "shrink", "factor": 1}, SIZES)
 
 
-def test_a_users_function_needs_no_options_and_a_users_rule_has_them() -> None:
+def test_a_user_function_has_no_options_and_a_user_rule_has() -> None:
     plain = choose("size", f"{__name__}:halved", SIZES)
     theirs = choose("size", {"name": f"{__name__}:SHRINK", "factor": 0.25}, SIZES)
 
@@ -67,7 +67,7 @@ def test_a_users_function_needs_no_options_and_a_users_rule_has_them() -> None:
         ({"name": f"{__name__}:halved", "factor": 1}, "has no options, found 'factor'"),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_line(value: object, message: str) -> None:
+def test_an_invalid_choice_is_refused_in_one_line(value: object, message: str) -> None:
     with pytest.raises(Refused, match=message) as refused:
         choose("size", value, SIZES)
     assert "\n" not in str(refused.value)
@@ -78,7 +78,7 @@ def test_a_rule_of_another_kind_is_refused() -> None:
         choose("shape", f"{__name__}:SHRINK", {})
 
 
-def test_a_choice_is_written_as_it_was_read() -> None:
+def test_a_choice_is_written_back_unchanged() -> None:
     for value in ("shrink", {"name": "shrink", "factor": 0.25}):
         assert Choice.of("size", value).plain() == value
     assert hash(Choice.of("size", {"name": "shrink", "factor": [1, [2]]}))

@@ -1,4 +1,4 @@
-"""A schema id that changes its meaning is noticed, in one process and by the next.
+"""A schema id that changes its meaning is detected, in one process and by the next.
 
 How processes agree through the log is tested in `tests/compose/test_schema_ids.py`.
 """
@@ -29,26 +29,26 @@ from tests.support.schemas_swapped import CANCEL, OURS, THEIRS, registry
 FOUND = fingerprint("a")
 
 
-def test_ids_that_changed_places_are_noticed_by_a_worker_that_begins_anew() -> None:
-    # Given a record that was written while the ids were as they are meant to be
+def test_swapped_schema_ids_are_detected_by_a_restarted_worker() -> None:
+    # Given a record that was written while the ids were correct
     log: dict[int, str] = {}
     writer = Codec(registry([THEIRS, OURS]), memory=SchemaMemory(first_in(log)))
     value = writer.encode("t", CANCEL)
     assert writer.decode(value, Control) == CANCEL
 
-    # When another process is answered by a registry that dealt them anew
+    # When another process is answered by a registry that assigned them anew
     reader = Codec(registry([OURS, THEIRS]), memory=SchemaMemory(first_in(log)))
 
-    # Then it neither reads nor writes, and says which id and what to do
+    # Then it neither reads nor writes, and names the id and the remedy
     with pytest.raises(RegistryDiffers, match=r"schema id 2 is another.*topics forget-id 2`"):
         reader.decode(value, Control)
 
-    # And goes on as soon as the registry is right again
+    # And it continues as soon as the registry is correct again
     reader.registry = registry([THEIRS, OURS])
     assert reader.decode(value, Control) == CANCEL
 
 
-def test_an_id_given_to_another_record_is_not_written_under_either() -> None:
+def test_an_id_reassigned_to_another_record_is_not_used_for_writing() -> None:
     log: dict[int, str] = {}
     value = b"\0\0\0\0\1" + Codec(registry([OURS])).encode("t", CANCEL)[5:]
     Codec(registry([THEIRS]), memory=SchemaMemory(first_in(log))).decode(value, Control)
@@ -57,7 +57,7 @@ def test_an_id_given_to_another_record_is_not_written_under_either() -> None:
         Codec(registry([OURS]), memory=SchemaMemory(first_in(log))).encode("t", CANCEL)
 
 
-def test_how_a_registry_spells_a_schema_does_not_matter() -> None:
+def test_the_formatting_of_a_schema_does_not_matter() -> None:
     log: dict[int, str] = {}
     for text in (OURS, OURS.replace(",", " , "), json.dumps(json.loads(OURS), indent=4)):
         codec = Codec(registry([text]), memory=SchemaMemory(first_in(log)))
@@ -67,7 +67,7 @@ def test_how_a_registry_spells_a_schema_does_not_matter() -> None:
     assert len(log) == 1
 
 
-def test_without_a_log_the_process_knows_what_its_ids_stood_for() -> None:
+def test_without_a_log_ids_are_remembered_in_the_process() -> None:
     memory = SchemaMemory()
 
     memory.tie(1, "a")
@@ -77,7 +77,7 @@ def test_without_a_log_the_process_knows_what_its_ids_stood_for() -> None:
         memory.tie(1, "b")
 
 
-def test_a_log_that_is_away_is_asked_once_for_all_that_wait_for_it() -> None:
+def test_an_unavailable_log_is_asked_once_for_all_waiting_ids() -> None:
     asked = []
 
     def away(offered: Mapping[int, str]) -> dict[int, str]:
@@ -94,7 +94,7 @@ def test_a_log_that_is_away_is_asked_once_for_all_that_wait_for_it() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.text())
-def test_a_record_of_an_id_is_read_as_it_was_written(schema_id: int, text: str) -> None:
+def test_an_id_record_is_read_back_unchanged(schema_id: int, text: str) -> None:
     tied = IdRecord(schema_id, fingerprint(text))
     forgotten = id_record(IdRecord(schema_id, forgotten_by=text).headers())
 
@@ -119,5 +119,5 @@ def test_a_record_of_an_id_is_read_as_it_was_written(schema_id: int, text: str) 
         [(SCHEMA_ID, b"\xff"), (FORGOTTEN_BY, b"me")],
     ],
 )
-def test_headers_of_another_form_say_nothing_of_an_id(headers: Headers) -> None:
+def test_malformed_headers_give_no_id_record(headers: Headers) -> None:
     assert id_record(headers) is None

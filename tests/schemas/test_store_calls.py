@@ -1,4 +1,4 @@
-"""Every call of a store, and whatever its library raises there: it is away, and nothing else."""
+"""Any error of the library at any call of a store means that the store is unavailable."""
 
 import http.client
 import json
@@ -24,7 +24,7 @@ VALUE = b"heavy" * 1000
 
 
 class OfNobodysTree(Exception):
-    """As some library has it that nobody has heard of."""
+    """An error class of an unknown library."""
 
 
 class SaysNothing(Exception):
@@ -69,7 +69,7 @@ CALLS: dict[str, Callable[[], Any]] = {
 
 
 class Kept:
-    """What lies in the stores before each call."""
+    """The contents of the stores before each call."""
 
     claim: Any
     objects: Any
@@ -94,7 +94,7 @@ def faults() -> Faults:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_whatever_a_store_raises_at_whatever_call_it_is_away(name: str, faults: Faults) -> None:
+def test_any_error_at_any_store_call_means_unavailable(name: str, faults: Faults) -> None:
     CALLS[name]()
     calls = faults.calls
     assert calls > 0
@@ -112,7 +112,7 @@ def test_whatever_a_store_raises_at_whatever_call_it_is_away(name: str, faults: 
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_file_that_is_gone_at_any_call_is_away_or_missing(name: str, faults: Faults) -> None:
+def test_a_missing_file_at_any_call_is_unavailable_or_missing(name: str, faults: Faults) -> None:
     CALLS[name]()
     calls = faults.calls
 
@@ -124,14 +124,14 @@ def test_a_file_that_is_gone_at_any_call_is_away_or_missing(name: str, faults: F
         faults.at = None
 
 
-def test_errors_of_our_own_and_interrupts_are_not_told_anew() -> None:
+def test_own_errors_and_interrupts_are_not_wrapped() -> None:
     for error in (RollcallError("ours"), KeyboardInterrupt()):
         with pytest.raises(type(error)) as raised, told("the store is away"):
             raise error
         assert raised.value is error
 
 
-def test_a_bucket_whose_server_has_ended_is_away() -> None:
+def test_a_bucket_of_a_stopped_server_is_unavailable() -> None:
     store = ObjectStore("s3://bucket/objects")
     with s3_server() as server:
         claim = store.put(VALUE)

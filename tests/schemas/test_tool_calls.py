@@ -1,4 +1,4 @@
-"""Tool calls that mean the same are one text; what does not parse stays as it was said."""
+"""Equivalent tool calls have one canonical text; unparsable ones stay unchanged."""
 
 from typing import Any
 
@@ -27,11 +27,11 @@ VALUES = st.recursive(
 
 @given(st.lists(st.builds(ToolCall, WORDS, WORDS, WORDS.map(canonical_arguments)), max_size=3))
 @FEW
-def test_calls_are_read_as_they_were_written(calls: list[ToolCall]) -> None:
+def test_tool_calls_are_read_back_unchanged(calls: list[ToolCall]) -> None:
     assert tool_calls_of(tool_calls_text(calls)) == tuple(calls)
 
 
-def test_the_canonical_text_has_its_keys_in_one_order_and_no_spaces() -> None:
+def test_the_canonical_text_has_sorted_keys_and_no_spaces() -> None:
     assert tool_calls_text([ToolCall("c", "bash", '{ "b": 1, "a": "é" }')]) == (
         '[{"id":"c","type":"function","function":{"name":"bash",'
         '"arguments":"{\\"b\\":1,\\"a\\":\\"é\\"}"}}]'
@@ -40,7 +40,7 @@ def test_the_canonical_text_has_its_keys_in_one_order_and_no_spaces() -> None:
 
 @given(VALUES, st.booleans())
 @FEW
-def test_arguments_become_canonical_once(value: Any, spaced: bool) -> None:
+def test_canonicalising_arguments_is_idempotent(value: Any, spaced: bool) -> None:
     text = orjson.dumps({"of": value}, option=orjson.OPT_INDENT_2 if spaced else None).decode()
     once = canonical_arguments(text)
 
@@ -51,14 +51,14 @@ def test_arguments_become_canonical_once(value: Any, spaced: bool) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[1]", '"x"', "null", '{"a": NaN}', '{"a": "\\ud800"}', "[" * 5000, "{'a':1}"]
 )
-def test_what_is_no_object_stays_as_it_was_said(text: str) -> None:
+def test_arguments_that_are_not_an_object_stay_unchanged(text: str) -> None:
     assert canonical_arguments(text) == text
 
 
 @pytest.mark.parametrize(
     ("deep", "is_read"), [(100, True), (199, True), (250, False), (990, False)]
 )
-def test_what_is_nested_too_deeply_is_no_object_wherever_it_is_read(
+def test_too_deeply_nested_arguments_are_rejected_at_any_stack_depth(
     deep: int, is_read: bool
 ) -> None:
     text = '{"a":' + "[" * deep + "]" * deep + "}"
@@ -69,14 +69,14 @@ def test_what_is_nested_too_deeply_is_no_object_wherever_it_is_read(
     assert [read_at(0), read_at(600)] == [is_read, is_read]
 
 
-def test_many_brackets_in_a_text_are_not_nested() -> None:
+def test_brackets_inside_a_string_do_not_count_as_nesting() -> None:
     text = '{"a":"' + "[{" * 500 + '"}'
 
     assert canonical_arguments(text) == text
     assert arguments_of(text) is not None
 
 
-def test_a_sampled_number_keeps_all_its_digits() -> None:
+def test_a_long_number_keeps_all_its_digits() -> None:
     number = "123456789012345678901234567890"
 
     assert canonical_arguments(f'{{"n": {number}}}') == f'{{"n":{number}}}'
@@ -86,6 +86,6 @@ def test_a_sampled_number_keeps_all_its_digits() -> None:
     "text", ["x", "{}", "1", "[1]", '[{"id": "a"}]', '[{"id": 1, "function": {}}]', '["abc"]',
              '[{"id": "a", "function": {"name": "b", "arguments": {}}}]'],
 )  # fmt: skip
-def test_what_is_no_list_of_calls_is_refused(text: str) -> None:
+def test_an_invalid_list_of_calls_is_refused(text: str) -> None:
     with pytest.raises(WireError, match="tool calls must be"):
         tool_calls_of(text)

@@ -1,4 +1,4 @@
-"""The manifest keeps the promises that the fold, the codec and operators rely on."""
+"""The manifest guarantees the properties that the fold, the codec and operators rely on."""
 
 import re
 
@@ -37,7 +37,7 @@ def of_name(name: str) -> TopicSpec:
 
 
 @pytest.mark.parametrize("cluster", [False, True])
-def test_the_journals_topics_have_one_partition_count_since_rollouts_keep_theirs(
+def test_the_journals_topics_have_equal_partition_counts(
     cluster: bool,
 ) -> None:
     counts = {
@@ -50,7 +50,7 @@ def test_the_journals_topics_have_one_partition_count_since_rollouts_keep_theirs
     assert len(set(counts.values())) == 1
 
 
-def test_a_given_partition_count_is_that_of_every_topic_that_has_several() -> None:
+def test_a_given_partition_count_applies_to_every_partitioned_topic() -> None:
     alone = {t.name for t in wanted("rl.", ["p"]) if t.partitions == 1}
 
     given_12 = {t.name: t.partitions for t in wanted("rl.", ["p"], partitions=12)}
@@ -62,12 +62,12 @@ def test_a_given_partition_count_is_that_of_every_topic_that_has_several() -> No
 
 
 @EACH_TOPIC
-def test_a_topic_of_records_names_its_compatibility_and_no_other_does(spec: TopicSpec) -> None:
+def test_exactly_the_topics_of_records_name_a_compatibility(spec: TopicSpec) -> None:
     assert (spec.compatibility in LEVELS) == (spec.record is not None)
     assert bool(spec.compatibility) == (spec.record is not None)
 
 
-def test_the_journal_and_work_are_read_backwards_and_what_foreigners_read_both_ways() -> None:
+def test_only_journal_and_work_topics_are_backward_compatible() -> None:
     levels = {spec.name: spec.compatibility for spec in manifest() if spec.record}
 
     assert {name for name, level in levels.items() if level == "BACKWARD_TRANSITIVE"} == {
@@ -77,7 +77,7 @@ def test_the_journal_and_work_are_read_backwards_and_what_foreigners_read_both_w
 
 
 @EACH_TOPIC
-def test_names_use_dots_and_never_underscores_which_metrics_mix_up(spec: TopicSpec) -> None:
+def test_manifest_names_use_dots_and_never_underscores(spec: TopicSpec) -> None:
     assert re.fullmatch(r"[a-z]+(\.[a-z]+)*", spec.name)
 
 
@@ -90,27 +90,27 @@ def test_names_of_topics_and_groups_use_dots_and_never_underscores() -> None:
 
 
 @EACH_TOPIC
-def test_a_topic_says_who_owns_it_and_what_it_is(spec: TopicSpec) -> None:
+def test_a_topic_documents_its_owner_key_and_purpose(spec: TopicSpec) -> None:
     assert spec.owner
     assert spec.key
     assert spec.about
 
 
 @EACH_TOPIC
-def test_settings_of_a_topic_are_text_as_kafka_has_them(spec: TopicSpec) -> None:
+def test_topic_settings_are_text_in_kafkas_form(spec: TopicSpec) -> None:
     assert all(type(value) is str for value in spec.config.values())
     assert spec.config["cleanup.policy"] in ("delete", "compact")
     assert int(spec.config["retention.ms"]) != 0
 
 
-def test_what_stands_for_ever_is_not_deleted_by_time() -> None:
+def test_permanent_topics_are_not_deleted_by_time() -> None:
     for name in ("policy.versions", "train.steps", "quotas"):
         assert of_name(name).config["retention.ms"] == "-1"
     for name in ("policy.versions", "quotas"):
         assert of_name(name).config["cleanup.policy"] == "compact"
 
 
-def test_the_journal_outlives_the_work_that_it_answers() -> None:
+def test_the_journal_outlives_the_work_topics() -> None:
     def kept(name: str) -> int:
         return int(of_name(name).config["retention.ms"])
 
@@ -118,20 +118,20 @@ def test_the_journal_outlives_the_work_that_it_answers() -> None:
     assert kept("rollout.events") >= kept("env.steps")
 
 
-def test_what_counts_for_no_reader_of_the_journal_is_known_as_long_as_it_lies_there() -> None:
+def test_dead_letters_are_kept_as_long_as_the_journal() -> None:
     assert of_name("dead.letters").config == {
         **of_name("rollout.events").config,
         "max.message.bytes": of_name("dead.letters").config["max.message.bytes"],
     }
 
 
-def test_the_dead_letters_hold_whatever_another_topic_could_hold() -> None:
+def test_dead_letters_accept_the_largest_record_of_any_topic() -> None:
     sizes = {spec.name: int(spec.config["max.message.bytes"]) for spec in manifest()}
 
     assert sizes.pop("dead.letters") > max(sizes.values())
 
 
-def test_a_cluster_keeps_three_copies_and_a_laptop_one() -> None:
+def test_a_cluster_keeps_three_replicas_and_a_laptop_one() -> None:
     for topic in wanted("rl.", ["p"], cluster=True):
         assert (topic.replication, topic.config["min.insync.replicas"]) == (3, "2")
     for topic in wanted("rl.", ["p"]):
@@ -139,18 +139,18 @@ def test_a_cluster_keeps_three_copies_and_a_laptop_one() -> None:
         assert "min.insync.replicas" not in topic.config
 
 
-def test_every_name_that_code_puts_together_is_in_the_manifest_and_the_other_way_round() -> None:
+def test_exactly_the_topic_names_used_in_code_are_in_the_manifest() -> None:
     assert {topic.name for topic in wanted("rl.", ["policy"])} == set(NAMED)
 
 
 @pytest.mark.parametrize("topic", NAMED)
-def test_a_topic_knows_its_record(topic: str) -> None:
+def test_the_record_of_a_topic_is_known(topic: str) -> None:
     assert TOPICS.record_of(topic) is NAMED[topic]
 
 
 @given(st.lists(POLICY_IDS, unique=True, max_size=3))
 @FEW
-def test_each_policy_has_its_own_topic_of_calls(policies: list[str]) -> None:
+def test_each_policy_has_its_own_calls_topic(policies: list[str]) -> None:
     names = [topic.name for topic in wanted("rl.", policies) if topic.record is messages.ModelCall]
 
     assert names == [f"rl.model.calls.{policy}" for policy in policies]
@@ -161,12 +161,12 @@ def test_each_policy_has_its_own_topic_of_calls(policies: list[str]) -> None:
 @pytest.mark.parametrize(
     "topic", ["rl.trajectory", "rl.model.callsx", "rl.", "", "rl.trajectories.old"]
 )
-def test_a_topic_that_is_not_in_the_manifest_is_refused_naming_those_that_are(topic: str) -> None:
+def test_an_unknown_topic_is_refused_with_the_known_ones(topic: str) -> None:
     with pytest.raises(Refused, match=rf"no topic '{topic}'.*trajectories\.scored"):
         TOPICS.record_of(topic)
 
 
-def test_two_prefixes_share_no_name() -> None:
+def test_topics_of_two_prefixes_never_overlap() -> None:
     here, there = ({t.name for t in wanted(prefix, ["p"])} for prefix in ("rl.", "test."))
 
     assert not here & there
@@ -175,11 +175,11 @@ def test_two_prefixes_share_no_name() -> None:
 
 @given(POLICY_IDS)
 @FEW
-def test_a_policy_id_of_small_letters_digits_and_dashes_is_itself(policy_id: str) -> None:
+def test_a_policy_id_of_lowercase_letters_digits_and_dashes_is_accepted(policy_id: str) -> None:
     assert checked(policy_id) == policy_id
 
 
 @pytest.mark.parametrize("policy_id", ["", "a.b", "a_b", "Policy", "a b", "ä", "a/b", "a\n", "*"])
-def test_any_other_policy_id_is_refused_as_it_would_name_a_topic(policy_id: str) -> None:
+def test_any_other_policy_id_is_refused(policy_id: str) -> None:
     with pytest.raises(Refused, match=r"policy id .* names a topic"):
         wanted("rl.", [policy_id])

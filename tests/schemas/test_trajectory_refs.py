@@ -1,4 +1,4 @@
-"""A step names all it was made of, however many they are, and old readers read what they can."""
+"""A step names all its trajectories, however many, and old readers read small steps."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ def many(count: int) -> list[TrajectoryRef]:
 
 
 @given(st.lists(REFS, min_size=1, max_size=5))
-def test_what_is_packed_is_what_is_read(refs: list[TrajectoryRef]) -> None:
+def test_packed_references_are_read_back_unchanged(refs: list[TrajectoryRef]) -> None:
     step = replace(STEP, packed=pack_refs(refs))
 
     read = codec_for(TrainStep).decode(encoded(step), TrainStep)
@@ -41,7 +41,7 @@ def test_what_is_packed_is_what_is_read(refs: list[TrajectoryRef]) -> None:
     assert refs_of(read) == tuple(refs)
 
 
-def test_a_step_of_sixteen_thousand_trajectories_fits_its_record() -> None:
+def test_a_step_of_16384_trajectories_fits_its_record() -> None:
     plain, packed = fitted(many(16_384))
     step = replace(STEP, trajectories=plain, packed=packed)
 
@@ -51,14 +51,14 @@ def test_a_step_of_sixteen_thousand_trajectories_fits_its_record() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, PLAIN])
-def test_a_step_that_fits_is_written_so_that_the_first_releases_read_it(count: int) -> None:
+def test_a_small_step_is_written_unpacked_for_old_readers(count: int) -> None:
     plain, packed = fitted(many(count))
 
     assert (plain, packed) == (tuple(many(count)), None)
     assert len(encoded(replace(STEP, trajectories=plain))) < VALUE_LIMIT_BYTES
 
 
-def test_trajectories_of_several_topics_are_written_plainly() -> None:
+def test_trajectories_of_several_topics_are_written_unpacked() -> None:
     refs = [*many(PLAIN), TrajectoryRef("other", 0, 0, "r", 1)]
 
     assert fitted(refs) == (tuple(refs), None)
@@ -68,7 +68,7 @@ def test_trajectories_of_several_topics_are_written_plainly() -> None:
     "change",
     [{"partitions": bytes(4)}, {"offsets": bytes(12)}, {"attempts": b""}, {"rollout_ids": b"x"}],
 )
-def test_references_whose_lengths_disagree_cannot_be_made(change: dict[str, bytes]) -> None:
+def test_references_with_disagreeing_lengths_cannot_be_made(change: dict[str, bytes]) -> None:
     good = pack_refs(many(2))
 
     with pytest.raises(LengthsDisagree):

@@ -1,4 +1,4 @@
-"""What is written past the page cache is what was given, to the byte."""
+"""Files written past the page cache have exactly the given bytes."""
 
 import os
 import resource
@@ -37,7 +37,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_every_length_is_written_as_it_was_given(place: Path, size: int) -> None:
+def test_data_of_any_length_is_written_unchanged(place: Path, size: int) -> None:
     data = os.urandom(size)
 
     write_uncached(place, [data])
@@ -45,7 +45,7 @@ def test_every_length_is_written_as_it_was_given(place: Path, size: int) -> None
     assert place.read_bytes() == data
 
 
-def test_pieces_follow_one_another_wherever_they_end(place: Path) -> None:
+def test_pieces_are_joined_at_any_boundary(place: Path) -> None:
     data = os.urandom(2 * BUFFER_BYTES + 77)
     ends = [0, 1, 1, 4096, BUFFER_BYTES - 3, BUFFER_BYTES + 5, len(data)]
     view = memoryview(data)
@@ -55,7 +55,7 @@ def test_pieces_follow_one_another_wherever_they_end(place: Path) -> None:
     assert place.read_bytes() == data
 
 
-def test_what_is_there_already_is_not_written_over(place: Path) -> None:
+def test_an_existing_file_is_not_overwritten(place: Path) -> None:
     place.write_bytes(b"before")
 
     with pytest.raises(FileExistsError):
@@ -64,14 +64,14 @@ def test_what_is_there_already_is_not_written_over(place: Path) -> None:
     assert place.read_bytes() == b"before"
 
 
-def test_a_file_that_may_not_grow_on_is_an_error(place: Path) -> None:
+def test_reaching_the_file_size_limit_raises(place: Path) -> None:
     pieces = [os.urandom(BUFFER_BYTES)] * 3
 
     with largest_file(2 * BUFFER_BYTES), pytest.raises(OSError, match="File too large"):
         write_uncached(place, pieces)
 
 
-def test_what_a_source_raises_comes_through(place: Path) -> None:
+def test_errors_of_the_source_are_propagated(place: Path) -> None:
     def torn() -> Iterator[bytes]:
         yield b"half"
         msg = "gone"

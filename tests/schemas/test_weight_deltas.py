@@ -1,4 +1,4 @@
-"""A delta is what changed, bit for bit, and gives what was there; or it is refused."""
+"""A delta holds exactly the changed elements and restores the weights, or is refused."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def steps(draw: st.DrawFn) -> tuple[dict[str, RawTensor], dict[str, RawTensor]]:
 
 
 @given(steps())
-def test_what_changed_put_upon_what_was_is_what_is(
+def test_a_delta_applied_to_the_old_weights_gives_the_new_ones(
     step: tuple[dict[str, RawTensor], dict[str, RawTensor]],
 ) -> None:
     before, after = step
@@ -59,7 +59,7 @@ def test_what_changed_put_upon_what_was_is_what_is(
 
 
 @given(st.sets(st.integers(0, 400_000), max_size=40), st.sampled_from([400_001, (1 << 32) + 1]))
-def test_places_are_read_as_they_were_written_in_every_form(
+def test_changed_places_are_read_back_unchanged_in_every_form(
     places: set[int], elements: int
 ) -> None:
     where = np.array(sorted(places), np.int64)
@@ -73,7 +73,7 @@ def test_places_are_read_as_they_were_written_in_every_form(
         )  # fmt: skip
 
 
-def test_the_header_and_what_follows_are_those_of_astraflow() -> None:
+def test_the_binary_format_matches_astraflow() -> None:
     delta, _ = compared({"w": shorts(1, 2, 3, 4)}, {"w": shorts(1, 2, 9, 4)})
 
     data = encoded_plainly(delta)
@@ -90,7 +90,7 @@ def test_a_plain_delta_has_the_published_size(changed: int, flags: int, size: in
     assert HEADER.size + changed * (np.dtype(FORMS[flags]).itemsize + 2) == size
 
 
-def test_gaps_are_written_in_the_unit_that_takes_least() -> None:
+def test_gaps_are_written_in_the_smallest_unit() -> None:
     def flags_at(gap: int) -> int:
         places = np.arange(0, 100 * gap, gap, dtype=np.int64)
         data = encoded(Delta(100 * gap, places, np.zeros(100, "<u2")))
@@ -99,7 +99,7 @@ def test_gaps_are_written_in_the_unit_that_takes_least() -> None:
     assert [flags_at(gap) for gap in (1, 100, 1_000, 1_000_000)] == [BYTES, BYTES, PAIRS, 0]
 
 
-def test_minus_zero_is_a_change_and_a_nan_that_stays_is_none() -> None:
+def test_minus_zero_is_a_change_and_an_unchanged_nan_is_not() -> None:
     delta, _ = compared(
         {"w": shorts(0x0000, 0x7FC1, dtype="BF16")}, {"w": shorts(0x8000, 0x7FC1, dtype="BF16")}
     )
@@ -107,7 +107,7 @@ def test_minus_zero_is_a_change_and_a_nan_that_stays_is_none() -> None:
     assert (delta.places.tolist(), delta.values.tolist()) == ([0], [0x8000])
 
 
-def test_weights_after_a_delta_cannot_be_written_to_nor_are_those_before_changed() -> None:
+def test_applying_a_delta_gives_read_only_weights_and_keeps_the_old() -> None:
     before = {"w": shorts(1, 2)}
 
     after = applied(before, compared(before, {"w": shorts(1, 3)})[0])
@@ -117,9 +117,7 @@ def test_weights_after_a_delta_cannot_be_written_to_nor_are_those_before_changed
 
 
 @given(st.binary(max_size=40), st.integers(0, 20))
-def test_other_bytes_are_refused_or_are_a_delta_of_these_weights(
-    data: bytes, elements: int
-) -> None:
+def test_arbitrary_bytes_are_refused_or_give_a_valid_delta(data: bytes, elements: int) -> None:
     try:
         delta = decoded(data, elements, 2)
     except WeightsDiffer:

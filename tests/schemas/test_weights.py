@@ -1,4 +1,4 @@
-"""What is read is what was written, bit for bit, or nothing is read at all."""
+"""Weights are read back bit for bit, or refused."""
 
 import dataclasses
 import errno
@@ -41,7 +41,7 @@ ONE = {"w": RawTensor("F32", (2,), b"\0\0\x80\x3f\0\0\0\x40"), "b": RawTensor("B
 
 
 def is_whole(file: WeightsFile) -> bool:
-    """Whether what a record promises is there and can be read."""
+    """Whether the file of a record exists and can be read."""
     try:
         read_weights(file)
     except (Unavailable, WireError):
@@ -50,7 +50,7 @@ def is_whole(file: WeightsFile) -> bool:
 
 
 @given(WEIGHTS)
-def test_writing_then_reading_bytes_is_identity(tensors: dict[str, RawTensor]) -> None:
+def test_weights_are_read_back_unchanged(tensors: dict[str, RawTensor]) -> None:
     assert from_safetensors(to_safetensors(tensors)) == tensors
 
 
@@ -70,7 +70,7 @@ def test_equal_digests_mean_equal_weights(
 
 
 @given(WEIGHTS, WEIGHTS)
-def test_equal_digests_over_tensors_mean_equal_weights_too(
+def test_equal_digests_over_tensors_mean_equal_weights(
     left: dict[str, RawTensor], right: dict[str, RawTensor]
 ) -> None:
     digests = [weights_digest(each, PREFIX) for each in (left, right)]
@@ -78,7 +78,7 @@ def test_equal_digests_over_tensors_mean_equal_weights_too(
     assert (digests[0] == digests[1]) == (left == right)
 
 
-def test_a_digest_says_of_which_kind_it_is_and_both_are_what_they_always_were() -> None:
+def test_both_kinds_of_digest_are_marked_and_never_change() -> None:
     assert weights_digest(ONE) == (
         "f1a27e5219e281bee6cde866ace97c262d8e2de22305e8db9e2772d2317c2dc1"
     )
@@ -87,7 +87,7 @@ def test_a_digest_says_of_which_kind_it_is_and_both_are_what_they_always_were() 
     )
 
 
-def test_large_tensors_have_the_digests_that_small_ones_have() -> None:
+def test_large_tensors_have_the_same_digests_as_small_ones() -> None:
     large = {name: RawTensor("U8", (600_000,), bytes([n]) * 600_000) for n, name in enumerate("ab")}
 
     assert sha256s_of(large) == {
@@ -95,14 +95,14 @@ def test_large_tensors_have_the_digests_that_small_ones_have() -> None:
     }
 
 
-def test_minus_zero_is_not_zero() -> None:
+def test_minus_zero_and_zero_have_different_digests() -> None:
     zero = {"w": RawTensor("F32", (1,), b"\0\0\0\0")}
     minus_zero = {"w": RawTensor("F32", (1,), b"\0\0\0\x80")}
 
     assert weights_digest(zero) != weights_digest(minus_zero)
 
 
-def test_the_library_reads_our_file_and_we_read_its(tmp_path: Path) -> None:
+def test_files_are_exchangeable_with_the_safetensors_library(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     torch = pytest.importorskip("torch")
     file = write_weights(str(tmp_path), 3, ONE)
@@ -116,7 +116,7 @@ def test_the_library_reads_our_file_and_we_read_its(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by_tensor", [False, True])
 @pytest.mark.parametrize("protocol", ["", "file://", "memory://"])
-def test_a_written_file_is_read_back_and_nothing_temporary_stays(
+def test_a_written_file_is_read_back_and_no_temporary_file_remains(
     tmp_path: Path, protocol: str, by_tensor: bool
 ) -> None:
     where = f"{protocol}{tmp_path}/run/policy"
@@ -134,7 +134,7 @@ def test_writing_the_same_weights_twice_gives_the_same_reference(tmp_path: Path)
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_before_it_is_told(
+def test_a_file_is_synced_before_and_after_it_is_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[list[str]] = []
@@ -148,7 +148,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_before_it_is_
     assert synced == [[".tmp"], [".safetensors"]]
 
 
-def test_a_torn_file_is_not_whole_and_writing_the_weights_again_mends_it(tmp_path: Path) -> None:
+def test_a_torn_file_is_detected_and_repaired_by_writing_again(tmp_path: Path) -> None:
     file = write_weights(str(tmp_path), 1, ONE)
     path = Path(file.uri.removeprefix("file://"))
     path.write_bytes(path.read_bytes()[:20])
@@ -161,7 +161,7 @@ def test_a_torn_file_is_not_whole_and_writing_the_weights_again_mends_it(tmp_pat
 
 
 @pytest.mark.parametrize("cut", [0, 1, 8, 20, -1])
-def test_a_half_written_file_cannot_be_read(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_file_cannot_be_read(tmp_path: Path, cut: int) -> None:
     file = write_weights(str(tmp_path), 1, ONE)
     path = Path(file.uri.removeprefix("file://"))
     path.write_bytes(path.read_bytes()[:cut])
@@ -171,7 +171,7 @@ def test_a_half_written_file_cannot_be_read(tmp_path: Path, cut: int) -> None:
 
 
 @pytest.mark.parametrize("by_tensor", [False, True])
-def test_one_flipped_bit_is_found_wherever_it_is(tmp_path: Path, by_tensor: bool) -> None:
+def test_one_flipped_bit_is_detected_at_any_place(tmp_path: Path, by_tensor: bool) -> None:
     file = write_weights(str(tmp_path), 1, ONE, by_tensor=by_tensor)
     path = Path(file.uri.removeprefix("file://"))
     whole = path.read_bytes()
@@ -182,9 +182,7 @@ def test_one_flipped_bit_is_found_wherever_it_is(tmp_path: Path, by_tensor: bool
             read_weights(file)
 
 
-def test_weights_that_cannot_be_written_to_their_end_leave_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: str) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
@@ -195,14 +193,14 @@ def test_weights_that_cannot_be_written_to_their_end_leave_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_record_that_promises_other_weights_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_does_not_match_its_record_is_refused(tmp_path: Path) -> None:
     file = dataclasses.replace(write_weights(str(tmp_path), 1, ONE), weights_digest="0" * 64)
 
     with pytest.raises(WeightsDiffer, match="promises 0000"):
         read_weights(file)
 
 
-def test_a_missing_file_is_unavailable_and_may_come_later(tmp_path: Path) -> None:
+def test_a_missing_file_is_unavailable(tmp_path: Path) -> None:
     file = write_weights(str(tmp_path), 1, ONE)
     Path(file.uri.removeprefix("file://")).unlink()
 
@@ -210,18 +208,18 @@ def test_a_missing_file_is_unavailable_and_may_come_later(tmp_path: Path) -> Non
         read_weights(file)
 
 
-def test_a_store_nobody_knows_is_unavailable_by_name() -> None:
+def test_an_unknown_store_is_unavailable_by_name() -> None:
     with pytest.raises(Unavailable, match="nowhere"):
         write_weights("nowhere://x", 1, ONE)
 
 
 @given(st.binary(max_size=64))
-def test_other_bytes_are_refused_as_bytes(data: bytes) -> None:
+def test_arbitrary_bytes_raise_a_wire_error(data: bytes) -> None:
     with pytest.raises(WireError):
         from_safetensors(data)
 
 
-def test_a_tensor_says_which_lengths_disagree() -> None:
+def test_disagreeing_tensor_lengths_are_reported() -> None:
     with pytest.raises(LengthsDisagree, match="data 3 bytes, shape 8 bytes"):
         RawTensor("F32", (2,), b"abc")
     with pytest.raises(BadBytes, match="'F12'"):

@@ -1,4 +1,4 @@
-"""Weights in a store of objects, against moto's server: there whole, or waited for."""
+"""Weights in an object store, against moto's server: complete, or waited for."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ def server() -> Iterator[ThreadedMotoServer]:
 
 
 @pytest.mark.usefixtures("server")
-def test_full_weights_and_deltas_are_read_back_from_a_bucket() -> None:
+def test_full_weights_and_deltas_are_read_from_a_bucket() -> None:
     base = Published(write_weights(WHERE, 1, weights(1), by_tensor=True))
     made = write_delta(WHERE, 2, base, weights(1), weights(2))
     assert made is not None
@@ -43,7 +43,7 @@ def test_full_weights_and_deltas_are_read_back_from_a_bucket() -> None:
 
 
 @pytest.mark.usefixtures("server")
-def test_an_object_that_is_gone_or_cut_short_is_told_apart() -> None:
+def test_a_missing_and_a_truncated_object_are_distinguished() -> None:
     file = write_weights(WHERE, 5, weights(5), by_tensor=True)
     files = fsspec.filesystem("s3")
     files.pipe_file(file.uri, files.cat_file(file.uri)[:-1])
@@ -56,7 +56,7 @@ def test_an_object_that_is_gone_or_cut_short_is_told_apart() -> None:
         read_weights(file)
 
 
-def test_a_server_that_has_left_is_waited_for(server: ThreadedMotoServer) -> None:
+def test_a_stopped_server_is_unavailable(server: ThreadedMotoServer) -> None:
     file = write_weights(WHERE, 7, weights(7), by_tensor=True)
     server.stop()
 

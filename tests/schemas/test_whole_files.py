@@ -1,4 +1,4 @@
-"""What is written is there whole or not at all."""
+"""A file is written completely or not at all."""
 
 import os
 from contextlib import suppress
@@ -9,7 +9,7 @@ import pytest
 from schemas.whole_files import appearing, write_whole
 
 
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+def test_a_replaced_file_leaves_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.json"
 
     write_whole(path, "first")
@@ -20,7 +20,7 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", [True, False], ids=["a folder", "a file"])
-def test_what_could_not_be_finished_leaves_what_was_there(tmp_path: Path, folder: bool) -> None:
+def test_an_interrupted_write_keeps_the_old_content(tmp_path: Path, folder: bool) -> None:
     path = tmp_path / "out"
     path.write_text("before")
 
@@ -36,7 +36,7 @@ def test_what_could_not_be_finished_leaves_what_was_there(tmp_path: Path, folder
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_a_folder_does_not_take_the_place_of_one_that_holds_something(tmp_path: Path) -> None:
+def test_a_folder_does_not_replace_a_folder_with_content(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.mkdir()
     (path / "kept").touch()

@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def plain_logging() -> Iterator[None]:
-    """Whatever logging a test sets up, the next one begins in a process that set up none."""
+    """Restore logging, so that each test begins without the logging of an earlier one."""
     structlog.configure(cache_logger_on_first_use=False)
     yield
     structlog.reset_defaults()
@@ -50,7 +50,7 @@ def plain_logging() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def signals_as_they_were() -> Iterator[None]:
-    """Whatever ends a process of ours in order leaves its handlers; the next test has none."""
+    """Restore signal handlers, so that each test begins without those of our processes."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
@@ -59,7 +59,7 @@ def signals_as_they_were() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def secrets_as_they_were() -> Iterator[None]:
-    """A word that one test declares a secret can be shown by the next."""
+    """Forget the secrets that a test declared."""
     before = dict(hidden._known)
     yield
     hidden._known.clear()

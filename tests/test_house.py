@@ -1,4 +1,4 @@
-"""How the tests are built: each module stands alone, what several need stands in `support`."""
+"""The structure of the tests: each module is independent, shared helpers are in `support`."""
 
 import ast
 from pathlib import Path
@@ -25,8 +25,8 @@ def name_of(path: Path) -> str:
     return path.relative_to(TESTS.parent).with_suffix("").as_posix().replace("/", ".")
 
 
-def test_nobody_imports_a_test_module() -> None:
-    """Nor a conftest: what two modules need stands in `tests/support`."""
+def test_no_module_imports_a_test_module() -> None:
+    """This includes conftest modules: shared helpers are in `tests/support`."""
     alone = {name_of(p) for p in MODULES if p.stem.startswith("test_") or p.stem == "conftest"}
 
     imported = {name_of(path): sorted(imports_of(path) & alone) for path in MODULES}

@@ -1,4 +1,4 @@
-"""What every log promises to the loop, whichever stands behind it.
+"""The guarantees that the loop requires of every log implementation.
 
 On a real broker a group takes seconds to settle, so everything is waited for: members turn until a
 condition holds or the deadline has passed.
@@ -40,7 +40,7 @@ Named = Callable[[str], str]
 
 
 class Member:
-    """A member of a group that notes all it is told and given."""
+    """A member of a group that records its callbacks and records."""
 
     def __init__(self, log: Any, group: str, topics: Sequence[str]) -> None:
         self.records: list[Record] = []
@@ -86,7 +86,7 @@ class Member:
 def until(
     condition: Callable[[], bool], turning: Iterable[Any], deadline_s: float = DEADLINE_S
 ) -> None:
-    """Let everybody turn until the condition holds."""
+    """Let all members turn until the condition holds."""
     turning = list(turning)
     end = time.monotonic() + deadline_s
     while not condition():
@@ -129,7 +129,7 @@ class TestLog:
 
     # Committing from outside
 
-    def test_only_for_a_group_that_nobody_is_in_somebody_else_may_commit(self) -> None:
+    def test_outside_commit_is_allowed_only_for_a_group_without_members(self) -> None:
         topic, group = self.topic(), self.named("group")
         fill(self.log, topic, numbered(3))
         member = self.member(group, topic)
@@ -148,7 +148,7 @@ class TestLog:
 
     # Reading in a group
 
-    def test_a_member_is_given_the_records_of_each_partition_in_order(self) -> None:
+    def test_member_receives_the_records_of_each_partition_in_order(self) -> None:
         topic = self.topic(2)
         fill(self.log, topic, numbered(700, "a"), 0)
         fill(self.log, topic, numbered(5, "b"), 1)
@@ -161,7 +161,7 @@ class TestLog:
         offsets = [r.offset for r in member.records if r.partition == 0]
         assert offsets == sorted(set(offsets))
 
-    def test_records_come_as_they_were_written(self) -> None:
+    def test_records_are_read_as_written(self) -> None:
         topic = self.topic()
         publisher = self.log.publisher()
         publisher.send(topic, "a key", b"value", headers=[("h", b"1"), ("h", b"2")])
@@ -179,7 +179,7 @@ class TestLog:
         assert not bare.headers
         assert 0 < full.timestamp_ms <= bare.timestamp_ms
 
-    def test_every_group_is_given_everything(self) -> None:
+    def test_every_group_receives_all_records(self) -> None:
         topic = self.topic()
         fill(self.log, topic, numbered(3))
 
@@ -188,7 +188,7 @@ class TestLog:
 
         assert members[0].values() == members[1].values()
 
-    def test_an_assignment_tells_start_and_end_of_the_log(self) -> None:
+    def test_assignment_gives_start_and_end_of_the_log(self) -> None:
         topic = self.topic()
         fill(self.log, topic, numbered(4))
 
@@ -199,7 +199,7 @@ class TestLog:
         assert (held.topic, held.partition, held.log_start, held.log_end) == (topic, 0, 0, 4)
         assert (held.committed, held.metadata) == (None, "")
 
-    def test_two_topics_are_read_by_one_member(self) -> None:
+    def test_one_member_reads_two_topics(self) -> None:
         first, second = self.topic(), self.topic(2)
         fill(self.log, first, [b"one"])
         fill(self.log, second, [b"two"], 1)
@@ -209,7 +209,7 @@ class TestLog:
 
         assert {(r.topic, r.value) for r in member.records} == {(first, b"one"), (second, b"two")}
 
-    def test_the_end_of_a_partition_is_told_also_of_an_empty_one(self) -> None:
+    def test_end_of_each_partition_is_reported_even_when_empty(self) -> None:
         topic = self.topic(2)
         fill(self.log, topic, numbered(3), 0)
 
@@ -224,7 +224,7 @@ class TestLog:
 
     # Commits
 
-    def test_a_new_member_begins_at_the_commit_and_is_given_its_word(self) -> None:
+    def test_new_member_starts_at_the_commit_and_receives_its_metadata(self) -> None:
         topic, group = self.topic(), self.named("group")
         fill(self.log, topic, numbered(5))
         first = self.member(group, topic)
@@ -238,7 +238,7 @@ class TestLog:
         assert second.values() == [b"3", b"4"]
         assert (second.assignments[0].committed, second.assignments[0].metadata) == (3, "1;word")
 
-    def test_the_word_of_a_commit_may_have_4095_bytes_and_no_more(self) -> None:
+    def test_commit_metadata_may_have_at_most_4095_bytes(self) -> None:
         topic, group = self.topic(), self.named("group")
         first = self.member(group, topic)
         until(lambda: bool(first.owned), [first])
@@ -253,7 +253,7 @@ class TestLog:
 
         assert second.assignments[0].metadata == "x" * 4095
 
-    def test_what_nobody_committed_is_read_again(self) -> None:
+    def test_uncommitted_records_are_read_again(self) -> None:
         topic, group = self.topic(), self.named("group")
         fill(self.log, topic, numbered(3))
         first = self.member(group, topic)
@@ -265,7 +265,7 @@ class TestLog:
 
         assert second.values() == numbered(3)
 
-    def test_a_commit_without_waiting_is_there_in_the_end(self) -> None:
+    def test_commit_without_waiting_is_eventually_stored(self) -> None:
         topic, group = self.topic(), self.named("group")
         fill(self.log, topic, numbered(2))
         first = self.member(group, topic)
@@ -295,7 +295,7 @@ class TestLog:
 
         assert not both[0].owned & both[1].owned
 
-    def test_partitions_of_a_member_that_left_go_to_the_others(self) -> None:
+    def test_partitions_of_a_leaving_member_go_to_the_others(self) -> None:
         topic, group = self.topic(2), self.named("group")
         both = [self.member(group, topic), self.member(group, topic)]
         until(lambda: [len(m.owned) for m in both] == [1, 1], both)
@@ -307,7 +307,7 @@ class TestLog:
 
         assert len(both[1].owned) == 2
 
-    def test_the_old_owner_is_told_before_a_partition_moves(self) -> None:
+    def test_old_owner_is_notified_before_a_partition_moves(self) -> None:
         topic, group = self.topic(2), self.named("group")
         first = self.member(group, topic)
         until(lambda: len(first.owned) == 2, [first])
@@ -327,7 +327,7 @@ class TestLog:
         assert second.assignments[0].metadata == "from the old owner"
         assert second.owned.isdisjoint(first.owned)
 
-    def test_a_loop_does_not_commit_work_of_a_partition_that_moved(self) -> None:
+    def test_loop_does_not_commit_work_of_a_moved_partition(self) -> None:
         topic, group, codec = self.topic(2), self.named("group"), Codec(LocalRegistry())
         self.log.create(Topics().dead_letters, 1)
         for partition in (0, 1):
@@ -360,7 +360,7 @@ class TestLog:
 
     # Backpressure
 
-    def test_a_paused_partition_gives_nothing_until_it_is_resumed(self) -> None:
+    def test_paused_partition_gives_no_records_until_resumed(self) -> None:
         topic, group = self.topic(2), self.named("group")
         member = self.member(group, topic)
         fill(self.log, topic, [b"before"], 0)
@@ -378,7 +378,7 @@ class TestLog:
 
         assert member.values(0) == [b"before", *numbered(3)]
 
-    def test_a_paused_partition_that_was_lost_gives_records_when_it_comes_back(self) -> None:
+    def test_paused_partition_gives_records_after_it_was_lost_and_returned(self) -> None:
         topic, group = self.topic(2), self.named("group")
         first = self.member(group, topic)
         fill(self.log, topic, [b"before"], 0)
@@ -398,7 +398,7 @@ class TestLog:
 
     # What happens meanwhile
 
-    def test_the_end_is_told_with_the_last_records_or_after_them(self) -> None:
+    def test_end_is_reported_with_the_last_records_or_after_them(self) -> None:
         topic = self.topic()
         fill(self.log, topic, numbered(7))
 
@@ -407,7 +407,7 @@ class TestLog:
 
         assert member.values() == numbered(7)
 
-    def test_the_end_is_told_anew_after_a_pause(self) -> None:
+    def test_end_is_reported_again_after_a_pause(self) -> None:
         topic = self.topic()
         fill(self.log, topic, numbered(3))
         member = self.member(self.named("group"), topic)
@@ -421,7 +421,7 @@ class TestLog:
 
         assert (member.came_to_end, len(member.records)) == ({(topic, 0): 3}, 3)
 
-    def test_a_pause_with_records_on_their_way_loses_none_and_gives_none_twice(self) -> None:
+    def test_pause_during_delivery_loses_and_repeats_no_records(self) -> None:
         topic = self.topic()
         fill(self.log, topic, numbered(900))
         member = self.member(self.named("group"), topic)
@@ -440,7 +440,7 @@ class TestLog:
 
         assert member.values() == numbered(900)
 
-    def test_a_pause_just_after_the_assignment_holds_when_the_first_records_have_come(self) -> None:
+    def test_pause_just_after_assignment_holds_back_further_records(self) -> None:
         topic = self.topic()
         fill(self.log, topic, numbered(300))
         member = self.member(self.named("group"), topic)
@@ -457,7 +457,7 @@ class TestLog:
 
         assert member.values() == numbered(300)
 
-    def test_a_partition_that_leaves_with_records_in_hand_is_read_from_its_commit(self) -> None:
+    def test_moved_partition_with_buffered_records_is_read_from_its_commit(self) -> None:
         topic, group = self.topic(2), self.named("group")
         for partition in (0, 1):
             fill(self.log, topic, numbered(200), partition)
@@ -473,7 +473,7 @@ class TestLog:
         assert first.values(1 - moved) == numbered(200)[: len(first.values(1 - moved))]
         until(lambda: second.came_to_end.get((topic, moved)) == 200, [second])
 
-    def test_a_partition_that_comes_back_is_read_from_its_commit_to_its_end_again(self) -> None:
+    def test_returning_partition_is_read_from_its_commit_to_its_end(self) -> None:
         topic, group = self.topic(2), self.named("group")
         for partition in (0, 1):
             fill(self.log, topic, numbered(5), partition)
@@ -492,8 +492,8 @@ class TestLog:
         assert first.values(moved[1]) == [*numbered(5), b"3", b"4"]
         assert first.values(1 - moved[1]) == numbered(5)
 
-    def test_a_member_may_commit_what_is_anothers_by_now(self) -> None:
-        """So whoever commits has to ask himself whether it is still his."""
+    def test_member_can_commit_for_a_partition_it_does_not_own(self) -> None:
+        """So a member has to check its ownership before it commits."""
         topic, group = self.topic(2), self.named("group")
         both = [self.member(group, topic), self.member(group, topic)]
         until(lambda: [len(m.owned) for m in both] == [1, 1], both)
@@ -504,7 +504,7 @@ class TestLog:
 
         assert (other.source.refused, self.log.committed(group, topic)) == (0, {0: 2})
 
-    def test_members_that_come_go_and_pause_skip_nothing(self) -> None:
+    def test_joining_leaving_and_pausing_members_skip_no_records(self) -> None:
         topic, group, dice = self.topic(3), self.named("group"), Random(7)
         written: set[tuple[int, bytes]] = set()
         members = [self.member(group, topic)]
@@ -532,7 +532,7 @@ class TestLog:
 
     # Writing
 
-    def test_a_record_goes_into_the_partition_that_is_named(self) -> None:
+    def test_record_goes_to_the_named_partition(self) -> None:
         topic = self.topic(3)
         publisher = self.log.publisher()
         for partition in (2, 0, 2):
@@ -545,7 +545,7 @@ class TestLog:
         assert [len(member.values(n)) for n in range(3)] == [1, 0, 2]
 
     @pytest.mark.parametrize("bulk", [False, True])
-    def test_one_key_goes_into_one_partition_in_order(self, bulk: bool) -> None:
+    def test_records_with_one_key_stay_in_one_partition_in_order(self, bulk: bool) -> None:
         topic = self.topic(3)
         publisher = self.log.publisher(bulk=bulk)
         for n in range(20):
@@ -558,7 +558,7 @@ class TestLog:
         assert len({record.partition for record in member.records}) == 1
         assert member.values() == numbered(20)
 
-    def test_the_partition_of_a_key_is_told_without_writing(self) -> None:
+    def test_partition_of_a_key_is_known_without_writing(self) -> None:
         topic = self.topic(3)
         publisher = self.log.publisher()
         for number in range(20):
@@ -582,7 +582,7 @@ class TestLog:
 
         assert (cause.acked, cause.finished()) == (2, True)
 
-    def test_an_ack_tells_the_append_time(self) -> None:
+    def test_ack_gives_the_append_time(self) -> None:
         topic, publisher = self.topic(), self.log.publisher()
         assert publisher.acked_ms == 0
 
@@ -592,7 +592,7 @@ class TestLog:
         (record,) = read_all(self.log, [topic])
         assert publisher.acked_ms == record.timestamp_ms
 
-    def test_a_flush_waits_for_the_acks(self) -> None:
+    def test_flush_waits_for_the_acks(self) -> None:
         topic, publisher = self.topic(), self.log.publisher(bulk=True)
         cause = Record("t", 0, 0, None, None, 0)
 
@@ -601,7 +601,7 @@ class TestLog:
         assert publisher.flush(DEADLINE_S) == 0
         assert (cause.acked, publisher.waiting()) == (1, 0)
 
-    def test_a_value_that_the_topic_would_refuse_is_refused_at_once(self) -> None:
+    def test_too_large_value_is_refused_at_once(self) -> None:
         topic, publisher = self.topic(), self.log.publisher()
         cause = Record("t", 0, 0, None, None, 0)
 
@@ -610,7 +610,7 @@ class TestLog:
 
         assert (cause.sent, publisher.waiting()) == (0, 0)
 
-    def test_records_that_a_topic_will_not_have_any_more_are_given_back(self) -> None:
+    def test_records_the_topic_no_longer_accepts_are_returned(self) -> None:
         topic, publisher, told = self.topic(), self.log.publisher(), list[str]()
         cause = Record("t", 0, 0, None, None, 0)
         cause.closed = True
@@ -633,7 +633,7 @@ class TestLog:
         assert {int(v.split()[0]) for v in member.values()[1:] if v != b"instead"} == {*range(50)}
         assert (cause.sent, cause.acked) == (53, 53)
 
-    def test_a_record_for_a_topic_that_was_deleted_is_given_back(self) -> None:
+    def test_record_for_a_deleted_topic_is_returned(self) -> None:
         topic, publisher, told = self.topic(), self.log.publisher(), list[str]()
         publisher.send(topic, None, b"1")
         assert publisher.flush(DEADLINE_S) == 0
@@ -649,7 +649,7 @@ class TestLog:
 
     # Readers of everything
 
-    def test_a_reader_is_given_every_partition_from_the_beginning(self) -> None:
+    def test_reader_receives_every_partition_from_the_beginning(self) -> None:
         topic, other = self.topic(3), self.topic()
         for partition in range(3):
             fill(self.log, topic, numbered(2, f"{partition}/"), partition)
@@ -664,7 +664,7 @@ class TestLog:
         assert len(read) == 7
         assert [r.value for r in read if r.partition == 1] == [b"1/0", b"1/1"]
 
-    def test_a_reader_begins_where_it_is_told_to(self) -> None:
+    def test_reader_starts_at_the_given_offsets(self) -> None:
         topic = self.topic(2)
         fill(self.log, topic, numbered(4), 0)
         fill(self.log, topic, numbered(4), 1)
@@ -677,7 +677,7 @@ class TestLog:
         assert [r.value for r in read if r.partition == 0] == [b"3"]
         assert [r.value for r in read if r.partition == 1] == numbered(4)
 
-    def test_a_reader_from_the_end_is_given_what_comes(self) -> None:
+    def test_reader_from_the_end_receives_only_new_records(self) -> None:
         topic = self.topic(2)
         fill(self.log, topic, numbered(4), 0)
 
@@ -692,7 +692,7 @@ class TestLog:
         assert {r.value for r in read} == {b"new", b"newer"}
 
     @pytest.mark.parametrize("from_end", [False, True])
-    def test_a_reader_reads_partitions_that_are_added_while_it_reads(self, from_end: bool) -> None:
+    def test_reader_reads_partitions_added_while_it_reads(self, from_end: bool) -> None:
         topic = self.topic(1)
         reader = self.log.reader([topic], from_end=from_end)
         read: list[Record] = []
@@ -707,13 +707,13 @@ class TestLog:
         assert [r.value for r in read if r.partition == 2] == [b"2/0", b"2/1"]
         assert len(read) == 6
 
-    def test_a_reader_of_empty_topics_has_caught_up(self) -> None:
+    def test_reader_of_empty_topics_has_caught_up(self) -> None:
         reader = self.log.reader([self.topic(2)])
 
         assert reader.caught_up()
         reader.close()
 
-    def test_readers_are_in_nobodys_way(self) -> None:
+    def test_readers_do_not_disturb_each_other_or_a_group(self) -> None:
         topic, group = self.topic(), self.named("group")
         fill(self.log, topic, numbered(2))
 
@@ -731,7 +731,7 @@ class TestLog:
 
     # Looking
 
-    def test_times_are_offsets_of_the_first_record_that_is_not_older(self) -> None:
+    def test_offset_for_a_time_is_the_first_record_not_older(self) -> None:
         topic = self.topic(2)
         for value in (b"first", b"second"):
             fill(self.log, topic, [value], 0)
@@ -749,7 +749,7 @@ class TestLog:
         assert (at(0), at(first), at(first + 1)) == ([0, 0], [0, 0], [1, 0])
         assert (at(second), at(second + 1), at(1 << 50)) == ([1, 0], [2, 0], [2, 0])
 
-    def test_commits_groups_and_topics_can_be_looked_at_from_outside(self) -> None:
+    def test_commits_groups_and_topics_are_visible_from_outside(self) -> None:
         topic, group = self.topic(2), self.named("group")
         fill(self.log, topic, numbered(3))
         member = self.member(group, topic)
@@ -765,7 +765,7 @@ class TestLog:
 
     # What was there and is gone
 
-    def test_a_commit_tells_the_leader_epoch_of_the_last_record_that_it_counts(self) -> None:
+    def test_commit_gives_the_leader_epoch_of_its_last_record(self) -> None:
         topic, group = self.topic(), self.named("group")
         fill(self.log, topic, numbered(3))
         member = self.member(group, topic)
@@ -783,7 +783,7 @@ class TestLog:
         assert heir.assignments[0].topic_id == self.log.topic_id(topic)
 
     @pytest.mark.parametrize("committed", [41, 100])
-    def test_a_commit_beyond_the_end_is_told_with_where_the_log_ends(self, committed: int) -> None:
+    def test_commit_beyond_the_end_is_reported_with_the_log_end(self, committed: int) -> None:
         topic, group = self.topic(), self.named("group")
         fill(self.log, topic, numbered(40))
         commit = Commit(topic, 0, committed, "")
@@ -817,9 +817,7 @@ class TestLog:
         assert (told[0].committed, told[0].metadata) == (40, "")
 
     @pytest.mark.parametrize("later", [0, 40])
-    def test_a_member_of_a_topic_that_is_made_anew_is_given_the_new_one_or_ends_by_its_name(
-        self, later: int
-    ) -> None:
+    def test_member_of_a_recreated_topic_is_reassigned_or_ends_by_name(self, later: int) -> None:
         topic, group = self.topic(), self.named("group")
         fill(self.log, topic, numbered(20))
         member = self.member(group, topic)
@@ -843,9 +841,7 @@ class TestLog:
 
     @pytest.mark.parametrize("read", [0, 3])
     @pytest.mark.parametrize("later", [0, 2, 6])
-    def test_a_reader_of_a_topic_that_is_made_anew_ends_by_its_name(
-        self, read: int, later: int
-    ) -> None:
+    def test_reader_of_a_recreated_topic_ends_by_name(self, read: int, later: int) -> None:
         topic = self.topic()
         fill(self.log, topic, numbered(read))
         reader = self.log.reader([topic])
@@ -859,7 +855,7 @@ class TestLog:
         reader.close()
         assert self.read_to_the_end(topic) == numbered(later, "new")
 
-    def test_a_reader_does_not_wait_where_the_log_does_not_reach(self) -> None:
+    def test_reader_refuses_an_offset_beyond_the_end(self) -> None:
         topic = self.topic()
         fill(self.log, topic, numbered(3))
 
@@ -868,7 +864,7 @@ class TestLog:
 
     # Transactions of others
 
-    def test_an_open_transaction_holds_readers_back_and_is_told(self) -> None:
+    def test_open_transaction_holds_readers_back_and_is_reported(self) -> None:
         topic, group = self.topic(), self.named("group")
         fill(self.log, topic, numbered(3))
         began_ms = int(time.time() * 1000)
@@ -900,7 +896,7 @@ class TestLog:
 
     @pytest.mark.parametrize("aborted", [True, False])
     @pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 0), (0, 2), (2, 2)])
-    def test_readers_catch_up_where_transactions_have_ended(
+    def test_readers_catch_up_after_ended_transactions(
         self, aborted: bool, before: int, after: int
     ) -> None:
         topic = self.topic()
@@ -918,7 +914,7 @@ class TestLog:
         ]
         assert self.log.open_transactions([topic]) == []
 
-    def test_a_reader_of_what_retention_emptied_has_caught_up(self) -> None:
+    def test_reader_of_a_topic_emptied_by_retention_has_caught_up(self) -> None:
         topic = self.topic()
         fill(self.log, topic, numbered(3))
         self.log.delete_before(topic, 0, 3)
@@ -935,7 +931,7 @@ class TestLog:
 
     # What is not there
 
-    def test_a_topic_that_is_not_there_is_named(self) -> None:
+    def test_missing_topic_is_named(self) -> None:
         absent = self.named("absent")
 
         for ask in (
@@ -946,10 +942,10 @@ class TestLog:
             with pytest.raises(TopicsDiffer, match=absent):
                 ask()
 
-    def test_a_topic_has_as_many_partitions_as_it_was_given(self) -> None:
+    def test_topic_has_the_given_number_of_partitions(self) -> None:
         assert self.log.partitions(self.topic(3)) == 3
 
-    def test_every_partition_says_where_it_begins_and_ends(self) -> None:
+    def test_every_partition_reports_its_start_and_end(self) -> None:
         topic = self.topic(2)
         assert self.log.bounds(topic) == {0: (0, 0), 1: (0, 0)}
 
@@ -958,7 +954,7 @@ class TestLog:
 
         assert self.log.bounds(topic) == {0: (2, 3), 1: (0, 0)}
 
-    def test_where_partitions_end_is_a_position_that_is_whole(self) -> None:
+    def test_end_of_each_partition_is_a_valid_position(self) -> None:
         topic = self.topic(2)
         fill(self.log, topic, numbered(3))
 
@@ -969,7 +965,7 @@ class TestLog:
         assert self.log.cuts(ends) == {}
         assert self.log.cuts([replace(ends[0], offset=4)]) == {(topic, 0): 3}
 
-    def test_a_topic_made_anew_has_another_id_and_no_commits(self) -> None:
+    def test_recreated_topic_has_another_id_and_no_commits(self) -> None:
         topic, group = self.topic(), self.named("group")
         fill(self.log, topic, numbered(2))
         member = self.member(group, topic)
@@ -986,7 +982,7 @@ class TestLog:
         until(lambda: heir.assignments, [heir])
         assert (heir.assignments[0].committed, heir.assignments[0].metadata) == (None, "")
 
-    def test_a_role_that_needs_what_retention_took_stops_its_worker(self) -> None:
+    def test_role_that_needs_deleted_records_stops_its_worker(self) -> None:
         topic = self.topic()
 
         class NeedsMore(InHand):
@@ -1005,7 +1001,7 @@ class TestLog:
 
 
 @pytest.mark.broker
-def test_a_member_that_the_broker_will_never_take_ends_its_process(
+def test_member_rejected_by_the_broker_ends_its_process(
     kafka_log: Any, services: Endpoints, named: Named
 ) -> None:
     # Given an assignor of which no broker knows: the client calls that error fatal

@@ -1,4 +1,4 @@
-"""Servers on a real broker take up a version one by one, though one of them goes for good."""
+"""Servers on a real broker adopt a version one by one, even if one of them dies for good."""
 
 from collections.abc import Callable, Iterator
 
@@ -18,7 +18,7 @@ LEASE_MS = 3_000
 
 
 class Servers:
-    """Two of them, that stage when a test lets them."""
+    """Two servers that stage when a test lets them."""
 
     def __init__(self, cluster: Cluster) -> None:
         models = cluster.settings.models.model_copy(update={"adopt_at_once": 1})
@@ -50,7 +50,7 @@ class Servers:
         return all(role_of(loop).engine.version == version for loop in self.alive)
 
     def staging(self) -> list[int]:
-        """Which of them are over an adoption."""
+        """The servers that are adopting a version."""
         self.turn()
         return [
             number
@@ -78,7 +78,7 @@ def servers(make_cluster: Callable[..., Cluster]) -> Iterator[Servers]:
         loop.stop(1.0)
 
 
-def test_one_adopts_while_the_other_serves_on_and_one_that_died_is_waited_for_a_lease(
+def test_servers_adopt_one_by_one_and_wait_a_lease_for_dead_ones(
     servers: Servers,
 ) -> None:
     servers.announce(1)

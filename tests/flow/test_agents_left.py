@@ -67,7 +67,7 @@ def gone_within_10_s(agents: list[int]) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_no_agent_outlives_a_worker_and_all_go_on_in_the_next(crew: Crew) -> None:
+def test_no_agent_outlives_its_worker_and_all_resume_in_the_next(crew: Crew) -> None:
     requests: list[RolloutRequest] = []
     crew.start("agents")
 
@@ -92,7 +92,7 @@ def test_no_agent_outlives_a_worker_and_all_go_on_in_the_next(crew: Crew) -> Non
 
 
 def answering(crew: Crew) -> dict[bytes, list[str]]:
-    """Who answered each step, in order."""
+    """The worker that answered each step, in order."""
     cluster, by_command = crew.cluster, dict[bytes, list[str]]()
     for record in everything(cluster, cluster.topics.events):
         event = cluster.codec.decode(record.value, Event)

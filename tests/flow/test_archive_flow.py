@@ -29,7 +29,7 @@ def archived(directory: Path) -> dict[tuple[int, int], int]:
     return found
 
 
-def test_what_is_archived_and_exported_counts_what_verify_counts(
+def test_archive_and_export_count_the_same_rollouts_as_verify(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
     # Given a run whose archive worker is killed while it goes on
@@ -70,7 +70,7 @@ def test_what_is_archived_and_exported_counts_what_verify_counts(
     ]
     assert asked(tmp_path, "select count(*) as n from turns", *both) == [{"n": rows["turns"]}]
 
-    # And what is wrong is refused in one line
+    # And invalid arguments are refused in one line
     again = rollcall("export", "--parquet", "out", cwd=tmp_path, **addresses(cluster))
     assert "already and not empty" in refused(again)
     wrong = rollcall("query", "select nope from turns", *both, cwd=tmp_path)

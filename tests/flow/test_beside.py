@@ -20,7 +20,7 @@ RELEASED = "2be306df021ae9130a9c46f41cb0737f69c85de6"
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The release as whoever runs it has it installed; the clone must reach back to it."""
+    """The last release, installed as a user has it; the clone must reach back to it."""
     source, built = tmp_path_factory.mktemp("released"), tmp_path_factory.mktemp("wheel")
     archive = subprocess.run(
         ["git", "archive", RELEASED], cwd=ROOT, check=True, capture_output=True
@@ -34,7 +34,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.broker
 @pytest.mark.timeout(420)
-def test_two_releases_swapped_one_by_one_lose_nothing_and_double_nothing(
+def test_two_releases_swapped_one_by_one_lose_and_double_nothing(
     wheel: Path, tmp_path: Path
 ) -> None:
     figures = tmp_path / "figures.json"
@@ -52,7 +52,7 @@ def test_two_releases_swapped_one_by_one_lose_nothing_and_double_nothing(
     assert found["ended_by_themselves"] == {}
 
 
-def test_what_is_no_wheel_of_ours_is_refused(tmp_path: Path) -> None:
+def test_invalid_wheel_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rollcall-0.1.0-py3-none-any.whl").write_bytes(b"no archive")
 
     with pytest.raises(Refused, match="--beside"):

@@ -1,4 +1,4 @@
-"""A run on a real broker whose weights lie in a bucket: servers learn of them by the log alone."""
+"""A run on a real broker with weights in a bucket: servers find them through the log alone."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +43,7 @@ def run(services: Endpoints, tmp_path: Path) -> Iterator[LiveRun]:
         run.close()
 
 
-def test_a_server_adopts_what_a_trainer_put_into_a_bucket_and_answers_with_it(
+def test_server_adopts_weights_from_a_bucket_and_answers_with_them(
     run: LiveRun,
 ) -> None:
     # When a run goes on to its end

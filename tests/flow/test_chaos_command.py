@@ -1,4 +1,4 @@
-"""`rollcall chaos`: its parts one by one, and a short run of it all."""
+"""`rollcall chaos`: its parts one by one, and a short complete run."""
 
 import json
 import signal
@@ -60,7 +60,7 @@ def test_wrong_input_is_refused_with_one_line_before_anything_runs(tmp_path: Pat
         ({"minutes": 1, "keep": Path(__file__)}, "already and is no directory"),
     ],
 )
-def test_what_cannot_be_done_is_refused(given: dict[str, Any], complaint: str) -> None:
+def test_impossible_options_are_refused(given: dict[str, Any], complaint: str) -> None:
     with pytest.raises(Refused, match=complaint):
         call(None, "chaos", *options(**given))
 
@@ -73,7 +73,7 @@ VICTIMS = ChaosPlan(1, ROLES, minutes=1).victims()
 
 @limits(max_examples=20)
 @given(st.integers())
-def test_a_seed_gives_one_schedule(seed: int) -> None:
+def test_one_seed_gives_one_schedule(seed: int) -> None:
     again = [mixed(seed, VICTIMS, seconds=600, every_s=4, session_s=6) for _ in range(2)]
 
     assert again[0] == again[1]
@@ -85,7 +85,7 @@ def test_a_seed_gives_one_schedule(seed: int) -> None:
 
 @limits(max_examples=30)
 @given(st.integers(), st.sets(st.sampled_from(ROLES), min_size=1), st.floats(20, 2000))
-def test_faults_befall_only_those_named_in_ways_that_they_can_be_harmed(
+def test_faults_hit_only_the_selected_roles_in_their_own_ways(
     seed: int, roles: set[str], seconds: float
 ) -> None:
     plan = ChaosPlan(seed, [role for role in ROLES if role in roles], minutes=seconds / 60)
@@ -103,7 +103,7 @@ KILLED = {role for role in ROLES if KILL in KINDS[role]}
 @limits(max_examples=20)
 @example(seed=-5412026)  # its faults come late
 @given(st.integers())
-def test_a_short_run_has_killed_every_role_and_seen_every_cut_and_a_false_clock(seed: int) -> None:
+def test_short_run_includes_all_roles_all_cuts_and_a_clock_fault(seed: int) -> None:
     faults = ChaosPlan(seed, ROLES, minutes=0.5).faults()
 
     assert {fault.role for fault in faults if fault.kind == KILL} == KILLED
@@ -113,7 +113,7 @@ def test_a_short_run_has_killed_every_role_and_seen_every_cut_and_a_false_clock(
 
 @limits(max_examples=20)
 @given(st.integers(), st.integers(1, 2000))
-def test_a_soak_is_so_many_sigkills(seed: int, count: int) -> None:
+def test_soak_consists_of_the_given_number_of_sigkills(seed: int, count: int) -> None:
     faults = ChaosPlan(seed, ROLES, kills=count).faults()
 
     assert Counter(fault.kind for fault in faults) == {KILL: count}
@@ -121,7 +121,7 @@ def test_a_soak_is_so_many_sigkills(seed: int, count: int) -> None:
 
 @limits(max_examples=20)
 @given(st.integers())
-def test_the_registry_is_harmed_as_often_as_the_workers_of_a_group(seed: int) -> None:
+def test_registry_is_harmed_as_often_as_the_workers_of_a_group(seed: int) -> None:
     faults = ChaosPlan(seed, ROLES, minutes=1000).faults()  # so many that chance stays small
 
     harmed = Counter(fault.role for fault in faults)
@@ -133,7 +133,7 @@ def test_the_registry_is_harmed_as_often_as_the_workers_of_a_group(seed: int) ->
 
 
 class Echo:
-    """A server that says what it is told, and where its client came from."""
+    """A server that echoes the bytes it receives."""
 
     def __init__(self) -> None:
         self.server = socket.create_server((HOST, 0))
@@ -200,7 +200,7 @@ def gone(client: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize(("to_broker", "to_client"), [(True, True), (True, False), (False, True)])
-def test_a_cut_link_holds_back_what_goes_through_when_it_heals(
+def test_cut_link_delivers_its_held_back_bytes_after_healing(
     links: tuple[Proxy, dict[str, Ports]], to_broker: bool, to_client: bool
 ) -> None:
     proxy, ports = links
@@ -216,7 +216,7 @@ def test_a_cut_link_holds_back_what_goes_through_when_it_heals(
         assert cut.recv(65536) == b"meanwhile"
 
 
-def test_a_dropped_link_resets_its_connections_and_takes_new_ones(
+def test_dropped_link_resets_its_connections_and_accepts_new_ones(
     links: tuple[Proxy, dict[str, Ports]],
 ) -> None:
     proxy, ports = links
@@ -228,7 +228,7 @@ def test_a_dropped_link_resets_its_connections_and_takes_new_ones(
         assert says(again, b"after") == b"after"
 
 
-def test_a_broker_that_is_away_is_seen_as_a_closed_connection(
+def test_missing_broker_appears_as_a_closed_connection(
     links: tuple[Proxy, dict[str, Ports]],
 ) -> None:
     _, ports = links
@@ -251,7 +251,7 @@ def test_every_link_has_a_listener_that_advertises_its_entry() -> None:
 # The workload
 
 
-def test_the_workload_has_rollouts_of_every_kind() -> None:
+def test_workload_has_rollouts_of_every_kind() -> None:
     requests = [workload.request(7, number) for number in range(1000)]
     words = [word for number in range(1000) if (word := workload.cancel(7, number))]
 
@@ -263,7 +263,7 @@ def test_the_workload_has_rollouts_of_every_kind() -> None:
     assert {bool(word.group_id) for word in words} == {True, False}
 
 
-def test_the_workload_ends_every_rollout_in_memory() -> None:
+def test_workload_ends_every_rollout_in_memory() -> None:
     rig = Rig(partitions=2, policies=(workload.POLICY,))
     crew = [
         rig.agents("agents-1"),
@@ -282,7 +282,7 @@ def test_the_workload_ends_every_rollout_in_memory() -> None:
     assert len({trajectory.rollout_id for trajectory in rig.trajectories()}) == 60
 
 
-def test_a_call_takes_as_long_as_its_seed_says() -> None:
+def test_call_duration_depends_on_its_seed() -> None:
     now = [0.0]
     engine = workload.UnhurriedEngine("p", workload.script("m"), clock=lambda: now[0])
     call = made_call()
@@ -299,7 +299,7 @@ def test_a_call_takes_as_long_as_its_seed_says() -> None:
     assert not engine.busy()
 
 
-def test_a_call_in_line_that_may_not_begin_any_more_is_handed_back_and_one_begun_is_not() -> None:
+def test_expired_call_is_returned_only_if_it_has_not_begun() -> None:
     now = [0.0]
     engine = workload.UnhurriedEngine("p", workload.script("m"), clock=lambda: now[0])
     calls = [replace(made_call(), seed=seed, not_after_ms=1000) for seed in range(20)]
@@ -343,7 +343,7 @@ def fault(role: str, kind: str = KILL) -> Fault:
     return Fault(0.0, kind, role, f"{role}-1", 0.0)
 
 
-def test_progress_is_the_last_of_the_victims_partitions_to_show_its_group() -> None:
+def test_recovery_ends_when_all_partitions_of_the_victim_progress() -> None:
     progress = FaultRecovery(fault("agents"), 1000, "agents", {0, 1})
 
     progress.seen("agents", 0, 1000 + ON_THE_WIRE_MS - 1)
@@ -370,7 +370,7 @@ OUTCOME = ChaosOutcome(
 )
 
 
-def test_the_figures_are_those_of_the_table() -> None:
+def test_figures_match_the_table() -> None:
     found = plain(OUTCOME)
 
     assert found["ok"]
@@ -384,12 +384,12 @@ def test_the_figures_are_those_of_the_table() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["lost", "doubled", "breaches", "ended"])
-def test_anything_wrong_is_not_ok(wrong: str) -> None:
+def test_any_nonzero_error_count_is_not_ok(wrong: str) -> None:
     assert OUTCOME.ok
     assert not replace(OUTCOME, **{wrong: 1}).ok
 
 
-def test_a_call_for_what_an_agent_had_been_told_is_not_ok() -> None:
+def test_repeated_call_of_an_answered_request_is_not_ok() -> None:
     assert not replace(OUTCOME, hosted=HostedFigures(30, asked_again=1)).ok
 
 
@@ -398,7 +398,7 @@ def test_a_call_for_what_an_agent_had_been_told_is_not_ok() -> None:
 
 @pytest.mark.broker
 @pytest.mark.timeout(300)
-def test_a_short_run_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
+def test_short_run_loses_and_doubles_nothing(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     with chaos(
         "--minutes", "0.4", "--seed", "14", "--json", str(figures), "--rollouts", "600",
@@ -424,7 +424,7 @@ def test_a_short_run_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.broker
 @pytest.mark.timeout(300)
-def test_an_interrupted_run_takes_everything_down(tmp_path: Path) -> None:
+def test_interrupted_run_takes_everything_down(tmp_path: Path) -> None:
     with chaos("--minutes", "5", "--kill", "agents", "--keep", "kept", cwd=tmp_path) as run:
         logs = tmp_path / "kept" / "logs"
 
@@ -450,7 +450,7 @@ def test_an_interrupted_run_takes_everything_down(tmp_path: Path) -> None:
 
 
 def environment_of(process: Path) -> str:
-    """What a process was started with; empty when it has ended."""
+    """The environment that a process was started with; empty when it has ended."""
     try:
         return (process / "environ").read_text(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""A rollout too heavy for the log, through a real broker: what is heavy is in the object store."""
+"""A rollout too heavy for the log, through a real broker: heavy parts are in the object store."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ def hauls(task: Given) -> Agent:
 
 
 class Quarry:
-    """Shows what it is told."""
+    """Shows the action that it receives."""
 
     replayable = True
 
@@ -55,7 +55,7 @@ class Quarry:
         return Observation(action, 1.0)
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """There is nothing to release."""
 
 
 def turn(crew: Sequence[Loop], until: Callable[[], bool]) -> None:
@@ -67,7 +67,7 @@ def turn(crew: Sequence[Loop], until: Callable[[], bool]) -> None:
                 loop.turn(0.001)
 
 
-def test_what_is_heavy_passes_a_real_broker_and_is_scored_exported_forked_and_audited(
+def test_heavy_rollout_passes_a_real_broker_and_every_later_stage(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
     objects = f"{tmp_path}/objects"
@@ -115,7 +115,7 @@ def test_what_is_heavy_passes_a_real_broker_and_is_scored_exported_forked_and_au
         assert sum(len(text or "") for text in texts) > 8 * HEAVY
     assert [each.total for each in seen.scored.values()] == [4.0, 4.0]
 
-    # And whoever looks at it afterwards finds it whole
+    # And every later reader finds it complete
     assert audit(cluster, drained=True).breaches == []
     call(cluster, "export", "--parquet", str(tmp_path / "out"), "--rate", "0")
     tables = [pq.read_table(path) for path in (tmp_path / "out").glob("turns/*/*.parquet")]

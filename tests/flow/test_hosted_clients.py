@@ -1,4 +1,4 @@
-"""An agent that uses all that vendors' clients offer, as a rollout of a whole system."""
+"""An agent that uses all features of vendor clients, as a rollout of a whole system."""
 
 import json
 import time
@@ -49,7 +49,7 @@ def crew_of(shop: Workshop) -> list[Loop]:
 
 
 def ended(crew: Sequence[Loop], found: Callable[[], Trajectory | None]) -> Trajectory:
-    """Let everybody take turns until the rollout has ended."""
+    """Let all workers take turns until the rollout has ended."""
     deadline = time.monotonic() + 150
     try:
         while (trajectory := found()) is None:
@@ -76,7 +76,7 @@ def assert_all_was_as_it_should(trajectory: Trajectory) -> None:
     assert trajectory.attempt == 1
 
 
-def test_on_the_in_memory_log(tmp_path: Path) -> None:
+def test_vendor_clients_work_on_the_in_memory_log(tmp_path: Path) -> None:
     settings = Settings(prefix=PREFIX, state_dir=tmp_path, cache_dir=tmp_path / "cache")
     cluster = MemoryCluster(settings=settings)
     crew = crew_of(Workshop(cluster.log, cluster.codec, cluster.topics, settings, watched=False))
@@ -88,7 +88,7 @@ def test_on_the_in_memory_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.broker
-def test_through_the_real_broker(make_cluster: Callable[..., Cluster]) -> None:
+def test_vendor_clients_work_through_the_real_broker(make_cluster: Callable[..., Cluster]) -> None:
     cluster = make_cluster(POLICY)
     shop = Workshop(cluster.log, cluster.codec, cluster.topics, cluster.settings, watched=False)
     crew = crew_of(shop)

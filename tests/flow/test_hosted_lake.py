@@ -43,7 +43,7 @@ def played(world: World) -> dict[int, Trajectory]:
 
 
 def _asked_here(world: World) -> list[Trajectory]:
-    """Without those that the trainer has asked for."""
+    """Without the rollouts that the trainer has asked for."""
     ended = world.read(world.topics.trajectories, Trajectory)
     return [each for each in ended if each.rollout_id.startswith("s")]
 
@@ -56,7 +56,7 @@ def what_was_learned_from(trajectory: Trajectory) -> tuple[object, ...]:
 
 
 @pytest.mark.timeout(300)
-def test_it_gives_the_same_tokens_and_rewards_as_the_native_program(tmp_path: Path) -> None:
+def test_hosted_agent_gives_the_same_tokens_and_rewards_as_native(tmp_path: Path) -> None:
     _, text = load_recipe("lake-any-start")
     text = text[: text.index("[evaluation]")]
     # What the trainer asks for, to learn from it, is played beside them: as little as it can be.
@@ -76,7 +76,7 @@ def test_it_gives_the_same_tokens_and_rewards_as_the_native_program(tmp_path: Pa
 
 
 @pytest.mark.timeout(300)
-def test_twenty_steps_are_trained_on_its_rollouts_and_again_to_the_bit(tmp_path: Path) -> None:
+def test_twenty_steps_on_hosted_rollouts_are_retrained_bit_identically(tmp_path: Path) -> None:
     recipe = hosted(RECIPE).replace("steps = 4", "steps = 20").replace("every = 2", "every = 20")
     world = World(tmp_path, recipe)
     try:

@@ -1,4 +1,4 @@
-"""An agent that speaks a vendor's dialect calls tools, and its conversation is one sequence."""
+"""An agent with a vendor's API calls tools, and its conversation is one sequence."""
 
 import json
 from collections.abc import Callable
@@ -23,7 +23,7 @@ FUNCTION = {"name": "bash", "description": "Run", "parameters": {"type": "object
 
 
 class ChatAgent:
-    """Asks with `messages`, and sends back what it was told."""
+    """Asks with `messages`, and sends the answers back."""
 
     path = "/v1/chat/completions"
 
@@ -116,7 +116,7 @@ def lived(agent: ChatAgent, policy: ScriptedEngine) -> tuple[Rig, list[ErrorRepl
 
 
 @AGENTS
-def test_calls_and_results_extend_one_sequence(kind: type[ChatAgent]) -> None:
+def test_tool_calls_and_results_extend_one_sequence(kind: type[ChatAgent]) -> None:
     def speak(conversation: str) -> str:
         called = conversation.count("assistant\n")
         return f"I look.\n{CALL}\n{CALL}" if called < 3 else "Two files."
@@ -137,7 +137,7 @@ def test_calls_and_results_extend_one_sequence(kind: type[ChatAgent]) -> None:
 
 
 @AGENTS
-def test_an_agent_is_told_how_to_declare_what_its_policys_template_lacks(
+def test_missing_tool_template_is_reported_to_the_agent_with_its_setting(
     kind: type[ChatAgent],
 ) -> None:
     def script(call: ModelCall) -> str:

@@ -63,12 +63,12 @@ def test_workers_of_every_group_join_and_leave_during_a_run(crew: Crew) -> None:
         crew.leave(name)
     reach(crew, seen, len(requests))
 
-    # Then nobody noticed but the log
+    # Then only the log shows it
     assert_nothing_lost_or_doubled(crew.cluster, requests)
 
 
 @pytest.mark.timeout(300)
-def test_sigkill_of_every_worker_loses_nothing_and_doubles_nothing(crew: Crew) -> None:
+def test_sigkill_of_every_worker_loses_and_doubles_nothing(crew: Crew) -> None:
     requests = lake_requests(2000)
     crew.start_all()
     publish(crew.cluster, requests)
@@ -83,7 +83,7 @@ def test_sigkill_of_every_worker_loses_nothing_and_doubles_nothing(crew: Crew) -
     assert_nothing_lost_or_doubled(crew.cluster, requests)
 
 
-def test_rollouts_that_wait_in_line_outlive_the_workers_that_they_wait_in(crew: Crew) -> None:
+def test_waiting_rollouts_survive_the_loss_of_their_workers(crew: Crew) -> None:
     # Given more rollouts in environments that wait than a worker has slots
     limits = Limits(open_timeout_s=300.0)
     requests = [

@@ -1,4 +1,4 @@
-"""A live run of two policies, whose trainers, servers and whole policies come and go by SIGKILL."""
+"""A live run of two policies while trainers, servers and whole policies come and go by SIGKILL."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,7 +28,7 @@ TEXT = RECIPE.replace("steps = 2", f"steps = {STEPS}")
 
 
 class Live:
-    """The run, its workers, and how far both policies are."""
+    """The run, its workers, and the progress of both policies."""
 
     def __init__(self, cluster: Cluster, directory: Path) -> None:
         self.cluster = cluster
@@ -78,7 +78,7 @@ class Live:
         return f"{self.taken}: {words}"
 
     def answers_of(self, name: str) -> Iterator[ModelAnswered]:
-        """What one model server has answered."""
+        """The answers of one model server."""
         for record in everything(self.cluster, self.cluster.topics.events):
             event = self.cluster.codec.decode(record.value, Event)
             if event.written_by == name and isinstance(event.body, ModelAnswered):
@@ -117,9 +117,7 @@ def helped(live: Live) -> Trajectory:
 
 
 @pytest.mark.timeout(400)
-def test_trainers_servers_and_whole_policies_come_and_go_and_nothing_is_lost(
-    live: Live, tmp_path: Path
-) -> None:
+def test_trainers_servers_and_policies_come_and_go_without_loss(live: Live, tmp_path: Path) -> None:
     # Given a run whose policies both learn
     live.until(2)
 
@@ -146,7 +144,7 @@ def test_trainers_servers_and_whole_policies_come_and_go_and_nothing_is_lost(
     ended = [live.crew.processes[name] for name in ("training-1",)]
     until(lambda: all(each.poll() is not None for each in ended), 60, live.state)
 
-    # Then all is as if nobody had gone
+    # Then the result is that of an undisturbed run
     assert helper.status in ("finished", "failed")
     steps = [
         live.cluster.codec.decode(record.value, TrainStep)
@@ -171,7 +169,7 @@ def assert_caught_up(live: Live, server: str, version: int) -> None:
 
 
 def assert_trains_again(cluster: Cluster, part: RunFolder, last: int) -> None:
-    """Whoever trained a step, its bits are those of the record."""
+    """The bits of every step equal those of the record, for every trainer."""
     threads = cluster.settings.training.threads
     report = retrain_and_tell(
         cluster, part.trained(), (1, last), version=None, threads=threads, tell=print

@@ -31,7 +31,7 @@ TOPICS = {
     later=st.integers(0, 8),
     restarted=st.booleans(),
 )
-def test_a_tail_that_is_lost_is_named_and_gone_on_from(
+def test_lost_tail_is_named_and_work_resumes_after_acceptance(
     topic: str, kept: float, later: int, restarted: bool
 ) -> None:
     rig = Lost()
@@ -43,13 +43,13 @@ def test_a_tail_that_is_lost_is_named_and_gone_on_from(
     rig.log.truncate(name, 0, cut)
     rig.submit("later", later)
 
-    # Then the audit says so, before any worker does and whatever was written since
+    # Then the audit reports it, before any worker does and despite later records
     report = audited(rig, drained=False)
     tails = [breach for breach in report.breaches if "lost its tail" in breach.text]
     assert (name, cut) in {(breach.topic, breach.offset) for breach in tails}
     assert report.breaches[: len(tails)] == tails  # first, for it explains what follows
 
-    # While whatever only looks goes on with what is there
+    # While readers continue with the remaining records
     waits = WaitReader(rig, MemoryAdmin(rig.log), watched_world(5.0), "default").waiting().waits
     assert {f"later{n}" for n in range(later)} <= {wait.rollout_id for wait in waits}
 
@@ -57,7 +57,7 @@ def test_a_tail_that_is_lost_is_named_and_gone_on_from(
     with pytest.raises(JournalGone, match=f"{name} 0.*(lost its tail|was cut at {cut}).*--accept"):
         rig.work()
 
-    # And who accepts it goes on, once and for all
+    # And workers that accept it continue, permanently
     rig.replace_crew(accept=True)
     rig.work()
     rig.replace_crew()
@@ -69,7 +69,7 @@ def test_a_tail_that_is_lost_is_named_and_gone_on_from(
 
 
 @pytest.mark.parametrize("later", [0, 2, 9])
-def test_requests_whose_log_was_cut_leave_nothing_to_find_once_that_is_accepted(later: int) -> None:
+def test_cut_requests_leave_no_breach_after_the_loss_is_accepted(later: int) -> None:
     rig = Lost()
     rig.log.truncate(rig.topics.requests, 0, 1)
     rig.submit("later", later)
@@ -85,7 +85,7 @@ def test_requests_whose_log_was_cut_leave_nothing_to_find_once_that_is_accepted(
     assert report.cut_off == (3 if later else 0)
 
 
-def test_starts_that_the_journal_lost_are_written_again() -> None:
+def test_starts_lost_by_the_journal_are_written_again() -> None:
     rig = Lost()
     rig.submit("more", 2)
     before = rig.log.bounds(rig.topics.events)[0][1]
@@ -103,7 +103,7 @@ def test_starts_that_the_journal_lost_are_written_again() -> None:
 @pytest.mark.parametrize("topic", sorted(TOPICS))
 @pytest.mark.parametrize("later", [0, 2, 9])
 @pytest.mark.parametrize("forgotten", [True, False])
-def test_a_topic_made_anew_under_its_name_is_named_and_gone_on_from(
+def test_recreated_topic_is_named_and_work_resumes_after_acceptance(
     topic: str, later: int, forgotten: bool
 ) -> None:
     rig = Lost()

@@ -1,4 +1,4 @@
-"""Whole rollouts on the in-memory log, in peace and under every fault that it knows.
+"""Whole rollouts on the in-memory log, without faults and under every fault that it supports.
 
 A schedule that fails names its seed; `Chaos(seed).run().check()` repeats it.
 """
@@ -58,7 +58,7 @@ def _quiet() -> Iterator[None]:
 
 @settings(max_examples=8, deadline=None, database=None)
 @given(st.integers(0, 2**32), st.integers(0, 8), st.integers(1, 4))
-def test_full_servers_cost_time_and_no_try(seed: int, tenths: int, killed_every: int) -> None:
+def test_full_servers_cost_time_but_no_retries(seed: int, tenths: int, killed_every: int) -> None:
     """Each call is turned away by chance, also a hundred times; agents and servers are killed."""
     dice, rig = Random(seed), Rig(partitions=2)
 
@@ -107,7 +107,7 @@ def test_full_servers_cost_time_and_no_try(seed: int, tenths: int, killed_every:
 # In peace
 
 
-def test_a_rollout_crosses_the_lake_and_is_rewarded() -> None:
+def test_rollout_crosses_the_lake_and_is_rewarded() -> None:
     rig = Rig()
     loops = [
         rig.agents(),
@@ -127,7 +127,7 @@ def test_a_rollout_crosses_the_lake_and_is_rewarded() -> None:
     assert said == ["Cross the lake.", "s0", "R", "s1", "R", "s2", "D", "s5", "D"]
 
 
-def test_a_policy_that_is_a_function_of_the_conversation_crosses_the_lake() -> None:
+def test_text_script_policy_crosses_the_lake() -> None:
     way = {"s0": "R", "s1": "R", "s2": "D", "s5": "D"}
 
     def speak(conversation: str) -> str:
@@ -149,7 +149,7 @@ def test_a_policy_that_is_a_function_of_the_conversation_crosses_the_lake() -> N
     )
 
 
-def test_a_script_that_raises_ends_its_rollout_after_one_call() -> None:
+def test_raising_script_ends_its_rollout_after_one_call() -> None:
     rig = Rig()
     policy = ScriptedEngine("p", text_script(lambda text: text[10**9], "short"), render=added_by)
     rig.ask(crossing(0))
@@ -160,7 +160,7 @@ def test_a_script_that_raises_ends_its_rollout_after_one_call() -> None:
     assert "script 'short' raised: IndexError" in trajectory.reason
 
 
-def test_in_peace_nothing_is_done_twice() -> None:
+def test_no_work_is_repeated_without_faults() -> None:
     rig = Rig(partitions=3)
     loops = [
         rig.agents("a1"),
@@ -206,8 +206,8 @@ def test_workers_may_join_and_leave_while_rollouts_live() -> None:
     assert {t.status for t in rig.trajectories()} == {"finished"}
 
 
-def test_asking_everything_once_more_changes_nothing() -> None:
-    """A group set back to the beginning starts nothing anew: the journal says what was started."""
+def test_rereading_all_requests_changes_nothing() -> None:
+    """A group reset to the beginning starts nothing again: the journal holds the starts."""
     rig = Rig(partitions=2)
     loops = [rig.agents("a1"), rig.models(ScriptedEngine("p", walk)), rig.environments()]
     for number in range(8):
@@ -227,7 +227,7 @@ def test_asking_everything_once_more_changes_nothing() -> None:
     assert len(rig.trajectories()) == 8
 
 
-def test_a_group_that_lost_its_commits_does_work_again_and_reaches_the_same_history() -> None:
+def test_group_without_its_commits_reaches_the_same_history() -> None:
     rig = Rig(partitions=2)
     loops = [rig.agents("a1"), rig.models(ScriptedEngine("p", walk)), rig.environments()]
     for number in range(8):
@@ -247,7 +247,7 @@ def test_a_group_that_lost_its_commits_does_work_again_and_reaches_the_same_hist
 
 
 def refolded(rig: Rig) -> list[Trajectory]:
-    """What folding every journal from its beginning gives."""
+    """The effects of folding every journal from its beginning."""
     found: list[Trajectory] = []
     for partition in range(rig.log.partitions(rig.topics.events)):
         journal = Journal(partition, World(program_of, Random), "refold")
@@ -279,12 +279,12 @@ def test_whatever_dies_every_rollout_has_one_end_and_one_history(batch: int) -> 
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_clocks_that_disagree_by_an_hour_change_no_order(seed: int) -> None:
-    """Deadlines come early, or late; whatever they decide is one history."""
+def test_clocks_one_hour_apart_change_no_order(seed: int) -> None:
+    """Deadlines come early, or late; their decisions form one history."""
     Chaos(seed, skews_s=(0.0, 0.0, -3600.0, 3600.0)).run(steps=150).check()
 
 
-def test_an_audit_of_a_log_that_is_being_written_finds_nothing_that_will_still_come() -> None:
+def test_audit_of_a_growing_log_reports_no_pending_work_as_missing() -> None:
     audits = pending = 0
     for seed in range(40):
         chaos = Chaos(seed, small_batches=bool(seed % 2))
@@ -302,7 +302,7 @@ def test_an_audit_of_a_log_that_is_being_written_finds_nothing_that_will_still_c
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_programs_that_are_told_as_wishes_complete_have_one_history_too(seed: int) -> None:
+def test_programs_that_handle_completions_as_they_come_have_one_history(seed: int) -> None:
     Chaos(seed, programs=("react", "tests.journals.programs:as_they_come")).run(150).check()
 
 
@@ -328,23 +328,23 @@ def test_schedules_with_small_batches_end_in_one_history(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_users_are_limited_to_every_rollout_ends_in_one_history(seed: int) -> None:
+def test_every_rollout_ends_in_one_history_under_changing_quotas(seed: int) -> None:
     """Rates and quotas come and go while workers of all kinds do."""
     Chaos(seed, rollouts=6, limited=4.0, quotas=(0, 1)).run().check()
 
 
-def test_a_first_command_that_died_with_its_owner_after_its_deadline_is_not_lost() -> None:
+def test_first_command_lost_with_its_owner_after_the_deadline_is_repeated() -> None:
     """The heir defers the start for its user's quota, and finds that command given up."""
     Chaos(204, small_batches=False, rollouts=6, limited=4.0, quotas=(0, 1)).run().check()
 
 
-def test_a_rollout_that_an_heir_holds_back_lacks_nothing_when_it_had_begun() -> None:
+def test_deferred_rollout_that_had_begun_resumes_completely() -> None:
     """One of two first commands died with its owner, the other one is answered later."""
     Chaos(199, rollouts=8, limited=6.0, quotas=(0, 1, 2), most_live=(1, 2, 4000)).run().check()
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_producer_that_asks_again_runs_every_rollout_once(seed: int) -> None:
+def test_repeated_requests_run_every_rollout_once(seed: int) -> None:
     chaos = Chaos(seed, again=3.0).run()
     report = chaos.report()
 

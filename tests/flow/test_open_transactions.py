@@ -1,4 +1,4 @@
-"""A transaction that a stranger holds open: whatever tells how far work has come tells of it."""
+"""A foreign producer holds a transaction open: every report of progress mentions it."""
 
 import time
 from io import StringIO
@@ -60,13 +60,13 @@ def yes(call: Any) -> str:
 
 @pytest.mark.parametrize("topic", sorted(TOPICS))
 @pytest.mark.parametrize("aborted", [True, False])
-def test_an_open_transaction_is_told_wherever_a_lag_is_and_nothing_is_lost_when_it_ends(
+def test_open_transaction_is_reported_with_every_lag_and_loses_nothing(
     topic: str, aborted: bool
 ) -> None:
     rig = Held(topic)
     said = f"{rig.topic} 0: a producer holds a transaction open since 2023-11-14 22:13"
 
-    # Then what is written behind it counts as lag, and the transaction is named
+    # Then records behind it count as lag, and the transaction is named
     state = measure(rig, now_s=rig.clock.now)
     assert [str(each).startswith(said) for each in state.held_back] == [True]
     behind = {lag.topic: lag.total for lag in state.lags}[rig.topic]
@@ -94,7 +94,7 @@ def test_an_open_transaction_is_told_wherever_a_lag_is_and_nothing_is_lost_when_
         assert report.ok, report.breaches
 
 
-def test_a_transaction_of_the_moment_is_no_breach_of_a_log_at_work() -> None:
+def test_recent_transaction_is_no_breach_of_an_active_log() -> None:
     rig = Held("requests")
     rig.log.wall = time.time
     rig.opened.abort()

@@ -1,4 +1,4 @@
-"""Whole rollouts of a policy that is somebody else's server: asked over HTTP, judged, verified."""
+"""Whole rollouts with the policy on a foreign server: asked over HTTP, graded, verified."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from tests.support.openai_mock import Body, Reply, chat, serving
 from tests.support.waiting import give_way
 
 
-def test_a_server_of_others_is_evaluated_and_its_journal_verifies(tmp_path: Path) -> None:
+def test_foreign_server_is_evaluated_and_its_journal_verifies(tmp_path: Path) -> None:
     """Every third request is turned away, and every fifth answer is cut."""
     asked = 0
 

@@ -41,7 +41,7 @@ def _quiet() -> Iterator[None]:
 
 
 class NoCause(LazyPublisher):
-    """Its records wait for nobody's commit."""
+    """Its sends count for no cause, so that commits do not wait for their acks."""
 
     def send(self, *arguments: Any, cause: Any = None, refused: Any = None, **named: Any) -> None:
         del cause, refused
@@ -64,7 +64,7 @@ class TryInTheSeed(Outbox):
 
 
 class OwnJournal(Agents):
-    """Folds its partitions with a journal that has its own idea of the law."""
+    """Folds its partitions with a journal that has different rules."""
 
     journal: type[Journal] = Journal
 
@@ -78,7 +78,7 @@ class OwnJournal(Agents):
 
 
 class ReadsSettings(Journal):
-    """Every worker goes by its own settings, not by what was stored with the start."""
+    """Every worker uses its own settings instead of those stored with the start."""
 
     def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> Taken:
         if isinstance(event.body, RolloutStarted):
@@ -133,7 +133,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_planted_mistake_is_found_and_the_same_schedule_without_it_passes(mistake: str) -> None:
+def test_planted_mistake_is_found_and_the_clean_schedule_passes(mistake: str) -> None:
     plant, expected = MISTAKES[mistake]
 
     for seed in range(SCHEDULES):
@@ -150,7 +150,7 @@ def test_a_planted_mistake_is_found_and_the_same_schedule_without_it_passes(mist
 
 
 def breaches(seed: int, **plant: Any) -> set[str]:
-    """The invariants that a schedule breaks. One that finds no peace has still left a log."""
+    """The invariants that a schedule breaks. A schedule that never settles still leaves a log."""
     chaos = Chaos(seed, **plant)
     with suppress(NoPeace):
         chaos.run(STEPS)

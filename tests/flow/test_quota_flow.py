@@ -1,4 +1,4 @@
-"""Quotas on a real broker: said by a command, kept by workers, told from the log."""
+"""Quotas on a real broker: set by a command, enforced by workers, reported from the log."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -30,7 +30,7 @@ def crew(make_cluster: Callable[..., Cluster], tmp_path: Path) -> Iterator[Crew]
 
 
 def told(cluster: Cluster) -> Counter[tuple[str, str]]:
-    """How often each user waits for what; calls that are sent by their reason."""
+    """The number of waits by user and reason; sent calls count as "call"."""
     reader = WaitReader(cluster, cluster.admin, watched_world(5.0), "default")
     return Counter(
         (wait.rollout_id[:3], "call" if wait.what == "p 1/0/0" else wait.what)
@@ -50,7 +50,7 @@ def most_in_a_second(cluster: Cluster, user: str) -> int:
 
 
 @pytest.mark.timeout(200)
-def test_quotas_hold_and_say_so_and_a_raised_one_lets_all_go(crew: Crew) -> None:
+def test_quotas_hold_are_reported_and_can_be_raised(crew: Crew) -> None:
     # Given a cluster of an earlier release, without the topic: a worker starts all the same
     cluster = crew.cluster
     cluster.admin.delete_topics([cluster.topics.quotas])
@@ -71,13 +71,13 @@ def test_quotas_hold_and_say_so_and_a_raised_one_lets_all_go(crew: Crew) -> None
     crew.start("agents")
     publish(cluster, asked)
 
-    # Then the log tells what holds each of them, also when nobody works any more
+    # Then the log gives the reason for each wait, even without workers
     expected = {("ann", "call"): 2, HELD: 10, ("bob", "call"): 6}
     until(lambda: told(cluster) == expected, 60, lambda: f"{told(cluster)} {crew.dead()}")
     crew.kill(name)
     assert told(cluster) == expected
 
-    # And a new quota holds for those who wait, whoever has them now
+    # And a new quota holds for waiting rollouts on every worker
     call(cluster, "quota", "set", "ann", "--calls-per-s", "4")
     for role in ("agents", "models"):
         crew.start(role)
@@ -87,5 +87,5 @@ def test_quotas_hold_and_say_so_and_a_raised_one_lets_all_go(crew: Crew) -> None
     )
     assert_nothing_lost_or_doubled(cluster, asked)
     assert told(cluster).keys() <= {("ann", "scoring 'default'"), ("bob", "scoring 'default'")}
-    # Two of the first worker at most, what its heir's bucket holds, and what a second adds.
+    # At most two of the first worker, the bucket of its heir, and one second of refill.
     assert most_in_a_second(cluster, "ann") <= 2 + 4 + 4 + 1

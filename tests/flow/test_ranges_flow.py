@@ -30,7 +30,7 @@ def read(cluster: Cluster, span: Range) -> list[tuple[int, int, str]]:
     return sorted((record.partition, record.offset, each.rollout_id) for record, each in found)
 
 
-def test_what_retention_has_left_is_read_and_more_is_refused(
+def test_retained_records_are_read_and_deleted_ones_are_refused(
     make_cluster: Callable[..., Cluster], kafka_log: BrokerLog
 ) -> None:
     # Given 40 trajectories in four partitions, of the first of which three records are gone
@@ -39,14 +39,14 @@ def test_what_retention_has_left_is_read_and_more_is_refused(
     write(cluster, *(replace(ended(f"r{n}"), last_offset=n) for n in range(40)))
     kafka_log.delete_before(topic, 0, 3)
 
-    # Then what is left is read, by place and by time
+    # Then the remaining records are read, by place and by time
     left = sorted((n % 4, n // 4, f"r{n}") for n in range(40))[3:]
     assert read(cluster, Range()) == left
     assert read(cluster, parse(since="1h")) == read(cluster, Range())
     places = read(cluster, parse(offsets=["0:3-5", "2:9-10"]))
     assert places == [(0, 3, "r12"), (0, 4, "r16"), (2, 9, "r38")]
 
-    # And what is gone, or was never there, is refused with what is left
+    # And deleted or missing records are refused with the remaining range
     for options, says in (
         ({"offsets": ["0:0-5"]}, f"0:0-5 of {topic} is past retention; there is 0:3-10, 1:0-10"),
         ({"offsets": ["1:5-11"]}, f"1:5-11 of {topic} is not all there"),
@@ -58,7 +58,7 @@ def test_what_retention_has_left_is_read_and_more_is_refused(
         assert says in str(refused.value)
 
 
-def test_a_range_ends_where_the_log_ended_and_disturbs_no_group(
+def test_range_ends_at_the_current_end_and_disturbs_no_group(
     make_cluster: Callable[..., Cluster],
 ) -> None:
     cluster = make_cluster("p")

@@ -1,4 +1,4 @@
-"""What the pages for people show is run as it stands there."""
+"""The examples on the documentation pages are run as printed."""
 
 import importlib
 import json
@@ -51,9 +51,7 @@ def live(services: Endpoints, tmp_path: Path) -> Iterator[LiveRun]:
 
 @pytest.mark.broker
 @pytest.mark.timeout(500)
-def test_the_commands_and_the_foreign_client_do_what_the_pages_say(
-    live: LiveRun, tmp_path: Path
-) -> None:
+def test_documented_commands_and_foreign_client_work(live: LiveRun, tmp_path: Path) -> None:
     # Given the history of a small run, and its groups still at work
     a_task, every_day = blocks("sh", "README.md")[1:]
     while_it_runs, day_after = blocks("sh", "compose/README.md")
@@ -75,7 +73,7 @@ def test_the_commands_and_the_foreign_client_do_what_the_pages_say(
     printed = live.beside(*BASH, script(every_day), cwd=tmp_path, ROLLOUT=rollout_id)
     assert rollout_id in printed
 
-    # And a run is steered: one rollout whose policy nobody serves, and bad input nobody has read
+    # And a run is steered: one rollout of an unserved policy, and an unread bad record
     ask_for_what_nobody_serves(live)
     place = write_garbage(live.cluster)
     live.beside(
@@ -93,7 +91,7 @@ def test_the_commands_and_the_foreign_client_do_what_the_pages_say(
 
 
 def ask_for_what_nobody_serves(live: LiveRun) -> None:
-    """Publish a request whose model call waits, and let it come so far."""
+    """Publish a request, and let it proceed until its model call waits."""
     cluster = live.cluster
     publisher = cluster.log.publisher()
     request = RolloutRequest(OPEN, Task(prompt="?"), agent="single_turn", policy_id="away")
@@ -103,7 +101,7 @@ def ask_for_what_nobody_serves(live: LiveRun) -> None:
 
 
 def write_garbage(cluster: Cluster) -> str:
-    """Put what nobody can read on a topic; return its place as `dlq skip` is told it."""
+    """Write an unreadable record to a topic; return its place in the form that `dlq skip` takes."""
     topic = cluster.topics.requests
     publisher = cluster.log.publisher()
     first = cluster.log.bounds(topic)[0][1]
@@ -129,9 +127,7 @@ def users_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "code_of_the_pages"
 
 
-def test_the_program_the_environment_and_the_scorer_of_the_pages_work(
-    users_module: str, tmp_path: Path
-) -> None:
+def test_documented_program_environment_and_scorer_work(users_module: str, tmp_path: Path) -> None:
     # Given workers that know no more of them than their names
     topics = Topics("m.")
     log = MemoryLog(wanted("m.", ["p"], partitions=2))
@@ -160,9 +156,7 @@ def test_the_program_the_environment_and_the_scorer_of_the_pages_work(
     assert scored.total == pytest.approx(1.0 + 0.5 / (1 + scored.trajectory.sampled_tokens))
 
 
-def test_the_advantage_the_filter_and_the_loss_of_the_pages_train(
-    users_module: str, tmp_path: Path
-) -> None:
+def test_documented_advantage_filter_and_loss_train(users_module: str, tmp_path: Path) -> None:
     rules = f"""
         [learner]
         advantage = "{users_module}:centred"
@@ -181,7 +175,7 @@ def test_the_advantage_the_filter_and_the_loss_of_the_pages_train(
     assert not keep([failed, failed])
 
 
-def test_the_recipe_and_the_settings_of_the_pages_are_ones() -> None:
+def test_documented_recipe_and_settings_are_valid() -> None:
     recipe, settings = blocks("toml", "compose/README.md")
 
     assert parse_recipe(recipe, "README").evaluation.goal == 0.9

@@ -1,4 +1,4 @@
-"""A task, worked at by `react` in boxes and judged in others: the truth comes out."""
+"""A task, solved by `react` in boxes and graded in others: only correct patches count."""
 
 import asyncio
 import json
@@ -85,7 +85,7 @@ def all_scored(rig: Rig, count: int, loops: Sequence[Loop]) -> dict[str, ScoredT
     ("kind", "mode"),
     [("local", "persistent"), ("bubblewrap", "persistent"), ("bubblewrap", "ephemeral")],
 )
-def test_what_is_mended_is_resolved_and_nothing_else_is(
+def test_only_correct_patches_are_resolved(
     rig: Rig, kind: str, mode: str, store: ObjectStore, tmp_path: Path
 ) -> None:
     if kind == "bubblewrap" and not has("bwrap"):

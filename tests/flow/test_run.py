@@ -46,7 +46,7 @@ class Steps:
 
 
 @pytest.mark.timeout(400)
-def test_a_run_whose_every_worker_is_killed_ends_as_if_nothing_had_happened(
+def test_run_finishes_normally_although_every_worker_is_killed(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
     # Given a run under way
@@ -98,7 +98,7 @@ def test_a_run_whose_every_worker_is_killed_ends_as_if_nothing_had_happened(
 
 
 def assert_trains_again_to_the_same_weights(cluster: Cluster, result: dict[str, Any]) -> None:
-    """What the killed trainers left behind is enough."""
+    """The files that killed trainers left are sufficient."""
     folder = run_folder.find(cluster.settings.state(), result["run_id"])
     threads = cluster.settings.training.threads
     report = retrain_and_tell(

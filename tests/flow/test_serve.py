@@ -22,7 +22,7 @@ ASKED = '{"agent": "single_turn", "task": {"prompt": "s7"}, "sampling": {"max_to
 
 @pytest.mark.broker
 @pytest.mark.timeout(400)
-def test_a_policy_that_is_served_answers_until_it_is_stopped(
+def test_served_policy_answers_until_it_is_stopped(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
     # Given a model directory, and a cluster that knows no policy yet
@@ -64,7 +64,7 @@ def test_a_policy_that_is_served_answers_until_it_is_stopped(
     assert workers_of(server.pid) == {}
 
 
-def test_what_is_no_model_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+def test_invalid_model_directory_is_refused_before_anything_is_started(tmp_path: Path) -> None:
     done = rollcall("serve", "--policy", "mine", "--directory", "nowhere", cwd=tmp_path)
 
     assert "nowhere is no Hugging Face directory" in refused(done)

@@ -44,7 +44,7 @@ def ask(rig: Rig, number: int) -> None:
 
 
 def finish(rig: Rig, rollouts: int, *loops: Loop) -> list[Trajectory]:
-    """Turn until so many have ended; how long a process takes to start is the machine's affair."""
+    """Turn until the given number has ended; process start times depend on the machine."""
     deadline = time.monotonic() + 60
     while len(rig.trajectories()) < rollouts:
         assert time.monotonic() < deadline
@@ -68,7 +68,7 @@ def test_rollouts_share_slots_and_all_are_solved(rig: Rig) -> None:
     }
 
 
-def test_a_rollout_lives_its_commands_again_where_its_worker_was_lost(rig: Rig) -> None:
+def test_rollout_repeats_its_commands_after_the_loss_of_its_worker(rig: Rig) -> None:
     agents, models = rig.agents(), rig.models(policy())
     first = rig.environments("e1", slots={"box": 2})
     ask(rig, 0)
@@ -83,7 +83,7 @@ def test_a_rollout_lives_its_commands_again_where_its_worker_was_lost(rig: Rig) 
     assert len(rig.read(rig.topics.calls("p"), ModelCall)) == 2
 
 
-def test_a_rollout_whose_boxes_all_die_fails_for_that_and_is_judged_by_nobody(rig: Rig) -> None:
+def test_rollout_fails_unscored_when_all_its_boxes_die(rig: Rig) -> None:
     host = MortalHost(lambda box, number, nth, started: kill(box) if started else None)
     environments = rig.environments(slots={"box": 2}, hosts=lambda place: host)
     rewards = rig.rewards(scorers=("environment_return", "no_submission"))
@@ -102,7 +102,7 @@ def test_a_rollout_whose_boxes_all_die_fails_for_that_and_is_judged_by_nobody(ri
     assert [(each.total, each.reason) for each in scored()] == [(None, "failed/box_died")]
 
 
-def test_a_rollout_whose_box_died_once_is_solved_as_any_other(rig: Rig) -> None:
+def test_rollout_is_solved_although_its_box_died_once(rig: Rig) -> None:
     deaths: list[int] = []
 
     def once(box: Box, number: int, nth: int, started: bool) -> None:

@@ -1,4 +1,4 @@
-"""Looking at a run that was killed, and steering one that goes on, on the real broker."""
+"""Inspecting a killed run, and steering a live one, on the real broker."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -35,19 +35,19 @@ def crew(make_cluster: Callable[..., Cluster], tmp_path: Path) -> Iterator[Crew]
 
 
 def look(cluster: Cluster) -> Waiting:
-    """Who waits for whom."""
+    """The waits of all rollouts."""
     return WaitReader(cluster, cluster.admin, watched_world(5.0), "default").waiting()
 
 
 def printed(capsys: pytest.CaptureFixture[str], cluster: Cluster, *words: str) -> str:
-    """What one command says."""
+    """The output of one command."""
     capsys.readouterr()
     call(cluster, *words)
     return capsys.readouterr().out
 
 
 def reasons(cluster: Cluster) -> Counter[tuple[str, str]]:
-    """What is waited for, and on whom."""
+    """The number of waits by reason and owner."""
     found = look(cluster)
     return Counter((wait.reason, found.on(wait)) for wait in found.waits)
 
@@ -60,10 +60,10 @@ def starts(cluster: Cluster) -> list[int]:
 
 
 @pytest.mark.timeout(300)
-def test_a_killed_run_tells_what_it_waits_for_and_hears_who_is_cancelled(
+def test_killed_run_reports_its_waits_and_accepts_cancels(
     crew: Crew, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Given rollouts that nobody has taken, and then a run without models
+    # Given rollouts without workers, and then a run without models
     cluster, requests = crew.cluster, lake_requests(16)
     publish(cluster, requests)
     assert reasons(cluster) == {("admission", NOBODY): 16}
@@ -88,7 +88,7 @@ def test_a_killed_run_tells_what_it_waits_for_and_hears_who_is_cancelled(
     assert places <= {Place(models, calls, number) for number in range(4)}
     assert all(wait.deadline_ms == wait.since_ms + 300_000 for wait in found.waits)
 
-    # And who is cancelled ends as soon as somebody is there to hear it
+    # And cancelled rollouts end as soon as workers are there
     assert "8 open rollouts of group group-0" in printed(
         capsys, cluster, "cancel", "group-0", "--reason=enough"
     )
@@ -121,7 +121,7 @@ def test_a_killed_run_tells_what_it_waits_for_and_hears_who_is_cancelled(
 
 
 @pytest.mark.timeout(300)
-def test_paused_agents_start_nothing_until_they_are_resumed(
+def test_paused_agents_start_no_rollouts_until_resumed(
     crew: Crew, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Given agents that were asked to pause
@@ -153,7 +153,7 @@ def test_paused_agents_start_nothing_until_they_are_resumed(
 
 
 @pytest.mark.timeout(300)
-def test_a_drained_worker_leaves_under_load_and_nothing_is_lost(crew: Crew) -> None:
+def test_drained_worker_leaves_under_load_without_loss(crew: Crew) -> None:
     # Given a run under way with two agents workers
     cluster, requests = crew.cluster, lake_requests(1500)
     crew.start_all()

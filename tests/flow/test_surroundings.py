@@ -25,7 +25,7 @@ from tests.support.chaos_command import chaos
 AWAY = Fault(0.0, "away", STORE, STORE, 1.0)
 
 
-def test_all_of_them_are_drawn_where_nobody_is_named_and_left_out_beside_a_release(
+def test_surroundings_are_harmed_by_default_but_not_beside_another_release(
     tmp_path: Path,
 ) -> None:
     wheel = tmp_path / "older.whl"
@@ -39,7 +39,7 @@ def test_all_of_them_are_drawn_where_nobody_is_named_and_left_out_beside_a_relea
 
 
 @given(st.sets(st.integers(1, 1000), min_size=2))
-def test_ids_that_are_dealt_anew_each_stand_for_another_and_none_is_lost(ids: set[int]) -> None:
+def test_reassigned_ids_are_a_permutation_without_fixed_points(ids: set[int]) -> None:
     given_, meant = turned(sorted(ids), 1), turned(sorted(ids), -1)
 
     assert set(given_) == set(given_.values()) == ids
@@ -83,7 +83,7 @@ def right() -> Iterator[str]:
     server.server_close()
 
 
-def test_a_wrong_registry_says_of_each_id_what_another_one_stands_for(right: str) -> None:
+def test_wrong_registry_answers_each_id_with_another_schema(right: str) -> None:
     wrong = WrongRegistry(right)
     assert wrong.learn()
     ours, theirs = HttpRegistry(right), HttpRegistry(f"http://127.0.0.1:{wrong.port}")
@@ -97,7 +97,7 @@ def test_a_wrong_registry_says_of_each_id_what_another_one_stands_for(right: str
     wrong.close()
 
 
-def test_a_store_that_is_away_is_waited_for_and_never_taken_for_another_clusters(
+def test_missing_store_is_waited_for_and_keeps_its_identity(
     tmp_path: Path,
 ) -> None:
     # Given a store that bears the identity of its cluster, and a process that has not asked yet
@@ -108,7 +108,7 @@ def test_a_store_that_is_away_is_waited_for_and_never_taken_for_another_clusters
     victim = StoreVictim(folder)
     assert store.get(claim) == b"heavy"
 
-    # When it is away, then whatever is asked of it can be asked again
+    # When it is away, then every request to it can be repeated
     victim.begin(AWAY)
     for ask in (
         lambda: store.bears("this"),
@@ -126,7 +126,7 @@ def test_a_store_that_is_away_is_waited_for_and_never_taken_for_another_clusters
     assert store.get(claim) == b"heavy"
 
 
-def test_some_of_the_workload_is_too_heavy_for_the_log_and_nothing_beside_a_release() -> None:
+def test_some_requests_are_too_heavy_except_beside_another_release() -> None:
     heavy = [n for n in range(2000) if "heavy" in workload.request(7, n).task.environment_config]
 
     assert 0.5 < len(heavy) / (workload.HEAVY * 2000) < 2
@@ -136,7 +136,7 @@ def test_some_of_the_workload_is_too_heavy_for_the_log_and_nothing_beside_a_rele
 
 
 def batch(first: int, records: int) -> bytes:
-    """What a broker writes of so many records, without their contents."""
+    """The bytes of a batch of the given number of records, without their contents."""
     body = bytes(11) + (records - 1).to_bytes(4, "big") + bytes(40)
     return first.to_bytes(8, "big") + len(body).to_bytes(4, "big") + body
 
@@ -152,7 +152,7 @@ def batch(first: int, records: int) -> bytes:
         (5, 9, 1, 4),  # the last batch was being written
     ],
 )
-def test_the_end_of_a_partition_is_cut_where_a_batch_begins_and_nothing_follows(
+def test_partition_is_cut_at_a_batch_boundary_to_its_end(
     tmp_path: Path, first: int, end: int, torn: int, left: int
 ) -> None:
     batches = [batch(0, 3), batch(3, 2), batch(5, 2), batch(7, 2)]
@@ -168,7 +168,7 @@ def test_the_end_of_a_partition_is_cut_where_a_batch_begins_and_nothing_follows(
 
 @pytest.mark.broker
 @pytest.mark.timeout(300)
-def test_no_clock_no_registry_and_no_store_loses_or_buries_anything(tmp_path: Path) -> None:
+def test_clock_registry_and_store_faults_lose_and_bury_nothing(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     with chaos(
         "--minutes", "0.4", "--seed", "27", "--json", str(figures), "--rollouts", "400",
@@ -186,7 +186,7 @@ def test_no_clock_no_registry_and_no_store_loses_or_buries_anything(tmp_path: Pa
 
 @pytest.mark.broker
 @pytest.mark.timeout(600)
-def test_a_log_that_is_cut_off_is_named_by_a_worker_and_loses_no_rollout(tmp_path: Path) -> None:
+def test_cut_log_is_named_by_a_worker_and_loses_no_rollout(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     with chaos(
         "--minutes", "0.4", "--seed", "27", "--json", str(figures), "--rollouts", "400",

@@ -42,7 +42,7 @@ def rig() -> Iterator[Rig]:
 def rollouts(
     rig: Rig, task: HarborTask, script: str, box: str = "local", **worker: Any
 ) -> list[Trajectory]:
-    """Four of them, with the code tested at the end of each, in its own box."""
+    """Four rollouts, each graded at its end in its own box."""
     check = "python3 -c 'import sums; assert sums.add(2, 3) == 5'"
     config = {**environment_config(task, box=box), "check": check}
     for number in range(4):
@@ -70,7 +70,7 @@ def rewards(ended: list[Trajectory]) -> list[float]:
     return [sum(step.reward for step in each.steps or ()) for each in ended]
 
 
-def test_the_oracle_solves_it_and_null_does_not(rig: Rig, task: HarborTask) -> None:
+def test_oracle_solves_the_task_and_null_does_not(rig: Rig, task: HarborTask) -> None:
     solved = rollouts(rig, task, "oracle")
 
     assert rewards(solved) == [1.0] * 4
@@ -80,16 +80,14 @@ def test_the_oracle_solves_it_and_null_does_not(rig: Rig, task: HarborTask) -> N
     assert "which holds sums.py tests." in opening
 
 
-def test_the_oracle_solves_it_in_a_box_that_isolates(rig: Rig, task: HarborTask) -> None:
+def test_oracle_solves_the_task_in_an_isolating_box(rig: Rig, task: HarborTask) -> None:
     if not has("bwrap"):
         left_out("bubblewrap", "rollouts of the oracle in its boxes")
 
     assert rewards(rollouts(rig, task, "oracle", "bubblewrap")) == [1.0] * 4
 
 
-def test_without_a_word_boxes_are_of_the_kind_that_the_worker_is_set_to(
-    rig: Rig, task: HarborTask, tmp_path: Path
-) -> None:
+def test_default_box_kind_comes_from_the_worker(rig: Rig, task: HarborTask, tmp_path: Path) -> None:
     room = Room(threaded=False)
     told: list[Instance] = []
     boxes = WorkerBoxes(room, Leases(tmp_path / "leases", "e1"), told.append, warm=0, box="local")
@@ -100,9 +98,7 @@ def test_without_a_word_boxes_are_of_the_kind_that_the_worker_is_set_to(
     assert {each.driver for each in told} == {"local"}
 
 
-def test_an_image_that_cannot_be_had_fails_a_rollout_at_its_first_try_and_says_why(
-    rig: Rig, tmp_path: Path
-) -> None:
+def test_missing_image_fails_a_rollout_at_its_first_try(rig: Rig, tmp_path: Path) -> None:
     if not has("bwrap"):
         left_out("bubblewrap", "rollouts whose image it cannot have")
     task = read_task(write_task(tmp_path / "sums", {"environment/Dockerfile": "FROM base\n"}))
@@ -128,7 +124,7 @@ def _never() -> NoReturn:
     pytest.fail("this is not asked for")
 
 
-def test_null_never_hands_in(rig: Rig, task: HarborTask) -> None:
+def test_null_policy_never_submits(rig: Rig, task: HarborTask) -> None:
     assert rewards(rollouts(rig, task, "null")) == [0.0] * 4
 
 
@@ -143,7 +139,7 @@ def checked(line: dict[str, object]) -> RolloutRequest:
 
 
 @pytest.mark.parametrize("agent", ["react", "mini-swe-agent"])
-def test_a_task_becomes_a_line_that_submit_takes(task: HarborTask, agent: str) -> None:
+def test_task_becomes_a_line_that_submit_accepts(task: HarborTask, agent: str) -> None:
     request = checked(request_of(task, box="local", agent=agent, max_tokens=9000))
 
     assert request.agent == ("react" if agent == "react" else "hosted")
@@ -155,7 +151,7 @@ def test_a_task_becomes_a_line_that_submit_takes(task: HarborTask, agent: str) -
     assert cut_off == (request.limits.max_turns if agent == "react" else None)
 
 
-def test_a_task_that_is_bad_or_another_is_refused_before_anything_is_published(
+def test_invalid_or_changed_task_is_refused_before_publication(
     task: HarborTask,
 ) -> None:
     line = request_of(task, box="local", agent="react")
@@ -181,7 +177,7 @@ def test_a_task_that_is_bad_or_another_is_refused_before_anything_is_published(
         ("replay", 1, "replay: "),
     ],
 )
-def test_a_box_that_nobody_could_have_is_refused_before_anything_is_published(
+def test_impossible_box_is_refused_before_publication(
     task: HarborTask, key: str, value: object, said: str
 ) -> None:
     line = request_of(task, agent="react")
@@ -201,7 +197,7 @@ def test_a_box_that_nobody_could_have_is_refused_before_anything_is_published(
         ("my_module:speak", True, None, "--tasks and --gold-share are for oracle, null, noisy"),
     ],
 )
-def test_a_script_of_ours_is_given_what_it_needs_and_nothing_else(
+def test_shipped_script_refuses_missing_or_unneeded_arguments(
     task: HarborTask, script: str, tasks: bool, share: float | None, said: str
 ) -> None:
     with pytest.raises(Refused, match=said):

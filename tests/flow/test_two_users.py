@@ -1,4 +1,4 @@
-"""Two users of one model server: what one floods it with does not keep the other waiting."""
+"""Two users of one model server: a flood by one does not delay the other."""
 
 from collections import deque
 from statistics import median
@@ -62,10 +62,10 @@ def ended(rig: Rig, number: int) -> bool:
     [Quota("flood", calls_per_s=5.0), Quota("flood", running=1), Quota("flood", per_hour=10)],
     ids=["calls_per_s", "running", "per_hour"],
 )
-def test_a_flood_within_its_limits_does_not_double_what_another_user_waits(quota: Quota) -> None:
+def test_limited_flood_does_not_double_the_wait_of_another_user(quota: Quota) -> None:
     assert p50(FLOOD, quota) <= 2 * p50(0)
 
 
-def test_a_flood_without_limits_does() -> None:
-    """So that the test above tells something."""
+def test_unlimited_flood_multiplies_the_wait_of_another_user() -> None:
+    """This shows that the limits of the test above matter."""
     assert p50(FLOOD) > 10 * p50(0)

@@ -39,7 +39,7 @@ def demo(steps: int) -> str:
 
 
 @pytest.mark.timeout(PATIENCE_S + 60)
-def test_the_demo_takes_twenty_steps_through_vllm_and_leaves_nothing_behind(
+def test_demo_takes_twenty_steps_through_vllm_and_leaves_nothing_behind(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
     # Given the demo, with model servers that live where vLLM does
@@ -65,7 +65,7 @@ def test_the_demo_takes_twenty_steps_through_vllm_and_leaves_nothing_behind(
             conductor.wait(60)
     assert conductor.returncode == 0, told(cluster, log)
 
-    # Then all steps were trained on what vLLM said, under weights that came while it answered
+    # Then all steps were trained on answers of vLLM, under weights that came while it answered
     result: dict[str, Any] = orjson.loads(summary.read_bytes())
     assert result["steps"] == STEPS
     assert [version for version, _ in result["held_out_curve"]][-1] == STEPS
@@ -73,7 +73,7 @@ def test_the_demo_takes_twenty_steps_through_vllm_and_leaves_nothing_behind(
     verified = rollcall("verify", cwd=tmp_path, **addresses(cluster))
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
-    # and whatever it started is gone
+    # and all its processes are gone
     assert workers_of(conductor.pid) == {}
     until(lambda: vllm_processes() <= before, 30, lambda: f"{vllm_processes() - before} live")
 
@@ -108,7 +108,7 @@ def assert_trained_on_vllm(cluster: Cluster) -> None:
 
 
 def of(sequence: Any) -> set[int]:
-    """The versions of what was sampled."""
+    """The policy versions of the sampled tokens."""
     return set(ids_of(sequence.versions).tolist()) - {-1}
 
 

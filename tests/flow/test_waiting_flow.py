@@ -1,4 +1,4 @@
-"""Whole rollouts in environments that wait, on the in-memory log: as if they did not."""
+"""Rollouts in waiting environments, on the in-memory log, end as in environments without waits."""
 
 import json
 import logging
@@ -70,7 +70,7 @@ def crossed(rig: Rig, requests: list[RolloutRequest], **options: Any) -> list[Sc
 
 
 @pytest.mark.parametrize("threads", [0, 1])
-def test_rollouts_that_wait_and_stand_in_line_come_to_what_they_would_without(
+def test_waiting_environments_give_the_same_rollouts_as_immediate_ones(
     threads: int,
 ) -> None:
     requests = [crossing(number) for number in range(7)]
@@ -87,7 +87,7 @@ def test_rollouts_that_wait_and_stand_in_line_come_to_what_they_would_without(
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_whatever_happens_to_whom_every_rollout_that_waits_ends_as_the_audit_wants(
+def test_every_waiting_rollout_ends_as_the_audit_requires_under_faults(
     seed: int,
 ) -> None:
     chaos = Waiting(seed)
@@ -97,8 +97,8 @@ def test_whatever_happens_to_whom_every_rollout_that_waits_ends_as_the_audit_wan
         chaos.rig.close()
 
 
-def test_the_heir_of_a_worker_with_a_long_line_goes_on_though_many_stand_in_its_line() -> None:
-    """What was killed is suspected: of those records few are in hand at once, or one alone."""
+def test_heir_of_a_worker_with_a_long_queue_continues() -> None:
+    """Records of a killed worker are suspected: few of them are processed at once, or one alone."""
     rig = Few(partitions=4, clock=time.time)
     limits = Limits(open_timeout_s=300.0)
     requests = [replace(waiting(crossing(n)), limits=limits) for n in range(160)]

@@ -30,7 +30,7 @@ def side_by_side(task: Task) -> Agent:
 
 
 def stubborn(task: Task) -> Agent:
-    """Survives what fails, rewrites its history, and draws from its own generator."""
+    """Survives failures, rewrites its history, and draws from its own generator."""
     messages = [user(task.prompt)]
     try:
         yield Reset()

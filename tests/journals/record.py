@@ -91,7 +91,7 @@ def forked() -> dict[str, object]:
 
 
 def timed() -> dict[str, object]:
-    """A rollout whose journal tells when it was asked for, and how long its environment took."""
+    """A rollout whose journal holds the time of its request, and its environment's durations."""
     hand = Hand()
     asked = request("timed")
     body = RolloutStarted(asked, 0, 0, requested_ms=hand.now_ms - 1500)

@@ -43,7 +43,7 @@ def entries_of(journal: dict[str, Any]) -> list[Entry]:
 
 
 @pytest.mark.parametrize("path", JOURNALS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_recorded_journal_is_folded_to_the_trajectories_of_its_day(path: Path) -> None:
+def test_recorded_journal_folds_to_its_recorded_trajectories(path: Path) -> None:
     journal = json.loads(path.read_text())
 
     _, effects = fold(entries_of(journal), world_of(DICED))
@@ -54,7 +54,7 @@ def test_a_recorded_journal_is_folded_to_the_trajectories_of_its_day(path: Path)
 
 
 @pytest.mark.parametrize("path", JOURNALS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_what_was_recorded_is_what_was_released(path: Path) -> None:
+def test_recorded_journals_use_released_schemas(path: Path) -> None:
     journal = json.loads(path.read_text())
 
     number = int(path.parent.name.removeprefix("v"))
@@ -70,7 +70,7 @@ def test_every_released_version_of_events_has_its_journals() -> None:
 
 
 @pytest.mark.parametrize("path", JOURNALS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_journals_that_tell_no_times_give_trajectories_without_timers(path: Path) -> None:
+def test_journals_without_times_give_trajectories_without_timers(path: Path) -> None:
     journal = json.loads(path.read_text())
     number = int(path.parent.name.removeprefix("v"))
 

@@ -1,4 +1,4 @@
-"""Record a run as it is written now, to be gone on with by all code to come.
+"""Record a run as it is written now, to be resumed by all future code.
 
 Run from the root of the release that is recorded, whose `tests.support.tiny_run` plays it:
 `PYTHONPATH=. python PATH/record.py OUT.json.gz`. What was recorded is never written over: it stands

@@ -1,4 +1,4 @@
-"""Runs of every recorded release are gone on with, trained again and evaluated by today's code."""
+"""Runs of every recorded release are resumed, trained again and evaluated by today's code."""
 
 import base64
 import gzip
@@ -78,11 +78,11 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     return Older(tmp_path, request.param)
 
 
-def test_there_is_a_run_of_an_older_release() -> None:
+def test_run_of_an_older_release_exists() -> None:
     assert RUNS
 
 
-def test_a_run_that_an_older_release_has_begun_goes_on_to_its_end(world: World) -> None:
+def test_run_begun_by_an_older_release_continues_to_its_end(world: World) -> None:
     trainer = world.trainer()
     resumed = trainer.learner.steps_done
 
@@ -113,7 +113,7 @@ def test_steps_of_an_older_release_are_trained_again(world: World) -> None:
     assert not report["differing"] or report["otherwise"]
 
 
-def test_what_an_older_release_has_noted_is_evaluated_and_asked_what_if(world: World) -> None:
+def test_older_run_supports_evaluate_and_what_if(world: World) -> None:
     found = evaluate(Selection(world, Range()), "evaluate", 1.0)  # type: ignore[arg-type]
     rows, _ = results_of(found.scored_by(), Bootstrap(50))
 

@@ -1,4 +1,4 @@
-"""How many rollouts may be in the air: AReaL's rule; and draws, which are the same for ever.
+"""The limit of running rollouts is AReaL's rule; draws are reproducible.
 
 Golden values: the design's page on algorithms, section 5.
 """
@@ -36,14 +36,14 @@ COUNTS = st.integers(0, 2000)
         (AdmissionRule(0, 4, 8, 1), 0, 3, 0, 1),
     ],
 )
-def test_the_rule_grants_what_the_design_says(
+def test_the_rule_grants_the_published_numbers(
     rule: AdmissionRule, version: int, accepted: int, running: int, groups: int
 ) -> None:
     assert rule.grant(version, accepted, running) == groups
 
 
 @given(st.integers(0, 4), st.integers(1, 8), COUNTS, st.integers(0, 50), COUNTS, COUNTS)
-def test_a_grant_never_exceeds_the_bounds_and_wastes_less_than_a_group(
+def test_a_grant_stays_within_its_bounds_by_less_than_a_group(
     staleness: int, size: int, room: int, version: int, accepted: int, running: int
 ) -> None:
     rule = AdmissionRule(staleness, 4 * size, size + room, size)
@@ -56,7 +56,7 @@ def test_a_grant_never_exceeds_the_bounds_and_wastes_less_than_a_group(
 
 
 @given(st.integers(0, 4), st.integers(1, 8), st.integers(0, 50), st.integers(0, 2000))
-def test_what_is_granted_is_trained_before_weights_of_now_are_too_old(
+def test_granted_groups_are_trained_on_before_they_become_stale(
     staleness: int, size: int, version: int, waiting: int
 ) -> None:
     rule = AdmissionRule(staleness, 4 * size, 10_000, size)
@@ -67,16 +67,16 @@ def test_what_is_granted_is_trained_before_weights_of_now_are_too_old(
 
 
 @pytest.mark.parametrize(("started", "ahead"), [(0, 0), (640, 0), (703, 0), (704, 1), (831, 2)])
-def test_batches_ahead_are_whole_ones_after_the_steps_taken(started: int, ahead: int) -> None:
+def test_batches_ahead_are_complete_ones_beyond_the_steps_taken(started: int, ahead: int) -> None:
     assert AdmissionRule(2, 64, 512, 1).batches_ahead(10, started) == ahead
 
 
-def test_a_bound_below_one_group_is_refused_since_nothing_could_ever_start() -> None:
+def test_a_bound_below_one_group_is_refused() -> None:
     with pytest.raises(Refused, match=r"max_running is 7, .* group_size 8"):
         AdmissionRule(2, 64, 7, 8)
 
 
-def test_a_draw_is_the_same_group_for_ever() -> None:
+def test_a_draw_always_gives_the_same_group() -> None:
     group = DRAWS.group(5)
 
     assert group == DRAWS.group(5)
@@ -88,12 +88,12 @@ def test_a_draw_is_the_same_group_for_ever() -> None:
 @pytest.mark.parametrize(
     "group", ["", "5", "run/", "run/-1", "run/05", "run/²", "other/5", "run/5/x", f"run/{10**40}"]
 )
-def test_a_group_that_admission_did_not_draw_has_no_draw(group: str) -> None:
+def test_a_group_not_drawn_by_admission_has_no_draw(group: str) -> None:
     assert draw_of("run", group) == -1
     assert draw_of("run", group_id("run", 0)) == 0
 
 
-def test_what_a_crash_kept_from_being_published_is_what_is_missing_below_the_highest() -> None:
+def test_requests_unpublished_by_a_crash_are_found() -> None:
     published = Published("run", first=2)
     for request in [*DRAWS.group(1), *DRAWS.group(3)[1:], *DRAWS.group(4)[:2]]:
         published.take(request)

@@ -1,4 +1,4 @@
-"""Servers are added where the trainer waits, and taken away where more is sampled than used."""
+"""Servers are added if the trainer waits, and removed if samples are not used."""
 
 import pytest
 from hypothesis import given
@@ -19,14 +19,14 @@ from producers.balance import proposed_servers
         (2, 1.0, 5, 5, 20),
     ],
 )
-def test_the_golden_values(
+def test_proposals_match_the_golden_values(
     servers: int, wait_share: float, consumed: int, entered: int, proposed: int
 ) -> None:
     assert proposed_servers(servers, wait_share, consumed, entered) == proposed
 
 
 @given(st.integers(1, 500), st.floats(0, 1), st.integers(0, 10**6), st.integers(0, 10**6))
-def test_no_proposal_is_below_one_or_above_tenfold(
+def test_a_proposal_is_between_one_and_tenfold(
     servers: int, wait_share: float, consumed: int, entered: int
 ) -> None:
     assert 1 <= proposed_servers(servers, wait_share, consumed, entered) <= 10 * servers

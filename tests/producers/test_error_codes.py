@@ -1,4 +1,4 @@
-"""Every error code has one verdict, whoever is answered with it."""
+"""Every error code has one verdict."""
 
 import pytest
 from confluent_kafka import KafkaError
@@ -12,20 +12,20 @@ CODES = {
 }
 
 
-def test_the_table_knows_every_code_of_the_client() -> None:
+def test_the_table_covers_every_error_code_of_the_client() -> None:
     assert len(CODES) > 150
     assert set(CODES) - set(VERDICTS) == set()
     assert {KafkaError(code).name() for code in CODES.values()} == set(CODES)
 
 
-def test_a_fatal_error_is_fatal_whatever_its_code() -> None:
+def test_a_fatal_error_is_fatal_for_any_code() -> None:
     error = KafkaError(KafkaError.STALE_MEMBER_EPOCH, "fenced", True)
 
     assert verdict_on(error) is Verdict.FATAL
 
 
 @pytest.mark.parametrize("retriable", [True, False])
-def test_a_code_of_a_later_release_is_judged_by_the_client(retriable: bool) -> None:
+def test_an_unknown_code_is_judged_by_the_client(retriable: bool) -> None:
     error = KafkaError(9999, "new", False, retriable)
 
     assert verdict_on(error) is (Verdict.WAITED if retriable else Verdict.FATAL)

@@ -1,4 +1,4 @@
-"""What a worker asks of a cluster before it starts."""
+"""The requirements of a worker on a cluster before it starts."""
 
 from dataclasses import replace
 from typing import Any, cast
@@ -32,12 +32,12 @@ def require_of(*missing: str) -> None:
     require(cast(Any, Admin(there)), cast(Any, Fickle()), WANTED)
 
 
-def test_a_cluster_of_an_earlier_release_has_no_quotas_and_will_do() -> None:
+def test_a_cluster_without_the_quotas_topic_is_accepted() -> None:
     require_of()
     require_of("rl.quotas")
 
 
-def test_a_cluster_without_a_topic_that_is_needed_is_refused() -> None:
+def test_a_cluster_without_a_required_topic_is_refused() -> None:
     with pytest.raises(TopicsDiffer, match=r"rl\.control is missing; run `rollcall topics apply`"):
         require_of("rl.control", "rl.quotas")
 
@@ -51,7 +51,7 @@ def with_policy_delete(name: str) -> list[WantedTopic]:
     ]
 
 
-def test_a_topic_of_an_earlier_release_is_worked_with_and_moved_when_asked() -> None:
+def test_a_topic_of_an_earlier_release_is_accepted_and_migrated_on_request() -> None:
     """`control` was kept for 7 days; workers of both releases run until it is compacted."""
     admin = Admin(with_policy_delete("rl.control"))
 
@@ -67,7 +67,7 @@ def test_a_topic_of_an_earlier_release_is_worked_with_and_moved_when_asked() -> 
     assert "retention.ms 604800000 -> -1" in altered["rl.control"]
 
 
-def test_a_compacted_topic_that_no_release_kept_by_time_is_refused() -> None:
+def test_a_compacted_topic_with_time_retention_is_refused() -> None:
     admin = Admin(with_policy_delete("rl.policy.versions"))
 
     with pytest.raises(TopicsDiffer, match=r"rl\.policy\.versions has cleanup\.policy delete; run"):

@@ -1,4 +1,4 @@
-"""What a process says of a broker that is away, and how long it waits for what is not there."""
+"""How a process reports an unavailable broker, and how long it waits for missing things."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ class Cause:
     sent = acked = 0
 
 
-def test_the_same_is_said_once_and_after_a_while_again() -> None:
+def test_a_repeated_message_is_logged_once_per_interval() -> None:
     now = [100.0]
     throttle = ConsoleThrottle(60.0, lambda: now[0])
 
@@ -33,7 +33,7 @@ def test_the_same_is_said_once_and_after_a_while_again() -> None:
     assert throttle.first("away")
 
 
-def test_a_broker_that_is_away_is_said_once_whoever_misses_it() -> None:
+def test_an_unavailable_broker_is_logged_once_for_all_clients() -> None:
     throttle = ConsoleThrottle(60.0)
     clients = [quiet({}, throttle=throttle)["error_cb"] for _ in range(3)]
 
@@ -45,7 +45,7 @@ def test_a_broker_that_is_away_is_said_once_whoever_misses_it() -> None:
     assert [line["event"] for line in lines] == ["broker_away"]
 
 
-def test_a_partition_that_is_not_there_ends_the_wait_for_it() -> None:
+def test_a_missing_partition_fails_its_delivery() -> None:
     publisher = KafkaPublisher({"test.mock.num.brokers": 1})
     publisher.send("t", "k", b"v", partition=0)
     assert publisher.flush(10.0) == 0
@@ -56,7 +56,7 @@ def test_a_partition_that_is_not_there_ends_the_wait_for_it() -> None:
         publisher.poll()
 
 
-def test_whoever_sent_it_is_told_of_a_record_that_its_topic_will_not_have() -> None:
+def test_the_sender_is_notified_of_a_refused_record() -> None:
     publisher, told = KafkaPublisher({"test.mock.num.brokers": 1}), list[WorkFailed]()
     cause = Cause()
     publisher.send("t", "k", b"v", partition=0)
@@ -73,7 +73,7 @@ def test_whoever_sent_it_is_told_of_a_record_that_its_topic_will_not_have() -> N
     assert (cause.sent, cause.acked) == (2, 2)
 
 
-def test_acks_are_counted_by_the_owner_whichever_thread_has_heard_of_them() -> None:
+def test_acks_are_counted_by_the_owner_from_any_thread() -> None:
     publisher, cause = KafkaPublisher({"test.mock.num.brokers": 1}), Cause()
     publisher.send("t", "k", b"v", partition=0, cause=cause)
 
@@ -93,7 +93,7 @@ def _pushed_until_acked(publisher: KafkaPublisher) -> None:
         publisher._producer.flush(0.1)
 
 
-def test_what_is_refused_for_its_size_is_tried_once_more_by_itself() -> None:
+def test_a_record_refused_for_its_size_is_retried_alone() -> None:
     """Brokers measure whole batches: one of many may go through where all of them do not."""
     publisher, told = KafkaPublisher({"test.mock.num.brokers": 1}), list[WorkFailed]()
     sent = Outgoing("t", "k", b"v" * 100, 0, refused=told.append)
@@ -111,7 +111,7 @@ def test_what_is_refused_for_its_size_is_tried_once_more_by_itself() -> None:
     ]
 
 
-def test_fatal_errors_are_kept_for_the_owner_of_the_client() -> None:
+def test_fatal_errors_are_kept_for_the_clients_owner() -> None:
     fatal: list[KafkaError] = []
     tell = quiet({}, fatal, throttle=ConsoleThrottle(60.0))["error_cb"]
 
@@ -129,7 +129,7 @@ def test_fatal_errors_are_kept_for_the_owner_of_the_client() -> None:
         lambda admin: admin.members(["g"]),
     ],
 )
-def test_what_a_broker_that_is_away_is_asked_is_given_up_in_time(
+def test_requests_to_an_unavailable_broker_time_out(
     ask: Callable[[Admin], object],
 ) -> None:
     admin = Admin({"bootstrap.servers": "127.0.0.1:1"}, timeout_s=0.5)
@@ -162,7 +162,7 @@ class Electing:
         return None
 
 
-def test_a_partition_without_a_leader_is_asked_for_again() -> None:
+def test_a_partition_without_a_leader_is_retried() -> None:
     admin = Admin({"bootstrap.servers": "127.0.0.1:1"})
     admin._client = Electing()
 

@@ -1,4 +1,4 @@
-"""What the pages for people name is there: files, modules, commands, topics, invariants."""
+"""Files, modules, commands, topics and invariants on the documentation pages exist."""
 
 import re
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ def is_there(name: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_path_that_a_page_names_is_there(page: str) -> None:
+def test_every_path_named_on_a_page_exists(page: str) -> None:
     paths = {text for text in quoted(page) if is_path(text)}
 
     assert [path for path in paths if not any(ROOT.glob(path.rstrip("/")))] == []
@@ -58,11 +58,11 @@ def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_name_of_ours_on_a_page_can_be_imported(page: str) -> None:
+def test_every_module_name_on_a_page_can_be_imported(page: str) -> None:
     assert missing(quoted(page)) == []
 
 
-def test_every_name_of_ours_in_a_docstring_or_comment_can_be_imported() -> None:
+def test_every_module_name_in_docstrings_and_comments_can_be_imported() -> None:
     sources = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
     texts = [path.read_text() for path in sources]
     names = {text for source in texts for text in re.findall(r"`([\w.]+)`", source)}
@@ -70,14 +70,14 @@ def test_every_name_of_ours_in_a_docstring_or_comment_can_be_imported() -> None:
     assert missing(names) == []
 
 
-def test_the_walk_names_a_place_for_every_step() -> None:
+def test_readme_walk_names_a_place_for_every_step() -> None:
     walk = README.partition("## Follow one rollout")[2].partition("\n## ")[0]
     rows = [row for row in walk.splitlines() if row.startswith("|")][2:]
 
     assert [row for row in rows if "`" not in row.split("|")[2] and "---" not in row][1:] == []
 
 
-def test_every_folder_stands_in_the_tree_and_the_other_way_round() -> None:
+def test_readme_tree_and_folders_match() -> None:
     (tree,) = blocks("text", "README.md")
     named, parents = set[str](), dict[int, str]()
     for line in tree.splitlines():
@@ -104,9 +104,7 @@ def test_every_folder_stands_in_the_tree_and_the_other_way_round() -> None:
 
 
 @pytest.mark.parametrize(("page", "words"), LINES, ids=lambda value: " ".join(value[:3]))
-def test_every_command_of_a_page_can_be_called_as_it_stands_there(
-    page: str, words: list[str]
-) -> None:
+def test_every_command_line_on_a_page_is_valid(page: str, words: list[str]) -> None:
     if words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
         return
@@ -120,7 +118,7 @@ def test_every_command_of_a_page_can_be_called_as_it_stands_there(
     command.make_context(" ".join(words), words[1:])
 
 
-def test_every_command_in_running_text_is_one() -> None:
+def test_every_command_in_running_text_exists() -> None:
     command: Any = typer.main.get_command(app)
     called = {(page, text.split()[1]) for page, text in EVERYWHERE if text.startswith("rollcall ")}
 
@@ -128,7 +126,7 @@ def test_every_command_in_running_text_is_one() -> None:
     assert {(page, name) for page, name in first if name not in command.commands} == set()
 
 
-def test_the_table_of_commands_is_that_of_help() -> None:
+def test_table_of_commands_matches_the_help() -> None:
     table = PAGES["compose/README.md"].partition("## Commands")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ([a-z ]+) \| (`.*`) \|$", table, re.MULTILINE)
 
@@ -137,27 +135,27 @@ def test_the_table_of_commands_is_that_of_help() -> None:
     }
 
 
-def test_the_table_of_topics_is_the_manifests() -> None:
+def test_table_of_topics_matches_the_manifest() -> None:
     rows = re.findall(r"^\| `([a-z.]+)[<>.a-z]*` \|.*\| ([a-z_ ]+) \|$", README, flags=re.M)
 
     keys = {name.rstrip("."): key for name, key in rows}
     assert keys == {spec.name: spec.key for spec in manifest()}
 
 
-def test_the_table_of_invariants_is_that_of_verify() -> None:
+def test_table_of_invariants_matches_verify() -> None:
     page = PAGES["consumers/README.md"]
 
     assert dict(re.findall(r"^\| (I\d) \| (.*) \|$", page, re.MULTILINE)) == INVARIANTS
 
 
-def test_every_benchmark_stands_in_the_table_of_how_they_are_measured() -> None:
+def test_every_benchmark_is_in_the_table_of_measurement_methods() -> None:
     table = PAGES["compose/benchmarks/README.md"].partition("How each is measured")[2]
     names = re.findall(r"`([\w.]+)`(?= [`|])", table)
 
     assert sorted(names) == sorted(BENCHMARKS)
 
 
-def test_every_row_of_figures_is_dated_by_itself_or_by_what_stands_above_its_table() -> None:
+def test_every_row_of_figures_is_dated() -> None:
     page = PAGES["compose/benchmarks/README.md"]
     date, undated = re.compile(r"20\d\d-\d\d-\d\d"), []
     blocks_of_text = page.split("\n\n")
@@ -170,7 +168,7 @@ def test_every_row_of_figures_is_dated_by_itself_or_by_what_stands_above_its_tab
     assert undated == []
 
 
-def test_a_figure_of_the_first_page_stands_in_a_table_of_the_benchmarks() -> None:
+def test_figures_on_the_first_page_are_in_a_benchmark_table() -> None:
     (said,) = re.findall(r"\[benchmarks\]\(\S+\) \((.+?)\)", README)
     tables = "\n".join(re.findall(r"^\|.*$", PAGES["compose/benchmarks/README.md"], flags=re.M))
 
@@ -179,7 +177,7 @@ def test_a_figure_of_the_first_page_stands_in_a_table_of_the_benchmarks() -> Non
     assert [each for each in figures if each not in tables] == []
 
 
-def test_a_readme_is_short_enough_to_be_read() -> None:
+def test_readme_is_short_enough_to_be_read() -> None:
     """Rows of tables are looked up and not read."""
     read = {
         page: [line for line in text.splitlines() if not line.startswith("| ")]
@@ -189,7 +187,7 @@ def test_a_readme_is_short_enough_to_be_read() -> None:
     assert {page for page, lines in read.items() if len(lines) > 200} == set()
 
 
-def test_nothing_is_said_twice() -> None:
+def test_no_long_line_appears_twice() -> None:
     lines = [line for text in PAGES.values() for line in text.splitlines() if len(line) > 60]
 
     assert {line for line in lines if lines.count(line) > 1} == set()

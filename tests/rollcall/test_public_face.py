@@ -1,4 +1,4 @@
-"""What users import stands on one page, is typed, and is what its page says."""
+"""The public names stand on one page, are typed, and match their documentation."""
 
 import re
 import subprocess
@@ -20,20 +20,20 @@ PAGE = (ROOT / "rollcall" / "__init__.py").read_text()
 NEEDS_TORCH = {"Costs", "Loss", "Tokens"}
 
 
-def test_every_name_of_the_face_is_documented_on_its_page_and_the_other_way_round() -> None:
+def test_public_names_and_their_documentation_match() -> None:
     description = str(rollcall.__doc__).partition("Example:")[0]
     documented = re.findall(r"`(\w+)`", description)
 
     assert sorted(documented) == rollcall.__all__
 
 
-def test_every_name_of_the_face_is_there() -> None:
+def test_every_public_name_exists() -> None:
     assert [name for name in rollcall.__all__ if not hasattr(rollcall, name)] == []
     with pytest.raises(AttributeError, match="'Journal'"):
         _ = rollcall.Journal  # type: ignore[attr-defined]
 
 
-def test_the_face_is_there_without_torch() -> None:
+def test_public_names_are_importable_without_torch() -> None:
     absent = f"""
         import sys
         sys.modules["torch"] = None
@@ -53,7 +53,7 @@ def test_the_face_is_there_without_torch() -> None:
     assert done.stdout.split() == ["[]", "torch"]
 
 
-def test_the_example_on_the_page_is_a_program_that_runs(
+def test_example_on_the_page_is_a_program_that_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     example = textwrap.dedent(PAGE.partition("Example:\n")[2].partition('"""')[0])
@@ -69,7 +69,7 @@ def test_the_example_on_the_page_is_a_program_that_runs(
     assert program.send(ModelAnswer(Message("assistant", "42"), "stop")) == Finish("42")
 
 
-def test_code_of_a_users_is_checked_against_the_face(tmp_path: Path) -> None:
+def test_user_code_is_type_checked_against_the_public_interface(tmp_path: Path) -> None:
     # Given modules in a folder of their own: what the pages show, and one with some mistakes
     (tmp_path / "of_the_pages.py").write_text("\n".join(users_code()))
     (tmp_path / "mine.py").write_text(
@@ -92,12 +92,12 @@ def test_code_of_a_users_is_checked_against_the_face(tmp_path: Path) -> None:
     ], done.stdout  # fmt: skip
 
 
-def test_what_the_pages_show_imports_of_ours_the_face_alone() -> None:
+def test_documented_code_imports_only_the_public_package() -> None:
     packages = re.findall(r"^(?:from|import) (\w+)", "\n".join(users_code()), re.MULTILINE)
 
     assert set(packages) & set(ROOMS) == {"rollcall"}
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_every_package_says_that_it_is_typed(room: str) -> None:
+def test_every_package_is_marked_as_typed(room: str) -> None:
     assert (ROOT / room / "py.typed").is_file()

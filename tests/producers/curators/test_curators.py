@@ -1,4 +1,4 @@
-"""What each curator decides, in numbers.
+"""The numerical decisions of each curator.
 
 Golden values: the design's page on algorithms, section 6.
 """
@@ -25,7 +25,7 @@ TASK = 3
 
 
 def told(curator: Curator, *groups: Sequence[float], task: int = TASK) -> None:
-    """Groups of one task and what each member earned, over one turn each."""
+    """Give the curator groups of one task with each member's reward, over one turn each."""
     for draw, rewards in enumerate(groups):
         curator.update(Outcome(draw, task, tuple(rewards), (1,) * len(rewards)))
 
@@ -35,7 +35,7 @@ def admits(curator: Curator, task: int = TASK) -> bool:
 
 
 @golden("curator", "filter_solved")
-def test_a_solved_task_is_let_go_after_29_groups() -> None:
+def test_a_solved_task_is_dropped_after_29_groups() -> None:
     curator = FilterSolved()
     told(curator, *[[1.0] * 8] * 28)
     after_28 = curator.q[TASK], admits(curator)
@@ -51,7 +51,9 @@ def test_a_solved_task_is_let_go_after_29_groups() -> None:
     ("reward", "chances"),
     [(1.0, [1, 0.5, 0.25, 0.125, 0.10]), (0.0, [1, 0.5, 0.4, 0.4, 0.4])],
 )
-def test_a_dull_task_is_drawn_less_with_each_group(reward: float, chances: list[float]) -> None:
+def test_a_task_with_equal_rewards_is_drawn_less_with_each_group(
+    reward: float, chances: list[float]
+) -> None:
     curator, seen = Greso(100), []
     for _ in range(5):
         seen.append(curator.chance(TASK))
@@ -61,7 +63,7 @@ def test_a_dull_task_is_drawn_less_with_each_group(reward: float, chances: list[
 
 
 @golden("curator", "greso")
-def test_spread_forgives_and_a_flip_begins_at_one() -> None:
+def test_mixed_rewards_reset_the_chance_and_a_flip_halves_it() -> None:
     curator = Greso(100)
     told(curator, [1.0, 1.0], [1.0, 1.0], [0.0, 0.0])
     flipped = curator.chance(TASK)
@@ -71,7 +73,7 @@ def test_spread_forgives_and_a_flip_begins_at_one() -> None:
     assert curator.chance(TASK) == 1.0
 
 
-def test_the_probabilities_move_with_each_version_once_an_epoch_was_seen() -> None:
+def test_the_probabilities_move_once_per_version_after_an_epoch() -> None:
     curator = Greso(4)
     told(curator, [1.0, 1.0], [0.0, 1.0])
     curator.on_version(1)
@@ -95,7 +97,7 @@ def test_the_probabilities_stay_within_their_bounds() -> None:
 
 
 @golden("curator", "paced")
-def test_a_task_is_weighed_by_how_near_it_is_to_being_learned() -> None:
+def test_a_task_is_weighted_by_its_learnability() -> None:
     rates = [0.1, 0.25, 0.5, 0.75, 0.9]
 
     weights = [weight(p, PacedOptions()) for p in rates]
@@ -122,12 +124,12 @@ def test_tasks_are_drawn_in_proportion_to_their_weights() -> None:
 @pytest.mark.parametrize(
     ("p", "members"), [(0.0, 8), (0.6, 8), (0.7, 6), (0.8, 4), (0.9, 2), (1, 2)]
 )
-def test_a_group_shrinks_with_its_task_s_success(p: float, members: int) -> None:
+def test_a_group_shrinks_as_its_task_succeeds(p: float, members: int) -> None:
     assert rollouts_at(p, 8) == members
 
 
 @golden("curator", "adaptive_rollouts")
-def test_the_size_of_a_group_follows_what_was_scored() -> None:
+def test_the_group_size_follows_the_scored_rewards() -> None:
     curator = AdaptiveRollouts()
     before = curator.rollouts(TASK, 8)
     told(curator, [1.0] * 8 + [0.0] * 2)
@@ -148,7 +150,7 @@ def test_turns_are_capped_by_the_longest_success() -> None:
 
 
 @golden("curator", "pass_rate")
-def test_a_task_is_kept_where_it_sometimes_succeeds() -> None:
+def test_only_tasks_that_sometimes_succeed_are_kept() -> None:
     curator = PassRate(PassRateOptions(measure=4))
     told(curator, [1.0, 0.0], task=0)
     told(curator, [1.0] * 4, task=1)
@@ -158,7 +160,7 @@ def test_a_task_is_kept_where_it_sometimes_succeeds() -> None:
     assert [admits(curator, task) for task in range(5)] == [True, False, False, True, True]
 
 
-def test_a_measurement_is_made_again_after_so_many_versions() -> None:
+def test_a_task_is_measured_again_after_the_configured_versions() -> None:
     curator = PassRate(PassRateOptions(measure=2, again_after=3))
     curator.on_version(1)
     told(curator, [0.0, 0.0])
@@ -183,7 +185,7 @@ GROUPS = st.lists(
 
 
 @given(st.sampled_from(RULES), GROUPS, st.integers(0, 2**32))
-def test_a_curator_is_the_fold_of_its_outcomes_and_stays_within_its_bounds(
+def test_a_curator_depends_on_outcomes_alone_and_stays_within_bounds(
     name: str, groups: list[tuple[int, list[float], int]], seed: int
 ) -> None:
     (first,), (second,) = curators_of(name, 6), curators_of(name, 6)
@@ -203,11 +205,11 @@ def test_a_curator_is_the_fold_of_its_outcomes_and_stays_within_its_bounds(
 
 
 @golden("curator", "accept_all")
-def test_uniform_draws_need_no_curator() -> None:
+def test_uniform_draws_use_no_curator() -> None:
     assert curators_of("", 9) == curators_of([], 9) == curators_of("accept_all", 9) == ()
 
 
-def test_several_curators_are_chosen_in_their_order() -> None:
+def test_several_curators_keep_their_order() -> None:
     chosen = curators_of([{"name": "greso", "epoch": 7}, "length_cap"], 9)
 
     assert chosen == (Greso(9, GresoOptions(epoch=7)), LengthCap())
@@ -228,17 +230,17 @@ def test_several_curators_are_chosen_in_their_order() -> None:
         ({"name": "filter_solved", "solved_at": 2.0}, "solved_at is 2.0"),
     ],
 )
-def test_a_curator_that_cannot_be_is_refused_by_name(value: object, match: str) -> None:
+def test_an_invalid_curator_is_refused_by_name(value: object, match: str) -> None:
     with pytest.raises(Refused, match=match):
         curators_of(value, 9)
 
 
 def lenient(tasks: int) -> Curator:
-    """A user's own."""
+    """A user's curator."""
     return LengthCap(LengthCapOptions(most=tasks))
 
 
-def test_a_user_s_curator_is_a_function_of_the_number_of_tasks() -> None:
+def test_a_user_curator_is_a_function_of_the_number_of_tasks() -> None:
     (chosen,) = curators_of(f"{__name__}:lenient", 9)
 
     assert chosen.turns(0, 64) == 9

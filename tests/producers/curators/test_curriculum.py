@@ -1,4 +1,4 @@
-"""Draws as curators choose them: seeded, told by the log, never held up for ever."""
+"""Draws that curators choose are seeded, recorded on the log and never delayed for ever."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -23,7 +23,7 @@ SUITE = replace(DRAWS, seed_range=(0, 1_000_000), tasks=tuple(Task(task_id=f"t{n
 
 
 class Refusing(Curator):
-    """Refuses tasks by number, and remembers who was asked about."""
+    """Refuses tasks by number, and records the tasks it was asked about."""
 
     def __init__(self, refused: Iterable[int]) -> None:
         self.refused = set(refused)
@@ -43,14 +43,14 @@ def curriculum(curator: Curator | None, draws: Draws = DRAWS) -> Curriculum:
     return Curriculum(draws, (curator,) if curator else (), "scoring")
 
 
-def test_without_curators_and_with_one_that_refuses_nothing_draws_are_what_they_were() -> None:
+def test_a_curator_that_refuses_nothing_does_not_change_draws() -> None:
     plain, lenient = curriculum(None), curriculum(Curator())
 
     for draw in range(20):
         assert plain.next_group(draw) == DRAWS.group(draw) == lenient.next_group(draw, 7)
 
 
-def test_a_refused_task_gives_way_to_the_next_that_is_drawn_and_chance_is_seeded() -> None:
+def test_a_refused_task_is_replaced_by_the_next_seeded_draw() -> None:
     seed = DRAWS.group(0)[0].task.seed
     first, second = Refusing([seed]), Refusing([seed])
 
@@ -64,7 +64,7 @@ def test_a_refused_task_gives_way_to_the_next_that_is_drawn_and_chance_is_seeded
     assert [request.rollout_id for request in group] == [r.rollout_id for r in DRAWS.group(0)]
 
 
-def test_after_256_refusals_in_a_row_one_task_is_forced_through() -> None:
+def test_one_task_is_forced_after_256_consecutive_refusals() -> None:
     curator = Refusing(range(10))
     run = curriculum(curator)
 
@@ -74,7 +74,7 @@ def test_after_256_refusals_in_a_row_one_task_is_forced_through() -> None:
     assert (len(curator.asked), run.refused, run.forced) == (FORCE_AFTER, FORCE_AFTER, 1)
 
 
-def test_what_was_drawn_is_told_by_the_log_and_not_drawn_again() -> None:
+def test_draws_on_the_log_are_reused() -> None:
     drawn = DRAWS.request(0, 9)
     run = curriculum(Refusing([9]))
     run.knows({0: replace(drawn, group_size=2, rollout_id="any")})
@@ -86,7 +86,7 @@ def test_what_was_drawn_is_told_by_the_log_and_not_drawn_again() -> None:
     assert len(run.next_group(1)) == 4
 
 
-def test_a_group_and_its_turns_are_the_smallest_that_any_curator_gives() -> None:
+def test_the_smallest_group_size_and_turn_limit_of_all_curators_apply() -> None:
     run = Curriculum(DRAWS, curators_of(["adaptive_rollouts", "length_cap"], 10), "scoring")
     seeds = [run.next_group(draw)[0].task.seed for draw in range(40)]
     for draw in range(40):
@@ -100,7 +100,7 @@ def test_a_group_and_its_turns_are_the_smallest_that_any_curator_gives() -> None
     assert [(r.group_size, r.limits.max_turns) for r in group] == [(2, 3)] * 2
 
 
-def test_seeds_that_stand_for_one_task_share_what_is_known_of_it() -> None:
+def test_seeds_of_one_task_share_its_statistics() -> None:
     (curator,) = curators_of({"name": "filter_solved", "keep": 0.5}, SUITE.task_count())
     run = curriculum(curator, SUITE)
     for draw in range(40):
@@ -119,7 +119,7 @@ RECORDS = st.lists(
 
 
 @given(RECORDS, st.randoms(use_true_random=False), st.integers(0, 40))
-def test_outcomes_are_the_same_whatever_order_partitions_come_in_and_however_often(
+def test_outcomes_do_not_depend_on_partition_order_or_redelivery(
     records: list[tuple[int, int, float | None]], random: Random, cut: int
 ) -> None:
     # Each draw's records keep their order: a group lies in one partition.
@@ -146,7 +146,7 @@ def fresh() -> Outcomes:
     return Outcomes("run", "policy", "scoring", 4)
 
 
-def test_an_outcome_waits_for_the_draws_before_it_unless_they_can_say_no_more() -> None:
+def test_an_outcome_waits_for_earlier_draws_unless_they_are_settled() -> None:
     outcomes = fresh()
     for request in DRAWS.group(1):
         outcomes.take(ended(request, 1.0, version=3))
@@ -164,7 +164,7 @@ def test_an_outcome_waits_for_the_draws_before_it_unless_they_can_say_no_more() 
     "change",
     [{"run_id": "other"}, {"purpose": "evaluate"}, {"group_id": "g"}, {"group_id": "run/7"}],
 )
-def test_records_of_others_are_not_heard(change: dict[str, str]) -> None:
+def test_records_of_other_runs_are_ignored(change: dict[str, str]) -> None:
     outcomes = fresh()
     for request in DRAWS.group(0):
         outcomes.take(ended(replace(request, **change), 1.0))  # type: ignore[arg-type]
@@ -173,7 +173,7 @@ def test_records_of_others_are_not_heard(change: dict[str, str]) -> None:
     assert list(outcomes.ready()) == []
 
 
-def test_newer_weights_are_told_before_what_they_sampled() -> None:
+def test_a_curator_sees_newer_versions_before_their_outcomes() -> None:
     curator = Greso(1)
     run = curriculum(curator)
     for draw, version in enumerate([0, 2, 1, 3]):

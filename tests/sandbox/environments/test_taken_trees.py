@@ -29,7 +29,13 @@ NAMES = (
 CONTENTS = (b"", b"one\n", b"no end", b"one\r\ntwo\n", b"\0\1\xff" * 40, b"caf\xe9\n" * 30)
 TARGETS = ("a", "b", "../a", "../../c.py", "nowhere", "./build", "sp ace/b")
 IGNORES = b"build/\n*.log\n/b\n"
-paths = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3).map("/".join)
+# git writes no line for the content of an empty file, and cannot read its own header where the
+# name of a folder ends with a space.
+paths = (
+    st.lists(st.sampled_from(NAMES), min_size=1, max_size=3)
+    .map("/".join)
+    .filter(lambda path: " /" not in path)
+)
 Tree = dict[str, tuple[str, bytes, bool]]
 """By path: `file` or `link`, its content or target, whether it can be run."""
 

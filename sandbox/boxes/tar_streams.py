@@ -170,11 +170,19 @@ def _check(member: tarfile.TarInfo, links: Iterable[PurePosixPath]) -> None:
 def _check_link(member: tarfile.TarInfo) -> None:
     if "\0" in member.linkname or member.linkname.startswith("/"):
         _wrong(member.name, f"is a link to the absolute path {member.linkname[:100]!r}")
-    # Its target is known without a file system only if each `..` comes before all other parts.
-    parts = [part for part in member.linkname.split("/") if part not in ("", ".")]
-    climbs = sum(part == ".." for part in parts)
-    if ".." in parts[climbs:] or climbs >= len(_path(member.name).parts):
+    if leads_out(member.linkname, above=len(_path(member.name).parts) - 1):
         _wrong(member.name, f"is a link that leads out: {member.linkname[:100]!r}")
+
+
+def leads_out(target: str, *, above: int) -> bool:
+    """Return True unless a link's target surely lies in the tree; `above` counts its folders.
+
+    The target is known without a file system only if each `..` comes before all other parts: a
+    name before it could be another link.
+    """
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    climbs = parts.count("..")
+    return target.startswith("/") or ".." in parts[climbs:] or climbs > above
 
 
 def _check_name(name: str, links: Iterable[PurePosixPath]) -> None:

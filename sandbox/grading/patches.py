@@ -7,6 +7,7 @@ absolute paths, `.git` and paths beyond a symbolic link.
 import re
 from collections.abc import Collection, Iterator
 
+from sandbox.boxes.tar_streams import leads_out
 from sandbox.grading.verdict import Verdict
 
 MOST_BYTES = 16 << 20
@@ -39,18 +40,10 @@ def complaint(patch: bytes) -> Verdict | None:
 
 
 def _leads_out(place: bytes, target: bytes) -> bool:
-    """Return True unless a link climbs, if at all, first and no higher than to its tree's root.
-
-    A name after which it climbs could be another link.
-    """
-    parts = _parts(target)
-    climbs = parts.count(b"..")
-    below = len(_parts(place)) - 2  # without `b/` and its own name
-    return target.startswith(b"/") or b".." in parts[climbs:] or climbs > max(below, 0)
-
-
-def _parts(path: bytes) -> list[bytes]:
-    return [part for part in path.split(b"/") if part not in (b"", b".")]
+    """Return True for a link that could lead out of the tree; `place` begins with `b/`."""
+    parts = [part for part in place.split(b"/") if part not in (b"", b".")]
+    above = max(len(parts) - 2, 0)  # without `b` and the link's own name
+    return leads_out(target.decode("latin-1"), above=above)
 
 
 def renamed_away(patch: bytes, names: Collection[str]) -> str:
@@ -75,5 +68,4 @@ def links(patch: bytes) -> Iterator[tuple[bytes, bytes | None]]:
     for section in SECTION.split(patch):
         if LINK.search(section):
             targets, place = TARGET.findall(section), PLACE.search(section)
-            known = len(targets) == 1 and place is not None
-            yield (place[1], targets[0]) if known and place else (b"", None)
+            yield (place[1], targets[0]) if place and len(targets) == 1 else (b"", None)

@@ -217,17 +217,17 @@ def junit_xml(text: str) -> TestLog:
 
 def _reports(text: str) -> tuple[list[ElementTree.Element], str]:
     """Return the root of each report among other lines, and the fault if there is none."""
+    content = text.encode("utf-8", "replace")
     roots, wrong, at = [], "", 0
     for _ in range(MOST_REPORTS):
-        begin = JUNIT_BEGIN.search(text, at)
+        begin = JUNIT_BEGIN.search(content, at)
         if begin is None:
             break
-        document = text[begin.start() :]
         at = begin.end()
         try:
-            size = _size_of_document(document)
-            roots.append(ElementTree.fromstring(document[:size]))
-            at = begin.start() + size
+            end = _end_of_document(content, begin.start())
+            roots.append(ElementTree.fromstring(content[begin.start() : end].decode()))
+            at = end
         except (ExpatError, ElementTree.ParseError) as error:
             wrong = f"its report is no XML: {error}"
         except EntitiesDeclared:
@@ -239,20 +239,19 @@ class EntitiesDeclared(Exception):
     """A document has declarations of its own, perhaps of entities that are larger than it is."""
 
 
-def _size_of_document(text: str) -> int:
-    """Count the characters up to the end of the root. Raises ExpatError, EntitiesDeclared."""
-    parser, depth, size = ParserCreate("utf-8"), 0, -1
-    content = text.encode("utf-8", "replace")
+def _end_of_document(content: bytes, begin: int) -> int:
+    """Return where the root element ends. Raises ExpatError, EntitiesDeclared."""
+    parser, depth, found = ParserCreate("utf-8"), 0, -1
 
     def start(*_: object) -> None:
         nonlocal depth
         depth += 1
 
     def end(*_: object) -> None:
-        nonlocal depth, size
+        nonlocal depth, found
         depth -= 1
-        if not depth and size < 0:
-            size = content.index(b">", parser.CurrentByteIndex) + 1
+        if not depth and found < 0:
+            found = content.index(b">", begin + parser.CurrentByteIndex) + 1
 
     def declared(_name: str, _system: object, _public: object, internal: int) -> None:
         if internal:
@@ -261,11 +260,11 @@ def _size_of_document(text: str) -> int:
     parser.StartElementHandler, parser.EndElementHandler = start, end
     parser.StartDoctypeDeclHandler = declared
     try:
-        parser.Parse(content, True)
+        parser.Parse(memoryview(content)[begin:], True)
     except ExpatError:
-        if size < 0:  # else it is what stands behind the report
+        if found < 0:  # else it is what stands behind the report
             raise
-    return len(content[:size].decode())
+    return found
 
 
 def _plain(suite: ElementTree.Element) -> bool:
@@ -285,9 +284,9 @@ def _case_outcome(case: ElementTree.Element) -> str:
     return PASSED if case.find("skipped") is None else SKIPPED
 
 
-JUNIT_BEGIN = re.compile(r"<\?xml[\s>]|<testsuites?[\s>]")
+JUNIT_BEGIN = re.compile(rb"<\?xml[\s>]|<testsuites?[\s>]")
 MOST_REPORTS = 64
-"""So many places are tried at which a report may begin."""
+"""The most places at which the beginning of a report is tried."""
 
 GO_LINE = re.compile(r"\s*--- (PASS|FAIL|SKIP): (\S+)")
 GO_LINE_END = re.compile(r"--- (PASS|FAIL|SKIP): (\S+) \(\d+\.\d\ds\)$")

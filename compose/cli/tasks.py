@@ -120,9 +120,8 @@ def import_swe(
             say(f"{row.instance}: {row.refused}", err=True)
             refused += 1
             continue
-        dropped = f"; {row.dropped:,} tests do not always pass, and are left out" * (
-            row.dropped > 0
-        )
+        dropped = f"; {row.dropped:,} tests do not always pass, and are left out"
+        dropped = dropped if row.dropped else ""
         unproven = f"; not proven: {row.unproven}" if row.unproven else ""
         say(f"{row.task.name} {row.task.digest[:16]}{dropped}{unproven}")
         done += 1

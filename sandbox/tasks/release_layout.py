@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from email.parser import HeaderParser
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 FOLDERS = ("tests", "test", "testing")
 COLLECTED = ("test_*.py", "*_test.py")
 """Patterns of files that pytest collects by default."""
@@ -97,8 +99,8 @@ def _requirements(release: Path) -> Iterator[str]:
 
 
 def _same(name: str, module: str) -> bool:
-    plain = re.sub(r"[-_.]+", "-", name.lower())
-    return re.sub(r"[-_.]+", "-", module.lower()) in (plain, plain.removeprefix("python-"))
+    plain = canonicalize_name(name)
+    return canonicalize_name(module) in (plain, plain.removeprefix("python-"))
 
 
 def _has_tests(folder: Path) -> bool:

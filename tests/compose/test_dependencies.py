@@ -11,8 +11,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from schemas.rooms import ROOMS
 from tests.support.command_line import ROOT
-from tests.support.plain_words import ROOMS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ELSEWHERE = {"minisweagent", "agents", "smolagents", "openai", "yaml", "vllm"}

@@ -9,17 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from schemas.rooms import ROOMS
+
 ROOT = Path(__file__).parents[2]
-ROOMS = (
-    "schemas",
-    "producers",
-    "consumers",
-    "inference",
-    "sandbox",
-    "trainer",
-    "compose",
-    "rollcall",
-)
 OPENINGS = frozenset(
     ("what", "of", "who", "whoever", "whose", "whom", "whether", "nobody", "how", "as", "where")
 )

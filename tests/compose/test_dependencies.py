@@ -71,3 +71,12 @@ def test_packages_of_the_wheel_match_the_package_list() -> None:
     wheel = pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 
     assert {*ROOMS} == {name for name in wheel if not name.endswith(".py")}
+
+
+def test_the_readme_names_each_dependency_and_each_extra() -> None:
+    page = (ROOT / "README.md").read_text()
+    named = page.partition("Dependencies:")[2].partition("\n\n")[0]
+    plain = {Requirement(text).name for text in PROJECT["dependencies"]}
+
+    assert {name for name in plain if name not in named} == set()
+    assert {name for name in PROJECT["optional-dependencies"] if f"`{name}`" not in named} == set()

@@ -62,7 +62,7 @@ chaos: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p schemas -p producers -p consumers -p inference -p sandbox -p trainer -p compose -p rollcall
+	$(BIN)/mypy -p rollcall
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.support.plain_words 2
 

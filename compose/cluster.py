@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from compose import store_identity
-from compose.schema_ids import SchemaIds
-from compose.settings import Settings
-from schemas.errors import Refused
-from schemas.topics import Topics, WantedTopic, wanted
+from rollcall.compose import store_identity
+from rollcall.compose.schema_ids import SchemaIds
+from rollcall.compose.settings import Settings
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.topics import Topics, WantedTopic, wanted
 
 if TYPE_CHECKING:
-    from consumers.log.kafka_log import KafkaLog
-    from producers.admin import Admin
-    from schemas.codec import Codec
-    from schemas.objects import ObjectStore
-    from schemas.registry import HttpRegistry
+    from rollcall.consumers.log.kafka_log import KafkaLog
+    from rollcall.producers.admin import Admin
+    from rollcall.schemas.codec import Codec
+    from rollcall.schemas.objects import ObjectStore
+    from rollcall.schemas.registry import HttpRegistry
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class Cluster:
 
     @cached_property
     def registry(self) -> "HttpRegistry":
-        from schemas.registry import HttpRegistry
+        from rollcall.schemas.registry import HttpRegistry
 
         return HttpRegistry(self.registry_url, self.settings.registry.client)
 
     @cached_property
     def codec(self) -> "Codec":
-        from schemas.codec import Codec
-        from schemas.schema_memory import SchemaMemory
+        from rollcall.schemas.codec import Codec
+        from rollcall.schemas.schema_memory import SchemaMemory
 
         objects = self.objects or store_identity.NoStore(self)
         ids = SchemaIds(lambda: self.log, self.topics.stores)
@@ -59,7 +59,7 @@ class Cluster:
 
         The store raises StoresDiffer if it is not the cluster's.
         """
-        from schemas.objects import ObjectStore
+        from rollcall.schemas.objects import ObjectStore
 
         url, above_bytes = self.settings.objects.url, self.settings.objects.above_bytes
         if not url and _on_this_machine(self.bootstrap_servers):
@@ -69,13 +69,13 @@ class Cluster:
 
     @cached_property
     def log(self) -> "KafkaLog":
-        from consumers.log.kafka_log import KafkaLog
+        from rollcall.consumers.log.kafka_log import KafkaLog
 
         return KafkaLog(self.client)
 
     @cached_property
     def admin(self) -> "Admin":
-        from producers.admin import Admin
+        from rollcall.producers.admin import Admin
 
         return Admin(self.client)
 
@@ -104,7 +104,7 @@ def require_topics(cluster: Cluster) -> None:
 
     Raises Unavailable, and RegistryDiffers if the log was written with another registry.
     """
-    from producers import provision
+    from rollcall.producers import provision
 
     topics = wanted(cluster.settings.prefix, [])
     provision.require(cluster.admin, cluster.registry, topics)
@@ -116,7 +116,7 @@ def complete_topics(cluster: Cluster, policy_id: str) -> None:
 
     Raises TopicsDiffer, Unavailable, and RegistryDiffers as `require_topics` does.
     """
-    from producers import provision
+    from rollcall.producers import provision
 
     topics = wanted(cluster.settings.prefix, [policy_id])
     provision.complete(cluster.admin, cluster.registry, topics)
@@ -131,7 +131,7 @@ def _tie_schemas(cluster: Cluster, topics: Sequence[WantedTopic]) -> None:
 
 def answers(servers: str) -> bool:
     """Return True if a broker lists its topics, which `services.up` waits for."""
-    from producers.admin import Admin
+    from rollcall.producers.admin import Admin
 
     return Admin({"bootstrap.servers": servers}, timeout_s=2.0).answers()
 
@@ -140,7 +140,7 @@ def cluster_of(settings: Settings) -> Cluster:
     """Return the cluster to connect to; raises Refused if none is named and none is up."""
     kafka, registry = settings.kafka.bootstrap_servers, settings.registry.url
     if not (kafka and registry):
-        from compose.services.embedded import endpoints
+        from rollcall.compose.services.embedded import endpoints
 
         up = endpoints(settings.state())
         if up is None and not (kafka or registry):

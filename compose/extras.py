@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from importlib.util import find_spec
 
-from schemas.errors import Refused
+from rollcall.schemas.errors import Refused
 
 EXTRAS = {
     "torch": "training",

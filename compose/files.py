@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from schemas.errors import Refused
-from schemas.whole_files import write_whole
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.whole_files import write_whole
 
 
 def refuse_no_folder(path: Path | None, option: str = "--json") -> None:

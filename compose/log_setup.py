@@ -7,9 +7,9 @@ from typing import Any, TextIO
 
 import structlog
 
-from compose.tracebacks import hide_in_tracebacks
-from schemas.foreign_text import printable
-from schemas.hidden import without_secrets
+from rollcall.compose.tracebacks import hide_in_tracebacks
+from rollcall.schemas.foreign_text import printable
+from rollcall.schemas.hidden import without_secrets
 
 
 def set_up(role: str, worker: str, out: TextIO | None = None) -> None:

@@ -13,7 +13,7 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
-from compose.console import PlainConsole
+from rollcall.compose.console import PlainConsole
 
 MOST_CHARS = 2000
 """The most characters of a value in a block; the number left out is shown."""

@@ -13,7 +13,7 @@ from multiprocessing import get_context, resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
-from schemas.errors import Unfit
+from rollcall.schemas.errors import Unfit
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from schemas.errors import DeliveryFailed, Refused, TopicsDiffer, Unavailable, WorkFailed
-from schemas.schema_memory import SCHEMA_ID, IdRecord, id_record
+from rollcall.schemas.errors import DeliveryFailed, Refused, TopicsDiffer, Unavailable, WorkFailed
+from rollcall.schemas.schema_memory import SCHEMA_ID, IdRecord, id_record
 
 if TYPE_CHECKING:
-    from consumers.log.protocols import Log
+    from rollcall.consumers.log.protocols import Log
 
 WAIT_S = 10.0
 """The time without an answer after which the log counts as unreachable."""
@@ -100,7 +100,7 @@ class SchemaIds:
 
         It does not wait for a broker that becomes unreachable: the caller may have other work.
         """
-        from consumers.log.reading import polls
+        from rollcall.consumers.log.reading import polls
 
         tied: dict[int, str] = {}
         until = self.clock() + WAIT_S

@@ -19,15 +19,15 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from compose.strict_table import StrictTable, unknown_key
-from sandbox.boxes import image_store
-from sandbox.boxes.box import AUTO
-from sandbox.boxes.driver_name import DriverName
-from schemas import names
-from schemas.errors import Refused
-from schemas.foreign_text import shown
-from schemas.hidden import NAMES, hide, hide_in, hide_in_url
-from schemas.messages import Quota
+from rollcall.compose.strict_table import StrictTable, unknown_key
+from rollcall.sandbox.boxes import image_store
+from rollcall.sandbox.boxes.box import AUTO
+from rollcall.sandbox.boxes.driver_name import DriverName
+from rollcall.schemas import names
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.foreign_text import shown
+from rollcall.schemas.hidden import NAMES, hide, hide_in, hide_in_url
+from rollcall.schemas.messages import Quota
 
 PREFIX = "ROLLCALL_"
 FILE = Path("rollcall.toml")
@@ -128,7 +128,7 @@ class OpenAISettings(StrictTable):
 
 class ModelsSettings(StrictTable):
     engine: str = "transformers"
-    """The engine that serves weights: a name, or module:function (`compose.workers.engines`)."""
+    """The engine: a name in `rollcall.compose.workers.engines`, or module:function."""
     python: str = ""
     """The Python that serves them where it is not the one of all others, as that of `make vllm`."""
     device: str = "cpu"

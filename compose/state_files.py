@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from schemas.errors import Refused
+from rollcall.schemas.errors import Refused
 
 T = TypeVar("T")
 

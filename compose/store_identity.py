@@ -9,8 +9,8 @@ import secrets
 import sys
 from typing import TYPE_CHECKING, Protocol
 
-from schemas.claims import NO_STORE
-from schemas.errors import (
+from rollcall.schemas.claims import NO_STORE
+from rollcall.schemas.errors import (
     DeliveryFailed,
     ObjectLost,
     StoresDiffer,
@@ -18,14 +18,14 @@ from schemas.errors import (
     Unavailable,
     WireError,
 )
-from schemas.foreign_text import shown
-from schemas.messages import Claim, StoreIdentity
+from rollcall.schemas.foreign_text import shown
+from rollcall.schemas.messages import Claim, StoreIdentity
 
 if TYPE_CHECKING:
-    from consumers.log.protocols import Log
-    from schemas.codec import Codec
-    from schemas.objects import ObjectStore
-    from schemas.topics import Topics
+    from rollcall.consumers.log.protocols import Log
+    from rollcall.schemas.codec import Codec
+    from rollcall.schemas.objects import ObjectStore
+    from rollcall.schemas.topics import Topics
 
 STORE = "objects"
 FLUSH_S = 30.0
@@ -83,7 +83,7 @@ def recorded(here: Place) -> str:
 
     Raises Unavailable, also if the registry is not the one that the record was written with.
     """
-    from consumers.log.reading import read_all
+    from rollcall.consumers.log.reading import read_all
 
     try:
         for record in read_all(here.log, [here.topics.stores]):
@@ -145,7 +145,7 @@ def _without(identity: str) -> StoresDiffer:
 
 
 def _file(identity: str) -> str:
-    from schemas.objects import MARK
+    from rollcall.schemas.objects import MARK
 
     return f"{MARK}.{identity}"
 

@@ -4,8 +4,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from schemas.errors import Refused
-from schemas.names import unknown
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.names import unknown
 
 
 class StrictTable(BaseModel):

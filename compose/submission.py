@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 from rich.live import Live
 
-from compose.console import PlainConsole
-from compose.pages.progress_page import progress_table, rollout_line
-from consumers.history.progress import FollowedRollout, RolloutProgress
-from consumers.log.reading import uninterrupted
-from producers.publisher import Publisher
-from producers.submit import Submitter
-from schemas.errors import DeliveryFailed, Refused, RollcallError
-from schemas.messages import RolloutRequest
+from rollcall.compose.console import PlainConsole
+from rollcall.compose.pages.progress_page import progress_table, rollout_line
+from rollcall.consumers.history.progress import FollowedRollout, RolloutProgress
+from rollcall.consumers.log.reading import uninterrupted
+from rollcall.producers.publisher import Publisher
+from rollcall.producers.submit import Submitter
+from rollcall.schemas.errors import DeliveryFailed, Refused, RollcallError
+from rollcall.schemas.messages import RolloutRequest
 
 if TYPE_CHECKING:
-    from compose.cluster import Cluster
+    from rollcall.compose.cluster import Cluster
 
 FLUSH_S = 30.0
 POLL_S = 0.2

@@ -7,11 +7,11 @@ Its reward is 0, so it needs no weight beside others; its log-probability of eac
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from compose.extras import require
-from sandbox.scorers import ScorerSpec, check_scorer
-from sandbox.token_scores import PerToken
-from schemas.errors import Refused
-from schemas.messages import Trajectory
+from rollcall.compose.extras import require
+from rollcall.sandbox.scorers import ScorerSpec, check_scorer
+from rollcall.sandbox.token_scores import PerToken
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import Trajectory
 
 TEACHER = "teacher:"
 
@@ -48,7 +48,7 @@ def check_teachers(scorers: Iterable[str], wanted: str, student: Path) -> None:
         raise Refused(msg)
     directories = [each for each in map(teacher_directory, names) if each is not None]
     if directories:
-        from inference.teacher import require_same_vocabulary
+        from rollcall.inference.teacher import require_same_vocabulary
 
         for directory in directories:
             require_same_vocabulary(student, directory)
@@ -70,7 +70,7 @@ def scorer_spec(text: str, threads: int | None = None) -> ScorerSpec:
 def teacher(directory: Path, threads: int | None = None) -> Callable[[Trajectory], PerToken]:
     """Make the scorer of the teacher in a directory; raises Refused if there is none."""
     require("torch", "transformers")
-    from inference.teacher import Teacher
+    from rollcall.inference.teacher import Teacher
 
     held = Teacher(directory, threads=threads)
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.foreign_text import printable, printable_json
-from schemas.hidden import without_secrets
+from rollcall.schemas.foreign_text import printable, printable_json
+from rollcall.schemas.hidden import without_secrets
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +50,7 @@ def quiet_pipes() -> Iterator[None]:
 @contextmanager
 def page() -> Iterator["Console"]:
     """Yield a terminal for tables, printed at the end; wide if it is a file or a pipe."""
-    from compose.page_console import PageConsole
+    from rollcall.compose.page_console import PageConsole
 
     wide = None if sys.stdout.isatty() else WIDE
     terminal = PageConsole(highlight=False, width=wide)
@@ -67,7 +67,7 @@ def called() -> str:
     program = Path(sys.executable if is_module else sys.argv[0]).absolute()
     nearby = program.is_relative_to(Path.cwd())
     name = str(program.relative_to(Path.cwd()) if nearby else program.name)
-    return f"{name} -m compose.cli" if is_module else name
+    return f"{name} -m rollcall" if is_module else name
 
 
 def say(text: object = "", *, err: bool = False) -> None:

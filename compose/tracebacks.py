@@ -5,7 +5,7 @@ import threading
 import traceback
 from types import TracebackType
 
-from schemas.hidden import without_secrets
+from rollcall.schemas.hidden import without_secrets
 
 
 def hide_in_tracebacks() -> None:

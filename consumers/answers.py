@@ -4,15 +4,22 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from consumers.clock import Clock, LogClock, steady_wall
-from consumers.log.protocols import Log, Record
-from consumers.send_later import SendLater
-from producers.publisher import Publisher
-from schemas.codec import Codec
-from schemas.errors import NoSuchPartition, ObjectLost, TooLarge, Unavailable, WireError, WorkFailed
-from schemas.headers import hot_headers
-from schemas.message_code import maker
-from schemas.messages import (
+from rollcall.consumers.clock import Clock, LogClock, steady_wall
+from rollcall.consumers.log.protocols import Log, Record
+from rollcall.consumers.send_later import SendLater
+from rollcall.producers.publisher import Publisher
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import (
+    NoSuchPartition,
+    ObjectLost,
+    TooLarge,
+    Unavailable,
+    WireError,
+    WorkFailed,
+)
+from rollcall.schemas.headers import hot_headers
+from rollcall.schemas.message_code import maker
+from rollcall.schemas.messages import (
     CallFailed,
     EnvironmentStep,
     EnvironmentStepped,
@@ -20,7 +27,7 @@ from schemas.messages import (
     ModelAnswered,
     ModelCall,
 )
-from schemas.topics import Topics
+from rollcall.schemas.topics import Topics
 
 Command = ModelCall | EnvironmentStep
 Answer = ModelAnswered | EnvironmentStepped | CallFailed

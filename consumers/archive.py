@@ -20,13 +20,13 @@ from typing import Any
 
 import structlog
 
-from consumers.log.protocols import Held, Log, Record, TopicPartition
-from consumers.loop.partition_progress import PartitionProgress
-from consumers.loop.role import WorkRole
-from consumers.tables.parquet import ParquetWriters, day_of, last_offset, sweep
-from schemas.errors import Unavailable, Unfit
-from schemas.messages import ScoredTrajectory, Trajectory
-from schemas.topics import Topics
+from rollcall.consumers.log.protocols import Held, Log, Record, TopicPartition
+from rollcall.consumers.loop.partition_progress import PartitionProgress
+from rollcall.consumers.loop.role import WorkRole
+from rollcall.consumers.tables.parquet import ParquetWriters, day_of, last_offset, sweep
+from rollcall.schemas.errors import Unavailable, Unfit
+from rollcall.schemas.messages import ScoredTrajectory, Trajectory
+from rollcall.schemas.topics import Topics
 
 SPAN = 1000
 """Offsets of one partition in a file."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from schemas.errors import TooLarge, WireError
-from schemas.messages import RolloutRequest, Task, Trajectory
+from rollcall.schemas.errors import TooLarge, WireError
+from rollcall.schemas.messages import RolloutRequest, Task, Trajectory
 
 
 def barer(trajectory: Trajectory) -> Iterator[Trajectory]:

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable, Iterator
 
-from consumers.decode_in_order import DecodeInOrder
-from consumers.log.protocols import Log, Record
-from consumers.loop.dead_letters import Passed
-from schemas.codec import Codec
-from schemas.errors import WireError
-from schemas.messages import Control
-from schemas.topics import Topics
+from rollcall.consumers.decode_in_order import DecodeInOrder
+from rollcall.consumers.log.protocols import Log, Record
+from rollcall.consumers.loop.dead_letters import Passed
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import WireError
+from rollcall.schemas.messages import Control
+from rollcall.schemas.topics import Topics
 
 RETIRED = Control("unknown")
 """The message of a record without a value or an unreadable one: it revokes earlier ones of its

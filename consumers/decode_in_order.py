@@ -7,10 +7,10 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from consumers.log.protocols import Record
-from consumers.loop.dead_letters import Passed, place_of, say_away, say_held
-from schemas.codec import Codec
-from schemas.errors import Skipped, Unavailable, UnknownSchema, WireError
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.dead_letters import Passed, place_of, say_away, say_held
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import Skipped, Unavailable, UnknownSchema, WireError
 
 RETRY_S = 1.0
 """Time after which a record with an unknown schema is tried again."""

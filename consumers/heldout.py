@@ -8,9 +8,9 @@ scored trajectories.
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from producers.admission import task_of_seed
-from schemas.messages import RolloutRequest, ScoredTrajectory, Task, Trajectory
-from trainer.samples import versions_of
+from rollcall.producers.admission import task_of_seed
+from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Task, Trajectory
+from rollcall.trainer.samples import versions_of
 
 MARK = "/heldout/"
 VERSION_DIGITS = 10
@@ -63,7 +63,7 @@ class HeldOutPlan:
     goal: float
     """The share of successes at which the run may end; above 1 it never does."""
     tasks: tuple[Task, ...] = ()
-    """The tasks by seed, as in `producers.admission.Draws`."""
+    """The tasks by seed, as in `rollcall.producers.admission.Draws`."""
 
     def requests(self, version: int) -> Iterable[RolloutRequest]:
         """Yield one request per seed. Ids are fixed by their place, so a repeat has no effect."""

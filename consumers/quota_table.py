@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import structlog
 
-from consumers.decode_in_order import DecodeInOrder
-from consumers.log.protocols import Log, Reader, Record
-from schemas.bounds import check_quota
-from schemas.codec import Codec
-from schemas.errors import Refused, TopicsDiffer, Unavailable, WireError
-from schemas.messages import Quota
-from schemas.topics import Topics
+from rollcall.consumers.decode_in_order import DecodeInOrder
+from rollcall.consumers.log.protocols import Log, Reader, Record
+from rollcall.schemas.bounds import check_quota
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import Refused, TopicsDiffer, Unavailable, WireError
+from rollcall.schemas.messages import Quota
+from rollcall.schemas.topics import Topics
 
 LOOK_AGAIN_S = 30.0
 """Seconds between two checks for a missing topic."""

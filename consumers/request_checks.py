@@ -5,19 +5,19 @@ from typing import Any
 
 import orjson
 
-from consumers.agents.programs import program_of
-from consumers.history.history import History
-from producers.publisher import VALUE_LIMIT_BYTES
-from producers.submit import grouped, new_rollout_id
-from sandbox.agents.agent_box import check_agent_box
-from sandbox.agents.shipped import check_agent
-from sandbox.environment import check_environment, make_plain
-from sandbox.environments.shell_config import check_shell
-from sandbox.tasks.task_names import named_task
-from schemas.bounds import check_request
-from schemas.errors import Refused, WireError, WorkFailed
-from schemas.messages import RolloutRequest, Task
-from schemas.topics import checked
+from rollcall.consumers.agents.programs import program_of
+from rollcall.consumers.history.history import History
+from rollcall.producers.publisher import VALUE_LIMIT_BYTES
+from rollcall.producers.submit import grouped, new_rollout_id
+from rollcall.sandbox.agents.agent_box import check_agent_box
+from rollcall.sandbox.agents.shipped import check_agent
+from rollcall.sandbox.environment import check_environment, make_plain
+from rollcall.sandbox.environments.shell_config import check_shell
+from rollcall.sandbox.tasks.task_names import named_task
+from rollcall.schemas.bounds import check_request
+from rollcall.schemas.errors import Refused, WireError, WorkFailed
+from rollcall.schemas.messages import RolloutRequest, Task
+from rollcall.schemas.topics import checked
 
 
 class RequestChecks:

@@ -15,20 +15,20 @@ from typing import Any
 
 import structlog
 
-from consumers.bare_trajectory import barer, write_barer
-from consumers.log.protocols import Record
-from consumers.loop.partition_progress import PartitionProgress
-from consumers.loop.role import WorkRole
-from consumers.waiting_scorers import WaitingScorers
-from producers.publisher import Publisher
-from schemas.bounds import fitting
-from schemas.codec import Codec
-from schemas.errors import ProgramFailed, TooLarge, Unavailable, WireError, WorkFailed
-from schemas.foreign_text import REASON_CHARS, plain, raised
-from schemas.headers import full_headers
-from schemas.ids import scored_id
-from schemas.messages import ScoredTrajectory, Trajectory
-from schemas.topics import Topics
+from rollcall.consumers.bare_trajectory import barer, write_barer
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.partition_progress import PartitionProgress
+from rollcall.consumers.loop.role import WorkRole
+from rollcall.consumers.waiting_scorers import WaitingScorers
+from rollcall.producers.publisher import Publisher
+from rollcall.schemas.bounds import fitting
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import ProgramFailed, TooLarge, Unavailable, WireError, WorkFailed
+from rollcall.schemas.foreign_text import REASON_CHARS, plain, raised
+from rollcall.schemas.headers import full_headers
+from rollcall.schemas.ids import scored_id
+from rollcall.schemas.messages import ScoredTrajectory, Trajectory
+from rollcall.schemas.topics import Topics
 
 Score = Callable[[Trajectory, str, int, int], ScoredTrajectory]
 """Scores a trajectory, given its place in the log: topic, partition, offset.

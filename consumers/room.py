@@ -13,8 +13,8 @@ from typing import Any
 
 import structlog
 
-from sandbox.alarms import CarryingExecutor
-from schemas.errors import RoomBlocked
+from rollcall.sandbox.alarms import CarryingExecutor
+from rollcall.schemas.errors import RoomBlocked
 
 ASK_EVERY_S = 0.25
 SLOW_S = 1.0

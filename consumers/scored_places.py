@@ -3,12 +3,12 @@
 from collections.abc import Collection, Iterator
 from itertools import chain
 
-from consumers.decode_in_order import decoded
-from consumers.log.protocols import Log
-from consumers.log.reading import read_between, spans
-from schemas.codec import Codec
-from schemas.messages import ScoredTrajectory
-from trainer.samples import ScoredPlace
+from rollcall.consumers.decode_in_order import decoded
+from rollcall.consumers.log.protocols import Log
+from rollcall.consumers.log.reading import read_between, spans
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.messages import ScoredTrajectory
+from rollcall.trainer.samples import ScoredPlace
 
 
 def scored_at(

@@ -15,13 +15,13 @@ from collections.abc import Mapping
 
 import structlog
 
-from consumers.history.ranges import SKEW_MS
-from consumers.log.protocols import Commit, Log
-from consumers.log.reading import read_all
-from schemas.codec import Codec
-from schemas.errors import Refused, WireError
-from schemas.messages import RolloutRequest
-from schemas.topics import Topics
+from rollcall.consumers.history.ranges import SKEW_MS
+from rollcall.consumers.log.protocols import Commit, Log
+from rollcall.consumers.log.reading import read_all
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import Refused, WireError
+from rollcall.schemas.messages import RolloutRequest
+from rollcall.schemas.topics import Topics
 
 Offsets = dict[int, int]
 

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from sandbox.boxes.box import Box, Driver, Spec, driver
-from sandbox.boxes.leased_box import open_leased
-from sandbox.boxes.leases import Leases
-from schemas.claims import NO_STORE, Objects
-from schemas.errors import ObjectLost, WorkFailed
-from schemas.messages import Claim
+from rollcall.sandbox.boxes.box import Box, Driver, Spec, driver
+from rollcall.sandbox.boxes.leased_box import open_leased
+from rollcall.sandbox.boxes.leases import Leases
+from rollcall.schemas.claims import NO_STORE, Objects
+from rollcall.schemas.errors import ObjectLost, WorkFailed
+from rollcall.schemas.messages import Claim
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class ScoringHosts:
 
 @dataclass(slots=True)
 class TrajectoryHost:
-    """Implements `sandbox.host.ScoringHost` for the scorers of one trajectory."""
+    """Implements `rollcall.sandbox.host.ScoringHost` for the scorers of one trajectory."""
 
     hosts: ScoringHosts
     _made: dict[str, Any] = field(default_factory=dict)

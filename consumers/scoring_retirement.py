@@ -8,7 +8,7 @@ replace the mark; a worker of an earlier release treats the mark as no metadata.
 
 from collections.abc import Collection
 
-from consumers.log.protocols import Commit
+from rollcall.consumers.log.protocols import Commit
 
 RETIRED = "retired"
 SEPARATOR = ";"

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from schemas.errors import Unavailable
+from rollcall.schemas.errors import Unavailable
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ import time
 from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
 
-from schemas.errors import ProgramFailed
+from rollcall.schemas.errors import ProgramFailed
 
 SIGNAL = signal.SIGUSR1
 MOST = 100_000

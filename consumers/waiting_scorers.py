@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from consumers.log.protocols import Record
-from consumers.room import Room
-from sandbox.host import ScoringHost
-from sandbox.scorers import Opinion, ScorerSpec, filled, waiting
-from sandbox.waiting_scores import AWAY_S, awaited
-from schemas.messages import ScoredTrajectory
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.room import Room
+from rollcall.sandbox.host import ScoringHost
+from rollcall.sandbox.scorers import Opinion, ScorerSpec, filled, waiting
+from rollcall.sandbox.waiting_scores import AWAY_S, awaited
+from rollcall.schemas.messages import ScoredTrajectory
 
 GRACE_S = 10.0
 LEAVE_S = 15.0

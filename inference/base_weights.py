@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from schemas.adapter_weights import DOWN, UP, AdapterAbout, base_digest
-from schemas.errors import WorkFailed
-from schemas.weights import RawTensor
+from rollcall.schemas.adapter_weights import DOWN, UP, AdapterAbout, base_digest
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.weights import RawTensor
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}

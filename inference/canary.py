@@ -3,7 +3,7 @@
 It proves that configuration, arithmetic and cache are those of the trainer. It cannot tell two
 neighbouring versions apart, since they differ by less than the rounding of half precision. Whether
 the loaded tensors are the published ones is checked bit by bit
-(`inference.load_weights.require_held`).
+(`rollcall.inference.load_weights.require_held`).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from inference.key_values import BatchKv
-from inference.policy_dir import Policy
-from schemas.errors import WorkFailed
-from schemas.messages import PolicyVersion
-from schemas.packed import ids_of, logprobs_of
+from rollcall.inference.key_values import BatchKv
+from rollcall.inference.policy_dir import Policy
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import PolicyVersion
+from rollcall.schemas.packed import ids_of, logprobs_of
 
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1.5e-1}
 """The allowed error of the canary in nats, for log-probabilities down to `USUAL`; it grows in

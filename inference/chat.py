@@ -8,7 +8,7 @@ turn must give the same tokens as rendering the whole conversation; a template t
 drops old reasoning, trims answers, renumbers) is refused.
 
 A call with tools can be rendered only if the template declares a tool format, such as
-`"tools": "hermes"` (`inference.tools`).
+`"tools": "hermes"` (`rollcall.inference.tools`).
 """
 
 import json
@@ -21,9 +21,9 @@ from typing import Any, Protocol
 
 from jinja2.exceptions import TemplateError
 
-from inference.shielded_text import Guard, Shield
-from inference.template_probes import Said, manners_of, tells_of_tools
-from inference.tools import (
+from rollcall.inference.shielded_text import Guard, Shield
+from rollcall.inference.template_probes import Said, manners_of, tells_of_tools
+from rollcall.inference.tools import (
     FORMATS,
     NONE,
     format_of,
@@ -33,10 +33,10 @@ from inference.tools import (
     offered_in,
     unwritable,
 )
-from schemas.errors import Refused, WorkFailed
-from schemas.ids import digest
-from schemas.messages import Message
-from schemas.tool_calls import arguments_of
+from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.ids import digest
+from rollcall.schemas.messages import Message
+from rollcall.schemas.tool_calls import arguments_of
 
 ROLES = ("system", "user", "assistant", "tool")
 SAID = "assistant"
@@ -55,7 +55,7 @@ class Template(Protocol):
     end_ids: frozenset[int]
     """The tokens with which the policy itself ends an answer; empty when it has none."""
     tool_format: str
-    """The format of tool calls within an answer: a name of `inference.tools`, or `none`."""
+    """The format of tool calls in an answer: a name of `rollcall.inference.tools`, or `none`."""
 
     def render(
         self, messages: Sequence[Message], *, first: bool, ended: bool, tools: str = ""
@@ -112,7 +112,7 @@ class RoleTemplate:
 
     An answer is `before["assistant"]`, the sampled tokens, `end` (the policy's), `glue` (ours).
     Each piece is tokenised separately, so a suffix never depends on the text before it. Control
-    tokens spelled out in a message or a tool stay plain text (`inference.shielded_text`).
+    tokens spelled out in a message or a tool stay plain text (`rollcall.inference.shielded_text`).
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class JinjaTemplate:
     The text that a message adds is a stand-in conversation rendered with it, minus the same
     conversation rendered without it.
     Control tokens spelled out in a message, a tool or a call stay plain text
-    (`inference.shielded_text`).
+    (`rollcall.inference.shielded_text`).
     """
 
     def __init__(self, tokenizer: Any, *, tools: str | None = None) -> None:
@@ -284,7 +284,7 @@ class JinjaTemplate:
         return guard.encode(text, self._control)
 
     def _no_form(self) -> WorkFailed:
-        """Return the error of `inference.tools.no_form`.
+        """Return the error of `rollcall.inference.tools.no_form`.
 
         A template that renders tools in its own way is taken as what the policy was taught, so
         kind roles is offered only for formats that its text matches.

@@ -7,7 +7,7 @@ weights are adopted there too, so every sampled token has exactly one version.
 from dataclasses import dataclass
 from typing import Protocol
 
-from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
+from rollcall.schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Rows of a batch whose logits equal the trainer's bit for bit, on a CPU with as many threads.
 
-It replaces `inference.key_values.BatchKv` and is slower, as it has no KV cache: each token is
-computed from all tokens before it, one row at a time, in the shapes of `schemas.exact_widths`, as
-`trainer.forward` does where `[learner] exact` is set. Only the tokens of a row are kept.
+It replaces `rollcall.inference.key_values.BatchKv` and is slower, as it has no KV cache: each token
+is computed from all tokens before it, one row at a time, in the shapes of
+`rollcall.schemas.exact_widths`, as `rollcall.trainer.forward` does where `[learner] exact` is set.
+Only the tokens of a row are kept.
 """
 
 from collections.abc import Sequence
@@ -11,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from schemas.errors import Refused
-from schemas.exact_widths import FILL, width_of
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.exact_widths import FILL, width_of
 
 TOKEN_BYTES = 8
 

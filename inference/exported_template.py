@@ -8,9 +8,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from inference.chat import RoleTemplate, Template
-from inference.tools import HERMES, NONE
-from schemas.messages import Message
+from rollcall.inference.chat import RoleTemplate, Template
+from rollcall.inference.tools import HERMES, NONE
+from rollcall.schemas.messages import Message
 
 JOINERS = ("", " ")
 """Separators of two pieces: none, or a space where tokens are words separated by spaces."""

@@ -19,11 +19,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as hf_logging
 
-from inference.chat import template_of
-from inference.policy_dir import load_policy
-from schemas.errors import Refused
-from schemas.foreign_text import plain
-from schemas.whole_files import appearing, refuse_full
+from rollcall.inference.chat import template_of
+from rollcall.inference.policy_dir import load_policy
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.foreign_text import plain
+from rollcall.schemas.whole_files import appearing, refuse_full
 
 FLOAT32_BYTES = 4
 

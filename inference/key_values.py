@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from schemas.errors import Refused
+from rollcall.schemas.errors import Refused
 
 
 class BatchKv:

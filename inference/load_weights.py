@@ -11,15 +11,15 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from inference.base_weights import DTYPES
-from inference.policy_dir import DTYPES as DTYPES_BY_NAME
-from inference.policy_dir import Policy
-from inference.traced_loading import Loaded, digest_of
-from schemas.adapter_weights import DOWN, UP, AdapterAbout, modules_of
-from schemas.errors import WorkFailed
-from schemas.messages import PolicyVersion
-from schemas.published_weights import HeldWeights
-from schemas.weights import RawTensor
+from rollcall.inference.base_weights import DTYPES
+from rollcall.inference.policy_dir import DTYPES as DTYPES_BY_NAME
+from rollcall.inference.policy_dir import Policy
+from rollcall.inference.traced_loading import Loaded, digest_of
+from rollcall.schemas.adapter_weights import DOWN, UP, AdapterAbout, modules_of
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import PolicyVersion
+from rollcall.schemas.published_weights import HeldWeights
+from rollcall.schemas.weights import RawTensor
 
 
 @dataclass(frozen=True, slots=True)

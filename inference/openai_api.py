@@ -3,7 +3,7 @@
 `ChatMessages` sends the conversation as messages: every such server supports that, but none returns
 the exact tokens of a longer conversation, so all answers are untrainable. `TokenCompletions` sends
 the tokens themselves, rendered here, and reads the sampled ones (`return_token_ids`, as in vLLM and
-SGLang): trainable where ids and log-probabilities are returned (`inference.told_tokens`).
+SGLang): trainable where ids and log-probabilities are returned (`rollcall.inference.told_tokens`).
 """
 
 import json
@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from inference import transcript_ids
-from inference.chat import Template
-from inference.stream_text import cut_at
-from inference.told_tokens import told_ids, told_logprobs
-from inference.tools import NONE, calls_in
-from schemas.errors import WorkFailed
-from schemas.foreign_text import plain, shown
-from schemas.messages import Message, ModelAnswered, ModelCall
-from schemas.packed import ids_of, pack_ids, pack_logprobs
-from schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
+from rollcall.inference import transcript_ids
+from rollcall.inference.chat import Template
+from rollcall.inference.stream_text import cut_at
+from rollcall.inference.told_tokens import told_ids, told_logprobs
+from rollcall.inference.tools import NONE, calls_in
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.foreign_text import plain, shown
+from rollcall.schemas.messages import Message, ModelAnswered, ModelCall
+from rollcall.schemas.packed import ids_of, pack_ids, pack_logprobs
+from rollcall.schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
 
 VERSION = 0
 """The version of all answers: we do not change the server's weights, so there is only one."""

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from inference.openai_api import BadAnswer
-from inference.told_tokens import Untrue
-from schemas.errors import WorkFailed
-from schemas.foreign_text import plain, raised
+from rollcall.inference.openai_api import BadAnswer
+from rollcall.inference.told_tokens import Untrue
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.foreign_text import plain, raised
 
 T = TypeVar("T")
 

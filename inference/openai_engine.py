@@ -16,13 +16,13 @@ from typing import NoReturn
 
 import aiohttp
 
-from inference.engine import EngineAnswer
-from inference.openai_api import VERSION, Api, Asked, counted
-from inference.openai_client import OpenAIClient, OpenAIServer
-from inference.waiting_calls import WaitingCalls, is_of
-from schemas.errors import Unfit, WorkFailed
-from schemas.foreign_text import raised
-from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
+from rollcall.inference.engine import EngineAnswer
+from rollcall.inference.openai_api import VERSION, Api, Asked, counted
+from rollcall.inference.openai_client import OpenAIClient, OpenAIServer
+from rollcall.inference.waiting_calls import WaitingCalls, is_of
+from rollcall.schemas.errors import Unfit, WorkFailed
+from rollcall.schemas.foreign_text import raised
+from rollcall.schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
 
 WAIT_S = 0.01
 ENDING_S = 2.0
@@ -144,7 +144,7 @@ class Flights:
 
 
 class OpenAIEngine:
-    """An engine for a policy that is a server's model; see `inference.engine.Engine`.
+    """An engine for a policy that is a server's model; see `rollcall.inference.engine.Engine`.
 
     At most `concurrency` requests are in flight; the other calls wait here.
     """

@@ -22,12 +22,12 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
-from inference.base_weights import BaseWeights
-from inference.chat import Template, template_of
-from schemas.context_length import positions_used
-from schemas.errors import Refused
-from schemas.ids import digest
-from schemas.whole_files import appearing
+from rollcall.inference.base_weights import BaseWeights
+from rollcall.inference.chat import Template, template_of
+from rollcall.schemas.context_length import positions_used
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.ids import digest
+from rollcall.schemas.whole_files import appearing
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from inference.exact_rows import ExactRows
-from inference.key_values import BatchKv
-from inference.slot import Slot
+from rollcall.inference.exact_rows import ExactRows
+from rollcall.inference.key_values import BatchKv
+from rollcall.inference.slot import Slot
 
 CHUNK = 512
 """The most tokens of a prompt per step, so that long prompts do not delay decoding rows."""

@@ -7,9 +7,9 @@ fold.
 
 from collections.abc import Iterable
 
-from inference.scripted import ScriptedEngine
-from schemas.errors import WorkFailed
-from schemas.messages import Event, ModelAnswered, ModelCall
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import Event, ModelAnswered, ModelCall
 
 
 class RecordedEngine(ScriptedEngine):

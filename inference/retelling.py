@@ -10,10 +10,10 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-from inference.policy_dir import load_template
-from schemas.errors import WorkFailed
-from schemas.messages import Message, Sampling, ScoredTrajectory, Sequence
-from schemas.packed import mask_of, pack_ids, pack_logprobs
+from rollcall.inference.policy_dir import load_template
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import Message, Sampling, ScoredTrajectory, Sequence
+from rollcall.schemas.packed import mask_of, pack_ids, pack_logprobs
 
 SAID = "assistant"
 

@@ -3,20 +3,20 @@
 It behaves like a real engine: no call is answered before there is a version, calls that need a
 newer version are held, aborted calls get no answer. Its tokens are made up but well formed: one per
 UTF-8 byte unless `encode` does it differently. The script writes tool calls in the format `hermes`,
-as a policy would. A prepared ModelAnswered is returned as it is. `inference.text_script` turns a
-function of the whole conversation into a script.
+as a policy would. A prepared ModelAnswered is returned as it is. `rollcall.inference.text_script`
+turns a function of the whole conversation into a script.
 """
 
 from collections.abc import Callable, Sequence
 
-from inference.engine import EngineAnswer
-from inference.stream_text import cut_at, first_stop_ends
-from inference.tools import NONE, calls_in
-from inference.waiting_calls import WaitingCalls
-from schemas.errors import WorkFailed
-from schemas.ids import digest
-from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
-from schemas.packed import pack_ids, pack_logprobs
+from rollcall.inference.engine import EngineAnswer
+from rollcall.inference.stream_text import cut_at, first_stop_ends
+from rollcall.inference.tools import NONE, calls_in
+from rollcall.inference.waiting_calls import WaitingCalls
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.ids import digest
+from rollcall.schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
+from rollcall.schemas.packed import pack_ids, pack_logprobs
 
 Script = Callable[[ModelCall], str | ModelAnswered]
 """A function that returns the answer to a call; it may raise WorkFailed."""
@@ -40,7 +40,7 @@ def contents(call: ModelCall) -> str:
 
 
 class ScriptedEngine:
-    """An engine that answers every call at the next step; see `inference.engine.Engine`.
+    """An engine that answers every call at the next step; see `rollcall.inference.engine.Engine`.
 
     `version` is served from the start; give -1 for an engine that waits for its first weights.
     """

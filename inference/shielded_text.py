@@ -21,7 +21,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from schemas.errors import WorkFailed
+from rollcall.schemas.errors import WorkFailed
 
 MARK = "zq7xk"
 """The start and end of a placeholder; it is made longer until no message contains it."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from inference.policy_dir import Policy
-from inference.stream_text import Spoken, Tokens
-from schemas.errors import WorkFailed
-from schemas.foreign_text import raised
-from schemas.messages import CallFailed, ModelCall, Sampling
-from schemas.packed import ids_of
+from rollcall.inference.policy_dir import Policy
+from rollcall.inference.stream_text import Spoken, Tokens
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.foreign_text import raised
+from rollcall.schemas.messages import CallFailed, ModelCall, Sampling
+from rollcall.schemas.packed import ids_of
 
 
 @dataclass(slots=True)

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
-from inference.policy_dir import Policy
-from inference.slot import Slot
-from inference.stream_text import UNFINISHED, cut_at
-from inference.tools import NONE, calls_in
-from schemas.messages import CallFailed, ModelAnswered
-from schemas.packed import pack_ids, pack_logprobs
+from rollcall.inference.policy_dir import Policy
+from rollcall.inference.slot import Slot
+from rollcall.inference.stream_text import UNFINISHED, cut_at
+from rollcall.inference.tools import NONE, calls_in
+from rollcall.schemas.messages import CallFailed, ModelAnswered
+from rollcall.schemas.packed import pack_ids, pack_logprobs
 
 SHORT = 2
 """The most tokens of a cached text: small policies repeat short answers; decoding costs 20 us."""

@@ -9,10 +9,10 @@ import orjson
 import torch
 from numpy.typing import NDArray
 
-from inference.policy_dir import load_policy, load_tokenizer
-from schemas.errors import Refused, WorkFailed
-from schemas.messages import Sequence
-from schemas.packed import ids_of, mask_of
+from rollcall.inference.policy_dir import load_policy, load_tokenizer
+from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.messages import Sequence
+from rollcall.schemas.packed import ids_of, mask_of
 
 
 class Teacher:

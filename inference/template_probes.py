@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from inference.tools import FORMATS, NONE
-from schemas.errors import Refused, WorkFailed
+from rollcall.inference.tools import FORMATS, NONE
+from rollcall.schemas.errors import Refused, WorkFailed
 
 Said = dict[str, Any]
 """A message in the form that chat templates read."""
@@ -22,7 +22,7 @@ ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 SHORT_ID = 9
 """The length of an id in the templates of Mistral's models: letters and digits only."""
 CALL_ID = "call_00112233445566778899aabb_0"
-"""An id in the form that calls get (`inference.tools.calls_in`)."""
+"""An id in the form that calls get (`rollcall.inference.tools.calls_in`)."""
 NAME = "peek_into"
 TOOL = {"type": "function", "function": {"name": NAME, "description": "", "parameters": {}}}
 ARGUMENTS = {"path": "a file"}

@@ -17,21 +17,22 @@
     </tool_response><|im_end|>
     <|im_start|>assistant
 
-Tools are written in the format `hermes` of `inference.tools`. The function's own answers appear
-unchanged. One token is one byte of UTF-8, so a sequence that only grows is a text that only grows.
+Tools are written in the format `hermes` of `rollcall.inference.tools`. The function's own answers
+appear unchanged. One token is one byte of UTF-8, so a sequence that only grows is a text that only
+grows.
 """
 
 import inspect
 from collections.abc import Callable
 
-from inference.scripted import TOOLS, Script
-from inference.tools import FORMATS, in_words
-from schemas import names
-from schemas.errors import Refused, WireError, WorkFailed
-from schemas.foreign_text import plain, raised
-from schemas.interrupts import is_from_outside
-from schemas.messages import ModelCall
-from schemas.packed import ids_of
+from rollcall.inference.scripted import TOOLS, Script
+from rollcall.inference.tools import FORMATS, in_words
+from rollcall.schemas import names
+from rollcall.schemas.errors import Refused, WireError, WorkFailed
+from rollcall.schemas.foreign_text import plain, raised
+from rollcall.schemas.interrupts import is_from_outside
+from rollcall.schemas.messages import ModelCall
+from rollcall.schemas.packed import ids_of
 
 Speak = Callable[..., str]
 """A function of the conversation, and of the call's `seed` if it has such a parameter."""

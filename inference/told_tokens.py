@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from inference.stream_text import UNFINISHED
-from schemas.foreign_text import shown
-from schemas.messages import Sampling
+from rollcall.inference.stream_text import UNFINISHED
+from rollcall.schemas.foreign_text import shown
+from rollcall.schemas.messages import Sampling
 
 UNSHAPED = (1.0, 1.0, 0)
 """Temperature, top-p and top-k that leave the model's distribution as it is."""

@@ -15,10 +15,16 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from schemas.errors import Refused, WorkFailed
-from schemas.foreign_text import plain
-from schemas.messages import Message
-from schemas.tool_calls import ToolCall, arguments_of, json_text, tool_calls_of, tool_calls_text
+from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.foreign_text import plain
+from rollcall.schemas.messages import Message
+from rollcall.schemas.tool_calls import (
+    ToolCall,
+    arguments_of,
+    json_text,
+    tool_calls_of,
+    tool_calls_text,
+)
 
 NONE = "none"
 """The format of a template that has no form for tools."""

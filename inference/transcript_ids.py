@@ -10,9 +10,9 @@ These are not a model's tokens: answers made of them are untrainable.
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from schemas.errors import WorkFailed
-from schemas.ids import digest
-from schemas.messages import Message
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.ids import digest
+from rollcall.schemas.messages import Message
 
 BYTES = 3
 """The most bytes of an id, which is their count above 24 bits, and the bytes, big-endian."""

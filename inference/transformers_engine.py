@@ -4,7 +4,7 @@ A row of the batch consists of its tokens and the number of them that the model 
 present weights. A step feeds each row the tokens that it lacks and samples one token for each row
 that then lacks none. So prefill, decoding, the next turn of a conversation and the new prefill
 after new weights are the same operation. Log-probabilities are float32, natural, of the sampled
-distribution (`inference.sampling`); each token carries the version in force at its step.
+distribution (`rollcall.inference.sampling`); each token carries the version in force at its step.
 
 Weights are checked: a version serves only after the canary, scored through a cache like that of
 calls, agrees with the trainer. It is scored while the version is staged, by a second model that
@@ -20,22 +20,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inference.canary import prove
-from inference.engine import EngineAnswer
-from inference.exact_rows import ExactRows
-from inference.key_values import BatchKv, PrefixCache
-from inference.load_weights import SecondSet, require_held, same_weights, second_set
-from inference.policy_dir import Policy, load_policy
-from inference.reading import CHUNK, read_once
-from inference.sampling import draw, uniforms
-from inference.slot import Slot, slot_or_failure
-from inference.slot_answer import Decoder, answer_of
-from inference.waiting_calls import WaitingCalls, is_of
-from schemas.errors import WorkFailed
-from schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
-from schemas.packed import pack_ids
-from schemas.process_memory import return_large_blocks
-from schemas.published_weights import HeldWeights
+from rollcall.inference.canary import prove
+from rollcall.inference.engine import EngineAnswer
+from rollcall.inference.exact_rows import ExactRows
+from rollcall.inference.key_values import BatchKv, PrefixCache
+from rollcall.inference.load_weights import SecondSet, require_held, same_weights, second_set
+from rollcall.inference.policy_dir import Policy, load_policy
+from rollcall.inference.reading import CHUNK, read_once
+from rollcall.inference.sampling import draw, uniforms
+from rollcall.inference.slot import Slot, slot_or_failure
+from rollcall.inference.slot_answer import Decoder, answer_of
+from rollcall.inference.waiting_calls import WaitingCalls, is_of
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import CallFailed, ModelAnswered, ModelCall, PolicyVersion
+from rollcall.schemas.packed import pack_ids
+from rollcall.schemas.process_memory import return_large_blocks
+from rollcall.schemas.published_weights import HeldWeights
 
 PASS = 8192
 """The most tokens of one forward pass, padding included: bounds the memory of activations."""
@@ -58,12 +58,12 @@ class _Staged:
 
 
 class TransformersEngine:
-    """An engine for a policy directory; see `inference.engine.Engine`.
+    """An engine for a policy directory; see `rollcall.inference.engine.Engine`.
 
     A `policy` that is already loaded is used, not the directory. `max_cache_bytes` bounds
     the keys and values of the running batch; those of kept prefixes take a quarter more. `threads`
     sets torch's threads for the whole process. `exact` computes as the trainer does
-    (`inference.exact_rows`).
+    (`rollcall.inference.exact_rows`).
     """
 
     def __init__(

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.traced_loading import Loaded
-from schemas.errors import EngineDied, WorkFailed
-from schemas.foreign_text import raised
-from schemas.messages import Sampling
+from rollcall.inference.traced_loading import Loaded
+from rollcall.schemas.errors import EngineDied, WorkFailed
+from rollcall.schemas.foreign_text import raised
+from rollcall.schemas.messages import Sampling
 
 T = TypeVar("T")
 
@@ -126,7 +126,7 @@ class VllmCore:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from inference.vllm_worker import TiedExecutor
+        from rollcall.inference.vllm_worker import TiedExecutor
 
         options = self._options
         llm = AsyncLLM.from_engine_args(AsyncEngineArgs(
@@ -135,7 +135,7 @@ class VllmCore:
             kv_cache_memory_bytes=options.cache_bytes, enforce_eager=True,
             enable_chunked_prefill=False,  # a part of a seeded prompt ends it: no offsets on a CPU
             logprobs_mode="processed_logprobs", disable_log_stats=True,
-            worker_extension_cls="inference.vllm_worker.InPlaceWeights",
+            worker_extension_cls="rollcall.inference.vllm_worker.InPlaceWeights",
             distributed_executor_backend=TiedExecutor,
         ))  # fmt: skip
         self._running.append(llm)

@@ -1,17 +1,17 @@
 """An engine on vLLM: it samples in the background, and a step collects its results.
 
 Token ids go in and out; templates, ends and stop strings are those of the other engines
-(`inference.slot`). vLLM starts with the first weights, on the thread that stages them.
+(`rollcall.inference.slot`). vLLM starts with the first weights, on the thread that stages them.
 
 Adoption stops everything: results of all requests are collected under the old version, the weights
 are overwritten, digests prove that every tensor in vLLM is one of the version's
-(`inference.traced_loading`), the canary is scored as the only request, and then every call
+(`rollcall.inference.traced_loading`), the canary is scored as the only request, and then every call
 continues from its own tokens, with keys of the new weights alone. vLLM's way to freeze requests
 (`pause_generation(mode="keep")`) would let them sample beside a canary that may still fail. If the
 canary fails, the earlier weights are loaded again.
 
-An engine's twins share one vLLM: they take turns (`inference.vllm_turns`), and a turn begins like
-an adoption.
+An engine's twins share one vLLM: they take turns (`rollcall.inference.vllm_turns`), and a turn
+begins like an adoption.
 """
 
 from collections.abc import Callable
@@ -20,27 +20,27 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
-from inference.canary import prove_by
-from inference.engine import EngineAnswer
-from inference.load_weights import (
+from rollcall.inference.canary import prove_by
+from rollcall.inference.engine import EngineAnswer
+from rollcall.inference.load_weights import (
     PublishedDigests,
     digests_of,
     places_of,
     require_loaded,
     weights_of,
 )
-from inference.policy_dir import load_policy
-from inference.sampling import GOLDEN
-from inference.slot import Slot, slot_or_failure
-from inference.slot_answer import Decoder, answer_of
-from inference.vllm_core import REMEDY, CoreOptions, News, VllmCore
-from inference.vllm_place import require_vllm
-from inference.vllm_turns import SharedVllm
-from inference.waiting_calls import WaitingCalls, is_of
-from schemas.errors import EngineDied, WorkFailed
-from schemas.messages import CallFailed, ModelCall, PolicyVersion
-from schemas.published_weights import HeldWeights
-from schemas.weights import write_weights
+from rollcall.inference.policy_dir import load_policy
+from rollcall.inference.sampling import GOLDEN
+from rollcall.inference.slot import Slot, slot_or_failure
+from rollcall.inference.slot_answer import Decoder, answer_of
+from rollcall.inference.vllm_core import REMEDY, CoreOptions, News, VllmCore
+from rollcall.inference.vllm_place import require_vllm
+from rollcall.inference.vllm_turns import SharedVllm
+from rollcall.inference.waiting_calls import WaitingCalls, is_of
+from rollcall.schemas.errors import EngineDied, WorkFailed
+from rollcall.schemas.messages import CallFailed, ModelCall, PolicyVersion
+from rollcall.schemas.published_weights import HeldWeights
+from rollcall.schemas.weights import write_weights
 
 WAIT_S = 0.002
 """The wait between steps: about the duration of a decode step of a small policy."""
@@ -57,7 +57,7 @@ class _Weights:
 
 
 class VllmEngine:
-    """An engine for a policy directory on a CPU; see `inference.engine.Engine`.
+    """An engine for a policy directory on a CPU; see `rollcall.inference.engine.Engine`.
 
     `max_cache_bytes` bounds keys and values. `start` may return a core that runs already; by
     default one is started with the first weights, or that of `beside` is shared. Raises Refused
@@ -166,7 +166,7 @@ class VllmEngine:
                 self._go_on(core)
 
     def pause(self, core: VllmCore) -> None:
-        """See `inference.vllm_turns.Guest`."""
+        """See `rollcall.inference.vllm_turns.Guest`."""
         core.halt()
         self._take_news(core)
         self._paused += self._open.values()

@@ -7,7 +7,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from schemas.errors import Refused
+from rollcall.schemas.errors import Refused
 
 NEEDS = "avx2"
 """The processor feature that vLLM's CPU build needs."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from inference.vllm_core import CoreOptions, VllmCore
+from rollcall.inference.vllm_core import CoreOptions, VllmCore
 
 TURN = 10
 """The duration of a turn while others wait, as a multiple of the time that it took to begin."""

@@ -21,8 +21,8 @@ from vllm import _custom_ops
 from vllm.model_executor.layers import utils
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-from inference.traced_loading import load_and_prove
-from inference.vllm_core import OWNER
+from rollcall.inference.traced_loading import load_and_prove
+from rollcall.inference.vllm_core import OWNER
 
 PR_SET_PDEATHSIG = 1
 

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 
-from schemas.messages import ModelCall
+from rollcall.schemas.messages import ModelCall
 
 
 class WaitingCalls:

@@ -28,11 +28,11 @@ from confluent_kafka.admin import (
     TopicDescription,
 )
 
-from producers.client_errors import checked_client, quiet
-from producers.error_codes import Verdict, verdict_on
-from schemas.errors import Refused, Unavailable
-from schemas.messages import NO_EPOCH
-from schemas.topics import WantedTopic
+from rollcall.producers.client_errors import checked_client, quiet
+from rollcall.producers.error_codes import Verdict, verdict_on
+from rollcall.schemas.errors import Refused, Unavailable
+from rollcall.schemas.messages import NO_EPOCH
+from rollcall.schemas.topics import WantedTopic
 
 RETRY_S = 0.1
 MOST_HEARD = 20

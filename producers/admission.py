@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from schemas.errors import Refused
-from schemas.ids import digest, draw_of, group_id, parted_id, request_id
-from schemas.messages import RolloutRequest, Task
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.ids import digest, draw_of, group_id, parted_id, request_id
+from rollcall.schemas.messages import RolloutRequest, Task
 
 MOST_MEMBERS = 4096
 """The most members of a group whose size is known only from its requests."""

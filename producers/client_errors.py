@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
-from schemas.errors import Refused
-from schemas.names import hint
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.names import hint
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError

@@ -1,12 +1,12 @@
 """Commands of operators: on `control` (cancel, pause, resume, drain), and users' quotas."""
 
-from producers.publisher import Publisher, flush_all
-from schemas.bounds import check_quota
-from schemas.codec import Codec
-from schemas.errors import DeliveryFailed
-from schemas.headers import full_headers
-from schemas.messages import Control, Quota
-from schemas.topics import Topics
+from rollcall.producers.publisher import Publisher, flush_all
+from rollcall.schemas.bounds import check_quota
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import DeliveryFailed
+from rollcall.schemas.headers import full_headers
+from rollcall.schemas.messages import Control, Quota
+from rollcall.schemas.topics import Topics
 
 FLUSH_S = 30.0
 

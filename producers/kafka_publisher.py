@@ -13,9 +13,9 @@ from typing import Any
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from producers.client_errors import checked_client, quiet
-from producers.publisher import Cause, Outgoing, Publisher
-from schemas.errors import DeliveryFailed, NoTopic, TooLarge, Unavailable, WorkFailed
+from rollcall.producers.client_errors import checked_client, quiet
+from rollcall.producers.publisher import Cause, Outgoing, Publisher
+from rollcall.schemas.errors import DeliveryFailed, NoTopic, TooLarge, Unavailable, WorkFailed
 
 QUEUE_RECORDS = 50_000
 RETRY_S = 0.1

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from producers.admin import Admin
-from schemas.avro_schemas import schema_text
-from schemas.errors import TopicsDiffer
-from schemas.registry import HttpRegistry, subject_of
-from schemas.topics import WantedTopic
+from rollcall.producers.admin import Admin
+from rollcall.schemas.avro_schemas import schema_text
+from rollcall.schemas.errors import TopicsDiffer
+from rollcall.schemas.registry import HttpRegistry, subject_of
+from rollcall.schemas.topics import WantedTopic
 
 log = structlog.get_logger()
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from schemas.errors import DeliveryFailed, TooLarge, WorkFailed
-from schemas.headers import Headers
+from rollcall.schemas.errors import DeliveryFailed, TooLarge, WorkFailed
+from rollcall.schemas.headers import Headers
 
 VALUE_LIMIT_BYTES = 1_000_000
 """The largest value: below topics' max.message.bytes, with room for key, headers and batch."""

@@ -14,9 +14,9 @@ import re
 
 import orjson
 
-from schemas.errors import Refused
-from schemas.ids import digest
-from schemas.messages import RolloutRequest
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.ids import digest
+from rollcall.schemas.messages import RolloutRequest
 
 MARK = "replay/"
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")

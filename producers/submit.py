@@ -8,13 +8,13 @@ from uuid import uuid4
 
 import orjson
 
-from producers.publisher import Publisher
-from schemas import names
-from schemas.codec import Codec
-from schemas.errors import Refused
-from schemas.headers import full_headers
-from schemas.messages import Limits, RolloutRequest, Sampling, Task
-from schemas.topics import Topics
+from rollcall.producers.publisher import Publisher
+from rollcall.schemas import names
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.headers import full_headers
+from rollcall.schemas.messages import Limits, RolloutRequest, Sampling, Task
+from rollcall.schemas.topics import Topics
 
 NESTED: Mapping[str, type] = {"task": Task, "sampling": Sampling, "limits": Limits}
 ROLLOUT_ID = re.compile(r"[A-Za-z0-9._:/-]{1,200}")

@@ -28,50 +28,36 @@ Example:
         yield Finish(answer.text)
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from rollcall import own_packages as own_packages  # first: it says who hides one of ours
-
-# isort: split
-
-from consumers.agents.wishes import (
-    Agent,
-    AsCompleted,
-    CallModel,
-    Completed,
-    EnvironmentAnswer,
-    Finish,
-    ModelAnswer,
-    Reset,
-    Step,
-    Task,
-    WishFailed,
-    system,
-    user,
-)
-from sandbox.environment import Environment, Observation, WaitingEnvironment
-from sandbox.host import Host, ScoringHost
-from sandbox.scorers import Scorer, WaitingScorer
-from sandbox.token_scores import PerToken
-from schemas.messages import Message, Sampling, Trajectory
-from schemas.packed import ids_of, logprobs_of, mask_of
-from schemas.rules import Rule, require
-from trainer.filters.group_filter import Filter
-from trainer.rewards import AdvantageRule, Advantages, Floats, Ints, Rewards
-from trainer.samples import Sample
-
 if TYPE_CHECKING:
-    from trainer.tokens import Costs, Loss, Tokens
-else:
-
-    def __getattr__(name: str) -> object:
-        if name not in ("Costs", "Loss", "Tokens"):
-            msg = f"module {__name__!r} has no attribute {name!r}"
-            raise AttributeError(msg)
-        from trainer import tokens
-
-        return getattr(tokens, name)
-
+    from rollcall.consumers.agents.wishes import (
+        Agent,
+        AsCompleted,
+        CallModel,
+        Completed,
+        EnvironmentAnswer,
+        Finish,
+        ModelAnswer,
+        Reset,
+        Step,
+        Task,
+        WishFailed,
+        system,
+        user,
+    )
+    from rollcall.sandbox.environment import Environment, Observation, WaitingEnvironment
+    from rollcall.sandbox.host import Host, ScoringHost
+    from rollcall.sandbox.scorers import Scorer, WaitingScorer
+    from rollcall.sandbox.token_scores import PerToken
+    from rollcall.schemas.messages import Message, Sampling, Trajectory
+    from rollcall.schemas.packed import ids_of, logprobs_of, mask_of
+    from rollcall.schemas.rules import Rule, require
+    from rollcall.trainer.filters.group_filter import Filter
+    from rollcall.trainer.rewards import AdvantageRule, Advantages, Floats, Ints, Rewards
+    from rollcall.trainer.samples import Sample
+    from rollcall.trainer.tokens import Costs, Loss, Tokens
 
 __all__ = [
     "AdvantageRule",
@@ -114,3 +100,34 @@ __all__ = [
     "system",
     "user",
 ]
+
+_HOMES = (
+    "consumers.agents.wishes",
+    "sandbox.environment",
+    "sandbox.host",
+    "sandbox.scorers",
+    "sandbox.token_scores",
+    "schemas.messages",
+    "schemas.packed",
+    "schemas.rules",
+    "trainer.filters.group_filter",
+    "trainer.rewards",
+    "trainer.samples",
+    "trainer.tokens",
+)
+"""The modules that define the public names; the last one imports torch.
+
+They are imported when a name is first asked for: all of Rollcall lies below this package, and most
+of its processes need few of them."""
+
+if not TYPE_CHECKING:  # a type checker is to know the names above and no others
+
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            for home in _HOMES:
+                module = import_module(f"{__name__}.{home}")
+                if hasattr(module, name):
+                    globals()[name] = value = getattr(module, name)
+                    return value
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
-from schemas.errors import WorkFailed
+from rollcall.schemas.errors import WorkFailed
 
 P = ParamSpec("P")
 T = TypeVar("T")

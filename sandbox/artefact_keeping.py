@@ -3,12 +3,12 @@
 import asyncio
 from weakref import WeakKeyDictionary
 
-from sandbox.artefact_spool import ArtefactSpool
-from sandbox.artefacts import Artefact, artefact
-from sandbox.host import Host
-from schemas.claims import claim_of
-from schemas.errors import Unavailable, WorkFailed
-from schemas.messages import Claim
+from rollcall.sandbox.artefact_spool import ArtefactSpool
+from rollcall.sandbox.artefacts import Artefact, artefact
+from rollcall.sandbox.host import Host
+from rollcall.schemas.claims import claim_of
+from rollcall.schemas.errors import Unavailable, WorkFailed
+from rollcall.schemas.messages import Claim
 
 AT_ONCE = 2
 _ROOM: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()

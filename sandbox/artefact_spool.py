@@ -2,7 +2,7 @@
 
 import tempfile
 
-from schemas.errors import WorkFailed
+from rollcall.schemas.errors import WorkFailed
 
 IN_MEMORY_BYTES = 1 << 20
 """The size above which content is in an unnamed file, which ends with its worker."""

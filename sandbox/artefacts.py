@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.errors import WorkFailed
-from schemas.messages import Claim, Trajectory
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import Claim, Trajectory
 
 PATCH = "patch"
 """The name of the output of `git diff --binary` between the begin and the end of an episode."""

@@ -3,7 +3,7 @@
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from schemas.errors import WorkFailed
+from rollcall.schemas.errors import WorkFailed
 
 T = TypeVar("T")
 TOLD = 100

@@ -17,16 +17,16 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol, cast, get_type_hints
 
-from sandbox.foreign import complaint, foreign, load
-from sandbox.host import Host
-from schemas.errors import Refused, WorkFailed
+from rollcall.sandbox.foreign import complaint, foreign, load
+from rollcall.sandbox.host import Host
+from rollcall.schemas.errors import Refused, WorkFailed
 
 SHIPPED: Mapping[str, str] = {
-    "gymnasium": "sandbox.environments.gymnasium_text:GymnasiumText",
-    "hosted": "sandbox.environments.hosted_agent:HostedAgent",
-    "openenv": "sandbox.environments.openenv_text:OpenEnvText",
-    "reasoning_gym": "sandbox.environments.reasoning:ReasoningTask",
-    "shell": "sandbox.environments.shell_commands:ShellEnvironment",
+    "gymnasium": "rollcall.sandbox.environments.gymnasium_text:GymnasiumText",
+    "hosted": "rollcall.sandbox.environments.hosted_agent:HostedAgent",
+    "openenv": "rollcall.sandbox.environments.openenv_text:OpenEnvText",
+    "reasoning_gym": "rollcall.sandbox.environments.reasoning:ReasoningTask",
+    "shell": "rollcall.sandbox.environments.shell_commands:ShellEnvironment",
 }
 """Factories by short name; a module is imported when its environment is first made."""
 

@@ -9,10 +9,11 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
 
-from schemas import names
-from schemas.errors import Refused, RollcallError, WorkFailed
-from schemas.foreign_text import raised
-from schemas.interrupts import is_from_outside
+from rollcall.schemas import names
+from rollcall.schemas.errors import Refused, RollcallError, WorkFailed
+from rollcall.schemas.foreign_text import raised
+from rollcall.schemas.former_names import accept_former_names
+from rollcall.schemas.interrupts import is_from_outside
 
 
 def complaint(kind: str, name: str, shipped: Mapping[str, str]) -> str:
@@ -25,8 +26,7 @@ def complaint(kind: str, name: str, shipped: Mapping[str, str]) -> str:
     if not attribute.isidentifier() or not all(map(str.isidentifier, module.split("."))):
         return f"{kind} {name!r} is not of the form 'module:name'"
     if not _findable(module):
-        missing = f"{kind} {name!r}: there is no module {module!r} here; is its package installed?"
-        return missing + names.hidden(module)
+        return f"{kind} {name!r}: there is no module {module!r} here; is its package installed?"
     return ""
 
 
@@ -70,6 +70,7 @@ class foreign:  # in lower case, since it is used like a keyword
 
 
 def _findable(module: str) -> bool:
+    accept_former_names()
     try:
         with foreign("", module):
             return find_spec(module) is not None

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     import socket
 
-    from sandbox.agents.agent_box import AgentBox
-    from sandbox.agents.agent_processes import AgentExit
-    from sandbox.boxes.box import Box, Spec
-    from sandbox.boxes.pool import Mode
-    from schemas.asks import Ask, Reply
-    from schemas.messages import Claim
+    from rollcall.sandbox.agents.agent_box import AgentBox
+    from rollcall.sandbox.agents.agent_processes import AgentExit
+    from rollcall.sandbox.boxes.box import Box, Spec
+    from rollcall.sandbox.boxes.pool import Mode
+    from rollcall.schemas.asks import Ask, Reply
+    from rollcall.schemas.messages import Claim
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Line(Protocol):
 
 
 class Process(Protocol):
-    """A running agent; see `sandbox.agents.agent_processes.AgentProcess`."""
+    """A running agent; see `rollcall.sandbox.agents.agent_processes.AgentProcess`."""
 
     async def wait(self) -> "AgentExit":
         """Wait until it has ended; several tasks may wait, and a wait may be cancelled."""
@@ -98,7 +98,7 @@ class Starts(Protocol):
 
 
 class Processes(Starts, Protocol):
-    """All agents of a worker; see `sandbox.agents.agent_processes.AgentProcesses`."""
+    """All agents of a worker; see `rollcall.sandbox.agents.agent_processes.AgentProcesses`."""
 
     async def close(self) -> None:
         """End them all."""

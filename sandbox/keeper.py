@@ -1,8 +1,8 @@
 """The worker's end of a keeper, whose processes end with the worker, with all they started.
 
-A keeper is one small process (`sandbox.keeper_process`) between a worker and the programs that it
-runs in boxes. It belongs to the event loop that it was started from. If a keeper is killed, all its
-processes end; only a process that kills the keeper's guardian first can outlive it.
+A keeper is one small process (`rollcall.sandbox.keeper_process`) between a worker and the programs
+that it runs in boxes. It belongs to the event loop that it was started from. If a keeper is killed,
+all its processes end; only a process that kills the keeper's guardian first can outlive it.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from typing import Any
 
 import structlog
 
-from sandbox import keeper_process
-from schemas.errors import WorkFailed
+from rollcall.sandbox import keeper_process
+from rollcall.schemas.errors import WorkFailed
 
 GONE_CODE = -9
 """The exit code of a child whose keeper was killed."""
@@ -45,7 +45,7 @@ class Confinement:
     """Control group files that its pid is written to."""
     group: str = ""
     """The folder of the box's control group. Each program has a group of its own below it, by which
-    all its processes are killed at once (`sandbox.program_groups`)."""
+    all its processes are killed at once (`rollcall.sandbox.program_groups`)."""
     within: int = 0
     """The pid of a box's first process, whose namespaces it enters before it drops all rights."""
     mounts: int = 0
@@ -53,7 +53,7 @@ class Confinement:
     seccomp: str = ""
     """A seccomp filter in base64 for a process that enters; empty for none."""
     staged: tuple[str, ...] = ()
-    """Directories that are mounted at `sandbox.namespaces.STAGE`, so it needs no access to them."""
+    """Directories mounted at `rollcall.sandbox.namespaces.STAGE`, so it needs no access to them."""
     listen: int = 0
     """The port on which a process that enters listens, instead of running a program."""
 

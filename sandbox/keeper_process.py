@@ -5,18 +5,19 @@
 
 Run by path with the interpreter's own library alone: `python -I -S keeper_process.py FD DIRECTORY`.
 A fork takes as long as all else until a program runs: so one child is forked ahead, and waits.
-Each child adopts what is orphaned below it (`sandbox.process_tree`), so its end is the end of all
-that it started. In a box with control groups each child has one of its own, which ends all of it in
-one go (`sandbox.program_groups`). When the worker is gone (its end of the socket is closed, however
-it died) everything here ends; when the keeper is killed, the guardian ends what is left and removes
-the directory.
+Each child adopts what is orphaned below it (`rollcall.sandbox.process_tree`), so its end is the end
+of all that it started. In a box with control groups each child has one of its own, which ends all
+of it in one go (`rollcall.sandbox.program_groups`). When the worker is gone (its end of the socket
+is closed, however it died) everything here ends; when the keeper is killed, the guardian ends what
+is left and removes the directory.
 
 One JSON object a packet. In: `{"start", "argv", "env", "cwd", "limits"}` with the three standard
 descriptors and those that the child is to have open after them, and for boxes the fields of
-`sandbox.keeper.Confinement`; `{"end"}`. Out: `{"started", "pid"}` or `{"started", "failed"}`; and
-once nothing is left of a child, `{"ended", "code"}`, a signal's number negative. Values of the keys
-that name the packet are the child's number. Who enters a box may be asked to `listen` there on a
-port of its loopback instead of becoming a program: it hands the socket out over its standard input.
+`rollcall.sandbox.keeper.Confinement`; `{"end"}`. Out: `{"started", "pid"}` or `{"started",
+"failed"}`; and once nothing is left of a child, `{"ended", "code"}`, a signal's number negative.
+Values of the keys that name the packet are the child's number. Who enters a box may be asked to
+`listen` there on a port of its loopback instead of becoming a program: it hands the socket out over
+its standard input.
 """
 
 import array
@@ -35,7 +36,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
-    from sandbox import namespaces, process_tree, program_groups
+    from rollcall.sandbox import namespaces, process_tree, program_groups
 else:  # -I looks at no directory, and none of our packages is needed
     sys.path.insert(0, os.path.dirname(__file__))
     import namespaces

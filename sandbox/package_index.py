@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sandbox.tied_programs import run_tied
-from schemas.errors import Refused, Unavailable
+from rollcall.sandbox.tied_programs import run_tied
+from rollcall.schemas.errors import Refused, Unavailable
 
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
 QUIETLY = ("--quiet", "--retries", "2", "--timeout", "30")

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from schemas.errors import WorkFailed
+from rollcall.schemas.errors import WorkFailed
 
 STATE, TASK, CHECKOUT = ".rollcall", "task.toml", ".git"
 MOST_FOLDERS = 50_000

@@ -2,7 +2,7 @@
 
 All processes that a program has started are in its group, also orphans that were adopted, so they
 can be killed at once. A walk from parents to children would be slower than a fork bomb. Also
-imported by path, as `sandbox.process_tree` is.
+imported by path, as `rollcall.sandbox.process_tree` is.
 """
 
 import os

@@ -3,11 +3,11 @@
 Every trajectory yields one record. Only finished trajectories are scored; for others the total is
 None and the reason is their status, since their reward is unknown. If a scorer raises, or returns
 no finite number, its value is None with the reason, and so is the total. A scorer of single tokens
-returns a `PerToken` (`sandbox.token_scores`).
+returns a `PerToken` (`rollcall.sandbox.token_scores`).
 
 A scorer that waits for something, such as a box, is an `async def`, with a parameter `host` if it
-uses its worker's services (`sandbox.waiting_scores`). `score` leaves its reward open, and `filled`
-fills it in.
+uses its worker's services (`rollcall.sandbox.waiting_scores`). `score` leaves its reward open, and
+`filled` fills it in.
 """
 
 import inspect
@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from sandbox.environment import make_plain
-from sandbox.foreign import complaint, foreign, load
-from sandbox.host import ScoringHost
-from sandbox.token_scores import PerToken, packed_scores
-from schemas.errors import ProgramFailed, Refused, RollcallError, WorkFailed
-from schemas.foreign_text import REASON_CHARS, plain
-from schemas.messages import Reward, ScoredTrajectory, Task, TokenScores, Trajectory
+from rollcall.sandbox.environment import make_plain
+from rollcall.sandbox.foreign import complaint, foreign, load
+from rollcall.sandbox.host import ScoringHost
+from rollcall.sandbox.token_scores import PerToken, packed_scores
+from rollcall.schemas.errors import ProgramFailed, Refused, RollcallError, WorkFailed
+from rollcall.schemas.foreign_text import REASON_CHARS, plain
+from rollcall.schemas.messages import Reward, ScoredTrajectory, Task, TokenScores, Trajectory
 
 
 class Explained(NamedTuple):
@@ -47,12 +47,12 @@ WaitingScorer = Callable[..., Awaitable[float | Explained | PerToken]]
 """A function of the trajectory, and of a `host` if it has a parameter of that name."""
 
 SHIPPED: Mapping[str, str] = {
-    "environment_return": "sandbox.scorers:environment_return",
-    "no_submission": "sandbox.grading.patch_scorers:no_submission",
-    "reasoning_gym": "sandbox.scorers:reasoning_gym",
-    "resolved": "sandbox.grading.patch_scorers:resolved",
-    "tests_passed": "sandbox.grading.patch_scorers:tests_passed",
-    "verdict_right": "sandbox.scorers:verdict_right",
+    "environment_return": "rollcall.sandbox.scorers:environment_return",
+    "no_submission": "rollcall.sandbox.grading.patch_scorers:no_submission",
+    "reasoning_gym": "rollcall.sandbox.scorers:reasoning_gym",
+    "resolved": "rollcall.sandbox.grading.patch_scorers:resolved",
+    "tests_passed": "rollcall.sandbox.grading.patch_scorers:tests_passed",
+    "verdict_right": "rollcall.sandbox.scorers:verdict_right",
 }
 
 OPEN = "it waits, and nobody here waits for it"

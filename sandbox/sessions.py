@@ -1,7 +1,8 @@
 """The table of open environments of a worker. It uses no Kafka, no thread and no clock.
 
 It serves synchronous and asynchronous environments: an `async def` here suspends only if an
-environment does. With synchronous ones alone, `sandbox.at_once` runs it without an event loop.
+environment does. With synchronous ones alone, `rollcall.sandbox.at_once` runs it without an event
+loop.
 
 A step runs only if its index is the number of steps applied; a retry of the last step gets the
 kept answer; any other index drops the session. A session that is not held is rebuilt from the
@@ -22,13 +23,13 @@ from inspect import isawaitable
 
 import orjson
 
-from sandbox.environment import AnyEnvironment, Observation, make_plain
-from sandbox.foreign import foreign
-from schemas.answer_cache import AnswerCache
-from schemas.errors import RollcallError, WorkFailed
-from schemas.ids import Whose, whose
-from schemas.message_code import maker
-from schemas.messages import EnvironmentStep, EnvironmentStepped
+from rollcall.sandbox.environment import AnyEnvironment, Observation, make_plain
+from rollcall.sandbox.foreign import foreign
+from rollcall.schemas.answer_cache import AnswerCache
+from rollcall.schemas.errors import RollcallError, WorkFailed
+from rollcall.schemas.ids import Whose, whose
+from rollcall.schemas.message_code import maker
+from rollcall.schemas.messages import EnvironmentStep, EnvironmentStepped
 
 Make = Callable[[str, str], AnyEnvironment | Awaitable[AnyEnvironment]]
 """A function that makes an environment from its name and its config as JSON."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from sandbox import process_tree
+from rollcall.sandbox import process_tree
 
 
 def run_tied(

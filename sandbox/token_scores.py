@@ -7,7 +7,7 @@ sequence. numpy is imported only when there are scores, so naming scorers does n
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from schemas.messages import TokenScores, Trajectory
+from rollcall.schemas.messages import TokenScores, Trajectory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +28,7 @@ def packed_scores(
     """Pack scores by sequence. Raises ValueError if they are not one finite number per token."""
     import numpy as np
 
-    from schemas.packed import LOGPROBS
+    from rollcall.schemas.packed import LOGPROBS
 
     sequences = trajectory.sequences or ()
     found = []

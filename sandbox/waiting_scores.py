@@ -11,14 +11,14 @@ from typing import Any
 
 import structlog
 
-from sandbox.alarms import without_alarms
-from sandbox.host import ScoringHost
-from sandbox.scorers import Opinion, ScorerSpec, call_of, given, read_result
-from sandbox.token_scores import PerToken
-from schemas.errors import ProgramFailed, RollcallError, Unavailable, WorkFailed
-from schemas.foreign_text import REASON_CHARS, plain, raised
-from schemas.interrupts import is_from_outside
-from schemas.messages import Reward, Trajectory
+from rollcall.sandbox.alarms import without_alarms
+from rollcall.sandbox.host import ScoringHost
+from rollcall.sandbox.scorers import Opinion, ScorerSpec, call_of, given, read_result
+from rollcall.sandbox.token_scores import PerToken
+from rollcall.schemas.errors import ProgramFailed, RollcallError, Unavailable, WorkFailed
+from rollcall.schemas.foreign_text import REASON_CHARS, plain, raised
+from rollcall.schemas.interrupts import is_from_outside
+from rollcall.schemas.messages import Reward, Trajectory
 
 TRIES = 3
 AWAY_S = 1.0

@@ -14,9 +14,9 @@ from typing import Self
 import numpy as np
 import orjson
 
-from schemas.errors import WeightsDiffer
-from schemas.tensor_digests import PREFIX, each_of
-from schemas.weights import RawTensor, weights_digest
+from rollcall.schemas.errors import WeightsDiffer
+from rollcall.schemas.tensor_digests import PREFIX, each_of
+from rollcall.schemas.weights import RawTensor, weights_digest
 
 KIND = "adapter.json"
 ADAPTER = "adapter"

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from schemas.avro_schemas import schema_of
-from schemas.packed import IDS, LOGPROBS, MASK
+from rollcall.schemas.avro_schemas import schema_of
+from rollcall.schemas.packed import IDS, LOGPROBS, MASK
 
 PACKED: Mapping[str, Any] = {"int32le": IDS, "float32le": LOGPROBS, "uint8": MASK}
 """The schemas' property "packed", and how such bytes are read."""

@@ -2,7 +2,7 @@
 
 An ask is an observation, a reply is part of an action. Both are neutral: no vendor's names, one
 canonical form of messages (`Message` with parts joined, null = "", tool calls as in
-`schemas.tool_calls`), so that what an agent sends back equals what the journal holds.
+`rollcall.schemas.tool_calls`), so that what an agent sends back equals what the journal holds.
 
 An ask is named by `d`, a digest of all that decides what is replied. It is told by its difference
 to an ask that was heard before (`like`, `same`, `new`): the bytes of a conversation grow with its
@@ -20,9 +20,9 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 import orjson
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from schemas.errors import WireError
-from schemas.foreign_text import plain, shown
-from schemas.messages import Message
+from rollcall.schemas.errors import WireError
+from rollcall.schemas.foreign_text import plain, shown
+from rollcall.schemas.messages import Message
 
 Kind = Literal["model", "step", "finish"]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -223,7 +223,7 @@ class Choice:
     finish: str = "stop"
     """The engine's finish reason: `stop`, `length`."""
     tool_calls: str = ""
-    """`schemas.tool_calls`."""
+    """`rollcall.schemas.tool_calls`."""
     sampled_tokens: Count = 0
     token_ids: tuple[int, ...] | None = None
     """The sampled token ids, where the ask wanted them or the log-probabilities."""

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from schemas.errors import Unavailable
+from rollcall.schemas.errors import Unavailable
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from threading import RLock
 from typing import Any
 
-from schemas import avro_primitives
+from rollcall.schemas import avro_primitives
 
 Avro = Any
 Read = Callable[[bytes, int], tuple[Any, int]]

@@ -1,4 +1,4 @@
-"""The same readers and writers as `schemas.avro_code` makes, as Cython, for a compiler.
+"""The same readers and writers as `rollcall.schemas.avro_code` makes, as Cython, for a compiler.
 
 Each type has two C functions over the primitives of `avro_primitives.pyx`: `get_NAME(source)` reads
 a value, `put_NAME(sink, value)` writes one. What goes wrong in them raises whatever it raises; then
@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from importlib.resources import files
 
-from schemas.avro_code import PASS, Types
-from schemas.avro_schemas import Avro, class_of, schema_of
+from rollcall.schemas.avro_code import PASS, Types
+from rollcall.schemas.avro_schemas import Avro, class_of, schema_of
 
 GET = "cdef object get_{name}(Source* s):"
 PUT = "cdef int put_{name}(Sink* out, object x) except -1:"
@@ -42,7 +42,7 @@ def source(records: Iterable[type], made_from: str) -> str:
     functions = _CythonFunctions()
     names = [functions.of(schema_of(record)) for record in records]
     entries = [entry.format(name=name) for entry in (READ, WRITE) for name in names]
-    head = (files("schemas") / "avro_primitives.pyx").read_text()
+    head = (files("rollcall.schemas") / "avro_primitives.pyx").read_text()
     tables = [
         f"{table} = {{{', '.join(f'messages.{name}: {verb}_{name}' for name in of)}}}"
         for table, verb, of in (

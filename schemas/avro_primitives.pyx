@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-# The head of the compiled code: what `schemas.avro_primitives` is to the plain one. Functions for
+# The head of the compiled code: what `rollcall.schemas.avro_primitives` is to the plain one. Functions for
 # each record follow. Whatever goes wrong raises; who calls then asks the plain code, for its words.
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
@@ -13,7 +13,7 @@ from libc.string cimport memcpy
 from dataclasses import MISSING
 from types import MemberDescriptorType as MemberDescriptor
 
-from schemas import messages
+from rollcall.schemas import messages
 
 cdef extern from "Python.h":
     object PyType_GenericAlloc(PyTypeObject*, Py_ssize_t)
@@ -68,7 +68,7 @@ cdef int wrong() except -1:
 
 
 cdef object in_plain_words(object record, bytes d, Py_ssize_t begin):
-    from schemas.message_code import PLAIN
+    from rollcall.schemas.message_code import PLAIN
     return PLAIN.reader(record)(d, begin)
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from fastavro.schema import load_schema, to_parsing_canonical_form
 
-from schemas import messages
+from rollcall.schemas import messages
 
 F = TypeVar("F", bound=Callable[..., Any])
 Avro = Any
@@ -32,7 +32,7 @@ def class_of(name: str) -> type:
 @cache
 def schema_of(record: type) -> Schema:
     """The parsed, self-contained schema of a message type."""
-    path = files("schemas") / "avro" / f"{NAMESPACE}{record.__name__}.avsc"
+    path = files("rollcall.schemas") / "avro" / f"{NAMESPACE}{record.__name__}.avsc"
     return cast(Schema, load_schema(str(path)))
 
 

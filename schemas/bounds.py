@@ -9,11 +9,11 @@ import re
 from functools import cache
 from operator import attrgetter
 
-from schemas.errors import Refused
-from schemas.foreign_text import shown
-from schemas.ids import digest
-from schemas.messages import Quota, RolloutRequest, Sampling
-from schemas.topics import DAY_MS, checked, manifest
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.foreign_text import shown
+from rollcall.schemas.ids import digest
+from rollcall.schemas.messages import Quota, RolloutRequest, Sampling
+from rollcall.schemas.topics import DAY_MS, checked, manifest
 
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 """Avro's int has 32 bits and its long 64."""

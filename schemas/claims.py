@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from schemas.errors import ObjectLost
-from schemas.messages import (
+from rollcall.schemas.errors import ObjectLost
+from rollcall.schemas.messages import (
     Claim,
     EnvironmentStep,
     EnvironmentStepped,

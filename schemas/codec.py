@@ -2,8 +2,8 @@
 
 What cannot be read raises a WireError and nothing else; the loop buries it and goes on. A registry
 that is away raises Unavailable, which is never taken for bad bytes. Whatever is read would be
-written as the same bytes (`schemas.avro_code`): a value that was damaged is refused, or it says
-what its bytes say.
+written as the same bytes (`rollcall.schemas.avro_code`): a value that was damaged is refused, or it
+says what its bytes say.
 """
 
 import copy
@@ -19,17 +19,25 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import fastavro
 from fastavro.schema import to_parsing_canonical_form
 
-from schemas import avro_code, fastavro_values
-from schemas.availability import Patience
-from schemas.avro_schemas import (
+from rollcall.schemas import avro_code, fastavro_values
+from rollcall.schemas.availability import Patience
+from rollcall.schemas.avro_schemas import (
     NAMESPACE,
     Schema,
     canonical,
     schema_of,
     schema_text,
 )
-from schemas.claims import NO_STORE, Objects, OnlyRead, claim_of, claimed, lightened, without_object
-from schemas.errors import (
+from rollcall.schemas.claims import (
+    NO_STORE,
+    Objects,
+    OnlyRead,
+    claim_of,
+    claimed,
+    lightened,
+    without_object,
+)
+from rollcall.schemas.errors import (
     BadBytes,
     BadMagic,
     LengthsDisagree,
@@ -37,11 +45,11 @@ from schemas.errors import (
     UnknownSchema,
     WrongSchema,
 )
-from schemas.fastavro_values import NOT_WRITABLE, message_of
-from schemas.message_code import MessageCode, message_code, writers_around
-from schemas.messages import Claim
-from schemas.schema_memory import SchemaMemory
-from schemas.store_calls import told
+from rollcall.schemas.fastavro_values import NOT_WRITABLE, message_of
+from rollcall.schemas.message_code import MessageCode, message_code, writers_around
+from rollcall.schemas.messages import Claim
+from rollcall.schemas.schema_memory import SchemaMemory
+from rollcall.schemas.store_calls import told
 
 M = TypeVar("M")
 

@@ -1,4 +1,4 @@
-"""Builds the compiled form of the codec: `python -m schemas.compile_codec`, or with the wheel.
+"""Builds the compiled codec: `python -m rollcall.schemas.compile_codec`, or with the wheel.
 
 Needs Cython, and a C compiler or the package `ziglang`. Without them plain code does the same.
 """
@@ -36,8 +36,8 @@ def compile_codec(into: Path) -> Path:
         msg = f"the codec stays plain Python: {missing} here"
         raise CannotCompile(msg)
     # Whoever asks for a compiler alone may have nothing installed yet.
-    from schemas.avro_cython import source
-    from schemas.message_code import COMPILED, made_from, records
+    from rollcall.schemas.avro_cython import source
+    from rollcall.schemas.message_code import COMPILED, made_from, records
 
     made = into / f"{COMPILED}{sysconfig.get_config_var('EXT_SUFFIX')}"
     with tempfile.TemporaryDirectory() as folder:
@@ -46,7 +46,15 @@ def compile_codec(into: Path) -> Path:
         as_c, library = text.with_suffix(".c"), text.with_suffix(".so")
         mac = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
         headers = f"-I{sysconfig.get_path('include')}"
-        _run(sys.executable, "-m", "cython", "-3", "--module-name", f"schemas.{COMPILED}", text)
+        _run(
+            sys.executable,
+            "-m",
+            "cython",
+            "-3",
+            "--module-name",
+            f"rollcall.schemas.{COMPILED}",
+            text,
+        )
         _run(*command, *FLAGS, *mac, headers, as_c, "-o", library)
         # Processes that run now keep the file they have open.
         made.unlink(missing_ok=True)

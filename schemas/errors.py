@@ -20,8 +20,8 @@ RollcallError
         CanaryOff, EngineDied, RunTaken
 """
 
-from schemas.foreign_text import REASON_CHARS, plain
-from schemas.hidden import without_secrets
+from rollcall.schemas.foreign_text import REASON_CHARS, plain
+from rollcall.schemas.hidden import without_secrets
 
 
 class RollcallError(Exception):

@@ -1,7 +1,7 @@
 """Messages by way of fastavro, which resolves schemas, and judges what generated code refuses.
 
-Slower by far than the code of `schemas.avro_code`, which does the same where the writer's schema
-is our own.
+Slower by far than the code of `rollcall.schemas.avro_code`, which does the same where the writer's
+schema is our own.
 """
 
 import io
@@ -11,9 +11,9 @@ from typing import Any
 import fastavro
 from fastavro.repository import SchemaRepositoryError
 
-from schemas import messages
-from schemas.avro_schemas import NAMESPACE, Avro, Schema, branch_name, class_of, schema_of
-from schemas.errors import WireError
+from rollcall.schemas import messages
+from rollcall.schemas.avro_schemas import NAMESPACE, Avro, Schema, branch_name, class_of, schema_of
+from rollcall.schemas.errors import WireError
 
 NAMED = True
 """Have fastavro name the branch where a union's value is a record: it comes as (name, dict)."""

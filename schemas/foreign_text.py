@@ -8,8 +8,8 @@ import re
 import sysconfig
 from collections.abc import Callable
 
-from schemas.interrupts import is_from_outside
-from schemas.rooms import ROOMS
+from rollcall.schemas.former_names import PACKAGE
+from rollcall.schemas.interrupts import is_from_outside
 
 REASON_CHARS = 4000
 """The kept length of a reason; it is part of every later record of its rollout."""
@@ -67,7 +67,7 @@ def raised(error: BaseException, most: int = REASON_CHARS) -> str:
 
 
 def where(error: BaseException) -> str:
-    """` (file.py:12)`, of the last call that stands in no library and in none of our packages.
+    """` (file.py:12)`, of the last call that stands in no library and in no module of ours.
 
     Empty where there is no such call. Only names of files are told: where they lie differs from
     one machine to the next.
@@ -76,7 +76,7 @@ def where(error: BaseException) -> str:
     while trace is not None:
         code = trace.tb_frame.f_code
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
-        if not (_is_library(code.co_filename) or module.partition(".")[0] in ROOMS):
+        if not (_is_library(code.co_filename) or module.partition(".")[0] == PACKAGE):
             name = code.co_filename.replace("\\", "/").rpartition("/")[2]
             place = f" ({name[-PLACE_CHARS:]}:{trace.tb_lineno})"
         trace = trace.tb_next

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from traceback import format_tb
 
-from schemas.ids import digest
+from rollcall.schemas.ids import digest
 
 Headers = list[tuple[str, bytes]]
 UNREADABLE: Sequence[tuple[str, bytes]] = (("headers_unreadable", b"a header name is not UTF-8"),)

@@ -7,7 +7,7 @@ between them. So both come to the same by themselves, and a process that is begu
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-from schemas.asks import AgentAction, Ask, AskPrint
+from rollcall.schemas.asks import AgentAction, Ask, AskPrint
 
 ANSWERED = 16
 """So many asks are known after their replies: agents go on from one of the last."""

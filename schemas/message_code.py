@@ -9,12 +9,12 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
-from schemas import messages
-from schemas.avro_code import Read, Readers, Write, Writers
-from schemas.avro_schemas import NAMESPACE, cache, class_of, schema_of
+from rollcall.schemas import messages
+from rollcall.schemas.avro_code import Read, Readers, Write, Writers
+from rollcall.schemas.avro_schemas import NAMESPACE, cache, class_of, schema_of
 
 COMPILED = "avro_compiled"
-"""The extension module in this package; `schemas.compile_codec` makes it."""
+"""The extension module in this package; `rollcall.schemas.compile_codec` makes it."""
 SOURCES = ("avro_code.py", "avro_cython.py", "avro_primitives.pyx")
 """The sources that it is generated from, besides the schemas."""
 
@@ -60,7 +60,7 @@ def writers_around(record: type, name: str) -> tuple[Write, Write]:
 def message_code() -> MessageCode:
     """The fastest there is: compiled code counts where it was made from what lies here now."""
     try:
-        compiled = import_module(f"schemas.{COMPILED}")
+        compiled = import_module(f"rollcall.schemas.{COMPILED}")
     except ImportError:
         return PLAIN
     if made_from() != compiled.MADE_FROM:
@@ -84,7 +84,7 @@ def maker(record: Callable[P, M]) -> Callable[P, M]:
 
 def made_from() -> str:
     """A digest of all that compiled code depends on."""
-    here = files("schemas")
+    here = files("rollcall.schemas")
     schemas = sorted((here / "avro").iterdir(), key=lambda path: path.name)
     parts = [path.read_bytes() for path in (*schemas, *(here / name for name in SOURCES))]
     return sha256(b"\0".join(parts)).hexdigest()
@@ -92,5 +92,5 @@ def made_from() -> str:
 
 def records() -> list[type]:
     """The classes of all records that have a schema."""
-    names = sorted(path.name for path in (files("schemas") / "avro").iterdir())
+    names = sorted(path.name for path in (files("rollcall.schemas") / "avro").iterdir())
     return [class_of(name.removesuffix(".avsc")) for name in names if name.startswith(NAMESPACE)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache
 from typing import Any, ParamSpec, TypeVar
 
-from schemas.errors import LengthsDisagree
+from rollcall.schemas.errors import LengthsDisagree
 
 P = ParamSpec("P")
 M = TypeVar("M")

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
 
-from schemas.errors import Refused
-from schemas.foreign_text import shown, where
-from schemas.interrupts import is_from_outside
-from schemas.rooms import ROOMS
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.foreign_text import shown, where
+from rollcall.schemas.former_names import accept_former_names
+from rollcall.schemas.interrupts import is_from_outside
 
 MOST = 24
 """So many known names are listed where none is near."""
@@ -33,20 +33,13 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(get_close_matches(name, list(known), n=1)), None)
 
 
-def hidden(module: str) -> str:
-    """Explain that a module has the name of one of ours, so it cannot be the intended one."""
-    room = module.partition(".")[0]
-    if room not in ROOMS:
-        return ""
-    return f" ({room!r} is a package of Rollcall's own: a module of yours needs another name)"
-
-
 def load(kind: str, reference: str) -> Callable[..., Any]:
     """Import `module:function`; raises Refused naming what is missing."""
     module_name, colon, attribute = reference.partition(":")
     if not (module_name and colon and attribute):
         msg = f"{kind} {reference!r} is neither a shipped name nor module:function"
         raise Refused(msg)
+    accept_former_names()
     try:
         module = importlib.import_module(module_name)
     except BaseException as error:  # a user's module may do anything when imported
@@ -54,14 +47,14 @@ def load(kind: str, reference: str) -> Callable[..., Any]:
             raise
         said = shown(error, str, 1000) + where(error)
         msg = f"{kind} {reference!r}: module {module_name!r} cannot be imported: {said}"
-        raise Refused(msg + hidden(module_name)) from error
+        raise Refused(msg) from error
     try:
         found = getattr(module, attribute)
     except AttributeError as error:
         callables = [key for key, value in vars(module).items() if callable(value)]
         near = hint(attribute, callables)
         msg = f"{kind} {reference!r}: module {module_name!r} has no {attribute!r}; {near}"
-        raise Refused(msg + hidden(module_name)) from error
+        raise Refused(msg) from error
     if not callable(found):
         msg = f"{kind} {reference!r} is a {type(found).__name__}, not a function or class"
         raise Refused(msg)

@@ -15,13 +15,13 @@ from typing import Any
 import fsspec
 import structlog
 
-from schemas.claims import ABOVE_BYTES, checked, claim_of
-from schemas.errors import ObjectLost, WireError
-from schemas.messages import Claim
-from schemas.private_folders import is_open, make_private
-from schemas.store_calls import told
-from schemas.store_urls import local_path, require_openable
-from schemas.whole_files import put_durably
+from rollcall.schemas.claims import ABOVE_BYTES, checked, claim_of
+from rollcall.schemas.errors import ObjectLost, WireError
+from rollcall.schemas.messages import Claim
+from rollcall.schemas.private_folders import is_open, make_private
+from rollcall.schemas.store_calls import told
+from rollcall.schemas.store_urls import local_path, require_openable
+from rollcall.schemas.whole_files import put_durably
 
 MARK = "rollcall-objects"
 """Lies in every store: where it is not, the store is away, and no object of it is gone. Beside it
@@ -49,7 +49,7 @@ class StoredObject:
 
 
 class ObjectStore:
-    """A `schemas.claims.Objects` under a URL.
+    """A `rollcall.schemas.claims.Objects` under a URL.
 
     Raises Refused for a kind of URL that nothing here can open: no waiting would ever help.
     """

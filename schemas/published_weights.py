@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from schemas.errors import Unavailable, WeightsDiffer, WireError
-from schemas.messages import PolicyVersion, WeightsFile
-from schemas.tensor_digests import over_tensors
-from schemas.weight_deltas import are_alike, compared, encoded, followed
-from schemas.weights import RawTensor, read_weights, weights_digest
-from schemas.weights_store import opened, put
+from rollcall.schemas.errors import Unavailable, WeightsDiffer, WireError
+from rollcall.schemas.messages import PolicyVersion, WeightsFile
+from rollcall.schemas.tensor_digests import over_tensors
+from rollcall.schemas.weight_deltas import are_alike, compared, encoded, followed
+from rollcall.schemas.weights import RawTensor, read_weights, weights_digest
+from rollcall.schemas.weights_store import opened, put
 
 MOST_DENSITY = 0.1
 """A step that changed more is published full."""

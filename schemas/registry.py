@@ -14,8 +14,8 @@ import httpx2
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-from schemas.bounded import whole_number
-from schemas.errors import (
+from rollcall.schemas.bounded import whole_number
+from rollcall.schemas.errors import (
     Refused,
     RollcallError,
     TopicsDiffer,
@@ -23,7 +23,7 @@ from schemas.errors import (
     Unfit,
     UnknownSchema,
 )
-from schemas.hidden import hide_in, hide_in_url
+from rollcall.schemas.hidden import hide_in, hide_in_url
 
 T = TypeVar("T")
 NOT_FOUND = 404
@@ -35,7 +35,7 @@ REFUSED = range(400_00, 500_00)
 TIMEOUT_S = 5
 PATIENCE: Mapping[str, Any] = {"timeout": TIMEOUT_S, "max.retries": 1, "retries.wait.ms": 100}
 """The client's own three retries take 2.8 s where a connection is refused. Whoever can wait asks
-again by himself (`schemas.codec.Codec`, `compose.workers.readiness`)."""
+again by himself (`rollcall.schemas.codec.Codec`, `rollcall.compose.workers.readiness`)."""
 NO_ANSWER = (ValueError, AttributeError, TypeError, LookupError, ArithmeticError, RecursionError)
 """Exceptions of the client for an answer that does not have the form of a registry's."""
 MOST_ID = 2**32 - 1
@@ -67,7 +67,7 @@ def _text(found: object) -> str:
 
 
 class HttpRegistry:
-    """A `schemas.codec.Registry` on a Confluent-compatible server."""
+    """A `rollcall.schemas.codec.Registry` on a Confluent-compatible server."""
 
     def __init__(self, url: str, settings: Mapping[str, str] | None = None) -> None:
         self.url = url

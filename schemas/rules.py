@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Generic, Self, TypeVar, get_type_hints
 
-from schemas import names
-from schemas.errors import Refused
+from rollcall.schemas import names
+from rollcall.schemas.errors import Refused
 
 F_co = TypeVar("F_co", bound=Callable[..., Any], covariant=True)
 

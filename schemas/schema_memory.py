@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 
-from schemas.availability import Patience
-from schemas.bounded import whole_number
-from schemas.errors import RegistryDiffers
-from schemas.foreign_text import plain
-from schemas.headers import Headers, texts
+from rollcall.schemas.availability import Patience
+from rollcall.schemas.bounded import whole_number
+from rollcall.schemas.errors import RegistryDiffers
+from rollcall.schemas.foreign_text import plain
+from rollcall.schemas.headers import Headers, texts
 
 FINGERPRINT_CHARS = 32
 HEX = frozenset("0123456789abcdef")

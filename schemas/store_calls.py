@@ -8,8 +8,8 @@ of them become StoreAway, which is waited for. Every call of a store of ours sta
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from schemas.errors import RollcallError, StoreAway
-from schemas.foreign_text import raised
+from rollcall.schemas.errors import RollcallError, StoreAway
+from rollcall.schemas.foreign_text import raised
 
 
 @contextmanager

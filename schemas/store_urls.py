@@ -4,8 +4,8 @@ from pathlib import Path
 
 import fsspec
 
-from schemas.errors import Refused
-from schemas.hidden import hide_in_url
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.hidden import hide_in_url
 
 
 def require_openable(setting: str, url: str) -> None:

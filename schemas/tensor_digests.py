@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import orjson
 
 if TYPE_CHECKING:
-    from schemas.weights import RawTensor
+    from rollcall.schemas.weights import RawTensor
 
 T = TypeVar("T")
 PREFIX = "tensors:"

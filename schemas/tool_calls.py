@@ -11,8 +11,8 @@ from typing import Any
 
 import orjson
 
-from schemas.errors import WireError
-from schemas.foreign_text import shown
+from rollcall.schemas.errors import WireError
+from rollcall.schemas.foreign_text import shown
 
 MOST_DEEP = 200
 

@@ -8,9 +8,9 @@ from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any
 
-from schemas import messages
-from schemas.errors import Refused
-from schemas.foreign_text import shown
+from rollcall.schemas import messages
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.foreign_text import shown
 
 DAY_MS = 86_400_000
 POLICY_ID = re.compile(r"[a-z0-9-]{1,200}")
@@ -130,7 +130,7 @@ class WantedTopic:
 @cache
 def manifest() -> tuple[TopicSpec, ...]:
     """The manifest in its order."""
-    data = tomllib.loads((files("schemas") / "topics.toml").read_text())
+    data = tomllib.loads((files("rollcall.schemas") / "topics.toml").read_text())
     return tuple(_spec(name, entry, data["defaults"]) for name, entry in data["topics"].items())
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from schemas.messages import TrainStep, TrajectoryRef, TrajectoryRefs
-from schemas.packed import IDS
+from rollcall.schemas.messages import TrainStep, TrajectoryRef, TrajectoryRefs
+from rollcall.schemas.packed import IDS
 
 PLAIN = 8192
 """So many fit: a reference takes some 65 bytes, and a record a million."""

@@ -17,9 +17,9 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.errors import WeightsDiffer
-from schemas.tensor_digests import each_of
-from schemas.weights import SIZE_BYTES, RawTensor
+from rollcall.schemas.errors import WeightsDiffer
+from rollcall.schemas.tensor_digests import each_of
+from rollcall.schemas.weights import SIZE_BYTES, RawTensor
 
 HEADER = struct.Struct("<QHH4s")
 WORD_BYTES = 8

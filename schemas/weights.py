@@ -20,14 +20,20 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from schemas.errors import (
+from rollcall.schemas.errors import (
     BadBytes,
     LengthsDisagree,
     WeightsDiffer,
 )
-from schemas.messages import WeightsFile
-from schemas.tensor_digests import PREFIX, is_by_tensor, over_file, over_tensors, sha256s_of
-from schemas.weights_store import opened, put
+from rollcall.schemas.messages import WeightsFile
+from rollcall.schemas.tensor_digests import (
+    PREFIX,
+    is_by_tensor,
+    over_file,
+    over_tensors,
+    sha256s_of,
+)
+from rollcall.schemas.weights_store import opened, put
 
 SIZE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,

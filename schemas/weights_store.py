@@ -7,10 +7,10 @@ from typing import Any, BinaryIO
 
 import fsspec
 
-from schemas.errors import WeightsMissing
-from schemas.hidden import hide_in_url
-from schemas.store_calls import told
-from schemas.whole_files import stream_durably
+from rollcall.schemas.errors import WeightsMissing
+from rollcall.schemas.hidden import hide_in_url
+from rollcall.schemas.store_calls import told
+from rollcall.schemas.whole_files import stream_durably
 
 
 @dataclass(frozen=True, slots=True)

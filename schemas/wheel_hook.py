@@ -21,7 +21,7 @@ class CodecHook(BuildHookInterface):  # type: ignore[misc]
         if wants_plain():
             return []
         sys.path.insert(0, self.root)
-        from schemas.compile_codec import compiler
+        from rollcall.schemas.compile_codec import compiler
 
         return ["cython>=3.1,<4", "fastavro>=1.12,<2", *([] if compiler() else ["ziglang"])]
 
@@ -30,7 +30,7 @@ class CodecHook(BuildHookInterface):  # type: ignore[misc]
         if wants_plain():
             return
         sys.path.insert(0, self.root)
-        from schemas.compile_codec import CannotCompile, compile_codec
+        from rollcall.schemas.compile_codec import CannotCompile, compile_codec
 
         beside = Path(self.root) / "schemas"
         editable = version == "editable"
@@ -41,7 +41,7 @@ class CodecHook(BuildHookInterface):  # type: ignore[misc]
             self.app.display_warning(str(error))
             return
         if not editable:
-            build_data["force_include"][str(library)] = f"schemas/{library.name}"
+            build_data["force_include"][str(library)] = f"rollcall/schemas/{library.name}"
             build_data["pure_python"], build_data["infer_tag"] = False, True
 
 

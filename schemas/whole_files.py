@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import Refused
-from schemas.private_folders import make_private
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.private_folders import make_private
 
 
 def refuse_used(directory: Path, option: str) -> None:

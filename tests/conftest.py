@@ -12,12 +12,12 @@ import structlog
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-from compose.cluster import Cluster, answers
-from compose.services.embedded import Endpoints, down, up
-from compose.settings import KafkaSettings, RegistrySettings, Settings
-from producers import provision
-from schemas import hidden
-from schemas.topics import wanted
+from rollcall.compose.cluster import Cluster, answers
+from rollcall.compose.services.embedded import Endpoints, down, up
+from rollcall.compose.settings import KafkaSettings, RegistrySettings, Settings
+from rollcall.producers import provision
+from rollcall.schemas import hidden
+from rollcall.schemas.topics import wanted
 from tests.support.broker import BROKER, BrokerLog, users_cache
 from tests.support.watchdog import Watchdog
 

@@ -11,11 +11,11 @@ thousand of them; no count includes them.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from schemas.ids import group_id, parted_id
-from schemas.messages import Consumed
-from trainer.book import Book
-from trainer.drawn_groups import DrawnGroups
-from trainer.named_rollouts import NamedRollouts, group_in
+from rollcall.schemas.ids import group_id, parted_id
+from rollcall.schemas.messages import Consumed
+from rollcall.trainer.book import Book
+from rollcall.trainer.drawn_groups import DrawnGroups
+from rollcall.trainer.named_rollouts import NamedRollouts, group_in
 
 OLD_GROUPS = 1024
 """The number of draws that are named for older trainers, which do not read the bitmap."""

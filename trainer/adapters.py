@@ -2,8 +2,8 @@
 
 Source: LoRA, arXiv 2106.09685, §4, by peft. By default the merged weights are announced, under the
 names of the initial model, so that engines need no adapters; a checkpoint then also holds the
-adapters. Alternatively the adapter alone is announced (`schemas.adapter_weights`), and a checkpoint
-holds nothing else. The frozen weights are those of the policy's directory.
+adapters. Alternatively the adapter alone is announced (`rollcall.schemas.adapter_weights`), and a
+checkpoint holds nothing else. The frozen weights are those of the policy's directory.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from schemas.adapter_weights import KIND, AdapterAbout, base_digest
-from schemas.errors import Refused, Unfit
-from schemas.rules import require
-from schemas.weights import RawTensor
-from trainer.arithmetic import FLOAT32
-from trainer.publication import as_published
-from trainer.tables import Table
-from trainer.tensors import exported, like, raw_of, tensor_of, tensors_of, whole
+from rollcall.schemas.adapter_weights import KIND, AdapterAbout, base_digest
+from rollcall.schemas.errors import Refused, Unfit
+from rollcall.schemas.rules import require
+from rollcall.schemas.weights import RawTensor
+from rollcall.trainer.arithmetic import FLOAT32
+from rollcall.trainer.publication import as_published
+from rollcall.trainer.tables import Table
+from rollcall.trainer.tensors import exported, like, raw_of, tensor_of, tensors_of, whole
 
 ALL = "all-linear"
 """peft's word for every linear layer but the head."""

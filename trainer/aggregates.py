@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from schemas.errors import Refused
-from schemas.rules import Rule, choose, table
-from trainer.rewards import Floats, Ints
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import Rule, choose, table
+from rollcall.trainer.rewards import Floats, Ints
 
 Aggregate = Callable[..., Floats]
 """A function of (lengths [N], norm) to weights [N]."""

@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from schemas.errors import Refused
-from schemas.foreign_text import raised
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.foreign_text import raised
 
 FLOAT32, BFLOAT16 = PRECISIONS = ("float32", "bfloat16")
 

@@ -14,18 +14,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from schemas.ids import parted_id
-from schemas.packed import ids_of, logprobs_of
-from trainer.aggregates import token_weights
-from trainer.arithmetic import FLOAT32
-from trainer.config import LearnerConfig
-from trainer.distillation.teacher_scores import teacher_logprobs
-from trainer.foreign import SHARED
-from trainer.packing import ModelInput, Worth, filled, model_input, pack_row, packs_of, pieces_of
-from trainer.rewards import Advantages, Bonuses, Floats, Ints, Rewards, rewards_of
-from trainer.samples import Sample, mine
-from trainer.staleness import stale_weight
-from trainer.uniform import first_of_turns
+from rollcall.schemas.ids import parted_id
+from rollcall.schemas.packed import ids_of, logprobs_of
+from rollcall.trainer.aggregates import token_weights
+from rollcall.trainer.arithmetic import FLOAT32
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.distillation.teacher_scores import teacher_logprobs
+from rollcall.trainer.foreign import SHARED
+from rollcall.trainer.packing import (
+    ModelInput,
+    Worth,
+    filled,
+    model_input,
+    pack_row,
+    packs_of,
+    pieces_of,
+)
+from rollcall.trainer.rewards import Advantages, Bonuses, Floats, Ints, Rewards, rewards_of
+from rollcall.trainer.samples import Sample, mine
+from rollcall.trainer.staleness import stale_weight
+from rollcall.trainer.uniform import first_of_turns
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from schemas.errors import LengthsDisagree
-from schemas.weights import RawTensor
-from trainer.batch import Batch, BatchRow
+from rollcall.schemas.errors import LengthsDisagree
+from rollcall.schemas.weights import RawTensor
+from rollcall.trainer.batch import Batch, BatchRow
 
 DTYPES = {
     "BOOL": np.bool_, "U8": np.uint8, "I32": np.int32, "I64": np.int64,

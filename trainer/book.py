@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from schemas.messages import Consumed
+from rollcall.schemas.messages import Consumed
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from schemas.errors import Refused
-from schemas.messages import TrainStep
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import TrainStep
 
 
 class Parented(Protocol):

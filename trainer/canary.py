@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from schemas.packed import pack_ids, pack_logprobs
+from rollcall.schemas.packed import pack_ids, pack_logprobs
 
 CANARY_TOKENS = 16
 

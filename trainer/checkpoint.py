@@ -6,10 +6,10 @@ checkpoint, and a rewritten one is the old one until the rename. Loading verifie
 including the manifest's, and skips incomplete or damaged directories with a reason. Nothing in a
 checkpoint is ever unpickled: tensors are safetensors, the manifest is JSON.
 
-The manifest lists the parts of every tensor (`trainer.shards`), so that any number of ranks can
-load a checkpoint of any other number. Ranks are plain numbers here: the caller carries `RankFiles`
-from each rank to the one that calls `seal`. Formats 1 (one rank, whole tensors) and 2 (every digest
-is a sha256) are still read.
+The manifest lists the parts of every tensor (`rollcall.trainer.shards`), so that any number of
+ranks can load a checkpoint of any other number. Ranks are plain numbers here: the caller carries
+`RankFiles` from each rank to the one that calls `seal`. Formats 1 (one rank, whole tensors) and 2
+(every digest is a sha256) are still read.
 
 `pending` holds the records that announce this version. A crash between the save and the
 announcement would lose them; the process that loads the checkpoint publishes the same bytes again.
@@ -30,14 +30,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import Refused, RollcallError, WeightsDiffer
-from schemas.messages import Consumed
-from schemas.whole_files import to_disk
-from trainer.book import Book
-from trainer.consumption import Leader
-from trainer.drops import Tally
-from trainer.learner_state import LearnerState
-from trainer.manifest import (
+from rollcall.schemas.errors import Refused, RollcallError, WeightsDiffer
+from rollcall.schemas.messages import Consumed
+from rollcall.schemas.whole_files import to_disk
+from rollcall.trainer.book import Book
+from rollcall.trainer.consumption import Leader
+from rollcall.trainer.drops import Tally
+from rollcall.trainer.learner_state import LearnerState
+from rollcall.trainer.manifest import (
     MANIFEST,
     book_of,
     marks_of,
@@ -48,7 +48,7 @@ from trainer.manifest import (
     written_files,
     written_tensors,
 )
-from trainer.rank_files import (
+from rollcall.trainer.rank_files import (
     KINDS,
     PublishedFile,
     RankFiles,
@@ -57,8 +57,8 @@ from trainer.rank_files import (
     read_rank,
     write_rank,
 )
-from trainer.replay import ReplayBook
-from trainer.shards import merged, rows_of
+from rollcall.trainer.replay import ReplayBook
+from rollcall.trainer.shards import merged, rows_of
 
 FORMAT = 3
 FORMATS = (1, 2, FORMAT)

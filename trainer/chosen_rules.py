@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schemas.errors import Refused
-from schemas.rules import Choice, Chosen, Rule, choose
-from trainer.catalogue import (
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import Choice, Chosen, Rule, choose
+from rollcall.trainer.catalogue import (
     ADVANTAGES,
     COMPLETIONS,
     CORRECTIONS,
@@ -18,16 +18,16 @@ from trainer.catalogue import (
     SHAPINGS,
     STEP_SIZES,
 )
-from trainer.completion.waiting import Completion
-from trainer.filters.group_filter import Filter
-from trainer.objective import Objective
-from trainer.rewards import AdvantageRule, Exploration, Shaping
-from trainer.samples import LIMITS
-from trainer.step_sizes.pace import StepSize
-from trainer.tokens import Distil, Loss
+from rollcall.trainer.completion.waiting import Completion
+from rollcall.trainer.filters.group_filter import Filter
+from rollcall.trainer.objective import Objective
+from rollcall.trainer.rewards import AdvantageRule, Exploration, Shaping
+from rollcall.trainer.samples import LIMITS
+from rollcall.trainer.step_sizes.pace import StepSize
+from rollcall.trainer.tokens import Distil, Loss
 
 if TYPE_CHECKING:
-    from trainer.config import LearnerConfig
+    from rollcall.trainer.config import LearnerConfig
 
 LOOKS = frozenset({"prox", "ref", "entropy", "norms"})
 """The needs of reward rules that require an extra pass over the tokens."""

@@ -6,10 +6,10 @@ from math import isfinite
 import torch
 from torch import Tensor, nn
 
-from schemas.errors import Unfit
-from schemas.weights import RawTensor
-from trainer.config import LearnerConfig
-from trainer.tensors import like, tensor_of, whole
+from rollcall.schemas.errors import Unfit
+from rollcall.schemas.weights import RawTensor
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.tensors import like, tensor_of, whole
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 

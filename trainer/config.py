@@ -8,20 +8,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from schemas import names
-from schemas.messages import UNFINISHED
-from schemas.rules import Choice, choose
-from trainer.adapters import Lora
-from trainer.catalogue import KINDS
-from trainer.chosen_rules import ChosenRules
-from trainer.fitting import require_fitting, require_own_aggregate
-from trainer.foreign import Recorded, Share
-from trainer.learner_bounds import require_bounds
-from trainer.learning_digest import learning_digest
-from trainer.replay import ReplayRule
-from trainer.samples import Curation
-from trainer.schedules import SCHEDULES
-from trainer.value_types import require_types
+from rollcall.schemas import names
+from rollcall.schemas.messages import UNFINISHED
+from rollcall.schemas.rules import Choice, choose
+from rollcall.trainer.adapters import Lora
+from rollcall.trainer.catalogue import KINDS
+from rollcall.trainer.chosen_rules import ChosenRules
+from rollcall.trainer.fitting import require_fitting, require_own_aggregate
+from rollcall.trainer.foreign import Recorded, Share
+from rollcall.trainer.learner_bounds import require_bounds
+from rollcall.trainer.learning_digest import learning_digest
+from rollcall.trainer.replay import ReplayRule
+from rollcall.trainer.samples import Curation
+from rollcall.trainer.schedules import SCHEDULES
+from rollcall.trainer.value_types import require_types
 
 
 @dataclass(frozen=True, slots=True)

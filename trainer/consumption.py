@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from schemas.messages import Consumed
+from rollcall.schemas.messages import Consumed
 
 
 class Leader(NamedTuple):

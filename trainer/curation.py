@@ -17,19 +17,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from schemas.errors import Refused
-from schemas.messages import ScoredTrajectory
-from schemas.rules import choose
-from trainer.accounts import Accounts
-from trainer.catalogue import COMPLETIONS
-from trainer.completion.waiting import Waiting
-from trainer.cut_off import CutOff
-from trainer.drops import Dropped, Drops, Tally
-from trainer.foreign_groups import Foreign, RecordedGroups
-from trainer.foreign_samples import Retell
-from trainer.group_gate import GroupGate
-from trainer.replay import Replay, ReplayBook, ReplayRule
-from trainer.samples import (
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import ScoredTrajectory
+from rollcall.schemas.rules import choose
+from rollcall.trainer.accounts import Accounts
+from rollcall.trainer.catalogue import COMPLETIONS
+from rollcall.trainer.completion.waiting import Waiting
+from rollcall.trainer.cut_off import CutOff
+from rollcall.trainer.drops import Dropped, Drops, Tally
+from rollcall.trainer.foreign_groups import Foreign, RecordedGroups
+from rollcall.trainer.foreign_samples import Retell
+from rollcall.trainer.group_gate import GroupGate
+from rollcall.trainer.replay import Replay, ReplayBook, ReplayRule
+from rollcall.trainer.samples import (
     BESIDE_LIMIT,
     OUTSIDE,
     Curation,
@@ -40,8 +40,8 @@ from trainer.samples import (
     group_size_of,
     judge,
 )
-from trainer.staleness import StaleWait, oldest_kept
-from trainer.waiting_group import WaitingGroup
+from rollcall.trainer.staleness import StaleWait, oldest_kept
+from rollcall.trainer.waiting_group import WaitingGroup
 
 HELD_BACK = 2
 """The factor of the capacity while a step is held back, so that awaited groups can be read."""

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from schemas.ids import parted_id
-from trainer.accounts import Accounts
-from trainer.samples import Curation, Member, Sample, judge
+from rollcall.schemas.ids import parted_id
+from rollcall.trainer.accounts import Accounts
+from rollcall.trainer.samples import Curation, Member, Sample, judge
 
 
 class CutOff:

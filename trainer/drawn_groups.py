@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from schemas.ids import continued_id, draw_of, group_id, parted_id, request_id
-from trainer.book import Book
+from rollcall.schemas.ids import continued_id, draw_of, group_id, parted_id, request_id
+from rollcall.trainer.book import Book
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer.samples import RENAMED, Member
+from rollcall.trainer.samples import RENAMED, Member
 
 
 @dataclass(frozen=True, slots=True)

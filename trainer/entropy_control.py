@@ -7,10 +7,10 @@ from math import nan
 
 import torch
 
-from schemas.rules import Chosen
-from schemas.weights import RawTensor
-from trainer.rewards import Exploration
-from trainer.tensors import raw_of, tensor_of
+from rollcall.schemas.rules import Chosen
+from rollcall.schemas.weights import RawTensor
+from rollcall.trainer.rewards import Exploration
+from rollcall.trainer.tensors import raw_of, tensor_of
 
 PLACE = "followed/entropy"
 """The name of its tensor among those of the optimiser: two numbers in float64."""

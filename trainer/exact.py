@@ -1,9 +1,9 @@
 """Logits equal to the engine's bit for bit: the same kernels on the same shapes.
 
 A token is computed in a pass over its own row alone, of the width that its position determines
-(`schemas.exact_widths`), with float32 weights, on a CPU with as many threads as the engine has. So
-for equal versions there is no mismatch to correct. A row costs one pass per width that contains
-sampled tokens.
+(`rollcall.schemas.exact_widths`), with float32 weights, on a CPU with as many threads as the engine
+has. So for equal versions there is no mismatch to correct. A row costs one pass per width that
+contains sampled tokens.
 """
 
 from collections import defaultdict
@@ -11,9 +11,9 @@ from collections import defaultdict
 import torch
 from torch import Tensor, nn
 
-from schemas.errors import Refused
-from schemas.exact_widths import FILL, width_of
-from trainer.batch import MicroBatch
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.exact_widths import FILL, width_of
+from rollcall.trainer.batch import MicroBatch
 
 
 def exact_logits(model: nn.Module, micro: MicroBatch) -> Tensor:

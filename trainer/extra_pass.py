@@ -8,12 +8,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from schemas.weights import RawTensor
-from trainer.batch import Batch, MicroBatch
-from trainer.forward import forward
-from trainer.rewards import Floats, Ints, Rewards
-from trainer.step_sizes.pace import StepStart
-from trainer.tensors import load_tensors
+from rollcall.schemas.weights import RawTensor
+from rollcall.trainer.batch import Batch, MicroBatch
+from rollcall.trainer.forward import forward
+from rollcall.trainer.rewards import Floats, Ints, Rewards
+from rollcall.trainer.step_sizes.pace import StepStart
+from rollcall.trainer.tensors import load_tensors
 
 Pieces = Callable[[Batch], Iterable[MicroBatch]]
 PastWeights = Callable[[int], Mapping[str, RawTensor] | None]

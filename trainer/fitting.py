@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from schemas.errors import Refused
-from trainer.foreign import groups_of
+from rollcall.schemas.errors import Refused
+from rollcall.trainer.foreign import groups_of
 
 if TYPE_CHECKING:
-    from trainer.config import LearnerConfig
+    from rollcall.trainer.config import LearnerConfig
 
 COUNTS_TOKENS = {
     "token_mean": True,

@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass
 from math import floor
 
-from schemas.errors import Refused
-from schemas.rules import require
-from trainer.tables import Table
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import require
+from rollcall.trainer.tables import Table
 
 RECORDED, SHARED = "recorded", "shared"
 STRETCH = re.compile(r"(\d{1,9}):(\d{1,18})-(\d{1,18})")

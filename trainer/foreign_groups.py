@@ -8,13 +8,13 @@ groups lie in the past of the log; their source keeps its position.
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
-from schemas.errors import Refused
-from schemas.messages import ScoredTrajectory
-from trainer.accounts import Accounts
-from trainer.drops import Drops
-from trainer.foreign import Share, groups_of
-from trainer.foreign_samples import Retell, judge_shared
-from trainer.samples import Curation, Member, Sample, group_of, group_size_of
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import ScoredTrajectory
+from rollcall.trainer.accounts import Accounts
+from rollcall.trainer.drops import Drops
+from rollcall.trainer.foreign import Share, groups_of
+from rollcall.trainer.foreign_samples import Retell, judge_shared
+from rollcall.trainer.samples import Curation, Member, Sample, group_of, group_size_of
 
 EQUAL = 1e-8
 """Rewards of a group count as equal, without an advantage, up to this difference."""

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from schemas.messages import ScoredTrajectory
-from trainer.foreign import RECORDED, SHARED
-from trainer.samples import UNTOLD, Curation, Member, judge
+from rollcall.schemas.messages import ScoredTrajectory
+from rollcall.trainer.foreign import RECORDED, SHARED
+from rollcall.trainer.samples import UNTOLD, Curation, Member, judge
 
 Retell = Callable[[ScoredTrajectory], ScoredTrajectory | None]
 """A function that tokenises a rollout for our policy; None if that is not possible."""

@@ -12,15 +12,15 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from schemas.errors import Refused
-from schemas.foreign_text import raised
-from trainer.arithmetic import computing
-from trainer.batch import MicroBatch
-from trainer.exact import exact_logits
-from trainer.packing import ModelInput
-from trainer.token_scores import token_scores
-from trainer.tokens import entropy
-from trainer.uniform import uniform_kl_of
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.foreign_text import raised
+from rollcall.trainer.arithmetic import computing
+from rollcall.trainer.batch import MicroBatch
+from rollcall.trainer.exact import exact_logits
+from rollcall.trainer.packing import ModelInput
+from rollcall.trainer.token_scores import token_scores
+from rollcall.trainer.tokens import entropy
+from rollcall.trainer.uniform import uniform_kl_of
 
 
 @dataclass(frozen=True, slots=True)

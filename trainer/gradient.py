@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainer.batch import Batch, MicroBatch
-from trainer.config import LearnerConfig
-from trainer.forward import forward
-from trainer.objective import Objective
-from trainer.step_metrics import numbers_per_token
-from trainer.tokens import StepTokens, Tokens
+from rollcall.trainer.batch import Batch, MicroBatch
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.forward import forward
+from rollcall.trainer.objective import Objective
+from rollcall.trainer.step_metrics import numbers_per_token
+from rollcall.trainer.tokens import StepTokens, Tokens
 
 
 @dataclass

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer.batch import Batch
-from trainer.extra_pass import Pieces
-from trainer.forward import forward
-from trainer.rewards import Floats
+from rollcall.trainer.batch import Batch
+from rollcall.trainer.extra_pass import Pieces
+from rollcall.trainer.forward import forward
+from rollcall.trainer.rewards import Floats
 
 
 def gradient_norms(batch: Batch, pieces: Pieces, model: nn.Module, temperature: float) -> Floats:

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from schemas.rules import Chosen, choose
-from trainer.catalogue import FILTERS
-from trainer.filters.group_filter import Filter
-from trainer.samples import Curation, Sample
+from rollcall.schemas.rules import Chosen, choose
+from rollcall.trainer.catalogue import FILTERS
+from rollcall.trainer.filters.group_filter import Filter
+from rollcall.trainer.samples import Curation, Sample
 
 FORCE_AFTER = 256
 """The number of rejected groups in a row after which one passes, so that training goes on."""

@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from schemas import names
-from schemas.errors import Refused
-from schemas.rules import choose
-from trainer.arithmetic import PRECISIONS
-from trainer.catalogue import KINDS
+from rollcall.schemas import names
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import choose
+from rollcall.trainer.arithmetic import PRECISIONS
+from rollcall.trainer.catalogue import KINDS
 
 if TYPE_CHECKING:
-    from trainer.config import LearnerConfig
+    from rollcall.trainer.config import LearnerConfig
 
 PACKINGS = ("rows", "shared", "packed")
 SWITCHES = ("exact", "gradient_checkpointing", "stream", "adapter_alone")

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from schemas.weights import RawTensor
-from trainer.adapters import Adaptation
-from trainer.clipped_updates import ClippedUpdates
-from trainer.entropy_control import EntropyControl
-from trainer.learner_state import LearnerState
-from trainer.onlookers import Onlookers
-from trainer.tensors import load_tensors, raw_of, tensor_of, tensors_of
+from rollcall.schemas.weights import RawTensor
+from rollcall.trainer.adapters import Adaptation
+from rollcall.trainer.clipped_updates import ClippedUpdates
+from rollcall.trainer.entropy_control import EntropyControl
+from rollcall.trainer.learner_state import LearnerState
+from rollcall.trainer.onlookers import Onlookers
+from rollcall.trainer.tensors import load_tensors, raw_of, tensor_of, tensors_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from schemas.weights import RawTensor
+from rollcall.schemas.weights import RawTensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from schemas.rules import Choice
+from rollcall.schemas.rules import Choice
 
 if TYPE_CHECKING:
-    from trainer.config import LearnerConfig
+    from rollcall.trainer.config import LearnerConfig
 
 FIRST = frozenset({
     "advantage", "loss", "clip_low", "clip_high", "clip_dual", "aggregate", "aggregate_norm",

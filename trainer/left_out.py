@@ -1,15 +1,15 @@
 """Rollouts that a run leaves out of its training, by reason, with a remedy for each.
 
 A fold of the run's steps. A rollout is dropped as a whole, under one reason; or it is trained on
-although its policy could not read all of it (`trainer.reading`).
+although its policy could not read all of it (`rollcall.trainer.reading`).
 """
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from schemas.messages import TrainStep
-from trainer.samples import BESIDE_LIMIT, LIMITS, UNASKED
+from rollcall.schemas.messages import TrainStep
+from rollcall.trainer.samples import BESIDE_LIMIT, LIMITS, UNASKED
 
 UNKNOWN, CONTEXT, WINDOW = "unknown_words", "context_full", "window_full"
 PARTS = (UNKNOWN, CONTEXT, WINDOW)

@@ -13,12 +13,12 @@ from typing import Any
 
 import orjson
 
-from schemas.errors import WeightsDiffer
-from schemas.messages import Consumed
-from schemas.whole_files import appear_durably
-from trainer.book import Book
-from trainer.replay import ReplayBook
-from trainer.shards import PartsFile, Shard, ShardedTensor, require_files
+from rollcall.schemas.errors import WeightsDiffer
+from rollcall.schemas.messages import Consumed
+from rollcall.schemas.whole_files import appear_durably
+from rollcall.trainer.book import Book
+from rollcall.trainer.replay import ReplayBook
+from rollcall.trainer.shards import PartsFile, Shard, ShardedTensor, require_files
 
 MANIFEST = "manifest.json"
 

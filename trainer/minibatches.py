@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from trainer.aggregates import token_weights
-from trainer.batch import Batch
-from trainer.config import LearnerConfig
-from trainer.rewards import Ints
+from rollcall.trainer.aggregates import token_weights
+from rollcall.trainer.batch import Batch
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.rewards import Ints
 
 
 def minibatches(batch: Batch, config: LearnerConfig, version: int) -> Iterator[Batch]:

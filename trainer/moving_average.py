@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from schemas.rules import require
-from schemas.weights import RawTensor
-from trainer.tensors import exported, raw_of, tensor_of, whole
+from rollcall.schemas.rules import require
+from rollcall.schemas.weights import RawTensor
+from rollcall.trainer.tensors import exported, raw_of, tensor_of, whole
 
 PLACE = "average"
 """The suffix of the names of its tensors among those of the optimiser."""

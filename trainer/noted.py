@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from schemas.weights import RawTensor
-from trainer.batch import Batch, BatchRow
-from trainer.tensors import raw_of, tensor_of
+from rollcall.schemas.weights import RawTensor
+from rollcall.trainer.batch import Batch, BatchRow
+from rollcall.trainer.tensors import raw_of, tensor_of
 
 PLACE = "noted"
 """The suffix of the names of its tensors among those of the optimiser."""

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from schemas.errors import Refused
-from schemas.rules import Chosen
-from trainer.corrections.level import whole_sequences
-from trainer.corrections.no_correction import NO_CORRECTION
-from trainer.references.no_reference import NO_REFERENCE
-from trainer.tokens import (
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import Chosen
+from rollcall.trainer.corrections.level import whole_sequences
+from rollcall.trainer.corrections.no_correction import NO_CORRECTION
+from rollcall.trainer.references.no_reference import NO_REFERENCE
+from rollcall.trainer.tokens import (
     Correction,
     Costs,
     Distil,

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from torch import nn
 
-from schemas.errors import Refused
-from schemas.weights import RawTensor
-from trainer.batch import Batch
-from trainer.extra_pass import (
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.weights import RawTensor
+from rollcall.trainer.batch import Batch
+from rollcall.trainer.extra_pass import (
     PastWeights,
     Pieces,
     looked_at,
@@ -17,12 +17,12 @@ from trainer.extra_pass import (
     with_own_words,
     with_snapshots,
 )
-from trainer.forward import loaded
-from trainer.gradient_norms import gradient_norms
-from trainer.moving_average import MovingAverage
-from trainer.noted import Noted
-from trainer.objective import Objective
-from trainer.rewards import Rewards
+from rollcall.trainer.forward import loaded
+from rollcall.trainer.gradient_norms import gradient_norms
+from rollcall.trainer.moving_average import MovingAverage
+from rollcall.trainer.noted import Noted
+from rollcall.trainer.objective import Objective
+from rollcall.trainer.rewards import Rewards
 
 
 class Onlookers:

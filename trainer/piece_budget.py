@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from schemas.errors import BatchFailed, Unavailable, Unfit
-from trainer.batch import MicroBatch
+from rollcall.schemas.errors import BatchFailed, Unavailable, Unfit
+from rollcall.trainer.batch import MicroBatch
 
 PIECE_TOKENS = "piece_tokens"
 """The metric of a step that was computed in smaller pieces than configured."""

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from schemas.errors import Refused, Unavailable, WireError
-from schemas.messages import PolicyVersion
-from schemas.published_weights import HeldWeights, Published, write_delta
-from schemas.tensor_digests import each_of
-from schemas.weights import (
+from rollcall.schemas.errors import Refused, Unavailable, WireError
+from rollcall.schemas.messages import PolicyVersion
+from rollcall.schemas.published_weights import HeldWeights, Published, write_delta
+from rollcall.schemas.tensor_digests import each_of
+from rollcall.schemas.weights import (
     RawTensor,
     owned,
     owned_one,
@@ -25,9 +25,9 @@ from schemas.weights import (
     write_tensors,
     write_weights,
 )
-from schemas.weights_store import listed
-from trainer.arithmetic import BFLOAT16
-from trainer.tensors import exported, raw_of, seen, tensor_of, view_of
+from rollcall.schemas.weights_store import listed
+from rollcall.trainer.arithmetic import BFLOAT16
+from rollcall.trainer.tensors import exported, raw_of, seen, tensor_of, view_of
 
 DELTA, FULL = "delta", "full"
 

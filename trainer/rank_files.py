@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from schemas.messages import WeightsFile
-from schemas.weights import RawTensor, read_weights
-from trainer.learner_state import LearnerState
-from trainer.manifest import require_written, tensors_of
-from trainer.shards import (
+from rollcall.schemas.messages import WeightsFile
+from rollcall.schemas.weights import RawTensor, read_weights
+from rollcall.trainer.learner_state import LearnerState
+from rollcall.trainer.manifest import require_written, tensors_of
+from rollcall.trainer.shards import (
     PartsFile,
     ShardedTensor,
     TensorPart,

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from schemas.errors import Refused, Unfit
-from schemas.weights import RawTensor, from_safetensors, to_safetensors
-from trainer.batch import Batch
+from rollcall.schemas.errors import Refused, Unfit
+from rollcall.schemas.weights import RawTensor, from_safetensors, to_safetensors
+from rollcall.trainer.batch import Batch
 
 PATIENCE = timedelta(days=7)
 """The timeout of a rank that waits for a message: as long as rank 0 may wait for a batch. A rank

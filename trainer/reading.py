@@ -8,11 +8,11 @@ from typing import Any
 
 import structlog
 
-from schemas.context_length import positions_used
-from schemas.messages import Sequence as TokenSequence
-from schemas.packed import ids_of, mask_of
-from trainer.left_out import CONTEXT, UNKNOWN, WINDOW
-from trainer.samples import Sample, mine
+from rollcall.schemas.context_length import positions_used
+from rollcall.schemas.messages import Sequence as TokenSequence
+from rollcall.schemas.packed import ids_of, mask_of
+from rollcall.trainer.left_out import CONTEXT, UNKNOWN, WINDOW
+from rollcall.trainer.samples import Sample, mine
 
 log = structlog.get_logger()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import floor
 
-from trainer.samples import Sample, ScoredPlace, group_size_of
+from rollcall.trainer.samples import Sample, ScoredPlace, group_size_of
 
 
 @dataclass(frozen=True, slots=True)

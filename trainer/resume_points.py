@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.messages import Consumed
-from trainer.checkpoint import NEWEST, UNREADABLE, kept
-from trainer.manifest import marks_of, read_body, replay_of
-from trainer.samples import ScoredPlace
+from rollcall.schemas.messages import Consumed
+from rollcall.trainer.checkpoint import NEWEST, UNREADABLE, kept
+from rollcall.trainer.manifest import marks_of, read_body, replay_of
+from rollcall.trainer.samples import ScoredPlace
 
 
 @dataclass(frozen=True, slots=True)

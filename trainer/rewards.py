@@ -10,9 +10,9 @@ from math import nan
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.errors import Refused
-from schemas.packed import logprobs_of
-from trainer.samples import Sample, mine
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.packed import logprobs_of
+from rollcall.trainer.samples import Sample, mine
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.errors import Refused
-from schemas.messages import Sampling, ScoredTrajectory, Trajectory, TrajectoryRef
-from schemas.messages import Sequence as TokenSequence
-from schemas.packed import ids_of, logprobs_of, mask_of
-from schemas.rules import Choice
-from trainer.distillation.teacher_scores import teacher_logprobs
-from trainer.foreign import RECORDED, Recorded, Share
-from trainer.staleness import ON_STALE
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import Sampling, ScoredTrajectory, Trajectory, TrajectoryRef
+from rollcall.schemas.messages import Sequence as TokenSequence
+from rollcall.schemas.packed import ids_of, logprobs_of, mask_of
+from rollcall.schemas.rules import Choice
+from rollcall.trainer.distillation.teacher_scores import teacher_logprobs
+from rollcall.trainer.foreign import RECORDED, Recorded, Share
+from rollcall.trainer.staleness import ON_STALE
 
 ScoredPlace = tuple[int, int]
 """Partition and offset."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from schemas.rules import Rule, table
+from rollcall.schemas.rules import Rule, table
 
 Schedule = Callable[..., float]
 

@@ -13,20 +13,20 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from schemas.errors import Unfit
-from schemas.weights import RawTensor, weights_digest
-from trainer.batch import Batch, MicroBatch, padded
-from trainer.batch_words import array_of, raw, read, written
-from trainer.canary import Canary
-from trainer.config import LearnerConfig
-from trainer.extra_pass import PastWeights
-from trainer.gradient import Gradient
-from trainer.learner_state import LearnerState
-from trainer.piece_budget import LESS_MEMORY, NoRoom, out_of_memory
-from trainer.ranks import Ranks, Words, own_rows, require_alike
-from trainer.samples import Sample
-from trainer.snapshot import Snapshot
-from trainer.step import Learner
+from rollcall.schemas.errors import Unfit
+from rollcall.schemas.weights import RawTensor, weights_digest
+from rollcall.trainer.batch import Batch, MicroBatch, padded
+from rollcall.trainer.batch_words import array_of, raw, read, written
+from rollcall.trainer.canary import Canary
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.extra_pass import PastWeights
+from rollcall.trainer.gradient import Gradient
+from rollcall.trainer.learner_state import LearnerState
+from rollcall.trainer.piece_budget import LESS_MEMORY, NoRoom, out_of_memory
+from rollcall.trainer.ranks import Ranks, Words, own_rows, require_alike
+from rollcall.trainer.samples import Sample
+from rollcall.trainer.snapshot import Snapshot
+from rollcall.trainer.step import Learner
 
 PARTS = ("weights", "optimiser", "rng")
 STEP, LOOK, LOAD, END = "step", "look", "load", "end"

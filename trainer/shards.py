@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from schemas.errors import Refused, WeightsDiffer
-from schemas.uncached_files import BUFFER_BYTES, write_uncached
-from schemas.weights import LENGTH_BYTES, SIZE_BYTES, RawTensor, laid_out, safetensors_head
-from schemas.whole_files import to_disk
+from rollcall.schemas.errors import Refused, WeightsDiffer
+from rollcall.schemas.uncached_files import BUFFER_BYTES, write_uncached
+from rollcall.schemas.weights import LENGTH_BYTES, SIZE_BYTES, RawTensor, laid_out, safetensors_head
+from rollcall.schemas.whole_files import to_disk
 
 PREFIX = "xxh3:"
 

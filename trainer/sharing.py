@@ -21,9 +21,9 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from schemas.context_length import positions_used
-from trainer.forward import kept_logits
-from trainer.packing import MOST_WIDE, ModelInput, PackRow, Worth, model_input, packs_of
+from rollcall.schemas.context_length import positions_used
+from rollcall.trainer.forward import kept_logits
+from rollcall.trainer.packing import MOST_WIDE, ModelInput, PackRow, Worth, model_input, packs_of
 
 log = structlog.get_logger()
 

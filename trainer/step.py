@@ -25,11 +25,11 @@ import structlog
 import torch
 from torch import Tensor
 
-from schemas.errors import BatchFailed, Refused, Unfit
-from schemas.process_memory import return_large_blocks
-from schemas.weights import RawTensor
-from trainer.arithmetic import FLOAT32, same_bits
-from trainer.batch import (
+from rollcall.schemas.errors import BatchFailed, Refused, Unfit
+from rollcall.schemas.process_memory import return_large_blocks
+from rollcall.schemas.weights import RawTensor
+from rollcall.trainer.arithmetic import FLOAT32, same_bits
+from rollcall.trainer.batch import (
     Batch,
     MicroBatch,
     aged,
@@ -39,34 +39,34 @@ from trainer.batch import (
     require_known,
     shared_micro_batches,
 )
-from trainer.canary import Canary, canary_of
-from trainer.clipped_updates import ClippedUpdates
-from trainer.config import LearnerConfig
-from trainer.entropy_control import EntropyControl
-from trainer.extra_pass import PastWeights, step_start
-from trainer.gradient import Gradient, step_tokens
-from trainer.learner_parts import LearnerParts, announced
-from trainer.learner_state import LearnerState
-from trainer.minibatches import minibatches
-from trainer.onlookers import Onlookers
-from trainer.piece_budget import LESS_MEMORY, NoRoom, PieceBudget, give_back, meaning_of
-from trainer.publication import as_published
-from trainer.replay import adopted
-from trainer.rewards import Rewards
-from trainer.samples import Sample
-from trainer.sharing import sharing_with
-from trainer.snapshot import Snapshot
-from trainer.staleness import oldest_kept
-from trainer.step_metrics import batch_metrics, generation_gap, token_metrics
-from trainer.step_sizes.pace import Pace
-from trainer.streaming import Streaming, by_group
-from trainer.tensors import (
+from rollcall.trainer.canary import Canary, canary_of
+from rollcall.trainer.clipped_updates import ClippedUpdates
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.entropy_control import EntropyControl
+from rollcall.trainer.extra_pass import PastWeights, step_start
+from rollcall.trainer.gradient import Gradient, step_tokens
+from rollcall.trainer.learner_parts import LearnerParts, announced
+from rollcall.trainer.learner_state import LearnerState
+from rollcall.trainer.minibatches import minibatches
+from rollcall.trainer.onlookers import Onlookers
+from rollcall.trainer.piece_budget import LESS_MEMORY, NoRoom, PieceBudget, give_back, meaning_of
+from rollcall.trainer.publication import as_published
+from rollcall.trainer.replay import adopted
+from rollcall.trainer.rewards import Rewards
+from rollcall.trainer.samples import Sample
+from rollcall.trainer.sharing import sharing_with
+from rollcall.trainer.snapshot import Snapshot
+from rollcall.trainer.staleness import oldest_kept
+from rollcall.trainer.step_metrics import batch_metrics, generation_gap, token_metrics
+from rollcall.trainer.step_sizes.pace import Pace
+from rollcall.trainer.streaming import Streaming, by_group
+from rollcall.trainer.tensors import (
     raw_of,
     view_of,
 )
-from trainer.trainable_model import trainable
-from trainer.turns import without_turns
-from trainer.uniform import words_of
+from rollcall.trainer.trainable_model import trainable
+from rollcall.trainer.turns import without_turns
+from rollcall.trainer.uniform import words_of
 
 log = structlog.get_logger()
 

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.batch import Batch, MicroBatch
-from trainer.forward import Forward
-from trainer.tokens import Costs, k3
+from rollcall.trainer.batch import Batch, MicroBatch
+from rollcall.trainer.forward import Forward
+from rollcall.trainer.tokens import Costs, k3
 
 
 def numbers_per_token(

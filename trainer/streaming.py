@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schemas.rules import Chosen
-from trainer.batch import Batch
-from trainer.extra_pass import step_start
-from trainer.fitting import COUNTS_TOKENS
-from trainer.rewards import Ints
-from trainer.samples import Sample
-from trainer.step_metrics import batch_metrics, generation_gap, token_metrics
-from trainer.step_sizes.pace import Pace, StepSize
+from rollcall.schemas.rules import Chosen
+from rollcall.trainer.batch import Batch
+from rollcall.trainer.extra_pass import step_start
+from rollcall.trainer.fitting import COUNTS_TOKENS
+from rollcall.trainer.rewards import Ints
+from rollcall.trainer.samples import Sample
+from rollcall.trainer.step_metrics import batch_metrics, generation_gap, token_metrics
+from rollcall.trainer.step_sizes.pace import Pace, StepSize
 
 if TYPE_CHECKING:
-    from trainer.step import Learner
+    from rollcall.trainer.step import Learner
 
 
 @dataclass(eq=False)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Self
 
-from schemas import names
+from rollcall.schemas import names
 
 
 class Table:

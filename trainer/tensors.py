@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from schemas.errors import Unfit
-from schemas.weights import RawTensor
+from rollcall.schemas.errors import Unfit
+from rollcall.schemas.weights import RawTensor
 
 DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16,

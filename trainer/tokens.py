@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from schemas.errors import Refused
+from rollcall.schemas.errors import Refused
 
 X = TypeVar("X")
 LOG_RATIO_LIMIT = 20.0

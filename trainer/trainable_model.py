@@ -2,11 +2,11 @@
 
 from torch import nn
 
-from trainer.adapters import Adaptation
-from trainer.arithmetic import compute_twice, on, require_precision
-from trainer.config import LearnerConfig
-from trainer.exact import require_exact
-from trainer.forward import loaded
+from rollcall.trainer.adapters import Adaptation
+from rollcall.trainer.arithmetic import compute_twice, on, require_precision
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.exact import require_exact
+from rollcall.trainer.forward import loaded
 
 
 def trainable(

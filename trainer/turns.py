@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from schemas.rules import Chosen
-from trainer.batch import Batch, BatchRow
-from trainer.filters.group_filter import Filter
-from trainer.rewards import Bools
+from rollcall.schemas.rules import Chosen
+from rollcall.trainer.batch import Batch, BatchRow
+from rollcall.trainer.filters.group_filter import Filter
+from rollcall.trainer.rewards import Bools
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from schemas.errors import Refused
-from schemas.rules import Chosen
-from trainer.rewards import Bools, Exploration
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import Chosen
+from rollcall.trainer.rewards import Bools, Exploration
 
 
 def words_of(rule: Chosen[Exploration], vocabulary: int) -> tuple[int, ...] | None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from schemas.errors import Refused
-from schemas.rules import Choice
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import Choice
 
 MOST = 2**63 - 1
 """The largest integer that a checkpoint's manifest can hold."""

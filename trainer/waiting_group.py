@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from trainer.samples import LIMITS, UNASKED, Member, Sample, ScoredPlace
+from rollcall.trainer.samples import LIMITS, UNASKED, Member, Sample, ScoredPlace
 
 
 @dataclass(slots=True)

@@ -3,17 +3,17 @@
 They are in a directory or under any fsspec URL; servers read them by the URI of the record that
 announces them. Their names contain version and content digest, and for a delta its base version:
 `v00000010-1f...safetensors` is full, `v00000011-on-v00000010-9c...delta` is a delta.
-`trainer.weights_needs` decides when files are deleted.
+`rollcall.trainer.weights_needs` decides when files are deleted.
 """
 
 from contextlib import suppress
 
-from schemas.errors import WeightsMissing, WireError
-from schemas.weight_deltas import followed
-from schemas.weights import RawTensor, from_uri
-from schemas.weights_store import StoredFile, content, listed, remove
-from trainer.publication import widened
-from trainer.weights_needs import KeptFile
+from rollcall.schemas.errors import WeightsMissing, WireError
+from rollcall.schemas.weight_deltas import followed
+from rollcall.schemas.weights import RawTensor, from_uri
+from rollcall.schemas.weights_store import StoredFile, content, listed, remove
+from rollcall.trainer.publication import widened
+from rollcall.trainer.weights_needs import KeptFile
 
 SUFFIXES = ("safetensors", "delta")
 

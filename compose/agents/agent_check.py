@@ -10,10 +10,10 @@ from typing import Any
 
 import orjson
 
-from compose.agents.scripted_endpoint import KEY, ScriptedAnswer, ScriptedEndpoint
-from inference.dialects.dialect import AgentRequest
-from sandbox.agents.agent_processes import AgentProcesses
-from schemas.errors import WorkFailed
+from rollcall.compose.agents.scripted_endpoint import KEY, ScriptedAnswer, ScriptedEndpoint
+from rollcall.inference.dialects.dialect import AgentRequest
+from rollcall.sandbox.agents.agent_processes import AgentProcesses
+from rollcall.schemas.errors import WorkFailed
 
 LONGEST_S = 300.0
 """The timeout of a trial, without the agent's import."""

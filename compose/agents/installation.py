@@ -15,13 +15,13 @@ from pathlib import Path
 
 import orjson
 
-from compose.services.artifacts import exclusive
-from sandbox.agents.shipped import POINTER, SHIPPED, Installed, installed
-from sandbox.tied_programs import run_tied
-from schemas.errors import Refused, Unavailable
-from schemas.names import hint, unknown
-from schemas.private_folders import make_private
-from schemas.whole_files import write_whole
+from rollcall.compose.services.artifacts import exclusive
+from rollcall.sandbox.agents.shipped import POINTER, SHIPPED, Installed, installed
+from rollcall.sandbox.tied_programs import run_tied
+from rollcall.schemas.errors import Refused, Unavailable
+from rollcall.schemas.names import hint, unknown
+from rollcall.schemas.private_folders import make_private
+from rollcall.schemas.whole_files import write_whole
 
 MAKING = ".making"
 """The suffix of the folder for temporary files of a running install."""

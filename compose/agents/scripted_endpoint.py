@@ -10,11 +10,11 @@ from typing import Any
 
 from aiohttp import web
 
-from consumers.environments.adapter_dialect import ADAPTER_ROUTES, shown_body
-from inference.dialects.dialect import AgentRequest, Declined
-from inference.dialects.routes import ROUTES, answer, dialect_of, error_answer
-from schemas.asks import Ask, Choice, ModelReply, StepReply
-from schemas.tool_calls import ToolCall, tool_calls_text
+from rollcall.consumers.environments.adapter_dialect import ADAPTER_ROUTES, shown_body
+from rollcall.inference.dialects.dialect import AgentRequest, Declined
+from rollcall.inference.dialects.routes import ROUTES, answer, dialect_of, error_answer
+from rollcall.schemas.asks import Ask, Choice, ModelReply, StepReply
+from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 
 KEY = "scripted"
 POLICY = "policy"

@@ -17,16 +17,16 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from compose.benchmarks.figure import Figure, timed
-from compose.benchmarks.language_model import language_model
-from compose.benchmarks.one_server import OneServer, announced, call_of
-from compose.settings import Settings
-from inference.engine import EngineAnswer
-from schemas.messages import Message, PolicyVersion
+from rollcall.compose.benchmarks.figure import Figure, timed
+from rollcall.compose.benchmarks.language_model import language_model
+from rollcall.compose.benchmarks.one_server import OneServer, announced, call_of
+from rollcall.compose.settings import Settings
+from rollcall.inference.engine import EngineAnswer
+from rollcall.schemas.messages import Message, PolicyVersion
 
 if TYPE_CHECKING:
-    from inference.transformers_engine import TransformersEngine
-    from trainer.step import Learner
+    from rollcall.inference.transformers_engine import TransformersEngine
+    from rollcall.trainer.step import Learner
 
 CALLS, ADOPTIONS, ANSWER = 8, 4, 64
 PROMPT = "Tell a long story of a lake."
@@ -133,10 +133,10 @@ def _versions(directory: Path, scratch: Path, count: int) -> Iterator[PolicyVers
     """Yield versions with small changes, as a trainer publishes them; the first is full."""
     import torch
 
-    from trainer.arithmetic import BFLOAT16
-    from trainer.config import LearnerConfig
-    from trainer.publication import DELTA, Publication, Publishing
-    from trainer.step import Learner
+    from rollcall.trainer.arithmetic import BFLOAT16
+    from rollcall.trainer.config import LearnerConfig
+    from rollcall.trainer.publication import DELTA, Publication, Publishing
+    from rollcall.trainer.step import Learner
 
     learner = Learner(str(directory), LearnerConfig())
     learner.published = BFLOAT16

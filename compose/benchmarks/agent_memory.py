@@ -15,10 +15,10 @@ from typing import Any
 
 from aiohttp import web
 
-from compose.benchmarks.figure import Figure
-from compose.services.service_errors import ServicesError
-from compose.settings import Settings
-from sandbox.agents.agent_processes import AgentProcess, AgentProcesses
+from rollcall.compose.benchmarks.figure import Figure
+from rollcall.compose.services.service_errors import ServicesError
+from rollcall.compose.settings import Settings
+from rollcall.sandbox.agents.agent_processes import AgentProcess, AgentProcesses
 
 AGENT = "mini-swe-agent"
 LIVE = 100

@@ -16,10 +16,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from compose.benchmarks import load
-from compose.benchmarks.agent_memory import AGENT
-from compose.benchmarks.figure import Figure
-from compose.benchmarks.own_cluster import (
+from rollcall.compose.benchmarks import load
+from rollcall.compose.benchmarks.agent_memory import AGENT
+from rollcall.compose.benchmarks.figure import Figure
+from rollcall.compose.benchmarks.own_cluster import (
     await_records,
     logs_of,
     own_cluster,
@@ -28,19 +28,19 @@ from compose.benchmarks.own_cluster import (
     wait_for,
     with_slots,
 )
-from compose.benchmarks.takeover import noticed_at
-from compose.cluster import Cluster
-from compose.settings import Settings
-from compose.workers.build import Workshop
-from consumers.log.reading import read_all
-from consumers.loop.loop import Loop
-from inference.engine import EngineAnswer
-from inference.scripted import ScriptedEngine
-from inference.text_script import added_by, text_script
-from sandbox.agents.agent_processes import AgentProcesses
-from sandbox.agents.shipped import interpreter
-from schemas.errors import WorkFailed
-from schemas.messages import Limits, ModelCall, RolloutRequest, Sampling, Task, Trajectory
+from rollcall.compose.benchmarks.takeover import noticed_at
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.build import Workshop
+from rollcall.consumers.log.reading import read_all
+from rollcall.consumers.loop.loop import Loop
+from rollcall.inference.engine import EngineAnswer
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.inference.text_script import added_by, text_script
+from rollcall.sandbox.agents.agent_processes import AgentProcesses
+from rollcall.sandbox.agents.shipped import interpreter
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import Limits, ModelCall, RolloutRequest, Sampling, Task, Trajectory
 
 LIVE = 50
 TURN = 10

@@ -16,25 +16,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from compose.benchmarks import slow_rollouts
-from compose.benchmarks.figure import Figure
-from compose.settings import Settings
-from compose.workers.build import Workshop
-from consumers.history.versions_in_use import VersionsInUse
-from consumers.log.memory_log import MemoryLog
-from consumers.loop.loop import Loop
-from consumers.training.trainer import Trainer
-from consumers.training.training_run import TrainingRun
-from producers.admission import AdmissionRule, Draws
-from schemas.codec import Codec, LocalRegistry
-from schemas.packed import pack_ids, pack_logprobs
-from schemas.topics import Topics, wanted
-from schemas.weights import RawTensor
-from trainer.canary import Canary
-from trainer.config import LearnerConfig
-from trainer.learner_state import LearnerState
-from trainer.samples import Sample
-from trainer.step import Learner
+from rollcall.compose.benchmarks import slow_rollouts
+from rollcall.compose.benchmarks.figure import Figure
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.build import Workshop
+from rollcall.consumers.history.versions_in_use import VersionsInUse
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.loop.loop import Loop
+from rollcall.consumers.training.trainer import Trainer
+from rollcall.consumers.training.training_run import TrainingRun
+from rollcall.producers.admission import AdmissionRule, Draws
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.packed import pack_ids, pack_logprobs
+from rollcall.schemas.topics import Topics, wanted
+from rollcall.schemas.weights import RawTensor
+from rollcall.trainer.canary import Canary
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.learner_state import LearnerState
+from rollcall.trainer.samples import Sample
+from rollcall.trainer.step import Learner
 
 STALENESS = 4
 UNBOUNDED = 1_000_000

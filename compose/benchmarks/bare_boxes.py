@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from compose.services.service_errors import ServicesError
-from sandbox.boxes.box import Spec
-from sandbox.boxes.bubblewrap import FIRST_USER, READY, command, memory
-from sandbox.boxes.docker_engine import DockerEngine
-from sandbox.boxes.images import engine_image, image_tree
+from rollcall.compose.services.service_errors import ServicesError
+from rollcall.sandbox.boxes.box import Spec
+from rollcall.sandbox.boxes.bubblewrap import FIRST_USER, READY, command, memory
+from rollcall.sandbox.boxes.docker_engine import DockerEngine
+from rollcall.sandbox.boxes.images import engine_image, image_tree
 
 HELD = "echo ready; exec sleep 600"
 NAMESPACES = ("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--clearenv")

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from compose.benchmarks.figure import LeftOut
-from sandbox.boxes.box import Spec, driver
-from schemas.errors import RollcallError
+from rollcall.compose.benchmarks.figure import LeftOut
+from rollcall.sandbox.boxes.box import Spec, driver
+from rollcall.schemas.errors import RollcallError
 
 IMAGES = {"bubblewrap": "", "docker": "base"}
 """The image of each driver: the host's programs, or the one that `rollcall images` builds."""

@@ -11,22 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from compose.benchmarks.cpu_used import cpu_used_s
-from compose.services.service_errors import ServicesError
-from consumers.environments.session_thread import Work
-from consumers.environments.session_times import SessionTimes
-from consumers.environments.waiting_sessions import WaitingSessions
-from consumers.log.protocols import Record
-from consumers.room import Room
-from sandbox.boxes.box import Box, Driver, Spec
-from sandbox.boxes.leases import Leases
-from sandbox.boxes.pool import BoxPool, Mode
-from sandbox.environment import Kind
-from sandbox.environments.shell_commands import ShellEnvironment
-from sandbox.host import Host
-from schemas.errors import WorkFailed
-from schemas.ids import command_id
-from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped, Instance
+from rollcall.compose.benchmarks.cpu_used import cpu_used_s
+from rollcall.compose.services.service_errors import ServicesError
+from rollcall.consumers.environments.session_thread import Work
+from rollcall.consumers.environments.session_times import SessionTimes
+from rollcall.consumers.environments.waiting_sessions import WaitingSessions
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.room import Room
+from rollcall.sandbox.boxes.box import Box, Driver, Spec
+from rollcall.sandbox.boxes.leases import Leases
+from rollcall.sandbox.boxes.pool import BoxPool, Mode
+from rollcall.sandbox.environment import Kind
+from rollcall.sandbox.environments.shell_commands import ShellEnvironment
+from rollcall.sandbox.host import Host
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.ids import command_id
+from rollcall.schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped, Instance
 
 FAR_S = 120.0
 

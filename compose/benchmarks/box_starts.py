@@ -12,13 +12,13 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from compose.benchmarks import bare_boxes
-from compose.benchmarks.box_drivers import require_driver, spec_of
-from compose.benchmarks.box_sessions import BoxSessions, box_sessions
-from compose.benchmarks.figure import Figure
-from compose.settings import Settings
-from sandbox.boxes.box import Spec, driver
-from sandbox.boxes.local import LocalDriver
+from rollcall.compose.benchmarks import bare_boxes
+from rollcall.compose.benchmarks.box_drivers import require_driver, spec_of
+from rollcall.compose.benchmarks.box_sessions import BoxSessions, box_sessions
+from rollcall.compose.benchmarks.figure import Figure
+from rollcall.compose.settings import Settings
+from rollcall.sandbox.boxes.box import Spec, driver
+from rollcall.sandbox.boxes.local import LocalDriver
 
 WARM = {"bubblewrap": (5, 40), "docker": (5, 4)}
 COLD = {"bubblewrap": (60, 1), "docker": (20, 1)}

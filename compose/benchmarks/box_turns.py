@@ -10,10 +10,10 @@ import time
 from dataclasses import replace
 from typing import NamedTuple
 
-from compose.benchmarks import load, spine
-from compose.benchmarks.box_drivers import require_driver
-from compose.benchmarks.figure import Figure
-from compose.benchmarks.own_cluster import (
+from rollcall.compose.benchmarks import load, spine
+from rollcall.compose.benchmarks.box_drivers import require_driver
+from rollcall.compose.benchmarks.figure import Figure
+from rollcall.compose.benchmarks.own_cluster import (
     Measurement,
     await_records,
     cpu_shares,
@@ -23,12 +23,12 @@ from compose.benchmarks.own_cluster import (
     publish,
     with_slots,
 )
-from compose.cluster import Cluster
-from compose.settings import Settings
-from compose.workers.build import Workshop
-from consumers.loop.loop import Loop
-from inference.scripted import Script
-from schemas.messages import Limits, RolloutRequest, Task
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.build import Workshop
+from rollcall.consumers.loop.loop import Loop
+from rollcall.inference.scripted import Script
+from rollcall.schemas.messages import Limits, RolloutRequest, Task
 
 DRIVER = "bubblewrap"
 BOXES = 64

@@ -9,15 +9,15 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from compose.benchmarks import bare_boxes
-from compose.benchmarks.box_drivers import require_driver, spec_of
-from compose.benchmarks.cpu_used import cpu_used_s
-from compose.benchmarks.figure import Figure, timed
-from compose.settings import Settings
-from sandbox.boxes.box import Spec, driver
-from sandbox.boxes.leases import Leases
-from sandbox.boxes.pool import BoxPool
-from sandbox.boxes.shell import Shell
+from rollcall.compose.benchmarks import bare_boxes
+from rollcall.compose.benchmarks.box_drivers import require_driver, spec_of
+from rollcall.compose.benchmarks.cpu_used import cpu_used_s
+from rollcall.compose.benchmarks.figure import Figure, timed
+from rollcall.compose.settings import Settings
+from rollcall.sandbox.boxes.box import Spec, driver
+from rollcall.sandbox.boxes.leases import Leases
+from rollcall.sandbox.boxes.pool import BoxPool
+from rollcall.sandbox.boxes.shell import Shell
 
 FORKS = "/bin/true"
 ACTIONS, ROUNDS = 100, 5

@@ -7,15 +7,15 @@ from typing import Any
 
 import orjson
 
-from sandbox.agents.agent_box import AgentBox
-from sandbox.agents.agent_processes import AgentExit
+from rollcall.sandbox.agents.agent_box import AgentBox
+from rollcall.sandbox.agents.agent_processes import AgentExit
 
-MODULE = "compose.benchmarks.raw_callers"
+MODULE = "rollcall.compose.benchmarks.raw_callers"
 LIMIT_BYTES = 1 << 20
 
 
 class Caller:
-    """One session's callers; implements `sandbox.host.Process`."""
+    """One session's callers; implements `rollcall.sandbox.host.Process`."""
 
     def __init__(self) -> None:
         self.ended: asyncio.Future[AgentExit] = asyncio.get_running_loop().create_future()

@@ -16,14 +16,14 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from compose.benchmarks.figure import Figure, timed
-from compose.benchmarks.language_model import language_model
-from compose.settings import Settings
-from schemas.messages import PolicyVersion
-from schemas.published_weights import HeldWeights, Published, write_delta
-from schemas.tensor_digests import sha256s_of
-from schemas.weight_deltas import compared
-from schemas.weights import RawTensor, write_weights
+from rollcall.compose.benchmarks.figure import Figure, timed
+from rollcall.compose.benchmarks.language_model import language_model
+from rollcall.compose.settings import Settings
+from rollcall.schemas.messages import PolicyVersion
+from rollcall.schemas.published_weights import HeldWeights, Published, write_delta
+from rollcall.schemas.tensor_digests import sha256s_of
+from rollcall.schemas.weight_deltas import compared
+from rollcall.schemas.weights import RawTensor, write_weights
 
 VERSIONS = 10
 LAYERS, LAYER, EMBEDDING = 30, 3_540_096, 28_311_552
@@ -39,8 +39,8 @@ def delta_ratio(settings: Settings, versions: int = VERSIONS) -> Figure:
 
 def ratio_of(directory: Path, versions: int) -> Figure:
     """Return the figure of any policy's directory."""
-    from compose.benchmarks.one_trainer import Shape, learner_and_samples
-    from trainer.publication import rounded
+    from rollcall.compose.benchmarks.one_trainer import Shape, learner_and_samples
+    from rollcall.trainer.publication import rounded
 
     learner, samples = learner_and_samples(str(directory), Shape(2, 4, 16, 16), "shared")
     ratios, densities = [], []

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from compose.benchmarks import load
-from compose.cluster import Cluster
-from consumers.log.protocols import Commit, Held, Record, TopicPartition
-from producers import provision
-from producers.publisher import Publisher
-from schemas.codec import Codec, LocalRegistry
-from schemas.messages import EnvironmentStep, Event, ModelCall
-from schemas.topics import Topics, wanted
+from rollcall.compose.benchmarks import load
+from rollcall.compose.cluster import Cluster
+from rollcall.consumers.log.protocols import Commit, Held, Record, TopicPartition
+from rollcall.producers import provision
+from rollcall.producers.publisher import Publisher
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.messages import EnvironmentStep, Event, ModelCall
+from rollcall.schemas.topics import Topics, wanted
 
 KINDS = ("echo", "avro", "again")
 """The kinds of runs; the last repeats the first, on topics without leftover records."""

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compose.benchmarks.figure import Figure
-from compose.benchmarks.one_server import OneServer, announced, call_of
-from compose.extras import require
-from compose.runs.recipe import load_recipe
-from compose.runs.starting_policy import lay_policy
-from compose.settings import Settings
-from schemas.messages import Message, ModelCall
+from rollcall.compose.benchmarks.figure import Figure
+from rollcall.compose.benchmarks.one_server import OneServer, announced, call_of
+from rollcall.compose.extras import require
+from rollcall.compose.runs.recipe import load_recipe
+from rollcall.compose.runs.starting_policy import lay_policy
+from rollcall.compose.settings import Settings
+from rollcall.schemas.messages import Message, ModelCall
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +67,7 @@ LAKE = Batch(calls=64, prompt=1, answer=32)
 def engine_tokens_per_s(settings: Settings, batch: Batch = LANGUAGE) -> Figure:
     """Measure a model that is made here, with random weights."""
     require("torch", "transformers")
-    from inference.policy_dir import make_policy
+    from rollcall.inference.policy_dir import make_policy
 
     with TemporaryDirectory(prefix="rollcall-") as scratch:
         made = make_policy(
@@ -122,9 +122,9 @@ class Worker(OneServer):
     """A server of version 0, on one thread."""
 
     def __init__(self, directory: Path, scratch: Path, settings: Settings) -> None:
-        from trainer.config import LearnerConfig
-        from trainer.publication import Publication, Publishing
-        from trainer.step import Learner
+        from rollcall.trainer.config import LearnerConfig
+        from rollcall.trainer.publication import Publication, Publishing
+        from rollcall.trainer.step import Learner
 
         super().__init__(directory, settings, threads=1)
         learner = Learner(str(directory), LearnerConfig())

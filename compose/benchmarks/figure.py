@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from schemas.errors import RollcallError
+from rollcall.schemas.errors import RollcallError
 
 T = TypeVar("T")
 

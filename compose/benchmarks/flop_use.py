@@ -13,10 +13,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from compose.benchmarks.figure import Figure, LeftOut
-from compose.benchmarks.one_trainer import LR, Shape, samples_of
-from compose.extras import require
-from compose.settings import Settings
+from rollcall.compose.benchmarks.figure import Figure, LeftOut
+from rollcall.compose.benchmarks.one_trainer import LR, Shape, samples_of
+from rollcall.compose.extras import require
+from rollcall.compose.settings import Settings
 
 LLAMA = {
     "vocab_size": 32_000, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
@@ -70,8 +70,8 @@ def _lay_model(directory: Path) -> int:
 
 def _steps(directory: str, packing: str) -> list[float]:
     """Return the seconds of each step except the first."""
-    from trainer.config import LearnerConfig
-    from trainer.step import Learner
+    from rollcall.trainer.config import LearnerConfig
+    from rollcall.trainer.step import Learner
 
     config = LearnerConfig(
         lr=LR, entropy=0.0, advantage="grpo", packing=packing, precision="bfloat16",

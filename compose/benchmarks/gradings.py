@@ -10,19 +10,19 @@ import time
 from itertools import chain
 from pathlib import Path
 
-from compose.benchmarks.box_drivers import require_driver
-from compose.benchmarks.cpu_used import cpu_used_s
-from compose.benchmarks.figure import Figure, LeftOut
-from compose.services.service_errors import ServicesError
-from compose.settings import Settings
-from sandbox.boxes.box import Box, Driver, Spec, driver
-from sandbox.boxes.image_store import is_built
-from sandbox.grading.grading import grade
-from sandbox.grading.reference import Reference, reference_of
-from sandbox.tasks.harbor import HarborTask
-from sandbox.tasks.listing import read_tasks
-from sandbox.tasks.suite_b import SUITE_B
-from schemas.errors import Refused
+from rollcall.compose.benchmarks.box_drivers import require_driver
+from rollcall.compose.benchmarks.cpu_used import cpu_used_s
+from rollcall.compose.benchmarks.figure import Figure, LeftOut
+from rollcall.compose.services.service_errors import ServicesError
+from rollcall.compose.settings import Settings
+from rollcall.sandbox.boxes.box import Box, Driver, Spec, driver
+from rollcall.sandbox.boxes.image_store import is_built
+from rollcall.sandbox.grading.grading import grade
+from rollcall.sandbox.grading.reference import Reference, reference_of
+from rollcall.sandbox.tasks.harbor import HarborTask
+from rollcall.sandbox.tasks.listing import read_tasks
+from rollcall.sandbox.tasks.suite_b import SUITE_B
+from rollcall.schemas.errors import Refused
 
 DRIVER = "bubblewrap"
 BASE = "base"

@@ -15,10 +15,10 @@ from functools import partial
 import orjson
 from aiohttp import web
 
-from compose.benchmarks import load, spine
-from compose.benchmarks.caller_processes import CallerProcesses
-from compose.benchmarks.figure import Figure
-from compose.benchmarks.own_cluster import (
+from rollcall.compose.benchmarks import load, spine
+from rollcall.compose.benchmarks.caller_processes import CallerProcesses
+from rollcall.compose.benchmarks.figure import Figure
+from rollcall.compose.benchmarks.own_cluster import (
     await_records,
     cpu_shares,
     logs_of,
@@ -28,13 +28,13 @@ from compose.benchmarks.own_cluster import (
     publish,
     with_slots,
 )
-from compose.cluster import Cluster
-from compose.settings import Settings
-from compose.workers.build import Workshop
-from consumers.loop.loop import Loop
-from inference.engine import EngineAnswer
-from inference.scripted import ScriptedEngine
-from schemas.messages import Limits, ModelCall, RolloutRequest, Sampling, Task
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.build import Workshop
+from rollcall.consumers.loop.loop import Loop
+from rollcall.inference.engine import EngineAnswer
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.messages import Limits, ModelCall, RolloutRequest, Sampling, Task
 
 LIVE = 1000
 AHEAD = 12_000

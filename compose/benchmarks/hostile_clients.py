@@ -1,6 +1,6 @@
 """A hostile session of a gateway, drawn from a seed.
 
-    python -m compose.benchmarks.hostile_clients PORT KEY SEED SECONDS
+    python -m rollcall.compose.benchmarks.hostile_clients PORT KEY SEED SECONDS
 
 It uses sockets and bytes only: connections that are silent or send their head byte by byte, bodies
 that break off or never end, and bodies that take long to parse. Prints the count of each.

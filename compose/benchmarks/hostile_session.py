@@ -21,10 +21,10 @@ from typing import IO, Any
 
 import orjson
 
-from compose.benchmarks.figure import Figure
-from compose.processes import die_with_parent, holds_within, module
-from compose.services.service_errors import ServicesError
-from compose.settings import Settings
+from rollcall.compose.benchmarks.figure import Figure
+from rollcall.compose.processes import die_with_parent, holds_within, module
+from rollcall.compose.services.service_errors import ServicesError
+from rollcall.compose.settings import Settings
 
 ROUNDS = 8
 """The number of rounds; they are short, as a shared machine's speed drifts."""
@@ -83,7 +83,8 @@ def _status(pid: int, name: str) -> int:
 def one_gateway() -> Iterator[OneGateway]:
     """Start a gateway; it ends with this block, or with this process."""
     with subprocess.Popen(
-        module("compose.benchmarks.one_gateway"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        module("rollcall.compose.benchmarks.one_gateway"),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, preexec_fn=die_with_parent,
     ) as process:  # fmt: skip
         assert process.stdin is not None
@@ -99,7 +100,8 @@ def one_gateway() -> Iterator[OneGateway]:
 @contextmanager
 def hostile(gateway: OneGateway, seed: int, seconds: float) -> Iterator["subprocess.Popen[bytes]"]:
     """Run the hostile session for `seconds`."""
-    command = module("compose.benchmarks.hostile_clients", str(gateway.port), gateway.keys[1],
+    command = module(
+        "rollcall.compose.benchmarks.hostile_clients", str(gateway.port), gateway.keys[1],
                      str(seed), str(seconds))  # fmt: skip
     with subprocess.Popen(
         ["nice", f"-n{NICE}", *command],

@@ -2,23 +2,23 @@
 
 from collections.abc import Callable
 
-from compose.benchmarks import load
-from consumers.agents.outbox import Outbox
-from consumers.agents.worker import Agents, Capacity
-from consumers.answers import Answers
-from consumers.environments.environments import Environments
-from consumers.log.memory_log import MemoryLog
-from consumers.loop.dead_letters import DeadLetters
-from consumers.loop.loop import Loop
-from consumers.loop.role import Role
-from consumers.models.server import Models
-from consumers.rewards import Rewards
-from inference.engine import Engine
-from producers.publisher import Publisher
-from sandbox.scorers import ScorerSpec, score
-from schemas.codec import Codec, LocalRegistry
-from schemas.messages import RolloutRequest, ScoredTrajectory, Trajectory
-from schemas.topics import Topics, wanted
+from rollcall.compose.benchmarks import load
+from rollcall.consumers.agents.outbox import Outbox
+from rollcall.consumers.agents.worker import Agents, Capacity
+from rollcall.consumers.answers import Answers
+from rollcall.consumers.environments.environments import Environments
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.loop.dead_letters import DeadLetters
+from rollcall.consumers.loop.loop import Loop
+from rollcall.consumers.loop.role import Role
+from rollcall.consumers.models.server import Models
+from rollcall.consumers.rewards import Rewards
+from rollcall.inference.engine import Engine
+from rollcall.producers.publisher import Publisher
+from rollcall.sandbox.scorers import ScorerSpec, score
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Trajectory
+from rollcall.schemas.topics import Topics, wanted
 
 
 class MovedClock:

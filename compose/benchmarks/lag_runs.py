@@ -14,11 +14,11 @@ from typing import Any
 
 import orjson
 
-from compose.benchmarks.learning_runs import Evaluated, SeedRun
-from compose.files import write_json
-from compose.settings import Settings
-from schemas.errors import Refused
-from schemas.ids import digest
+from rollcall.compose.benchmarks.learning_runs import Evaluated, SeedRun
+from rollcall.compose.files import write_json
+from rollcall.compose.settings import Settings
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.ids import digest
 
 GOOD = 0.85
 """The held-out success that a loss is expected to reach."""

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from compose.benchmarks.figure import LeftOut
-from compose.extras import require
+from rollcall.compose.benchmarks.figure import LeftOut
+from rollcall.compose.extras import require
 
 LANGUAGE_MODEL = Path("smollm2")
 

@@ -15,14 +15,14 @@ from typing import Any
 
 from rich.table import Table
 
-from compose.benchmarks.lag_runs import GOOD, Cell, Kept, Way, made_by
-from compose.benchmarks.learning_runs import RunFailed, SeedRun, endless, run_all
-from compose.console import PlainConsole
-from compose.extras import require
-from compose.files import refuse_no_folder
-from compose.runs.recipe import load_recipe
-from compose.settings import load_settings
-from schemas.errors import Refused
+from rollcall.compose.benchmarks.lag_runs import GOOD, Cell, Kept, Way, made_by
+from rollcall.compose.benchmarks.learning_runs import RunFailed, SeedRun, endless, run_all
+from rollcall.compose.console import PlainConsole
+from rollcall.compose.extras import require
+from rollcall.compose.files import refuse_no_folder
+from rollcall.compose.runs.recipe import load_recipe
+from rollcall.compose.settings import load_settings
+from rollcall.schemas.errors import Refused
 
 LOSSES = ("clip_higher", "decoupled_ppo", "m2po", "gspo", "cispo")
 STEP_SIZES = ("scheduled", "ess")
@@ -105,7 +105,7 @@ def at_lag(text: str, way: Way) -> str:
     """Return a recipe that learns this way to its last step. Raises Refused if it cannot."""
     import tomli_w
 
-    from trainer.config import LearnerConfig
+    from rollcall.trainer.config import LearnerConfig
 
     values: dict[str, Any] = tomllib.loads(endless(text))
     learner = values.setdefault("learner", {})

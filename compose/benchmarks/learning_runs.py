@@ -19,11 +19,11 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from compose.files import refuse_no_folder, write_json
-from compose.processes import module
-from compose.runs.recipe import load_recipe
-from schemas.errors import RollcallError
-from schemas.foreign_text import shown
+from rollcall.compose.files import refuse_no_folder, write_json
+from rollcall.compose.processes import module
+from rollcall.compose.runs.recipe import load_recipe
+from rollcall.schemas.errors import RollcallError
+from rollcall.schemas.foreign_text import shown
 
 ENDLESS = 2.0
 """A goal that no share of rollouts can reach."""
@@ -140,7 +140,7 @@ def run_seed(file: Path, seed: int, folder: Path, goal: float, memory: bool) -> 
     summary = folder / f"{seed}.json"
     words = ["run", str(file), "--seed", str(seed), "--summary", str(summary)]
     done = subprocess.run(
-        module("compose.cli", *words, *(["--log", "memory"] if memory else [])),
+        module("rollcall.compose.cli", *words, *(["--log", "memory"] if memory else [])),
         capture_output=True,
         text=True,
         check=False,

@@ -12,13 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from compose.benchmarks import load
-from compose.benchmarks.figure import Figure
-from compose.processes import module
-from compose.settings import Settings
-from consumers.agents.fold.rollout import Rollout
-from schemas.codec import Codec, LocalRegistry
-from schemas.topics import Topics
+from rollcall.compose.benchmarks import load
+from rollcall.compose.benchmarks.figure import Figure
+from rollcall.compose.processes import module
+from rollcall.compose.settings import Settings
+from rollcall.consumers.agents.fold.rollout import Rollout
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.topics import Topics
 
 LIVE = 50_000
 TOKENS = 64

@@ -11,15 +11,15 @@ from random import Random
 
 import numpy as np
 
-from consumers.agents.fold.journal import Journal, Taken
-from consumers.agents.fold.world import World
-from consumers.agents.programs import program_of
-from consumers.answers import event_of
-from inference.scripted import Script
-from sandbox.environment import Observation
-from schemas.codec import Codec
-from schemas.headers import hot_headers
-from schemas.messages import (
+from rollcall.consumers.agents.fold.journal import Journal, Taken
+from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.programs import program_of
+from rollcall.consumers.answers import event_of
+from rollcall.inference.scripted import Script
+from rollcall.sandbox.environment import Observation
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.headers import hot_headers
+from rollcall.schemas.messages import (
     EnvironmentStep,
     EnvironmentStepped,
     Event,
@@ -31,7 +31,7 @@ from schemas.messages import (
     Task,
     Trajectory,
 )
-from schemas.topics import Topics
+from rollcall.schemas.topics import Topics
 
 POLICY = "bench"
 TURNS = 8
@@ -73,7 +73,7 @@ def _now() -> dict[str, object]:
 def request(rollout_id: str, turns: int = TURNS) -> RolloutRequest:
     """Return a request with `turns` turns."""
     task = Task(
-        environment="compose.benchmarks.load:Instant",
+        environment="rollcall.compose.benchmarks.load:Instant",
         environment_config=json.dumps({"turns": turns}),
     )
     limits = Limits(max_turns=turns)

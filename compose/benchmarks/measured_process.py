@@ -1,4 +1,4 @@
-"""The measured processes: `python -m compose.benchmarks.measured_process ROLE TOKENS [LIVE]`.
+"""Measured processes: `python -m rollcall.compose.benchmarks.measured_process ROLE TOKENS [LIVE]`.
 
 Agents (also agents-2 and so on), models and environments are the workers of `rollcall worker` with
 a scripted policy, hosts is the environments worker with real agents; the echo roles are the
@@ -7,13 +7,13 @@ ceiling, the avro roles the echo with Avro. Nothing is scored.
 
 import sys
 
-from compose.benchmarks import agent_takeover, box_turns, echo, hosted_calls, load
-from compose.cluster import cluster_of
-from compose.log_setup import set_up
-from compose.settings import load_settings
-from compose.workers.build import Workshop
-from compose.workers.shutdown import Stop
-from inference.scripted import ScriptedEngine
+from rollcall.compose.benchmarks import agent_takeover, box_turns, echo, hosted_calls, load
+from rollcall.compose.cluster import cluster_of
+from rollcall.compose.log_setup import set_up
+from rollcall.compose.settings import load_settings
+from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.shutdown import Stop
+from rollcall.inference.scripted import ScriptedEngine
 
 ENGINES = {
     "models": ScriptedEngine,

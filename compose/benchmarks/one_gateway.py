@@ -1,6 +1,6 @@
 """A gateway with two sessions, whose model answers at once with the last message.
 
-    python -m compose.benchmarks.one_gateway
+    python -m rollcall.compose.benchmarks.one_gateway
 
 Prints a line of JSON with its port and both keys; then for each line on standard input another,
 with its held bytes, or for the line "next" with the key of a new second session, after the earlier
@@ -13,12 +13,12 @@ import sys
 
 import orjson
 
-from compose.log_setup import set_up
-from consumers.environments.gateway import Gateway
-from consumers.environments.line import GatewayLine
-from consumers.environments.listener import bind
-from consumers.loop.loop import GC_THRESHOLDS
-from schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply, StepReply
+from rollcall.compose.log_setup import set_up
+from rollcall.consumers.environments.gateway import Gateway
+from rollcall.consumers.environments.line import GatewayLine
+from rollcall.consumers.environments.listener import bind
+from rollcall.consumers.loop.loop import GC_THRESHOLDS
+from rollcall.schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply, StepReply
 
 POLICY = "bench"
 MOST_SAID = 1000

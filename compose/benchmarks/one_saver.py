@@ -1,10 +1,10 @@
 """A process that trains, saves and publishes like a run, and reports the time of each part.
 
-`python -m compose.benchmarks.one_saver DIRECTORY SCRATCH STEPS GROUPS ANSWERS PROMPT ANSWER`: the
-real trainer on the in-memory log, with `publish = "bfloat16"`, `weights = "delta"`, `save =
-"async"` and `announce = "early"`; only the rollouts are fakes. Every second step begins after the
-version before it is saved, so steps with and without saving are measured in the same run. The one
-line of standard output is a `Saved`, as JSON.
+`python -m rollcall.compose.benchmarks.one_saver DIRECTORY SCRATCH STEPS GROUPS ANSWERS PROMPT
+ANSWER`: the real trainer on the in-memory log, with `publish = "bfloat16"`, `weights = "delta"`,
+`save = "async"` and `announce = "early"`; only the rollouts are fakes. Every second step begins
+after the version before it is saved, so steps with and without saving are measured in the same run.
+The one line of standard output is a `Saved`, as JSON.
 """
 
 import json
@@ -20,22 +20,22 @@ from typing import Any
 
 import torch
 
-from compose.benchmarks.one_trainer import LR, Shape, rows, samples_of, scored_row
-from consumers.history.versions_in_use import VersionsInUse
-from consumers.log.memory_log import MemoryLog
-from consumers.training.trainer import Trainer
-from consumers.training.training_run import TrainingRun
-from producers.admission import AdmissionRule, Draws
-from schemas.codec import Codec, LocalRegistry
-from schemas.messages import PolicyVersion, RolloutRequest, Task, TrainStep
-from schemas.published_weights import Published
-from schemas.tensor_digests import sha256s_of
-from schemas.topics import Topics, wanted
-from trainer.arithmetic import BFLOAT16
-from trainer.config import LearnerConfig
-from trainer.publication import DELTA, Publishing, rounded
-from trainer.samples import Sample
-from trainer.step import Learner
+from rollcall.compose.benchmarks.one_trainer import LR, Shape, rows, samples_of, scored_row
+from rollcall.consumers.history.versions_in_use import VersionsInUse
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.training.trainer import Trainer
+from rollcall.consumers.training.training_run import TrainingRun
+from rollcall.producers.admission import AdmissionRule, Draws
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.messages import PolicyVersion, RolloutRequest, Task, TrainStep
+from rollcall.schemas.published_weights import Published
+from rollcall.schemas.tensor_digests import sha256s_of
+from rollcall.schemas.topics import Topics, wanted
+from rollcall.trainer.arithmetic import BFLOAT16
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.publication import DELTA, Publishing, rounded
+from rollcall.trainer.samples import Sample
+from rollcall.trainer.step import Learner
 
 POLICY, SCORING = "bench", "scoring"
 STALENESS = 2

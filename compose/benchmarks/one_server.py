@@ -5,17 +5,17 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compose.settings import Settings
-from compose.workers.build import Workshop
-from consumers.log.memory_log import MemoryLog
-from schemas.codec import Codec, LocalRegistry
-from schemas.ids import call_seed, command_id
-from schemas.messages import Message, ModelCall, PolicyVersion, Sampling
-from schemas.published_weights import Published
-from schemas.topics import Topics, wanted
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.build import Workshop
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.ids import call_seed, command_id
+from rollcall.schemas.messages import Message, ModelCall, PolicyVersion, Sampling
+from rollcall.schemas.published_weights import Published
+from rollcall.schemas.topics import Topics, wanted
 
 if TYPE_CHECKING:
-    from trainer.step import Learner
+    from rollcall.trainer.step import Learner
 
 POLICY = "bench"
 FAR_MS = 1 << 50
@@ -33,7 +33,7 @@ class OneServer:
         threads: int | None = None,
         thread: Executor | None = None,
     ) -> None:
-        from inference.transformers_engine import TransformersEngine
+        from rollcall.inference.transformers_engine import TransformersEngine
 
         self.topics = Topics("bench.")
         self.log = MemoryLog(wanted("bench.", [POLICY], partitions=1))

@@ -1,8 +1,8 @@
 """A process that takes optimiser steps on one fake batch, on request.
 
-`python -m compose.benchmarks.one_trainer WHO DIRECTORY GROUPS ANSWERS PROMPT ANSWER`: WHO is
-`shared` or `rows`, our learner with that packing, or `trl`, its GRPO trainer. Each line of standard
-input starts one step, each line of standard output is its measurement, as JSON.
+`python -m rollcall.compose.benchmarks.one_trainer WHO DIRECTORY GROUPS ANSWERS PROMPT ANSWER`: WHO
+is `shared` or `rows`, our learner with that packing, or `trl`, its GRPO trainer. Each line of
+standard input starts one step, each line of standard output is its measurement, as JSON.
 """
 
 import atexit
@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from schemas.messages import RolloutRequest, ScoredTrajectory, Sequence, Task, Trajectory
-from schemas.packed import pack_ids, pack_logprobs
-from trainer.samples import Sample
+from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Sequence, Task, Trajectory
+from rollcall.schemas.packed import pack_ids, pack_logprobs
+from rollcall.trainer.samples import Sample
 
 if TYPE_CHECKING:
-    from trainer.step import Learner
+    from rollcall.trainer.step import Learner
 
 Step = Callable[[], object]
 LR = 1e-6
@@ -75,8 +75,8 @@ def learner_and_samples(
     directory: str, shape: Shape, packing: str
 ) -> "tuple[Learner, list[Sample]]":
     """Make a learner with the learning rate of language models, and the batch."""
-    from trainer.config import LearnerConfig
-    from trainer.step import Learner
+    from rollcall.trainer.config import LearnerConfig
+    from rollcall.trainer.step import Learner
 
     config = LearnerConfig(
         lr=LR, entropy=0.0, advantage="grpo", packing=packing,

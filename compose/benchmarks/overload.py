@@ -9,14 +9,14 @@ wasted work.
 from collections import Counter, deque
 from itertools import count
 
-from compose.benchmarks import load
-from compose.benchmarks.figure import Figure
-from compose.benchmarks.inside import Inside, MovedClock
-from compose.settings import Settings
-from inference.engine import EngineAnswer
-from inference.scripted import ScriptedEngine
-from inference.waiting_calls import is_of
-from schemas.messages import ModelCall, Trajectory
+from rollcall.compose.benchmarks import load
+from rollcall.compose.benchmarks.figure import Figure
+from rollcall.compose.benchmarks.inside import Inside, MovedClock
+from rollcall.compose.settings import Settings
+from rollcall.inference.engine import EngineAnswer
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.inference.waiting_calls import is_of
+from rollcall.schemas.messages import ModelCall, Trajectory
 
 TOKENS = 64
 ROWS = 8

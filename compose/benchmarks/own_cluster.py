@@ -10,23 +10,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from compose.benchmarks.load import POLICY
-from compose.cluster import Cluster, answers
-from compose.processes import ChildProcess, end, holds_within, module, spawn
-from compose.services import embedded
-from compose.services.service_errors import ServicesError, last_lines
-from compose.settings import Settings
-from consumers.log.protocols import Record
-from consumers.log.reading import read_all
-from producers import provision
-from producers.submit import Submitter
-from schemas.errors import Unavailable
-from schemas.messages import RolloutRequest
-from schemas.topics import wanted
+from rollcall.compose.benchmarks.load import POLICY
+from rollcall.compose.cluster import Cluster, answers
+from rollcall.compose.processes import ChildProcess, end, holds_within, module, spawn
+from rollcall.compose.services import embedded
+from rollcall.compose.services.service_errors import ServicesError, last_lines
+from rollcall.compose.settings import Settings
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.log.reading import read_all
+from rollcall.producers import provision
+from rollcall.producers.submit import Submitter
+from rollcall.schemas.errors import Unavailable
+from rollcall.schemas.messages import RolloutRequest
+from rollcall.schemas.topics import wanted
 
 GRACE_S = 10.0
 TICKS = os.sysconf("SC_CLK_TCK")
-MAIN = "compose.benchmarks.measured_process"
+MAIN = "rollcall.compose.benchmarks.measured_process"
 WITHOUT_WAITING = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 
@@ -56,7 +56,7 @@ def own_cluster(settings: Settings) -> Iterator[Cluster]:
 def processes(
     cluster: Cluster, *commands: Sequence[str], doomed: Collection[str] = ()
 ) -> Iterator[dict[str, int]]:
-    """Run `compose.benchmarks.measured_process` once per command; yields their pids by first word.
+    """Run `measured_process` once per command; yields their pids by first word.
 
     Raises ServicesError if one that is not `doomed` ended early.
     """

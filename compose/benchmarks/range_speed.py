@@ -12,19 +12,19 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from compose.benchmarks.figure import Figure, timed
-from compose.benchmarks.own_cluster import own_cluster
-from compose.benchmarks.scan import RECORDS, fill
-from compose.cluster import Cluster
-from compose.services.service_errors import ServicesError
-from compose.settings import Settings
-from compose.workers.rescorer import Rescorer
-from consumers.history.export import export
-from consumers.history.ranges import Range, filled_extent
-from consumers.history.selection import Selection
-from consumers.log.protocols import Record
-from consumers.log.reading import read_between
-from schemas.messages import Trajectory
+from rollcall.compose.benchmarks.figure import Figure, timed
+from rollcall.compose.benchmarks.own_cluster import own_cluster
+from rollcall.compose.benchmarks.scan import RECORDS, fill
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.services.service_errors import ServicesError
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.rescorer import Rescorer
+from rollcall.consumers.history.export import export
+from rollcall.consumers.history.ranges import Range, filled_extent
+from rollcall.consumers.history.selection import Selection
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.log.reading import read_between
+from rollcall.schemas.messages import Trajectory
 
 EXPORTED = 2000
 RESCORED = 6000

@@ -1,4 +1,4 @@
-"""Raw HTTP clients in place of agents: `python -m compose.benchmarks.raw_callers`.
+"""Raw HTTP clients in place of agents: `python -m rollcall.compose.benchmarks.raw_callers`.
 
 They use sockets and JSON only, so that our own code dominates the measurement. One process has all
 of them: it reads sessions from standard input, a line of JSON each, and prints a line when one has
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from compose.benchmarks.load import POLICY, SEEN
+from rollcall.compose.benchmarks.load import POLICY, SEEN
 
 LENGTH = re.compile(rb"(?i)content-length: *(\d+)")
 LIMIT_BYTES = 1 << 20

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from itertools import islice
 from random import Random
 
-from compose.benchmarks import load
-from compose.benchmarks.figure import Figure, timed
-from compose.settings import Settings
-from consumers.agents.fold.journal import Journal
-from consumers.agents.fold.world import World
-from consumers.agents.programs import program_of
-from consumers.loop.loop import GC_THRESHOLDS
-from schemas.codec import Codec, LocalRegistry
-from schemas.messages import Event
-from schemas.topics import Topics
+from rollcall.compose.benchmarks import load
+from rollcall.compose.benchmarks.figure import Figure, timed
+from rollcall.compose.settings import Settings
+from rollcall.consumers.agents.fold.journal import Journal
+from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.programs import program_of
+from rollcall.consumers.loop.loop import GC_THRESHOLDS
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.messages import Event
+from rollcall.schemas.topics import Topics
 
 TOKENS = 64
 ROLLOUTS = 2000

@@ -20,14 +20,14 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from compose.benchmarks.figure import Figure
-from compose.benchmarks.language_model import language_model
-from compose.benchmarks.one_trainer import Shape
-from compose.processes import module
-from compose.settings import Settings
-from compose.workers import openmp
-from sandbox.package_index import last_error
-from schemas.errors import WorkFailed
+from rollcall.compose.benchmarks.figure import Figure
+from rollcall.compose.benchmarks.language_model import language_model
+from rollcall.compose.benchmarks.one_trainer import Shape
+from rollcall.compose.processes import module
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers import openmp
+from rollcall.sandbox.package_index import last_error
+from rollcall.schemas.errors import WorkFailed
 
 SHAPE = Shape(groups=8, answers=8, prompt=16, answer=32)
 STEPS = 5
@@ -55,7 +55,7 @@ def seen(directory: Path, shape: Shape, steps: int) -> dict[str, Any]:
     """Return the measurements of a process (`one_saver.Saved`); cached for the same arguments."""
     with TemporaryDirectory(prefix="rollcall-") as scratch:
         sizes = (steps, shape.groups, shape.answers, shape.prompt, shape.answer)
-        words = module("compose.benchmarks.one_saver", str(directory), scratch)
+        words = module("rollcall.compose.benchmarks.one_saver", str(directory), scratch)
         environment = openmp.SETTING | os.environ  # as a worker of training has
         done = subprocess.run(
             [*words, *map(str, sizes)],

@@ -11,23 +11,23 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from compose.benchmarks import load
-from compose.benchmarks.figure import Figure, timed
-from compose.benchmarks.own_cluster import own_cluster
-from compose.services.service_errors import ServicesError
-from compose.settings import Settings
-from consumers.agents.fold.journal import Journal
-from consumers.agents.fold.rollout import Effect
-from consumers.agents.fold.world import World
-from consumers.agents.programs import program_digest, program_of
-from consumers.audit.audit import audit
-from consumers.audit.window import MOST
-from consumers.history.history import History
-from consumers.log.protocols import Log
-from consumers.log.reading import read_all
-from producers.publisher import Publisher
-from schemas.headers import full_headers, hot_headers
-from schemas.messages import (
+from rollcall.compose.benchmarks import load
+from rollcall.compose.benchmarks.figure import Figure, timed
+from rollcall.compose.benchmarks.own_cluster import own_cluster
+from rollcall.compose.services.service_errors import ServicesError
+from rollcall.compose.settings import Settings
+from rollcall.consumers.agents.fold.journal import Journal
+from rollcall.consumers.agents.fold.rollout import Effect
+from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.programs import program_digest, program_of
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.audit.window import MOST
+from rollcall.consumers.history.history import History
+from rollcall.consumers.log.protocols import Log
+from rollcall.consumers.log.reading import read_all
+from rollcall.producers.publisher import Publisher
+from rollcall.schemas.headers import full_headers, hot_headers
+from rollcall.schemas.messages import (
     EnvironmentStep,
     Event,
     ModelCall,
@@ -36,7 +36,7 @@ from schemas.messages import (
     ScoredTrajectory,
     Trajectory,
 )
-from schemas.topics import Topics
+from rollcall.schemas.topics import Topics
 
 ROLLOUTS = 6000
 TOKENS = 64

@@ -13,15 +13,15 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from compose.benchmarks.figure import Figure, timed
-from compose.cluster import answers
-from compose.processes import end, spawn
-from compose.services import embedded
-from compose.services.kafka_broker import KafkaBroker
-from compose.services.ports import free_port
-from compose.services.schema_registry import SchemaRegistry
-from compose.services.service_process import Service
-from compose.settings import Settings
+from rollcall.compose.benchmarks.figure import Figure, timed
+from rollcall.compose.cluster import answers
+from rollcall.compose.processes import end, spawn
+from rollcall.compose.services import embedded
+from rollcall.compose.services.kafka_broker import KafkaBroker
+from rollcall.compose.services.ports import free_port
+from rollcall.compose.services.schema_registry import SchemaRegistry
+from rollcall.compose.services.service_process import Service
+from rollcall.compose.settings import Settings
 
 TIMES = 3
 GRACE_S = 30.0

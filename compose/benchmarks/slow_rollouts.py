@@ -10,11 +10,11 @@ import math
 import time
 from random import Random
 
-from inference.engine import EngineAnswer
-from inference.scripted import ScriptedEngine
-from sandbox.environment import Observation
-from schemas.ids import digest
-from schemas.messages import Limits, ModelCall, RolloutRequest, Task
+from rollcall.inference.engine import EngineAnswer
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.sandbox.environment import Observation
+from rollcall.schemas.ids import digest
+from rollcall.schemas.messages import Limits, ModelCall, RolloutRequest, Task
 
 POLICY = "slow"
 TURNS = 4
@@ -81,7 +81,7 @@ class SlowEnvironment:
 def template(run_id: str, median_s: float = MEDIAN_S) -> RolloutRequest:
     """Return the common part of a run's requests."""
     task = Task(
-        environment="compose.benchmarks.slow_rollouts:SlowEnvironment",
+        environment="rollcall.compose.benchmarks.slow_rollouts:SlowEnvironment",
         environment_config=f'{{"median_s": {median_s}}}',
     )
     limits = Limits(max_turns=TURNS)

@@ -15,9 +15,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from compose.benchmarks import echo, load
-from compose.benchmarks.figure import Figure
-from compose.benchmarks.own_cluster import (
+from rollcall.compose.benchmarks import echo, load
+from rollcall.compose.benchmarks.figure import Figure
+from rollcall.compose.benchmarks.own_cluster import (
     Measurement,
     await_records,
     cpu_shares,
@@ -27,12 +27,12 @@ from compose.benchmarks.own_cluster import (
     publish,
     together,
 )
-from compose.cluster import Cluster
-from compose.services.service_errors import ServicesError
-from compose.settings import Settings
-from consumers.log.protocols import Record
-from consumers.log.reading import read_all
-from schemas.messages import EnvironmentStepped, Event
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.services.service_errors import ServicesError
+from rollcall.compose.settings import Settings
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.log.reading import read_all
+from rollcall.schemas.messages import EnvironmentStepped, Event
 
 LIVE = 4000
 WARM_S = 10.0

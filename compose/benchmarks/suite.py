@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from compose.benchmarks import (
+from rollcall.compose.benchmarks import (
     adoption,
     agent_memory,
     agent_takeover,
@@ -38,13 +38,13 @@ from compose.benchmarks import (
     train_tokens,
     wire,
 )
-from compose.benchmarks.figure import Figure, LeftOut
-from compose.files import write_json
-from compose.services.service_errors import ServicesError
-from compose.settings import Settings
-from schemas.errors import RollcallError
-from schemas.message_code import message_code
-from schemas.names import unknown
+from rollcall.compose.benchmarks.figure import Figure, LeftOut
+from rollcall.compose.files import write_json
+from rollcall.compose.services.service_errors import ServicesError
+from rollcall.compose.settings import Settings
+from rollcall.schemas.errors import RollcallError
+from rollcall.schemas.message_code import message_code
+from rollcall.schemas.names import unknown
 
 BOX_FIGURES: Mapping[str, Callable[..., Figure]] = {
     "box_warm_ms": box_starts.warm,

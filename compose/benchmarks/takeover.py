@@ -13,20 +13,20 @@ from collections import Counter
 from datetime import datetime
 from pathlib import Path
 
-from compose.benchmarks.figure import Figure, timed
-from compose.benchmarks.own_cluster import (
+from rollcall.compose.benchmarks.figure import Figure, timed
+from rollcall.compose.benchmarks.own_cluster import (
     await_records,
     logs_of,
     own_cluster,
     processes,
     wait_for,
 )
-from compose.benchmarks.spine import submit
-from compose.cluster import Cluster
-from compose.settings import Settings
-from consumers.log.protocols import Record
-from consumers.log.reading import read_all
-from schemas.messages import Event
+from rollcall.compose.benchmarks.spine import submit
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.settings import Settings
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.log.reading import read_all
+from rollcall.schemas.messages import Event
 
 LIVE = 10_000
 TOKENS = "64"

@@ -14,16 +14,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from compose.benchmarks.figure import Figure
-from compose.benchmarks.language_model import language_model
-from compose.benchmarks.one_trainer import Shape, StepTaken
-from compose.extras import require
-from compose.processes import module
-from compose.runs.recipe import load_recipe
-from compose.runs.starting_policy import lay_policy
-from compose.settings import Settings
-from sandbox.package_index import last_error
-from schemas.errors import WorkFailed
+from rollcall.compose.benchmarks.figure import Figure
+from rollcall.compose.benchmarks.language_model import language_model
+from rollcall.compose.benchmarks.one_trainer import Shape, StepTaken
+from rollcall.compose.extras import require
+from rollcall.compose.processes import module
+from rollcall.compose.runs.recipe import load_recipe
+from rollcall.compose.runs.starting_policy import lay_policy
+from rollcall.compose.settings import Settings
+from rollcall.sandbox.package_index import last_error
+from rollcall.schemas.errors import WorkFailed
 
 LANGUAGE = Shape(groups=4, answers=4, prompt=64, answer=32)
 LANGUAGE_8 = Shape(groups=2, answers=8, prompt=64, answer=32)
@@ -68,7 +68,7 @@ def figure(shape: Shape, taken: Mapping[str, Sequence[StepTaken]]) -> Figure:
 def steps_of(who: str, directory: Path, shape: Shape, turns: int) -> list[StepTaken]:
     """Return the steps of a new process without its first, which creates the optimiser state."""
     sizes = map(str, (shape.groups, shape.answers, shape.prompt, shape.answer))
-    words = module("compose.benchmarks.one_trainer", who, str(directory), *sizes)
+    words = module("rollcall.compose.benchmarks.one_trainer", who, str(directory), *sizes)
     environment = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1"}
     done = subprocess.run(
         words, input="step\n" * (turns + 1), capture_output=True, text=True, check=False,

@@ -13,17 +13,17 @@ from random import Random
 
 import numpy as np
 
-from compose.benchmarks import load
-from compose.benchmarks.figure import Figure
-from compose.benchmarks.inside import Inside, MovedClock
-from compose.services.service_errors import ServicesError
-from compose.settings import Settings
-from consumers.log.protocols import Record
-from inference.scripted import ScriptedEngine
-from producers.kafka_publisher import KafkaPublisher
-from producers.publisher import flush_all
-from sandbox.environment import Observation
-from schemas.messages import Limits, ModelAnswered, ModelCall, RolloutRequest, Task
+from rollcall.compose.benchmarks import load
+from rollcall.compose.benchmarks.figure import Figure
+from rollcall.compose.benchmarks.inside import Inside, MovedClock
+from rollcall.compose.services.service_errors import ServicesError
+from rollcall.compose.settings import Settings
+from rollcall.consumers.log.protocols import Record
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.producers.kafka_publisher import KafkaPublisher
+from rollcall.producers.publisher import flush_all
+from rollcall.sandbox.environment import Observation
+from rollcall.schemas.messages import Limits, ModelAnswered, ModelCall, RolloutRequest, Task
 
 TOKENS = 32_768
 TURNS = 100

@@ -10,9 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from compose.cluster import Cluster
-from compose.services.service_errors import ServicesError
-from schemas.errors import Refused
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.processes import module
+from rollcall.compose.services.service_errors import ServicesError
+from rollcall.schemas.errors import Refused
 
 
 def unpack(wheel: Path, directory: Path) -> Path:
@@ -28,10 +29,21 @@ def unpack(wheel: Path, directory: Path) -> Path:
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
         msg = f"--beside {wheel}: {lines[-1] if lines else 'pip cannot install it'}"
         raise Refused(msg)
-    if not (directory / "compose" / "chaos" / "process.py").is_file():
-        msg = f"--beside {wheel} is no wheel of Rollcall's: it has no compose/chaos/process.py"
+    main = name_in(directory, "rollcall.compose.chaos.process").replace(".", "/") + ".py"
+    if not (directory / main).is_file():
+        msg = f"--beside {wheel} is no wheel of Rollcall's: it has no {main}"
         raise Refused(msg)
     return directory
+
+
+def name_in(release: str | Path, name: str) -> str:
+    """Return the name of one of our modules in a release; before 0.2.0 it was without `rollcall.`.
+
+    `release` is the folder of its packages, empty for the release of this process.
+    """
+    if release and not (Path(release) / "rollcall" / "compose").is_dir():
+        return name.removeprefix("rollcall.")
+    return name
 
 
 def provision(release: Path, cluster: Cluster, policies: Sequence[str]) -> None:
@@ -41,7 +53,7 @@ def provision(release: Path, cluster: Cluster, policies: Sequence[str]) -> None:
     """
     named = [word for policy in policies for word in ("--policy", policy)]
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "compose.cli", "topics", "apply", *named],
+        module(name_in(release, "rollcall.compose.cli"), "topics", "apply", *named),
         env={**os.environ, **cluster.environment(), "PYTHONPATH": str(release)},
         cwd=release.parent,
         capture_output=True,

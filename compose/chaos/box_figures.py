@@ -6,12 +6,12 @@ from the commands so far, shows if each was run in it once and in order.
 
 from dataclasses import dataclass, field
 
-from compose.chaos.box_victims import BoxesLeft
-from compose.chaos.workload import SHELL, shown_by_shell
-from consumers.history.history import History
-from consumers.log.reading import read_all
-from sandbox.boxes.box import BOX_DIED
-from schemas.messages import CallFailed, Event, RolloutStarted, Trajectory
+from rollcall.compose.chaos.box_victims import BoxesLeft
+from rollcall.compose.chaos.workload import SHELL, shown_by_shell
+from rollcall.consumers.history.history import History
+from rollcall.consumers.log.reading import read_all
+from rollcall.sandbox.boxes.box import BOX_DIED
+from rollcall.schemas.messages import CallFailed, Event, RolloutStarted, Trajectory
 
 Place = tuple[str, int, int]
 """A rollout, its attempt, and the position of a wish (an effect that a program asks for)."""

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from compose.chaos.faults import BOXES, ENGINE, KILL, Fault
-from compose.chaos.own_engine import LOOK_EVERY_S, OwnEngine
-from compose.chaos.victims import BriefVictim
-from sandbox.boxes.box import driver
-from sandbox.boxes.bubblewrap import MARK
-from sandbox.boxes.leases import Leases
-from sandbox.process_tree import children
+from rollcall.compose.chaos.faults import BOXES, ENGINE, KILL, Fault
+from rollcall.compose.chaos.own_engine import LOOK_EVERY_S, OwnEngine
+from rollcall.compose.chaos.victims import BriefVictim
+from rollcall.sandbox.boxes.box import driver
+from rollcall.sandbox.boxes.bubblewrap import MARK
+from rollcall.sandbox.boxes.leases import Leases
+from rollcall.sandbox.process_tree import children
 
 GROUP = "environments"
 """The group whose progress shows that lost boxes are replaced."""

@@ -15,13 +15,13 @@ from random import Random
 
 import structlog
 
-from compose.chaos.faults import LOG, Fault
-from compose.chaos.victims import BriefVictim, ServiceVictim, WorkerVictim
-from compose.chaos.watch import Watch
-from compose.cluster import Cluster
-from consumers.log.protocols import Record
-from producers.publisher import Publisher, flush_all
-from schemas.errors import DeliveryFailed, Unavailable
+from rollcall.compose.chaos.faults import LOG, Fault
+from rollcall.compose.chaos.victims import BriefVictim, ServiceVictim, WorkerVictim
+from rollcall.compose.chaos.watch import Watch
+from rollcall.compose.cluster import Cluster
+from rollcall.consumers.log.protocols import Record
+from rollcall.producers.publisher import Publisher, flush_all
+from rollcall.schemas.errors import DeliveryFailed, Unavailable
 
 MOST_COPIES = 5
 COMMITTED_S = 20.0

@@ -14,24 +14,24 @@ from dataclasses import asdict, dataclass, field
 import structlog
 from rich.console import Console
 
-from compose.chaos import workload
-from compose.chaos.box_victims import BoxVictim, EngineVictim
-from compose.chaos.cut_log import LogVictim
-from compose.chaos.faults import KILL, SERVICES, Fault
-from compose.chaos.plan import clock_of, ids_of, processes_of
-from compose.chaos.stage import Stage
-from compose.chaos.stranger import Stranger
-from compose.chaos.surroundings import ClockVictim, IdsVictim, StoreVictim
-from compose.chaos.victims import ProcessVictim, ServiceVictim, Stack, Victim
-from compose.chaos.watch import Watch
-from compose.chaos.wrong_registry import WrongRegistry
-from compose.services.service_errors import ServicesError
-from compose.workers.supervisor import GRACE_S
-from producers.control import write_control
-from producers.publisher import flush_all
-from producers.submit import Submitter
-from sandbox.boxes.leases import Leases
-from schemas.messages import Control, RolloutRequest
+from rollcall.compose.chaos import workload
+from rollcall.compose.chaos.box_victims import BoxVictim, EngineVictim
+from rollcall.compose.chaos.cut_log import LogVictim
+from rollcall.compose.chaos.faults import KILL, SERVICES, Fault
+from rollcall.compose.chaos.plan import clock_of, ids_of, processes_of
+from rollcall.compose.chaos.stage import Stage
+from rollcall.compose.chaos.stranger import Stranger
+from rollcall.compose.chaos.surroundings import ClockVictim, IdsVictim, StoreVictim
+from rollcall.compose.chaos.victims import ProcessVictim, ServiceVictim, Stack, Victim
+from rollcall.compose.chaos.watch import Watch
+from rollcall.compose.chaos.wrong_registry import WrongRegistry
+from rollcall.compose.services.service_errors import ServicesError
+from rollcall.compose.workers.supervisor import GRACE_S
+from rollcall.producers.control import write_control
+from rollcall.producers.publisher import flush_all
+from rollcall.producers.submit import Submitter
+from rollcall.sandbox.boxes.leases import Leases
+from rollcall.schemas.messages import Control, RolloutRequest
 
 OPEN = 200
 """The number of the workload's rollouts that are open at a time."""

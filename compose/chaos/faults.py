@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import islice
 from random import Random
 
-from schemas.errors import Refused
-from schemas.names import unknown
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.names import unknown
 
 WORKERS = ("agents", "models", "environments", "rewards")
 SERVICES = ("broker", "registry")

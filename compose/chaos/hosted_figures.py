@@ -1,10 +1,10 @@
 """Figures of the workload's hosted rollouts, from the log.
 
-The workload's agents never ask the same twice in a process (`compose.chaos.hosted_agents`), and the
-last message of a call is that of its ask. So if two positions of one attempt have the same message,
-a restarted process asked again and a second model call was made: if the first was answered, that
-answer was lost. A call that is sent again under its own position does not count here; `verify`
-counts those.
+The workload's agents never ask the same twice in a process
+(`rollcall.compose.chaos.hosted_agents`), and the last message of a call is that of its ask. So if
+two positions of one attempt have the same message, a restarted process asked again and a second
+model call was made: if the first was answered, that answer was lost. A call that is sent again
+under its own position does not count here; `verify` counts those.
 """
 
 import json
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
-from compose.chaos.workload import AGENT_OF_OTHERS
-from consumers.history.history import History
-from consumers.log.reading import read_all
-from schemas.messages import (
+from rollcall.compose.chaos.workload import AGENT_OF_OTHERS
+from rollcall.consumers.history.history import History
+from rollcall.consumers.log.reading import read_all
+from rollcall.schemas.messages import (
     CallFailed,
     Event,
     ModelAnswered,

@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.table import Table
 
-from compose.chaos.box_figures import BoxFigures
-from compose.chaos.faults import ROLES, Fault
-from compose.chaos.hosted_figures import HostedFigures
-from compose.chaos.training_figures import TrainingFigures
+from rollcall.compose.chaos.box_figures import BoxFigures
+from rollcall.compose.chaos.faults import ROLES, Fault
+from rollcall.compose.chaos.hosted_figures import HostedFigures
+from rollcall.compose.chaos.training_figures import TrainingFigures
 
 
 @dataclass(frozen=True, slots=True)

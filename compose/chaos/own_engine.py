@@ -19,12 +19,12 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from compose.extras import require
-from compose.processes import ChildProcess, end, holds_within, spawn
-from compose.services.service_errors import ServicesError
-from sandbox.boxes.docker_driver import LABEL
-from sandbox.process_tree import kill_tree
-from schemas.errors import Refused
+from rollcall.compose.extras import require
+from rollcall.compose.processes import ChildProcess, end, holds_within, spawn
+from rollcall.compose.services.service_errors import ServicesError
+from rollcall.sandbox.boxes.docker_driver import LABEL
+from rollcall.sandbox.process_tree import kill_tree
+from rollcall.schemas.errors import Refused
 
 PROGRAM, HOLDER = "dockerd", "containerd"
 """The engine, and the daemon that holds its containers while it is down."""

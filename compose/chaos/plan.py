@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compose.chaos.faults import (
+from rollcall.compose.chaos.faults import (
     AROUND,
     BOXES,
     CLOCKS,
@@ -21,8 +21,8 @@ from compose.chaos.faults import (
     kills,
     mixed,
 )
-from schemas.errors import Refused
-from schemas.names import unknown
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.names import unknown
 
 WORKERS = {"agents": 3, "models": 2, "environments": 2, "rewards": 2}
 """The number of the workload's workers, by role."""

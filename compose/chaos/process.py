@@ -1,17 +1,17 @@
-"""A models worker with the workload's policy: `python -m compose.chaos.process NAME`.
+"""A models worker with the workload's policy: `python -m rollcall.compose.chaos.process NAME`.
 
 The other groups' workers are those of `rollcall worker`. This module does not import torch.
 """
 
 import sys
 
-from compose.chaos.workload import POLICY, UnhurriedEngine, script
-from compose.cluster import cluster_of
-from compose.log_setup import set_up
-from compose.settings import load_settings
-from compose.workers.build import Workshop
-from compose.workers.readiness import patiently, wait_until_fit
-from compose.workers.shutdown import Stop
+from rollcall.compose.chaos.workload import POLICY, UnhurriedEngine, script
+from rollcall.compose.cluster import cluster_of
+from rollcall.compose.log_setup import set_up
+from rollcall.compose.settings import load_settings
+from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.readiness import patiently, wait_until_fit
+from rollcall.compose.workers.shutdown import Stop
 
 
 def main(name: str) -> None:

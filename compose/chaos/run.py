@@ -9,24 +9,24 @@ from pathlib import Path
 
 from rich.console import Console
 
-from compose.chaos import workload
-from compose.chaos.box_figures import box_figures
-from compose.chaos.box_victims import boxes_left
-from compose.chaos.cut_log import LogVictim
-from compose.chaos.experiment import Conductor
-from compose.chaos.faults import LOG
-from compose.chaos.hosted_figures import figures_of
-from compose.chaos.outcome import ChaosOutcome, plain, table
-from compose.chaos.plan import ChaosPlan
-from compose.chaos.stage import Stage, no_namespaces, refuse_no_boxes, staged
-from compose.chaos.training_figures import TrainingFigures
-from compose.conductor.conductor import Stopped, interruptible
-from compose.files import refuse_no_folder, write_json
-from compose.log_setup import set_up
-from compose.pages.audit_page import audit_with_bar, print_report
-from compose.settings import Settings
-from consumers.audit.report import Report
-from schemas.whole_files import refuse_used
+from rollcall.compose.chaos import workload
+from rollcall.compose.chaos.box_figures import box_figures
+from rollcall.compose.chaos.box_victims import boxes_left
+from rollcall.compose.chaos.cut_log import LogVictim
+from rollcall.compose.chaos.experiment import Conductor
+from rollcall.compose.chaos.faults import LOG
+from rollcall.compose.chaos.hosted_figures import figures_of
+from rollcall.compose.chaos.outcome import ChaosOutcome, plain, table
+from rollcall.compose.chaos.plan import ChaosPlan
+from rollcall.compose.chaos.stage import Stage, no_namespaces, refuse_no_boxes, staged
+from rollcall.compose.chaos.training_figures import TrainingFigures
+from rollcall.compose.conductor.conductor import Stopped, interruptible
+from rollcall.compose.files import refuse_no_folder, write_json
+from rollcall.compose.log_setup import set_up
+from rollcall.compose.pages.audit_page import audit_with_bar, print_report
+from rollcall.compose.settings import Settings
+from rollcall.consumers.audit.report import Report
+from rollcall.schemas.whole_files import refuse_used
 
 WHERE = "the log is in {0}/services, the workers' logs are in {0}/logs"
 
@@ -132,7 +132,7 @@ def _judged_training(stage: Stage, terminal: Console) -> TrainingFigures:
     """
     if stage.run is None or stage.plan.beside is not None:
         return TrainingFigures()
-    from compose.chaos.trained_again import figures_of_run  # torch, and only now
+    from rollcall.compose.chaos.trained_again import figures_of_run  # torch, and only now
 
     terminal.print("training again what was trained, without any fault", highlight=False)
     threads = stage.cluster.settings.training.threads

@@ -10,23 +10,23 @@ from importlib.resources import files
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from compose.chaos import beside, workload
-from compose.chaos.faults import BOXES
-from compose.chaos.own_engine import IMAGE, OwnEngine, refuse_no_engine
-from compose.chaos.plan import RECIPES, SERVER, ChaosPlan
-from compose.chaos.proxy import Ports, Proxy, listeners
-from compose.chaos.victims import WorkerVictim, to_registry
-from compose.chaos.wall_clock import WallClock
-from compose.cluster import Cluster, answers, complete_topics
-from compose.processes import apart
-from compose.runs import run_folder
-from compose.runs.recipe import parse_recipe
-from compose.runs.run_folder import RunFolder
-from compose.services import embedded
-from compose.services.ports import free_port
-from compose.settings import KafkaSettings, RegistrySettings, Settings
-from sandbox.boxes.box import driver
-from schemas.errors import Refused
+from rollcall.compose.chaos import beside, workload
+from rollcall.compose.chaos.faults import BOXES
+from rollcall.compose.chaos.own_engine import IMAGE, OwnEngine, refuse_no_engine
+from rollcall.compose.chaos.plan import RECIPES, SERVER, ChaosPlan
+from rollcall.compose.chaos.proxy import Ports, Proxy, listeners
+from rollcall.compose.chaos.victims import WorkerVictim, to_registry
+from rollcall.compose.chaos.wall_clock import WallClock
+from rollcall.compose.cluster import Cluster, answers, complete_topics
+from rollcall.compose.processes import apart
+from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.recipe import parse_recipe
+from rollcall.compose.runs.run_folder import RunFolder
+from rollcall.compose.services import embedded
+from rollcall.compose.services.ports import free_port
+from rollcall.compose.settings import KafkaSettings, RegistrySettings, Settings
+from rollcall.sandbox.boxes.box import driver
+from rollcall.schemas.errors import Refused
 
 SCORER = "environment_return"
 SLOTS = {"hosted": 8, "box": 16}
@@ -107,8 +107,8 @@ class Stage:
 
     def _command(self, role: str, name: str) -> list[str]:
         if role == "models" and name != SERVER:
-            return ["compose.chaos.process", name]
-        command = ["compose.cli", "worker", role, "--name", name]
+            return ["rollcall.compose.chaos.process", name]
+        command = ["rollcall.compose.cli", "worker", role, "--name", name]
         if role == "rewards":
             command += ["--scorer", SCORER, "--scoring-id", SCORER]
         elif self.run is not None and role in ("models", "training"):
@@ -218,7 +218,7 @@ def _provision(cluster: Cluster, policy_id: str, other: Path | None) -> None:
 def _training_run(cluster: Cluster, plan: ChaosPlan, release: str) -> RunFolder:
     """Make a run of the plan's recipe, its topics first made by this release. Raises Refused."""
     name, seed = plan.recipe, plan.seed
-    shipped = files("compose.chaos") / f"{name}.toml"
+    shipped = files("rollcall.compose.chaos") / f"{name}.toml"
     text = (shipped if name in RECIPES else Path(name)).read_text()
     recipe = parse_recipe(text, name)
     if recipe.scoring_id != SCORER:

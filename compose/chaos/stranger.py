@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from compose.chaos.faults import STRANGER, Fault
-from compose.chaos.victims import BriefVictim
-from compose.cluster import Cluster
-from producers.kafka_publisher import HeldTransaction
-from schemas.errors import Unavailable
+from rollcall.compose.chaos.faults import STRANGER, Fault
+from rollcall.compose.chaos.victims import BriefVictim
+from rollcall.compose.cluster import Cluster
+from rollcall.producers.kafka_publisher import HeldTransaction
+from rollcall.schemas.errors import Unavailable
 
 log = structlog.get_logger()
 

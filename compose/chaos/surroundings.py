@@ -7,10 +7,10 @@ from random import Random
 
 import structlog
 
-from compose.chaos.faults import STORE, Fault
-from compose.chaos.victims import BriefVictim, PartVictim, to_registry
-from compose.chaos.wrong_registry import WrongRegistry
-from schemas.private_folders import make_private
+from rollcall.compose.chaos.faults import STORE, Fault
+from rollcall.compose.chaos.victims import BriefVictim, PartVictim, to_registry
+from rollcall.compose.chaos.wrong_registry import WrongRegistry
+from rollcall.schemas.private_folders import make_private
 
 MOST_HOURS = 6.0
 ASKS_WITHIN_S = 90.0

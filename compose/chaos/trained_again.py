@@ -3,14 +3,14 @@
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from compose.chaos.training_figures import TrainingFigures
-from compose.workers.retraining_ranks import learner_of
-from consumers.history.history import History
-from consumers.history.retraining import plan, train
-from consumers.history.training_record import TrainedRun, digests_of, steps_of
-from schemas.errors import RollcallError
-from trainer import checkpoint as checkpoints
-from trainer.branches import branch_of
+from rollcall.compose.chaos.training_figures import TrainingFigures
+from rollcall.compose.workers.retraining_ranks import learner_of
+from rollcall.consumers.history.history import History
+from rollcall.consumers.history.retraining import plan, train
+from rollcall.consumers.history.training_record import TrainedRun, digests_of, steps_of
+from rollcall.schemas.errors import RollcallError
+from rollcall.trainer import checkpoint as checkpoints
+from rollcall.trainer.branches import branch_of
 
 
 def figures_of_run(history: History, run: TrainedRun, threads: int) -> TrainingFigures:

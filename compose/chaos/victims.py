@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from compose.chaos.faults import (
+from rollcall.compose.chaos.beside import name_in
+from rollcall.compose.chaos.faults import (
     CLOCK,
     CUT_REGISTRY,
     CUT_TO_BROKER,
@@ -27,13 +28,13 @@ from compose.chaos.faults import (
     SET_BACK_S,
     Fault,
 )
-from compose.chaos.proxy import Proxy
-from compose.chaos.wall_clock import WallClock
-from compose.cluster import answers
-from compose.processes import ChildProcess, holds_within, module, spawn
-from compose.services import embedded
-from compose.services.service_errors import ServicesError
-from sandbox.process_tree import children
+from rollcall.compose.chaos.proxy import Proxy
+from rollcall.compose.chaos.wall_clock import WallClock
+from rollcall.compose.cluster import answers
+from rollcall.compose.processes import ChildProcess, holds_within, module, spawn
+from rollcall.compose.services import embedded
+from rollcall.compose.services.service_errors import ServicesError
+from rollcall.sandbox.process_tree import children
 
 FLAP_S = 0.4
 """The time that a flapping link is up, then down."""
@@ -143,12 +144,13 @@ class WorkerVictim:
 
     def start(self) -> None:
         """Start it; call this in the longest-living thread, as the child dies with the thread."""
+        name, *words = self.command
         self.owned.clear()
         self._joined, self._started = False, time.monotonic()
         self._read = self.log.stat().st_size if self.log.exists() else 0
         accept, self._accepts = [ACCEPT] if self._accepts else [], False
         self.process = spawn(
-            module(*self.command, *accept),
+            module(name_in(self.releases[self.release], name), *words, *accept),
             self.log,
             environment={**self.environment, **self._path()},
             directory=self.log.parent,  # a folder without packages of another release

@@ -15,11 +15,17 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from compose.chaos.faults import Fault
-from compose.cluster import Cluster
-from consumers.log.protocols import Record, TopicPartition
-from schemas.errors import JournalGone, RollcallError, Unavailable
-from schemas.messages import Event, RolloutRefused, RolloutStarted, ScoredTrajectory, Trajectory
+from rollcall.compose.chaos.faults import Fault
+from rollcall.compose.cluster import Cluster
+from rollcall.consumers.log.protocols import Record, TopicPartition
+from rollcall.schemas.errors import JournalGone, RollcallError, Unavailable
+from rollcall.schemas.messages import (
+    Event,
+    RolloutRefused,
+    RolloutStarted,
+    ScoredTrajectory,
+    Trajectory,
+)
 
 ON_THE_WIRE_MS = 100
 POLL_S = 0.1

@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from consumers.agents.wishes import (
+from rollcall.consumers.agents.wishes import (
     Agent,
     CallModel,
     Finish,
@@ -30,22 +30,23 @@ from consumers.agents.wishes import (
     WishFailed,
     user,
 )
-from inference.engine import EngineAnswer
-from inference.scripted import Script, ScriptedEngine
-from sandbox.environment import Observation
-from sandbox.tasks.scripted_policies import BARE
-from schemas import messages
-from schemas.errors import WorkFailed
-from schemas.messages import Control, Limits, ModelCall, RolloutRequest
+from rollcall.inference.engine import EngineAnswer
+from rollcall.inference.scripted import Script, ScriptedEngine
+from rollcall.sandbox.environment import Observation
+from rollcall.sandbox.tasks.scripted_policies import BARE
+from rollcall.schemas import messages
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import Control, Limits, ModelCall, RolloutRequest
 
 POLICY = "chaos"
-HERE = __name__
+HERE = "compose.chaos.workload"
+"""This module, by the name that releases before 0.2.0, which may run beside ours, know as well."""
 GROUP = 4
 AGENTS = ("react", f"{HERE}:side_by_side", f"{HERE}:forgiving")
 SHELL = "shell"
 AGENT_OF_OTHERS = "hosted"
 FUNCTIONS = ("sequential", "side_by_side", "noisy")
-"""Functions of `compose.chaos.hosted_agents`."""
+"""Functions of `rollcall.compose.chaos.hosted_agents`."""
 HOSTED = 0.05
 """The share of rollouts with a process, as a function or, one in `COMMANDS`, a command."""
 COMMANDS = 4

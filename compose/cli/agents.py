@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compose.cli.connection import settings
-from compose.terminal import say
+from rollcall.compose.cli.connection import settings
+from rollcall.compose.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from compose.agents.agent_check import Played
+    from rollcall.compose.agents.agent_check import Played
 
 Json = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 Names = Annotated[list[str], typer.Argument(help="NAME or NAME==VERSION, one or more.")]
@@ -26,9 +26,9 @@ def list_agents(json: Json = False) -> None:
 
     Example: rollcall agents list
     """
-    from compose.agents.installation import listing
-    from compose.pages.agents_page import print_agents
-    from compose.terminal import emit
+    from rollcall.compose.agents.installation import listing
+    from rollcall.compose.pages.agents_page import print_agents
+    from rollcall.compose.terminal import emit
 
     rows = listing(_home())
     emit(rows, lambda terminal: print_agents(terminal, rows), json=json)
@@ -39,7 +39,7 @@ def install(names: Names) -> None:
 
     Example: rollcall agents install mini-swe-agent smolagents==1.26.0
     """
-    from compose.agents import installation
+    from rollcall.compose.agents import installation
 
     for name, wanted in [installation.requirements(spec) for spec in names]:
         made, new = installation.install(_home(), name, wanted)
@@ -56,8 +56,8 @@ def check(name: Name, config: Config = "{}", json: Json = False) -> None:
 
     Example: rollcall agents check mini-swe-agent
     """
-    from compose.pages.agents_page import print_played
-    from compose.terminal import emit
+    from rollcall.compose.pages.agents_page import print_played
+    from rollcall.compose.terminal import emit
 
     played = _tried(name, _parsed(config))
     emit(played, lambda terminal: print_played(terminal, played), json=json)
@@ -66,10 +66,10 @@ def check(name: Name, config: Config = "{}", json: Json = False) -> None:
 
 def _tried(name: str, config: "Mapping[str, Any]") -> "list[Played]":
     """Run an agent's trials, and record the result for the workers of this machine."""
-    from compose.agents.agent_check import check as play
-    from compose.agents.installation import mark
-    from sandbox.agents.shipped import check_agent, interpreter
-    from schemas.errors import Refused, WorkFailed
+    from rollcall.compose.agents.agent_check import check as play
+    from rollcall.compose.agents.installation import mark
+    from rollcall.sandbox.agents.shipped import check_agent, interpreter
+    from rollcall.schemas.errors import Refused, WorkFailed
 
     check_agent({**config, "agent": name})
     try:
@@ -90,7 +90,7 @@ def _fail_where_wrong(name: str, played: "list[Played]") -> None:
 def _parsed(config: str) -> "Mapping[str, Any]":
     import orjson
 
-    from schemas.errors import Refused
+    from rollcall.schemas.errors import Refused
 
     try:
         found = orjson.loads(config)

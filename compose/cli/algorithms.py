@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from compose.extras import require
+from rollcall.compose.extras import require
 
 
 def algorithms(
@@ -16,8 +16,8 @@ def algorithms(
     Example: rollcall algorithms loss
     """
     require("torch", "transformers")
-    from compose.pages.algorithms_page import print_algorithms, rows_of
-    from compose.terminal import emit
+    from rollcall.compose.pages.algorithms_page import print_algorithms, rows_of
+    from rollcall.compose.terminal import emit
 
     rows = rows_of(kind)
     emit(rows, lambda terminal: print_algorithms(terminal, rows), json=json)

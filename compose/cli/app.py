@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from compose.cli import (
+from rollcall.compose.cli import (
     agents,
     dlq,
     images,
@@ -26,33 +26,33 @@ from compose.cli import (
     topics,
     workers,
 )
-from compose.cli.algorithms import algorithms
-from compose.cli.balance import balance
-from compose.cli.bench import bench
-from compose.cli.boxes import boxes
-from compose.cli.chaos import chaos
-from compose.cli.connection import CLUSTER
-from compose.cli.control import cancel, drain, pause, resume
-from compose.cli.curve import curve
-from compose.cli.evaluate import evaluate
-from compose.cli.export import export
-from compose.cli.fork import fork
-from compose.cli.policies import export_policy, publish_policy
-from compose.cli.query import query
-from compose.cli.replay import replay
-from compose.cli.rescore import rescore
-from compose.cli.retrain import retrain
-from compose.cli.services import down, status, up
-from compose.cli.submit import submit
-from compose.cli.tail import tail
-from compose.cli.trajectory import trajectory
-from compose.cli.verify import verify
-from compose.cli.waiting import waiting
-from compose.cli.weights import weights
-from compose.extras import EXTRAS, not_installed
-from compose.terminal import say
-from compose.tracebacks import hide_in_tracebacks
-from schemas.interrupts import tell_apart
+from rollcall.compose.cli.algorithms import algorithms
+from rollcall.compose.cli.balance import balance
+from rollcall.compose.cli.bench import bench
+from rollcall.compose.cli.boxes import boxes
+from rollcall.compose.cli.chaos import chaos
+from rollcall.compose.cli.connection import CLUSTER
+from rollcall.compose.cli.control import cancel, drain, pause, resume
+from rollcall.compose.cli.curve import curve
+from rollcall.compose.cli.evaluate import evaluate
+from rollcall.compose.cli.export import export
+from rollcall.compose.cli.fork import fork
+from rollcall.compose.cli.policies import export_policy, publish_policy
+from rollcall.compose.cli.query import query
+from rollcall.compose.cli.replay import replay
+from rollcall.compose.cli.rescore import rescore
+from rollcall.compose.cli.retrain import retrain
+from rollcall.compose.cli.services import down, status, up
+from rollcall.compose.cli.submit import submit
+from rollcall.compose.cli.tail import tail
+from rollcall.compose.cli.trajectory import trajectory
+from rollcall.compose.cli.verify import verify
+from rollcall.compose.cli.waiting import waiting
+from rollcall.compose.cli.weights import weights
+from rollcall.compose.extras import EXTRAS, not_installed
+from rollcall.compose.terminal import say
+from rollcall.compose.tracebacks import hide_in_tracebacks
+from rollcall.schemas.interrupts import tell_apart
 
 Command = Callable[..., None]
 
@@ -190,7 +190,7 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
 def _say_version(wanted: bool) -> None:
     from importlib.metadata import version
 
-    from schemas.message_code import message_code
+    from rollcall.schemas.message_code import message_code
 
     if wanted:
         say(f"rollcall {version('rollcall')}\ncodec: {message_code().form}")
@@ -239,8 +239,14 @@ def main() -> NoReturn:
 
 
 def _guarded(command: Callable[[], object]) -> int:
-    from compose.services.service_errors import ServicesError
-    from schemas.errors import Refused, RollcallError, StoresDiffer, TopicsDiffer, Unavailable
+    from rollcall.compose.services.service_errors import ServicesError
+    from rollcall.schemas.errors import (
+        Refused,
+        RollcallError,
+        StoresDiffer,
+        TopicsDiffer,
+        Unavailable,
+    )
 
     try:
         found = command()

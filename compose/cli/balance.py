@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from compose.cli import connection
-from compose.terminal import say
+from rollcall.compose.cli import connection
+from rollcall.compose.terminal import say
 
 Run = Annotated[str, typer.Argument(help="A run's id or folder.")]
 Servers = Annotated[
@@ -24,10 +24,10 @@ def balance(run: Run, servers: Servers = None, steps: Steps = 10, json: Json = N
     """
     from dataclasses import asdict
 
-    from compose.files import refuse_no_folder, write_json
-    from compose.pages.balance_page import balance_lines
-    from compose.runs import run_folder
-    from consumers.history.balance_report import balance_of
+    from rollcall.compose.files import refuse_no_folder, write_json
+    from rollcall.compose.pages.balance_page import balance_lines
+    from rollcall.compose.runs import run_folder
+    from rollcall.consumers.history.balance_report import balance_of
 
     refuse_no_folder(json)
     cluster = connection.cluster()

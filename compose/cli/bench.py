@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from compose.cli.connection import settings
-from compose.files import refuse_no_folder
+from rollcall.compose.cli.connection import settings
+from rollcall.compose.files import refuse_no_folder
 
 LEARNING = "learning"
 AT_LAG = "learning_at_lag"
@@ -39,17 +39,17 @@ def bench(
     _end_in_order()
     told: dict[str, Any] = {"memory": memory, "json": json, "picture": picture}
     if names == [LEARNING]:
-        from compose.benchmarks.learning_runs import learn
+        from rollcall.compose.benchmarks.learning_runs import learn
 
         learn(recipe, range(1, seeds + 1), **told)
         return
     if names == [AT_LAG]:
-        from compose.benchmarks.learning_at_lag import learn_at_lag
+        from rollcall.compose.benchmarks.learning_at_lag import learn_at_lag
 
         learn_at_lag(recipe, range(1, seeds + 1), lags=lags, losses=losses, **told)
         return
     refuse_no_folder(json)  # benchmarks take seconds to import
-    from compose.benchmarks.suite import run_benchmarks
+    from rollcall.compose.benchmarks.suite import run_benchmarks
 
     run_benchmarks(names or [], settings(), json)
 

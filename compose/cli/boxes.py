@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compose.cli.connection import cluster
-from compose.terminal import say
+from rollcall.compose.cli.connection import cluster
+from rollcall.compose.terminal import say
 
 if TYPE_CHECKING:
-    from sandbox.boxes.driver_survey import DriverReport
+    from rollcall.sandbox.boxes.driver_survey import DriverReport
 
 Drivers = Annotated[
     bool, typer.Option("--drivers", help="Instead: by what each driver holds boxes on this host.")
@@ -32,12 +32,12 @@ def boxes(drivers: Drivers = False, json: Json = False) -> None:
     import asyncio
     import time
 
-    from compose.pages.boxes_page import print_boxes
-    from compose.terminal import emit
-    from consumers.environments.instance_records import host_name
-    from consumers.history.box_lives import box_lives, box_rows
-    from sandbox.boxes.host_boxes import on_this_host
-    from sandbox.boxes.leases import Leases
+    from rollcall.compose.pages.boxes_page import print_boxes
+    from rollcall.compose.terminal import emit
+    from rollcall.consumers.environments.instance_records import host_name
+    from rollcall.consumers.history.box_lives import box_lives, box_rows
+    from rollcall.sandbox.boxes.host_boxes import on_this_host
+    from rollcall.sandbox.boxes.leases import Leases
 
     if drivers:
         _tell_drivers(json=json)
@@ -54,8 +54,8 @@ def boxes(drivers: Drivers = False, json: Json = False) -> None:
 def _tell_drivers(*, json: bool) -> None:
     import asyncio
 
-    from compose.terminal import emit_json
-    from sandbox.boxes.driver_survey import survey
+    from rollcall.compose.terminal import emit_json
+    from rollcall.sandbox.boxes.driver_survey import survey
 
     reports = asyncio.run(survey())
     if json:

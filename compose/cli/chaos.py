@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compose.cli.connection import settings
+from rollcall.compose.cli.connection import settings
 
 if TYPE_CHECKING:
-    from compose.chaos.plan import ChaosPlan
+    from rollcall.compose.chaos.plan import ChaosPlan
 
 Minutes = Annotated[float | None, typer.Option(help="Harm for so long.")]
 Seed = Annotated[int, typer.Option(help="Of the schedule and the workload.")]
@@ -74,8 +74,8 @@ def chaos(
 
     A rolling upgrade and back: rollcall chaos --minutes 5 --beside rollcall-0.1.0-py3-none-any.whl
     """
-    from compose.chaos.faults import roles_of
-    from compose.chaos.plan import ChaosPlan
+    from rollcall.compose.chaos.faults import roles_of
+    from rollcall.compose.chaos.plan import ChaosPlan
 
     plan = ChaosPlan(seed, roles_of(kill), minutes, kills, rollouts, recipe, beside)
     raise typer.Exit(_harm(plan, json, keep))
@@ -83,9 +83,9 @@ def chaos(
 
 def _harm(plan: "ChaosPlan", json: Path | None, keep: Path | None) -> int:
     """Run the plan; return the exit code."""
-    from compose.chaos.run import run_chaos
-    from compose.conductor.conductor import Stopped
-    from compose.console import PlainConsole
+    from rollcall.compose.chaos.run import run_chaos
+    from rollcall.compose.conductor.conductor import Stopped
+    from rollcall.compose.console import PlainConsole
 
     terminal = PlainConsole()
     try:

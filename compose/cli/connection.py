@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from compose.cluster import Cluster
-    from compose.settings import Settings
+    from rollcall.compose.cluster import Cluster
+    from rollcall.compose.settings import Settings
 
 OURS = {
     "services", "services.lock", "services.down", "runs", "served", "tasks", "archive", "leases",
@@ -23,7 +23,7 @@ CLUSTER: ContextVar["Cluster | None"] = ContextVar("cluster", default=None)
 
 def settings() -> "Settings":
     """Load settings: command line over ROLLCALL_… variables over rollcall.toml; raises Refused."""
-    from compose.settings import load_settings
+    from rollcall.compose.settings import load_settings
 
     found = load_settings()
     _keep_private(found.state())
@@ -32,8 +32,8 @@ def settings() -> "Settings":
 
 def _keep_private(state: "Path") -> None:
     """Remove other users' access, which earlier releases or another umask have left."""
-    from compose.terminal import say
-    from schemas.private_folders import tighten
+    from rollcall.compose.terminal import say
+    from rollcall.schemas.private_folders import tighten
 
     ours = [state / name for name in OURS]
     if state.is_dir() and {path.name.partition(".wiped-")[0] for path in state.iterdir()} <= OURS:
@@ -52,8 +52,8 @@ def cluster() -> "Cluster":
     known = CLUSTER.get()
     if known is not None:
         return known
-    from compose.cluster import cluster_of
-    from compose.log_setup import set_up
+    from rollcall.compose.cluster import cluster_of
+    from rollcall.compose.log_setup import set_up
 
     set_up("cli", "cli")
     made = cluster_of(settings())

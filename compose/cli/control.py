@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compose.cli.connection import cluster
-from compose.cli.waiting import wait_reader
-from compose.terminal import say
+from rollcall.compose.cli.connection import cluster
+from rollcall.compose.cli.waiting import wait_reader
+from rollcall.compose.terminal import say
 
 if TYPE_CHECKING:
-    from schemas.messages import Control
+    from rollcall.schemas.messages import Control
 
 Reason = Annotated[str, typer.Option(help="Why; it is kept in the log.")]
 Name = Annotated[str, typer.Argument(help="The id of a rollout or of a group.")]
@@ -22,8 +22,8 @@ def cancel(name: Name, reason: Reason = "") -> None:
 
     Example: rollcall cancel lake-17 --reason "wrong task"
     """
-    from consumers.history.known_names import require_known
-    from schemas.messages import Control
+    from rollcall.consumers.history.known_names import require_known
+    from rollcall.schemas.messages import Control
 
     state = wait_reader().waiting()
     rollouts, members = {name} & state.rollouts(), state.members(name)
@@ -48,8 +48,8 @@ def pause(run: Run = "", reason: Reason = "") -> None:
 
     Example: rollcall pause --reason "new weights are on their way"
     """
-    from consumers.history.waiting import read_control
-    from schemas.messages import Control
+    from rollcall.consumers.history.waiting import read_control
+    from rollcall.schemas.messages import Control
 
     if run in read_control(cluster()).paused_runs:
         say(f"{_meant(run)} paused already")
@@ -65,8 +65,8 @@ def resume(run: Run = "", reason: Reason = "") -> None:
 
     Example: rollcall resume
     """
-    from consumers.history.waiting import read_control
-    from schemas.messages import Control
+    from rollcall.consumers.history.waiting import read_control
+    from rollcall.schemas.messages import Control
 
     if run not in read_control(cluster()).paused_runs:
         say(f"{_meant(run)} not paused")
@@ -82,8 +82,8 @@ def _meant(run: str) -> str:
 
 def _checked(run: str) -> str:
     """Return the run; raises Refused for an impossible name."""
-    from schemas.bounds import NAME_BYTES
-    from schemas.errors import Refused
+    from rollcall.schemas.bounds import NAME_BYTES
+    from rollcall.schemas.errors import Refused
 
     if len(run.encode(errors="replace")) > NAME_BYTES:
         msg = f"--run takes the name of a run, of at most {NAME_BYTES} bytes; `rollcall runs` lists"
@@ -96,10 +96,10 @@ def drain(worker: Worker, reason: Reason = "") -> None:
 
     Example: rollcall drain models-2
     """
-    from consumers.history.known_names import worker_names
-    from schemas.errors import Refused
-    from schemas.messages import Control
-    from schemas.names import hint
+    from rollcall.consumers.history.known_names import worker_names
+    from rollcall.schemas.errors import Refused
+    from rollcall.schemas.messages import Control
+    from rollcall.schemas.names import hint
 
     names = worker_names(cluster())
     if worker not in names:
@@ -114,7 +114,7 @@ def drain(worker: Worker, reason: Reason = "") -> None:
 
 
 def _send(word: "Control") -> None:
-    from producers.control import send_control
+    from rollcall.producers.control import send_control
 
     here = cluster()
     send_control(here.log.publisher(), here.codec, here.topics, word)

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from compose.cli import connection
-from compose.extras import require
-from compose.terminal import say
+from rollcall.compose.cli import connection
+from rollcall.compose.extras import require
+from rollcall.compose.terminal import say
 
 Run = Annotated[str, typer.Argument(help="A run's id or folder.")]
 Out = Annotated[Path | None, typer.Option(help="A PNG, or a folder for a PNG and a CSV.")]
@@ -35,11 +35,11 @@ def curve(
         require("matplotlib")
     if tensorboard:
         require("tensorboardX")
-    from compose.conductor.curve_files import write_files
-    from compose.pages.curve_page import print_chart
-    from compose.runs.run_folder import find_or_none
-    from compose.terminal import emit
-    from consumers.history.run_curve import curve_of
+    from rollcall.compose.conductor.curve_files import write_files
+    from rollcall.compose.pages.curve_page import print_chart
+    from rollcall.compose.runs.run_folder import find_or_none
+    from rollcall.compose.terminal import emit
+    from rollcall.consumers.history.run_curve import curve_of
 
     cluster = connection.cluster()
     folder = find_or_none(cluster.settings.state(), run)

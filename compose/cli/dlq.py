@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compose.cli.connection import cluster, signature
-from compose.cli.option_sets import takes
-from compose.terminal import say
+from rollcall.compose.cli.connection import cluster, signature
+from rollcall.compose.cli.option_sets import takes
+from rollcall.compose.terminal import say
 
 if TYPE_CHECKING:
-    from consumers.history.dead_letter_index import DeadLetter, LetterChoice
-    from consumers.loop.letter_records import Skip
+    from rollcall.consumers.history.dead_letter_index import DeadLetter, LetterChoice
+    from rollcall.consumers.loop.letter_records import Skip
 
 RECORDS_NAMED = 5
 """The most records that a dry run names one by one."""
@@ -36,7 +36,7 @@ def _choice(
     *,
     every: bool = False,
 ) -> "LetterChoice":
-    from consumers.history.dead_letter_index import choice_of
+    from rollcall.consumers.history.dead_letter_index import choice_of
 
     return choice_of(places or [], source=source, error=error, since=since, every=every)
 
@@ -66,9 +66,9 @@ def list_letters(
 
     Example: rollcall dlq list --source rollout.requests --since 2h
     """
-    from compose.pages.dead_letters_page import letters_line, letters_table
-    from compose.terminal import page
-    from consumers.history.dead_letter_index import DeadLetterIndex
+    from rollcall.compose.pages.dead_letters_page import letters_line, letters_table
+    from rollcall.compose.terminal import page
+    from rollcall.consumers.history.dead_letter_index import DeadLetterIndex
 
     index = DeadLetterIndex(cluster())
     chosen = index.chosen(_choice(None, source, error, since, every=True))
@@ -84,9 +84,9 @@ def show(place: Annotated[str, typer.Argument(help="PARTITION@OFFSET, as listed.
 
     Example: rollcall dlq show 0@12
     """
-    from compose.terminal import emit_json
-    from consumers.history.dead_letter_index import DeadLetterIndex
-    from consumers.history.record_lines import decoder, envelope
+    from rollcall.compose.terminal import emit_json
+    from rollcall.consumers.history.dead_letter_index import DeadLetterIndex
+    from rollcall.consumers.history.record_lines import decoder, envelope
 
     history = cluster()
     index = DeadLetterIndex(history)
@@ -109,8 +109,12 @@ def replay(
 
     Example: rollcall dlq replay 0@12-20 --yes --rate 10
     """
-    from consumers.history.dead_letter_index import DeadLetterIndex
-    from consumers.history.dead_letter_replay import NotReplayed, plan_replay, replay_letters
+    from rollcall.consumers.history.dead_letter_index import DeadLetterIndex
+    from rollcall.consumers.history.dead_letter_replay import (
+        NotReplayed,
+        plan_replay,
+        replay_letters,
+    )
 
     index = DeadLetterIndex(cluster())
     plan = plan_replay(index, index.chosen(choice), again=again)
@@ -139,8 +143,8 @@ def drop(choice: "LetterChoice", yes: Yes = False) -> None:
 
     Example: rollcall dlq drop --error BadMagic --yes
     """
-    from consumers.history.dead_letter_index import DeadLetterIndex
-    from consumers.history.dead_letter_replay import drop_letters
+    from rollcall.consumers.history.dead_letter_index import DeadLetterIndex
+    from rollcall.consumers.history.dead_letter_replay import drop_letters
 
     index = DeadLetterIndex(cluster())
     letters = [letter for letter in index.chosen(choice) if letter.state != "dropped"]
@@ -167,7 +171,7 @@ def skip(
 
     Example: rollcall dlq skip agents rollout.requests 0@17-67 --reason "JSON by mistake"
     """
-    from consumers.history.skip_decision import decide_skip, write_skip
+    from rollcall.consumers.history.skip_decision import decide_skip, write_skip
 
     here = cluster()
     by = by or signature()
@@ -203,7 +207,7 @@ def _echo_records(decided: "Skip") -> None:
     """Print the records in a range."""
     from collections import Counter
 
-    from consumers.history.skip_decision import records_in, unreadable_because
+    from rollcall.consumers.history.skip_decision import records_in, unreadable_because
 
     history = cluster()
     counts: Counter[str] = Counter()

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compose.cli.connection import cluster
-from compose.cli.range_options import Rate, selection_of, takes_range
-from compose.terminal import say
-from consumers.history.ranges import Range
+from rollcall.compose.cli.connection import cluster
+from rollcall.compose.cli.range_options import Rate, selection_of, takes_range
+from rollcall.compose.terminal import say
+from rollcall.consumers.history.ranges import Range
 
 if TYPE_CHECKING:
-    from consumers.history.phase_quantiles import PhaseTimes
-    from consumers.history.version_results import Difference, VersionResult
+    from rollcall.consumers.history.phase_quantiles import PhaseTimes
+    from rollcall.consumers.history.version_results import Difference, VersionResult
 
 Compare = Annotated[
     tuple[str, str] | None,
@@ -58,18 +58,18 @@ def evaluate(
 
     Example: rollcall eval --run lake-any-start-20261121-155458-s7
     """
-    from consumers.history.estimates import Bootstrap
-    from consumers.history.version_results import results_of
+    from rollcall.consumers.history.estimates import Bootstrap
+    from rollcall.consumers.history.version_results import results_of
 
     run_id, only = "", (span.policy_id, span.version)
     if tasks:
-        from compose.conductor.live_evaluation import LiveEvaluation
+        from rollcall.compose.conductor.live_evaluation import LiveEvaluation
 
         _require_policy_alone(span, compare)
         live = LiveEvaluation(tasks, n, seed, scoring_id, success_at, timeout_s)
         (run_id, evaluation), only = live.run(cluster(), span.policy()), ("", None)
     else:
-        from consumers.history.evaluation import evaluate as evaluate_recorded
+        from rollcall.consumers.history.evaluation import evaluate as evaluate_recorded
 
         selection = selection_of(cluster(), span, rate)
         evaluation = evaluate_recorded(selection, purpose, success_at)
@@ -80,7 +80,7 @@ def evaluate(
 
 def _require_policy_alone(span: Range, compare: tuple[str, str] | None) -> None:
     """Raise Refused if --tasks is combined with options for recorded rollouts."""
-    from schemas.errors import Refused
+    from rollcall.schemas.errors import Refused
 
     if not span.policy_id or span.beyond_policy():
         msg = "--tasks runs rollouts of one --policy; it goes with no other range"
@@ -98,8 +98,8 @@ def _print(
     *,
     json: bool,
 ) -> None:
-    from compose.pages.evaluation_page import print_evaluation
-    from compose.terminal import emit
+    from rollcall.compose.pages.evaluation_page import print_evaluation
+    from rollcall.compose.terminal import emit
 
     plain: dict[str, Any] = {"run_id": run_id} if run_id else {}
     plain |= {"versions": results} | ({"difference": difference} if difference else {})

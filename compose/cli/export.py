@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compose.cli.connection import cluster
-from compose.cli.range_options import Rate, selection_of, takes_range
-from compose.extras import require
-from consumers.history.ranges import Range
+from rollcall.compose.cli.connection import cluster
+from rollcall.compose.cli.range_options import Rate, selection_of, takes_range
+from rollcall.compose.extras import require
+from rollcall.consumers.history.ranges import Range
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from consumers.history.export import Export
+    from rollcall.consumers.history.export import Export
 
 Json = Annotated[bool, typer.Option("--json", help="As JSON instead of a table.")]
 
@@ -34,11 +34,11 @@ def export(
 
     Example: rollcall export --since 2h --parquet yesterday --rate 0
     """
-    from compose.console import PlainConsole
+    from rollcall.compose.console import PlainConsole
 
     require("duckdb", "pyarrow")
-    from compose.terminal import emit
-    from consumers.history.export import export as write
+    from rollcall.compose.terminal import emit
+    from rollcall.consumers.history.export import export as write
 
     with PlainConsole(stderr=True).status("reading") as status:
 

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from compose.cli.connection import cluster
-from compose.terminal import say
+from rollcall.compose.cli.connection import cluster
+from rollcall.compose.terminal import say
 
 Rollout = Annotated[str, typer.Argument(help="The id of the rollout to fork.")]
 At = Annotated[int, typer.Option(min=0, help="The first turn that is live; from 0 on.")]
@@ -36,11 +36,11 @@ def fork(
 
     Example: rollcall fork 3f2a1c --at 2 --n 8 --wait
     """
-    from compose.cluster import require_topics
-    from compose.submission import submit_all
-    from consumers.history import fork_request
-    from consumers.history.local_programs import watched_world
-    from consumers.request_checks import RequestChecks
+    from rollcall.compose.cluster import require_topics
+    from rollcall.compose.submission import submit_all
+    from rollcall.consumers.history import fork_request
+    from rollcall.consumers.history.local_programs import watched_world
+    from rollcall.consumers.request_checks import RequestChecks
 
     here = cluster()
     require_topics(here)

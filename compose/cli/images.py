@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compose.terminal import say
+from rollcall.compose.terminal import say
 
 if TYPE_CHECKING:
-    from sandbox.boxes.image_rows import ImageRow
-    from sandbox.boxes.image_store import BuiltImage
+    from rollcall.sandbox.boxes.image_rows import ImageRow
+    from rollcall.sandbox.boxes.image_store import BuiltImage
 
 Name = Annotated[
     str, typer.Argument(help="`base`: a Debian with python3, git and pytest; or one with packages.")
@@ -37,11 +37,11 @@ def build(
 
     Example: rollcall images build numbers --with numpy==2.2.1
     """
-    from compose.extras import require
-    from compose.pages.images_page import megabytes
-    from sandbox.boxes.base_image import BASE, build_base
-    from sandbox.boxes.package_layers import build_packages, lock_place
-    from schemas.errors import Refused
+    from rollcall.compose.extras import require
+    from rollcall.compose.pages.images_page import megabytes
+    from rollcall.sandbox.boxes.base_image import BASE, build_base
+    from rollcall.sandbox.boxes.package_layers import build_packages, lock_place
+    from rollcall.schemas.errors import Refused
 
     require("packaging")
     asked = _requirements(with_ or [], requirements)
@@ -64,10 +64,10 @@ def list_images(json: Json = False) -> None:
 
     Example: rollcall images list
     """
-    from compose.pages.images_page import print_images
-    from compose.terminal import emit
-    from sandbox.boxes.image_rows import directory_rows
-    from sandbox.boxes.image_store import directory
+    from rollcall.compose.pages.images_page import print_images
+    from rollcall.compose.terminal import emit
+    from rollcall.sandbox.boxes.image_rows import directory_rows
+    from rollcall.sandbox.boxes.image_store import directory
 
     rows = [*directory_rows(), *_of_engine()]
     emit(rows, lambda terminal: print_images(terminal, rows), json=json)
@@ -85,10 +85,10 @@ def gc(keep: Keep = "5GB", older_than: OlderThan = "14d") -> None:
     """
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
-    from compose.pages.images_page import megabytes
-    from consumers.history.times import seconds_of
-    from sandbox.boxes.image_store import collect
-    from schemas.errors import Refused
+    from rollcall.compose.pages.images_page import megabytes
+    from rollcall.consumers.history.times import seconds_of
+    from rollcall.sandbox.boxes.image_store import collect
+    from rollcall.schemas.errors import Refused
 
     try:
         keep_bytes = int(TypeAdapter(ByteSize).validate_python(keep))
@@ -106,8 +106,8 @@ def gc(keep: Keep = "5GB", older_than: OlderThan = "14d") -> None:
 
 def _requirements(given: list[str], file: Path | None) -> list[str]:
     """Return all requirements, each validated. Raises Refused."""
-    from sandbox.boxes.wheels import checked, requirement_lines
-    from schemas.errors import Refused
+    from rollcall.sandbox.boxes.wheels import checked, requirement_lines
+    from rollcall.schemas.errors import Refused
 
     asked = [checked(each, "--with") for each in given]
     if file is None:
@@ -127,9 +127,9 @@ def _of_engine() -> "list[ImageRow]":
     """Return the engine's images; if it does not answer, print that and return none."""
     import asyncio
 
-    from sandbox.boxes.docker_engine import DockerEngine, listens
-    from sandbox.boxes.image_rows import engine_rows
-    from schemas.errors import WorkFailed
+    from rollcall.sandbox.boxes.docker_engine import DockerEngine, listens
+    from rollcall.sandbox.boxes.image_rows import engine_rows
+    from rollcall.schemas.errors import WorkFailed
 
     try:
         return asyncio.run(DockerEngine().ask(engine_rows)) if listens() else []
@@ -139,6 +139,6 @@ def _of_engine() -> "list[ImageRow]":
 
 
 def _called(image: "BuiltImage") -> str:
-    from sandbox.boxes.image_store import LAYERS
+    from rollcall.sandbox.boxes.image_store import LAYERS
 
     return f"layer {image.name}" if image.place.parent.name == LAYERS else image.name

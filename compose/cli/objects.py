@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compose.cli.connection import cluster
-from compose.terminal import say
-from schemas.hidden import without_secrets
+from rollcall.compose.cli.connection import cluster
+from rollcall.compose.terminal import say
+from rollcall.schemas.hidden import without_secrets
 
 if TYPE_CHECKING:
-    from schemas.objects import ObjectStore, StoredObject
+    from rollcall.schemas.objects import ObjectStore, StoredObject
 
 OlderThan = Annotated[
     str, typer.Option(help="An age such as 90d; the least that is safe, unless given.")
@@ -23,8 +23,8 @@ def list_objects() -> None:
 
     Example: rollcall objects list
     """
-    from consumers.history.object_retention import DAY_S, needed_s, unneeded
-    from schemas.errors import Refused
+    from rollcall.consumers.history.object_retention import DAY_S, needed_s, unneeded
+    from rollcall.schemas.errors import Refused
 
     here, store = cluster(), _store()
     objects = list(store.kept())
@@ -46,8 +46,8 @@ def gc(older_than: OlderThan = "", yes: Yes = False) -> None:
 
     Example: rollcall objects gc --yes
     """
-    from consumers.history.object_retention import removable
-    from consumers.history.times import seconds_of
+    from rollcall.consumers.history.object_retention import removable
+    from rollcall.consumers.history.times import seconds_of
 
     here, store = cluster(), _store()
     old = removable(here, store, seconds_of(older_than) if older_than else 0.0)
@@ -62,8 +62,8 @@ def gc(older_than: OlderThan = "", yes: Yes = False) -> None:
 
 def _store() -> "ObjectStore":
     """Return this cluster's store; raises Refused if none is set, StoresDiffer for another's."""
-    from compose.store_identity import identify
-    from schemas.errors import Refused
+    from rollcall.compose.store_identity import identify
+    from rollcall.schemas.errors import Refused
 
     here = cluster()
     store = here.objects

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from compose.cli.connection import cluster, settings
-from compose.terminal import say
+from rollcall.compose.cli.connection import cluster, settings
+from rollcall.compose.terminal import say
 
 
 def export_policy(
@@ -19,8 +19,8 @@ def export_policy(
     Of a run that publishes its adapter alone, that is one of peft's beside the run's policy; with
     --merge it is a plain one.
     """
-    from compose.runs import run_folder
-    from compose.runs.export_policy import export
+    from rollcall.compose.runs import run_folder
+    from rollcall.compose.runs.export_policy import export
 
     version = export(run_folder.find(settings().state(), run), out, merge=merge)
     say(f"version {version} written to {out}; AutoModelForCausalLM.from_pretrained loads it")
@@ -31,7 +31,7 @@ def publish_policy(
     policy: Annotated[str, typer.Option(help="The policy id to serve it under.")] = "policy",
 ) -> None:
     """Announce a model directory, so that `worker models` serves it without any training."""
-    from compose.runs.publish_policy import publish_policy as publish
+    from rollcall.compose.runs.publish_policy import publish_policy as publish
 
     version = publish(cluster(), directory, policy)
     say(f"version {version} of {policy} announced; serve it with")
@@ -49,7 +49,7 @@ def fetch(
 
     Example: rollcall policy fetch smollm2 --to smollm2
     """
-    from compose.runs.fetch_policy import fetch as fetch_policy
+    from rollcall.compose.runs.fetch_policy import fetch as fetch_policy
 
     parameters = fetch_policy(name, to, lambda line: say(line, err=True))
     say(f"{parameters:,} parameters written to {to}; serve them with")

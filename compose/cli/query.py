@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from compose.cli.connection import settings
-from compose.extras import require
+from rollcall.compose.cli.connection import settings
+from rollcall.compose.extras import require
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from consumers.tables.query import QueryResult
+    from rollcall.consumers.tables.query import QueryResult
 
 TABLE_ROWS = 100
 """The most rows of a table in a terminal."""
@@ -34,14 +34,14 @@ def query(
     """
     import sys
 
-    from compose.terminal import page, quiet_pipes
-    from schemas.errors import Refused
+    from rollcall.compose.terminal import page, quiet_pipes
+    from rollcall.schemas.errors import Refused
 
     if json and csv:
         msg = "--json and --csv are two ways to print one answer; give one of them"
         raise Refused(msg)
     require("duckdb", "pyarrow")
-    from consumers.tables.query import open_tables
+    from rollcall.consumers.tables.query import open_tables
 
     with open_tables(directory or [settings().archive()]) as tables:
         result = tables.ask(sql)
@@ -57,7 +57,7 @@ def print_table(result: "QueryResult", terminal: "Console") -> None:
     """Print the first rows as a table, and the number of further ones."""
     from rich.table import Table
 
-    from compose.console import safe
+    from rollcall.compose.console import safe
 
     table = Table(*result.columns)
     more = 0

@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compose.cli.connection import cluster
-from compose.terminal import say
+from rollcall.compose.cli.connection import cluster
+from rollcall.compose.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from consumers.quota_table import QuotaTable
-    from schemas.messages import Quota
+    from rollcall.consumers.quota_table import QuotaTable
+    from rollcall.schemas.messages import Quota
 
 User = Annotated[str, typer.Argument(help="Whose rollouts, as their requests name the user.")]
 Running = Annotated[int | None, typer.Option(help="Rollouts that run at once.")]
@@ -29,9 +29,9 @@ def set_quota(
 
     Example: rollcall quota set ann --running 8 --per-hour 500 --calls-per-s 20
     """
-    from consumers.quota_table import limits_of
-    from schemas.errors import Refused
-    from schemas.messages import Quota
+    from rollcall.consumers.quota_table import limits_of
+    from rollcall.schemas.errors import Refused
+    from rollcall.schemas.messages import Quota
 
     limits = {"--running": running, "--per-hour": per_hour, "--calls-per-s": calls_per_s}
     if all(limit is None for limit in limits.values()):
@@ -51,9 +51,9 @@ def unset(user: User) -> None:
 
     Example: rollcall quota unset ann
     """
-    from consumers.quota_table import limits_of
-    from schemas.errors import Refused
-    from schemas.names import hint
+    from rollcall.consumers.quota_table import limits_of
+    from rollcall.schemas.errors import Refused
+    from rollcall.schemas.names import hint
 
     table = _table()
     if user not in table.records:
@@ -69,7 +69,7 @@ def list_quotas(json: Json = False) -> None:
 
     Example: rollcall quota list
     """
-    from compose.terminal import emit
+    from rollcall.compose.terminal import emit
 
     table = _table()
     users = {user: _plain(quota) for user, quota in sorted(table.records.items())}
@@ -78,7 +78,7 @@ def list_quotas(json: Json = False) -> None:
     def show(terminal: "Console") -> None:
         from rich.table import Table
 
-        from compose.console import safe
+        from rollcall.compose.console import safe
 
         rows = Table("user", "running", "an hour", "calls a second")
         for user, limits in [*users.items(), ("(all others)", others)]:
@@ -90,8 +90,8 @@ def list_quotas(json: Json = False) -> None:
 
 def _table() -> "QuotaTable":
     """Read all quotas; raises Refused if their topic is missing."""
-    from consumers.history.quotas import read_quotas
-    from schemas.errors import Refused
+    from rollcall.consumers.history.quotas import read_quotas
+    from rollcall.schemas.errors import Refused
 
     here = cluster()
     table = read_quotas(here, here.settings.agents.quota())
@@ -102,9 +102,9 @@ def _table() -> "QuotaTable":
 
 
 def _send(user: str, quota: "Quota | None") -> None:
-    from producers.control import send_quota
-    from schemas.bounds import check_quota
-    from schemas.messages import Quota
+    from rollcall.producers.control import send_quota
+    from rollcall.schemas.bounds import check_quota
+    from rollcall.schemas.messages import Quota
 
     check_quota(quota or Quota(user))
     here = cluster()

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compose.cli.option_sets import takes
-from consumers.history.ranges import Range, Stretch, parse_policy
-from consumers.history.rate_limit import RATE
-from consumers.history.times import time_ms
-from schemas.errors import Refused
+from rollcall.compose.cli.option_sets import takes
+from rollcall.consumers.history.ranges import Range, Stretch, parse_policy
+from rollcall.consumers.history.rate_limit import RATE
+from rollcall.consumers.history.times import time_ms
+from rollcall.schemas.errors import Refused
 
 if TYPE_CHECKING:
-    from compose.cluster import Cluster
-    from consumers.history.selection import Selection
+    from rollcall.compose.cluster import Cluster
+    from rollcall.consumers.history.selection import Selection
 
 OFFSETS = re.compile(r"(\d+):(\d+)-(\d+)")
 
@@ -71,8 +71,8 @@ OPTIONS: Mapping[str, tuple[Any, Any]] = {
 
 def selection_of(cluster: "Cluster", span: Range, rate: float | None) -> "Selection":
     """Return a range of a cluster's history, read at a rate or, without one, yielding to others."""
-    from consumers.history.rate_limit import pace_of
-    from consumers.history.selection import Selection
+    from rollcall.consumers.history.rate_limit import pace_of
+    from rollcall.consumers.history.selection import Selection
 
     return Selection(cluster, span, pace_of(cluster, rate))
 

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from compose.cli import connection
-from compose.cli.range_options import Rate, selection_of, takes_range
-from consumers.history.ranges import Range
+from rollcall.compose.cli import connection
+from rollcall.compose.cli.range_options import Rate, selection_of, takes_range
+from rollcall.consumers.history.ranges import Range
 
 Scorers = Annotated[
     list[str],
@@ -42,9 +42,9 @@ def rescore(
 
     Example: rollcall rescore --scorer mine:score --since 2h --dry-run
     """
-    from compose.pages.rescoring_page import print_rescoring
-    from compose.terminal import emit
-    from compose.workers.rescorer import Rescorer
+    from rollcall.compose.pages.rescoring_page import print_rescoring
+    from rollcall.compose.terminal import emit
+    from rollcall.compose.workers.rescorer import Rescorer
 
     cluster = connection.cluster()
     rescorer = Rescorer(scorer, scoring_id, parquet, dry_run, success_at)

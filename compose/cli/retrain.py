@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compose.cli import connection
-from compose.terminal import say
-from schemas.errors import Refused
+from rollcall.compose.cli import connection
+from rollcall.compose.terminal import say
+from rollcall.schemas.errors import Refused
 
 if TYPE_CHECKING:
-    from compose.cluster import Cluster
-    from compose.runs.run_folder import RunFolder
+    from rollcall.compose.cluster import Cluster
+    from rollcall.compose.runs.run_folder import RunFolder
 
 STEPS = re.compile(r"(\d+)(?:\.\.(\d+))?")
 
@@ -64,7 +64,7 @@ def retrain(
 
     Example: rollcall retrain lake-any-start-20261121-155458-s7 --steps 21..24
     """
-    from compose.files import refuse_no_folder, write_json
+    from rollcall.compose.files import refuse_no_folder, write_json
 
     numbers = parse_steps(steps)
     refuse_no_folder(json)
@@ -84,7 +84,7 @@ def retrain(
 
 def _again(run: str, steps: tuple[int, int], version: int | None) -> dict[str, Any]:
     """Retrain with the recorded rules."""
-    from compose.pages.retraining_page import retrain_and_tell
+    from rollcall.compose.pages.retraining_page import retrain_and_tell
 
     cluster, folder, threads = _found(run)
     return retrain_and_tell(
@@ -97,7 +97,7 @@ def _otherwise(
     out: Path | None, held_out: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Retrain with changed rules or fewer tasks."""
-    from compose.runs.what_if_run import what_if
+    from rollcall.compose.runs.what_if_run import what_if
 
     cluster, folder, threads = _found(run)
     return what_if(
@@ -109,7 +109,7 @@ def _otherwise(
 
 def _found(run: str) -> "tuple[Cluster, RunFolder, int]":
     """Return the cluster with its record, its folder, and the trainer's number of threads."""
-    from compose.runs import run_folder
+    from rollcall.compose.runs import run_folder
 
     cluster = connection.cluster()
     folder = run_folder.find(cluster.settings.state(), run)

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compose.cli import connection
-from compose.terminal import say
+from rollcall.compose.cli import connection
+from rollcall.compose.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rich.table import Table
 
-    from compose.runs.listing import RunEntry
+    from rollcall.compose.runs.listing import RunEntry
 
 Summary = Annotated[Path | None, typer.Option(help="Write the figures there, as JSON.")]
 Seed = Annotated[int, typer.Option(help="Of weights, tasks and sampling.")]
@@ -54,8 +54,8 @@ def run_recipe(
 
     Example: rollcall run repairs --tasks .rollcall/tasks
     """
-    from schemas.errors import Refused
-    from schemas.names import unknown
+    from rollcall.schemas.errors import Refused
+    from rollcall.schemas.names import unknown
 
     if resume and tasks is not None:
         msg = "--resume goes on with the tasks that the run began with; leave --tasks out"
@@ -66,8 +66,8 @@ def run_recipe(
         if resume:
             msg = "--log memory keeps nothing that could be resumed"
             raise Refused(msg)
-        from compose.conductor.in_memory import run_in_memory
-        from compose.log_setup import set_up
+        from rollcall.compose.conductor.in_memory import run_in_memory
+        from rollcall.compose.log_setup import set_up
 
         set_up("memory", "memory")
         _require_a_goal(recipe, require_goal)
@@ -79,8 +79,8 @@ def run_recipe(
 
 def _require_a_goal(recipe: str, wanted: bool) -> None:
     """Raise Refused if a goal is required and the recipe has none."""
-    from compose.runs.recipe import load_recipe
-    from schemas.errors import Refused
+    from rollcall.compose.runs.recipe import load_recipe
+    from rollcall.schemas.errors import Refused
 
     if wanted and load_recipe(recipe)[0].evaluation.goal > 1:
         msg = f"--require-goal: recipe {recipe!r} has no goal; set goal in [evaluation], at most 1"
@@ -101,9 +101,9 @@ def _conduct(
     tasks: Path | None,
     require_goal: bool,
 ) -> None:
-    from compose.conductor.conductor import Stopped, conduct
-    from compose.console import PlainConsole
-    from compose.log_setup import set_up
+    from rollcall.compose.conductor.conductor import Stopped, conduct
+    from rollcall.compose.console import PlainConsole
+    from rollcall.compose.log_setup import set_up
 
     set_up("conductor", "conductor")
     terminal = PlainConsole()
@@ -140,9 +140,9 @@ def serve(
 
     Example: rollcall serve --policy mine --directory my-policy
     """
-    from compose.conductor.serving import serve as serve_policy
-    from compose.console import PlainConsole
-    from compose.log_setup import set_up
+    from rollcall.compose.conductor.serving import serve as serve_policy
+    from rollcall.compose.console import PlainConsole
+    from rollcall.compose.log_setup import set_up
 
     set_up("conductor", "conductor")
     serve_policy(connection.settings(), directory, policy, PlainConsole())
@@ -160,8 +160,8 @@ def list_runs(
     """
     if context.invoked_subcommand is not None:
         return
-    from compose.runs import listing
-    from compose.terminal import emit
+    from rollcall.compose.runs import listing
+    from rollcall.compose.terminal import emit
 
     entries = listing.list_runs(connection.cluster())
     if entries or json:
@@ -173,7 +173,7 @@ def list_runs(
 def _table(entries: "list[RunEntry]") -> "Table":
     from rich.table import Table
 
-    from consumers.history.times import iso
+    from rollcall.consumers.history.times import iso
 
     figures = "steps", "version", "held-out", "phases p50"
     table = Table("run", "recipe", "policy", "started", *figures, "state")
@@ -210,7 +210,7 @@ def retire(
 
     Example: rollcall runs retire lake-any-start-20261121-155458-s7 --yes
     """
-    from compose.runs.retirement import remains_of, remove
+    from rollcall.compose.runs.retirement import remains_of, remove
 
     cluster = connection.cluster()
     remains = remains_of(cluster, run, folder=folder)

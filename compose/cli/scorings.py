@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from compose.cli.connection import cluster
-from compose.terminal import say
+from rollcall.compose.cli.connection import cluster
+from rollcall.compose.terminal import say
 
 Reason = Annotated[str, typer.Option(help="Why; it is kept in the log.")]
 
@@ -17,8 +17,8 @@ def list_scorings() -> None:
     """
     from rich.table import Table
 
-    from compose.terminal import page
-    from consumers.history.scorings import scorings
+    from rollcall.compose.terminal import page
+    from rollcall.consumers.history.scorings import scorings
 
     table = Table("scoring", "trajectories behind", "owes scores")
     for state in scorings(cluster()):
@@ -37,7 +37,7 @@ def retire(
 
     Example: rollcall scorings retire tried-once --reason "only a try"
     """
-    from consumers.history.scorings import retire_scoring
+    from rollcall.consumers.history.scorings import retire_scoring
 
     state = retire_scoring(cluster(), scoring, reason)
     say(f"{state.scoring_id} owes no scores any more; it was {state.behind:,} behind")

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compose.cli.connection import settings
-from compose.terminal import say
+from rollcall.compose.cli.connection import settings
+from rollcall.compose.terminal import say
 
 if TYPE_CHECKING:
-    from compose.settings import Settings
+    from rollcall.compose.settings import Settings
 
 
 def up(
@@ -16,9 +16,9 @@ def up(
     registry_port: Annotated[int | None, typer.Option(help="Free when left out.")] = None,
 ) -> None:
     """Start the embedded broker and schema registry; does nothing where they are up."""
-    from compose.cluster import answers
-    from compose.log_setup import set_up
-    from compose.services.embedded import up as bring_up
+    from rollcall.compose.cluster import answers
+    from rollcall.compose.log_setup import set_up
+    from rollcall.compose.services.embedded import up as bring_up
 
     set_up("cli", "cli")
     here = settings()
@@ -43,8 +43,8 @@ def down(
 
     Workers of theirs leave too, and end their agents first; what they had in hand stays in the log.
     """
-    from compose.log_setup import set_up
-    from compose.services.embedded import down as take_down
+    from rollcall.compose.log_setup import set_up
+    from rollcall.compose.services.embedded import down as take_down
 
     set_up("cli", "cli")
     stopped = take_down(settings().state(), wipe=wipe)
@@ -61,7 +61,7 @@ def status() -> None:
 
     Exit code 1 when something does not.
     """
-    from compose.log_setup import set_up
+    from rollcall.compose.log_setup import set_up
 
     set_up("cli", "cli")
     here = settings()
@@ -75,7 +75,7 @@ def status() -> None:
 
 def _embedded(here: "Settings") -> bool:
     """Print the state of this state directory's processes; return True if both live."""
-    from compose.services.embedded import status as ask
+    from rollcall.compose.services.embedded import status as ask
 
     services = ask(here.state())
     answers = []
@@ -91,8 +91,8 @@ def _embedded(here: "Settings") -> bool:
 
 def _configured(here: "Settings") -> bool:
     """Ping the addresses in the settings; return True if all answer."""
-    from compose.cluster import cluster_of
-    from schemas.errors import RollcallError
+    from rollcall.compose.cluster import cluster_of
+    from rollcall.schemas.errors import RollcallError
 
     cluster = cluster_of(here)
     say(f"kafka     {cluster.bootstrap_servers}")
@@ -108,8 +108,8 @@ def _configured(here: "Settings") -> bool:
 
 def _say_topics(client: "dict[str, str]") -> bool:
     """Print the broker's topics, partitions (each costs files and memory) and groups."""
-    from producers.admin import Admin
-    from schemas.errors import Unavailable
+    from rollcall.producers.admin import Admin
+    from rollcall.schemas.errors import Unavailable
 
     try:
         admin = Admin(client, timeout_s=5.0)

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compose.cli.connection import cluster
+from rollcall.compose.cli.connection import cluster
 
 if TYPE_CHECKING:
-    from schemas.messages import RolloutRequest
+    from rollcall.schemas.messages import RolloutRequest
 
 Source = Annotated[str, typer.Argument(help="A JSON Lines file, or - for standard input.")]
 Dataset = Annotated[
@@ -39,10 +39,10 @@ def submit(
 
     An id that was asked for before is refused as `repeated`: a file may be submitted twice.
     """
-    from compose.submission import submit_all
-    from producers.submit import asked_again
-    from schemas.errors import Refused
-    from schemas.messages import RolloutRequest, Task
+    from rollcall.compose.submission import submit_all
+    from rollcall.producers.submit import asked_again
+    from rollcall.schemas.errors import Refused
+    from rollcall.schemas.messages import RolloutRequest, Task
 
     if bool(source) == bool(dataset):
         found = "both" if source else "neither"
@@ -62,11 +62,11 @@ def _requests(
     source: str, dataset: str, count: int, group_size: int, defaults: "RolloutRequest"
 ) -> "list[RolloutRequest]":
     """Read all requests. Raises Refused before the first is sent, also if there is none."""
-    from compose.cluster import require_topics
-    from compose.submission import lines_of, source_name
-    from consumers.request_checks import RequestChecks, dataset_requests
-    from producers.submit import requests_of
-    from schemas.errors import Refused
+    from rollcall.compose.cluster import require_topics
+    from rollcall.compose.submission import lines_of, source_name
+    from rollcall.consumers.request_checks import RequestChecks, dataset_requests
+    from rollcall.producers.submit import requests_of
+    from rollcall.schemas.errors import Refused
 
     here, lines = cluster(), lines_of(source) if source else []
     require_topics(here)

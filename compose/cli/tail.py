@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from compose.cli.connection import cluster
+from rollcall.compose.cli.connection import cluster
 
 Topic = Annotated[str, typer.Argument(help="With or without the prefix.")]
 Decode = Annotated[
@@ -24,9 +24,15 @@ def tail(
 
     import orjson
 
-    from compose.terminal import quiet_pipes
-    from consumers.history.record_lines import decoder, envelope, in_hex, records_of, topic_named
-    from schemas.foreign_text import printable_json
+    from rollcall.compose.terminal import quiet_pipes
+    from rollcall.consumers.history.record_lines import (
+        decoder,
+        envelope,
+        in_hex,
+        records_of,
+        topic_named,
+    )
+    from rollcall.schemas.foreign_text import printable_json
 
     history = cluster()
     name = topic_named(history, topic)

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compose.cli.connection import settings
-from compose.extras import require
-from compose.terminal import say
+from rollcall.compose.cli.connection import settings
+from rollcall.compose.extras import require
+from rollcall.compose.terminal import say
 
 if TYPE_CHECKING:
-    from sandbox.tasks.release_pair import ReleasePair
+    from rollcall.sandbox.tasks.release_pair import ReleasePair
 
 Directories = Annotated[
     list[Path], typer.Argument(help="Directories of tasks, or folders that hold some.")
@@ -36,9 +36,9 @@ def check(directories: Directories, json: Json = False) -> None:
 
     Example: rollcall tasks check .rollcall/tasks
     """
-    from compose.pages.tasks_page import print_tasks
-    from compose.terminal import emit
-    from sandbox.tasks.listing import checked_tasks
+    from rollcall.compose.pages.tasks_page import print_tasks
+    from rollcall.compose.terminal import emit
+    from rollcall.sandbox.tasks.listing import checked_tasks
 
     rows = checked_tasks(directories)
     emit(rows, lambda terminal: print_tasks(terminal, rows), json=json)
@@ -64,12 +64,12 @@ def request(
 
     Example: rollcall tasks request .rollcall/tasks --box bubblewrap > rollouts.jsonl
     """
-    from compose.terminal import emit_json
-    from sandbox.boxes.box import check_box
-    from sandbox.tasks.harbor import read_task
-    from sandbox.tasks.listing import task_directories
-    from sandbox.tasks.suite_runs import programs_first
-    from sandbox.tasks.task_names import request_of
+    from rollcall.compose.terminal import emit_json
+    from rollcall.sandbox.boxes.box import check_box
+    from rollcall.sandbox.tasks.harbor import read_task
+    from rollcall.sandbox.tasks.listing import task_directories
+    from rollcall.sandbox.tasks.suite_runs import programs_first
+    from rollcall.sandbox.tasks.task_names import request_of
 
     if box:
         check_box(box)
@@ -100,12 +100,12 @@ def import_swe(
     Example: rollcall tasks import swe rows.jsonl --repositories clones
     """
     require("tomli_w")
-    from compose.submission import lines_of
-    from sandbox.boxes.box import Spec, check_box, driver
-    from sandbox.tasks.proof import prover
-    from sandbox.tasks.suite_runs import programs_first
-    from sandbox.tasks.swe import import_rows
-    from schemas.errors import Refused
+    from rollcall.compose.submission import lines_of
+    from rollcall.sandbox.boxes.box import Spec, check_box, driver
+    from rollcall.sandbox.tasks.proof import prover
+    from rollcall.sandbox.tasks.suite_runs import programs_first
+    from rollcall.sandbox.tasks.swe import import_rows
+    from rollcall.schemas.errors import Refused
 
     if repositories is not None and not repositories.is_dir():
         msg = f"--repositories {repositories} is no directory"
@@ -146,7 +146,7 @@ def build_release_pair(
     Example: rollcall tasks build release-pair parse 1.20.0 1.20.1
     """
     require("packaging", "tomli_w")
-    from sandbox.tasks.release_pair import ReleasePair
+    from rollcall.sandbox.tasks.release_pair import ReleasePair
 
     _build([ReleasePair(name, old, new)], into, box, image, path)
 
@@ -159,7 +159,7 @@ def build_suite_b(
     Example: rollcall tasks build suite-b
     """
     require("packaging", "tomli_w")
-    from sandbox.tasks.suite_b import SUITE_B
+    from rollcall.sandbox.tasks.suite_b import SUITE_B
 
     folder = _into(into)
     missing = [pair for pair in SUITE_B if not (folder / pair.title).exists()]
@@ -175,8 +175,8 @@ def _build(
     """Build and print each; the first failure ends it."""
     import asyncio
 
-    from sandbox.tasks.release_pair import build_pair
-    from sandbox.tasks.suite_runs import suite_box
+    from rollcall.sandbox.tasks.release_pair import build_pair
+    from rollcall.sandbox.tasks.suite_runs import suite_box
 
     async def each() -> None:
         where = await suite_box(box, image, path)

@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compose.cli import connection
-from compose.terminal import say
+from rollcall.compose.cli import connection
+from rollcall.compose.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from consumers.history.topic_stats import LogState
+    from rollcall.consumers.history.topic_stats import LogState
 
 Policies = Annotated[list[str] | None, typer.Option("--policy", help="A policy id; repeatable.")]
 Partitions = Annotated[int | None, typer.Option(min=1, help="Partitions of every topic above one.")]
@@ -20,7 +20,7 @@ Json = Annotated[bool, typer.Option("--json", help="As JSON instead of a table."
 
 
 def _provision(policies: list[str] | None, partitions: int | None, big: bool) -> tuple[Any, ...]:
-    from schemas.topics import wanted
+    from rollcall.schemas.topics import wanted
 
     cluster = connection.cluster()
     topics = wanted(cluster.settings.prefix, policies or [], cluster=big, partitions=partitions)
@@ -33,7 +33,7 @@ def plan(policy: Policies = None, partitions: Partitions = None, big: Big = Fals
     A topic that has more partitions than the manifest's default is as it was chosen to be, unless
     --partitions asks for another number.
     """
-    from producers import provision
+    from rollcall.producers import provision
 
     changes = provision.plan(*_provision(policy, partitions, big), exact=partitions is not None)
     for change in changes:
@@ -43,7 +43,7 @@ def plan(policy: Policies = None, partitions: Partitions = None, big: Big = Fals
 
 def apply(policy: Policies = None, partitions: Partitions = None, big: Big = False) -> None:
     """Create and alter topics, register schemas; changes nothing the second time."""
-    from producers import provision
+    from rollcall.producers import provision
 
     changes = provision.apply(*_provision(policy, partitions, big), exact=partitions is not None)
     for change in changes:
@@ -53,7 +53,7 @@ def apply(policy: Policies = None, partitions: Partitions = None, big: Big = Fal
 
 def diff(policy: Policies = None, partitions: Partitions = None, big: Big = False) -> None:
     """Like plan, with exit code 1 where the cluster differs from the manifest."""
-    from producers import provision
+    from rollcall.producers import provision
 
     changes = provision.plan(*_provision(policy, partitions, big), exact=partitions is not None)
     for change in changes:
@@ -70,8 +70,8 @@ def stats(json: Json = False) -> None:
     """
     from functools import partial
 
-    from compose.terminal import emit
-    from consumers.history.topic_stats import measure
+    from rollcall.compose.terminal import emit
+    from rollcall.consumers.history.topic_stats import measure
 
     state = measure(connection.cluster())
     emit(state.plain(), partial(print_stats, state), json=json)
@@ -90,7 +90,7 @@ def forget_id(
 
     Example: rollcall topics forget-id 12 --yes
     """
-    from compose.schema_ids import SchemaIds
+    from rollcall.compose.schema_ids import SchemaIds
 
     here = connection.cluster()
     ids = SchemaIds(lambda: here.log, here.topics.stores)
@@ -127,8 +127,8 @@ def print_stats(state: "LogState", terminal: "Console") -> None:
 def _topics_table(state: "LogState") -> "Table":
     from rich.table import Table
 
-    from consumers.history.times import iso
-    from consumers.history.topic_stats import RECENT_S
+    from rollcall.consumers.history.times import iso
+    from rollcall.consumers.history.topic_stats import RECENT_S
 
     table = Table(
         "topic", "partitions", "records", "MB", "/s, 1 min", "/s, 1 h", "oldest", "newest"

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compose.cli.connection import cluster
+from rollcall.compose.cli.connection import cluster
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +30,7 @@ def trajectory(
 
     Example: rollcall trajectory 3f2a1c --tokens
     """
-    from schemas.errors import Refused
+    from rollcall.schemas.errors import Refused
 
     if bool(rollout) == (diff is not None):
         msg = f"give a rollout's id or --diff A B; found {'both' if diff else 'neither'}"
@@ -46,9 +46,9 @@ def trajectory(
 
 def _show_rollout(rollout_id: str, *, tokens: bool, json: bool) -> None:
     """Show a rollout in any state; an id may have been reused after its rollout ended."""
-    from compose.pages.rollout_page import plain_story, print_story
-    from compose.terminal import emit
-    from consumers.history.rollout_story import scores_of, stories_of
+    from rollcall.compose.pages.rollout_page import plain_story, print_story
+    from rollcall.compose.terminal import emit
+    from rollcall.consumers.history.rollout_story import scores_of, stories_of
 
     history = cluster()
     scored = [(story, scores_of(history, story)) for story in stories_of(history, rollout_id)]
@@ -63,11 +63,11 @@ def _show_rollout(rollout_id: str, *, tokens: bool, json: bool) -> None:
 
 def _show_difference(first: str, second: str, *, json: bool) -> None:
     """Show the difference of the last rollouts of two ids."""
-    from compose.pages.divergence_page import print_parting
-    from compose.terminal import emit
-    from consumers.history.divergence import parting_of, relation
-    from consumers.history.rollout_story import latest, stories_of
-    from schemas.errors import Refused
+    from rollcall.compose.pages.divergence_page import print_parting
+    from rollcall.compose.terminal import emit
+    from rollcall.consumers.history.divergence import parting_of, relation
+    from rollcall.consumers.history.rollout_story import latest, stories_of
+    from rollcall.schemas.errors import Refused
 
     if first == second:
         msg = f"--diff compares two rollouts, found {first!r} twice"

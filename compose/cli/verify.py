@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from compose.cli.connection import cluster
+from rollcall.compose.cli.connection import cluster
 
 Since = Annotated[str, typer.Option(help="Read from then on: 30m, 2h, 3d ago, or ISO 8601.")]
 Until = Annotated[str, typer.Option(help="Judge what lies before then.")]
@@ -49,10 +49,10 @@ def verify(
 
     Example: rollcall verify --since 2h --json report.json
     """
-    from compose.cli.range_options import parse
-    from compose.files import refuse_no_folder, write_json
-    from compose.page_console import PageConsole
-    from compose.pages.audit_page import audit_with_bar, print_report
+    from rollcall.compose.cli.range_options import parse
+    from rollcall.compose.files import refuse_no_folder, write_json
+    from rollcall.compose.page_console import PageConsole
+    from rollcall.compose.pages.audit_page import audit_with_bar, print_report
 
     terminal, span = PageConsole(), parse(since, until)
     refuse_no_folder(json)

@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compose.cli import connection
-from compose.terminal import say
+from rollcall.compose.cli import connection
+from rollcall.compose.terminal import say
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from consumers.history.kept_weights import WeightsReport
+    from rollcall.consumers.history.kept_weights import WeightsReport
 
 Run = Annotated[str, typer.Argument(help="A run's id or folder.")]
 Json = Annotated[bool, typer.Option("--json", help="As JSON instead of a table.")]
@@ -24,11 +24,11 @@ def weights(run: Run, json: Json = False) -> None:
 
     Example: rollcall weights lake-any-start-20261121-155458-s7
     """
-    from compose.runs import run_folder
-    from compose.terminal import emit
-    from consumers.history.kept_weights import kept_weights
-    from trainer.checkpoint import needed_by_newest
-    from trainer.resume_points import resume_points
+    from rollcall.compose.runs import run_folder
+    from rollcall.compose.terminal import emit
+    from rollcall.consumers.history.kept_weights import kept_weights
+    from rollcall.trainer.checkpoint import needed_by_newest
+    from rollcall.trainer.resume_points import resume_points
 
     cluster = connection.cluster()
     folder = run_folder.find(cluster.settings.state(), run)

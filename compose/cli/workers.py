@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compose.cli.connection import cluster, settings
-from compose.extras import require
-from compose.log_setup import set_up
+from rollcall.compose.cli.connection import cluster, settings
+from rollcall.compose.extras import require
+from rollcall.compose.log_setup import set_up
 
 if TYPE_CHECKING:
-    from compose.workers.build import Workshop
-    from compose.workers.shutdown import Stop
+    from rollcall.compose.workers.build import Workshop
+    from rollcall.compose.workers.shutdown import Stop
 
 Name = Annotated[str, typer.Option(help="What the worker is called in logs and events.")]
 Accept = Annotated[
@@ -47,7 +47,7 @@ Engine = Annotated[
 
 def agents(name: Name = "", accept_truncation: Accept = False) -> None:
     """Start requests, fold journals, run agent programs."""
-    from compose.workers.readiness import patiently
+    from rollcall.compose.workers.readiness import patiently
 
     workshop, worker, stop = _workshop("agents", name)
     loop = patiently(lambda: workshop.agents(worker, accept=accept_truncation))
@@ -56,7 +56,7 @@ def agents(name: Name = "", accept_truncation: Accept = False) -> None:
 
 def environments(name: Name = "", accept_truncation: Accept = False) -> None:
     """Keep environment sessions and step them."""
-    from compose.workers.readiness import patiently
+    from rollcall.compose.workers.readiness import patiently
 
     workshop, worker, stop = _workshop("environments", name)
     loop = patiently(lambda: workshop.environments(worker, accept=accept_truncation))
@@ -73,7 +73,7 @@ def rewards(
     accept_truncation: Accept = False,
 ) -> None:
     """Score trajectories."""
-    from compose.workers.readiness import patiently
+    from rollcall.compose.workers.readiness import patiently
 
     workshop, worker, stop = _workshop("rewards", name)
     loop = patiently(
@@ -95,16 +95,17 @@ def models(
 ) -> None:
     """Serve one policy, adopting its versions as they are announced.
 
-    A script sees the whole conversation as one text; `inference.text_script` shows its form.
-    Three ship: oracle applies the gold patch of its task, null never hands in, noisy is either.
+    A script sees the whole conversation as one text; `rollcall.inference.text_script` shows its
+    form. Three ship: oracle applies the gold patch of its task, null never hands in, noisy is
+    either.
 
     Example: rollcall worker models --policy helper --script my_script:answer
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    from compose.runs import run_folder
-    from compose.workers.readiness import patiently
-    from compose.workers.served_policy import Served
+    from rollcall.compose.runs import run_folder
+    from rollcall.compose.workers.readiness import patiently
+    from rollcall.compose.workers.served_policy import Served
 
     served = Served(run, policy, directory, script, tasks, gold_share, engine_name)
     served.check(settings())
@@ -128,9 +129,9 @@ def training(
 
     Where its learner is several ranks, this begins as many processes by torchrun.
     """
-    from compose.runs import run_folder
-    from compose.workers import openmp, rank_processes
-    from compose.workers.run_trainer import train
+    from rollcall.compose.runs import run_folder
+    from rollcall.compose.workers import openmp, rank_processes
+    from rollcall.compose.workers.run_trainer import train
 
     openmp.share_cores()
     folder = run_folder.find(settings().state(), run)
@@ -162,8 +163,8 @@ def archive(
 
     Example: rollcall worker archive --dir history --span 200
     """
-    from compose.workers.beginning_again import run_while_away
-    from schemas.errors import Refused
+    from rollcall.compose.workers.beginning_again import run_while_away
+    from rollcall.schemas.errors import Refused
 
     require("pyarrow")
     where = directory or settings().archive()
@@ -177,12 +178,12 @@ def archive(
 
 def _workshop(role: str, name: str) -> tuple["Workshop", str, "Stop"]:
     """Return the parts of a worker process, once broker, registry and topics are ready."""
-    from compose.services.embedded import taken_down
-    from compose.store_identity import check_store
-    from compose.workers.build import Workshop
-    from compose.workers.readiness import check_readable, patiently, wait_until_fit
-    from compose.workers.shutdown import Drained, Stop
-    from consumers.control_reader import ControlReader
+    from rollcall.compose.services.embedded import taken_down
+    from rollcall.compose.store_identity import check_store
+    from rollcall.compose.workers.build import Workshop
+    from rollcall.compose.workers.readiness import check_readable, patiently, wait_until_fit
+    from rollcall.compose.workers.shutdown import Drained, Stop
+    from rollcall.consumers.control_reader import ControlReader
 
     worker = name or f"{role}-{socket.gethostname()}-{os.getpid()}"
     here = replace(cluster(), name=worker)

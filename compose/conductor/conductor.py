@@ -21,31 +21,31 @@ import structlog
 from rich.console import Console as Terminal
 from rich.live import Live
 
-from compose.cluster import Cluster, answers, cluster_of, complete_topics
-from compose.conductor import run_summary
-from compose.conductor.curve_files import draw
-from compose.conductor.live_panel import line, render
-from compose.conductor.policy_figures import figures_of, figures_of_others
-from compose.conductor.preflight import preflight
-from compose.conductor.run_watch import RunWatch, watch_of
-from compose.extras import require
-from compose.files import refuse_no_folder, write_json
-from compose.processes import apart, memory_bytes
-from compose.runs import run_folder
-from compose.runs.recipe import Recipe, load_recipe
-from compose.runs.run_folder import RunFolder
-from compose.services.embedded import taken_down
-from compose.settings import Settings
-from compose.terminal import called
-from compose.workers.engines import check_exact, check_models, check_recipe
-from compose.workers.shutdown import Drained
-from compose.workers.supervisor import Supervisor
-from consumers.control_reader import ControlReader
-from consumers.history.run_curve import RunCurve
-from consumers.history.run_figures import RunFigures, RunReader
-from consumers.history.waiting import read_control
-from schemas.errors import Unavailable
-from schemas.topics import Topics
+from rollcall.compose.cluster import Cluster, answers, cluster_of, complete_topics
+from rollcall.compose.conductor import run_summary
+from rollcall.compose.conductor.curve_files import draw
+from rollcall.compose.conductor.live_panel import line, render
+from rollcall.compose.conductor.policy_figures import figures_of, figures_of_others
+from rollcall.compose.conductor.preflight import preflight
+from rollcall.compose.conductor.run_watch import RunWatch, watch_of
+from rollcall.compose.extras import require
+from rollcall.compose.files import refuse_no_folder, write_json
+from rollcall.compose.processes import apart, memory_bytes
+from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.recipe import Recipe, load_recipe
+from rollcall.compose.runs.run_folder import RunFolder
+from rollcall.compose.services.embedded import taken_down
+from rollcall.compose.settings import Settings
+from rollcall.compose.terminal import called
+from rollcall.compose.workers.engines import check_exact, check_models, check_recipe
+from rollcall.compose.workers.shutdown import Drained
+from rollcall.compose.workers.supervisor import Supervisor
+from rollcall.consumers.control_reader import ControlReader
+from rollcall.consumers.history.run_curve import RunCurve
+from rollcall.consumers.history.run_figures import RunFigures, RunReader
+from rollcall.consumers.history.waiting import read_control
+from rollcall.schemas.errors import Unavailable
+from rollcall.schemas.topics import Topics
 
 LOOK_EVERY_S = 1.0
 LINE_EVERY_S = 5.0
@@ -226,7 +226,7 @@ def services(settings: Settings, terminal: Terminal) -> Iterator[tuple[Cluster, 
     if settings.kafka.bootstrap_servers:
         yield cluster_of(settings), []
         return
-    from compose.services.embedded import down, endpoints, up
+    from rollcall.compose.services.embedded import down, endpoints, up
 
     there_before = endpoints(settings.state()) is not None
     began = time.monotonic()

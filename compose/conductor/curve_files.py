@@ -4,8 +4,8 @@ import csv
 from collections.abc import Iterable
 from pathlib import Path
 
-from consumers.history.run_curve import HELD_OUT, RunCurve
-from schemas.errors import Refused
+from rollcall.consumers.history.run_curve import HELD_OUT, RunCurve
+from rollcall.schemas.errors import Refused
 
 
 def write_files(

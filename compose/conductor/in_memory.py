@@ -12,27 +12,27 @@ from typing import Any
 import orjson
 from rich.console import Console as Terminal
 
-from compose.conductor import run_summary
-from compose.conductor.live_panel import line
-from compose.conductor.policy_figures import figures_of, figures_of_others
-from compose.conductor.preflight import preflight
-from compose.conductor.run_watch import watch_of
-from compose.extras import require
-from compose.files import refuse_no_folder, write_json
-from compose.runs import run_folder
-from compose.runs.recipe import load_recipe
-from compose.schema_ids import SchemaIds
-from compose.settings import Settings
-from compose.workers.build import Workshop
-from compose.workers.engines import check_recipe
-from compose.workers.run_trainer import run_trainer
-from compose.workers.served_policy import run_engine
-from consumers.history.run_figures import RunFigures, RunReader
-from consumers.log.memory_log import MemoryLog
-from schemas.codec import Codec, LocalRegistry
-from schemas.objects import ObjectStore
-from schemas.schema_memory import SchemaMemory
-from schemas.topics import Topics, wanted
+from rollcall.compose.conductor import run_summary
+from rollcall.compose.conductor.live_panel import line
+from rollcall.compose.conductor.policy_figures import figures_of, figures_of_others
+from rollcall.compose.conductor.preflight import preflight
+from rollcall.compose.conductor.run_watch import watch_of
+from rollcall.compose.extras import require
+from rollcall.compose.files import refuse_no_folder, write_json
+from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.recipe import load_recipe
+from rollcall.compose.schema_ids import SchemaIds
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.engines import check_recipe
+from rollcall.compose.workers.run_trainer import run_trainer
+from rollcall.compose.workers.served_policy import run_engine
+from rollcall.consumers.history.run_figures import RunFigures, RunReader
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.objects import ObjectStore
+from rollcall.schemas.schema_memory import SchemaMemory
+from rollcall.schemas.topics import Topics, wanted
 
 LINE_EVERY_S = 5.0
 

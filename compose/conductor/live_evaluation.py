@@ -11,22 +11,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compose.runs.publish_policy import announced
-from compose.runs.recipe import SHIPPED, Recipe, load_recipe
-from compose.runs.seed_tasks import tasks_in
-from compose.submission import lines_of, publish, watch
-from consumers.history.evaluation import Evaluation
-from consumers.history.progress import RolloutProgress
-from consumers.history.ranges import parse_policy
-from consumers.request_checks import RequestChecks
-from producers.admission import task_of_seed
-from producers.submit import new_rollout_id, requests_of
-from schemas.errors import Refused
-from schemas.messages import RolloutRequest, Task
-from schemas.names import hint
+from rollcall.compose.runs.publish_policy import announced
+from rollcall.compose.runs.recipe import SHIPPED, Recipe, load_recipe
+from rollcall.compose.runs.seed_tasks import tasks_in
+from rollcall.compose.submission import lines_of, publish, watch
+from rollcall.consumers.history.evaluation import Evaluation
+from rollcall.consumers.history.progress import RolloutProgress
+from rollcall.consumers.history.ranges import parse_policy
+from rollcall.consumers.request_checks import RequestChecks
+from rollcall.producers.admission import task_of_seed
+from rollcall.producers.submit import new_rollout_id, requests_of
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import RolloutRequest, Task
+from rollcall.schemas.names import hint
 
 if TYPE_CHECKING:
-    from compose.cluster import Cluster
+    from rollcall.compose.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
 
-from compose.conductor.run_watch import RunWatch
-from compose.console import safe
-from consumers.history.run_figures import RunFigures
+from rollcall.compose.conductor.run_watch import RunWatch
+from rollcall.compose.console import safe
+from rollcall.consumers.history.run_figures import RunFigures
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 48

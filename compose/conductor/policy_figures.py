@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from compose.runs.run_folder import RunFolder
-from consumers.heldout import HeldOut
-from consumers.history.run_figures import RunFigures
-from consumers.history.untrained import Untrained
-from trainer.samples import Curation
+from rollcall.compose.runs.run_folder import RunFolder
+from rollcall.consumers.heldout import HeldOut
+from rollcall.consumers.history.run_figures import RunFigures
+from rollcall.consumers.history.untrained import Untrained
+from rollcall.trainer.samples import Curation
 
 
 def figures_of(folder: RunFolder, curation: Curation | None = None) -> RunFigures:

@@ -12,20 +12,20 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 
-from compose.runs.run_folder import RunFolder
-from compose.settings import Settings
-from compose.teacher_scorer import teacher_directory
-from compose.workers.build import Workshop
-from consumers.history.failures import has_failed
-from consumers.log.memory_log import MemoryLog
-from consumers.log.protocols import Reader
-from producers.submit import Submitter
-from sandbox import foreign, scorers
-from schemas.codec import Codec, LocalRegistry
-from schemas.errors import Refused, WorkFailed
-from schemas.messages import RolloutRequest, Trajectory
-from schemas.objects import ObjectStore
-from schemas.topics import Topics, wanted
+from rollcall.compose.runs.run_folder import RunFolder
+from rollcall.compose.settings import Settings
+from rollcall.compose.teacher_scorer import teacher_directory
+from rollcall.compose.workers.build import Workshop
+from rollcall.consumers.history.failures import has_failed
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.log.protocols import Reader
+from rollcall.producers.submit import Submitter
+from rollcall.sandbox import foreign, scorers
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.messages import RolloutRequest, Trajectory
+from rollcall.schemas.objects import ObjectStore
+from rollcall.schemas.topics import Topics, wanted
 
 MOST_TASKS = 8
 """The most tasks of a folder that are tried."""

@@ -6,9 +6,9 @@ Figures come from the run's records alone; only `wall_seconds` and memory are th
 from collections.abc import Mapping
 from typing import Any
 
-from compose.conductor.policy_figures import rounded, summary_of, words_of
-from compose.pages.phase_lines import phase_lines
-from consumers.history.run_figures import RunFigures
+from rollcall.compose.conductor.policy_figures import rounded, summary_of, words_of
+from rollcall.compose.pages.phase_lines import phase_lines
+from rollcall.consumers.history.run_figures import RunFigures
 
 
 def summary(

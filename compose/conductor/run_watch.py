@@ -4,10 +4,10 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from compose.runs.run_folder import RunFolder
-from consumers.history.run_figures import RunFigures
-from schemas.errors import RollcallError
-from trainer.samples import Curation
+from rollcall.compose.runs.run_folder import RunFolder
+from rollcall.consumers.history.run_figures import RunFigures
+from rollcall.schemas.errors import RollcallError
+from rollcall.trainer.samples import Curation
 
 LEAST_PATIENCE = 64
 WAITING_NAMED = 6

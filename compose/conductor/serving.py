@@ -6,20 +6,20 @@ from pathlib import Path
 
 from rich.console import Console as Terminal
 
-from compose.cluster import Cluster, complete_topics
-from compose.conductor.conductor import (
+from rollcall.compose.cluster import Cluster, complete_topics
+from rollcall.compose.conductor.conductor import (
     Stopped,
     interruptible,
     services,
     services_libraries,
     unless_down,
 )
-from compose.extras import require
-from compose.runs.publish_policy import newest_version, publish_policy, require_model
-from compose.settings import Settings
-from compose.workers.engines import check_loads_weights, check_models
-from compose.workers.supervisor import Supervisor
-from schemas.topics import checked
+from rollcall.compose.extras import require
+from rollcall.compose.runs.publish_policy import newest_version, publish_policy, require_model
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.engines import check_loads_weights, check_models
+from rollcall.compose.workers.supervisor import Supervisor
+from rollcall.schemas.topics import checked
 
 LOOK_EVERY_S = 1.0
 

@@ -1,4 +1,4 @@
-"""Create the run that containers train and serve: `python -m compose.docker.begin_run RECIPE RUN`.
+"""Create the run of the containers: `python -m rollcall.compose.docker.begin_run RECIPE RUN`.
 
 `rollcall run` does this, and then starts the workers itself; here each is a separate container.
 """
@@ -6,11 +6,11 @@
 import shutil
 import sys
 
-from compose.cluster import Cluster, cluster_of
-from compose.runs import run_folder
-from compose.runs.recipe import load_recipe
-from compose.settings import load_settings
-from compose.workers.readiness import patiently
+from rollcall.compose.cluster import Cluster, cluster_of
+from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.recipe import load_recipe
+from rollcall.compose.settings import load_settings
+from rollcall.compose.workers.readiness import patiently
 
 SEED = 7
 

@@ -1,4 +1,4 @@
-"""Broker or registry from our own image: `python -m compose.docker.own_service kafka|registry`.
+"""Broker or registry in our image: `python -m rollcall.compose.docker.own_service kafka|registry`.
 
 It replaces itself by the service, which is then the process that the container's engine watches.
 The registry, a Quarkus program, reads the environment itself; for the broker, variables become
@@ -12,10 +12,10 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from compose.services.artifacts import LOCKS, fetch, locate_java
-from compose.services.kafka_broker import LOGGING, java_command
-from compose.services.schema_registry import unpack
-from compose.settings import load_settings
+from rollcall.compose.services.artifacts import LOCKS, fetch, locate_java
+from rollcall.compose.services.kafka_broker import LOGGING, java_command
+from rollcall.compose.services.schema_registry import unpack
+from rollcall.compose.settings import load_settings
 
 PREFIX = "KAFKA_"
 

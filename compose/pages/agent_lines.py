@@ -2,11 +2,11 @@
 
 from collections.abc import Collection, Iterator
 
-from schemas.asks import AskDifference, differences_of
-from schemas.bounded import json_object
-from schemas.errors import WireError
-from schemas.messages import EnvironmentStepped
-from schemas.tool_calls import tool_calls_of
+from rollcall.schemas.asks import AskDifference, differences_of
+from rollcall.schemas.bounded import json_object
+from rollcall.schemas.errors import WireError
+from rollcall.schemas.messages import EnvironmentStepped
+from rollcall.schemas.tool_calls import tool_calls_of
 
 AGENT = "agent"
 """The session that the program `hosted` opens for its process."""

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from compose.terminal import one_line
+from rollcall.compose.terminal import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from compose.agents.agent_check import Played
-    from compose.agents.installation import ListedAgent
+    from rollcall.compose.agents.agent_check import Played
+    from rollcall.compose.agents.installation import ListedAgent
 
 
 def print_agents(terminal: "Console", rows: "Sequence[ListedAgent]") -> None:

@@ -9,10 +9,10 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
-from producers.curators.curators import CURATORS
-from schemas import names
-from schemas.rules import Chosen, Rule
-from trainer.catalogue import KINDS
+from rollcall.producers.curators.curators import CURATORS
+from rollcall.schemas import names
+from rollcall.schemas.rules import Chosen, Rule
+from rollcall.trainer.catalogue import KINDS
 
 ALL: Mapping[str, Mapping[str, Rule[Any]]] = {
     "curator": CURATORS,

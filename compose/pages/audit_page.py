@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from compose.console import safe
-from consumers.audit.audit import OnRead, audit
-from consumers.audit.report import INVARIANTS, Report
-from consumers.history.local_programs import watched_world
+from rollcall.compose.console import safe
+from rollcall.consumers.audit.audit import OnRead, audit
+from rollcall.consumers.audit.report import INVARIANTS, Report
+from rollcall.consumers.history.local_programs import watched_world
 
 if TYPE_CHECKING:
-    from compose.cluster import Cluster
+    from rollcall.compose.cluster import Cluster
 
 BREACHES_NAMED = 20
 

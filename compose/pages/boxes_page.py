@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from compose.console import safe
-from consumers.history.box_lives import BoxRow
+from rollcall.compose.console import safe
+from rollcall.consumers.history.box_lives import BoxRow
 
 
 def print_boxes(rows: Sequence[BoxRow], silent: Mapping[str, str], terminal: Console) -> None:

@@ -3,8 +3,8 @@
 from rich.console import Console
 from rich.table import Table
 
-from compose.conductor.live_panel import spark
-from consumers.history.run_curve import RunCurve
+from rollcall.compose.conductor.live_panel import spark
+from rollcall.consumers.history.run_curve import RunCurve
 
 
 def print_chart(curve: RunCurve, terminal: Console) -> None:

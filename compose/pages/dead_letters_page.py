@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from compose.console import safe
-from compose.terminal import one_line
-from consumers.history.dead_letter_index import DeadLetter, DeadLetterIndex
-from consumers.history.times import iso
-from consumers.loop.letter_records import MARKS
+from rollcall.compose.console import safe
+from rollcall.compose.terminal import one_line
+from rollcall.consumers.history.dead_letter_index import DeadLetter, DeadLetterIndex
+from rollcall.consumers.history.times import iso
+from rollcall.consumers.loop.letter_records import MARKS
 
 WHY_CHARS = 160
 

@@ -5,12 +5,12 @@ from itertools import zip_longest
 from rich.console import Console, Group
 from rich.table import Table
 
-from compose.console import safe
-from compose.pages.agent_lines import asked_words
-from compose.pages.rollout_page import counted, short
-from consumers.history.divergence import Moment, Parting
-from consumers.history.rollout_story import Story
-from schemas.foreign_text import printable
+from rollcall.compose.console import safe
+from rollcall.compose.pages.agent_lines import asked_words
+from rollcall.compose.pages.rollout_page import counted, short
+from rollcall.consumers.history.divergence import Moment, Parting
+from rollcall.consumers.history.rollout_story import Story
+from rollcall.schemas.foreign_text import printable
 
 CONTEXT = 2
 """The number of common moments that are shown before the difference."""

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from compose.pages.phase_lines import phase_lines
-from consumers.history.phase_quantiles import PhaseTimes
-from consumers.history.version_results import Difference, VersionResult
+from rollcall.compose.pages.phase_lines import phase_lines
+from rollcall.consumers.history.phase_quantiles import PhaseTimes
+from rollcall.consumers.history.version_results import Difference, VersionResult
 
 
 def print_evaluation(

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from compose.console import safe
-from compose.terminal import one_line
+from rollcall.compose.console import safe
+from rollcall.compose.terminal import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sandbox.boxes.image_rows import ImageRow
+    from rollcall.sandbox.boxes.image_rows import ImageRow
 
 SHOWN = 12
 """The number of digits of a digest that are shown."""

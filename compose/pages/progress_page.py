@@ -2,8 +2,8 @@
 
 from rich.table import Table
 
-from compose.console import safe
-from consumers.history.progress import FollowedRollout, RolloutProgress
+from rollcall.compose.console import safe
+from rollcall.consumers.history.progress import FollowedRollout, RolloutProgress
 
 
 def rollout_line(rollout: FollowedRollout) -> str:

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from compose.console import safe
-from consumers.history.agreement import Agreement
-from consumers.history.rescoring import FAILED_LISTED, Rescoring
+from rollcall.compose.console import safe
+from rollcall.consumers.history.agreement import Agreement
+from rollcall.consumers.history.rescoring import FAILED_LISTED, Rescoring
 
 COUNTS: Mapping[str, str] = {
     "have both rewards": "compared",

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from compose.workers.retraining_ranks import learner_of
-from consumers.history.history import History
-from consumers.history.retraining import (
+from rollcall.compose.workers.retraining_ranks import learner_of
+from rollcall.consumers.history.history import History
+from rollcall.consumers.history.retraining import (
     RetrainedStep,
     RetrainingPlan,
     otherwise,
@@ -16,7 +16,7 @@ from consumers.history.retraining import (
     report,
     train,
 )
-from consumers.history.training_record import TrainedRun
+from rollcall.consumers.history.training_record import TrainedRun
 
 
 def retrain_and_tell(

@@ -8,15 +8,15 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from compose.console import safe
-from compose.pages.agent_lines import Said, agent_words, spoken
-from compose.pages.phase_lines import NAMES
-from consumers.history.rollout_story import Entry, Story
-from consumers.history.times import iso
-from consumers.history.timing import Timers, phases_of, timers_of
-from schemas.as_json import plain
-from schemas.foreign_text import printable
-from schemas.messages import (
+from rollcall.compose.console import safe
+from rollcall.compose.pages.agent_lines import Said, agent_words, spoken
+from rollcall.compose.pages.phase_lines import NAMES
+from rollcall.consumers.history.rollout_story import Entry, Story
+from rollcall.consumers.history.times import iso
+from rollcall.consumers.history.timing import Timers, phases_of, timers_of
+from rollcall.schemas.as_json import plain
+from rollcall.schemas.foreign_text import printable
+from rollcall.schemas.messages import (
     AttemptStarted,
     CallFailed,
     DeadlinePassed,
@@ -33,7 +33,7 @@ from schemas.messages import (
     ScoredTrajectory,
     TokenScores,
 )
-from schemas.packed import ids_of, logprobs_of
+from rollcall.schemas.packed import ids_of, logprobs_of
 
 PROMPT_CHARS = 120
 Summary = tuple[str, str, str]

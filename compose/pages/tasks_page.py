@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from compose.console import safe
-from compose.terminal import one_line
+from rollcall.compose.console import safe
+from rollcall.compose.terminal import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sandbox.tasks.listing import CheckedTask
+    from rollcall.sandbox.tasks.listing import CheckedTask
 
 SHOWN = 16
 """The number of digits of a digest that are shown."""

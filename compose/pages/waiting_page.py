@@ -4,10 +4,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from compose.console import safe
-from consumers.agents.control_state import ControlState
-from consumers.history.waiting import NOBODY, REASONS_OF_ENDED, Waiting
-from consumers.history.waits import Wait
+from rollcall.compose.console import safe
+from rollcall.consumers.agents.control_state import ControlState
+from rollcall.consumers.history.waiting import NOBODY, REASONS_OF_ENDED, Waiting
+from rollcall.consumers.history.waits import Wait
 
 WAITS_SHOWN = 40
 

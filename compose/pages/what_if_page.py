@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from compose.runs.held_out_trial import HeldOutSuccess
-from consumers.history.history import History
-from consumers.history.retraining import plan
-from consumers.history.training_record import TrainedRun
-from consumers.history.what_if import OtherwiseStep, WhatIf, require_trainable
-from trainer.config import LearnerConfig
-from trainer.learner_state import LearnerState
+from rollcall.compose.runs.held_out_trial import HeldOutSuccess
+from rollcall.consumers.history.history import History
+from rollcall.consumers.history.retraining import plan
+from rollcall.consumers.history.training_record import TrainedRun
+from rollcall.consumers.history.what_if import OtherwiseStep, WhatIf, require_trainable
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.learner_state import LearnerState
 
 SHOWN = ("loss", "grad_norm", "clip_fraction", "entropy", "approx_kl", "advantage_std")
 EXACT = (

@@ -4,16 +4,16 @@ import tomllib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from compose.runs.run_folder import RunFolder
-from schemas.errors import Refused
+from rollcall.compose.runs.run_folder import RunFolder
+from rollcall.schemas.errors import Refused
 
 if TYPE_CHECKING:
-    from trainer.config import LearnerConfig
+    from rollcall.trainer.config import LearnerConfig
 
 
 def changed_learner(folder: RunFolder, changes: Sequence[str]) -> "LearnerConfig":
     """Return the recipe's learner with each `learner.KEY=VALUE` applied; raises Refused."""
-    from trainer.config import LearnerConfig
+    from rollcall.trainer.config import LearnerConfig
 
     values = folder.recipe.learner_values(folder.seed)
     for change in changes:

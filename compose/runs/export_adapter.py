@@ -3,13 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-from compose.runs.run_folder import RunFolder
-from schemas.adapter_weights import KIND, AdapterAbout
-from schemas.errors import Refused, WeightsDiffer
-from schemas.weights import from_uri, to_safetensors
-from trainer.adapters import Adaptation, Lora, merged, peft_config
-from trainer.forward import loaded
-from trainer.learner_state import LearnerState
+from rollcall.compose.runs.run_folder import RunFolder
+from rollcall.schemas.adapter_weights import KIND, AdapterAbout
+from rollcall.schemas.errors import Refused, WeightsDiffer
+from rollcall.schemas.weights import from_uri, to_safetensors
+from rollcall.trainer.adapters import Adaptation, Lora, merged, peft_config
+from rollcall.trainer.forward import loaded
+from rollcall.trainer.learner_state import LearnerState
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

@@ -18,18 +18,18 @@ from typing import Any
 import structlog
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from compose.runs.export_adapter import merged_state, write_adapter
-from compose.runs.run_folder import RunFolder
-from inference.chat import RoleTemplate
-from inference.exported_template import exported_template
-from inference.policy_dir import Policy, load_policy
-from schemas.adapter_weights import AdapterAbout
-from schemas.errors import Refused, WeightsDiffer
-from schemas.weights import weights_digest
-from schemas.whole_files import appearing, refuse_used
-from trainer.checkpoint import Checkpoint, load_latest
-from trainer.learner_state import LearnerState
-from trainer.tensors import DTYPES, load_tensors, tensors_of
+from rollcall.compose.runs.export_adapter import merged_state, write_adapter
+from rollcall.compose.runs.run_folder import RunFolder
+from rollcall.inference.chat import RoleTemplate
+from rollcall.inference.exported_template import exported_template
+from rollcall.inference.policy_dir import Policy, load_policy
+from rollcall.schemas.adapter_weights import AdapterAbout
+from rollcall.schemas.errors import Refused, WeightsDiffer
+from rollcall.schemas.weights import weights_digest
+from rollcall.schemas.whole_files import appearing, refuse_used
+from rollcall.trainer.checkpoint import Checkpoint, load_latest
+from rollcall.trainer.learner_state import LearnerState
+from rollcall.trainer.tensors import DTYPES, load_tensors, tensors_of
 
 ABOUT = "rollcall.json"
 TOKENIZER = "tokenizer_config.json"

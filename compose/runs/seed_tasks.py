@@ -7,12 +7,12 @@ from typing import Any
 
 import orjson
 
-from compose.runs.recipe import Recipe
-from sandbox.tasks.harbor import HarborTask
-from sandbox.tasks.listing import read_tasks
-from sandbox.tasks.task_names import environment_config
-from schemas.errors import Refused
-from schemas.messages import Task
+from rollcall.compose.runs.recipe import Recipe
+from rollcall.sandbox.tasks.harbor import HarborTask
+from rollcall.sandbox.tasks.listing import read_tasks
+from rollcall.sandbox.tasks.task_names import environment_config
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import Task
 
 
 def suite_of(recipe: Recipe, instead: Path | None = None) -> Path | None:

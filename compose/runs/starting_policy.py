@@ -8,10 +8,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.errors import Refused
+from rollcall.schemas.errors import Refused
 
 if TYPE_CHECKING:
-    from compose.runs.recipe import PolicyTable
+    from rollcall.compose.runs.recipe import PolicyTable
 
 ABOUT = "rollcall.json"
 
@@ -29,7 +29,7 @@ def require_policy(policy: "PolicyTable") -> None:
 
 def lay_policy(policy: "PolicyTable", at: Path, seed: int) -> None:
     """Make the policy at a path that does not exist yet. Raises Refused."""
-    from inference.policy_dir import make_policy
+    from rollcall.inference.policy_dir import make_policy
 
     if not policy.directory:
         make_policy(

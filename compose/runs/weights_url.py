@@ -3,14 +3,14 @@
 from pathlib import PurePath
 from urllib.parse import urlsplit
 
-from schemas.errors import Refused
+from rollcall.schemas.errors import Refused
 
 
 def check_weights_url(url: str) -> None:
     """Raise Refused for a URL that cannot be opened here, or that has more than a location."""
     if not url:
         return
-    from schemas.store_urls import require_openable
+    from rollcall.schemas.store_urls import require_openable
 
     place = urlsplit(url)
     if "@" in place.netloc or place.query or place.fragment:

@@ -5,15 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compose.pages.what_if_page import success_lines, train_otherwise
-from compose.runs.changed_learner import changed_learner
-from compose.runs.export_policy import export_state
-from compose.runs.held_out_trial import held_out, require_alone
-from compose.runs.run_folder import RunFolder
-from compose.settings import Settings
-from consumers.history.history import History
-from schemas.whole_files import refuse_used
-from trainer.learner_state import LearnerState
+from rollcall.compose.pages.what_if_page import success_lines, train_otherwise
+from rollcall.compose.runs.changed_learner import changed_learner
+from rollcall.compose.runs.export_policy import export_state
+from rollcall.compose.runs.held_out_trial import held_out, require_alone
+from rollcall.compose.runs.run_folder import RunFolder
+from rollcall.compose.settings import Settings
+from rollcall.consumers.history.history import History
+from rollcall.schemas.whole_files import refuse_used
+from rollcall.trainer.learner_state import LearnerState
 
 
 def what_if(

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compose.services.artifacts import mark
-from schemas.whole_files import write_whole
+from rollcall.compose.services.artifacts import mark
+from rollcall.schemas.whole_files import write_whole
 
 KEPT = 3
 """The most caches of a service; each virtual environment's Java runtime has its own."""

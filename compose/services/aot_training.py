@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from compose.processes import end, holds_within, module, spawn, started
-from compose.services.service_errors import ServicesError, last_lines
-from compose.services.service_process import Service
+from rollcall.compose.processes import end, holds_within, module, spawn, started
+from rollcall.compose.services.service_errors import ServicesError, last_lines
+from rollcall.compose.services.service_process import Service
 
 READY_DEADLINE_S = 1800.0
 """The timeout of a start at the lowest priority on a busy machine."""
@@ -96,10 +96,10 @@ def _written(service: Service, lives: Callable[[], bool]) -> Path:
 
 
 def main() -> None:
-    from compose.cluster import answers
-    from compose.services.kafka_broker import KafkaBroker
-    from compose.services.ports import free_port
-    from compose.services.schema_registry import SchemaRegistry
+    from rollcall.compose.cluster import answers
+    from rollcall.compose.services.kafka_broker import KafkaBroker
+    from rollcall.compose.services.ports import free_port
+    from rollcall.compose.services.schema_registry import SchemaRegistry
 
     os.nice(19)
     cache_dir = Path(sys.argv[1])

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from compose.services.service_errors import ServicesError
-from schemas.private_folders import make_private
-from schemas.whole_files import write_whole
+from rollcall.compose.services.service_errors import ServicesError
+from rollcall.schemas.private_folders import make_private
+from rollcall.schemas.whole_files import write_whole
 
 LOCKS = Path(__file__).parent / "locks"
 COLD_CACHE_BYTES = 600_000_000

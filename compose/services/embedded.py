@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from compose.processes import holds_within, spawn, started
-from compose.services.aot_training import train_beside
-from compose.services.artifacts import LOCKS, exclusive, missing, require_space
-from compose.services.kafka_broker import KafkaBroker
-from compose.services.ports import is_free, kept_or_free
-from compose.services.schema_registry import SchemaRegistry
-from compose.services.service_errors import ServicesError, cannot_run, last_lines
-from compose.services.service_process import Service, ServiceProcess, on_record
-from schemas.private_folders import make_private
+from rollcall.compose.processes import holds_within, spawn, started
+from rollcall.compose.services.aot_training import train_beside
+from rollcall.compose.services.artifacts import LOCKS, exclusive, missing, require_space
+from rollcall.compose.services.kafka_broker import KafkaBroker
+from rollcall.compose.services.ports import is_free, kept_or_free
+from rollcall.compose.services.schema_registry import SchemaRegistry
+from rollcall.compose.services.service_errors import ServicesError, cannot_run, last_lines
+from rollcall.compose.services.service_process import Service, ServiceProcess, on_record
+from rollcall.schemas.private_folders import make_private
 
 STATE_BYTES = 1 << 30
 READY_DEADLINE_S = 60.0

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from compose.services.aot_cache import AotCache
-from compose.services.artifacts import LOCKS, fetch, locate_java, read_lock
-from compose.services.service_errors import ServicesError, cannot_run, last_lines
-from schemas.private_folders import make_private
-from schemas.whole_files import write_whole
+from rollcall.compose.services.aot_cache import AotCache
+from rollcall.compose.services.artifacts import LOCKS, fetch, locate_java, read_lock
+from rollcall.compose.services.service_errors import ServicesError, cannot_run, last_lines
+from rollcall.schemas.private_folders import make_private
+from rollcall.schemas.whole_files import write_whole
 
 _FIXED = """\
 process.roles=broker,controller

@@ -12,11 +12,18 @@ import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from compose.services.aot_cache import AotCache
-from compose.services.artifacts import LOCKS, exclusive, fetch, locate_java, mark, read_lock
-from compose.services.service_errors import ServicesError
-from schemas.private_folders import make_private
-from schemas.whole_files import appearing, write_whole
+from rollcall.compose.services.aot_cache import AotCache
+from rollcall.compose.services.artifacts import (
+    LOCKS,
+    exclusive,
+    fetch,
+    locate_java,
+    mark,
+    read_lock,
+)
+from rollcall.compose.services.service_errors import ServicesError
+from rollcall.schemas.private_folders import make_private
+from rollcall.schemas.whole_files import appearing, write_whole
 
 JAR = "quarkus-run.jar"
 

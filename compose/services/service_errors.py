@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from schemas.errors import RollcallError
+from rollcall.schemas.errors import RollcallError
 
 
 class ServicesError(RollcallError):

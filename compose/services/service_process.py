@@ -13,12 +13,12 @@ from typing import Protocol
 
 import structlog
 
-from compose.processes import holds_within, started
-from compose.services.aot_cache import AotCache
-from compose.services.service_errors import ServicesError
-from compose.state_files import read_state
-from schemas.errors import Refused
-from schemas.whole_files import write_whole
+from rollcall.compose.processes import holds_within, started
+from rollcall.compose.services.aot_cache import AotCache
+from rollcall.compose.services.service_errors import ServicesError
+from rollcall.compose.state_files import read_state
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.whole_files import write_whole
 
 log = structlog.get_logger()
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import structlog
 
-from consumers.loop.loop import Loop
-from schemas.errors import Unavailable
+from rollcall.consumers.loop.loop import Loop
+from rollcall.schemas.errors import Unavailable
 
 RETRY_S = 5.0
 

@@ -10,30 +10,30 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from consumers.log.protocols import Log
-from consumers.loop.dead_letters import DeadLetters
-from consumers.loop.loop import Loop
-from consumers.loop.role import Role
-from consumers.time_guard import Guard
-from producers.publisher import Publisher
-from schemas.bounds import checked_scoring
-from schemas.codec import Codec
-from schemas.messages import Control, Event, ScoredTrajectory, Trajectory
-from schemas.topics import Topics
+from rollcall.consumers.log.protocols import Log
+from rollcall.consumers.loop.dead_letters import DeadLetters
+from rollcall.consumers.loop.loop import Loop
+from rollcall.consumers.loop.role import Role
+from rollcall.consumers.time_guard import Guard
+from rollcall.producers.publisher import Publisher
+from rollcall.schemas.bounds import checked_scoring
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.messages import Control, Event, ScoredTrajectory, Trajectory
+from rollcall.schemas.topics import Topics
 
 if TYPE_CHECKING:
-    from compose.settings import Settings
-    from consumers.answers import Answers
-    from consumers.environments.worker_boxes import WorkerBoxes
-    from consumers.environments.worker_hosts import WorkerHosts
-    from consumers.rewards import Rewards
-    from consumers.room import Room
-    from consumers.waiting_scorers import WaitingScorers
-    from inference.engine import Engine
-    from sandbox.boxes.box_removal import Tell
-    from sandbox.boxes.leases import Leases
-    from sandbox.host import Processes
-    from sandbox.scorers import ScorerSpec
+    from rollcall.compose.settings import Settings
+    from rollcall.consumers.answers import Answers
+    from rollcall.consumers.environments.worker_boxes import WorkerBoxes
+    from rollcall.consumers.environments.worker_hosts import WorkerHosts
+    from rollcall.consumers.rewards import Rewards
+    from rollcall.consumers.room import Room
+    from rollcall.consumers.waiting_scorers import WaitingScorers
+    from rollcall.inference.engine import Engine
+    from rollcall.sandbox.boxes.box_removal import Tell
+    from rollcall.sandbox.boxes.leases import Leases
+    from rollcall.sandbox.host import Processes
+    from rollcall.sandbox.scorers import ScorerSpec
 
 
 STEP_S = 60.0
@@ -58,8 +58,8 @@ class Workshop:
         self._listener: socket.socket | None = None
 
     def agents(self, name: str, *, accept: bool = False) -> Loop:
-        from consumers.agents.outbox import Outbox
-        from consumers.agents.worker import Agents, Capacity
+        from rollcall.consumers.agents.outbox import Outbox
+        from rollcall.consumers.agents.worker import Agents, Capacity
 
         settings = self.settings.agents
         self.codec.prepare(self.topics.events, Event)
@@ -86,7 +86,7 @@ class Workshop:
 
         `capacity` is the number of calls that the engine takes at once, if settings do not set it.
         """
-        from consumers.models.server import Models
+        from rollcall.consumers.models.server import Models
 
         answers = self._answers(name)
         letters = self._letters(answers.publisher, "models", engine.policy_id)
@@ -100,10 +100,10 @@ class Workshop:
         return self._loop(role, [answers.publisher], letters, accept=accept)
 
     def environments(self, name: str, *, accept: bool = False) -> Loop:
-        from consumers.environments.environments import Environments
-        from consumers.environments.instance_records import InstanceRecords
-        from consumers.environments.session_times import SessionTimes
-        from consumers.room import Room
+        from rollcall.consumers.environments.environments import Environments
+        from rollcall.consumers.environments.instance_records import InstanceRecords
+        from rollcall.consumers.environments.session_times import SessionTimes
+        from rollcall.consumers.room import Room
 
         settings = self.settings.environments
         threads = settings.threads if self.watched else 0
@@ -127,21 +127,21 @@ class Workshop:
 
     def _answers(self, name: str) -> "Answers":
         """Return the publisher of answers for a worker that executes commands."""
-        from consumers.answers import Answers
+        from rollcall.consumers.answers import Answers
 
         self.codec.prepare(self.topics.events, Event)
         return Answers(name, self.log, self.codec, self.topics, self.log.publisher())
 
     def _boxes(self, name: str, room: "Room", note: "Tell") -> "WorkerBoxes":
         """Return the boxes for the sessions of a worker, with leases in this state's directory."""
-        from consumers.environments.worker_boxes import WorkerBoxes
+        from rollcall.consumers.environments.worker_boxes import WorkerBoxes
 
         settings = self.settings.environments
         return WorkerBoxes(room, self._leases(name), note, warm=settings.warm, box=settings.box)
 
     def _leases(self, name: str) -> "Leases":
         """Return a worker's leases, in the directory that all workers of this state share."""
-        from sandbox.boxes.leases import Leases, LeaseTimes
+        from rollcall.sandbox.boxes.leases import Leases, LeaseTimes
 
         settings = self.settings.environments
         times = LeaseTimes(settings.box_touch_s, settings.box_lapse_s, settings.box_reap_s)
@@ -152,8 +152,8 @@ class Workshop:
 
         A configured port of the gateway is bound now, any other is chosen when it is needed.
         """
-        from consumers.environments.listener import bind
-        from consumers.environments.worker_hosts import WorkerHosts
+        from rollcall.consumers.environments.listener import bind
+        from rollcall.consumers.environments.worker_hosts import WorkerHosts
 
         host, port = (
             self.settings.environments.gateway_host,
@@ -173,7 +173,7 @@ class Workshop:
 
     def agent_processes(self) -> "Processes":
         """Return the starter of the agents of a worker's sessions."""
-        from sandbox.agents.agent_processes import AgentProcesses
+        from rollcall.sandbox.agents.agent_processes import AgentProcesses
 
         settings = self.settings
         return AgentProcesses(settings.installed_agents(), settings.state() / "agent-processes")
@@ -186,7 +186,7 @@ class Workshop:
         *,
         accept: bool = False,
     ) -> Loop:
-        from consumers.scoring_begin import begin_scoring
+        from rollcall.consumers.scoring_begin import begin_scoring
 
         publisher = self.log.publisher(bulk=True)
         role = self.scoring(name, publisher, scorers, scoring_id)
@@ -202,9 +202,9 @@ class Workshop:
         scoring_id: str | None = None,
     ) -> "Rewards":
         """Return the part that scores trajectories and writes rewards, without a reading loop."""
-        from compose.teacher_scorer import scorer_spec
-        from consumers.rewards import Rewards
-        from sandbox.scorers import score
+        from rollcall.compose.teacher_scorer import scorer_spec
+        from rollcall.consumers.rewards import Rewards
+        from rollcall.sandbox.scorers import score
 
         settings = self.settings.rewards
         scoring_id = checked_scoring(scoring_id or settings.scoring_id)
@@ -231,9 +231,9 @@ class Workshop:
 
     def _waiting_scorers(self, name: str, specs: "Sequence[ScorerSpec]") -> "WaitingScorers":
         """Return the driver of asynchronous scorers; nothing is started until there is one."""
-        from consumers.room import Room
-        from consumers.scoring_host import ScoringHosts
-        from consumers.waiting_scorers import WaitingScorers
+        from rollcall.consumers.room import Room
+        from rollcall.consumers.scoring_host import ScoringHosts
+        from rollcall.consumers.waiting_scorers import WaitingScorers
 
         settings = self.settings.rewards
         return WaitingScorers(
@@ -250,7 +250,7 @@ class Workshop:
         )
 
     def archive(self, name: str, directory: Path, span: int, *, accept: bool = False) -> Loop:
-        from consumers.archive import Archive
+        from rollcall.consumers.archive import Archive
 
         role = Archive(name, self.log, self.topics, directory, span=span)
         publisher = self.log.publisher()

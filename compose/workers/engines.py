@@ -11,24 +11,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-from compose.extras import require
-from inference.engine import Engine
-from inference.vllm_place import require_vllm
-from schemas import names
-from schemas.errors import Refused
+from rollcall.compose.extras import require
+from rollcall.inference.engine import Engine
+from rollcall.inference.vllm_place import require_vllm
+from rollcall.schemas import names
+from rollcall.schemas.errors import Refused
 
 if TYPE_CHECKING:
-    from compose.runs.recipe import Recipe
-    from compose.settings import ModelsSettings, OpenAISettings, Settings
-    from inference.openai_api import Api
-    from inference.openai_client import OpenAIServer
+    from rollcall.compose.runs.recipe import Recipe
+    from rollcall.compose.settings import ModelsSettings, OpenAISettings, Settings
+    from rollcall.inference.openai_api import Api
+    from rollcall.inference.openai_client import OpenAIServer
 
 ENGINES = {
-    "transformers": "inference.transformers_engine:TransformersEngine",
-    "vllm": "inference.vllm_engine:VllmEngine",
+    "transformers": "rollcall.inference.transformers_engine:TransformersEngine",
+    "vllm": "rollcall.inference.vllm_engine:VllmEngine",
 }
 OPENAI = "openai"
-"""The engine of a server with the OpenAI API; see `inference.openai_engine`."""
+"""The engine of a server with the OpenAI API; see `rollcall.inference.openai_engine`."""
 
 
 def options_of(models: "ModelsSettings") -> dict[str, Any]:
@@ -142,7 +142,7 @@ def server_engine(policy_id: str, directory: Path | None, models: "ModelsSetting
 
     Raises Refused for invalid settings.
     """
-    from inference.openai_engine import OpenAIEngine
+    from rollcall.inference.openai_engine import OpenAIEngine
 
     options = models.openai
     server = _server(options)
@@ -152,7 +152,7 @@ def server_engine(policy_id: str, directory: Path | None, models: "ModelsSetting
 
 
 def _server(options: "OpenAISettings") -> "OpenAIServer":
-    from inference.openai_client import OpenAIServer
+    from rollcall.inference.openai_client import OpenAIServer
 
     _check_address(options.base_url)
     if not options.model:
@@ -192,7 +192,7 @@ def _check_address(base_url: str) -> None:
 
 
 def _api(options: "OpenAISettings", directory: Path | None) -> "Api":
-    from inference.openai_api import ChatMessages, TokenCompletions
+    from rollcall.inference.openai_api import ChatMessages, TokenCompletions
 
     if options.api == "chat":
         if directory is not None:
@@ -209,7 +209,7 @@ def _api(options: "OpenAISettings", directory: Path | None) -> "Api":
         )
         raise Refused(msg)
     require("torch", "transformers")
-    from inference.policy_dir import load_template, vocabulary_of
+    from rollcall.inference.policy_dir import load_template, vocabulary_of
 
     tokenizer, template = load_template(directory)
     size = vocabulary_of(directory, tokenizer)
@@ -222,7 +222,7 @@ def _check(name: str, engine: object, policy_id: str) -> None:
     if missing:
         msg = (
             f"engine {name!r} made a {type(engine).__name__} without {', '.join(missing)}; "
-            "`inference.engine.Engine` says what an engine has"
+            "`rollcall.inference.engine.Engine` says what an engine has"
         )
         raise Refused(msg)
     serves = cast(Engine, engine).policy_id

@@ -10,14 +10,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from compose.processes import die_with_parent, module
-from schemas.errors import Refused
+from rollcall.compose.processes import die_with_parent, module
+from rollcall.schemas.errors import Refused
 
 if TYPE_CHECKING:
-    from compose.runs.run_folder import RunFolder
-    from compose.settings import TrainingSettings
-    from trainer.ranks import ProcessRanks, Ranks
-    from trainer.sharded_learner import ShardedLearner
+    from rollcall.compose.runs.run_folder import RunFolder
+    from rollcall.compose.settings import TrainingSettings
+    from rollcall.trainer.ranks import ProcessRanks, Ranks
+    from rollcall.trainer.sharded_learner import ShardedLearner
 
 BEGIN, LEAVE = b"begin", b"leave"
 
@@ -34,7 +34,7 @@ def become_ranks(count: int, *arguments: str) -> NoReturn:
     torchrun = module(
         "torch.distributed.run",
         "--standalone", "--local-addr", "127.0.0.1", f"--nproc-per-node={count}", "--no-python",
-        "--", *module("compose.cli", *arguments),
+        "--", *module("rollcall.compose.cli", *arguments),
     )  # fmt: skip
     os.execv(sys.executable, torchrun)
 
@@ -43,7 +43,7 @@ def join(folder: "RunFolder", settings: "TrainingSettings") -> "ProcessRanks":
     """Join the other ranks; raises Refused, on all, if their number is not as configured."""
     import torch
 
-    from trainer.ranks import ProcessRanks
+    from rollcall.trainer.ranks import ProcessRanks
 
     die_with_parent()
     torch.set_num_threads(settings.threads)
@@ -72,8 +72,8 @@ def sharded(
     """Make this rank's part of a run's learner. Raises Refused, on all, if two disagree."""
     from functools import partial
 
-    from trainer.sharded_learner import ShardedLearner
-    from trainer.weights_files import of_version
+    from rollcall.trainer.sharded_learner import ShardedLearner
+    from rollcall.trainer.weights_files import of_version
 
     run = folder.run()
     past = partial(of_version, run.weights)
@@ -91,8 +91,8 @@ def require_same_checkpoint(ranks: "Ranks", root: Path) -> None:
 
     Rank 0 alone loads one and sends it; a rank that sees another one reads another folder.
     """
-    from trainer.checkpoint import newest_words
-    from trainer.ranks import require_alike
+    from rollcall.trainer.checkpoint import newest_words
+    from rollcall.trainer.ranks import require_alike
 
     require_alike(ranks, {"newest checkpoint": newest_words(root)})
 

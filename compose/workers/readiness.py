@@ -11,11 +11,11 @@ from typing import TypeVar
 
 import structlog
 
-from compose.cluster import Cluster, require_topics
-from consumers.log.protocols import Log
-from consumers.log.reading import read_all
-from schemas.errors import RegistryEmptied, Unavailable, UnknownSchema, WireError
-from schemas.messages import Event, Trajectory
+from rollcall.compose.cluster import Cluster, require_topics
+from rollcall.consumers.log.protocols import Log
+from rollcall.consumers.log.reading import read_all
+from rollcall.schemas.errors import RegistryEmptied, Unavailable, UnknownSchema, WireError
+from rollcall.schemas.messages import Event, Trajectory
 
 RETRY_S = 1.0
 GIVE_UP_S = 600.0

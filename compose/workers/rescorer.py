@@ -9,19 +9,19 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compose.workers.build import Workshop
-from consumers.history.rescoring import Rescoring, RewardSink, rescore
-from consumers.history.selection import Selection
-from consumers.log.protocols import Record
-from producers.publisher import flush_all
-from schemas.bounds import checked_scoring
-from schemas.errors import Refused
-from schemas.messages import ScoredTrajectory
+from rollcall.compose.workers.build import Workshop
+from rollcall.consumers.history.rescoring import Rescoring, RewardSink, rescore
+from rollcall.consumers.history.selection import Selection
+from rollcall.consumers.log.protocols import Record
+from rollcall.producers.publisher import flush_all
+from rollcall.schemas.bounds import checked_scoring
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import ScoredTrajectory
 
 if TYPE_CHECKING:
-    from compose.cluster import Cluster
-    from consumers.rewards import Rewards
-    from producers.publisher import Publisher
+    from rollcall.compose.cluster import Cluster
+    from rollcall.consumers.rewards import Rewards
+    from rollcall.producers.publisher import Publisher
 
 FLUSH_S = 60.0
 POLL_EVERY = 500
@@ -62,7 +62,7 @@ class Rescorer:
         if self.dry_run:
             yield lambda scored, record: None
         elif self.parquet:
-            from consumers.tables.rewards_file import rewards_file
+            from rollcall.consumers.tables.rewards_file import rewards_file
 
             with rewards_file(self.parquet) as add:
                 yield lambda scored, record: add(scored)

@@ -1,8 +1,8 @@
 """Retraining of steps by as many processes as trained them: this one is rank 0.
 
-`python -m compose.workers.retraining_ranks DIRECTORY THREADS RANK COUNT MEETING` is one of the
-others. It prints a line before it joins them, so that rank 0 does not wait for one that has ended;
-then it follows rank 0, and ends with it in any case.
+`python -m rollcall.compose.workers.retraining_ranks DIRECTORY THREADS RANK COUNT MEETING` is one of
+the others. It prints a line before it joins them, so that rank 0 does not wait for one that has
+ended; then it follows rank 0, and ends with it in any case.
 """
 
 import os
@@ -15,15 +15,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from compose.processes import die_with_parent, module
-from schemas.errors import RollcallError, Unfit
+from rollcall.compose.processes import die_with_parent, module
+from rollcall.schemas.errors import RollcallError, Unfit
 
 if TYPE_CHECKING:
-    from consumers.history.retraining import RetrainingPlan
-    from consumers.history.training_record import TrainedRun
-    from trainer.ranks import ProcessRanks
-    from trainer.sharded_learner import ShardedLearner
-    from trainer.step import Learner
+    from rollcall.consumers.history.retraining import RetrainingPlan
+    from rollcall.consumers.history.training_record import TrainedRun
+    from rollcall.trainer.ranks import ProcessRanks
+    from rollcall.trainer.sharded_learner import ShardedLearner
+    from rollcall.trainer.step import Learner
 
 LEAVE_S = 30.0
 """The time that a rank may take to end after it was released."""
@@ -49,7 +49,7 @@ def learner_of(plan: "RetrainingPlan", threads: int) -> Iterator["Learner"]:
 @contextmanager
 def _ranks(run: "TrainedRun", threads: int, count: int) -> Iterator["ProcessRanks"]:
     """Yield this process's ranks among `count`; the others have ended afterwards."""
-    from trainer.ranks import ProcessRanks
+    from rollcall.trainer.ranks import ProcessRanks
 
     with TemporaryDirectory(prefix="rollcall-ranks-") as scratch:
         meeting = f"file://{scratch}/meeting"
@@ -76,7 +76,7 @@ def _other(
 ) -> "subprocess.Popen[bytes]":
     words = (str(directory), str(threads), str(rank), str(count), meeting)
     return subprocess.Popen(
-        module("compose.workers.retraining_ranks", *words),
+        module("rollcall.compose.workers.retraining_ranks", *words),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         preexec_fn=die_with_parent,
@@ -94,8 +94,8 @@ def _await(other: "subprocess.Popen[bytes]", rank: int, count: int) -> None:
 
 
 def _sharded(run: "TrainedRun", ranks: "ProcessRanks") -> "ShardedLearner":
-    from trainer.sharded_learner import ShardedLearner
-    from trainer.weights_files import of_version
+    from rollcall.trainer.sharded_learner import ShardedLearner
+    from rollcall.trainer.weights_files import of_version
 
     return ShardedLearner(str(run.policy), run.config, ranks, past=partial(of_version, run.weights))
 
@@ -105,8 +105,8 @@ def main(directory: str, threads: str, rank: str, count: str, meeting: str) -> i
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from compose.runs import run_folder
-    from trainer.ranks import ProcessRanks
+    from rollcall.compose.runs import run_folder
+    from rollcall.trainer.ranks import ProcessRanks
 
     disable_progress_bar()
     torch.set_num_threads(int(threads))

@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from compose.workers.build import Workshop
-from compose.workers.rank_processes import begins, sharded
-from compose.workers.readiness import patiently
-from consumers.agents.fold.world import World
-from consumers.agents.programs import program_of
-from consumers.heldout import HeldOut
-from consumers.history.continuations import Continuations
-from consumers.history.versions_in_use import VersionsInUse
-from consumers.inline_executor import InlineExecutor
-from schemas.errors import Refused
-from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
+from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.rank_processes import begins, sharded
+from rollcall.compose.workers.readiness import patiently
+from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.programs import program_of
+from rollcall.consumers.heldout import HeldOut
+from rollcall.consumers.history.continuations import Continuations
+from rollcall.consumers.history.versions_in_use import VersionsInUse
+from rollcall.consumers.inline_executor import InlineExecutor
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import PolicyVersion, RolloutRequest, TrainStep
 
 if TYPE_CHECKING:
-    from compose.runs.run_folder import RunFolder
-    from consumers.training.continuing import Continue
-    from consumers.training.trainer import Trainer
-    from trainer.config import LearnerConfig
-    from trainer.ranks import ProcessRanks
-    from trainer.step import Learner
+    from rollcall.compose.runs.run_folder import RunFolder
+    from rollcall.consumers.training.continuing import Continue
+    from rollcall.consumers.training.trainer import Trainer
+    from rollcall.trainer.config import LearnerConfig
+    from rollcall.trainer.ranks import ProcessRanks
+    from rollcall.trainer.step import Learner
 
 STAND_BY_S = 0.5
 
@@ -49,8 +49,8 @@ def run_trainer(
 
     Raises Refused if the run's recipe needs several processes.
     """
-    from consumers.training.trainer import Trainer
-    from trainer.reading import reading_of
+    from rollcall.consumers.training.trainer import Trainer
+    from rollcall.trainer.reading import reading_of
 
     shop.codec.prepare(shop.topics.versions, PolicyVersion)
     shop.codec.prepare(shop.topics.train_steps, TrainStep)
@@ -79,8 +79,8 @@ def run_trainer(
 
 
 def _learner(shop: Workshop, folder: "RunFolder") -> "Learner":
-    from trainer.step import Learner
-    from trainer.weights_files import of_version
+    from rollcall.trainer.step import Learner
+    from rollcall.trainer.weights_files import of_version
 
     config = folder.learner()
     if config.ranks > 1:

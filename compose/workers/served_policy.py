@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from schemas.errors import Refused
+from rollcall.schemas.errors import Refused
 
 if TYPE_CHECKING:
-    from compose.runs.run_folder import RunFolder
-    from compose.settings import Settings
-    from inference.engine import Engine
+    from rollcall.compose.runs.run_folder import RunFolder
+    from rollcall.compose.settings import Settings
+    from rollcall.inference.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Served:
 
     def light_engine(self, settings: "Settings") -> "Engine | None":
         """Return the engine if it needs neither weights nor a run. Raises Refused."""
-        from compose.workers.engines import server_engine
+        from rollcall.compose.workers.engines import server_engine
 
         if self.script:
             return scripted_engine(self.policy, self.script, self.tasks, self.gold_share)
@@ -58,7 +58,7 @@ class Served:
 
     def loaded(self, folder: "RunFolder | None", settings: "Settings") -> "Engine":
         """Return the engine on the weights of a run or of a directory. Raises Refused."""
-        from compose.workers.engines import weights_engine
+        from rollcall.compose.workers.engines import weights_engine
 
         chosen = self.settings(settings)
         if folder is not None:
@@ -70,7 +70,7 @@ class Served:
         return settings.models.openai.concurrency if self._by_server(settings) else None
 
     def _by_server(self, settings: "Settings") -> bool:
-        from compose.workers.engines import OPENAI
+        from rollcall.compose.workers.engines import OPENAI
 
         named = self.settings(settings).models.engine
         return named == OPENAI and not self.run and not self.script
@@ -83,10 +83,10 @@ def scripted_engine(
 
     Ours use the solutions of the tasks in a folder. Raises Refused.
     """
-    from inference.scripted import ScriptedEngine
-    from inference.text_script import added_by, load_script, text_script
-    from sandbox.tasks.listing import read_tasks
-    from sandbox.tasks.scripted_policies import NULL, POLICIES, scripted_policy
+    from rollcall.inference.scripted import ScriptedEngine
+    from rollcall.inference.text_script import added_by, load_script, text_script
+    from rollcall.sandbox.tasks.listing import read_tasks
+    from rollcall.sandbox.tasks.scripted_policies import NULL, POLICIES, scripted_policy
 
     if reference not in POLICIES and (tasks is not None or gold_share is not None):
         msg = f"--tasks and --gold-share are for {', '.join(POLICIES)}; the script is {reference!r}"
@@ -106,8 +106,8 @@ def scripted_engine(
 
 def run_engine(folder: "RunFolder", settings: "Settings") -> "Engine":
     """Make the engine of a run's policy: on its weights, or by its recipe's script."""
-    from compose.runs.run_folder import TASKS
-    from compose.workers.engines import check_exact, weights_engine
+    from rollcall.compose.runs.run_folder import TASKS
+    from rollcall.compose.workers.engines import check_exact, weights_engine
 
     policy = folder.recipe.policy
     if not policy.script:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import structlog
 
-from compose.processes import ChildProcess, end, module, spawn
-from schemas.errors import Unfit
-from schemas.private_folders import make_private
+from rollcall.compose.processes import ChildProcess, end, module, spawn
+from rollcall.schemas.errors import Unfit
+from rollcall.schemas.private_folders import make_private
 
 GRACE_S = 25.0
 RESTART_S = 1.0
@@ -84,7 +84,7 @@ class Supervisor:
         child.started = self.clock()
         environment = {**os.environ, **self.environment}
         python = self.models_python if child.arguments[1] == "models" else ""
-        command = module("compose.cli", *child.arguments, python=python)
+        command = module("rollcall.compose.cli", *child.arguments, python=python)
         child.process = spawn(command, child.log_path, environment=environment)
 
     def keep_alive(self) -> None:

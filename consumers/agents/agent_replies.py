@@ -5,9 +5,9 @@ Pure: the program `hosted` makes the same replies each time it is folded.
 
 from collections.abc import Sequence
 
-from consumers.agents.wishes import ModelAnswer, WishFailed
-from schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply
-from schemas.packed import ids_of, logprobs_of
+from rollcall.consumers.agents.wishes import ModelAnswer, WishFailed
+from rollcall.schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply
+from rollcall.schemas.packed import ids_of, logprobs_of
 
 STATUSES = {
     "too_long": 400, "not_renderable": 400, "bad_sampling": 400, "out_of_bounds": 400,

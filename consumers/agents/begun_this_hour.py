@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 import structlog
 
-from consumers.agents.lookback import Lookback, bounds_of
-from consumers.agents.watermark import Watermark
-from consumers.clock import Clock
-from consumers.log.protocols import Log, Record
-from schemas.codec import Codec
-from schemas.errors import Unavailable, WireError
-from schemas.messages import RolloutRequest, Trajectory
+from rollcall.consumers.agents.lookback import Lookback, bounds_of
+from rollcall.consumers.agents.watermark import Watermark
+from rollcall.consumers.clock import Clock
+from rollcall.consumers.log.protocols import Log, Record
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import Unavailable, WireError
+from rollcall.schemas.messages import RolloutRequest, Trajectory
 
 HOUR_MS = 3_600_000
 FIELDS = "request", "status", "first_offset"

@@ -10,12 +10,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from consumers.agents.fold.outstanding import Outstanding
-from consumers.agents.fold.rollout import Effect, Rollout
-from consumers.agents.shares import Shares
-from consumers.clock import Clock
-from consumers.quota_table import QuotaTable
-from schemas.messages import ModelCall
+from rollcall.consumers.agents.fold.outstanding import Outstanding
+from rollcall.consumers.agents.fold.rollout import Effect, Rollout
+from rollcall.consumers.agents.shares import Shares
+from rollcall.consumers.clock import Clock
+from rollcall.consumers.quota_table import QuotaTable
+from rollcall.schemas.messages import ModelCall
 
 NEVER_MS = 10**14
 """A time from which no deadline is reached, within the range of every clock."""

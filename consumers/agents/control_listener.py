@@ -5,16 +5,16 @@ from collections.abc import Callable
 
 import structlog
 
-from consumers.agents.control_state import MOST_WORDS, ControlState
-from consumers.control_reader import ControlReader
-from consumers.log.protocols import Log, Record
-from consumers.loop.dead_letters import DeadLetters
-from producers.control import control_key, retire_control, write_control
-from producers.publisher import Publisher
-from schemas.codec import Codec
-from schemas.errors import WireError
-from schemas.messages import Control
-from schemas.topics import DAY_MS, Topics
+from rollcall.consumers.agents.control_state import MOST_WORDS, ControlState
+from rollcall.consumers.control_reader import ControlReader
+from rollcall.consumers.log.protocols import Log, Record
+from rollcall.consumers.loop.dead_letters import DeadLetters
+from rollcall.producers.control import control_key, retire_control, write_control
+from rollcall.producers.publisher import Publisher
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import WireError
+from rollcall.schemas.messages import Control
+from rollcall.schemas.topics import DAY_MS, Topics
 
 POLLS = 10
 """Polls in one turn while the topic has not been read to its end."""

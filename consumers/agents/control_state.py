@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import structlog
 
-from producers.control import control_key
-from schemas.bounds import NAME_BYTES
-from schemas.foreign_text import plain
-from schemas.messages import Control, RolloutRequest
+from rollcall.producers.control import control_key
+from rollcall.schemas.bounds import NAME_BYTES
+from rollcall.schemas.foreign_text import plain
+from rollcall.schemas.messages import Control, RolloutRequest
 
 REASON_CHARS = 200
 """The kept length of a record's reason."""

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from consumers.agents.wishes import (
+from rollcall.consumers.agents.wishes import (
     WISHES,
     Agent,
     AsCompleted,
@@ -37,8 +37,8 @@ from consumers.agents.wishes import (
     Task,
     WishFailed,
 )
-from schemas.errors import ProgramFailed
-from schemas.messages import Message, RolloutRequest, Sampling
+from rollcall.schemas.errors import ProgramFailed
+from rollcall.schemas.messages import Message, RolloutRequest, Sampling
 
 if TYPE_CHECKING:
     from random import Random

@@ -1,8 +1,8 @@
 """The agent program `hosted`: connects a rollout to an agent's process, as an environment.
 
-The process's asks are observations, and the replies to it are actions (`schemas.asks`). A model ask
-becomes a call, a step ask a step of the task's environment in session `main`. All of them run
-concurrently; ready replies are sent as soon as the process's last observation has arrived. The
+The process's asks are observations, and the replies to it are actions (`rollcall.schemas.asks`). A
+model ask becomes a call, a step ask a step of the task's environment in session `main`. All of them
+run concurrently; ready replies are sent as soon as the process's last observation has arrived. The
 program knows no endpoint, no dialect and no process.
 
 An ask beyond the limits is answered with 404, meaning that the rollout is over: the agent can then
@@ -16,9 +16,9 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from consumers.agents.agent_replies import FINAL, failed_reply, fault_in, reply_of
-from consumers.agents.fold.checks import RESULT_CHARS
-from consumers.agents.wishes import (
+from rollcall.consumers.agents.agent_replies import FINAL, failed_reply, fault_in, reply_of
+from rollcall.consumers.agents.fold.checks import RESULT_CHARS
+from rollcall.consumers.agents.wishes import (
     Agent,
     AsCompleted,
     CallModel,
@@ -31,8 +31,8 @@ from consumers.agents.wishes import (
     Task,
     WishFailed,
 )
-from sandbox.agents.agent_box import FINISH_WORD, where
-from schemas.asks import (
+from rollcall.sandbox.agents.agent_box import FINISH_WORD, where
+from rollcall.schemas.asks import (
     STARVED,
     AgentAction,
     Ask,
@@ -41,9 +41,9 @@ from schemas.asks import (
     StepReply,
     asks_of,
 )
-from schemas.errors import ProgramFailed
-from schemas.known_asks import KnownAsks
-from schemas.messages import Sampling
+from rollcall.schemas.errors import ProgramFailed
+from rollcall.schemas.known_asks import KnownAsks
+from rollcall.schemas.messages import Sampling
 
 AGENT, MAIN = "agent", "main"
 RESERVE = 8

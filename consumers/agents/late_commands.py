@@ -11,17 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from consumers.agents.call_pacing import CallPacing
-from consumers.agents.control_state import ControlState
-from consumers.agents.fold.commands import Command, place
-from consumers.agents.fold.outstanding import Outstanding
-from consumers.agents.fold.rollout import Effect, Rollout
-from consumers.agents.outbox import Outbox
-from consumers.agents.rollout_quotas import RolloutQuotas
-from consumers.agents.wishes import CallModel
-from consumers.clock import LogClock
-from consumers.time_guard import Bar
-from producers.publisher import Cause
+from rollcall.consumers.agents.call_pacing import CallPacing
+from rollcall.consumers.agents.control_state import ControlState
+from rollcall.consumers.agents.fold.commands import Command, place
+from rollcall.consumers.agents.fold.outstanding import Outstanding
+from rollcall.consumers.agents.fold.rollout import Effect, Rollout
+from rollcall.consumers.agents.outbox import Outbox
+from rollcall.consumers.agents.rollout_quotas import RolloutQuotas
+from rollcall.consumers.agents.wishes import CallModel
+from rollcall.consumers.clock import LogClock
+from rollcall.consumers.time_guard import Bar
+from rollcall.producers.publisher import Cause
 
 
 @dataclass(frozen=True, slots=True)

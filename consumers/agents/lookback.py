@@ -10,12 +10,12 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from consumers.decode_in_order import DecodeInOrder
-from consumers.log.protocols import Log, Reader, Record
-from schemas.codec import Codec
-from schemas.errors import Unavailable
-from schemas.ids import digest
-from schemas.messages import Trajectory
+from rollcall.consumers.decode_in_order import DecodeInOrder
+from rollcall.consumers.log.protocols import Log, Reader, Record
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import Unavailable
+from rollcall.schemas.ids import digest
+from rollcall.schemas.messages import Trajectory
 
 POLL_S = 0.01
 MOST = 2000

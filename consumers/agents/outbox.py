@@ -10,17 +10,17 @@ from functools import partial
 
 import structlog
 
-from consumers.agents.fold.commands import Command
-from consumers.agents.fold.journal import START
-from consumers.agents.fold.rollout import Effect
-from consumers.answers import event_of
-from consumers.bare_trajectory import barer, write_barer
-from consumers.send_later import SendLater
-from producers.control import retire_control
-from producers.publisher import Cause, Publisher
-from schemas.bounds import check_sampling
-from schemas.codec import Codec
-from schemas.errors import (
+from rollcall.consumers.agents.fold.commands import Command
+from rollcall.consumers.agents.fold.journal import START
+from rollcall.consumers.agents.fold.rollout import Effect
+from rollcall.consumers.answers import event_of
+from rollcall.consumers.bare_trajectory import barer, write_barer
+from rollcall.consumers.send_later import SendLater
+from rollcall.producers.control import retire_control
+from rollcall.producers.publisher import Cause, Publisher
+from rollcall.schemas.bounds import check_sampling
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import (
     NoTopic,
     Refused,
     TooLarge,
@@ -30,10 +30,10 @@ from schemas.errors import (
     WireError,
     WorkFailed,
 )
-from schemas.foreign_text import plain, raised
-from schemas.headers import Headers, full_headers, hot_headers
-from schemas.ids import digest
-from schemas.messages import (
+from rollcall.schemas.foreign_text import plain, raised
+from rollcall.schemas.headers import Headers, full_headers, hot_headers
+from rollcall.schemas.ids import digest
+from rollcall.schemas.messages import (
     AttemptStarted,
     CallFailed,
     EnvironmentStep,
@@ -44,7 +44,7 @@ from schemas.messages import (
     Sampling,
     Trajectory,
 )
-from schemas.topics import POLICY_ID, Topics
+from rollcall.schemas.topics import POLICY_ID, Topics
 
 REASON_CHARS = 2000
 """The kept length of a reason in the journal."""

@@ -5,18 +5,18 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from consumers.agents.fold.chain import START_AFTER_GAP
-from consumers.agents.fold.commands import Command
-from consumers.agents.fold.journal import START, Journal, Taken
-from consumers.agents.fold.rollout import Effect, Rollout
-from consumers.agents.late_commands import Hands, LateCommands
-from consumers.agents.lookback import Written
-from consumers.agents.outbox import COURTESY, owe, pay
-from consumers.clock import LogClock
-from consumers.log.protocols import Record
-from consumers.loop.partition_progress import PartitionProgress
-from schemas.errors import RequestsSkipped
-from schemas.messages import Event, RolloutRefused, RolloutStarted, Trajectory
+from rollcall.consumers.agents.fold.chain import START_AFTER_GAP
+from rollcall.consumers.agents.fold.commands import Command
+from rollcall.consumers.agents.fold.journal import START, Journal, Taken
+from rollcall.consumers.agents.fold.rollout import Effect, Rollout
+from rollcall.consumers.agents.late_commands import Hands, LateCommands
+from rollcall.consumers.agents.lookback import Written
+from rollcall.consumers.agents.outbox import COURTESY, owe, pay
+from rollcall.consumers.clock import LogClock
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.partition_progress import PartitionProgress
+from rollcall.schemas.errors import RequestsSkipped
+from rollcall.schemas.messages import Event, RolloutRefused, RolloutStarted, Trajectory
 
 log = structlog.get_logger()
 

@@ -5,10 +5,10 @@ from hashlib import blake2b
 from inspect import getsource
 from typing import cast
 
-from consumers.agents.fork import forking
-from consumers.agents.hosted import hosted
-from consumers.agents.solver_verifier import solver_verifier
-from consumers.agents.wishes import (
+from rollcall.consumers.agents.fork import forking
+from rollcall.consumers.agents.hosted import hosted
+from rollcall.consumers.agents.solver_verifier import solver_verifier
+from rollcall.consumers.agents.wishes import (
     Agent,
     CallModel,
     Finish,
@@ -22,8 +22,8 @@ from consumers.agents.wishes import (
 )
 
 # The digest of a program's source is recorded in the journal; react and single_turn use this name.
-from consumers.agents.wishes import EnvironmentAnswer as Observation
-from schemas import names
+from rollcall.consumers.agents.wishes import EnvironmentAnswer as Observation
+from rollcall.schemas import names
 
 
 def react(task: Task) -> Agent:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 
-from consumers.agents.lookback import Lookback
-from consumers.log.protocols import Log, Record
+from rollcall.consumers.agents.lookback import Lookback
+from rollcall.consumers.log.protocols import Log, Record
 
 WINDOW = 100_000
 """Offsets of a partition; they take four megabytes."""

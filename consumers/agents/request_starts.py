@@ -7,19 +7,26 @@ from itertools import islice
 
 import structlog
 
-from consumers.agents.outbox import PROCESS, REASON_CHARS, Outbox
-from consumers.agents.owned_journal import OwnedJournal
-from consumers.agents.programs import program_digest
-from consumers.agents.recent_requests import Asked, First
-from consumers.agents.wishes import Program
-from consumers.log.protocols import Held, Log, Record
-from consumers.loop.dead_letters import Passed
-from consumers.loop.letter_records import resent_from
-from schemas.bounds import check_names, check_request, fitting
-from schemas.errors import KilledWorkers, Refused, Skipped, TopicsDiffer, WireError
-from schemas.foreign_text import plain, raised
-from schemas.messages import REPEATED, RULES, Event, RolloutRefused, RolloutRequest, RolloutStarted
-from schemas.topics import Topics
+from rollcall.consumers.agents.outbox import PROCESS, REASON_CHARS, Outbox
+from rollcall.consumers.agents.owned_journal import OwnedJournal
+from rollcall.consumers.agents.programs import program_digest
+from rollcall.consumers.agents.recent_requests import Asked, First
+from rollcall.consumers.agents.wishes import Program
+from rollcall.consumers.log.protocols import Held, Log, Record
+from rollcall.consumers.loop.dead_letters import Passed
+from rollcall.consumers.loop.letter_records import resent_from
+from rollcall.schemas.bounds import check_names, check_request, fitting
+from rollcall.schemas.errors import KilledWorkers, Refused, Skipped, TopicsDiffer, WireError
+from rollcall.schemas.foreign_text import plain, raised
+from rollcall.schemas.messages import (
+    REPEATED,
+    RULES,
+    Event,
+    RolloutRefused,
+    RolloutRequest,
+    RolloutStarted,
+)
+from rollcall.schemas.topics import Topics
 
 READ_AT_ONCE = 8
 """The number of windows of requests that are read back at a time; each has a client of its own."""

@@ -10,10 +10,10 @@ rollout begins before the run is resumed.
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Set
 
-from consumers.agents.begun_this_hour import BegunThisHour
-from consumers.agents.fold.rollout import Rollout
-from consumers.agents.shares import Shares
-from consumers.quota_table import QuotaTable
+from rollcall.consumers.agents.begun_this_hour import BegunThisHour
+from rollcall.consumers.agents.fold.rollout import Rollout
+from rollcall.consumers.agents.shares import Shares
+from rollcall.consumers.quota_table import QuotaTable
 
 
 class RolloutQuotas:

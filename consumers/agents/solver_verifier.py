@@ -2,7 +2,7 @@
 
 import json
 
-from consumers.agents.wishes import (
+from rollcall.consumers.agents.wishes import (
     Agent,
     CallModel,
     EnvironmentAnswer,
@@ -14,7 +14,7 @@ from consumers.agents.wishes import (
     system,
     user,
 )
-from schemas.errors import ProgramFailed
+from rollcall.schemas.errors import ProgramFailed
 
 NO = "no"
 

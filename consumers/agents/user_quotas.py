@@ -2,20 +2,20 @@
 
 from collections.abc import Callable, Iterator, Set
 
-from consumers.agents.begun_this_hour import BegunThisHour
-from consumers.agents.call_pacing import CallPacing
-from consumers.agents.fold.outstanding import Outstanding
-from consumers.agents.fold.rollout import Rollout
-from consumers.agents.rollout_quotas import RolloutQuotas
-from consumers.agents.shares import Shares
-from consumers.agents.watermark import Watermark
-from consumers.clock import Clock
-from consumers.log.protocols import Log, Record
-from consumers.quota_table import QuotaTable
-from schemas.codec import Codec
-from schemas.errors import WireError
-from schemas.messages import Quota
-from schemas.topics import Topics
+from rollcall.consumers.agents.begun_this_hour import BegunThisHour
+from rollcall.consumers.agents.call_pacing import CallPacing
+from rollcall.consumers.agents.fold.outstanding import Outstanding
+from rollcall.consumers.agents.fold.rollout import Rollout
+from rollcall.consumers.agents.rollout_quotas import RolloutQuotas
+from rollcall.consumers.agents.shares import Shares
+from rollcall.consumers.agents.watermark import Watermark
+from rollcall.consumers.clock import Clock
+from rollcall.consumers.log.protocols import Log, Record
+from rollcall.consumers.quota_table import QuotaTable
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import WireError
+from rollcall.schemas.messages import Quota
+from rollcall.schemas.topics import Topics
 
 HEAR_S = 10.0
 

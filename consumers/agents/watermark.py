@@ -13,8 +13,8 @@ ids, separated by commas. Version 2 has neither.
 import base64
 from dataclasses import dataclass
 
-from schemas.bounded import LARGEST, base64_bytes, whole_number
-from schemas.messages import NO_EPOCH
+from rollcall.schemas.bounded import LARGEST, base64_bytes, whole_number
+from rollcall.schemas.messages import NO_EPOCH
 
 VERSION = "3"
 OLDER = "2"

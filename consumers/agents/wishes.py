@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from schemas.message_code import maker
-from schemas.messages import Message, Sampling
+from rollcall.schemas.message_code import maker
+from rollcall.schemas.messages import Message, Sampling
 
 if TYPE_CHECKING:
     from random import Random

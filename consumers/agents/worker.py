@@ -13,28 +13,28 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from consumers.agents.control_listener import ControlListener
-from consumers.agents.fold.journal import Journal
-from consumers.agents.fold.world import World
-from consumers.agents.late_commands import Hands, LateCommands
-from consumers.agents.lookback import Written
-from consumers.agents.outbox import Outbox
-from consumers.agents.owned_journal import OwnedJournal
-from consumers.agents.programs import program_of
-from consumers.agents.request_starts import RequestStarts
-from consumers.agents.user_quotas import UserQuotas
-from consumers.agents.watermark import Watermark, read_watermark
-from consumers.agents.wishes import Program
-from consumers.clock import Clock, LogClock, steady_wall
-from consumers.log.protocols import Held, Log, Record
-from consumers.loop.dead_letters import DeadLetters
-from consumers.loop.partition_progress import PartitionProgress
-from consumers.loop.role import said_once
-from consumers.quota_table import UNLIMITED
-from consumers.time_guard import Bar, Guard
-from schemas.codec import Codec
-from schemas.errors import KilledWorkers, ObjectLost, TopicRecreated, WireError
-from schemas.messages import (
+from rollcall.consumers.agents.control_listener import ControlListener
+from rollcall.consumers.agents.fold.journal import Journal
+from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.late_commands import Hands, LateCommands
+from rollcall.consumers.agents.lookback import Written
+from rollcall.consumers.agents.outbox import Outbox
+from rollcall.consumers.agents.owned_journal import OwnedJournal
+from rollcall.consumers.agents.programs import program_of
+from rollcall.consumers.agents.request_starts import RequestStarts
+from rollcall.consumers.agents.user_quotas import UserQuotas
+from rollcall.consumers.agents.watermark import Watermark, read_watermark
+from rollcall.consumers.agents.wishes import Program
+from rollcall.consumers.clock import Clock, LogClock, steady_wall
+from rollcall.consumers.log.protocols import Held, Log, Record
+from rollcall.consumers.loop.dead_letters import DeadLetters
+from rollcall.consumers.loop.partition_progress import PartitionProgress
+from rollcall.consumers.loop.role import said_once
+from rollcall.consumers.quota_table import UNLIMITED
+from rollcall.consumers.time_guard import Bar, Guard
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import KilledWorkers, ObjectLost, TopicRecreated, WireError
+from rollcall.schemas.messages import (
     CallFailed,
     EnvironmentStepped,
     Event,
@@ -42,7 +42,7 @@ from schemas.messages import (
     Quota,
     RolloutRequest,
 )
-from schemas.topics import Topics
+from rollcall.schemas.topics import Topics
 
 DUE_EVERY_S = 0.5
 CONTROL_EVERY_S = 0.2

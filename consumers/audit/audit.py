@@ -10,29 +10,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 
-from consumers.agents.fold.world import World
-from consumers.agents.programs import program_of
-from consumers.audit.case import Case
-from consumers.audit.columns import find_one, split
-from consumers.audit.journal_facts import JournalFacts
-from consumers.audit.quota_use import QuotaUse
-from consumers.audit.report import Breach, Report
-from consumers.audit.requests import Requests
-from consumers.audit.sent_commands import SentCommands
-from consumers.audit.train_steps import Lineage
-from consumers.audit.trajectories import Outcomes
-from consumers.audit.window import AuditedStretch, Window
-from consumers.history.history import History
-from consumers.history.local_programs import runs_as_recorded
-from consumers.history.quotas import read_quotas
-from consumers.log.protocols import Log, Record
-from consumers.loop.dead_letters import passed_in_journal
-from consumers.loop.letter_records import Letter, Resend, Skip, letter_record
-from consumers.loop.loop import GC_THRESHOLDS
-from consumers.quota_table import UNLIMITED
-from schemas.codec import Codec
-from schemas.messages import RolloutStarted
-from schemas.topics import Topics
+from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.programs import program_of
+from rollcall.consumers.audit.case import Case
+from rollcall.consumers.audit.columns import find_one, split
+from rollcall.consumers.audit.journal_facts import JournalFacts
+from rollcall.consumers.audit.quota_use import QuotaUse
+from rollcall.consumers.audit.report import Breach, Report
+from rollcall.consumers.audit.requests import Requests
+from rollcall.consumers.audit.sent_commands import SentCommands
+from rollcall.consumers.audit.train_steps import Lineage
+from rollcall.consumers.audit.trajectories import Outcomes
+from rollcall.consumers.audit.window import AuditedStretch, Window
+from rollcall.consumers.history.history import History
+from rollcall.consumers.history.local_programs import runs_as_recorded
+from rollcall.consumers.history.quotas import read_quotas
+from rollcall.consumers.log.protocols import Log, Record
+from rollcall.consumers.loop.dead_letters import passed_in_journal
+from rollcall.consumers.loop.letter_records import Letter, Resend, Skip, letter_record
+from rollcall.consumers.loop.loop import GC_THRESHOLDS
+from rollcall.consumers.quota_table import UNLIMITED
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.messages import RolloutStarted
+from rollcall.schemas.topics import Topics
 
 HELD_S = 60.0
 """A transaction that is open for longer is no passing state."""

@@ -4,16 +4,16 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from consumers.audit.columns import find_one, place, split, word_of
-from consumers.audit.journal_facts import JournalFacts
-from consumers.audit.report import Breach, Report
-from consumers.audit.window import Window
-from consumers.log.protocols import Record, TopicPartition
-from consumers.loop.finished_offsets import finished_above
-from consumers.loop.letter_records import At, Skip
-from schemas.codec import Codec
-from schemas.errors import WireError
-from schemas.topics import Topics
+from rollcall.consumers.audit.columns import find_one, place, split, word_of
+from rollcall.consumers.audit.journal_facts import JournalFacts
+from rollcall.consumers.audit.report import Breach, Report
+from rollcall.consumers.audit.window import Window
+from rollcall.consumers.log.protocols import Record, TopicPartition
+from rollcall.consumers.loop.finished_offsets import finished_above
+from rollcall.consumers.loop.letter_records import At, Skip
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import WireError
+from rollcall.schemas.topics import Topics
 
 M = TypeVar("M")
 

@@ -3,12 +3,12 @@
 from array import array
 from dataclasses import replace
 
-from consumers.audit.columns import Words, sort_together, word_of
-from consumers.bare_trajectory import barer
-from schemas.codec import PREFIX, Codec
-from schemas.errors import WireError
-from schemas.messages import RolloutRequest, Trajectory
-from schemas.topics import Topics
+from rollcall.consumers.audit.columns import Words, sort_together, word_of
+from rollcall.consumers.bare_trajectory import barer
+from rollcall.schemas.codec import PREFIX, Codec
+from rollcall.schemas.errors import WireError
+from rollcall.schemas.messages import RolloutRequest, Trajectory
+from rollcall.schemas.topics import Topics
 
 OPTIONAL = 1
 """Mark of entries before the beginning of the other topics, which need not hold their effects."""

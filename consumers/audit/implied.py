@@ -7,10 +7,10 @@ from array import array
 
 import numpy as np
 
-from consumers.agents.fold.commands import Command
-from consumers.audit.columns import Words, find, firsts, sort_together, words
-from schemas.ids import prefix_digest
-from schemas.messages import CallFailed, Event, ModelCall
+from rollcall.consumers.agents.fold.commands import Command
+from rollcall.consumers.audit.columns import Words, find, firsts, sort_together, words
+from rollcall.schemas.ids import prefix_digest
+from rollcall.schemas.messages import CallFailed, Event, ModelCall
 
 DEADLINE = "deadline"
 NEVER_SENT = {"too_large", "unknown_policy", "out_of_bounds", "unwritable"}

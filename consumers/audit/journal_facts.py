@@ -8,20 +8,20 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from consumers.agents.fold.world import World
-from consumers.audit.columns import words
-from consumers.audit.ends import Ends
-from consumers.audit.implied import ImpliedCommands
-from consumers.audit.partition_facts import PartitionFacts
-from consumers.audit.quota_use import QuotaUse
-from consumers.audit.report import Report
-from consumers.audit.starts import Starts
-from consumers.audit.window import Horizons, Window
-from consumers.log.protocols import Record
-from schemas.codec import Codec
-from schemas.errors import WireError
-from schemas.messages import Event, RolloutStarted
-from schemas.topics import Topics
+from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.audit.columns import words
+from rollcall.consumers.audit.ends import Ends
+from rollcall.consumers.audit.implied import ImpliedCommands
+from rollcall.consumers.audit.partition_facts import PartitionFacts
+from rollcall.consumers.audit.quota_use import QuotaUse
+from rollcall.consumers.audit.report import Report
+from rollcall.consumers.audit.starts import Starts
+from rollcall.consumers.audit.window import Horizons, Window
+from rollcall.consumers.log.protocols import Record
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import WireError
+from rollcall.schemas.messages import Event, RolloutStarted
+from rollcall.schemas.topics import Topics
 
 
 @dataclass(eq=False)

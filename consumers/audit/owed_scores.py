@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from consumers.audit.case import Case
-from consumers.audit.columns import Words, split
-from consumers.audit.report import Breach
-from consumers.scoring_retirement import retired
+from rollcall.consumers.audit.case import Case
+from rollcall.consumers.audit.columns import Words, split
+from rollcall.consumers.audit.report import Breach
+from rollcall.consumers.scoring_retirement import retired
 
 Here = tuple[str, int, int]
 Flags = NDArray[np.bool_]

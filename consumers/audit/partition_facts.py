@@ -9,19 +9,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from consumers.agents.fold.commands import Command
-from consumers.agents.fold.journal import Journal, Taken
-from consumers.agents.fold.rollout import Rollout
-from consumers.agents.watermark import Watermark, read_watermark
-from consumers.audit.columns import place, word_of
-from consumers.audit.ends import OPTIONAL
-from consumers.audit.implied import DEADLINE, IMPLIED, NEVER_SENT, GivenUp, word_of_id
-from consumers.audit.report import Breach
-from consumers.audit.starts import REFUSED
-from consumers.audit.window import Window
-from consumers.history.counting import JOINED, STARTS, Counting, Law
-from schemas.ids import command_id
-from schemas.messages import (
+from rollcall.consumers.agents.fold.commands import Command
+from rollcall.consumers.agents.fold.journal import Journal, Taken
+from rollcall.consumers.agents.fold.rollout import Rollout
+from rollcall.consumers.agents.watermark import Watermark, read_watermark
+from rollcall.consumers.audit.columns import place, word_of
+from rollcall.consumers.audit.ends import OPTIONAL
+from rollcall.consumers.audit.implied import DEADLINE, IMPLIED, NEVER_SENT, GivenUp, word_of_id
+from rollcall.consumers.audit.report import Breach
+from rollcall.consumers.audit.starts import REFUSED
+from rollcall.consumers.audit.window import Window
+from rollcall.consumers.history.counting import JOINED, STARTS, Counting, Law
+from rollcall.schemas.ids import command_id
+from rollcall.schemas.messages import (
     AttemptStarted,
     CallFailed,
     EnvironmentStepped,
@@ -32,10 +32,10 @@ from schemas.messages import (
     RolloutRefused,
     RolloutStarted,
 )
-from schemas.topics import Topics
+from rollcall.schemas.topics import Topics
 
 if TYPE_CHECKING:
-    from consumers.audit.journal_facts import JournalFacts
+    from rollcall.consumers.audit.journal_facts import JournalFacts
 
 ANSWERS = (ModelAnswered, EnvironmentStepped)
 PLACED = (ModelAnswered, EnvironmentStepped, CallFailed)

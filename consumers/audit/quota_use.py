@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from consumers.agents.begun_this_hour import HOUR_MS
-from consumers.audit.columns import find, sort_together, words
-from schemas.messages import Quota
+from rollcall.consumers.agents.begun_this_hour import HOUR_MS
+from rollcall.consumers.audit.columns import find, sort_together, words
+from rollcall.schemas.messages import Quota
 
 HEARD_MS = 5000
 """Time after its writing by which every worker applies a quota."""

@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from consumers.audit.quota_use import QuotaFigure
-from schemas.errors import WireError
+from rollcall.consumers.audit.quota_use import QuotaFigure
+from rollcall.schemas.errors import WireError
 
 INVARIANTS = {
     "I1": "every request starts once and every rollout ends once",
@@ -79,7 +79,7 @@ class Report:
     """Scorings that owe nothing any more, with the time and reason of their retirement."""
     quotas: list[QuotaFigure] = field(default_factory=list)
     """Quotas of users and their use. Use above a quota is not a breach, and can be legitimate
-    (`consumers.audit.quota_use`)."""
+    (`rollcall.consumers.audit.quota_use`)."""
     records: int = 0
     unreadable: dict[str, int] = field(default_factory=dict)
     """Records that no schema can read, by topic."""

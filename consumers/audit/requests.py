@@ -3,13 +3,13 @@
 from array import array
 from collections.abc import Sequence
 
-from consumers.audit.case import Case
-from consumers.audit.columns import word_of
-from consumers.audit.report import Breach
-from consumers.log.protocols import Record
-from consumers.loop.letter_records import is_resent, resent_from
-from schemas.bounds import fitting
-from schemas.messages import RolloutRequest
+from rollcall.consumers.audit.case import Case
+from rollcall.consumers.audit.columns import word_of
+from rollcall.consumers.audit.report import Breach
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.letter_records import is_resent, resent_from
+from rollcall.schemas.bounds import fitting
+from rollcall.schemas.messages import RolloutRequest
 
 
 class Requests:

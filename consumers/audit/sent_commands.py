@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from consumers.agents.fold.commands import Command
-from consumers.audit.case import Case
-from consumers.audit.columns import Words, find, find_one, marks, split, word_of, words
-from consumers.audit.ends import OPTIONAL
-from consumers.audit.implied import COURTESY, UNKNOWN, content_of, word_of_id
-from consumers.audit.report import Breach
-from consumers.log.protocols import Record
-from schemas.messages import EnvironmentStep, ModelCall
+from rollcall.consumers.agents.fold.commands import Command
+from rollcall.consumers.audit.case import Case
+from rollcall.consumers.audit.columns import Words, find, find_one, marks, split, word_of, words
+from rollcall.consumers.audit.ends import OPTIONAL
+from rollcall.consumers.audit.implied import COURTESY, UNKNOWN, content_of, word_of_id
+from rollcall.consumers.audit.report import Breach
+from rollcall.consumers.log.protocols import Record
+from rollcall.schemas.messages import EnvironmentStep, ModelCall
 
 
 @dataclass(slots=True)

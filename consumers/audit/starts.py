@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from consumers.agents.recent_requests import WINDOW
-from consumers.audit.columns import TopicPlace, Words, firsts, sort_together, split
+from rollcall.consumers.agents.recent_requests import WINDOW
+from rollcall.consumers.audit.columns import TopicPlace, Words, firsts, sort_together, split
 
 REFUSED = (1 << 64) - 1
 """Replaces the request's offset for a start that was refused at once, and so runs nothing."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from consumers.audit.case import Case
-from consumers.audit.columns import (
+from rollcall.consumers.audit.case import Case
+from rollcall.consumers.audit.columns import (
     TopicPlace,
     Words,
     firsts,
@@ -17,14 +17,14 @@ from consumers.audit.columns import (
     split,
     word_of,
 )
-from consumers.audit.report import Breach
-from consumers.log.protocols import Record
-from schemas.bounded import whole_metric
-from schemas.messages import PolicyVersion, TrainStep, Trajectory, TrajectoryRef
-from schemas.trajectory_refs import refs_of
-from trainer.branches import descent
-from trainer.foreign import RECORDED, SHARED
-from trainer.step_chain import StepChain
+from rollcall.consumers.audit.report import Breach
+from rollcall.consumers.log.protocols import Record
+from rollcall.schemas.bounded import whole_metric
+from rollcall.schemas.messages import PolicyVersion, TrainStep, Trajectory, TrajectoryRef
+from rollcall.schemas.trajectory_refs import refs_of
+from rollcall.trainer.branches import descent
+from rollcall.trainer.foreign import RECORDED, SHARED
+from rollcall.trainer.step_chain import StepChain
 
 TRAIN = "train"
 

@@ -7,16 +7,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from consumers.agents.fork import recorded_answers
-from consumers.audit.case import Case
-from consumers.audit.columns import find, find_one, place, place_of, split, word_of
-from consumers.audit.ends import OPTIONAL
-from consumers.audit.owed_scores import OwedScores
-from consumers.audit.report import Breach
-from consumers.audit.train_steps import Lineage
-from consumers.log.protocols import Record
-from schemas.codec import PREFIX as WIRE
-from schemas.messages import ScoredTrajectory, Trajectory
+from rollcall.consumers.agents.fork import recorded_answers
+from rollcall.consumers.audit.case import Case
+from rollcall.consumers.audit.columns import find, find_one, place, place_of, split, word_of
+from rollcall.consumers.audit.ends import OPTIONAL
+from rollcall.consumers.audit.owed_scores import OwedScores
+from rollcall.consumers.audit.report import Breach
+from rollcall.consumers.audit.train_steps import Lineage
+from rollcall.consumers.log.protocols import Record
+from rollcall.schemas.codec import PREFIX as WIRE
+from rollcall.schemas.messages import ScoredTrajectory, Trajectory
 
 PREFIX = WIRE.size
 EMPTY = Trajectory("", 1, "finished", None, (), None, None, 0, 0, 0, 0, 0, 0, 0, 0)

@@ -7,11 +7,11 @@ stream, effects before causes: so a record below one end has its cause below ano
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from consumers.log.protocols import Commit, Log, OpenTransaction, Record, TopicPartition
-from consumers.log.reading import read_between
-from consumers.loop.lost_tail import LostTail, lost_tails
-from consumers.loop.suspects import parted
-from schemas.topics import Topics
+from rollcall.consumers.log.protocols import Commit, Log, OpenTransaction, Record, TopicPartition
+from rollcall.consumers.log.reading import read_between
+from rollcall.consumers.loop.lost_tail import LostTail, lost_tails
+from rollcall.consumers.loop.suspects import parted
+from rollcall.schemas.topics import Topics
 
 MOST = 5000
 """Records of one poll."""

@@ -10,10 +10,10 @@ from typing import Literal
 
 import orjson
 
-from inference.dialects.chat_completions import CHAT
-from inference.dialects.dialect import AgentRequest, Conversations, Dialect
-from inference.dialects.read_body import TAKEN, read_body
-from schemas.asks import Ask, ModelReply, StepReply
+from rollcall.inference.dialects.chat_completions import CHAT
+from rollcall.inference.dialects.dialect import AgentRequest, Conversations, Dialect
+from rollcall.inference.dialects.read_body import TAKEN, read_body
+from rollcall.schemas.asks import Ask, ModelReply, StepReply
 
 ReadBody = Callable[[bytes, Sequence[str], Conversations], AgentRequest]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from inference.dialects.dialect import Declined
+from rollcall.inference.dialects.dialect import Declined
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The process that reads large bodies: `python -m consumers.environments.body_process FD`.
+"""The process that reads large bodies: `python -m rollcall.consumers.environments.body_process FD`.
 
 An order comes with two files: one with a body, one with earlier conversations. The process
 replaces the body by the parsed request and returns its length, or the reason for which the body is
@@ -14,10 +14,15 @@ import sys
 import orjson
 import structlog
 
-from consumers.environments.adapter_dialect import ADAPTER_ROUTES
-from inference.dialects.dialect import Declined
-from inference.dialects.routes import ROUTES
-from inference.dialects.told_request import AtHand, NotAtHand, conversations_of, told_request
+from rollcall.consumers.environments.adapter_dialect import ADAPTER_ROUTES
+from rollcall.inference.dialects.dialect import Declined
+from rollcall.inference.dialects.routes import ROUTES
+from rollcall.inference.dialects.told_request import (
+    AtHand,
+    NotAtHand,
+    conversations_of,
+    told_request,
+)
 
 MOST_BYTES = 384 * 1024 * 1024
 """Limit of data memory; an interpreter with the dialects uses 50 MiB."""

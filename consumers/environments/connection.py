@@ -19,10 +19,10 @@ from aiohttp import StreamReader, web
 from aiohttp.http import RawRequestMessage
 from aiohttp.web_request import BaseRequest
 
-from consumers.environments.hang_ups import HangUps
-from consumers.environments.line import Client, TooManyOpen
-from consumers.environments.listener import BACKLOG
-from consumers.environments.parsing_share import (
+from rollcall.consumers.environments.hang_ups import HangUps
+from rollcall.consumers.environments.line import Client, TooManyOpen
+from rollcall.consumers.environments.listener import BACKLOG
+from rollcall.consumers.environments.parsing_share import (
     HEAD_BYTES,
     MOST_OWED_S,
     PIECE_BYTES,

@@ -4,27 +4,27 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from consumers.answers import Answers, expired
-from consumers.environments.homes import Homes, Kinds
-from consumers.environments.session_thread import Body, Work
-from consumers.environments.session_times import SessionTimes
-from consumers.environments.waiting_sessions import WaitingSessions
-from consumers.environments.watched_threads import WatchedThreads
-from consumers.environments.worker_boxes import WorkerBoxes
-from consumers.log.protocols import Record
-from consumers.loop.dead_letters import DeadLetters
-from consumers.loop.partition_progress import PartitionProgress
-from consumers.loop.role import WorkRole
-from consumers.room import Room
-from consumers.time_guard import Guard
-from sandbox.boxes.box import BOX_DIED
-from sandbox.boxes.box_removal import Tell
-from sandbox.environment import AnyEnvironment, Kind, kind_of, make_environment, make_plain
-from sandbox.host import Host
-from schemas.answer_cache import AnswerCache
-from schemas.errors import KilledWorkers, NoSuchPartition, WireError
-from schemas.ids import command_key, whose
-from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
+from rollcall.consumers.answers import Answers, expired
+from rollcall.consumers.environments.homes import Homes, Kinds
+from rollcall.consumers.environments.session_thread import Body, Work
+from rollcall.consumers.environments.session_times import SessionTimes
+from rollcall.consumers.environments.waiting_sessions import WaitingSessions
+from rollcall.consumers.environments.watched_threads import WatchedThreads
+from rollcall.consumers.environments.worker_boxes import WorkerBoxes
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.dead_letters import DeadLetters
+from rollcall.consumers.loop.partition_progress import PartitionProgress
+from rollcall.consumers.loop.role import WorkRole
+from rollcall.consumers.room import Room
+from rollcall.consumers.time_guard import Guard
+from rollcall.sandbox.boxes.box import BOX_DIED
+from rollcall.sandbox.boxes.box_removal import Tell
+from rollcall.sandbox.environment import AnyEnvironment, Kind, kind_of, make_environment, make_plain
+from rollcall.sandbox.host import Host
+from rollcall.schemas.answer_cache import AnswerCache
+from rollcall.schemas.errors import KilledWorkers, NoSuchPartition, WireError
+from rollcall.schemas.ids import command_key, whose
+from rollcall.schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
 
 Make = Callable[[str, str], AnyEnvironment]
 """Makes an environment from its name and its config as JSON."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from aiohttp import web
 from aiohttp.web_request import BaseRequest
 
-from consumers.environments.adapter_dialect import shown_body
-from consumers.environments.body_budget import BodyBudget, HeldBytes
-from consumers.environments.connection import Connection
-from consumers.environments.large_bodies import LargeBodies
-from consumers.environments.line import Client, GatewayLine
-from inference.dialects.dialect import AgentRequest, Declined, Dialect
-from inference.dialects.routes import (
+from rollcall.consumers.environments.adapter_dialect import shown_body
+from rollcall.consumers.environments.body_budget import BodyBudget, HeldBytes
+from rollcall.consumers.environments.connection import Connection
+from rollcall.consumers.environments.large_bodies import LargeBodies
+from rollcall.consumers.environments.line import Client, GatewayLine
+from rollcall.inference.dialects.dialect import AgentRequest, Declined, Dialect
+from rollcall.inference.dialects.routes import (
     EVENTS,
     JSON,
     HttpAnswer,
@@ -24,8 +24,8 @@ from inference.dialects.routes import (
     error_answer,
     rest_of_stream,
 )
-from schemas.asks import ModelReply, Reply, StepReply
-from schemas.foreign_text import plain
+from rollcall.schemas.asks import ModelReply, Reply, StepReply
+from rollcall.schemas.foreign_text import plain
 
 LARGE_BYTES = 256 * 1024
 """Bodies from this size are read by a process; smaller ones take a few milliseconds."""

@@ -20,22 +20,22 @@ import orjson
 from aiohttp import web
 from aiohttp.web_request import BaseRequest
 
-from consumers.environments.adapter_dialect import ADAPTER_ROUTES
-from consumers.environments.body_budget import BodyBudget
-from consumers.environments.connection import Connection, Door
-from consumers.environments.descriptors import room_for_connections
-from consumers.environments.exchange import (
+from rollcall.consumers.environments.adapter_dialect import ADAPTER_ROUTES
+from rollcall.consumers.environments.body_budget import BodyBudget
+from rollcall.consumers.environments.connection import Connection, Door
+from rollcall.consumers.environments.descriptors import room_for_connections
+from rollcall.consumers.environments.exchange import (
     SAID_CHARS,
     Exchange,
     GatewayLimits,
     over,
     response_of,
 )
-from consumers.environments.large_bodies import LargeBodies
-from consumers.environments.line import GatewayLine, OpenCalls, TooManyOpen
-from consumers.environments.listener import address_of
-from inference.dialects.dialect import Declined
-from inference.dialects.routes import (
+from rollcall.consumers.environments.large_bodies import LargeBodies
+from rollcall.consumers.environments.line import GatewayLine, OpenCalls, TooManyOpen
+from rollcall.consumers.environments.listener import address_of
+from rollcall.inference.dialects.dialect import Declined
+from rollcall.inference.dialects.routes import (
     JSON,
     ROUTES,
     HttpAnswer,
@@ -43,7 +43,7 @@ from inference.dialects.routes import (
     error_answer,
     models_body,
 )
-from schemas.foreign_text import plain
+from rollcall.schemas.foreign_text import plain
 
 DIALECTS = {**ROUTES, **ADAPTER_ROUTES}
 """The dialect of each path that takes POST."""

@@ -9,7 +9,7 @@ from itertools import islice
 from operator import is_
 from typing import overload
 
-from schemas.messages import Message
+from rollcall.schemas.messages import Message
 
 LOOKED_AT = 8
 """The number of latest conversations that are tried for sharing."""

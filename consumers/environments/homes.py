@@ -9,13 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from consumers.environments.session_thread import Give, Work
-from consumers.environments.waiting_sessions import WaitingSessions
-from consumers.environments.watched_threads import WatchedThreads
-from sandbox.at_once import at_once
-from sandbox.environment import Kind
-from schemas.errors import RollcallError
-from schemas.messages import CallFailed
+from rollcall.consumers.environments.session_thread import Give, Work
+from rollcall.consumers.environments.waiting_sessions import WaitingSessions
+from rollcall.consumers.environments.watched_threads import WatchedThreads
+from rollcall.sandbox.at_once import at_once
+from rollcall.sandbox.environment import Kind
+from rollcall.schemas.errors import RollcallError
+from rollcall.schemas.messages import CallFailed
 
 
 class Kinds:

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import structlog
 
-from consumers.answers import Answers
-from schemas.errors import RollcallError, TopicsDiffer, WorkFailed
-from schemas.headers import hot_headers
-from schemas.ids import digest
-from schemas.messages import Instance
+from rollcall.consumers.answers import Answers
+from rollcall.schemas.errors import RollcallError, TopicsDiffer, WorkFailed
+from rollcall.schemas.headers import hot_headers
+from rollcall.schemas.ids import digest
+from rollcall.schemas.messages import Instance
 
 log = structlog.get_logger()
 

@@ -19,8 +19,8 @@ from typing import Any
 import orjson
 import structlog
 
-from inference.dialects.dialect import AgentRequest, Conversations, Declined, Dialect
-from inference.dialects.told_request import request_of, told_conversations
+from rollcall.inference.dialects.dialect import AgentRequest, Conversations, Declined, Dialect
+from rollcall.inference.dialects.told_request import request_of, told_conversations
 
 READ_S = 20.0
 """Time limit for reading a body, while the processor has other work too."""
@@ -33,7 +33,7 @@ MOST_EARLIER = 64
 LOOK_S = 1.0
 """Interval at which a queued body's client is checked for having gone."""
 ANSWER_BYTES = 65_536
-MODULE = "consumers.environments.body_process"
+MODULE = "rollcall.consumers.environments.body_process"
 
 log = structlog.get_logger()
 

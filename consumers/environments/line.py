@@ -19,9 +19,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
-from consumers.environments.held_conversations import HeldConversations
-from consumers.environments.parsing_share import ParsingShare
-from schemas.asks import Ask, ErrorReply, Reply
+from rollcall.consumers.environments.held_conversations import HeldConversations
+from rollcall.consumers.environments.parsing_share import ParsingShare
+from rollcall.schemas.asks import Ask, ErrorReply, Reply
 
 REMEMBERED = 64
 """Answered calls whose reply a line can repeat; as many as may be open side by side."""
@@ -131,7 +131,7 @@ class Client:
 
 
 class GatewayLine:
-    """One session's end of the gateway: implements `sandbox.host.Line` on one event loop."""
+    """One session's end of the gateway: `rollcall.sandbox.host.Line` on one event loop."""
 
     def __init__(
         self,

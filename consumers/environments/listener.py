@@ -2,7 +2,7 @@
 
 import socket
 
-from schemas.errors import Refused
+from rollcall.schemas.errors import Refused
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 4096

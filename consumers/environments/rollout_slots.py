@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from consumers.environments.slots import Slots
+from rollcall.consumers.environments.slots import Slots
 
 
 class RolloutSlots:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from queue import SimpleQueue
 
-from consumers.log.protocols import Record
-from consumers.time_guard import Guard
-from sandbox.at_once import at_once
-from sandbox.sessions import Sessions, make_stepped
-from schemas.errors import ProgramFailed, RollcallError, WorkFailed
-from schemas.ids import Whose, whose
-from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.time_guard import Guard
+from rollcall.sandbox.at_once import at_once
+from rollcall.sandbox.sessions import Sessions, make_stepped
+from rollcall.schemas.errors import ProgramFailed, RollcallError, WorkFailed
+from rollcall.schemas.ids import Whose, whose
+from rollcall.schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
 
 Body = EnvironmentStepped | CallFailed
 Give = Callable[[EnvironmentStep, Body, Record], None]

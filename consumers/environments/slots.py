@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from schemas.errors import WorkFailed
-from schemas.names import hint
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.names import hint
 
 
 @dataclass(slots=True, eq=False)

@@ -10,15 +10,15 @@ from functools import partial
 
 import structlog
 
-from consumers.environments.rollout_slots import RolloutSlots
-from consumers.environments.session_thread import Body, Late, Work, timed_answer
-from sandbox.boxes.box_removal import Tell
-from sandbox.environment import AnyEnvironment
-from sandbox.sessions import Sessions, place_of
-from schemas.answer_cache import AnswerCache
-from schemas.errors import RollcallError, WorkFailed
-from schemas.ids import Whose
-from schemas.messages import CallFailed, EnvironmentStepped, Instance
+from rollcall.consumers.environments.rollout_slots import RolloutSlots
+from rollcall.consumers.environments.session_thread import Body, Late, Work, timed_answer
+from rollcall.sandbox.boxes.box_removal import Tell
+from rollcall.sandbox.environment import AnyEnvironment
+from rollcall.sandbox.sessions import Sessions, place_of
+from rollcall.schemas.answer_cache import AnswerCache
+from rollcall.schemas.errors import RollcallError, WorkFailed
+from rollcall.schemas.ids import Whose
+from rollcall.schemas.messages import CallFailed, EnvironmentStepped, Instance
 
 Wanted = tuple[tuple[str, ...], tuple[str, ...]]
 """Classes of slots: a session's own, and those needed beside it."""

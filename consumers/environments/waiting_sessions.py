@@ -12,19 +12,19 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from consumers.environments.rollout_slots import RolloutSlots
-from consumers.environments.session_thread import Body, Give, Late, Work
-from consumers.environments.session_times import SessionTimes
-from consumers.environments.slots import Slots
-from consumers.environments.waiting_session import Surroundings, WaitingSession, Wanted
-from consumers.environments.watched_threads import REAP_EVERY_S
-from consumers.room import Room
-from sandbox.boxes.box_removal import Tell
-from sandbox.environment import AnyEnvironment, Kind, slots_beside
-from sandbox.sessions import place_of, stale
-from schemas.answer_cache import AnswerCache
-from schemas.ids import Whose
-from schemas.messages import CallFailed
+from rollcall.consumers.environments.rollout_slots import RolloutSlots
+from rollcall.consumers.environments.session_thread import Body, Give, Late, Work
+from rollcall.consumers.environments.session_times import SessionTimes
+from rollcall.consumers.environments.slots import Slots
+from rollcall.consumers.environments.waiting_session import Surroundings, WaitingSession, Wanted
+from rollcall.consumers.environments.watched_threads import REAP_EVERY_S
+from rollcall.consumers.room import Room
+from rollcall.sandbox.boxes.box_removal import Tell
+from rollcall.sandbox.environment import AnyEnvironment, Kind, slots_beside
+from rollcall.sandbox.sessions import place_of, stale
+from rollcall.schemas.answer_cache import AnswerCache
+from rollcall.schemas.ids import Whose
+from rollcall.schemas.messages import CallFailed
 
 LEAVE_S = 15.0
 """Time limit for ending all sessions when a worker leaves."""

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from consumers.environments.session_thread import Chore, Give, Late, SessionThread, Work
-from consumers.environments.session_times import SessionTimes
-from consumers.time_guard import Guard
-from sandbox.at_once import at_once
-from sandbox.sessions import Make, Sessions
-from schemas.answer_cache import AnswerCache
-from schemas.ids import Whose
-from schemas.messages import CallFailed, EnvironmentStepped
+from rollcall.consumers.environments.session_thread import Chore, Give, Late, SessionThread, Work
+from rollcall.consumers.environments.session_times import SessionTimes
+from rollcall.consumers.time_guard import Guard
+from rollcall.sandbox.at_once import at_once
+from rollcall.sandbox.sessions import Make, Sessions
+from rollcall.schemas.answer_cache import AnswerCache
+from rollcall.schemas.ids import Whose
+from rollcall.schemas.messages import CallFailed, EnvironmentStepped
 
 REAP_EVERY_S = 30.0
 MOST_APART = 128

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import structlog
 
-from consumers.room import Room
-from sandbox.boxes.box import AUTO, DRIVERS, Box, Driver, Spec, driver
-from sandbox.boxes.box_removal import Tell
-from sandbox.boxes.leases import Leases
-from sandbox.boxes.pool import BoxPool, Mode
-from sandbox.boxes.reaper import Reaper
-from schemas.errors import RollcallError, WorkFailed
+from rollcall.consumers.room import Room
+from rollcall.sandbox.boxes.box import AUTO, DRIVERS, Box, Driver, Spec, driver
+from rollcall.sandbox.boxes.box_removal import Tell
+from rollcall.sandbox.boxes.leases import Leases
+from rollcall.sandbox.boxes.pool import BoxPool, Mode
+from rollcall.sandbox.boxes.reaper import Reaper
+from rollcall.schemas.errors import RollcallError, WorkFailed
 
 REAP_S = 60.0
 """Time limit for one check of all boxes of a host."""
@@ -149,7 +149,7 @@ class WorkerBoxes:
 
 @dataclass(frozen=True, slots=True)
 class SessionBoxes:
-    """Implements `sandbox.host.Boxes` for one session."""
+    """Implements `rollcall.sandbox.host.Boxes` for one session."""
 
     boxes: WorkerBoxes
     whose: tuple[str, int]

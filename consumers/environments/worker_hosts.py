@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from consumers.room import Room
-from sandbox.sessions import SessionPlace
-from schemas.claims import Objects
-from schemas.errors import Unavailable, WorkFailed
+from rollcall.consumers.room import Room
+from rollcall.sandbox.sessions import SessionPlace
+from rollcall.schemas.claims import Objects
+from rollcall.schemas.errors import Unavailable, WorkFailed
 
 if TYPE_CHECKING:
-    from consumers.environments.gateway import Gateway
-    from consumers.environments.line import GatewayLine
-    from consumers.environments.worker_boxes import SessionBoxes, WorkerBoxes
-    from sandbox.agents.agent_box import AgentBox
-    from sandbox.host import Process, Processes
+    from rollcall.consumers.environments.gateway import Gateway
+    from rollcall.consumers.environments.line import GatewayLine
+    from rollcall.consumers.environments.worker_boxes import SessionBoxes, WorkerBoxes
+    from rollcall.sandbox.agents.agent_box import AgentBox
+    from rollcall.sandbox.host import Process, Processes
 
 
 class WorkerHosts:
@@ -61,7 +61,7 @@ class WorkerHosts:
         return self._opening
 
     async def _open(self) -> "Gateway":
-        from consumers.environments.gateway import Gateway
+        from rollcall.consumers.environments.gateway import Gateway
 
         gateway = Gateway(self._listen())
         self.room.at_close(gateway.close)
@@ -78,7 +78,7 @@ class WorkerHosts:
 
 @dataclass(slots=True)
 class SessionHost:
-    """Implements `sandbox.host.Host` for one session."""
+    """Implements `rollcall.sandbox.host.Host` for one session."""
 
     place: str
     hosts: WorkerHosts

@@ -4,12 +4,12 @@ rollouts wait for the trainer."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from consumers.history.history import History
-from consumers.history.training_record import TrainedRun, steps_of
-from producers.balance import proposed_servers
-from schemas.errors import Refused
-from schemas.messages import TrainStep
-from trainer.branches import branch_of
+from rollcall.consumers.history.history import History
+from rollcall.consumers.history.training_record import TrainedRun, steps_of
+from rollcall.producers.balance import proposed_servers
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import TrainStep
+from rollcall.trainer.branches import branch_of
 
 STEPS = 10
 """The number of last steps that are included."""

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from consumers.history.history import History
-from consumers.log.reading import read_all
-from sandbox.boxes.host_boxes import HostBoxes
-from sandbox.boxes.leases import Lease, Leases
-from schemas.errors import WireError
-from schemas.messages import Instance
+from rollcall.consumers.history.history import History
+from rollcall.consumers.log.reading import read_all
+from rollcall.sandbox.boxes.host_boxes import HostBoxes
+from rollcall.sandbox.boxes.leases import Lease, Leases
+from rollcall.schemas.errors import WireError
+from rollcall.schemas.messages import Instance
 
 OVER = ("removed", "reaped")
 UNKNOWN = "unknown"

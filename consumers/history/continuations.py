@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 import structlog
 
-from consumers.agents.fold.world import World
-from consumers.history.fork_request import ForkParent, continuation, parent_in
-from consumers.history.history import History
-from consumers.history.rollout_story import latest, stories
-from consumers.log.protocols import Record
-from consumers.log.reading import read_between, spans
-from consumers.loop.dead_letters import passed_in_journal
-from schemas.errors import Refused
-from schemas.messages import RolloutRequest, Trajectory
+from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.history.fork_request import ForkParent, continuation, parent_in
+from rollcall.consumers.history.history import History
+from rollcall.consumers.history.rollout_story import latest, stories
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.log.reading import read_between, spans
+from rollcall.consumers.loop.dead_letters import passed_in_journal
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import RolloutRequest, Trajectory
 
 log = structlog.get_logger()
 

@@ -7,8 +7,8 @@ The rule is implemented separately from the fold, so that the two can be compare
 
 from dataclasses import dataclass
 
-from consumers.agents.fold.attempt import BUSY, FREE_FAILURES, MOST_BUSY
-from schemas.messages import (
+from rollcall.consumers.agents.fold.attempt import BUSY, FREE_FAILURES, MOST_BUSY
+from rollcall.schemas.messages import (
     NO_EPOCH,
     AttemptStarted,
     CallFailed,

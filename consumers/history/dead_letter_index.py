@@ -11,14 +11,14 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from consumers.history.history import History
-from consumers.history.times import time_ms
-from consumers.log.protocols import Record
-from consumers.log.reading import read_all
-from consumers.loop.letter_records import At, Letter, Mark, Origin, Skip, letter_record
-from schemas.bounded import whole_number
-from schemas.errors import Refused, WireError
-from schemas.names import unknown
+from rollcall.consumers.history.history import History
+from rollcall.consumers.history.times import time_ms
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.log.reading import read_all
+from rollcall.consumers.loop.letter_records import At, Letter, Mark, Origin, Skip, letter_record
+from rollcall.schemas.bounded import whole_number
+from rollcall.schemas.errors import Refused, WireError
+from rollcall.schemas.names import unknown
 
 PLACE = re.compile(r"(\d+)@(\d+)(?:-(\d+))?", re.ASCII)
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from consumers.history.dead_letter_index import DeadLetter, DeadLetterIndex
-from consumers.history.rate_limit import Pace
-from consumers.log.protocols import Record
-from consumers.loop.letter_records import Mark, Resend, content_digest
-from producers.publisher import Publisher, flush_all
-from schemas.errors import RollcallError, TooLarge
-from schemas.headers import GIVEN_PREFIX, REPLAYED_FROM, Headers, reserved
+from rollcall.consumers.history.dead_letter_index import DeadLetter, DeadLetterIndex
+from rollcall.consumers.history.rate_limit import Pace
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.letter_records import Mark, Resend, content_digest
+from rollcall.producers.publisher import Publisher, flush_all
+from rollcall.schemas.errors import RollcallError, TooLarge
+from rollcall.schemas.headers import GIVEN_PREFIX, REPLAYED_FROM, Headers, reserved
 
 FLUSH_S = 30.0
 AT_ONCE = 100

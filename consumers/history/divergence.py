@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from consumers.agents.fork import Missed, Past, Said
-from consumers.agents.hosted import AGENT
-from consumers.history.rollout_story import Story
-from schemas.asks import differences_of
-from schemas.errors import WireError
-from schemas.messages import CallFailed, EnvironmentStepped, ModelAnswered, RolloutFinished
-from schemas.packed import ids_of
-from schemas.tool_calls import tool_calls_of
+from rollcall.consumers.agents.fork import Missed, Past, Said
+from rollcall.consumers.agents.hosted import AGENT
+from rollcall.consumers.history.rollout_story import Story
+from rollcall.schemas.asks import differences_of
+from rollcall.schemas.errors import WireError
+from rollcall.schemas.messages import CallFailed, EnvironmentStepped, ModelAnswered, RolloutFinished
+from rollcall.schemas.packed import ids_of
+from rollcall.schemas.tool_calls import tool_calls_of
 
 WORD = re.compile(r"\w+")
 

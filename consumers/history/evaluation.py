@@ -9,14 +9,14 @@ under the lowest. One without a reward counts as not succeeded, and does not ent
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from consumers.history.phase_quantiles import PhaseTimes
-from consumers.history.ranges import versions
-from consumers.history.selection import Selection
-from schemas.bounded import json_object
-from schemas.errors import Refused
-from schemas.ids import digest
-from schemas.messages import RolloutRequest, ScoredTrajectory, Task
-from schemas.names import hint
+from rollcall.consumers.history.phase_quantiles import PhaseTimes
+from rollcall.consumers.history.ranges import versions
+from rollcall.consumers.history.selection import Selection
+from rollcall.schemas.bounded import json_object
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.ids import digest
+from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Task
+from rollcall.schemas.names import hint
 
 SUCCESS_AT = 1.0
 KINDS = ("dataset", "id")

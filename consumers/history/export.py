@@ -1,8 +1,8 @@
 """Exports a range of history as Parquet, with a folder for each table and day.
 
-The format is that of the archive group (`consumers.tables`): the trajectories of the range, their
-turns, and all their scores, even those written after the range ended. The directory appears when
-all of it is written; a killed process leaves a hidden folder beside it.
+The format is that of the archive group (`rollcall.consumers.tables`): the trajectories of the
+range, their turns, and all their scores, even those written after the range ended. The directory
+appears when all of it is written; a killed process leaves a hidden folder beside it.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,14 +10,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from consumers.history.first_of_each import FirstOfEach
-from consumers.history.ranges import behind
-from consumers.history.selection import Selection
-from consumers.tables.parquet import SCHEMAS, ParquetWriters
-from consumers.tables.rows import key_of
-from schemas.errors import Refused
-from schemas.messages import Trajectory
-from schemas.whole_files import appearing, refuse_used
+from rollcall.consumers.history.first_of_each import FirstOfEach
+from rollcall.consumers.history.ranges import behind
+from rollcall.consumers.history.selection import Selection
+from rollcall.consumers.tables.parquet import SCHEMAS, ParquetWriters
+from rollcall.consumers.tables.rows import key_of
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import Trajectory
+from rollcall.schemas.whole_files import appearing, refuse_used
 
 FILE = "export.parquet"
 MARK = "part"

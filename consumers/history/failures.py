@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from schemas.messages import ScoredTrajectory, Trajectory
+from rollcall.schemas.messages import ScoredTrajectory, Trajectory
 
 NO_REWARD = "no_reward"
 """The code of a rollout that finished without a reward from its scorer."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from schemas.ids import digest
+from rollcall.schemas.ids import digest
 
 M = TypeVar("M")
 

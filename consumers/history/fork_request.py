@@ -1,26 +1,26 @@
 """The request of a fork: a rollout whose first turns are those of a recorded one.
 
 The parent's journal is counted and folded here with its program, as its owner did; the part that
-the fork needs goes into the request (`consumers.agents.fork`). Forks that could not be replayed are
-refused here: the program has changed, or an environment does not replay.
+the fork needs goes into the request (`rollcall.consumers.agents.fork`). Forks that could not be
+replayed are refused here: the program has changed, or an environment does not replay.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from consumers.agents.fold.journal import Journal
-from consumers.agents.fold.rollout import Rollout
-from consumers.agents.fold.world import World
-from consumers.agents.fork import Missed, Past, Recorded, Said, Saw
-from consumers.agents.programs import program_digest, program_of
-from consumers.history.history import History
-from consumers.history.rollout_story import Story, latest, stories_of
-from producers.submit import grouped, new_rollout_id
-from sandbox.environment import is_replayable
-from schemas.errors import Refused, WorkFailed
-from schemas.ids import call_seed
-from schemas.messages import (
+from rollcall.consumers.agents.fold.journal import Journal
+from rollcall.consumers.agents.fold.rollout import Rollout
+from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.fork import Missed, Past, Recorded, Said, Saw
+from rollcall.consumers.agents.programs import program_digest, program_of
+from rollcall.consumers.history.history import History
+from rollcall.consumers.history.rollout_story import Story, latest, stories_of
+from rollcall.producers.submit import grouped, new_rollout_id
+from rollcall.sandbox.environment import is_replayable
+from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.ids import call_seed
+from rollcall.schemas.messages import (
     NO_POSITION,
     CallFailed,
     EnvironmentStepped,

@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # the command line names ranges of history before it reads any
-    from consumers.log.protocols import Log
-    from producers.admin import Admin
-    from schemas.codec import Codec
-    from schemas.topics import Topics
+    from rollcall.consumers.log.protocols import Log
+    from rollcall.producers.admin import Admin
+    from rollcall.schemas.codec import Codec
+    from rollcall.schemas.topics import Topics
 
 
 class History(Protocol):

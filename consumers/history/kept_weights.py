@@ -7,13 +7,13 @@ as the trainer.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from consumers.history.history import History
-from consumers.history.training_record import TrainedRun
-from consumers.history.version_use import VersionUse
-from consumers.history.versions_in_use import RunOfPolicy, VersionsInUse
-from trainer import weights_files
-from trainer.resume_points import ResumePoint
-from trainer.weights_needs import KeptFile, holders
+from rollcall.consumers.history.history import History
+from rollcall.consumers.history.training_record import TrainedRun
+from rollcall.consumers.history.version_use import VersionUse
+from rollcall.consumers.history.versions_in_use import RunOfPolicy, VersionsInUse
+from rollcall.trainer import weights_files
+from rollcall.trainer.resume_points import ResumePoint
+from rollcall.trainer.weights_needs import KeptFile, holders
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from consumers.history.history import History, LiveHistory
-from consumers.log.reading import read_all
-from schemas.as_json import text_of
-from schemas.errors import Refused, WireError
-from schemas.messages import Event, RolloutRequest, RolloutStarted
-from schemas.names import nearest
+from rollcall.consumers.history.history import History, LiveHistory
+from rollcall.consumers.log.reading import read_all
+from rollcall.schemas.as_json import text_of
+from rollcall.schemas.errors import Refused, WireError
+from rollcall.schemas.messages import Event, RolloutRequest, RolloutStarted
+from rollcall.schemas.names import nearest
 
 SIGNED_BY = "ce_source"
 

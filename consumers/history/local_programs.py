@@ -5,11 +5,11 @@ from collections.abc import Callable
 from functools import cache
 from random import Random
 
-from consumers.agents.fold.world import World
-from consumers.agents.programs import program_digest, program_of
-from consumers.time_guard import Guard
-from schemas.errors import Refused
-from schemas.messages import RolloutStarted
+from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.programs import program_digest, program_of
+from rollcall.consumers.time_guard import Guard
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import RolloutStarted
 
 
 def watched_world(timeout_s: float) -> World:

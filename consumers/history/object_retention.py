@@ -7,13 +7,13 @@ older than any record can be is claimed by none.
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from consumers.history.history import LiveHistory
-from schemas.claims import HOLDERS, LIGHT
-from schemas.errors import Refused
-from schemas.topics import wanted
+from rollcall.consumers.history.history import LiveHistory
+from rollcall.schemas.claims import HOLDERS, LIGHT
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.topics import wanted
 
 if TYPE_CHECKING:
-    from schemas.objects import ObjectStore, StoredObject
+    from rollcall.schemas.objects import ObjectStore, StoredObject
 
 DAY_S = 86_400
 SEGMENT_S = 7 * DAY_S

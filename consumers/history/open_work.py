@@ -9,16 +9,16 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from consumers.agents.fold.journal import START, Journal
-from consumers.agents.fold.outstanding import Outstanding
-from consumers.agents.fold.rollout import Rollout
-from consumers.agents.fold.trajectory import END
-from consumers.agents.fold.world import World
-from consumers.agents.watermark import Watermark
-from consumers.agents.wishes import CallModel, Step
-from consumers.log.protocols import Record
-from schemas.ids import command_id
-from schemas.messages import (
+from rollcall.consumers.agents.fold.journal import START, Journal
+from rollcall.consumers.agents.fold.outstanding import Outstanding
+from rollcall.consumers.agents.fold.rollout import Rollout
+from rollcall.consumers.agents.fold.trajectory import END
+from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.watermark import Watermark
+from rollcall.consumers.agents.wishes import CallModel, Step
+from rollcall.consumers.log.protocols import Record
+from rollcall.schemas.ids import command_id
+from rollcall.schemas.messages import (
     NO_EPOCH,
     AttemptStarted,
     Event,
@@ -28,7 +28,7 @@ from schemas.messages import (
     ScoredTrajectory,
     Trajectory,
 )
-from schemas.topics import Topics
+from rollcall.schemas.topics import Topics
 
 PRUNE_EVERY = 1024
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from schemas.bounded import json_object
-from schemas.messages import RolloutTimers, Task, Trajectory
+from rollcall.schemas.bounded import json_object
+from rollcall.schemas.messages import RolloutTimers, Task, Trajectory
 
 PHASES = tuple(each.name for each in fields(RolloutTimers))
 QUANTILES = (0.5, 0.95)

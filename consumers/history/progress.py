@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from consumers.history.counting import Counting
-from consumers.history.history import History
-from consumers.log.protocols import Reader, Record
-from schemas.errors import WireError
-from schemas.messages import Event, RolloutRequest, ScoredTrajectory
+from rollcall.consumers.history.counting import Counting
+from rollcall.consumers.history.history import History
+from rollcall.consumers.log.protocols import Reader, Record
+from rollcall.schemas.errors import WireError
+from rollcall.schemas.messages import Event, RolloutRequest, ScoredTrajectory
 
 
 @dataclass(slots=True)

@@ -3,11 +3,11 @@
 from collections import Counter
 from contextlib import closing
 
-from consumers.agents.begun_this_hour import begun_of
-from consumers.history.history import History
-from consumers.log.reading import POLL_S, read_all, uninterrupted
-from consumers.quota_table import QuotaTable
-from schemas.messages import Quota
+from rollcall.consumers.agents.begun_this_hour import begun_of
+from rollcall.consumers.history.history import History
+from rollcall.consumers.log.reading import POLL_S, read_all, uninterrupted
+from rollcall.consumers.quota_table import QuotaTable
+from rollcall.schemas.messages import Quota
 
 
 def read_quotas(history: History, default: Quota) -> QuotaTable:

@@ -1,6 +1,6 @@
 """Publishes a range again, as requests or as trajectories.
 
-Requests get ids of their own (`producers.replay`), so a repeated replay asks only once;
+Requests get ids of their own (`rollcall.producers.replay`), so a repeated replay asks only once;
 trajectories are written unchanged to their original partition, where the first of each rollout
 counts. Without `yes` nothing is written.
 """
@@ -11,17 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from consumers.history.history import History
-from consumers.history.ranges import Range
-from consumers.history.record_lines import topic_named
-from consumers.history.selection import Selection, keys
-from producers.publisher import Publisher, flush_all
-from producers.replay import checked_name, is_replayed, line_of, replayed
-from producers.submit import Submitter
-from schemas.errors import Refused
-from schemas.messages import RolloutRequest
-from schemas.names import unknown
-from schemas.whole_files import appearing
+from rollcall.consumers.history.history import History
+from rollcall.consumers.history.ranges import Range
+from rollcall.consumers.history.record_lines import topic_named
+from rollcall.consumers.history.selection import Selection, keys
+from rollcall.producers.publisher import Publisher, flush_all
+from rollcall.producers.replay import checked_name, is_replayed, line_of, replayed
+from rollcall.producers.submit import Submitter
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import RolloutRequest
+from rollcall.schemas.names import unknown
+from rollcall.schemas.whole_files import appearing
 
 REPLAY_FLUSH_S = 60.0
 FIRST_IDS = 5

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from consumers.log.protocols import Log, TopicPartition
-from schemas.bounded import whole_number
-from schemas.errors import Refused
-from schemas.messages import RolloutRequest, Trajectory
+from rollcall.consumers.log.protocols import Log, TopicPartition
+from rollcall.schemas.bounded import whole_number
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import RolloutRequest, Trajectory
 
 SKEW_MS = 10_000
 """Tolerance for append times of two partitions, which may come from two brokers' clocks."""
@@ -110,7 +110,7 @@ def policies(rollout: RolloutRecord) -> tuple[str, ...]:
 
 def versions(rollout: RolloutRecord, policy_id: str) -> set[int]:
     """Return the versions of a policy that sampled tokens of this rollout."""
-    from trainer.samples import versions_of  # imports numpy, which `--help` does not need
+    from rollcall.trainer.samples import versions_of  # imports numpy, which `--help` does not need
 
     if isinstance(rollout, RolloutRequest) or policy_id not in rollout.policies:
         return set()

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable
 
-from consumers.history.history import LiveHistory
-from schemas.errors import Unavailable
+from rollcall.consumers.history.history import LiveHistory
+from rollcall.schemas.errors import Unavailable
 
 RATE = 300.0
 """Default records a second while others work: at 20 kB each they take a tenth of a core. A run

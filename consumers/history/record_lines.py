@@ -5,15 +5,15 @@ from contextlib import closing
 from operator import attrgetter
 from typing import Any
 
-from consumers.history.history import History
-from consumers.history.times import iso
-from consumers.log.protocols import Reader, Record
-from consumers.log.reading import from_now_on, to_the_end
-from consumers.loop.letter_records import buried_topic
-from schemas.as_json import plain, text_of
-from schemas.errors import Refused, WireError
-from schemas.names import unknown
-from schemas.topics import Topics
+from rollcall.consumers.history.history import History
+from rollcall.consumers.history.times import iso
+from rollcall.consumers.log.protocols import Reader, Record
+from rollcall.consumers.log.reading import from_now_on, to_the_end
+from rollcall.consumers.loop.letter_records import buried_topic
+from rollcall.schemas.as_json import plain, text_of
+from rollcall.schemas.errors import Refused, WireError
+from rollcall.schemas.names import unknown
+from rollcall.schemas.topics import Topics
 
 BY_TIME = attrgetter("timestamp_ms", "partition", "offset")
 

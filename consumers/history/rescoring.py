@@ -11,14 +11,14 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from consumers.history.agreement import Agreement
-from consumers.history.first_of_each import FirstOfEach
-from consumers.history.ranges import behind, extent_of
-from consumers.history.selection import Selection, read_paced
-from consumers.log.protocols import Record
-from schemas.codec import Codec
-from schemas.errors import WireError
-from schemas.messages import ScoredTrajectory, Trajectory
+from rollcall.consumers.history.agreement import Agreement
+from rollcall.consumers.history.first_of_each import FirstOfEach
+from rollcall.consumers.history.ranges import behind, extent_of
+from rollcall.consumers.history.selection import Selection, read_paced
+from rollcall.consumers.log.protocols import Record
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import WireError
+from rollcall.schemas.messages import ScoredTrajectory, Trajectory
 
 FAILED_LISTED = 20
 PICKED = ("scoring_id", "trajectory.rollout_id", "trajectory.attempt", "total")

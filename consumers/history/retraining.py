@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from consumers.history.history import History
-from consumers.history.training_record import (
+from rollcall.consumers.history.history import History
+from rollcall.consumers.history.training_record import (
     CHANGED,
     RecordPlace,
     TrainedRun,
@@ -25,22 +25,22 @@ from consumers.history.training_record import (
     samples_of,
     steps_of,
 )
-from consumers.log.protocols import Record
-from schemas.bounded import whole_number
-from schemas.codec import Codec
-from schemas.errors import Refused
-from schemas.messages import TrainStep
-from schemas.trajectory_refs import refs_of
-from schemas.weights import RawTensor, weights_digest
-from trainer import checkpoint as checkpoints
-from trainer import weights_files
-from trainer.branches import Branch, branch_of
-from trainer.checkpoint import Checkpoint
-from trainer.config import LearnerConfig
-from trainer.machine import differing, machine
-from trainer.publication import widened
-from trainer.samples import Curation
-from trainer.step import Learner
+from rollcall.consumers.log.protocols import Record
+from rollcall.schemas.bounded import whole_number
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import TrainStep
+from rollcall.schemas.trajectory_refs import refs_of
+from rollcall.schemas.weights import RawTensor, weights_digest
+from rollcall.trainer import checkpoint as checkpoints
+from rollcall.trainer import weights_files
+from rollcall.trainer.branches import Branch, branch_of
+from rollcall.trainer.checkpoint import Checkpoint
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.machine import differing, machine
+from rollcall.trainer.publication import widened
+from rollcall.trainer.samples import Curation
+from rollcall.trainer.step import Learner
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,15 @@ partition, and retention takes requests before journals.
 
 from collections.abc import Callable, Iterable, Iterator
 
-from consumers.history.counting import JOINED, STARTS, Counting
-from consumers.history.history import History
-from consumers.history.ranges import SKEW_MS
-from consumers.log.protocols import Record
-from consumers.log.reading import MANY, read_all, read_partition
-from schemas.as_json import text_of
-from schemas.codec import Codec
-from schemas.errors import Refused, WireError
-from schemas.messages import Event
+from rollcall.consumers.history.counting import JOINED, STARTS, Counting
+from rollcall.consumers.history.history import History
+from rollcall.consumers.history.ranges import SKEW_MS
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.log.reading import MANY, read_all, read_partition
+from rollcall.schemas.as_json import text_of
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import Refused, WireError
+from rollcall.schemas.messages import Event
 
 FURTHER = 20_000
 """Records of a partition that are read beyond the last one needed."""

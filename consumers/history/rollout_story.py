@@ -1,21 +1,21 @@
 """One rollout's journal as a story: its events, which of them counted, and its end.
 
-Counting needs no program (`consumers.history.counting`). Starts of other rollouts are not read, so
-a start counts if its request's offset is above that of the last counted one.
+Counting needs no program (`rollcall.consumers.history.counting`). Starts of other rollouts are not
+read, so a start counts if its request's offset is above that of the last counted one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from consumers.history.counting import Counting, Start
-from consumers.history.history import History
-from consumers.history.rollout_search import journal_under, read_scored
-from consumers.log.protocols import Record
-from consumers.loop.dead_letters import passed_in_journal
-from schemas.codec import Codec
-from schemas.errors import WireError
-from schemas.messages import (
+from rollcall.consumers.history.counting import Counting, Start
+from rollcall.consumers.history.history import History
+from rollcall.consumers.history.rollout_search import journal_under, read_scored
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.dead_letters import passed_in_journal
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import WireError
+from rollcall.schemas.messages import (
     REPEATED,
     AttemptStarted,
     DeadlinePassed,

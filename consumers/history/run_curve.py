@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from consumers.heldout import MARK, HeldOut, HeldOutPlan, Measured
-from consumers.history.history import History
-from consumers.history.ranges import Range, extent_of
-from consumers.log.reading import read_all, read_between
-from schemas.errors import Refused, WireError
-from schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep
-from schemas.names import unknown
-from trainer.branches import descent
-from trainer.step_chain import StepChain
+from rollcall.consumers.heldout import MARK, HeldOut, HeldOutPlan, Measured
+from rollcall.consumers.history.history import History
+from rollcall.consumers.history.ranges import Range, extent_of
+from rollcall.consumers.log.reading import read_all, read_between
+from rollcall.schemas.errors import Refused, WireError
+from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep
+from rollcall.schemas.names import unknown
+from rollcall.trainer.branches import descent
+from rollcall.trainer.step_chain import StepChain
 
 SERIES: Mapping[str, str] = {
     "reward": "reward_mean",

@@ -5,15 +5,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from consumers.decode_in_order import decoded
-from consumers.heldout import HeldOut
-from consumers.history.failures import Failures
-from consumers.history.history import History
-from consumers.history.phase_quantiles import PhaseTimes
-from consumers.history.untrained import Untrained
-from schemas.messages import ScoredTrajectory, TrainStep
-from trainer.left_out import LeftOut
-from trainer.step_chain import StepChain
+from rollcall.consumers.decode_in_order import decoded
+from rollcall.consumers.heldout import HeldOut
+from rollcall.consumers.history.failures import Failures
+from rollcall.consumers.history.history import History
+from rollcall.consumers.history.phase_quantiles import PhaseTimes
+from rollcall.consumers.history.untrained import Untrained
+from rollcall.schemas.messages import ScoredTrajectory, TrainStep
+from rollcall.trainer.left_out import LeftOut
+from rollcall.trainer.step_chain import StepChain
 
 WINDOW_S = 10.0
 

@@ -1,17 +1,18 @@
 """Lists the scorings that owe scores, and retires one that no worker runs any more.
 
 A scoring owes a score to each trajectory whose request names it; `verify --drained` and `waiting`
-check that. A scoring is retired by metadata in its commits (`consumers.scoring_retirement`).
+check that. A scoring is retired by metadata in its commits
+(`rollcall.consumers.scoring_retirement`).
 """
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from consumers.history.history import History, LiveHistory
-from consumers.log.protocols import Commit
-from consumers.scoring_retirement import retired, retired_word
-from schemas.errors import Refused
-from schemas.names import unknown
+from rollcall.consumers.history.history import History, LiveHistory
+from rollcall.consumers.log.protocols import Commit
+from rollcall.consumers.scoring_retirement import retired, retired_word
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.names import unknown
 
 
 @dataclass(frozen=True, slots=True)

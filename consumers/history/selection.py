@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from consumers.decode_in_order import decoded
-from consumers.history.first_of_each import FirstOfEach
-from consumers.history.history import History
-from consumers.history.ranges import (
+from rollcall.consumers.decode_in_order import decoded
+from rollcall.consumers.history.first_of_each import FirstOfEach
+from rollcall.consumers.history.history import History
+from rollcall.consumers.history.ranges import (
     Extent,
     Range,
     RolloutRecord,
@@ -23,12 +23,12 @@ from consumers.history.ranges import (
     request_of,
     versions,
 )
-from consumers.history.rate_limit import Pace
-from consumers.log.protocols import Log, Record
-from consumers.log.reading import read_between
-from schemas.errors import Refused
-from schemas.messages import RolloutRequest, ScoredTrajectory, Trajectory
-from schemas.names import hint
+from rollcall.consumers.history.rate_limit import Pace
+from rollcall.consumers.log.protocols import Log, Record
+from rollcall.consumers.log.reading import read_between
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Trajectory
+from rollcall.schemas.names import hint
 
 NAMED = 5
 """The number of missing ids that a refusal names."""

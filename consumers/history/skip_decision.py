@@ -7,15 +7,15 @@ refused; a skipped entry of the journal counts for no reader.
 
 from collections.abc import Iterator
 
-from consumers.history.dead_letter_index import offset_range
-from consumers.history.history import History, LiveHistory
-from consumers.history.record_lines import topic_named
-from consumers.log.protocols import Record
-from consumers.log.reading import read_between
-from consumers.loop.letter_records import Skip
-from producers.publisher import flush_all
-from schemas.errors import Refused, WireError
-from schemas.names import unknown
+from rollcall.consumers.history.dead_letter_index import offset_range
+from rollcall.consumers.history.history import History, LiveHistory
+from rollcall.consumers.history.record_lines import topic_named
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.log.reading import read_between
+from rollcall.consumers.loop.letter_records import Skip
+from rollcall.producers.publisher import flush_all
+from rollcall.schemas.errors import Refused, WireError
+from rollcall.schemas.names import unknown
 
 SKIP_FLUSH_S = 30.0
 

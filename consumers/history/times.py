@@ -3,7 +3,7 @@
 import re
 from datetime import UTC, datetime
 
-from schemas.errors import Refused
+from rollcall.schemas.errors import Refused
 
 AGO = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}

@@ -8,9 +8,9 @@ part of `model`, as is the worker's own time between an event and its command.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from consumers.agents.fold.phases import AttemptPhases
-from consumers.history.rollout_story import Entry, Story
-from schemas.messages import (
+from rollcall.consumers.agents.fold.phases import AttemptPhases
+from rollcall.consumers.history.rollout_story import Entry, Story
+from rollcall.schemas.messages import (
     CallFailed,
     EnvironmentStepped,
     ModelAnswered,

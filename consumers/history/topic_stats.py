@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from consumers.history.history import History
-from consumers.log.protocols import Log, OpenTransaction, Record, TopicPartition
-from consumers.log.reading import read_all
-from schemas.errors import Refused
+from rollcall.consumers.history.history import History
+from rollcall.consumers.log.protocols import Log, OpenTransaction, Record, TopicPartition
+from rollcall.consumers.log.reading import read_all
+from rollcall.schemas.errors import Refused
 
 SAMPLE = 50
 """The number of last records of a partition that are sampled."""

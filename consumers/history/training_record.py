@@ -4,18 +4,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from consumers.history.history import History
-from consumers.log.protocols import Log, Record, TopicPartition
-from consumers.log.reading import read_all
-from schemas.codec import Codec
-from schemas.errors import Refused, TopicRecreated
-from schemas.messages import PolicyVersion, ScoredTrajectory, TrainStep, TrajectoryRef
-from schemas.trajectory_refs import refs_of
-from trainer.config import LearnerConfig
-from trainer.foreign_samples import Retell, judge_any
-from trainer.publication import Publishing
-from trainer.samples import Curation, Sample
-from trainer.step_chain import StepChain
+from rollcall.consumers.history.history import History
+from rollcall.consumers.log.protocols import Log, Record, TopicPartition
+from rollcall.consumers.log.reading import read_all
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import Refused, TopicRecreated
+from rollcall.schemas.messages import PolicyVersion, ScoredTrajectory, TrainStep, TrajectoryRef
+from rollcall.schemas.trajectory_refs import refs_of
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.foreign_samples import Retell, judge_any
+from rollcall.trainer.publication import Publishing
+from rollcall.trainer.samples import Curation, Sample
+from rollcall.trainer.step_chain import StepChain
 
 CHANGED = "put [learner] and seed of the run's recipe back as they were when it was trained"
 RecordPlace = tuple[str, int, int]
@@ -48,7 +48,7 @@ class TrainedRun:
         """
         if self.config.share is None:
             return None
-        from inference.retelling import Retelling
+        from rollcall.inference.retelling import Retelling
 
         return Retelling(self.policy, self.policy_id, self.config.temperature)
 

@@ -1,16 +1,17 @@
 """Counts rollouts of a run since its last step that cannot be trained on, with the reasons.
 
-A fold of scored trajectories, which applies the trainer's test to each (`trainer.samples.judge`).
-The trainer's decisions on whole groups, such as staleness and filters, are not included.
+A fold of scored trajectories, which applies the trainer's test to each
+(`rollcall.trainer.samples.judge`). The trainer's decisions on whole groups, such as staleness and
+filters, are not included.
 """
 
 from collections import Counter
 from dataclasses import dataclass, field
 from math import inf
 
-from consumers.history.failures import shares
-from schemas.messages import ScoredTrajectory
-from trainer.samples import OUTSIDE, Curation, judge
+from rollcall.consumers.history.failures import shares
+from rollcall.schemas.messages import ScoredTrajectory
+from rollcall.trainer.samples import OUTSIDE, Curation, judge
 
 UNREAD = "claim_not_read"
 """The reason of a record whose object this process has not read; the trainer may have."""

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
-from consumers.agents.begun_this_hour import HOUR_MS
-from consumers.agents.fold.outstanding import Outstanding
-from consumers.agents.fold.rollout import Rollout
-from consumers.quota_table import QuotaTable
+from rollcall.consumers.agents.begun_this_hour import HOUR_MS
+from rollcall.consumers.agents.fold.outstanding import Outstanding
+from rollcall.consumers.agents.fold.rollout import Rollout
+from rollcall.consumers.quota_table import QuotaTable
 
 UNKNOWN = "started, first command not sent: its user's quota, or its worker is gone"
 SHARE = "started, first command not sent: its worker's share of the quota, or its worker is gone"

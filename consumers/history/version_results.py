@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from consumers.history.estimates import Bootstrap, Estimate, pass_at_k
-from consumers.history.evaluation import Tasks, TaskTally, Version
-from consumers.history.ranges import parse_policy
-from schemas.bounded import whole_number
-from schemas.errors import Refused
+from rollcall.consumers.history.estimates import Bootstrap, Estimate, pass_at_k
+from rollcall.consumers.history.evaluation import Tasks, TaskTally, Version
+from rollcall.consumers.history.ranges import parse_policy
+from rollcall.schemas.bounded import whole_number
+from rollcall.schemas.errors import Refused
 
 ALL_FAMILIES = "all"
 LARGEST_K = 16

@@ -15,8 +15,8 @@ from math import inf
 
 import numpy as np
 
-from schemas.bounds import VERSIONS_END
-from schemas.messages import (
+from rollcall.schemas.bounds import VERSIONS_END
+from rollcall.schemas.messages import (
     AttemptStarted,
     DeadlinePassed,
     Event,
@@ -29,9 +29,9 @@ from schemas.messages import (
     ScoredTrajectory,
     Trajectory,
 )
-from schemas.packed import ids_of
-from trainer.samples import versions_of
-from trainer.weights_needs import WeightsNeeds
+from rollcall.schemas.packed import ids_of
+from rollcall.trainer.samples import versions_of
+from rollcall.trainer.weights_needs import WeightsNeeds
 
 LINGERS_MS = 600_000
 END = (RolloutFinished, RolloutCancelled, DeadlinePassed)

@@ -9,24 +9,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from consumers.agents.watermark import read_watermark
-from consumers.decode_in_order import decoded
-from consumers.history.history import History
-from consumers.history.version_use import VersionUse
-from consumers.log.protocols import Commit, Record, TopicPartition
-from consumers.log.reading import read_all
-from consumers.loop.finished_offsets import finished_above
-from consumers.loop.suspects import parted
-from consumers.scoring_retirement import retired
-from schemas.messages import Event, PolicyVersion, RolloutRequest, ScoredTrajectory, Trajectory
-from trainer.resume_points import ResumePoint
+from rollcall.consumers.agents.watermark import read_watermark
+from rollcall.consumers.decode_in_order import decoded
+from rollcall.consumers.history.history import History
+from rollcall.consumers.history.version_use import VersionUse
+from rollcall.consumers.log.protocols import Commit, Record, TopicPartition
+from rollcall.consumers.log.reading import read_all
+from rollcall.consumers.loop.finished_offsets import finished_above
+from rollcall.consumers.loop.suspects import parted
+from rollcall.consumers.scoring_retirement import retired
+from rollcall.schemas.messages import (
+    Event,
+    PolicyVersion,
+    RolloutRequest,
+    ScoredTrajectory,
+    Trajectory,
+)
+from rollcall.trainer.resume_points import ResumePoint
 
 M = TypeVar("M")
 Starts = Mapping[TopicPartition, int]
 
 
 class RunOfPolicy(Protocol):
-    """The interface of `consumers.training.training_run.TrainingRun` that is needed here."""
+    """The part of `rollcall.consumers.training.training_run.TrainingRun` that is needed."""
 
     @property
     def run_id(self) -> str: ...

@@ -11,30 +11,37 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from consumers.agents.begun_this_hour import HOUR_MS
-from consumers.agents.control_state import ControlState
-from consumers.agents.fold.world import World
-from consumers.agents.watermark import Watermark, read_watermark
-from consumers.clock import Clock
-from consumers.control_reader import ControlReader
-from consumers.history.history import History
-from consumers.history.open_work import OpenWork, Place, ScoringPosition
-from consumers.history.quotas import ended_since, read_quotas
-from consumers.history.ranges import SKEW_MS
-from consumers.history.user_limits import UserLimits
-from consumers.history.waits import REASONS, Wait, waits_of
-from consumers.log.protocols import Commit, Record
-from consumers.log.reading import POLL_S, read_all, uninterrupted
-from consumers.loop.dead_letters import passed_in_journal
-from consumers.loop.finished_offsets import finished_above
-from consumers.loop.suspects import parted
-from consumers.quota_table import UNLIMITED
-from consumers.scoring_retirement import retired
-from schemas.errors import Unavailable, WireError
-from schemas.messages import Event, Instance, Quota, RolloutRequest, ScoredTrajectory, Trajectory
+from rollcall.consumers.agents.begun_this_hour import HOUR_MS
+from rollcall.consumers.agents.control_state import ControlState
+from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.watermark import Watermark, read_watermark
+from rollcall.consumers.clock import Clock
+from rollcall.consumers.control_reader import ControlReader
+from rollcall.consumers.history.history import History
+from rollcall.consumers.history.open_work import OpenWork, Place, ScoringPosition
+from rollcall.consumers.history.quotas import ended_since, read_quotas
+from rollcall.consumers.history.ranges import SKEW_MS
+from rollcall.consumers.history.user_limits import UserLimits
+from rollcall.consumers.history.waits import REASONS, Wait, waits_of
+from rollcall.consumers.log.protocols import Commit, Record
+from rollcall.consumers.log.reading import POLL_S, read_all, uninterrupted
+from rollcall.consumers.loop.dead_letters import passed_in_journal
+from rollcall.consumers.loop.finished_offsets import finished_above
+from rollcall.consumers.loop.suspects import parted
+from rollcall.consumers.quota_table import UNLIMITED
+from rollcall.consumers.scoring_retirement import retired
+from rollcall.schemas.errors import Unavailable, WireError
+from rollcall.schemas.messages import (
+    Event,
+    Instance,
+    Quota,
+    RolloutRequest,
+    ScoredTrajectory,
+    Trajectory,
+)
 
 if TYPE_CHECKING:
-    from producers.admin import Admin
+    from rollcall.producers.admin import Admin
 
 REASONS_OF_ENDED = ("reward", "group")
 """The reasons for which rollouts wait after their end."""

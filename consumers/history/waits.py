@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from consumers.agents.fold.outstanding import Outstanding
-from consumers.agents.fold.rollout import Rollout
-from consumers.agents.wishes import CallModel
-from consumers.history.open_work import (
+from rollcall.consumers.agents.fold.outstanding import Outstanding
+from rollcall.consumers.agents.fold.rollout import Rollout
+from rollcall.consumers.agents.wishes import CallModel
+from rollcall.consumers.history.open_work import (
     EndedRollout,
     OpenWork,
     Place,
@@ -19,10 +19,10 @@ from consumers.history.open_work import (
     ScoringPosition,
     run_of,
 )
-from consumers.history.times import iso
-from consumers.history.user_limits import UNKNOWN, UserLimits
-from schemas.errors import Refused
-from schemas.messages import AttemptStarted, RolloutFinished, RolloutRequest
+from rollcall.consumers.history.times import iso
+from rollcall.consumers.history.user_limits import UNKNOWN, UserLimits
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import AttemptStarted, RolloutFinished, RolloutRequest
 
 REASONS = ("admission", "call", "step", "decision", "program", "reward", "group")
 MEMBERS_NAMED = 4

@@ -13,14 +13,14 @@ from math import sqrt
 
 import numpy as np
 
-from consumers.history.retraining import RetrainingPlan
-from consumers.history.training_record import samples_of
-from schemas.codec import Codec
-from schemas.errors import Refused
-from schemas.weights import RawTensor
-from trainer.config import LearnerConfig
-from trainer.learner_state import LearnerState
-from trainer.samples import Sample
+from rollcall.consumers.history.retraining import RetrainingPlan
+from rollcall.consumers.history.training_record import samples_of
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.weights import RawTensor
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.learner_state import LearnerState
+from rollcall.trainer.samples import Sample
 
 COLLECTED = (
     "group_size", "groups_per_step", "batch", "redundancy", "over_provision", "max_staleness",

@@ -6,7 +6,7 @@ has other records at the same offsets, under a higher epoch.
 
 from bisect import bisect_right
 
-from schemas.messages import NO_EPOCH
+from rollcall.schemas.messages import NO_EPOCH
 
 UNKNOWN = NO_EPOCH
 """The epoch of a record whose leader is not known."""

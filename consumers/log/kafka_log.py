@@ -27,8 +27,8 @@ from confluent_kafka import (
 )
 from confluent_kafka import TopicPartition as Tp
 
-from consumers.log.epochs import UNKNOWN, Epochs
-from consumers.log.protocols import (
+from rollcall.consumers.log.epochs import UNKNOWN, Epochs
+from rollcall.consumers.log.protocols import (
     READ_ANEW,
     Commit,
     Held,
@@ -37,12 +37,19 @@ from consumers.log.protocols import (
     Record,
     TopicPartition,
 )
-from producers.admin import Admin, Stretch
-from producers.client_errors import checked_client, quiet
-from producers.error_codes import Verdict, verdict_on
-from producers.kafka_publisher import KafkaPublisher
-from schemas.errors import JournalGone, MemberMoved, Refused, TopicsDiffer, Unavailable, Unfit
-from schemas.headers import UNREADABLE, Headers
+from rollcall.producers.admin import Admin, Stretch
+from rollcall.producers.client_errors import checked_client, quiet
+from rollcall.producers.error_codes import Verdict, verdict_on
+from rollcall.producers.kafka_publisher import KafkaPublisher
+from rollcall.schemas.errors import (
+    JournalGone,
+    MemberMoved,
+    Refused,
+    TopicsDiffer,
+    Unavailable,
+    Unfit,
+)
+from rollcall.schemas.headers import UNREADABLE, Headers
 
 COMMON = {
     "enable.auto.commit": False,

@@ -11,11 +11,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from consumers.log.epochs import Epochs
-from consumers.log.memory_partition import MemoryPartition, MemoryTransaction, RawHeaders, readable
-from consumers.log.memory_publisher import MemoryPublisher
-from consumers.log.memory_source import MemoryGroup, MemorySource
-from consumers.log.protocols import (
+from rollcall.consumers.log.epochs import Epochs
+from rollcall.consumers.log.memory_partition import (
+    MemoryPartition,
+    MemoryTransaction,
+    RawHeaders,
+    readable,
+)
+from rollcall.consumers.log.memory_publisher import MemoryPublisher
+from rollcall.consumers.log.memory_source import MemoryGroup, MemorySource
+from rollcall.consumers.log.protocols import (
     READ_ANEW,
     Commit,
     Listener,
@@ -23,9 +28,17 @@ from consumers.log.protocols import (
     Record,
     TopicPartition,
 )
-from producers.publisher import LETTER_LIMIT_BYTES, Publisher
-from schemas.errors import JournalGone, NoTopic, Refused, TooLarge, TopicsDiffer, Unfit, WorkFailed
-from schemas.topics import WantedTopic
+from rollcall.producers.publisher import LETTER_LIMIT_BYTES, Publisher
+from rollcall.schemas.errors import (
+    JournalGone,
+    NoTopic,
+    Refused,
+    TooLarge,
+    TopicsDiffer,
+    Unfit,
+    WorkFailed,
+)
+from rollcall.schemas.topics import WantedTopic
 
 
 class MemoryLog:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from consumers.log.epochs import UNKNOWN
-from schemas.headers import UNREADABLE, Headers
+from rollcall.consumers.log.epochs import UNKNOWN
+from rollcall.schemas.headers import UNREADABLE, Headers
 
 RawHeaders = Sequence[tuple[str | bytes, bytes]]
 """Headers in any form that a producer may write: a name as bytes need not be UTF-8."""

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from producers.publisher import Cause, Outgoing, Publisher
-from schemas.errors import DeliveryFailed, WorkFailed
+from rollcall.producers.publisher import Cause, Outgoing, Publisher
+from rollcall.schemas.errors import DeliveryFailed, WorkFailed
 
 if TYPE_CHECKING:
-    from consumers.log.memory_log import MemoryLog
+    from rollcall.consumers.log.memory_log import MemoryLog
 
 
 class MemoryPublisher(Publisher):

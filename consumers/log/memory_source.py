@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from consumers.log.epochs import UNKNOWN, Epochs
-from consumers.log.protocols import Commit, Held, Listener, Record, TopicPartition
+from rollcall.consumers.log.epochs import UNKNOWN, Epochs
+from rollcall.consumers.log.protocols import Commit, Held, Listener, Record, TopicPartition
 
 if TYPE_CHECKING:
-    from consumers.log.memory_log import MemoryLog
+    from rollcall.consumers.log.memory_log import MemoryLog
 
 WORD_LIMIT = 4095
 """Measured on the broker: a commit with 4,096 bytes of metadata is refused."""

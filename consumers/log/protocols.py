@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from consumers.log.epochs import UNKNOWN
-from producers.publisher import Publisher
-from schemas.headers import Headers
+from rollcall.consumers.log.epochs import UNKNOWN
+from rollcall.producers.publisher import Publisher
+from rollcall.schemas.headers import Headers
 
 TopicPartition = tuple[str, int]
 READ_ANEW = "Restart to read the new one"

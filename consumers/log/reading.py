@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import chain
 
-from consumers.log.protocols import Log, Reader, Record, TopicPartition
+from rollcall.consumers.log.protocols import Log, Reader, Record, TopicPartition
 
 POLL_S = 0.2
 MOST = 500

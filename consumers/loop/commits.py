@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from consumers.log.protocols import Commit, Source, TopicPartition
-from consumers.loop.dead_letters import DeadLetters
-from consumers.loop.partition_progress import NO_COMMIT, PartitionProgress
-from consumers.loop.role import Role
+from rollcall.consumers.log.protocols import Commit, Source, TopicPartition
+from rollcall.consumers.loop.dead_letters import DeadLetters
+from rollcall.consumers.loop.partition_progress import NO_COMMIT, PartitionProgress
+from rollcall.consumers.loop.role import Role
 
 COMMIT_EVERY_S = 1.0
 COMMIT_EVERY_RECORDS = 5000

@@ -13,13 +13,20 @@ from hashlib import sha256
 
 import structlog
 
-from consumers.log.protocols import Log, Record, TopicPartition
-from consumers.log.reading import read_all
-from consumers.loop.letter_records import At, Letter, Resend, Skip, is_resent, letter_record
-from producers.publisher import Publisher
-from schemas.errors import Skipped, StoreAway, StormOfDeadLetters, Unavailable, WireError
-from schemas.headers import Headers, as_given, dead_letter_headers
-from schemas.topics import Topics
+from rollcall.consumers.log.protocols import Log, Record, TopicPartition
+from rollcall.consumers.log.reading import read_all
+from rollcall.consumers.loop.letter_records import (
+    At,
+    Letter,
+    Resend,
+    Skip,
+    is_resent,
+    letter_record,
+)
+from rollcall.producers.publisher import Publisher
+from rollcall.schemas.errors import Skipped, StoreAway, StormOfDeadLetters, Unavailable, WireError
+from rollcall.schemas.headers import Headers, as_given, dead_letter_headers
+from rollcall.schemas.topics import Topics
 
 STORM_IN_A_ROW = 50
 STORM_SHARE = 0.1

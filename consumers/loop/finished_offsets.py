@@ -4,9 +4,9 @@ import base64
 import zlib
 from collections.abc import Iterable, Iterator, Set
 
-from consumers.loop.partition_progress import PartitionProgress
-from consumers.loop.suspects import MARK_BYTES
-from schemas.bounded import base64_bytes, inflated
+from rollcall.consumers.loop.partition_progress import PartitionProgress
+from rollcall.consumers.loop.suspects import MARK_BYTES
+from rollcall.schemas.bounded import base64_bytes, inflated
 
 METADATA_BYTES = 4095 - MARK_BYTES
 """The part of the broker's limit that a role's own metadata may take."""

@@ -8,14 +8,14 @@ from typing import Any
 
 import structlog
 
-from consumers.log.protocols import Record, TopicPartition
-from consumers.loop.commits import Commits
-from consumers.loop.dead_letters import DeadLetters, say_away, say_held
-from consumers.loop.partition_progress import PartitionProgress
-from consumers.loop.role import Role
-from consumers.loop.suspects import ALONE, DEATHS, FEW, FEW_RECORDS, FREE
-from schemas.codec import Codec
-from schemas.errors import (
+from rollcall.consumers.log.protocols import Record, TopicPartition
+from rollcall.consumers.loop.commits import Commits
+from rollcall.consumers.loop.dead_letters import DeadLetters, say_away, say_held
+from rollcall.consumers.loop.partition_progress import PartitionProgress
+from rollcall.consumers.loop.role import Role
+from rollcall.consumers.loop.suspects import ALONE, DEATHS, FEW, FEW_RECORDS, FREE
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import (
     KilledWorkers,
     Unavailable,
     UnknownSchema,

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
-from consumers.log.protocols import Record
-from schemas.bounded import whole_number
-from schemas.headers import REPLAYED_FROM, Headers, texts
+from rollcall.consumers.log.protocols import Record
+from rollcall.schemas.bounded import whole_number
+from rollcall.schemas.headers import REPLAYED_FROM, Headers, texts
 
 RANGE = re.compile(r"(\S+) (\d+)@(\d+)-(\d+)", re.ASCII)
 PLACE = re.compile(r"(\d+)@(\d+)", re.ASCII)

@@ -17,17 +17,17 @@ from dataclasses import replace
 
 import structlog
 
-from consumers.log.protocols import Held, Log, TopicPartition
-from consumers.loop.commits import Commits
-from consumers.loop.dead_letters import DeadLetters
-from consumers.loop.hand_over import POLL_RECORDS, HandOver
-from consumers.loop.lost_tail import lost_tail
-from consumers.loop.partition_progress import PartitionProgress
-from consumers.loop.role import Role
-from consumers.loop.suspects import parted, suspicion_of
-from producers.publisher import Publisher
-from schemas.codec import Codec
-from schemas.errors import JournalGone
+from rollcall.consumers.log.protocols import Held, Log, TopicPartition
+from rollcall.consumers.loop.commits import Commits
+from rollcall.consumers.loop.dead_letters import DeadLetters
+from rollcall.consumers.loop.hand_over import POLL_RECORDS, HandOver
+from rollcall.consumers.loop.lost_tail import lost_tail
+from rollcall.consumers.loop.partition_progress import PartitionProgress
+from rollcall.consumers.loop.role import Role
+from rollcall.consumers.loop.suspects import parted, suspicion_of
+from rollcall.producers.publisher import Publisher
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import JournalGone
 
 DRAIN_S = 20.0
 ARM_EVERY_S = 5.0

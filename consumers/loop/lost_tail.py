@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from consumers.log.protocols import Commit, Held, Log
-from consumers.loop.suspects import topic_of
+from rollcall.consumers.log.protocols import Commit, Held, Log
+from rollcall.consumers.loop.suspects import topic_of
 
 
 @dataclass(frozen=True, slots=True)

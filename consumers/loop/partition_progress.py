@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
-from consumers.log.protocols import Record
-from consumers.loop.suspects import ALONE, Suspicion, marked
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.suspects import ALONE, Suspicion, marked
 
 NO_COMMIT = (-1, "")
 

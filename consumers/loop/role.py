@@ -5,10 +5,10 @@ from typing import Any, Protocol
 
 import structlog
 
-from consumers.log.protocols import Held, Record
-from consumers.loop.finished_offsets import NOTHING, above_commit, read_finished
-from consumers.loop.partition_progress import PartitionProgress
-from schemas.errors import KilledWorkers, WireError
+from rollcall.consumers.log.protocols import Held, Record
+from rollcall.consumers.loop.finished_offsets import NOTHING, above_commit, read_finished
+from rollcall.consumers.loop.partition_progress import PartitionProgress
+from rollcall.schemas.errors import KilledWorkers, WireError
 
 SPAN_RECORDS = 2000
 """The most records of one partition in flight at once."""

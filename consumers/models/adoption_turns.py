@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from consumers.clock import Clock
-from consumers.control_reader import ControlReader
-from consumers.log.protocols import Record
-from schemas.messages import Control
+from rollcall.consumers.clock import Clock
+from rollcall.consumers.control_reader import ControlReader
+from rollcall.consumers.log.protocols import Record
+from rollcall.schemas.messages import Control
 
 LEASE_S = 60.0
 """Time for one adoption; reading a version of a billion parameters takes less."""

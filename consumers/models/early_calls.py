@@ -7,8 +7,8 @@ call may wait for, and the number of waiting calls. A call beyond these is refus
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from consumers.log.protocols import Record
-from schemas.messages import CallFailed, ModelCall
+from rollcall.consumers.log.protocols import Record
+from rollcall.schemas.messages import CallFailed, ModelCall
 
 MOST_AHEAD = 1000
 """Versions above the newest that a call may wait for. A trainer asks for the next one, or for a

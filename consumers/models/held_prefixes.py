@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from schemas.answer_cache import AnswerCache
-from schemas.ids import LONG_PREFIX, prefix_digest
-from schemas.messages import CallFailed, ModelAnswered, ModelCall
+from rollcall.schemas.answer_cache import AnswerCache
+from rollcall.schemas.ids import LONG_PREFIX, prefix_digest
+from rollcall.schemas.messages import CallFailed, ModelAnswered, ModelCall
 
 PREFIX_BYTES = 256 << 20
 """Memory for the sequences that were answered last: 2,000 of 32,768 tokens."""

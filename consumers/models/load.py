@@ -10,10 +10,10 @@ that a full server adds to the log.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from consumers.clock import Clock
-from consumers.log.protocols import Record
-from schemas.ids import command_key
-from schemas.messages import CallFailed, ModelCall
+from rollcall.consumers.clock import Clock
+from rollcall.consumers.log.protocols import Record
+from rollcall.schemas.ids import command_key
+from rollcall.schemas.messages import CallFailed, ModelCall
 
 BUSY = "busy"
 FIRST_HOLD_S, LONGEST_HOLD_S = 0.25, 8.0

@@ -12,12 +12,18 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from consumers.clock import Clock
-from consumers.inline_executor import InlineExecutor
-from consumers.models.staging import Staging
-from inference.engine import Engine, EngineAnswer
-from schemas.errors import Unavailable, WeightsDiffer, WeightsMissing, WireError, WorkFailed
-from schemas.messages import ModelCall, PolicyVersion
+from rollcall.consumers.clock import Clock
+from rollcall.consumers.inline_executor import InlineExecutor
+from rollcall.consumers.models.staging import Staging
+from rollcall.inference.engine import Engine, EngineAnswer
+from rollcall.schemas.errors import (
+    Unavailable,
+    WeightsDiffer,
+    WeightsMissing,
+    WireError,
+    WorkFailed,
+)
+from rollcall.schemas.messages import ModelCall, PolicyVersion
 
 MOST = 2
 """A run may ask for the next evaluation before the last rollout of the one before has ended."""

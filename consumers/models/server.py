@@ -3,7 +3,7 @@
 The loop's thread drives the engine, one decode step per turn, so calls join and leave its batch
 between steps, and every token has one version. Nothing is served before the newest announced
 version: a restarted server reads `policy.versions` to its end first. A call that wants one
-version is answered by an engine that is pinned to it (`consumers.models.pinned_engines`).
+version is answered by an engine that is pinned to it (`rollcall.consumers.models.pinned_engines`).
 """
 
 from collections import Counter
@@ -13,25 +13,25 @@ from typing import Any
 
 import structlog
 
-from consumers.answers import Answers, expired, too_late
-from consumers.control_reader import ControlReader
-from consumers.inline_executor import InlineExecutor
-from consumers.log.protocols import Record
-from consumers.loop.dead_letters import DeadLetters
-from consumers.loop.partition_progress import PartitionProgress
-from consumers.loop.role import WorkRole
-from consumers.models.adoption_turns import LEASE_S, AdoptionTurn, AdoptionTurns
-from consumers.models.early_calls import EarlyCalls, too_far
-from consumers.models.held_prefixes import HeldPrefixes
-from consumers.models.load import BUSY, Load
-from consumers.models.pinned_engines import Pinned
-from consumers.models.versions import Versions
-from inference.engine import Engine
-from producers.control import write_control
-from schemas.answer_cache import AnswerCache
-from schemas.errors import KilledWorkers, NoSuchPartition, WireError, WorkFailed
-from schemas.ids import command_key, whose
-from schemas.messages import CallFailed, Control, ModelAnswered, ModelCall
+from rollcall.consumers.answers import Answers, expired, too_late
+from rollcall.consumers.control_reader import ControlReader
+from rollcall.consumers.inline_executor import InlineExecutor
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.dead_letters import DeadLetters
+from rollcall.consumers.loop.partition_progress import PartitionProgress
+from rollcall.consumers.loop.role import WorkRole
+from rollcall.consumers.models.adoption_turns import LEASE_S, AdoptionTurn, AdoptionTurns
+from rollcall.consumers.models.early_calls import EarlyCalls, too_far
+from rollcall.consumers.models.held_prefixes import HeldPrefixes
+from rollcall.consumers.models.load import BUSY, Load
+from rollcall.consumers.models.pinned_engines import Pinned
+from rollcall.consumers.models.versions import Versions
+from rollcall.inference.engine import Engine
+from rollcall.producers.control import write_control
+from rollcall.schemas.answer_cache import AnswerCache
+from rollcall.schemas.errors import KilledWorkers, NoSuchPartition, WireError, WorkFailed
+from rollcall.schemas.ids import command_key, whose
+from rollcall.schemas.messages import CallFailed, Control, ModelAnswered, ModelCall
 
 VERSIONS_EVERY_S = 0.05
 WAIT_SAID_S = 15.0

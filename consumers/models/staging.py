@@ -3,8 +3,8 @@
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 
-from inference.engine import Engine
-from schemas.messages import PolicyVersion
+from rollcall.inference.engine import Engine
+from rollcall.schemas.messages import PolicyVersion
 
 
 @dataclass(eq=False)

@@ -16,17 +16,17 @@ from dataclasses import dataclass
 
 import structlog
 
-from consumers.clock import Clock
-from consumers.decode_in_order import DecodeInOrder
-from consumers.log.protocols import Reader, Record
-from consumers.loop.dead_letters import Passed
-from consumers.models.adoption_turns import AdoptionTurn
-from consumers.models.staging import Staging
-from inference.engine import Engine
-from schemas.bounds import VERSIONS_END
-from schemas.codec import Codec
-from schemas.errors import CanaryOff, Unavailable, WeightsDiffer, WireError, WorkFailed
-from schemas.messages import PolicyVersion
+from rollcall.consumers.clock import Clock
+from rollcall.consumers.decode_in_order import DecodeInOrder
+from rollcall.consumers.log.protocols import Reader, Record
+from rollcall.consumers.loop.dead_letters import Passed
+from rollcall.consumers.models.adoption_turns import AdoptionTurn
+from rollcall.consumers.models.staging import Staging
+from rollcall.inference.engine import Engine
+from rollcall.schemas.bounds import VERSIONS_END
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import CanaryOff, Unavailable, WeightsDiffer, WireError, WorkFailed
+from rollcall.schemas.messages import PolicyVersion
 
 RETRY_S = 1.0
 AWAY_TRIES = 15

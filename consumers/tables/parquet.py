@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from consumers.log.protocols import Record
-from consumers.tables import rows
-from consumers.tables.rows import OWNERS, SCORES, TRAJECTORIES, TURNS, Row
-from schemas.messages import ScoredTrajectory, Trajectory
-from schemas.whole_files import appear_durably
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.tables import rows
+from rollcall.consumers.tables.rows import OWNERS, SCORES, TRAJECTORIES, TURNS, Row
+from rollcall.schemas.messages import ScoredTrajectory, Trajectory
+from rollcall.schemas.whole_files import appear_durably
 
 DAY_MS = 86_400_000
 COMPRESSION = "zstd"

@@ -18,9 +18,9 @@ import duckdb
 import orjson
 import pyarrow as pa
 
-from consumers.tables.parquet import SCHEMAS
-from consumers.tables.table_files import SCHEME, TableFiles
-from schemas.errors import Refused
+from rollcall.consumers.tables.parquet import SCHEMAS
+from rollcall.consumers.tables.table_files import SCHEME, TableFiles
+from rollcall.schemas.errors import Refused
 
 EXPLAIN = re.compile(r"\s*explain\b(\s*analyze\b)?(\s*\([^()]*\))?", re.ASCII | re.IGNORECASE)
 """Matches the head of an EXPLAIN; the rest is the statement that it explains."""

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from consumers.tables.parquet import TYPES
-from schemas.messages import ScoredTrajectory
-from schemas.packed import logprobs_of
-from schemas.whole_files import appearing, refuse_used
+from rollcall.consumers.tables.parquet import TYPES
+from rollcall.schemas.messages import ScoredTrajectory
+from rollcall.schemas.packed import logprobs_of
+from rollcall.schemas.whole_files import appearing, refuse_used
 
 FILE = "rewards.parquet"
 ROWS_AT_ONCE = 500

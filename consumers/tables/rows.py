@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from consumers.log.protocols import Record
-from schemas.messages import (
+from rollcall.consumers.log.protocols import Record
+from rollcall.schemas.messages import (
     Message,
     RolloutRequest,
     ScoredTrajectory,
@@ -23,7 +23,7 @@ from schemas.messages import (
     StepTaken,
     Trajectory,
 )
-from schemas.packed import IDS, logprobs_of
+from rollcall.schemas.packed import IDS, logprobs_of
 
 Row = tuple[Any, ...]
 

@@ -5,17 +5,17 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from consumers.training.training_run import TrainingRun
-from schemas.codec import Codec
-from schemas.messages import Consumed, PolicyVersion, TrainStep, WeightsFile
-from schemas.published_weights import Published
-from schemas.topics import Topics
-from schemas.trajectory_refs import fitted
-from trainer.drops import Tally
-from trainer.left_out import LeftOut, remedy_for
-from trainer.machine import machine
-from trainer.samples import Sample
-from trainer.step import Learner
+from rollcall.consumers.training.training_run import TrainingRun
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.messages import Consumed, PolicyVersion, TrainStep, WeightsFile
+from rollcall.schemas.published_weights import Published
+from rollcall.schemas.topics import Topics
+from rollcall.schemas.trajectory_refs import fitted
+from rollcall.trainer.drops import Tally
+from rollcall.trainer.left_out import LeftOut, remedy_for
+from rollcall.trainer.machine import machine
+from rollcall.trainer.samples import Sample
+from rollcall.trainer.step import Learner
 
 NOT_OURS = frozenset({"other_run", "other_purpose", "other_policy", "duplicate"})
 """Drop reasons of records that are not rollouts of the run, or that were counted before."""

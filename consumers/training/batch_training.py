@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from consumers.training.intake import Intake
-from consumers.training.step_balance import StepBalance
-from consumers.training.step_saver import StepSaver
-from consumers.training.streamed_step import StreamedStep
-from schemas.errors import BatchFailed, Unfit
-from trainer.config import LearnerConfig
-from trainer.foreign import RECORDED, SHARED
-from trainer.reading import Reading
-from trainer.samples import Sample
+from rollcall.consumers.training.intake import Intake
+from rollcall.consumers.training.step_balance import StepBalance
+from rollcall.consumers.training.step_saver import StepSaver
+from rollcall.consumers.training.streamed_step import StreamedStep
+from rollcall.schemas.errors import BatchFailed, Unfit
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.foreign import RECORDED, SHARED
+from rollcall.trainer.reading import Reading
+from rollcall.trainer.samples import Sample
 
 MOST_STRETCHES = 32
 """The most ranges of offsets that are named of one batch."""

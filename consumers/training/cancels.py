@@ -7,11 +7,11 @@ So there is no record of which rollouts were cancelled.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from producers.control import write_control
-from producers.publisher import Publisher
-from schemas.codec import Codec
-from schemas.messages import Control
-from schemas.topics import Topics
+from rollcall.producers.control import write_control
+from rollcall.producers.publisher import Publisher
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.messages import Control
+from rollcall.schemas.topics import Topics
 
 REDUNDANT = "redundant: the other members of its group are enough"
 

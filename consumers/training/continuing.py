@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from consumers.training.cancels import Cancels
-from producers.submit import Submitter
-from schemas.ids import continued_id, parted_id
-from schemas.messages import UNFINISHED, RolloutRequest, Trajectory
-from trainer.accounts import Accounts
-from trainer.curation import Buffer
-from trainer.samples import Member
+from rollcall.consumers.training.cancels import Cancels
+from rollcall.producers.submit import Submitter
+from rollcall.schemas.ids import continued_id, parted_id
+from rollcall.schemas.messages import UNFINISHED, RolloutRequest, Trajectory
+from rollcall.trainer.accounts import Accounts
+from rollcall.trainer.curation import Buffer
+from rollcall.trainer.samples import Member
 
 Continue = Callable[[Sequence[Trajectory]], Sequence[RolloutRequest]]
 """Returns the requests that continue cancelled rollouts, in order, under their old ids."""

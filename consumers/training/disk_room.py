@@ -5,13 +5,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from consumers.training.training_run import TrainingRun
-from schemas.errors import DiskFull
-from schemas.store_urls import local_path
-from trainer import checkpoint as checkpoints
-from trainer import weights_files
-from trainer.learner_state import LearnerState
-from trainer.weights_needs import besides
+from rollcall.consumers.training.training_run import TrainingRun
+from rollcall.schemas.errors import DiskFull
+from rollcall.schemas.store_urls import local_path
+from rollcall.trainer import checkpoint as checkpoints
+from rollcall.trainer import weights_files
+from rollcall.trainer.learner_state import LearnerState
+from rollcall.trainer.weights_needs import besides
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 NEWEST = 2

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from consumers.heldout import HeldOut
-from schemas.messages import RolloutRequest, ScoredTrajectory
+from rollcall.consumers.heldout import HeldOut
+from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory
 
 log = structlog.get_logger()
 

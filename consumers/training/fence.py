@@ -1,8 +1,8 @@
 """Fencing of trainers by the log: one trainer per run, also across hosts, unlike a file lock.
 
-Every step names the step before it and its writer (`trainer.step_chain`). A trainer writes a step,
-reads it back, and announces its version only if the step counts. A trainer that finds a step of
-another trainer in the log stops: the other one continues.
+Every step names the step before it and its writer (`rollcall.trainer.step_chain`). A trainer writes
+a step, reads it back, and announces its version only if the step counts. A trainer that finds a
+step of another trainer in the log stops: the other one continues.
 """
 
 from collections import deque
@@ -14,15 +14,15 @@ from secrets import token_hex
 from threading import Lock
 from time import monotonic
 
-from consumers.decode_in_order import decoded
-from consumers.log.protocols import Log, Reader, Record
-from consumers.training.training_run import TrainingRun
-from schemas.codec import Codec
-from schemas.errors import RunTaken, Unavailable
-from schemas.messages import TrainStep
-from schemas.topics import Topics
-from trainer.checkpoint import Checkpoint
-from trainer.step_chain import StepChain, step_id, writer_of
+from rollcall.consumers.decode_in_order import decoded
+from rollcall.consumers.log.protocols import Log, Reader, Record
+from rollcall.consumers.training.training_run import TrainingRun
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import RunTaken, Unavailable
+from rollcall.schemas.messages import TrainStep
+from rollcall.schemas.topics import Topics
+from rollcall.trainer.checkpoint import Checkpoint
+from rollcall.trainer.step_chain import StepChain, step_id, writer_of
 
 READ_BACK_S = 30.0
 POLL_S = 0.02

@@ -5,16 +5,16 @@ After the last step, and before the starting weights are evaluated, only evaluat
 
 from dataclasses import dataclass, replace
 
-from consumers.training.continuing import Continuing
-from consumers.training.evaluations import Evaluations
-from consumers.training.other_policies import OtherPolicies
-from consumers.training.training_run import TrainingRun
-from producers.curators.curriculum import Curriculum
-from producers.submit import Submitter
-from schemas.messages import RolloutRequest
-from trainer.accounts import Accounts
-from trainer.config import LearnerConfig
-from trainer.step import Learner
+from rollcall.consumers.training.continuing import Continuing
+from rollcall.consumers.training.evaluations import Evaluations
+from rollcall.consumers.training.other_policies import OtherPolicies
+from rollcall.consumers.training.training_run import TrainingRun
+from rollcall.producers.curators.curriculum import Curriculum
+from rollcall.producers.submit import Submitter
+from rollcall.schemas.messages import RolloutRequest
+from rollcall.trainer.accounts import Accounts
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.step import Learner
 
 
 @dataclass(frozen=True, slots=True)

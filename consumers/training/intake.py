@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from consumers.decode_in_order import decoded
-from consumers.log.epochs import UNKNOWN, Epochs
-from consumers.log.protocols import Log, Reader, Record
-from consumers.training.announcement import Announcements
-from consumers.training.evaluations import Evaluations
-from producers.curators.curriculum import Curriculum
-from schemas.ids import draw_of, scored_id
-from schemas.messages import REPEATED, RolloutRequest, ScoredTrajectory, Trajectory
-from trainer.accounts import Accounts
-from trainer.checkpoint import Checkpoint
-from trainer.consumption import Consumption, Leader, counted
-from trainer.curation import Buffer
+from rollcall.consumers.decode_in_order import decoded
+from rollcall.consumers.log.epochs import UNKNOWN, Epochs
+from rollcall.consumers.log.protocols import Log, Reader, Record
+from rollcall.consumers.training.announcement import Announcements
+from rollcall.consumers.training.evaluations import Evaluations
+from rollcall.producers.curators.curriculum import Curriculum
+from rollcall.schemas.ids import draw_of, scored_id
+from rollcall.schemas.messages import REPEATED, RolloutRequest, ScoredTrajectory, Trajectory
+from rollcall.trainer.accounts import Accounts
+from rollcall.trainer.checkpoint import Checkpoint
+from rollcall.trainer.consumption import Consumption, Leader, counted
+from rollcall.trainer.curation import Buffer
 
 FARTHEST = 10_000
 """The most draws that may be missing below a newly met one, as partitions are read unevenly."""

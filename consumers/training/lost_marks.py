@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from consumers.log.epochs import UNKNOWN
-from consumers.log.protocols import Commit, Log, TopicPartition
-from consumers.loop.lost_tail import LostTail
-from consumers.training.training_run import TrainingRun
-from schemas.errors import JournalGone
-from schemas.messages import Consumed
-from schemas.topics import Topics
-from trainer.book import Book
-from trainer.checkpoint import Checkpoint
-from trainer.consumption import counted
-from trainer.replay import ReplayBook
-from trainer.samples import ScoredPlace
+from rollcall.consumers.log.epochs import UNKNOWN
+from rollcall.consumers.log.protocols import Commit, Log, TopicPartition
+from rollcall.consumers.loop.lost_tail import LostTail
+from rollcall.consumers.training.training_run import TrainingRun
+from rollcall.schemas.errors import JournalGone
+from rollcall.schemas.messages import Consumed
+from rollcall.schemas.topics import Topics
+from rollcall.trainer.book import Book
+from rollcall.trainer.checkpoint import Checkpoint
+from rollcall.trainer.consumption import counted
+from rollcall.trainer.replay import ReplayBook
+from rollcall.trainer.samples import ScoredPlace
 
 log = structlog.get_logger()
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from schemas.codec import Codec
-from schemas.errors import WireError
-from schemas.messages import PolicyVersion
-from schemas.published_weights import Published
-from trainer.publication import Publication
-from trainer.step import Learner
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import WireError
+from rollcall.schemas.messages import PolicyVersion
+from rollcall.schemas.published_weights import Published
+from rollcall.trainer.publication import Publication
+from rollcall.trainer.step import Learner
 
 log = structlog.get_logger()
 

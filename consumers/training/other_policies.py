@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from consumers.decode_in_order import decoded
-from consumers.log.protocols import Log, Record
-from consumers.training.training_run import TrainingRun
-from schemas.bounds import VERSIONS_END
-from schemas.codec import Codec
-from schemas.messages import PolicyVersion, RolloutRequest
-from schemas.topics import Topics
+from rollcall.consumers.decode_in_order import decoded
+from rollcall.consumers.log.protocols import Log, Record
+from rollcall.consumers.training.training_run import TrainingRun
+from rollcall.schemas.bounds import VERSIONS_END
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.messages import PolicyVersion, RolloutRequest
+from rollcall.schemas.topics import Topics
 
 STARVED_S = 20.0
 """The longest time with a closed barrier and nothing in flight, before a batch is let through."""

@@ -11,16 +11,16 @@ from itertools import chain, islice
 
 import structlog
 
-from consumers.decode_in_order import decoded
-from consumers.log.protocols import Log, Record, TopicPartition
-from consumers.log.reading import read_between, spans
-from schemas.codec import Codec
-from schemas.errors import Refused
-from schemas.messages import ScoredTrajectory
-from trainer.foreign import Recorded
-from trainer.foreign_groups import Mark
-from trainer.foreign_samples import judge_recorded
-from trainer.samples import Curation, Sample, ScoredPlace, group_of, group_size_of
+from rollcall.consumers.decode_in_order import decoded
+from rollcall.consumers.log.protocols import Log, Record, TopicPartition
+from rollcall.consumers.log.reading import read_between, spans
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import ScoredTrajectory
+from rollcall.trainer.foreign import Recorded
+from rollcall.trainer.foreign_groups import Mark
+from rollcall.trainer.foreign_samples import judge_recorded
+from rollcall.trainer.samples import Curation, Sample, ScoredPlace, group_of, group_size_of
 
 log = structlog.get_logger()
 

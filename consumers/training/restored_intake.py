@@ -4,21 +4,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from consumers.training.announcement import Announcements
-from consumers.training.evaluations import Evaluations
-from consumers.training.intake import Intake
-from consumers.training.recorded_groups import EarlierRun
-from consumers.training.resumption import RunLog
-from producers.curators.curriculum import Curriculum
-from trainer.accounts import Accounts
-from trainer.checkpoint import Checkpoint, Ranges
-from trainer.config import LearnerConfig
-from trainer.consumption import Consumption
-from trainer.curation import Buffer
-from trainer.foreign_groups import Mark
-from trainer.foreign_samples import Retell
-from trainer.group_gate import group_filters, worth_training
-from trainer.samples import Curation
+from rollcall.consumers.training.announcement import Announcements
+from rollcall.consumers.training.evaluations import Evaluations
+from rollcall.consumers.training.intake import Intake
+from rollcall.consumers.training.recorded_groups import EarlierRun
+from rollcall.consumers.training.resumption import RunLog
+from rollcall.producers.curators.curriculum import Curriculum
+from rollcall.trainer.accounts import Accounts
+from rollcall.trainer.checkpoint import Checkpoint, Ranges
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.consumption import Consumption
+from rollcall.trainer.curation import Buffer
+from rollcall.trainer.foreign_groups import Mark
+from rollcall.trainer.foreign_samples import Retell
+from rollcall.trainer.group_gate import group_filters, worth_training
+from rollcall.trainer.samples import Curation
 
 
 @dataclass(frozen=True, slots=True)

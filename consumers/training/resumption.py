@@ -11,25 +11,31 @@ from functools import partial
 
 import structlog
 
-from consumers.decode_in_order import decoded
-from consumers.heldout import MARK
-from consumers.log.protocols import Log, Record, TopicPartition
-from consumers.log.reading import read_all
-from consumers.scored_places import scored_at
-from consumers.training.training_run import TrainingRun
-from producers.admission import Published
-from producers.curators.curriculum import Curriculum
-from schemas.bounds import VERSIONS_END
-from schemas.codec import Codec
-from schemas.messages import Consumed, PolicyVersion, RolloutRequest, ScoredTrajectory, TrainStep
-from schemas.topics import Topics
-from trainer.accounts import Accounts
-from trainer.book import Book
-from trainer.checkpoint import Checkpoint
-from trainer.consumption import Asked, Leader
-from trainer.curation import Buffer
-from trainer.replay import ReplayBook
-from trainer.samples import judge
+from rollcall.consumers.decode_in_order import decoded
+from rollcall.consumers.heldout import MARK
+from rollcall.consumers.log.protocols import Log, Record, TopicPartition
+from rollcall.consumers.log.reading import read_all
+from rollcall.consumers.scored_places import scored_at
+from rollcall.consumers.training.training_run import TrainingRun
+from rollcall.producers.admission import Published
+from rollcall.producers.curators.curriculum import Curriculum
+from rollcall.schemas.bounds import VERSIONS_END
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.messages import (
+    Consumed,
+    PolicyVersion,
+    RolloutRequest,
+    ScoredTrajectory,
+    TrainStep,
+)
+from rollcall.schemas.topics import Topics
+from rollcall.trainer.accounts import Accounts
+from rollcall.trainer.book import Book
+from rollcall.trainer.checkpoint import Checkpoint
+from rollcall.trainer.consumption import Asked, Leader
+from rollcall.trainer.curation import Buffer
+from rollcall.trainer.replay import ReplayBook
+from rollcall.trainer.samples import judge
 
 log = structlog.get_logger()
 

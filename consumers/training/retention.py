@@ -1,8 +1,8 @@
 """Retention of a run's weights and checkpoints, applied after each version.
 
-The rule is `trainer.weights_needs`; the journal is read only if a file could be deleted but for
-it, and at most once a minute. If the run has a bound, older checkpoints are deleted too, the oldest
-first, until the rest fits. The newest one is kept, and all that is needed.
+The rule is `rollcall.trainer.weights_needs`; the journal is read only if a file could be deleted
+but for it, and at most once a minute. If the run has a bound, older checkpoints are deleted too,
+the oldest first, until the rest fits. The newest one is kept, and all that is needed.
 """
 
 import time
@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from consumers.training.disk_room import sizes_of
-from consumers.training.training_run import TrainingRun
-from schemas.errors import Unavailable
-from schemas.store_urls import local_path
-from schemas.weights_store import remove
-from trainer import checkpoint as checkpoints
-from trainer import weights_files
-from trainer.config import LearnerConfig
-from trainer.learner_state import LearnerState
-from trainer.publication import check_bound
-from trainer.resume_points import ResumePoint, resume_points
-from trainer.weights_needs import KeptFile, WeightsNeeds, may_go
+from rollcall.consumers.training.disk_room import sizes_of
+from rollcall.consumers.training.training_run import TrainingRun
+from rollcall.schemas.errors import Unavailable
+from rollcall.schemas.store_urls import local_path
+from rollcall.schemas.weights_store import remove
+from rollcall.trainer import checkpoint as checkpoints
+from rollcall.trainer import weights_files
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.learner_state import LearnerState
+from rollcall.trainer.publication import check_bound
+from rollcall.trainer.resume_points import ResumePoint, resume_points
+from rollcall.trainer.weights_needs import KeptFile, WeightsNeeds, may_go
 
 if TYPE_CHECKING:
-    from consumers.history.version_use import VersionUse
+    from rollcall.consumers.history.version_use import VersionUse
 
 LOOK_EVERY_S = 60.0
 
@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 
 class InUse(Protocol):
-    """`consumers.history.versions_in_use.VersionsInUse`."""
+    """`rollcall.consumers.history.versions_in_use.VersionsInUse`."""
 
     def announced(self) -> "VersionUse": ...
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from consumers.training.group_admission import GroupAdmission
-from consumers.training.intake import Intake
+from rollcall.consumers.training.group_admission import GroupAdmission
+from rollcall.consumers.training.intake import Intake
 
 IDLE_S = 30.0
 NO_BATCH_S = 600.0

@@ -8,10 +8,10 @@ lost; they are 0 if there were none.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from consumers.training.announcement import NOT_OURS
-from trainer.drops import Tally
-from trainer.left_out import CANCELLED
-from trainer.samples import Sample
+from rollcall.consumers.training.announcement import NOT_OURS
+from rollcall.trainer.drops import Tally
+from rollcall.trainer.left_out import CANCELLED
+from rollcall.trainer.samples import Sample
 
 
 @dataclass(eq=False)

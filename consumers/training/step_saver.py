@@ -18,28 +18,28 @@ from functools import partial
 
 import structlog
 
-from consumers.training.announcement import StepRecords
-from consumers.training.disk_room import disk_full, is_full, needed_bytes, require_room
-from consumers.training.fence import Fence
-from consumers.training.intake import Intake
-from consumers.training.mending import Mending
-from consumers.training.resumption import NewestOnLog
-from consumers.training.retention import Retention
-from producers.publisher import Publisher
-from schemas.errors import RollcallError, Unavailable, Unfit
-from schemas.headers import full_headers
-from schemas.published_weights import Published
-from schemas.store_urls import local_path
-from trainer import checkpoint as checkpoints
-from trainer.arithmetic import FLOAT32
-from trainer.checkpoint import Checkpoint
-from trainer.config import LearnerConfig
-from trainer.consumption import Asked
-from trainer.learner_state import LearnerState
-from trainer.publication import Publication
-from trainer.rank_files import PublishedFile
-from trainer.samples import Sample
-from trainer.snapshot import Snapshot
+from rollcall.consumers.training.announcement import StepRecords
+from rollcall.consumers.training.disk_room import disk_full, is_full, needed_bytes, require_room
+from rollcall.consumers.training.fence import Fence
+from rollcall.consumers.training.intake import Intake
+from rollcall.consumers.training.mending import Mending
+from rollcall.consumers.training.resumption import NewestOnLog
+from rollcall.consumers.training.retention import Retention
+from rollcall.producers.publisher import Publisher
+from rollcall.schemas.errors import RollcallError, Unavailable, Unfit
+from rollcall.schemas.headers import full_headers
+from rollcall.schemas.published_weights import Published
+from rollcall.schemas.store_urls import local_path
+from rollcall.trainer import checkpoint as checkpoints
+from rollcall.trainer.arithmetic import FLOAT32
+from rollcall.trainer.checkpoint import Checkpoint
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.consumption import Asked
+from rollcall.trainer.learner_state import LearnerState
+from rollcall.trainer.publication import Publication
+from rollcall.trainer.rank_files import PublishedFile
+from rollcall.trainer.samples import Sample
+from rollcall.trainer.snapshot import Snapshot
 
 FLUSH_S = 30.0
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from schemas.errors import BatchFailed, Unavailable
-from trainer.curation import Buffer
-from trainer.samples import Sample
-from trainer.step import Learner
-from trainer.streaming import Streaming
+from rollcall.schemas.errors import BatchFailed, Unavailable
+from rollcall.trainer.curation import Buffer
+from rollcall.trainer.samples import Sample
+from rollcall.trainer.step import Learner
+from rollcall.trainer.streaming import Streaming
 
 log = structlog.get_logger()
 

@@ -13,42 +13,42 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from consumers.heldout import HeldOut
-from consumers.inline_executor import InlineExecutor
-from consumers.log.protocols import Log, Record
-from consumers.training.announcement import Announcements
-from consumers.training.batch_training import BatchTraining
-from consumers.training.cancels import REDUNDANT, Cancels
-from consumers.training.continuing import Continue, Continuing
-from consumers.training.evaluations import Evaluations
-from consumers.training.fence import Fence
-from consumers.training.group_admission import GroupAdmission
-from consumers.training.lost_marks import LostMarks
-from consumers.training.other_policies import OtherPolicies
-from consumers.training.restored_intake import IntakeMaker
-from consumers.training.resumption import RunLog
-from consumers.training.retention import InUse, Retention
-from consumers.training.standstill import Standstill
-from consumers.training.step_balance import StepBalance
-from consumers.training.step_saver import FLUSH_S, StepSaver
-from consumers.training.streamed_step import StreamedStep
-from consumers.training.training_run import TrainingRun
-from producers.admission import Draws
-from producers.curators.curator import Curator
-from producers.curators.curriculum import Curriculum
-from producers.publisher import Publisher, flush_all
-from producers.submit import Submitter
-from schemas.codec import Codec
-from schemas.errors import Refused, Unavailable
-from schemas.messages import UNFINISHED, RolloutRequest
-from schemas.topics import Topics
-from trainer import checkpoint as checkpoints
-from trainer import weights_files
-from trainer.config import LearnerConfig
-from trainer.consumption import Asked
-from trainer.foreign_samples import Retell
-from trainer.reading import Reading
-from trainer.step import Learner
+from rollcall.consumers.heldout import HeldOut
+from rollcall.consumers.inline_executor import InlineExecutor
+from rollcall.consumers.log.protocols import Log, Record
+from rollcall.consumers.training.announcement import Announcements
+from rollcall.consumers.training.batch_training import BatchTraining
+from rollcall.consumers.training.cancels import REDUNDANT, Cancels
+from rollcall.consumers.training.continuing import Continue, Continuing
+from rollcall.consumers.training.evaluations import Evaluations
+from rollcall.consumers.training.fence import Fence
+from rollcall.consumers.training.group_admission import GroupAdmission
+from rollcall.consumers.training.lost_marks import LostMarks
+from rollcall.consumers.training.other_policies import OtherPolicies
+from rollcall.consumers.training.restored_intake import IntakeMaker
+from rollcall.consumers.training.resumption import RunLog
+from rollcall.consumers.training.retention import InUse, Retention
+from rollcall.consumers.training.standstill import Standstill
+from rollcall.consumers.training.step_balance import StepBalance
+from rollcall.consumers.training.step_saver import FLUSH_S, StepSaver
+from rollcall.consumers.training.streamed_step import StreamedStep
+from rollcall.consumers.training.training_run import TrainingRun
+from rollcall.producers.admission import Draws
+from rollcall.producers.curators.curator import Curator
+from rollcall.producers.curators.curriculum import Curriculum
+from rollcall.producers.publisher import Publisher, flush_all
+from rollcall.producers.submit import Submitter
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import Refused, Unavailable
+from rollcall.schemas.messages import UNFINISHED, RolloutRequest
+from rollcall.schemas.topics import Topics
+from rollcall.trainer import checkpoint as checkpoints
+from rollcall.trainer import weights_files
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.consumption import Asked
+from rollcall.trainer.foreign_samples import Retell
+from rollcall.trainer.reading import Reading
+from rollcall.trainer.step import Learner
 
 ACK_S = 1.0
 """The longest wait of a turn for acks before a step."""

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from consumers.log.protocols import TopicPartition
-from producers.admission import AdmissionRule
-from trainer.publication import Publishing
+from rollcall.consumers.log.protocols import TopicPartition
+from rollcall.producers.admission import AdmissionRule
+from rollcall.trainer.publication import Publishing
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field
 
-from inference.dialects.dialect import (
+from rollcall.inference.dialects.dialect import (
     AgentRequest,
     Conversations,
     Declined,
@@ -25,8 +25,8 @@ from inference.dialects.dialect import (
     policy_of,
     sent_event,
 )
-from inference.dialects.message_events import message_events
-from inference.dialects.read_body import (
+from rollcall.inference.dialects.message_events import message_events
+from rollcall.inference.dialects.read_body import (
     TAKEN,
     Content,
     Many,
@@ -41,10 +41,10 @@ from inference.dialects.read_body import (
     tool_choice_of,
     tools_text,
 )
-from inference.dialects.tool_results import Called, Told, matched
-from schemas.asks import Ask, Choice, ModelReply
-from schemas.messages import Message
-from schemas.tool_calls import (
+from rollcall.inference.dialects.tool_results import Called, Told, matched
+from rollcall.schemas.asks import Ask, Choice, ModelReply
+from rollcall.schemas.messages import Message
+from rollcall.schemas.tool_calls import (
     ToolCall,
     arguments_of,
     json_text,

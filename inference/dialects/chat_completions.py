@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field
 
-from inference.dialects.dialect import (
+from rollcall.inference.dialects.dialect import (
     AgentRequest,
     Conversations,
     Dialect,
@@ -20,8 +20,8 @@ from inference.dialects.dialect import (
     policy_of,
     sent_event,
 )
-from inference.dialects.openai_errors import error_value
-from inference.dialects.read_body import (
+from rollcall.inference.dialects.openai_errors import error_value
+from rollcall.inference.dialects.read_body import (
     TAKEN,
     Content,
     Many,
@@ -34,11 +34,11 @@ from inference.dialects.read_body import (
     tool_choice_of,
     tools_text,
 )
-from inference.dialects.sampled_logprobs import check_top_logprobs, sampled_logprobs
-from inference.dialects.tool_results import Called, Told, matched
-from schemas.asks import Ask, Choice, ModelReply
-from schemas.messages import Message
-from schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
+from rollcall.inference.dialects.sampled_logprobs import check_top_logprobs, sampled_logprobs
+from rollcall.inference.dialects.tool_results import Called, Told, matched
+from rollcall.schemas.asks import Ask, Choice, ModelReply
+from rollcall.schemas.messages import Message
+from rollcall.schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from typing import Any
 
 import orjson
 
-from schemas.asks import Ask, Choice, ModelReply
-from schemas.errors import Refused
-from schemas.foreign_text import plain
-from schemas.messages import Message
+from rollcall.schemas.asks import Ask, Choice, ModelReply
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.foreign_text import plain
+from rollcall.schemas.messages import Message
 
 NAME_CHARS = 80
 Conversations = Mapping[str, Sequence[Message]]

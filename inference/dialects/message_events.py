@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from inference.dialects.dialect import sent_event
+from rollcall.inference.dialects.dialect import sent_event
 
 Value = dict[str, Any]
 

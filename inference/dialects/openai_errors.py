@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from inference.dialects.dialect import Declined
+from rollcall.inference.dialects.dialect import Declined
 
 ERRORS = {
     401: "authentication_error",

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from pydantic import ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
-from inference.dialects.dialect import Declined
-from inference.dialects.sound_text import sound
-from schemas.asks import FUNCTION
-from schemas.foreign_text import plain
-from schemas.tool_calls import json_text
+from rollcall.inference.dialects.dialect import Declined
+from rollcall.inference.dialects.sound_text import sound
+from rollcall.schemas.asks import FUNCTION
+from rollcall.schemas.foreign_text import plain
+from rollcall.schemas.tool_calls import json_text
 
 B = TypeVar("B")
 T = TypeVar("T")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from inference.dialects.dialect import sent_event
+from rollcall.inference.dialects.dialect import sent_event
 
 Value = dict[str, Any]
 

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
-from inference.dialects.dialect import Conversations, Declined
-from inference.dialects.read_body import Many
-from inference.dialects.tool_results import Called, Told, matched
-from schemas.foreign_text import plain
-from schemas.messages import Message
-from schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
+from rollcall.inference.dialects.dialect import Conversations, Declined
+from rollcall.inference.dialects.read_body import Many
+from rollcall.inference.dialects.tool_results import Called, Told, matched
+from rollcall.schemas.foreign_text import plain
+from rollcall.schemas.messages import Message
+from rollcall.schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
 
 NAME_CHARS = 80
 MOST_DIGITS = 6

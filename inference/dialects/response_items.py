@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from inference.dialects.dialect import AgentRequest
-from inference.dialects.sampled_logprobs import sampled_logprobs
-from schemas.asks import Choice, ModelReply
-from schemas.tool_calls import ToolCall, tool_calls_of
+from rollcall.inference.dialects.dialect import AgentRequest
+from rollcall.inference.dialects.sampled_logprobs import sampled_logprobs
+from rollcall.schemas.asks import Choice, ModelReply
+from rollcall.schemas.tool_calls import ToolCall, tool_calls_of
 
 Value = dict[str, Any]
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field
 
-from inference.dialects.dialect import (
+from rollcall.inference.dialects.dialect import (
     AgentRequest,
     Conversations,
     Declined,
@@ -21,8 +21,8 @@ from inference.dialects.dialect import (
     policy_of,
     sent_event,
 )
-from inference.dialects.openai_errors import error_value, unsupported
-from inference.dialects.read_body import (
+from rollcall.inference.dialects.openai_errors import error_value, unsupported
+from rollcall.inference.dialects.read_body import (
     TAKEN,
     Many,
     Messages,
@@ -34,14 +34,14 @@ from inference.dialects.read_body import (
     tool_choice_of,
     tools_text,
 )
-from inference.dialects.response_events import response_events
-from inference.dialects.response_input import Item, turns_of
-from inference.dialects.response_items import items_of
-from inference.dialects.sampled_logprobs import check_top_logprobs
-from schemas.asks import Ask, ModelReply, shared_length
-from schemas.foreign_text import plain
-from schemas.messages import Message
-from schemas.tool_calls import json_text
+from rollcall.inference.dialects.response_events import response_events
+from rollcall.inference.dialects.response_input import Item, turns_of
+from rollcall.inference.dialects.response_items import items_of
+from rollcall.inference.dialects.sampled_logprobs import check_top_logprobs
+from rollcall.schemas.asks import Ask, ModelReply, shared_length
+from rollcall.schemas.foreign_text import plain
+from rollcall.schemas.messages import Message
+from rollcall.schemas.tool_calls import json_text
 
 Value = dict[str, Any]
 LOOKED_AT = 8

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import orjson
 
-from inference.dialects.anthropic_messages import COUNT_TOKENS, MESSAGES
-from inference.dialects.chat_completions import CHAT
-from inference.dialects.dialect import AgentRequest, Declined, Dialect, TooLong
-from inference.dialects.responses import RESPONSES
-from schemas.asks import ErrorReply, ModelReply, Reply
+from rollcall.inference.dialects.anthropic_messages import COUNT_TOKENS, MESSAGES
+from rollcall.inference.dialects.chat_completions import CHAT
+from rollcall.inference.dialects.dialect import AgentRequest, Declined, Dialect, TooLong
+from rollcall.inference.dialects.responses import RESPONSES
+from rollcall.schemas.asks import ErrorReply, ModelReply, Reply
 
 JSON = "application/json"
 EVENTS = "text/event-stream"

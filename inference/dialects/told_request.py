@@ -10,9 +10,9 @@ from typing import Any
 
 import orjson
 
-from inference.dialects.dialect import AgentRequest, Conversations
-from schemas.asks import Ask
-from schemas.messages import Message
+from rollcall.inference.dialects.dialect import AgentRequest, Conversations
+from rollcall.schemas.asks import Ask
+from rollcall.schemas.messages import Message
 
 HEAD_BYTES = 8
 LONG = ("messages", "text", "tools", "own")

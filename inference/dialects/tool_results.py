@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from inference.dialects.dialect import Declined
-from schemas.foreign_text import plain
-from schemas.messages import Message
+from rollcall.inference.dialects.dialect import Declined
+from rollcall.schemas.foreign_text import plain
+from rollcall.schemas.messages import Message
 
 ID_CHARS = 80
 NAMED = 8

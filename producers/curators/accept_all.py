@@ -1,7 +1,7 @@
 """Start every task that is drawn: uniform draws."""
 
-from producers.curators.curator import Curator
-from schemas.rules import NoOptions, Rule
+from rollcall.producers.curators.curator import Curator
+from rollcall.schemas.rules import NoOptions, Rule
 
 
 def accept_all(tasks: int, options: NoOptions) -> Curator:

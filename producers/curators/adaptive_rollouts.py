@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from math import floor
 
-from producers.curators.curator import Curator, Outcome
-from producers.curators.success_rates import SuccessRates
-from schemas.rules import Rule, require
+from rollcall.producers.curators.curator import Curator, Outcome
+from rollcall.producers.curators.success_rates import SuccessRates
+from rollcall.schemas.rules import Rule, require
 
 LEAST = 2
 """A group of one has no baseline."""

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from producers.curators.accept_all import ACCEPT_ALL
-from producers.curators.adaptive_rollouts import ADAPTIVE_ROLLOUTS
-from producers.curators.curator import Curator
-from producers.curators.filter_solved import FILTER_SOLVED
-from producers.curators.greso import GRESO
-from producers.curators.length_cap import LENGTH_CAP
-from producers.curators.paced import PACED
-from producers.curators.pass_rate import PASS_RATE
-from schemas.rules import choose, table
+from rollcall.producers.curators.accept_all import ACCEPT_ALL
+from rollcall.producers.curators.adaptive_rollouts import ADAPTIVE_ROLLOUTS
+from rollcall.producers.curators.curator import Curator
+from rollcall.producers.curators.filter_solved import FILTER_SOLVED
+from rollcall.producers.curators.greso import GRESO
+from rollcall.producers.curators.length_cap import LENGTH_CAP
+from rollcall.producers.curators.paced import PACED
+from rollcall.producers.curators.pass_rate import PASS_RATE
+from rollcall.schemas.rules import choose, table
 
 CURATORS = table(ACCEPT_ALL, PASS_RATE, FILTER_SOLVED, GRESO, PACED, ADAPTIVE_ROLLOUTS, LENGTH_CAP)
 

@@ -10,11 +10,11 @@ from random import Random
 
 import structlog
 
-from producers.admission import Draws
-from producers.curators.curator import Curator
-from producers.curators.outcomes import Outcomes
-from schemas.ids import digest
-from schemas.messages import RolloutRequest, ScoredTrajectory
+from rollcall.producers.admission import Draws
+from rollcall.producers.curators.curator import Curator
+from rollcall.producers.curators.outcomes import Outcomes
+from rollcall.schemas.ids import digest
+from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory
 
 FORCE_AFTER = 256
 """Refusals in a row after which one task is drawn without asking, so that draws never stop."""

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from random import Random
 
-from producers.curators.curator import Curator, Outcome
-from schemas.rules import Rule, require
+from rollcall.producers.curators.curator import Curator, Outcome
+from rollcall.schemas.rules import Rule, require
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from producers.curators.curator import Outcome
-from schemas.ids import draw_of, parted_id, request_id
-from schemas.messages import UNFINISHED, ScoredTrajectory, Trajectory
-from schemas.packed import ids_of, mask_of
+from rollcall.producers.curators.curator import Outcome
+from rollcall.schemas.ids import draw_of, parted_id, request_id
+from rollcall.schemas.messages import UNFINISHED, ScoredTrajectory, Trajectory
+from rollcall.schemas.packed import ids_of, mask_of
 
 
 @dataclass(slots=True)

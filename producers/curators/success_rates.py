@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from producers.curators.curator import Outcome
+from rollcall.producers.curators.curator import Outcome
 
 
 @dataclass

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from schemas.errors import Refused
-from schemas.names import unknown
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.names import unknown
 
 if TYPE_CHECKING:
-    from sandbox.boxes.box import Box
+    from rollcall.sandbox.boxes.box import Box
 
 Where = Literal["none", "own", "task", "beside"]
 WHERE: Mapping[str, str] = {

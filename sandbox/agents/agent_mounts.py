@@ -4,8 +4,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from sandbox.agents.agent_box import NOT_MOUNTED, named_mounts
-from sandbox.private_places import check_given
+from rollcall.sandbox.agents.agent_box import NOT_MOUNTED, named_mounts
+from rollcall.sandbox.private_places import check_given
 
 
 def mounts(config: Mapping[str, Any], imports: Mapping[str, str]) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 It runs on one event loop without threads. All processes end with the worker, however it ends, and
 with the thread of that loop; an agent's child processes end with the agent (see
-`sandbox.agents.fork_server`). An agent's directory is empty at the start and removed by `close`.
+`rollcall.sandbox.agents.fork_server`). An agent's directory is empty at the start and removed by
+`close`.
 """
 
 import asyncio
@@ -22,11 +23,11 @@ from typing import Any, TypeVar
 
 import structlog
 
-from sandbox.agents.agent_box import AgentBox
-from sandbox.agents.agent_sources import SourceFiles, content_digest, function_file
-from sandbox.agents.shipped import ADAPTERS, SHIPPED, check_agent, interpreter, missing
-from sandbox.held_folder import hold, locked, remove_unless_held
-from schemas.errors import Refused, WorkFailed
+from rollcall.sandbox.agents.agent_box import AgentBox
+from rollcall.sandbox.agents.agent_sources import SourceFiles, content_digest, function_file
+from rollcall.sandbox.agents.shipped import ADAPTERS, SHIPPED, check_agent, interpreter, missing
+from rollcall.sandbox.held_folder import hold, locked, remove_unless_held
+from rollcall.schemas.errors import Refused, WorkFailed
 
 SERVER = Path(__file__).parent / "fork_server.py"
 LAST_WORDS_CHARS = 2000

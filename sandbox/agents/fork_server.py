@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from sandbox import keeper_process, namespaces, process_tree, program_groups
+    from rollcall.sandbox import keeper_process, namespaces, process_tree, program_groups
 else:  # the agent's interpreter knows none of our packages
     sys.path.insert(0, str(Path(__file__).parents[1]))
     import keeper_process

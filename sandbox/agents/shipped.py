@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import Refused, WorkFailed
-from schemas.names import hint, unknown
+from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.names import hint, unknown
 
 ADAPTERS = Path(__file__).parent / "adapters"
 POINTER = "installed.json"

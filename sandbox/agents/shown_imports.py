@@ -65,7 +65,9 @@ def _modules(elsewhere: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _files_below(package: str) -> Iterator[str]:
-    for folder, folders, files in os.walk(package):
+    for folder, folders, files in os.walk(
+        package, followlinks=True
+    ):  # our rooms are links in a checkout
         folders[:] = [each for each in folders if each not in LEFT_OUT and not each.startswith(".")]
         if TASK_FILE in files:
             folders.clear()

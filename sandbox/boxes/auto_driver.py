@@ -5,9 +5,9 @@ It never falls back to `local`: where neither can be used it refuses a box and n
 
 from collections.abc import Mapping, Sequence
 
-from sandbox.boxes.box import Box, Driver, Spec, driver
-from sandbox.boxes.image_store import is_built
-from schemas.errors import WorkFailed
+from rollcall.sandbox.boxes.box import Box, Driver, Spec, driver
+from rollcall.sandbox.boxes.image_store import is_built
+from rollcall.schemas.errors import WorkFailed
 
 
 class AutoDriver(Driver):

@@ -6,7 +6,7 @@ import subprocess
 from hashlib import sha256
 from pathlib import Path
 
-from sandbox.boxes.image_store import (
+from rollcall.sandbox.boxes.image_store import (
     BuiltImage,
     built,
     clear_disk,
@@ -15,8 +15,8 @@ from sandbox.boxes.image_store import (
     making,
     seal,
 )
-from sandbox.held_folder import hold
-from schemas.errors import Refused
+from rollcall.sandbox.held_folder import hold
+from rollcall.schemas.errors import Refused
 
 BASE = "base"
 PACKAGES = ("git", "procps", "python3", "python3-pip", "python3-pytest", "python3-venv")

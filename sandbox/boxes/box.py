@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from schemas import names
-from schemas.errors import Refused, WorkFailed
+from rollcall.schemas import names
+from rollcall.schemas.errors import Refused, WorkFailed
 
 DRIVERS: Mapping[str, str] = {
-    "bubblewrap": "sandbox.boxes.bubblewrap:BubblewrapDriver",
-    "docker": "sandbox.boxes.docker_driver:DockerDriver",
-    "local": "sandbox.boxes.local:LocalDriver",
+    "bubblewrap": "rollcall.sandbox.boxes.bubblewrap:BubblewrapDriver",
+    "docker": "rollcall.sandbox.boxes.docker_driver:DockerDriver",
+    "local": "rollcall.sandbox.boxes.local:LocalDriver",
 }
 """Drivers by their short names; a module is imported when its driver is first used."""
 AUTO = "auto"
@@ -185,7 +185,7 @@ class Box(Protocol):
     async def put(self, tar: bytes, directory: str = ".") -> None:
         """Unpack a tar stream in a directory, which is created if it is missing.
 
-        Raises WorkFailed(`bad_archive`), see `sandbox.boxes.tar_streams`.
+        Raises WorkFailed(`bad_archive`), see `rollcall.sandbox.boxes.tar_streams`.
         """
         ...
 
@@ -316,7 +316,7 @@ def check_box(name: str) -> str:
 
 def driver(name: str) -> Driver:
     """Make the driver of a name for the running event loop. Raises WorkFailed(`bad_config`)."""
-    kinds = {**DRIVERS, AUTO: "sandbox.boxes.auto_driver:AutoDriver"}
+    kinds = {**DRIVERS, AUTO: "rollcall.sandbox.boxes.auto_driver:AutoDriver"}
     try:
         check_box(name)
     except Refused as error:

@@ -9,11 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sandbox.boxes import tar_streams
-from sandbox.boxes.box import BOX_SPOILT, BoxProgram, Ran, Usage
-from sandbox.boxes.frame import HeadAndTail
-from sandbox.boxes.framed import CHUNK_BYTES, SIGNALLED, TIMED_OUT, answering
-from schemas.errors import WorkFailed
+from rollcall.sandbox.boxes import tar_streams
+from rollcall.sandbox.boxes.box import BOX_SPOILT, BoxProgram, Ran, Usage
+from rollcall.sandbox.boxes.frame import HeadAndTail
+from rollcall.sandbox.boxes.framed import CHUNK_BYTES, SIGNALLED, TIMED_OUT, answering
+from rollcall.schemas.errors import WorkFailed
 
 MOST_CHARS = 10_000
 TAR_S = 120.0
@@ -27,7 +27,7 @@ PACK = 'exec 2>/dev/null; cd -- "$(dirname -- "$1")" && exec tar -c -f - -- "$(b
 
 
 class BoxCommands(ABC):
-    """The part of `sandbox.boxes.box.Box` that is built on `start` and `usage`."""
+    """The part of `rollcall.sandbox.boxes.box.Box` that is built on `start` and `usage`."""
 
     shown: Mapping[bytes, bytes]
     workdir: str = ""

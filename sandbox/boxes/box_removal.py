@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from sandbox.boxes.box import Box, Driver, Spec
-from sandbox.boxes.leases import Leases
-from schemas.messages import Instance
+from rollcall.sandbox.boxes.box import Box, Driver, Spec
+from rollcall.sandbox.boxes.leases import Leases
+from rollcall.schemas.messages import Instance
 
 Tell = Callable[[Instance], None]
 REMOVE_AGAIN_S = (0.2, 1.0, 5.0)

@@ -1,7 +1,8 @@
 """Boxes made of namespaces: no daemon, no network; bubblewrap makes one in some milliseconds.
 
     keeper --> bwrap --> first process of the box, which only waits
-       +-----> one for each program --> the program, entered into the box (`sandbox.namespaces`)
+       +-----> one for each program --> the program, entered into the box
+       (`rollcall.sandbox.namespaces`)
 
 If the worker is root, each box runs as a user of its own that owns nothing on the host; otherwise
 it runs as the worker's user. Its files are those of the image, read-only, and tmpfs of a fixed
@@ -24,18 +25,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from sandbox import process_tree
-from sandbox.boxes import seccomp_filter, tar_streams
-from sandbox.boxes.box import IDENT, BoxLimits, Driver, Spec, Usage, drawn_ident
-from sandbox.boxes.box_commands import BoxCommands
-from sandbox.boxes.cgroups import Cgroups
-from sandbox.boxes.images import ImageTree, image_tree
-from sandbox.boxes.interior import HOME, USER, WAIT, variables
-from sandbox.boxes.kept_program import KeptProgram, KeptPrograms, borrowed_keeper, no_room, rlimits
-from sandbox.boxes.pipes import ReadEnd
-from sandbox.keeper import Confinement, Keeper, KeptProcess
-from sandbox.namespaces import NOTHING, STAGE
-from schemas.errors import WorkFailed
+from rollcall.sandbox import process_tree
+from rollcall.sandbox.boxes import seccomp_filter, tar_streams
+from rollcall.sandbox.boxes.box import IDENT, BoxLimits, Driver, Spec, Usage, drawn_ident
+from rollcall.sandbox.boxes.box_commands import BoxCommands
+from rollcall.sandbox.boxes.cgroups import Cgroups
+from rollcall.sandbox.boxes.images import ImageTree, image_tree
+from rollcall.sandbox.boxes.interior import HOME, USER, WAIT, variables
+from rollcall.sandbox.boxes.kept_program import (
+    KeptProgram,
+    KeptPrograms,
+    borrowed_keeper,
+    no_room,
+    rlimits,
+)
+from rollcall.sandbox.boxes.pipes import ReadEnd
+from rollcall.sandbox.keeper import Confinement, Keeper, KeptProcess
+from rollcall.sandbox.namespaces import NOTHING, STAGE
+from rollcall.schemas.errors import WorkFailed
 
 MARK = "rollcall-box-"
 """The beginning of the command line of the process that holds a box on its host."""

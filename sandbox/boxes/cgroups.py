@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from sandbox import program_groups
-from sandbox.boxes.box import BoxLimits, Usage
-from sandbox.boxes.interior import TTL_S
-from schemas.errors import WorkFailed
+from rollcall.sandbox import program_groups
+from rollcall.sandbox.boxes.box import BoxLimits, Usage
+from rollcall.sandbox.boxes.interior import TTL_S
+from rollcall.schemas.errors import WorkFailed
 
 ROOT = Path("/sys/fs/cgroup")
 KERNEL = Path("/proc/sys/kernel")

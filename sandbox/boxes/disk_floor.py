@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from schemas.errors import Refused
+from rollcall.schemas.errors import Refused
 
 DISK_FLOOR_BYTES = 2 << 30
 

@@ -13,19 +13,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sandbox import program_groups
-from sandbox.boxes import seccomp_filter, tar_streams
-from sandbox.boxes.box import Driver, Spec, Usage, drawn_ident
-from sandbox.boxes.box_commands import BoxCommands
-from sandbox.boxes.cgroups import folder_usage, folders_of
-from sandbox.boxes.docker_engine import DockerEngine, listens, missing, why_not_here
-from sandbox.boxes.engine_builds import engine_build
-from sandbox.boxes.failed_builds import FailedBuilds
-from sandbox.boxes.images import engine_image
-from sandbox.boxes.interior import HOME, USER, WAIT, variables
-from sandbox.boxes.kept_program import KeptProgram, KeptPrograms, borrowed_keeper, rlimits
-from sandbox.keeper import Confinement, Keeper
-from schemas.errors import WorkFailed
+from rollcall.sandbox import program_groups
+from rollcall.sandbox.boxes import seccomp_filter, tar_streams
+from rollcall.sandbox.boxes.box import Driver, Spec, Usage, drawn_ident
+from rollcall.sandbox.boxes.box_commands import BoxCommands
+from rollcall.sandbox.boxes.cgroups import folder_usage, folders_of
+from rollcall.sandbox.boxes.docker_engine import DockerEngine, listens, missing, why_not_here
+from rollcall.sandbox.boxes.engine_builds import engine_build
+from rollcall.sandbox.boxes.failed_builds import FailedBuilds
+from rollcall.sandbox.boxes.images import engine_image
+from rollcall.sandbox.boxes.interior import HOME, USER, WAIT, variables
+from rollcall.sandbox.boxes.kept_program import KeptProgram, KeptPrograms, borrowed_keeper, rlimits
+from rollcall.sandbox.keeper import Confinement, Keeper
+from rollcall.schemas.errors import WorkFailed
 
 LABEL = "rollcall.box"
 SHM_BYTES = 16 << 20

@@ -1,7 +1,7 @@
 """A client of the docker engine, by the library `docker`, whose calls run on two threads.
 
 The engine must run on this host and the worker as root: programs enter a container's namespaces as
-those of any other box (`sandbox.namespaces`), without `docker exec`.
+those of any other box (`rollcall.sandbox.namespaces`), without `docker exec`.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from schemas.errors import WorkFailed
+from rollcall.schemas.errors import WorkFailed
 
 TIMEOUT_S = 60
 SOCKET = "/var/run/docker.sock"

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from sandbox.boxes.box import check_box
-from schemas.errors import Refused
+from rollcall.sandbox.boxes.box import check_box
+from rollcall.schemas.errors import Refused
 
 
 def _known(name: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sandbox.boxes.box import DRIVERS, Driver, driver
+from rollcall.sandbox.boxes.box import DRIVERS, Driver, driver
 
 
 @dataclass(frozen=True, slots=True)

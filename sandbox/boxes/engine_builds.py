@@ -11,12 +11,12 @@ from typing import Any
 
 import structlog
 
-from sandbox.boxes.base_image import BUILD_LINES
-from sandbox.boxes.box import ImageBuild
-from sandbox.boxes.disk_floor import make_room
-from sandbox.boxes.failed_builds import FailedBuilds
-from schemas.errors import Refused, WorkFailed
-from schemas.foreign_text import REASON_CHARS, plain
+from rollcall.sandbox.boxes.base_image import BUILD_LINES
+from rollcall.sandbox.boxes.box import ImageBuild
+from rollcall.sandbox.boxes.disk_floor import make_room
+from rollcall.sandbox.boxes.failed_builds import FailedBuilds
+from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.foreign_text import REASON_CHARS, plain
 
 LABEL = "rollcall.image"
 LINE_CHARS = 300

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from schemas.errors import WorkFailed
+from rollcall.schemas.errors import WorkFailed
 
 KEPT = 64
 AGAIN_S = 300.0

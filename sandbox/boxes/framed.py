@@ -2,9 +2,9 @@
 
 import asyncio
 
-from sandbox.boxes.box import BOX_DIED, BoxProgram
-from sandbox.boxes.frame import Frame, HeadAndTail
-from schemas.errors import WorkFailed
+from rollcall.sandbox.boxes.box import BOX_DIED, BoxProgram
+from rollcall.sandbox.boxes.frame import Frame, HeadAndTail
+from rollcall.schemas.errors import WorkFailed
 
 CHUNK_BYTES = 1 << 16
 TIMED_OUT = -1

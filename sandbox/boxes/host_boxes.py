@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sandbox.boxes.box import DRIVERS, driver
-from schemas.errors import RollcallError
+from rollcall.sandbox.boxes.box import DRIVERS, driver
+from rollcall.schemas.errors import RollcallError
 
 
 @dataclass(frozen=True, slots=True)

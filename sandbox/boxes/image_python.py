@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.errors import Refused
+from rollcall.schemas.errors import Refused
 
 LIBC = re.compile(r"^Package: libc6\n(?:\S.*\n|\s.*\n)*?Version: 2\.(\d+)", re.MULTILINE)
 OLDEST_GLIBC, USUAL_GLIBC = 5, 17

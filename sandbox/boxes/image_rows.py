@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sandbox.boxes.image_store import BuiltImage, images, layers, users
+from rollcall.sandbox.boxes.image_store import BuiltImage, images, layers, users
 
 Kind = Literal["directory", "layer", "engine"]
 

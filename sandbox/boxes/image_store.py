@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from sandbox.boxes.disk_floor import make_room
-from sandbox.held_folder import hold, locked, remove_unless_held
-from schemas.bounded import json_object
-from schemas.errors import WorkFailed
+from rollcall.sandbox.boxes.disk_floor import make_room
+from rollcall.sandbox.held_folder import hold, locked, remove_unless_held
+from rollcall.schemas.bounded import json_object
+from rollcall.schemas.errors import WorkFailed
 
 DIRECTORY = "ROLLCALL_IMAGES"
 """The environment variable that names another directory for them."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandbox.boxes.image_store import built, is_built
-from schemas.errors import WorkFailed
+from rollcall.sandbox.boxes.image_store import built, is_built
+from rollcall.schemas.errors import WorkFailed
 
 HOST_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 HOST_ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from sandbox.boxes.box import VARIABLES, Spec
+from rollcall.sandbox.boxes.box import VARIABLES, Spec
 
 HOME = "/w"
 USER = 1000

@@ -6,11 +6,11 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
-from sandbox.boxes.box import Usage
-from sandbox.boxes.pipes import ReadEnd, WriteEnd
-from sandbox.boxes.usage import of_trees
-from sandbox.keeper import Confinement, Keeper, KeptProcess
-from schemas.errors import WorkFailed
+from rollcall.sandbox.boxes.box import Usage
+from rollcall.sandbox.boxes.pipes import ReadEnd, WriteEnd
+from rollcall.sandbox.boxes.usage import of_trees
+from rollcall.sandbox.keeper import Confinement, Keeper, KeptProcess
+from rollcall.schemas.errors import WorkFailed
 
 LISTENS = b"listens"
 """The message with which `keeper_process.hand_out` sends a socket."""

@@ -2,8 +2,8 @@
 
 from typing import Any, cast
 
-from sandbox.boxes.box import Box, Driver, Spec
-from sandbox.boxes.leases import Leases
+from rollcall.sandbox.boxes.box import Box, Driver, Spec
+from rollcall.sandbox.boxes.leases import Leases
 
 
 class LeasedBox:

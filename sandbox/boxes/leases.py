@@ -21,8 +21,8 @@ from pathlib import Path
 
 import structlog
 
-from schemas.errors import WorkFailed
-from schemas.private_folders import make_private
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.private_folders import make_private
 
 TAG_CHARS = 8
 MOST_BYTES = 1024

@@ -2,9 +2,9 @@
 
 Commands run as the worker's own user, with all its rights. A box still guarantees that its
 processes, also those that fork twice or lead sessions of their own, end with it, and with the
-worker however that ends (`sandbox.keeper`); its directory is removed; rlimits bound each process.
-It does not guarantee the following. A command that kills the keeper (`kill -9 $PPID`) ends all
-boxes of its worker; one that kills all processes of its user can outlive them. The limit of
+worker however that ends (`rollcall.sandbox.keeper`); its directory is removed; rlimits bound each
+process. It does not guarantee the following. A command that kills the keeper (`kill -9 $PPID`) ends
+all boxes of its worker; one that kills all processes of its user can outlive them. The limit of
 processes counts all of the user's, and root has none. Memory is bounded for each process alone, and
 OOM kills are not detected.
 """
@@ -22,13 +22,13 @@ from typing import NoReturn
 
 import structlog
 
-from sandbox import process_tree
-from sandbox.boxes import tar_streams
-from sandbox.boxes.box import IDENT, VARIABLES, BoxLimits, Driver, Spec, Usage, drawn_ident
-from sandbox.boxes.box_commands import BoxCommands
-from sandbox.boxes.kept_program import KeptProgram, KeptPrograms, borrowed_keeper, rlimits
-from sandbox.keeper import Keeper, remove
-from schemas.errors import WorkFailed
+from rollcall.sandbox import process_tree
+from rollcall.sandbox.boxes import tar_streams
+from rollcall.sandbox.boxes.box import IDENT, VARIABLES, BoxLimits, Driver, Spec, Usage, drawn_ident
+from rollcall.sandbox.boxes.box_commands import BoxCommands
+from rollcall.sandbox.boxes.kept_program import KeptProgram, KeptPrograms, borrowed_keeper, rlimits
+from rollcall.sandbox.keeper import Keeper, remove
+from rollcall.schemas.errors import WorkFailed
 
 SUFFIX = ".box"
 """The suffix of a box's directory, so that no directory's name is a prefix of another."""

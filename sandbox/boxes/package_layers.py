@@ -12,8 +12,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from sandbox.boxes.image_python import ImagePython, image_python
-from sandbox.boxes.image_store import (
+from rollcall.sandbox.boxes.image_python import ImagePython, image_python
+from rollcall.sandbox.boxes.image_store import (
     LAYERS,
     RECORD,
     BuiltImage,
@@ -25,8 +25,8 @@ from sandbox.boxes.image_store import (
     making,
     seal,
 )
-from sandbox.boxes.wheels import Wheel, fetched, unpacked
-from schemas.errors import Refused
+from rollcall.sandbox.boxes.wheels import Wheel, fetched, unpacked
+from rollcall.schemas.errors import Refused
 
 NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
 TAKEN = ("base", "host", LAYERS)

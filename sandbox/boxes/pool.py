@@ -17,11 +17,11 @@ from typing import Literal
 
 import structlog
 
-from sandbox.boxes.box import Box, BoxLimits, Driver, Spec
-from sandbox.boxes.box_removal import REMOVE_AGAIN_S, BoxNotes, BoxRemoval, Tell
-from sandbox.boxes.kept_program import HeldKeeper
-from sandbox.boxes.leases import Leases
-from schemas.errors import WorkFailed
+from rollcall.sandbox.boxes.box import Box, BoxLimits, Driver, Spec
+from rollcall.sandbox.boxes.box_removal import REMOVE_AGAIN_S, BoxNotes, BoxRemoval, Tell
+from rollcall.sandbox.boxes.kept_program import HeldKeeper
+from rollcall.sandbox.boxes.leases import Leases
+from rollcall.schemas.errors import WorkFailed
 
 Mode = Literal["persistent", "ephemeral"]
 Key = tuple[str, BoxLimits, bool, tuple[str, ...]]

@@ -5,8 +5,8 @@ a reward of zero. So the check avoids everything that the agent controls, and a 
 agent's processes hold for good is attributed to the agent.
 """
 
-from sandbox.boxes.box import BOX_DIED, BOX_SPOILT, Box
-from schemas.errors import WorkFailed
+from rollcall.sandbox.boxes.box import BOX_DIED, BOX_SPOILT, Box
+from rollcall.schemas.errors import WorkFailed
 
 NOTHING = ("/bin/sh", "-c", ":")
 PROBE_S = 20.0

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import structlog
 
-from sandbox.boxes.box import Driver
-from sandbox.boxes.leases import Leases
-from schemas.messages import Instance
+from rollcall.sandbox.boxes.box import Driver
+from rollcall.sandbox.boxes.leases import Leases
+from rollcall.schemas.messages import Instance
 
 log = structlog.get_logger()
 

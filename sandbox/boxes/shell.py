@@ -9,11 +9,11 @@ blamed for that.
 import time
 from collections.abc import Callable
 
-from sandbox.boxes.box import Box, BoxProgram, Ran
-from sandbox.boxes.frame import Frame, HeadAndTail, quoted
-from sandbox.boxes.framed import SIGNALLED, TIMED_OUT, framed_code
-from sandbox.boxes.probe import memory_held, probe
-from schemas.errors import WorkFailed
+from rollcall.sandbox.boxes.box import Box, BoxProgram, Ran
+from rollcall.sandbox.boxes.frame import Frame, HeadAndTail, quoted
+from rollcall.sandbox.boxes.framed import SIGNALLED, TIMED_OUT, framed_code
+from rollcall.sandbox.boxes.probe import memory_held, probe
+from rollcall.schemas.errors import WorkFailed
 
 OPEN_S = 20.0
 """Seconds in which a shell must answer; else its box counts as dead."""
@@ -52,7 +52,7 @@ class Shell:
     async def run(
         self, command: str, *, timeout_s: float, whole: Callable[[bytes], None] | None = None
     ) -> Ran:
-        """Run any command. Raises WorkFailed, as `sandbox.boxes.probe` does.
+        """Run any command. Raises WorkFailed, as `rollcall.sandbox.boxes.probe` does.
 
         `whole` is called with the full output if part of it is left out of the result. If the call
         is cancelled, the command is killed, and the next one gets a new shell.
@@ -93,7 +93,7 @@ class Shell:
             await program.end()
 
     async def _open(self) -> BoxProgram:
-        """Open a shell that has answered. Raises WorkFailed, as `sandbox.boxes.probe` does."""
+        """Open a shell that has answered. Raises WorkFailed as `rollcall.sandbox.boxes.probe`."""
         try:
             program = await self._box.shell(self._open_s)
         except WorkFailed:

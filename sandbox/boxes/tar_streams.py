@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
-from schemas.errors import WorkFailed
+from rollcall.schemas.errors import WorkFailed
 
 BORN_S = 946_684_800
 """The modification time of a box's initial files (2000-01-01 UTC), the same in every box."""

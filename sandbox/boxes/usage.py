@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from sandbox import process_tree
-from sandbox.boxes.box import Usage
+from rollcall.sandbox import process_tree
+from rollcall.sandbox.boxes.box import Usage
 
 CPU_FIELDS = slice(11, 15)
 """utime, stime, cutime, cstime, counted from after the name, which may hold any characters."""

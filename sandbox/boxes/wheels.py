@@ -15,10 +15,10 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from sandbox.boxes.image_python import INTERPRETER, ImagePython
-from sandbox.package_index import QUIETLY, last_error, pip, refuse_without_index
-from schemas.errors import Refused
-from schemas.foreign_text import plain
+from rollcall.sandbox.boxes.image_python import INTERPRETER, ImagePython
+from rollcall.sandbox.package_index import QUIETLY, last_error, pip, refuse_without_index
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.foreign_text import plain
 
 SHEBANG_BYTES = 1024
 HASH = " --hash="

@@ -13,10 +13,10 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from sandbox.environment import Observation
-from sandbox.foreign import foreign
-from schemas import names
-from schemas.errors import WorkFailed
+from rollcall.sandbox.environment import Observation
+from rollcall.sandbox.foreign import foreign
+from rollcall.schemas import names
+from rollcall.schemas.errors import WorkFailed
 
 
 class GymnasiumText:

@@ -1,7 +1,7 @@
 """An agent's process as an environment: its requests are observations, replies are actions.
 
-A step delivers the replies of its action (`schemas.asks.AgentAction`), each to the first request
-that waits for it, and shows the new requests. An ask is identified by its digest and its
+A step delivers the replies of its action (`rollcall.schemas.asks.AgentAction`), each to the first
+request that waits for it, and shows the new requests. An ask is identified by its digest and its
 occurrence, so equal ones may come in any order. A reply without a waiting request belongs to the
 session's history, which the process, or its replacement, has yet to replay: until it has asked for
 all those replies nothing is shown, and its other requests are held back.
@@ -13,7 +13,7 @@ process in the box of its task was ended by a signal: its changes there cannot b
 replacement.
 
 While some requests wait for the model, callers that got a reply continue, and may soon ask for
-more. A step waits a little for that: `sandbox.environments.patience`.
+more. A step waits a little for that: `rollcall.sandbox.environments.patience`.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from typing import Any
 
 import structlog
 
-from sandbox.agents.agent_box import (
+from rollcall.sandbox.agents.agent_box import (
     BESIDE,
     DRIVER,
     HOME_IN_TASK,
@@ -32,17 +32,26 @@ from sandbox.agents.agent_box import (
     AgentBox,
     Where,
 )
-from sandbox.agents.agent_mounts import mounts
-from sandbox.agents.agent_processes import AgentExit
-from sandbox.boxes.box import Box, Spec
-from sandbox.environment import Observation, kind_of
-from sandbox.environments.patience import Patience
-from sandbox.environments.told_history import ToldHistory
-from sandbox.host import Host, Line, Process
-from schemas.asks import STARVED, AgentAction, Ask, ModelReply, Reply, StepReply, text_of, told_by
-from schemas.errors import Unavailable, WorkFailed
-from schemas.foreign_text import plain
-from schemas.known_asks import KnownPrints
+from rollcall.sandbox.agents.agent_mounts import mounts
+from rollcall.sandbox.agents.agent_processes import AgentExit
+from rollcall.sandbox.boxes.box import Box, Spec
+from rollcall.sandbox.environment import Observation, kind_of
+from rollcall.sandbox.environments.patience import Patience
+from rollcall.sandbox.environments.told_history import ToldHistory
+from rollcall.sandbox.host import Host, Line, Process
+from rollcall.schemas.asks import (
+    STARVED,
+    AgentAction,
+    Ask,
+    ModelReply,
+    Reply,
+    StepReply,
+    text_of,
+    told_by,
+)
+from rollcall.schemas.errors import Unavailable, WorkFailed
+from rollcall.schemas.foreign_text import plain
+from rollcall.schemas.known_asks import KnownPrints
 
 CATCH_UP_S = 10.0
 """Seconds that a process may take from one recorded ask to the next while it replays its history
@@ -69,7 +78,7 @@ class HostedAgent:
     ) -> None:
         """Prepare a session; `task` is the agent's task, its `config` may set catch_up_s, restarts.
 
-        `box` is where the agent runs: `sandbox.agents.agent_box`.
+        `box` is where the agent runs: `rollcall.sandbox.agents.agent_box`.
         """
         self._agent, self._policies, self._task, self._host = agent, policies, task, host
         self._where = box

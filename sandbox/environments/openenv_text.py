@@ -13,9 +13,9 @@ import orjson
 from openenv.core.generic_client import GenericEnvClient
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from sandbox.environment import Observation
-from sandbox.foreign import foreign
-from schemas.errors import WorkFailed
+from rollcall.sandbox.environment import Observation
+from rollcall.sandbox.foreign import foreign
+from rollcall.schemas.errors import WorkFailed
 
 TEXT = "{text}"
 """The placeholder for the text of an action in a template."""

@@ -12,10 +12,10 @@ from reasoning_gym import create_dataset
 from reasoning_gym.factory import DATASETS
 from reasoning_gym.utils import extract_answer
 
-from sandbox.environment import Observation
-from sandbox.foreign import foreign
-from schemas import names
-from schemas.errors import WorkFailed
+from rollcall.sandbox.environment import Observation
+from rollcall.sandbox.foreign import foreign
+from rollcall.schemas import names
+from rollcall.schemas.errors import WorkFailed
 
 HASH_ORDERED = frozenset(
     {

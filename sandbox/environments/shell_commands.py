@@ -29,23 +29,23 @@ from typing import Any
 
 import structlog
 
-from sandbox.agents.agent_box import SHOW_NOTHING
-from sandbox.agents.agent_mounts import mounts
-from sandbox.artefact_keeping import keep
-from sandbox.artefact_spool import ArtefactSpool
-from sandbox.artefacts import KEY, OUTPUT, Artefact
-from sandbox.boxes.box import AUTO, BOX_DIED, BOX_SPOILT, Box, Ran, Spec, driver
-from sandbox.boxes.framed import TIMED_OUT
-from sandbox.boxes.probe import probe
-from sandbox.boxes.shell import Shell
-from sandbox.environment import Observation
-from sandbox.environments.shell_config import ShellConfig, read_config
-from sandbox.environments.task_work import TaskWork
-from sandbox.host import Host
-from sandbox.private_places import check_given
-from sandbox.tasks.harbor import HarborTask
-from sandbox.tasks.testbed import lay_out
-from schemas.errors import Refused, WorkFailed
+from rollcall.sandbox.agents.agent_box import SHOW_NOTHING
+from rollcall.sandbox.agents.agent_mounts import mounts
+from rollcall.sandbox.artefact_keeping import keep
+from rollcall.sandbox.artefact_spool import ArtefactSpool
+from rollcall.sandbox.artefacts import KEY, OUTPUT, Artefact
+from rollcall.sandbox.boxes.box import AUTO, BOX_DIED, BOX_SPOILT, Box, Ran, Spec, driver
+from rollcall.sandbox.boxes.framed import TIMED_OUT
+from rollcall.sandbox.boxes.probe import probe
+from rollcall.sandbox.boxes.shell import Shell
+from rollcall.sandbox.environment import Observation
+from rollcall.sandbox.environments.shell_config import ShellConfig, read_config
+from rollcall.sandbox.environments.task_work import TaskWork
+from rollcall.sandbox.host import Host
+from rollcall.sandbox.private_places import check_given
+from rollcall.sandbox.tasks.harbor import HarborTask
+from rollcall.sandbox.tasks.testbed import lay_out
+from rollcall.schemas.errors import Refused, WorkFailed
 
 LISTED = 40
 """The number of names of the directory that are shown at the start."""

@@ -17,13 +17,13 @@ from pydantic import (
     model_validator,
 )
 
-from sandbox.agents.agent_box import FINISH_WORD
-from sandbox.boxes.box import BoxLimits, Spec
-from sandbox.boxes.driver_name import DriverName
-from sandbox.tasks.harbor import HarborTask
-from sandbox.tasks.task_names import TaskName
-from schemas import names
-from schemas.errors import Refused
+from rollcall.sandbox.agents.agent_box import FINISH_WORD
+from rollcall.sandbox.boxes.box import BoxLimits, Spec
+from rollcall.sandbox.boxes.driver_name import DriverName
+from rollcall.sandbox.tasks.harbor import HarborTask
+from rollcall.sandbox.tasks.task_names import TaskName
+from rollcall.schemas import names
+from rollcall.schemas.errors import Refused
 
 FILES_BYTES = 16 << 20
 MOST_FILES = 10_000
@@ -42,7 +42,7 @@ Mode = Literal["persistent", "ephemeral"]
 
 
 class ShellLimits(BaseModel):
-    """Overrides of the defaults of `sandbox.boxes.box.BoxLimits`; 0 is no limit."""
+    """Overrides of the defaults of `rollcall.sandbox.boxes.box.BoxLimits`; 0 is no limit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -104,7 +104,7 @@ class ShellConfig(BaseModel):
     path: str = ""
     """A directory of the worker's host whose content is copied in before `files`."""
     env: dict[str, str] = {}
-    """Variables that are added to those of `sandbox.boxes.box.VARIABLES`, or replace them."""
+    """Variables to add to those of `rollcall.sandbox.boxes.box.VARIABLES`, or to replace them."""
     memory_bytes: Annotated[int | None, Field(ge=0, le=MOST_BYTES)] = None
     """The older name of `limits.memory_bytes`."""
     timeout_s: Seconds = 30.0

@@ -4,15 +4,15 @@ import asyncio
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from sandbox.artefact_keeping import keep
-from sandbox.artefact_spool import ArtefactSpool
-from sandbox.artefacts import PATCH, Artefact
-from sandbox.boxes import tar_streams
-from sandbox.boxes.box import Box
-from sandbox.environments.work_patch import take_patch
-from sandbox.grading.patches import MOST_BYTES
-from sandbox.host import Host
-from sandbox.tasks.harbor import HarborTask
+from rollcall.sandbox.artefact_keeping import keep
+from rollcall.sandbox.artefact_spool import ArtefactSpool
+from rollcall.sandbox.artefacts import PATCH, Artefact
+from rollcall.sandbox.boxes import tar_streams
+from rollcall.sandbox.boxes.box import Box
+from rollcall.sandbox.environments.work_patch import take_patch
+from rollcall.sandbox.grading.patches import MOST_BYTES
+from rollcall.sandbox.host import Host
+from rollcall.sandbox.tasks.harbor import HarborTask
 
 
 @dataclass(frozen=True, slots=True)

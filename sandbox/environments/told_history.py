@@ -7,8 +7,8 @@ process has asked for each.
 from collections import deque
 from collections.abc import Iterator
 
-from schemas.asks import AgentAction, Reply
-from schemas.packed_rows import PackedRows
+from rollcall.schemas.asks import AgentAction, Reply
+from rollcall.schemas.packed_rows import PackedRows
 
 
 class ToldHistory:

@@ -9,13 +9,13 @@ import asyncio
 import re
 from dataclasses import dataclass
 
-from sandbox.artefact_spool import ArtefactSpool
-from sandbox.boxes.box import VARIABLES, Box, BoxProgram
-from sandbox.boxes.probe import probe
-from sandbox.grading.patches import MOST_BYTES
-from sandbox.tasks.git_trees import ATTRIBUTES
-from sandbox.tasks.testbed import EXCLUDED
-from schemas.foreign_text import plain
+from rollcall.sandbox.artefact_spool import ArtefactSpool
+from rollcall.sandbox.boxes.box import VARIABLES, Box, BoxProgram
+from rollcall.sandbox.boxes.probe import probe
+from rollcall.sandbox.grading.patches import MOST_BYTES
+from rollcall.sandbox.tasks.git_trees import ATTRIBUTES
+from rollcall.sandbox.tasks.testbed import EXCLUDED
+from rollcall.schemas.foreign_text import plain
 
 CHUNK_BYTES = 1 << 16
 TAKE_S = 60.0
@@ -167,11 +167,11 @@ class WorkPatch:
 async def take_patch(
     box: Box, spool: ArtefactSpool, *, workdir: str, base: bytes | None, tree: str
 ) -> WorkPatch:
-    """Write the patch into a spool that takes at most `sandbox.grading.patches.MOST_BYTES`.
+    """Write the patch into a spool of at most `rollcall.sandbox.grading.patches.MOST_BYTES`.
 
     `base` is a tar stream of the original files; None if `tree` is their id in the work's own
     repository. If it takes longer than TAKE_S in a live box there is no patch: an agent can leave
-    files that make git slow. Raises WorkFailed, as `sandbox.boxes.probe` does.
+    files that make git slow. Raises WorkFailed, as `rollcall.sandbox.boxes.probe` does.
     """
     words = [f"{name}={value}" for name, value in ENVIRONMENT.items()]
     bounds = CHANGED_FILES, CHANGED_BYTES, ENTRIES, ROOM_KB + 2 * len(base or b"") // 1024

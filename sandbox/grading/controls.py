@@ -6,7 +6,7 @@ Their names and values are drawn for each grading, so a patch cannot know them.
 import secrets
 from dataclasses import dataclass
 
-from sandbox.grading.verdict import ERROR, FAILED, PASSED
+from rollcall.sandbox.grading.verdict import ERROR, FAILED, PASSED
 
 FORMS = {
     "equal": (

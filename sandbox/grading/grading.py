@@ -11,7 +11,8 @@ count: there code under test can forge results by printing what its runner would
 A fault of the box is not a verdict. An empty command is run in the box before the patch is blamed.
 If no runner is found, if the tests cannot be put in place, or if boxes die repeatedly, the tests
 are run in a box without the patch, for which time is reserved. A patch whose code uses up the box's
-memory is not a fault of the box (`sandbox.boxes.probe`). Errors are WorkFailed, retriable or not.
+memory is not a fault of the box (`rollcall.sandbox.boxes.probe`). Errors are WorkFailed, retriable
+or not.
 """
 
 import asyncio
@@ -23,22 +24,22 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from posixpath import dirname
 
-from sandbox.boxes import tar_streams
-from sandbox.boxes.box import BOX_DIED, BOX_SPOILT, VARIABLES, Box, Ran, Spec
-from sandbox.boxes.frame import Frame
-from sandbox.boxes.probe import probe
-from sandbox.grading.controls import controls
-from sandbox.grading.guarded import FILES, Guarded
-from sandbox.grading.marks import CONFTEST, Marks
-from sandbox.grading.parsing import NotRead, parsed
-from sandbox.grading.patches import complaint, renamed_away
-from sandbox.grading.pytest_command import PytestCommand, pytest_command
-from sandbox.grading.reference import Reference
-from sandbox.grading.verdict import TestLog, Verdict, verdict
-from sandbox.grading.witness_plan import WitnessPlan, witness_plan
-from sandbox.grading.witnessed import NoRunner, seen_in, witnessed, witnessed_alone
-from sandbox.tasks.testbed import commit_all
-from schemas.errors import WorkFailed
+from rollcall.sandbox.boxes import tar_streams
+from rollcall.sandbox.boxes.box import BOX_DIED, BOX_SPOILT, VARIABLES, Box, Ran, Spec
+from rollcall.sandbox.boxes.frame import Frame
+from rollcall.sandbox.boxes.probe import probe
+from rollcall.sandbox.grading.controls import controls
+from rollcall.sandbox.grading.guarded import FILES, Guarded
+from rollcall.sandbox.grading.marks import CONFTEST, Marks
+from rollcall.sandbox.grading.parsing import NotRead, parsed
+from rollcall.sandbox.grading.patches import complaint, renamed_away
+from rollcall.sandbox.grading.pytest_command import PytestCommand, pytest_command
+from rollcall.sandbox.grading.reference import Reference
+from rollcall.sandbox.grading.verdict import TestLog, Verdict, verdict
+from rollcall.sandbox.grading.witness_plan import WitnessPlan, witness_plan
+from rollcall.sandbox.grading.witnessed import NoRunner, seen_in, witnessed, witnessed_alone
+from rollcall.sandbox.tasks.testbed import commit_all
+from rollcall.schemas.errors import WorkFailed
 
 OpenBox = Callable[[Spec], Awaitable[Box]]
 GIT = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null"}

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from posixpath import join, normpath
 
-from sandbox.tasks.verifier import Verifier
+from rollcall.sandbox.tasks.verifier import Verifier
 
 FILES = (
     "conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini",

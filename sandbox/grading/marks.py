@@ -10,7 +10,7 @@ import ast
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 
-from sandbox.grading.verdict import SKIPPED, XFAIL
+from rollcall.sandbox.grading.verdict import SKIPPED, XFAIL
 
 WORDS = {SKIPPED: ("skip", "Skip"), XFAIL: ("xfail", "expectedFailure")}
 """Words of which one occurs in a text that marks a test so, or raises the outcome."""

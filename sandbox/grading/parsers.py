@@ -13,8 +13,8 @@ from itertools import islice
 from xml.etree import ElementTree
 from xml.parsers.expat import ExpatError, ParserCreate
 
-from sandbox.foreign import foreign, load
-from sandbox.grading.verdict import (
+from rollcall.sandbox.foreign import foreign, load
+from rollcall.sandbox.grading.verdict import (
     ERROR,
     FAILED,
     OUTCOMES,
@@ -25,7 +25,7 @@ from sandbox.grading.verdict import (
     TestLog,
     worse,
 )
-from schemas.errors import WorkFailed
+from rollcall.schemas.errors import WorkFailed
 
 Parser = Callable[[str], TestLog]
 Lines = Iterable[tuple[str, str]]

@@ -10,9 +10,9 @@ import json
 import resource
 import sys
 
-from sandbox.grading.parsers import parse
-from sandbox.grading.verdict import TestLog
-from schemas.errors import WorkFailed
+from rollcall.sandbox.grading.parsers import parse
+from rollcall.sandbox.grading.verdict import TestLog
+from rollcall.schemas.errors import WorkFailed
 
 CPU_S = 20
 WALL_S = 120.0

@@ -1,10 +1,10 @@
 """Scorers of patches: resolved or not, the fraction of tests passed, and a missing patch."""
 
-from sandbox.artefacts import PATCH, last_artefact
-from sandbox.grading.recorded_work import graded
-from sandbox.host import ScoringHost
-from sandbox.scorers import Explained
-from schemas.messages import Trajectory
+from rollcall.sandbox.artefacts import PATCH, last_artefact
+from rollcall.sandbox.grading.recorded_work import graded
+from rollcall.sandbox.host import ScoringHost
+from rollcall.sandbox.scorers import Explained
+from rollcall.schemas.messages import Trajectory
 
 
 async def resolved(trajectory: Trajectory, host: ScoringHost) -> Explained:

@@ -7,8 +7,8 @@ absolute paths, `.git` and paths beyond a symbolic link.
 import re
 from collections.abc import Collection, Iterator
 
-from sandbox.boxes.tar_streams import leads_out
-from sandbox.grading.verdict import Verdict
+from rollcall.sandbox.boxes.tar_streams import leads_out
+from rollcall.sandbox.grading.verdict import Verdict
 
 MOST_BYTES = 16 << 20
 LINK = re.compile(

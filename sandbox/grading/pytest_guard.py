@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sandbox.grading.pytest_files import RUNNERS, TestFile, function_of, place_of, seen
+    from rollcall.sandbox.grading.pytest_files import RUNNERS, TestFile, function_of, place_of, seen
 # The text of pytest_files stands before this one where it is run.
 
 MOST_SAID = 3

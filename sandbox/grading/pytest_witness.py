@@ -32,8 +32,8 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sandbox.grading.pytest_files import RUNNERS
-    from sandbox.grading.pytest_guard import Guard, kept_files
+    from rollcall.sandbox.grading.pytest_files import RUNNERS
+    from rollcall.sandbox.grading.pytest_guard import Guard, kept_files
 # The text of pytest_guard stands before this one where it is run.
 
 LOADED = ("_pytest.assertion.rewrite", "unittest.case")

@@ -2,7 +2,7 @@
 
 The task is named in the config of its environment, `{"task": {"directory": ..., "digest": ...}}`:
 the directory is read, and refused if its digest differs. The patch is the last artefact named
-`sandbox.artefacts.PATCH`.
+`rollcall.sandbox.artefacts.PATCH`.
 """
 
 import asyncio
@@ -11,15 +11,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sandbox.artefacts import PATCH, last_artefact
-from sandbox.grading.grading import grade, too_long
-from sandbox.grading.patches import MOST_BYTES, too_large
-from sandbox.grading.reference import Reference, reference_of
-from sandbox.grading.verdict import Verdict
-from sandbox.host import ScoringHost
-from sandbox.tasks.harbor import read_task
-from schemas.errors import Refused, WorkFailed
-from schemas.messages import Trajectory
+from rollcall.sandbox.artefacts import PATCH, last_artefact
+from rollcall.sandbox.grading.grading import grade, too_long
+from rollcall.sandbox.grading.patches import MOST_BYTES, too_large
+from rollcall.sandbox.grading.reference import Reference, reference_of
+from rollcall.sandbox.grading.verdict import Verdict
+from rollcall.sandbox.host import ScoringHost
+from rollcall.sandbox.tasks.harbor import read_task
+from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.messages import Trajectory
 
 TASK_KEY = "task"
 TASKS_KEPT = 16

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from sandbox.boxes import tar_streams
-from sandbox.boxes.box import Spec
-from sandbox.tasks.harbor import HarborTask
-from sandbox.tasks.verifier import Verifier
+from rollcall.sandbox.boxes import tar_streams
+from rollcall.sandbox.boxes.box import Spec
+from rollcall.sandbox.tasks.harbor import HarborTask
+from rollcall.sandbox.tasks.verifier import Verifier
 
 
 @dataclass(frozen=True, slots=True)

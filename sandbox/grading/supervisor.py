@@ -1,10 +1,10 @@
 """Starts the witness of a run of tests and hears it out: a program, run in the box beside it.
 
-Its text is piped into `python -I -S -`, behind that of `sandbox.process_tree`; so what it is told,
-a nonce among it, stands in no file, no argument and no variable. It sees the exit code of the
-witness itself, and what the witness prints goes no further than here. When the witness has ended,
-so has everything that it started, whatever became of that; then one line goes out: the nonce, and
-what was seen. Nobody is left by then who could write to where it goes.
+Its text is piped into `python -I -S -`, behind that of `rollcall.sandbox.process_tree`; so what it
+is told, a nonce among it, stands in no file, no argument and no variable. It sees the exit code of
+the witness itself, and what the witness prints goes no further than here. When the witness has
+ended, so has everything that it started, whatever became of that; then one line goes out: the
+nonce, and what was seen. Nobody is left by then who could write to where it goes.
 """
 
 import json
@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sandbox.process_tree import LIBC, adopt_orphans, children, end_children, tied_to
+    from rollcall.sandbox.process_tree import LIBC, adopt_orphans, children, end_children, tied_to
 # The text of process_tree stands before this one where it is run.
 
 PR_SET_DUMPABLE = 4

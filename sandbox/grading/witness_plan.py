@@ -7,11 +7,11 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sandbox import process_tree
-from sandbox.grading import pytest_files, pytest_guard, pytest_witness, supervisor
-from sandbox.grading.controls import Controls
-from sandbox.grading.pytest_command import PytestCommand
-from sandbox.tasks.verifier import Verifier
+from rollcall.sandbox import process_tree
+from rollcall.sandbox.grading import pytest_files, pytest_guard, pytest_witness, supervisor
+from rollcall.sandbox.grading.controls import Controls
+from rollcall.sandbox.grading.pytest_command import PytestCommand
+from rollcall.sandbox.tasks.verifier import Verifier
 
 FUTURE = "from __future__ import annotations\n"
 NO_PLUGINS = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandbox.grading.verdict import (
+from rollcall.sandbox.grading.verdict import (
     BAD,
     ERROR,
     FAILED,

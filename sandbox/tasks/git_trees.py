@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from schemas.errors import Refused
+from rollcall.schemas.errors import Refused
 
 SETTINGS = (
     "-c", "user.name=rollcall", "-c", "user.email=rollcall@localhost", "-c", "core.autocrlf=false",

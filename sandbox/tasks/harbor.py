@@ -1,6 +1,6 @@
 """A task: a directory in Harbor's format, identified by the digest of its content.
 
-    task.toml         how it is run and graded (`sandbox.tasks.task_file`)
+    task.toml         how it is run and graded (`rollcall.sandbox.tasks.task_file`)
     instruction.md    the instruction for the agent
     environment/      testbed/: the initial files; a Dockerfile, if an image is built
     tests/            testbed/: the files that are unpacked over them for grading
@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from sandbox.boxes.box import ImageBuild
-from sandbox.tasks.task_file import TaskFile, parsed
-from schemas.errors import Refused
-from schemas.foreign_text import plain
+from rollcall.sandbox.boxes.box import ImageBuild
+from rollcall.sandbox.tasks.task_file import TaskFile, parsed
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.foreign_text import plain
 
 TASK_FILE, INSTRUCTION = "task.toml", "instruction.md"
 TESTBED, TEST_FILES, GOLD = "environment/testbed", "tests/testbed", "solution/gold.patch"

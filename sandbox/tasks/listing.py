@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox.tasks.harbor import TASK_FILE, HarborTask, examine, read_task
-from schemas.errors import Refused
+from rollcall.sandbox.tasks.harbor import TASK_FILE, HarborTask, examine, read_task
+from rollcall.schemas.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)

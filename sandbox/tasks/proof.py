@@ -7,14 +7,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from sandbox.boxes.box import Box, Spec
-from sandbox.grading.grading import grade, too_long
-from sandbox.grading.reference import reference_of
-from sandbox.grading.verdict import Verdict
-from sandbox.tasks.harbor import HarborTask
-from sandbox.tasks.verifier import Verifier
-from schemas.errors import Refused, WorkFailed
-from schemas.foreign_text import plain
+from rollcall.sandbox.boxes.box import Box, Spec
+from rollcall.sandbox.grading.grading import grade, too_long
+from rollcall.sandbox.grading.reference import reference_of
+from rollcall.sandbox.grading.verdict import Verdict
+from rollcall.sandbox.tasks.harbor import HarborTask
+from rollcall.sandbox.tasks.verifier import Verifier
+from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.foreign_text import plain
 
 IDLE = b"diff --git a/.mends-nothing b/.mends-nothing\nnew file mode 100644\n"
 """A patch that adds an empty file, since an empty patch is refused without a run."""

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from sandbox.grading.guarded import FILES as HOW_TESTS_ARE_RUN
-from sandbox.held_folder import scratch_folder
-from sandbox.tasks.git_trees import git, patch_between
-from sandbox.tasks.harbor import (
+from rollcall.sandbox.grading.guarded import FILES as HOW_TESTS_ARE_RUN
+from rollcall.sandbox.held_folder import scratch_folder
+from rollcall.sandbox.tasks.git_trees import git, patch_between
+from rollcall.sandbox.tasks.harbor import (
     GOLD,
     INSTRUCTION,
     TASK_FILE,
@@ -27,21 +27,21 @@ from sandbox.tasks.harbor import (
     HarborTask,
     read_task,
 )
-from sandbox.tasks.proof import prove
-from sandbox.tasks.release_layout import (
+from rollcall.sandbox.tasks.proof import prove
+from rollcall.sandbox.tasks.release_layout import (
     DOCUMENTATION,
     configuring,
     lacking,
     modules,
     places_of_tests,
 )
-from sandbox.tasks.sdists import NAME, VERSION, Sdist, fetch, unpack
-from sandbox.tasks.statement import statement
-from sandbox.tasks.suite_runs import RELEASE_TESTS, RUNS, SuiteBox, SuiteRuns, runs_of
-from schemas.errors import Refused
-from schemas.foreign_text import plain
-from schemas.private_folders import PRIVATE, make_private
-from schemas.whole_files import appearing, refuse_used
+from rollcall.sandbox.tasks.sdists import NAME, VERSION, Sdist, fetch, unpack
+from rollcall.sandbox.tasks.statement import statement
+from rollcall.sandbox.tasks.suite_runs import RELEASE_TESTS, RUNS, SuiteBox, SuiteRuns, runs_of
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.foreign_text import plain
+from rollcall.schemas.private_folders import PRIVATE, make_private
+from rollcall.schemas.whole_files import appearing, refuse_used
 
 MADE_BY_A_BUILD = ("PKG-INFO", "*.egg-info", "*.dist-info")
 COMPILED = shutil.ignore_patterns("__pycache__", "*.pyc", "*.pyo", ".git")

@@ -12,9 +12,9 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from sandbox.tasks.harbor import GOLD, HarborTask
-from schemas import names
-from schemas.errors import Refused
+from rollcall.sandbox.tasks.harbor import GOLD, HarborTask
+from rollcall.schemas import names
+from rollcall.schemas.errors import Refused
 
 ORACLE, NULL, NOISY = "oracle", "null", "noisy"
 POLICIES = (ORACLE, NULL, NOISY)

@@ -13,11 +13,11 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox.boxes.tar_streams import MOST_BYTES, checked
-from sandbox.package_index import QUIETLY, last_error, pip, refuse_without_index
-from schemas.errors import Refused, WorkFailed
-from schemas.foreign_text import plain
-from schemas.names import hint
+from rollcall.sandbox.boxes.tar_streams import MOST_BYTES, checked
+from rollcall.sandbox.package_index import QUIETLY, last_error, pip, refuse_without_index
+from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.foreign_text import plain
+from rollcall.schemas.names import hint
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 VERSION = re.compile(r"[A-Za-z0-9.!+_-]+")

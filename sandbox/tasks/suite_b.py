@@ -4,7 +4,7 @@ Each has the releases, the digests of their sources, and the numbers of fail-to-
 pass-to-pass tests. Everything else comes from the index when they are built.
 """
 
-from sandbox.tasks.release_pair import ReleasePair
+from rollcall.sandbox.tasks.release_pair import ReleasePair
 
 SUITE_B = (
     ReleasePair(

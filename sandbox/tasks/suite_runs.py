@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandbox.boxes.box import VARIABLES, BoxLimits, Driver, Ran, Spec, check_box, driver
-from sandbox.grading.parsers import PYTEST_SUMMARY, pytest_summary
-from sandbox.grading.verdict import PASSED
-from schemas.errors import Refused, WorkFailed
-from schemas.foreign_text import plain
+from rollcall.sandbox.boxes.box import VARIABLES, BoxLimits, Driver, Ran, Spec, check_box, driver
+from rollcall.sandbox.grading.parsers import PYTEST_SUMMARY, pytest_summary
+from rollcall.sandbox.grading.verdict import PASSED
+from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.foreign_text import plain
 
 PYTEST = "python3 -m pytest -q -rA -p no:cacheprovider -o addopts= -W ignore"
 """The command that reports every test, without the options that a project sets for pytest."""

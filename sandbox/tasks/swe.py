@@ -3,7 +3,7 @@
 The code comes from a clone in a folder of repositories, or from an image that this machine's docker
 engine has. The test patch is applied to it, and the files that it touches become the task's tests.
 SWE-rebench's `install_config` defines how tests are run and what is installed. If a box of a task
-can be opened, the task is proven (`sandbox.tasks.proof`); else it is marked as not proven.
+can be opened, the task is proven (`rollcall.sandbox.tasks.proof`); else it is marked as not proven.
 """
 
 import shlex
@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox.grading.parsers import unittest_name
-from sandbox.held_folder import scratch_folder
-from sandbox.tasks.git_trees import git, tar_of_commit, tree_of
-from sandbox.tasks.harbor import (
+from rollcall.sandbox.grading.parsers import unittest_name
+from rollcall.sandbox.held_folder import scratch_folder
+from rollcall.sandbox.tasks.git_trees import git, tar_of_commit, tree_of
+from rollcall.sandbox.tasks.harbor import (
     DOCKERFILE,
     GOLD,
     INSTRUCTION,
@@ -27,14 +27,14 @@ from sandbox.tasks.harbor import (
     HarborTask,
     read_task,
 )
-from sandbox.tasks.proof import Prover
-from sandbox.tasks.sdists import unpack_tar
-from sandbox.tasks.suite_runs import PYTEST
-from sandbox.tasks.swe_rows import InstallConfig, SweRow, as_lines, row_of
-from schemas.errors import Refused, WorkFailed
-from schemas.foreign_text import plain
-from schemas.private_folders import PRIVATE, make_private
-from schemas.whole_files import appearing
+from rollcall.sandbox.tasks.proof import Prover
+from rollcall.sandbox.tasks.sdists import unpack_tar
+from rollcall.sandbox.tasks.suite_runs import PYTEST
+from rollcall.sandbox.tasks.swe_rows import InstallConfig, SweRow, as_lines, row_of
+from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.foreign_text import plain
+from rollcall.schemas.private_folders import PRIVATE, make_private
+from rollcall.schemas.whole_files import appearing
 
 PARSERS = {"pytest": "pytest", "unittest": "unittest", "django": "unittest"}
 """Our parsers, by a word in the name of a row's parser."""

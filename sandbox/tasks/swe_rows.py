@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from schemas.errors import Refused
+from rollcall.schemas.errors import Refused
 
 COMMIT = re.compile(r"[0-9a-f]{7,64}")
 INSTANCE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")

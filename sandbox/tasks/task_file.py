@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from sandbox.tasks.verifier import Verifier
-from schemas.names import hint
+from rollcall.sandbox.tasks.verifier import Verifier
+from rollcall.schemas.names import hint
 
 MEBIBYTE = 1 << 20
 
@@ -51,7 +51,7 @@ class EnvironmentPart(StrictPart):
     env: dict[str, str] = {}
 
     def stated_limits(self) -> dict[str, float]:
-        """Return the fields of `sandbox.boxes.box.BoxLimits` that the file sets."""
+        """Return the fields of `rollcall.sandbox.boxes.box.BoxLimits` that the file sets."""
         limits = {
             "memory_mb": ("memory_bytes", self.memory_mb * MEBIBYTE),
             "storage_mb": ("disk_bytes", self.storage_mb * MEBIBYTE),

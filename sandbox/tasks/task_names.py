@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sandbox.tasks.harbor import HarborTask, read_task
-from schemas.errors import Refused
-from schemas.messages import Limits
+from rollcall.sandbox.tasks.harbor import HarborTask, read_task
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import Limits
 
 STEP_TIMEOUT_S = 120.0
 COMMAND_TIMEOUT_S = 60.0

@@ -6,10 +6,10 @@ Repositories that an image has there are removed with their history: it holds co
 task's commit, including the solution.
 """
 
-from sandbox.boxes.box import Box
-from sandbox.tasks.git_trees import ATTRIBUTES
-from sandbox.tasks.harbor import HarborTask
-from schemas.errors import WorkFailed
+from rollcall.sandbox.boxes.box import Box
+from rollcall.sandbox.tasks.git_trees import ATTRIBUTES
+from rollcall.sandbox.tasks.harbor import HarborTask
+from rollcall.schemas.errors import WorkFailed
 
 EXCLUDED = ("*.pyc", ".pytest_cache/")
 ELSEWHERE = 66

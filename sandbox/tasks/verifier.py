@@ -13,7 +13,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from sandbox.foreign import complaint
+from rollcall.sandbox.foreign import complaint
 
 EXIT_CODE = "exit-code"
 PARSERS = ("pytest", "unittest", "junit-xml", "go-test", "tap", EXIT_CODE)

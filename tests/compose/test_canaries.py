@@ -14,14 +14,14 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compose.cluster import Cluster
-from compose.log_setup import set_up
-from compose.settings import Settings, load_settings
-from compose.terminal import emit_json, page
-from compose.workers.supervisor import Supervisor
-from schemas import hidden, weights_store
-from schemas.errors import Refused, RollcallError
-from schemas.hidden import SHOWN, hide_in_url, without_secrets
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.log_setup import set_up
+from rollcall.compose.settings import Settings, load_settings
+from rollcall.compose.terminal import emit_json, page
+from rollcall.compose.workers.supervisor import Supervisor
+from rollcall.schemas import hidden, weights_store
+from rollcall.schemas.errors import Refused, RollcallError
+from rollcall.schemas.hidden import SHOWN, hide_in_url, without_secrets
 
 CANARY = "kanarienvogel-7%2F"
 URLS = [

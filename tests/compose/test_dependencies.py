@@ -6,19 +6,18 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
-from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from schemas.rooms import ROOMS
 from tests.support.command_line import ROOT
+from tests.support.rooms import ROOMS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ELSEWHERE = {"minisweagent", "agents", "smolagents", "openai", "yaml", "vllm"}
 ELSEWHERE |= {"pytest", "_pytest", "hatchling"}
 """Found in environments of their own: agents', vLLM's, a task's tests, the build's."""
-BY_PATH = {"keeper_process", "namespaces", "process_tree", "program_groups", "rollcall_command"}
+BY_PATH = {"keeper_process", "namespaces", "process_tree", "program_groups"}
 PART_OF = {"pydantic-core": "pydantic"}
 
 
@@ -66,11 +65,11 @@ def test_library_declared_twice_has_one_range() -> None:
     assert {name: found for name, found in ranges.items() if len(found) > 1} == {}
 
 
-def test_packages_of_the_wheel_match_the_package_list() -> None:
-    pyproject = tomllib.loads(Path(ROOT / "pyproject.toml").read_text())
-    wheel = pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+def test_each_room_is_linked_into_the_package() -> None:
+    links = {path.name: path.resolve() for path in (ROOT / "rollcall").iterdir() if path.is_dir()}
+    links.pop("__pycache__", None)
 
-    assert {*ROOMS} == {name for name in wheel if not name.endswith(".py")}
+    assert links == {room: ROOT / room for room in ROOMS if room != "rollcall"}
 
 
 def test_the_readme_names_each_dependency_and_each_extra() -> None:

@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from compose.runs import run_folder
-from compose.runs.recipe import load_recipe, parse_recipe
-from inference.policy_dir import make_policy
-from schemas.errors import Refused
-from schemas.messages import ScoredTrajectory
+from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.recipe import load_recipe, parse_recipe
+from rollcall.inference.policy_dir import make_policy
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import ScoredTrajectory
 from tests.support.policies import GPT2, WORDS, lake, writer
 from tests.support.tiny_run import RECIPE, World
 

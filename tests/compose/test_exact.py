@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from compose.runs.recipe import parse_recipe
-from compose.settings import ModelsSettings, Settings, TrainingSettings
-from compose.workers.engines import check_exact
-from inference.transformers_engine import TransformersEngine
-from schemas.errors import Refused
-from schemas.messages import ModelAnswered, ModelCall
-from schemas.packed import ids_of, logprobs_of
+from rollcall.compose.runs.recipe import parse_recipe
+from rollcall.compose.settings import ModelsSettings, Settings, TrainingSettings
+from rollcall.compose.workers.engines import check_exact
+from rollcall.inference.transformers_engine import TransformersEngine
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import ModelAnswered, ModelCall
+from rollcall.schemas.packed import ids_of, logprobs_of
+from rollcall.trainer.batch import make_batch, padded
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.forward import forward
 from tests.support.policies import CONFIGS, after, call, lake, run, take, version_of, weighted
 from tests.support.scored_trajectories import sample, scored, sequence
 from tests.support.tiny_run import RECIPE, World
-from trainer.batch import make_batch, padded
-from trainer.config import LearnerConfig
-from trainer.forward import forward
 
 EXACT = RECIPE.replace("steps = 4", "steps = 4\nexact = true")
 

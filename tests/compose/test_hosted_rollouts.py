@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from consumers.audit.audit import audit
-from consumers.tables.query import open_tables
-from schemas.messages import (
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.tables.query import open_tables
+from rollcall.schemas.messages import (
     Limits,
     ModelCall,
     RolloutRequest,

@@ -14,21 +14,21 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, user
-from consumers.agents.wishes import Task as Given
-from consumers.audit.audit import audit
-from consumers.history.export import export
-from consumers.history.local_programs import watched_world
-from consumers.history.ranges import Range
-from consumers.history.selection import Selection
-from consumers.history.versions_in_use import VersionsInUse
-from consumers.history.waiting import WaitReader
-from consumers.tables.query import open_tables
-from consumers.training.trainer import Trainer
-from consumers.training.training_run import TrainingRun
-from producers.admission import AdmissionRule, Draws
-from sandbox.environment import Observation
-from schemas.messages import (
+from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, user
+from rollcall.consumers.agents.wishes import Task as Given
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.history.export import export
+from rollcall.consumers.history.local_programs import watched_world
+from rollcall.consumers.history.ranges import Range
+from rollcall.consumers.history.selection import Selection
+from rollcall.consumers.history.versions_in_use import VersionsInUse
+from rollcall.consumers.history.waiting import WaitReader
+from rollcall.consumers.tables.query import open_tables
+from rollcall.consumers.training.trainer import Trainer
+from rollcall.consumers.training.training_run import TrainingRun
+from rollcall.producers.admission import AdmissionRule, Draws
+from rollcall.sandbox.environment import Observation
+from rollcall.schemas.messages import (
     Limits,
     RolloutRequest,
     Sampling,
@@ -37,12 +37,12 @@ from schemas.messages import (
     TrainStep,
     Trajectory,
 )
-from schemas.objects import ObjectStore
-from schemas.trajectory_refs import refs_of
+from rollcall.schemas.objects import ObjectStore
+from rollcall.schemas.trajectory_refs import refs_of
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.step import Learner
 from tests.support.command_line import call
 from tests.support.memory_cluster import POLICY, MemoryCluster
-from trainer.config import LearnerConfig
-from trainer.step import Learner
 
 TURNS = 100
 SEEN, SAID = 1024, 256

@@ -1,7 +1,7 @@
 """Memory that workers hold for each turn of a very long hosted rollout.
 
-Tokens are bytes here (`inference.scripted`): four of memory for each that was read, eight for each
-that was sampled.
+Tokens are bytes here (`rollcall.inference.scripted`): four of memory for each that was read, eight
+for each that was sampled.
 """
 
 import gc
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.environment import Observation
-from schemas.messages import Limits, ModelCall, RolloutRequest, Sampling, Task
-from schemas.packed_rows import PACK_CHARS
+from rollcall.sandbox.environment import Observation
+from rollcall.schemas.messages import Limits, ModelCall, RolloutRequest, Sampling, Task
+from rollcall.schemas.packed_rows import PACK_CHARS
 from tests.support.held_bytes import held_bytes
 from tests.support.memory_cluster import POLICY, MemoryCluster, hired
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from compose.cli import connection
-from compose.settings import Settings
-from sandbox.tasks.proof import unproven
-from sandbox.tasks.swe import import_rows
-from schemas.objects import ObjectStore
-from schemas.private_folders import make_private, tighten
-from schemas.whole_files import write_whole
+from rollcall.compose.cli import connection
+from rollcall.compose.settings import Settings
+from rollcall.sandbox.tasks.proof import unproven
+from rollcall.sandbox.tasks.swe import import_rows
+from rollcall.schemas.objects import ObjectStore
+from rollcall.schemas.private_folders import make_private, tighten
+from rollcall.schemas.whole_files import write_whole
 
 MAKERS: dict[str, Callable[[Path], object]] = {
     "objects": lambda place: ObjectStore(str(place)).put(b"x"),
@@ -87,7 +87,9 @@ def test_open_state_directory_is_made_private_and_reported_once(
 def test_folder_with_foreign_files_keeps_its_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compose.settings.load_settings", lambda: Settings(state_dir=tmp_path))
+    monkeypatch.setattr(
+        "rollcall.compose.settings.load_settings", lambda: Settings(state_dir=tmp_path)
+    )
     (tmp_path / "runs").mkdir()
     (tmp_path / "thesis").mkdir()
     tmp_path.chmod(0o755)

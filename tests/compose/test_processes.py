@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compose.processes import (
+from rollcall.compose.processes import (
     ChildProcess,
     apart,
     end,
@@ -17,8 +17,8 @@ from compose.processes import (
     spawn,
     started,
 )
-from schemas.errors import Refused, Unfit
-from schemas.topics import checked
+from rollcall.schemas.errors import Refused, Unfit
+from rollcall.schemas.topics import checked
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,7 +59,7 @@ def test_end_waits_for_the_grace_period_and_then_kills(tmp_path: Path) -> None:
 def test_child_dies_with_its_parent_unless_it_may_outlive_it(tmp_path: Path) -> None:
     parent = f"""
 from pathlib import Path
-from compose.processes import spawn
+from rollcall.compose.processes import spawn
 for name, outlives in (("dies", False), ("outlives", True)):
     child = spawn(["sleep", "60"], Path({str(tmp_path)!r}) / name, outlives_us=outlives)
     print(child.pid, flush=True)
@@ -97,7 +97,7 @@ def test_apart_returns_and_raises_like_the_function_in_another_process() -> None
 
 CALLER = """
 import os, sys, threading
-from compose.processes import apart
+from rollcall.compose.processes import apart
 
 def say(path):
     with open(path, "w") as file:

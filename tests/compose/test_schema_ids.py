@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from compose.chaos.wrong_registry import WrongRegistry
-from compose.cluster import Cluster, require_topics
-from compose.schema_ids import FRESH_S, SchemaIds
-from consumers.log.memory_log import MemoryLog, MemoryReader
-from consumers.log.memory_publisher import MemoryPublisher
-from consumers.log.protocols import Record, TopicPartition
-from producers.publisher import Publisher
-from schemas.codec import Codec, LocalRegistry
-from schemas.errors import (
+from rollcall.compose.chaos.wrong_registry import WrongRegistry
+from rollcall.compose.cluster import Cluster, require_topics
+from rollcall.compose.schema_ids import FRESH_S, SchemaIds
+from rollcall.consumers.log.memory_log import MemoryLog, MemoryReader
+from rollcall.consumers.log.memory_publisher import MemoryPublisher
+from rollcall.consumers.log.protocols import Record, TopicPartition
+from rollcall.producers.publisher import Publisher
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.errors import (
     DeliveryFailed,
     NoTopic,
     Refused,
@@ -27,10 +27,16 @@ from schemas.errors import (
     Unavailable,
     WorkFailed,
 )
-from schemas.headers import Headers, texts
-from schemas.messages import Control, StoreIdentity
-from schemas.schema_memory import FINGERPRINT, FORGOTTEN_BY, SCHEMA_ID, SchemaMemory, fingerprint
-from schemas.topics import Topics, wanted
+from rollcall.schemas.headers import Headers, texts
+from rollcall.schemas.messages import Control, StoreIdentity
+from rollcall.schemas.schema_memory import (
+    FINGERPRINT,
+    FORGOTTEN_BY,
+    SCHEMA_ID,
+    SchemaMemory,
+    fingerprint,
+)
+from rollcall.schemas.topics import Topics, wanted
 from tests.support.command_line import call
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.rig import Clock

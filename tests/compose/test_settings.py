@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from compose.settings import FILE, PREFIX, Settings, load_settings, reject_unknown
-from schemas.errors import Refused
+from rollcall.compose.settings import FILE, PREFIX, Settings, load_settings, reject_unknown
+from rollcall.schemas.errors import Refused
 
 Write = Callable[[str], None]
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compose.runs import run_folder
-from compose.runs.run_folder import BegunRun
-from compose.services.service_process import RECORD, ServiceProcess, on_record
-from compose.state_files import MOST_BYTES, read_state
-from schemas.errors import Refused
+from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.run_folder import BegunRun
+from rollcall.compose.services.service_process import RECORD, ServiceProcess, on_record
+from rollcall.compose.state_files import MOST_BYTES, read_state
+from rollcall.schemas.errors import Refused
 
 WHOLE = json.dumps({"run_id": "r", "policy_id": "p", "seed": 1, "starts": [["t", 0, 5]]}).encode()
 JSON = st.recursive(

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from compose import store_identity
-from compose.cli import objects
-from compose.cli.connection import CLUSTER
-from compose.schema_ids import SchemaIds
-from compose.store_identity import NoStore, check_store, recorded
-from consumers.log.memory_log import MemoryLog
-from schemas.avro_schemas import schema_text
-from schemas.claims import claim_of
-from schemas.codec import Codec, LocalRegistry
-from schemas.errors import ObjectLost, RegistryDiffers, StoresDiffer, Unavailable
-from schemas.messages import Control, StoreIdentity
-from schemas.objects import MARK, ObjectStore
-from schemas.schema_memory import SchemaMemory
-from schemas.topics import Topics, wanted
+from rollcall.compose import store_identity
+from rollcall.compose.cli import objects
+from rollcall.compose.cli.connection import CLUSTER
+from rollcall.compose.schema_ids import SchemaIds
+from rollcall.compose.store_identity import NoStore, check_store, recorded
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.schemas.avro_schemas import schema_text
+from rollcall.schemas.claims import claim_of
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.errors import ObjectLost, RegistryDiffers, StoresDiffer, Unavailable
+from rollcall.schemas.messages import Control, StoreIdentity
+from rollcall.schemas.objects import MARK, ObjectStore
+from rollcall.schemas.schema_memory import SchemaMemory
+from rollcall.schemas.topics import Topics, wanted
 
 TOPICS = Topics("t.")
 VALUE = b"heavy" * 100

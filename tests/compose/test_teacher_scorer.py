@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from compose.teacher_scorer import check_named, scorer_spec, teacher_directory
-from sandbox.scorers import score
-from schemas.errors import Refused
-from schemas.messages import ScoredTrajectory, Sequence, Trajectory
-from schemas.packed import logprobs_of
+from rollcall.compose.teacher_scorer import check_named, scorer_spec, teacher_directory
+from rollcall.sandbox.scorers import score
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import ScoredTrajectory, Sequence, Trajectory
+from rollcall.schemas.packed import logprobs_of
 from tests.support.policies import lake
 from tests.support.scored_trajectories import ended, sequence
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.archive import HOLD_S, Archive
-from consumers.log.memory_log import MemoryLog
-from consumers.loop.loop import Loop
-from consumers.tables.parquet import ParquetWriters
-from schemas.errors import JournalGone, Unfit
-from schemas.messages import RolloutRequest, ScoredTrajectory, StepTaken, Task, Trajectory
+from rollcall.consumers.archive import HOLD_S, Archive
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.loop.loop import Loop
+from rollcall.consumers.tables.parquet import ParquetWriters
+from rollcall.schemas.errors import JournalGone, Unfit
+from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, StepTaken, Task, Trajectory
 from tests.support.rig import Rig, role_of, source_of
 
 SPAN = 3

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.clock import LogClock, steady_wall
+from rollcall.consumers.clock import LogClock, steady_wall
 
 
 def test_a_steady_clock_ignores_wall_clock_changes() -> None:

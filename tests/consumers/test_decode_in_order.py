@@ -2,11 +2,11 @@
 
 from structlog.testing import capture_logs
 
-from consumers.decode_in_order import DecodeInOrder
-from consumers.log.protocols import Record
-from schemas.codec import Codec
-from schemas.errors import WireError
-from schemas.messages import Control, Trajectory
+from rollcall.consumers.decode_in_order import DecodeInOrder
+from rollcall.consumers.log.protocols import Record
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import WireError
+from rollcall.schemas.messages import Control, Trajectory
 from tests.support.avro_messages import Shelf, example
 from tests.support.rig import Clock, Fickle
 

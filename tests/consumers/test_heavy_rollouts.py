@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
-from consumers.audit.audit import audit
-from inference.scripted import ScriptedEngine
-from sandbox.environment import Observation
-from schemas.claims import LIGHT, claim_of
-from schemas.codec import Codec
-from schemas.messages import (
+from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
+from rollcall.consumers.audit.audit import audit
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.sandbox.environment import Observation
+from rollcall.schemas.claims import LIGHT, claim_of
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.messages import (
     CallFailed,
     EnvironmentStep,
     Event,

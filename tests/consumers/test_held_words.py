@@ -3,13 +3,13 @@
 import pytest
 from structlog.testing import capture_logs
 
-from consumers.decode_in_order import PATIENCE_S
-from consumers.loop.letter_records import Skip
-from inference.scripted import ScriptedEngine
-from producers.control import send_control
-from schemas.avro_schemas import schema_text
-from schemas.codec import PREFIX, Codec
-from schemas.messages import Control, Event, PolicyVersion, RolloutStarted
+from rollcall.consumers.decode_in_order import PATIENCE_S
+from rollcall.consumers.loop.letter_records import Skip
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.producers.control import send_control
+from rollcall.schemas.avro_schemas import schema_text
+from rollcall.schemas.codec import PREFIX, Codec
+from rollcall.schemas.messages import Control, Event, PolicyVersion, RolloutStarted
 from tests.support.hand_answers import ask
 from tests.support.rig import Rig, role_of, source_of
 

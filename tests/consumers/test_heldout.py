@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.heldout import HeldOut, HeldOutPlan
-from schemas.messages import RolloutRequest, ScoredTrajectory, Task
+from rollcall.consumers.heldout import HeldOut, HeldOutPlan
+from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Task
 from tests.support.scored_trajectories import scored, sequence
 
 PLAN = HeldOutPlan(

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from compose.settings import RewardsSettings, Settings
-from compose.workers.rescorer import Rescorer
-from consumers.history.ranges import Range
-from consumers.history.selection import Selection
-from consumers.loop.loop import Loop
-from consumers.scoring_host import ScoringHosts
-from sandbox.artefacts import KEY, PATCH, artefact
-from sandbox.boxes.box import Box, Spec
-from sandbox.tasks.harbor import read_task
-from schemas.claims import claim_of
-from schemas.messages import RolloutRequest, ScoredTrajectory, StepTaken, Task, Trajectory
-from schemas.objects import ObjectStore
+from rollcall.compose.settings import RewardsSettings, Settings
+from rollcall.compose.workers.rescorer import Rescorer
+from rollcall.consumers.history.ranges import Range
+from rollcall.consumers.history.selection import Selection
+from rollcall.consumers.loop.loop import Loop
+from rollcall.consumers.scoring_host import ScoringHosts
+from rollcall.sandbox.artefacts import KEY, PATCH, artefact
+from rollcall.sandbox.boxes.box import Box, Spec
+from rollcall.sandbox.tasks.harbor import read_task
+from rollcall.schemas.claims import claim_of
+from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, StepTaken, Task, Trajectory
+from rollcall.schemas.objects import ObjectStore
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.processes_left import running
 from tests.support.rig import PREFIX, Rig, source_of
@@ -194,8 +194,8 @@ def test_a_worker_killed_during_judging_loses_no_score(rig: Rig, recorded: Recor
 JUDGE = f"""
 import asyncio
 from pathlib import Path
-from sandbox.boxes.box import driver
-from sandbox.grading.grading import grade
+from rollcall.sandbox.boxes.box import driver
+from rollcall.sandbox.grading.grading import grade
 from tests.support.tiny_package import BASE, Patches, reference
 import sys
 work = Patches(Path(sys.argv[1]) / "work")

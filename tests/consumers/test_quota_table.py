@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from consumers.history.quotas import read_quotas
-from consumers.log.protocols import Record
-from consumers.quota_table import LOOK_AGAIN_S, QuotaTable, limits_of
-from producers.control import send_quota
-from schemas.errors import Refused, WireError
-from schemas.messages import Control, Quota
+from rollcall.consumers.history.quotas import read_quotas
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.quota_table import LOOK_AGAIN_S, QuotaTable, limits_of
+from rollcall.producers.control import send_quota
+from rollcall.schemas.errors import Refused, WireError
+from rollcall.schemas.messages import Control, Quota
 from tests.support.rig import Rig
 
 EIGHT = Quota("ann", running=8)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from producers.publisher import VALUE_LIMIT_BYTES
-from sandbox.token_scores import PerToken
-from schemas.errors import ProgramFailed, Unavailable, WorkFailed
-from schemas.interrupts import interrupt
-from schemas.messages import ScoredTrajectory, StepTaken, TokenScores, Trajectory
-from schemas.packed import pack_logprobs
+from rollcall.producers.publisher import VALUE_LIMIT_BYTES
+from rollcall.sandbox.token_scores import PerToken
+from rollcall.schemas.errors import ProgramFailed, Unavailable, WorkFailed
+from rollcall.schemas.interrupts import interrupt
+from rollcall.schemas.messages import ScoredTrajectory, StepTaken, TokenScores, Trajectory
+from rollcall.schemas.packed import pack_logprobs
 from tests.support.rig import Rig, role_of, source_of
 from tests.support.scored_trajectories import ended, sequence
 

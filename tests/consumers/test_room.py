@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from consumers.room import Room
-from schemas.errors import RoomBlocked
+from rollcall.consumers.room import Room
+from rollcall.schemas.errors import RoomBlocked
 from tests.support.waiting import until
 
 PATIENCE_S = 20.0

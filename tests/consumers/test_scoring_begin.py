@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.scoring_begin import begin_scoring
-from schemas.messages import RolloutRequest, ScoredTrajectory, Task
+from rollcall.consumers.scoring_begin import begin_scoring
+from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Task
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 from tests.support.whole_log import audited
 

@@ -2,8 +2,8 @@
 
 from structlog.testing import capture_logs
 
-from consumers.send_later import SendLater
-from schemas.errors import Unavailable
+from rollcall.consumers.send_later import SendLater
+from rollcall.schemas.errors import Unavailable
 
 AWAY = Unavailable("the registry does not answer")
 

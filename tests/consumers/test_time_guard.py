@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from consumers.time_guard import SIGNAL, Bar, Guard
-from schemas.errors import ProgramFailed
+from rollcall.consumers.time_guard import SIGNAL, Bar, Guard
+from rollcall.schemas.errors import ProgramFailed
 
 LIMIT_S = 0.05
 

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from consumers.loop.loop import Loop
-from sandbox.host import ScoringHost
-from schemas.claims import claim_of
-from schemas.errors import ObjectLost, RoomBlocked, Unavailable, WorkFailed
-from schemas.messages import Claim, ScoredTrajectory, Trajectory
+from rollcall.consumers.loop.loop import Loop
+from rollcall.sandbox.host import ScoringHost
+from rollcall.schemas.claims import claim_of
+from rollcall.schemas.errors import ObjectLost, RoomBlocked, Unavailable, WorkFailed
+from rollcall.schemas.messages import Claim, ScoredTrajectory, Trajectory
 from tests.support.rig import Rig, role_of, source_of
 from tests.support.scored_trajectories import ended
 from tests.support.waiting import holds

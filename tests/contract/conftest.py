@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from consumers.log.memory_log import MemoryLog
-from schemas.ids import digest
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.schemas.ids import digest
 
 COUNTER = count()
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from compose.services.embedded import Endpoints
-from consumers.log.kafka_log import KafkaLog
-from consumers.log.protocols import Commit, Held, Record, TopicPartition
-from consumers.log.reading import read_all
-from consumers.loop.dead_letters import DeadLetters
-from consumers.loop.loop import Loop
-from consumers.loop.partition_progress import PartitionProgress
-from schemas.codec import Codec, LocalRegistry
-from schemas.errors import (
+from rollcall.compose.services.embedded import Endpoints
+from rollcall.consumers.log.kafka_log import KafkaLog
+from rollcall.consumers.log.protocols import Commit, Held, Record, TopicPartition
+from rollcall.consumers.log.reading import read_all
+from rollcall.consumers.loop.dead_letters import DeadLetters
+from rollcall.consumers.loop.loop import Loop
+from rollcall.consumers.loop.partition_progress import PartitionProgress
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.errors import (
     DeliveryFailed,
     JournalGone,
     Refused,
@@ -30,8 +30,8 @@ from schemas.errors import (
     Unfit,
     WorkFailed,
 )
-from schemas.messages import Control
-from schemas.topics import Topics
+from rollcall.schemas.messages import Control
+from rollcall.schemas.topics import Topics
 from tests.support.rig import InHand
 
 DEADLINE_S = 30.0

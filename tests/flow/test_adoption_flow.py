@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from compose.cluster import Cluster
-from compose.workers.build import Workshop
-from consumers.loop.loop import Loop
-from schemas.messages import PolicyVersion, WeightsFile
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.workers.build import Workshop
+from rollcall.consumers.loop.loop import Loop
+from rollcall.schemas.messages import PolicyVersion, WeightsFile
 from tests.support.later_executor import LaterExecutor
 from tests.support.model_calls import Counting
 from tests.support.rig import role_of

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from compose.chaos import hosted_agents
-from compose.chaos.victims import agents_below
-from compose.cluster import Cluster
-from compose.processes import started
-from consumers.audit.audit import audit
-from schemas.messages import EnvironmentStepped, Event, Limits, RolloutRequest, Task
+from rollcall.compose.chaos import hosted_agents
+from rollcall.compose.chaos.victims import agents_below
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.processes import started
+from rollcall.consumers.audit.audit import audit
+from rollcall.schemas.messages import EnvironmentStepped, Event, Limits, RolloutRequest, Task
 from tests.support.crew import (
     Crew,
     Seen,

@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from compose.cluster import Cluster
-from consumers.audit.audit import audit
+from rollcall.compose.cluster import Cluster
+from rollcall.consumers.audit.audit import audit
 from tests.support.command_line import addresses, refused, rollcall
 from tests.support.crew import Crew, Seen, lake_requests, publish
 from tests.support.waiting import until

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from compose.chaos.beside import unpack
-from schemas.errors import Refused
+from rollcall.compose.chaos.beside import unpack
+from rollcall.schemas.errors import Refused
 from tests.support.chaos_command import chaos
 from tests.support.command_line import ROOT
 

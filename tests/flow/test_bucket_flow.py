@@ -6,19 +6,19 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from compose.cluster import Cluster
-from compose.services.embedded import Endpoints
-from compose.settings import KafkaSettings, RegistrySettings, Settings
-from consumers.log.reading import read_all
-from schemas.messages import Event, ModelAnswered, PolicyVersion
-from schemas.packed import ids_of
-from schemas.published_weights import HeldWeights
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.services.embedded import Endpoints
+from rollcall.compose.settings import KafkaSettings, RegistrySettings, Settings
+from rollcall.consumers.log.reading import read_all
+from rollcall.schemas.messages import Event, ModelAnswered, PolicyVersion
+from rollcall.schemas.packed import ids_of
+from rollcall.schemas.published_weights import HeldWeights
+from rollcall.trainer.checkpoint import load_latest
+from rollcall.trainer.publication import widened
 from tests.support.live_run import LiveRun
 from tests.support.rig import role_of
 from tests.support.s3_store import s3_server
 from tests.support.tiny_run import RECIPE
-from trainer.checkpoint import load_latest
-from trainer.publication import widened
 
 pytestmark = pytest.mark.broker
 STEPS = 2

@@ -15,18 +15,28 @@ from hypothesis import example, given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
-from compose.chaos import workload
-from compose.chaos.faults import CLOCK, CUTS, KILL, KINDS, PAUSE, ROLES, Fault, kills, mixed
-from compose.chaos.hosted_figures import HostedFigures
-from compose.chaos.outcome import ChaosOutcome, plain, table
-from compose.chaos.plan import ChaosPlan
-from compose.chaos.proxy import HOST, Ports, Proxy, listeners
-from compose.chaos.watch import ON_THE_WIRE_MS, FaultRecovery
-from compose.services import embedded
-from compose.services.ports import free_port
-from inference.scripted import ScriptedEngine
-from schemas.errors import Refused
-from schemas.messages import ModelCall, Sampling
+from rollcall.compose.chaos import workload
+from rollcall.compose.chaos.faults import (
+    CLOCK,
+    CUTS,
+    KILL,
+    KINDS,
+    PAUSE,
+    ROLES,
+    Fault,
+    kills,
+    mixed,
+)
+from rollcall.compose.chaos.hosted_figures import HostedFigures
+from rollcall.compose.chaos.outcome import ChaosOutcome, plain, table
+from rollcall.compose.chaos.plan import ChaosPlan
+from rollcall.compose.chaos.proxy import HOST, Ports, Proxy, listeners
+from rollcall.compose.chaos.watch import ON_THE_WIRE_MS, FaultRecovery
+from rollcall.compose.services import embedded
+from rollcall.compose.services.ports import free_port
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import ModelCall, Sampling
 from tests.support.chaos_command import chaos
 from tests.support.command_line import call, options
 from tests.support.rig import Rig

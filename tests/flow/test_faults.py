@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from compose.cluster import Cluster, answers
-from compose.processes import started
-from compose.services.embedded import Endpoints, down, up
-from compose.settings import KafkaSettings, RegistrySettings, Settings
-from producers import provision
-from schemas.topics import wanted
+from rollcall.compose.cluster import Cluster, answers
+from rollcall.compose.processes import started
+from rollcall.compose.services.embedded import Endpoints, down, up
+from rollcall.compose.settings import KafkaSettings, RegistrySettings, Settings
+from rollcall.producers import provision
+from rollcall.schemas.topics import wanted
 from tests.support.broker import BROKER, SESSION_S, users_cache
 from tests.support.crew import (
     Crew,

@@ -7,19 +7,19 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from compose.cluster import Cluster
-from compose.settings import ObjectSettings
-from compose.workers.build import Workshop
-from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, user
-from consumers.agents.wishes import Task as Given
-from consumers.audit.audit import audit
-from consumers.history.fork_request import fork_request, parent_of
-from consumers.history.local_programs import watched_world
-from consumers.log.reading import read_all
-from consumers.loop.loop import Loop
-from inference.scripted import ScriptedEngine
-from sandbox.environment import Observation
-from schemas.messages import EnvironmentStep, RolloutRequest, Task, Trajectory
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.settings import ObjectSettings
+from rollcall.compose.workers.build import Workshop
+from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, user
+from rollcall.consumers.agents.wishes import Task as Given
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.history.fork_request import fork_request, parent_of
+from rollcall.consumers.history.local_programs import watched_world
+from rollcall.consumers.log.reading import read_all
+from rollcall.consumers.loop.loop import Loop
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.sandbox.environment import Observation
+from rollcall.schemas.messages import EnvironmentStep, RolloutRequest, Task, Trajectory
 from tests.support.command_line import call
 from tests.support.crew import Seen, everything, publish
 from tests.support.memory_cluster import POLICY

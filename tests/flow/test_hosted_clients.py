@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from compose.cluster import Cluster
-from compose.settings import Settings
-from compose.workers.build import Workshop
-from compose.workers.served_policy import scripted_engine
-from consumers.log.protocols import Log
-from consumers.log.reading import read_all
-from consumers.loop.loop import Loop
-from schemas.codec import Codec
-from schemas.messages import Limits, RolloutRequest, Sampling, Task, Trajectory
-from schemas.topics import Topics
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.served_policy import scripted_engine
+from rollcall.consumers.log.protocols import Log
+from rollcall.consumers.log.reading import read_all
+from rollcall.consumers.loop.loop import Loop
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.messages import Limits, RolloutRequest, Sampling, Task, Trajectory
+from rollcall.schemas.topics import Topics
 from tests.support.crew import publish
 from tests.support.memory_cluster import POLICY, MemoryCluster
 from tests.support.rig import PREFIX

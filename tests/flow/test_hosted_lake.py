@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from compose.pages.retraining_page import retrain_and_tell
-from compose.runs.recipe import load_recipe
-from schemas.messages import Trajectory
+from rollcall.compose.pages.retraining_page import retrain_and_tell
+from rollcall.compose.runs.recipe import load_recipe
+from rollcall.schemas.messages import Trajectory
 from tests.support.tiny_run import RECIPE, World
 
 AGENT = Path(__file__).parents[1] / "support" / "lake_agent.py"

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from inference.dialects.dialect import AgentRequest
-from inference.dialects.routes import ROUTES, declined_by
-from inference.scripted import ScriptedEngine
-from inference.text_script import added_by, text_script
-from inference.tools import no_form
-from schemas.asks import ErrorReply, ModelReply
-from schemas.messages import ModelCall, RolloutRequest, Task
+from rollcall.inference.dialects.dialect import AgentRequest
+from rollcall.inference.dialects.routes import ROUTES, declined_by
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.inference.text_script import added_by, text_script
+from rollcall.inference.tools import no_form
+from rollcall.schemas.asks import ErrorReply, ModelReply
+from rollcall.schemas.messages import ModelCall, RolloutRequest, Task
 from tests.support.hosted_rollout import Asks, CoroutineHost
 from tests.support.rig import Rig
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from compose.cluster import Cluster
-from schemas.messages import Limits
+from rollcall.compose.cluster import Cluster
+from rollcall.schemas.messages import Limits
 from tests.support.crew import (
     Crew,
     Seen,

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from compose.cluster import Cluster
-from compose.pages.retraining_page import retrain_and_tell
-from compose.runs import run_folder
-from compose.runs.recipe import parse_recipe
-from compose.runs.run_folder import RunFolder
-from consumers.audit.audit import audit
-from producers import provision
-from producers.submit import Submitter
-from schemas.messages import Event, ModelAnswered, TrainStep, Trajectory
-from schemas.packed import ids_of
-from schemas.topics import wanted
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.pages.retraining_page import retrain_and_tell
+from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.recipe import parse_recipe
+from rollcall.compose.runs.run_folder import RunFolder
+from rollcall.consumers.audit.audit import audit
+from rollcall.producers import provision
+from rollcall.producers.submit import Submitter
+from rollcall.schemas.messages import Event, ModelAnswered, TrainStep, Trajectory
+from rollcall.schemas.packed import ids_of
+from rollcall.schemas.topics import wanted
 from tests.support.command_line import addresses, rollcall
 from tests.support.crew import Crew, everything
 from tests.support.two_policies import RECIPE

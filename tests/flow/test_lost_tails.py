@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.history.local_programs import watched_world
-from consumers.history.waiting import WaitReader
-from schemas.errors import JournalGone, TopicRecreated
-from schemas.messages import RolloutStarted, Trajectory
+from rollcall.consumers.history.local_programs import watched_world
+from rollcall.consumers.history.waiting import WaitReader
+from rollcall.schemas.errors import JournalGone, TopicRecreated
+from rollcall.schemas.messages import RolloutStarted, Trajectory
 from tests.support.lost_rig import Lost
 from tests.support.memory_cluster import MemoryAdmin
 from tests.support.whole_log import audited

@@ -15,15 +15,15 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.agents.fold.journal import Journal
-from consumers.agents.fold.world import World
-from consumers.agents.programs import program_of
-from consumers.audit.audit import audit
-from consumers.loop.loop import Loop
-from inference.scripted import ScriptedEngine
-from inference.text_script import added_by, text_script
-from schemas.errors import WorkFailed
-from schemas.messages import (
+from rollcall.consumers.agents.fold.journal import Journal
+from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.programs import program_of
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.loop.loop import Loop
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.inference.text_script import added_by, text_script
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import (
     CallFailed,
     EnvironmentStep,
     Event,
@@ -32,7 +32,7 @@ from schemas.messages import (
     ScoredTrajectory,
     Trajectory,
 )
-from schemas.packed import ids_of
+from rollcall.schemas.packed import ids_of
 from tests.support.chaos_schedule import KINDS, Chaos
 from tests.support.lake import crossing, walk
 from tests.support.rig import Rig, source_of

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from compose.cli.topics import print_stats
-from consumers.history.local_programs import watched_world
-from consumers.history.topic_stats import measure
-from consumers.history.waiting import WaitReader
-from inference.scripted import ScriptedEngine
-from schemas.messages import Trajectory
+from rollcall.compose.cli.topics import print_stats
+from rollcall.consumers.history.local_programs import watched_world
+from rollcall.consumers.history.topic_stats import measure
+from rollcall.consumers.history.waiting import WaitReader
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.messages import Trajectory
 from tests.support.journals import request
 from tests.support.memory_cluster import MemoryAdmin
 from tests.support.programs import ASKS

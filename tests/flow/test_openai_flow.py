@@ -6,12 +6,12 @@ from typing import Any
 import orjson
 import pytest
 
-from compose.conductor.live_evaluation import LiveEvaluation
-from compose.settings import ModelsSettings, OpenAISettings
-from compose.workers.build import Workshop
-from compose.workers.engines import server_engine
-from consumers.audit.audit import audit
-from schemas.messages import CallFailed, Event, ModelAnswered
+from rollcall.compose.conductor.live_evaluation import LiveEvaluation
+from rollcall.compose.settings import ModelsSettings, OpenAISettings
+from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.engines import server_engine
+from rollcall.consumers.audit.audit import audit
+from rollcall.schemas.messages import CallFailed, Event, ModelAnswered
 from tests.support.memory_cluster import CORRIDOR, POLICY, hired
 from tests.support.openai_mock import Body, Reply, chat, serving
 from tests.support.waiting import give_way

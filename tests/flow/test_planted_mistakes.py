@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import structlog
 
-from consumers.agents.fold.commands import Command
-from consumers.agents.fold.journal import START, Journal, Taken
-from consumers.agents.outbox import Outbox
-from consumers.agents.watermark import Watermark
-from consumers.agents.worker import Agents
-from consumers.log.protocols import Held, Record
-from consumers.loop.partition_progress import PartitionProgress
-from schemas.messages import (
+from rollcall.consumers.agents.fold.commands import Command
+from rollcall.consumers.agents.fold.journal import START, Journal, Taken
+from rollcall.consumers.agents.outbox import Outbox
+from rollcall.consumers.agents.watermark import Watermark
+from rollcall.consumers.agents.worker import Agents
+from rollcall.consumers.log.protocols import Held, Record
+from rollcall.consumers.loop.partition_progress import PartitionProgress
+from rollcall.schemas.messages import (
     EnvironmentStepped,
     Event,
     ModelAnswered,

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from compose.cluster import Cluster
-from consumers.history.local_programs import watched_world
-from consumers.history.waiting import WaitReader
-from producers import provision
-from schemas.messages import Limits, RolloutRequest, Task
-from schemas.topics import wanted
+from rollcall.compose.cluster import Cluster
+from rollcall.consumers.history.local_programs import watched_world
+from rollcall.consumers.history.waiting import WaitReader
+from rollcall.producers import provision
+from rollcall.schemas.messages import Limits, RolloutRequest, Task
+from rollcall.schemas.topics import wanted
 from tests.support.command_line import call
 from tests.support.crew import Crew, assert_nothing_lost_or_doubled, everything, publish
 from tests.support.waiting import until

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from compose.cli.range_options import parse
-from compose.cluster import Cluster
-from consumers.history.ranges import Range
-from consumers.history.selection import Selection
-from schemas.errors import Refused
-from schemas.messages import Trajectory
+from rollcall.compose.cli.range_options import parse
+from rollcall.compose.cluster import Cluster
+from rollcall.consumers.history.ranges import Range
+from rollcall.consumers.history.selection import Selection
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import Trajectory
 from tests.support.broker import BrokerLog
 from tests.support.scored_trajectories import ended
 

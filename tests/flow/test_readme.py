@@ -11,25 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from compose.cluster import Cluster
-from compose.runs.recipe import parse_recipe
-from compose.services.embedded import Endpoints
-from compose.settings import KafkaSettings, ModelsSettings, RegistrySettings, Settings
-from compose.workers.build import Workshop
-from consumers.log.memory_log import MemoryLog
-from inference.scripted import ScriptedEngine
-from producers.submit import Submitter
-from schemas.codec import Codec, LocalRegistry
-from schemas.messages import RolloutRequest, ScoredTrajectory, Task, Trajectory
-from schemas.rules import choose
-from schemas.topics import Topics, wanted
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.runs.recipe import parse_recipe
+from rollcall.compose.services.embedded import Endpoints
+from rollcall.compose.settings import KafkaSettings, ModelsSettings, RegistrySettings, Settings
+from rollcall.compose.workers.build import Workshop
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.producers.submit import Submitter
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Task, Trajectory
+from rollcall.schemas.rules import choose
+from rollcall.schemas.topics import Topics, wanted
+from rollcall.trainer.catalogue import FILTERS
+from rollcall.trainer.samples import Sample
 from tests.support.command_line import ROOT
 from tests.support.crew import everything
 from tests.support.live_run import LiveRun
 from tests.support.pages import blocks, script, users_code
 from tests.support.tiny_run import RECIPE, World
-from trainer.catalogue import FILTERS
-from trainer.samples import Sample
 
 BASH = ("bash", "-euc")
 OPEN, GARBAGE = "waits-for-ever", b"{}"

@@ -10,21 +10,27 @@ from pathlib import Path
 
 import pytest
 
-from compose.workers.served_policy import scripted_engine
-from consumers.audit.audit import audit
-from consumers.environments.worker_boxes import WorkerBoxes
-from consumers.environments.worker_hosts import WorkerHosts
-from consumers.loop.loop import Loop
-from consumers.room import Room
-from consumers.scoring_host import ScoringHosts
-from producers.submit import requests_of
-from sandbox.boxes.box import driver
-from sandbox.boxes.leases import Leases
-from sandbox.tasks.harbor import HarborTask, read_task
-from sandbox.tasks.task_names import request_of
-from schemas.ids import call_seed
-from schemas.messages import EnvironmentStep, Instance, RolloutRequest, ScoredTrajectory, Task
-from schemas.objects import ObjectStore
+from rollcall.compose.workers.served_policy import scripted_engine
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.environments.worker_boxes import WorkerBoxes
+from rollcall.consumers.environments.worker_hosts import WorkerHosts
+from rollcall.consumers.loop.loop import Loop
+from rollcall.consumers.room import Room
+from rollcall.consumers.scoring_host import ScoringHosts
+from rollcall.producers.submit import requests_of
+from rollcall.sandbox.boxes.box import driver
+from rollcall.sandbox.boxes.leases import Leases
+from rollcall.sandbox.tasks.harbor import HarborTask, read_task
+from rollcall.sandbox.tasks.task_names import request_of
+from rollcall.schemas.ids import call_seed
+from rollcall.schemas.messages import (
+    EnvironmentStep,
+    Instance,
+    RolloutRequest,
+    ScoredTrajectory,
+    Task,
+)
+from rollcall.schemas.objects import ObjectStore
 from tests.support.engines import has, left_out
 from tests.support.rig import Rig
 from tests.support.task_directories import TASK, write_task

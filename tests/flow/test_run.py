@@ -11,11 +11,11 @@ from typing import Any
 import orjson
 import pytest
 
-from compose.cluster import Cluster
-from compose.pages.retraining_page import retrain_and_tell
-from compose.runs import run_folder
-from consumers.log.protocols import Reader
-from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.pages.retraining_page import retrain_and_tell
+from rollcall.compose.runs import run_folder
+from rollcall.consumers.log.protocols import Reader
+from rollcall.schemas.messages import PolicyVersion, RolloutRequest, TrainStep
 from tests.support.command_line import ROOT, addresses, rollcall
 from tests.support.crew import everything, workers_of
 from tests.support.tiny_run import RECIPE
@@ -55,7 +55,7 @@ def test_run_finishes_normally_although_every_worker_is_killed(
     summary = tmp_path / "summary.json"
     log = (tmp_path / "run.log").open("wb")
     conductor = subprocess.Popen(
-        [sys.executable, "-m", "compose.cli", "run", str(tmp_path / "tiny.toml"),
+        [sys.executable, "-m", "rollcall.compose.cli", "run", str(tmp_path / "tiny.toml"),
          "--summary", str(summary)],
         cwd=ROOT, stdout=log, stderr=subprocess.STDOUT,
         env={**os.environ, **cluster.environment(), "ROLLCALL_PREFIX": cluster.settings.prefix},

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from compose.cluster import Cluster
-from compose.runs.recipe import parse_recipe
-from inference.policy_dir import make_policy
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.runs.recipe import parse_recipe
+from rollcall.inference.policy_dir import make_policy
 from tests.support.command_line import ROOT, addresses, refused, rollcall
 from tests.support.crew import workers_of
 from tests.support.tiny_run import RECIPE
@@ -42,7 +42,7 @@ def test_served_policy_answers_until_it_is_stopped(
 
     # When it is served and asked twice
     server = subprocess.Popen(
-        [sys.executable, "-m", "compose.cli", "serve", "--policy", "mine", "--directory",
+        [sys.executable, "-m", "rollcall.compose.cli", "serve", "--policy", "mine", "--directory",
          str(tmp_path / "model")],
         cwd=ROOT, stdout=served, stderr=subprocess.STDOUT,
         env={**os.environ, **addresses(cluster)},

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from consumers.loop.loop import Loop
-from inference.scripted import ScriptedEngine
-from inference.text_script import added_by, text_script
-from sandbox.boxes.box import Box
-from schemas.messages import (
+from rollcall.consumers.loop.loop import Loop
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.inference.text_script import added_by, text_script
+from rollcall.sandbox.boxes.box import Box
+from rollcall.schemas.messages import (
     Limits,
     ModelCall,
     RolloutRequest,

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from compose.cluster import Cluster
-from consumers.history.dead_letter_index import DeadLetterIndex, choice_of
-from consumers.history.local_programs import watched_world
-from consumers.history.open_work import Place
-from consumers.history.waiting import NOBODY, Waiting, WaitReader, read_control
-from schemas.errors import Refused
-from schemas.messages import Control, Event, RolloutCancelled, RolloutStarted
+from rollcall.compose.cluster import Cluster
+from rollcall.consumers.history.dead_letter_index import DeadLetterIndex, choice_of
+from rollcall.consumers.history.local_programs import watched_world
+from rollcall.consumers.history.open_work import Place
+from rollcall.consumers.history.waiting import NOBODY, Waiting, WaitReader, read_control
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import Control, Event, RolloutCancelled, RolloutStarted
 from tests.support.command_line import call
 from tests.support.crew import (
     Crew,

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compose.chaos import workload
-from compose.chaos.cut_log import cut_off
-from compose.chaos.faults import AROUND, STORE, USUAL, Fault
-from compose.chaos.plan import ChaosPlan
-from compose.chaos.surroundings import StoreVictim
-from compose.chaos.wrong_registry import WrongRegistry, turned
-from compose.cli.chaos import EVERYBODY
-from schemas.errors import Refused, Unavailable
-from schemas.objects import ObjectStore
-from schemas.registry import HttpRegistry
+from rollcall.compose.chaos import workload
+from rollcall.compose.chaos.cut_log import cut_off
+from rollcall.compose.chaos.faults import AROUND, STORE, USUAL, Fault
+from rollcall.compose.chaos.plan import ChaosPlan
+from rollcall.compose.chaos.surroundings import StoreVictim
+from rollcall.compose.chaos.wrong_registry import WrongRegistry, turned
+from rollcall.compose.cli.chaos import EVERYBODY
+from rollcall.schemas.errors import Refused, Unavailable
+from rollcall.schemas.objects import ObjectStore
+from rollcall.schemas.registry import HttpRegistry
 from tests.support.chaos_command import chaos
 
 AWAY = Fault(0.0, "away", STORE, STORE, 1.0)

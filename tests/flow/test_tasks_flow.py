@@ -8,18 +8,18 @@ from typing import Any, NoReturn
 
 import pytest
 
-from compose.workers.served_policy import scripted_engine
-from consumers.environments.worker_boxes import WorkerBoxes
-from consumers.environments.worker_hosts import WorkerHosts
-from consumers.request_checks import RequestChecks
-from consumers.room import Room
-from producers.submit import requests_of
-from sandbox.boxes.leases import Leases
-from sandbox.tasks.harbor import HarborTask, read_task
-from sandbox.tasks.task_names import environment_config, request_of
-from schemas.errors import Refused
-from schemas.messages import Instance, Limits, RolloutRequest, Sampling, Task, Trajectory
-from schemas.objects import ObjectStore
+from rollcall.compose.workers.served_policy import scripted_engine
+from rollcall.consumers.environments.worker_boxes import WorkerBoxes
+from rollcall.consumers.environments.worker_hosts import WorkerHosts
+from rollcall.consumers.request_checks import RequestChecks
+from rollcall.consumers.room import Room
+from rollcall.producers.submit import requests_of
+from rollcall.sandbox.boxes.leases import Leases
+from rollcall.sandbox.tasks.harbor import HarborTask, read_task
+from rollcall.sandbox.tasks.task_names import environment_config, request_of
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import Instance, Limits, RolloutRequest, Sampling, Task, Trajectory
+from rollcall.schemas.objects import ObjectStore
 from tests.support.engines import has, left_out
 from tests.support.memory_cluster import POLICY, MemoryCluster
 from tests.support.rig import Rig

@@ -5,8 +5,8 @@ from statistics import median
 
 import pytest
 
-from producers.control import send_quota
-from schemas.messages import Limits, ModelCall, Quota, RolloutFinished
+from rollcall.producers.control import send_quota
+from rollcall.schemas.messages import Limits, ModelCall, Quota, RolloutFinished
 from tests.support.hand_answers import answer, ask
 from tests.support.programs import TWICE
 from tests.support.rig import Rig

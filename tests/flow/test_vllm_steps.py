@@ -10,10 +10,16 @@ from typing import Any
 import orjson
 import pytest
 
-from compose.cluster import Cluster
-from compose.runs.recipe import load_recipe
-from schemas.messages import Event, ModelAnswered, PolicyVersion, ScoredTrajectory, TrainStep
-from schemas.packed import ids_of
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.runs.recipe import load_recipe
+from rollcall.schemas.messages import (
+    Event,
+    ModelAnswered,
+    PolicyVersion,
+    ScoredTrajectory,
+    TrainStep,
+)
+from rollcall.schemas.packed import ids_of
 from tests.support.command_line import ROOT, addresses, rollcall
 from tests.support.crew import everything, workers_of
 from tests.support.processes_left import running
@@ -52,7 +58,7 @@ def test_demo_takes_twenty_steps_through_vllm_and_leaves_nothing_behind(
     # When it is run to its end
     with log.open("wb") as out:
         conductor = subprocess.Popen(
-            [sys.executable, "-m", "compose.cli", "run", str(tmp_path / "demo.toml"),
+            [sys.executable, "-m", "rollcall.compose.cli", "run", str(tmp_path / "demo.toml"),
              "--summary", str(summary)],
             cwd=ROOT, stdout=out, stderr=subprocess.STDOUT,
             env={**os.environ, **addresses(cluster), "ROLLCALL_MODELS__ENGINE": "vllm",

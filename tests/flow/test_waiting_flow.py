@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import structlog
 
-from consumers.loop.loop import Loop
-from inference.scripted import ScriptedEngine
-from schemas.messages import Limits, RolloutRequest, ScoredTrajectory
+from rollcall.consumers.loop.loop import Loop
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.messages import Limits, RolloutRequest, ScoredTrajectory
 from tests.support.chaos_schedule import Chaos
 from tests.support.lake import LAKE, crossing, walk
 from tests.support.rig import Rig, source_of

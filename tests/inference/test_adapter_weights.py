@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference.engine import EngineAnswer
-from inference.policy_dir import load_policy, make_policy
-from inference.transformers_engine import TransformersEngine
-from schemas.adapter_weights import DOWN, KIND, UP, AdapterAbout, base_digest
-from schemas.errors import WeightsDiffer, WorkFailed
-from schemas.messages import ModelAnswered, PolicyVersion
-from schemas.packed import ids_of, logprobs_of, pack_ids, pack_logprobs
-from schemas.weights import RawTensor, read_weights, write_weights
+from rollcall.inference.engine import EngineAnswer
+from rollcall.inference.policy_dir import load_policy, make_policy
+from rollcall.inference.transformers_engine import TransformersEngine
+from rollcall.schemas.adapter_weights import DOWN, KIND, UP, AdapterAbout, base_digest
+from rollcall.schemas.errors import WeightsDiffer, WorkFailed
+from rollcall.schemas.messages import ModelAnswered, PolicyVersion
+from rollcall.schemas.packed import ids_of, logprobs_of, pack_ids, pack_logprobs
+from rollcall.schemas.weights import RawTensor, read_weights, write_weights
 from tests.support import policies
 
 RANK, ALPHA = 2, 8.0

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from inference.chat import Template, template_of
-from inference.policy_dir import load_policy, make_policy
-from schemas.errors import Refused, WorkFailed
-from schemas.messages import Message
+from rollcall.inference.chat import Template, template_of
+from rollcall.inference.policy_dir import load_policy, make_policy
+from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.messages import Message
 from tests.support.policies import GPT2, WORDS
 
 TOKENS = ["<|im_start|>", "<|im_end|>", "<unk>", "\n", *map(chr, range(32, 127))]

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from compose.settings import ModelsSettings, OpenAISettings
-from compose.workers.engines import server_engine
-from inference.engine import Engine, EngineAnswer
-from inference.openai_engine import OpenAIEngine
-from inference.recorded import RecordedEngine
-from inference.scripted import ScriptedEngine
-from inference.transformers_engine import TransformersEngine
-from inference.vllm_engine import VllmEngine
-from schemas.errors import Unavailable, WorkFailed
-from schemas.messages import CallFailed, Event, ModelAnswered, PolicyVersion
+from rollcall.compose.settings import ModelsSettings, OpenAISettings
+from rollcall.compose.workers.engines import server_engine
+from rollcall.inference.engine import Engine, EngineAnswer
+from rollcall.inference.openai_engine import OpenAIEngine
+from rollcall.inference.recorded import RecordedEngine
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.inference.transformers_engine import TransformersEngine
+from rollcall.inference.vllm_engine import VllmEngine
+from rollcall.schemas.errors import Unavailable, WorkFailed
+from rollcall.schemas.messages import CallFailed, Event, ModelAnswered, PolicyVersion
 from tests.support.engines import left_out
 from tests.support.openai_mock import MockServer, chat, sampled, serving
 from tests.support.policies import body, call, failure, run, take, tokens, version_of

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inference.chat import template_of
-from inference.exported_template import exported_template
-from inference.policy_dir import load_policy, make_policy
-from schemas.messages import Message
-from schemas.tool_calls import ToolCall, tool_calls_text
+from rollcall.inference.chat import template_of
+from rollcall.inference.exported_template import exported_template
+from rollcall.inference.policy_dir import load_policy, make_policy
+from rollcall.schemas.messages import Message
+from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.policies import CHARACTERS, GPT2, WORDS
 
 CONTROL = ["<|im_start|>", "<|im_end|>", "<unk>", "\n", *map(chr, range(32, 127))]

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inference.gguf_policy import make_gguf_policy
-from inference.policy_dir import load_policy
-from schemas.errors import Refused
-from schemas.messages import Message
+from rollcall.inference.gguf_policy import make_gguf_policy
+from rollcall.inference.policy_dir import load_policy
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import Message
 from tests.support import tiny_gguf
 
 CHATML = {"kind": "chatml"}

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from inference.chat import template_of
-from inference.dialects.routes import ROUTES
-from inference.tools import FORMATS, NONE
+from rollcall.inference.chat import template_of
+from rollcall.inference.dialects.routes import ROUTES
+from rollcall.inference.tools import FORMATS, NONE
 from tests.support.pages import PAGES, blocks
 
 PAGE = "inference/README.md"

@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from inference.policy_dir import make_policy
-from inference.transformers_engine import TransformersEngine
-from schemas.messages import ModelAnswered, ModelCall
+from rollcall.inference.policy_dir import make_policy
+from rollcall.inference.transformers_engine import TransformersEngine
+from rollcall.schemas.messages import ModelAnswered, ModelCall
 from tests.support.policies import ROTARY, WORDS, after, body, call, run, take, version_of
 
 TURNS, TOKENS = 16, 64

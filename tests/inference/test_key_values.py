@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inference.transformers_engine import TransformersEngine
+from rollcall.inference.transformers_engine import TransformersEngine
 from tests.support.policies import call, take, version_of
 
 SERVING: dict[tuple[Path, int], TransformersEngine] = {}

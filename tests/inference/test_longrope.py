@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from inference.policy_dir import load_policy, make_policy
-from inference.transformers_engine import TransformersEngine
-from schemas.context_length import positions_used
-from schemas.messages import CallFailed, ModelAnswered
+from rollcall.inference.policy_dir import load_policy, make_policy
+from rollcall.inference.transformers_engine import TransformersEngine
+from rollcall.schemas.context_length import positions_used
+from rollcall.schemas.messages import CallFailed, ModelAnswered
 from tests.support.policies import ROTARY, WORDS, call, run, take, version_of
 
 SHORT, LONG = 48, 96

@@ -8,10 +8,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inference.engine import EngineAnswer
-from inference.sampling import draw
-from inference.transformers_engine import TransformersEngine
-from schemas.messages import CallFailed, ModelAnswered
+from rollcall.inference.engine import EngineAnswer
+from rollcall.inference.sampling import draw
+from rollcall.inference.transformers_engine import TransformersEngine
+from rollcall.schemas.messages import CallFailed, ModelAnswered
 from tests.support.policies import call, run, take, version_of
 
 BROKEN = {

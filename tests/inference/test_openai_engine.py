@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from compose.settings import ModelsSettings, OpenAISettings
-from compose.workers.engines import server_engine
-from inference.engine import Engine
-from inference.openai_client import _after_s
-from schemas.errors import Unfit
-from schemas.messages import CallFailed, Message, ModelAnswered, ModelCall
-from schemas.packed import logprobs_of
-from schemas.tool_calls import tool_calls_of
+from rollcall.compose.settings import ModelsSettings, OpenAISettings
+from rollcall.compose.workers.engines import server_engine
+from rollcall.inference.engine import Engine
+from rollcall.inference.openai_client import _after_s
+from rollcall.schemas.errors import Unfit
+from rollcall.schemas.messages import CallFailed, Message, ModelAnswered, ModelCall
+from rollcall.schemas.packed import logprobs_of
+from rollcall.schemas.tool_calls import tool_calls_of
 from tests.support.openai_mock import (
     LOGPROB,
     Body,

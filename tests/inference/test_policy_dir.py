@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from inference.policy_dir import load_policy, make_policy
-from schemas.errors import Refused
+from rollcall.inference.policy_dir import load_policy, make_policy
+from rollcall.schemas.errors import Refused
 from tests.support.policies import CHARACTERS, CONFIGS, GPT2, WORDS
 
 WEIGHTS = "model.safetensors"

@@ -10,14 +10,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inference import transformers_engine
-from inference.canary import prove
-from inference.load_weights import SecondSet, require_held
-from inference.policy_dir import DTYPES, Policy, load_policy, make_policy
-from inference.transformers_engine import TransformersEngine
-from schemas.errors import WorkFailed
-from schemas.messages import PolicyVersion
-from schemas.packed import pack_ids, pack_logprobs
+from rollcall.inference import transformers_engine
+from rollcall.inference.canary import prove
+from rollcall.inference.load_weights import SecondSet, require_held
+from rollcall.inference.policy_dir import DTYPES, Policy, load_policy, make_policy
+from rollcall.inference.transformers_engine import TransformersEngine
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import PolicyVersion
+from rollcall.schemas.packed import pack_ids, pack_logprobs
 from tests.support.policies import CONFIGS, WORDS, version_of
 
 PRECISIONS = list(DTYPES)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from inference.retelling import Retelling
-from schemas.messages import Message, ScoredTrajectory
-from schemas.packed import ids_of, mask_of
+from rollcall.inference.retelling import Retelling
+from rollcall.schemas.messages import Message, ScoredTrajectory
+from rollcall.schemas.packed import ids_of, mask_of
 from tests.support.policies import lake, writer
 from tests.support.scored_trajectories import scored, sequence
 

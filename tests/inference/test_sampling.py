@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.sampling import draw, uniforms
+from rollcall.inference.sampling import draw, uniforms
 
 DRAWS = 20_000
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -4.0])

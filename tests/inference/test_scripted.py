@@ -1,10 +1,10 @@
 from dataclasses import replace
 
-from inference.recorded import RecordedEngine
-from inference.scripted import ScriptedEngine
-from schemas.errors import WorkFailed
-from schemas.messages import Event, ModelAnswered, ModelCall
-from schemas.tool_calls import tool_calls_of
+from rollcall.inference.recorded import RecordedEngine
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import Event, ModelAnswered, ModelCall
+from rollcall.schemas.tool_calls import tool_calls_of
 from tests.support.policies import body, call, failure, run, tokens
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.chat import Template, template_of
-from inference.policy_dir import load_policy, make_policy
-from schemas.messages import Message
-from schemas.tool_calls import ToolCall, tool_calls_text
+from rollcall.inference.chat import Template, template_of
+from rollcall.inference.policy_dir import load_policy, make_policy
+from rollcall.schemas.messages import Message
+from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.policies import GPT2
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<bos>"]

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.policy_dir import make_policy
-from inference.slot import Slot
-from inference.slot_answer import Decoder, answer_of
-from inference.stream_text import Spoken
-from inference.transformers_engine import TransformersEngine
-from schemas.messages import ModelAnswered
+from rollcall.inference.policy_dir import make_policy
+from rollcall.inference.slot import Slot
+from rollcall.inference.slot_answer import Decoder, answer_of
+from rollcall.inference.stream_text import Spoken
+from rollcall.inference.transformers_engine import TransformersEngine
+from rollcall.schemas.messages import ModelAnswered
 from tests.support.policies import GPT2, call, run, take, tokens, version_of
 
 WORDS = ["<|im_start|>", "<|im_end|>", "<unk>", "\n", *map(chr, range(32, 127))]

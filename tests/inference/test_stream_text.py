@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.stream_text import Spoken, cut_at
+from rollcall.inference.stream_text import Spoken, cut_at
 
 
 def bytewise(ids: Sequence[int]) -> str:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from inference.policy_dir import load_policy
-from inference.teacher import Teacher, require_same_vocabulary, vocabulary_digest
-from schemas.errors import Refused, WorkFailed
-from schemas.messages import Sequence
-from schemas.packed import pack_ids, pack_logprobs
+from rollcall.inference.policy_dir import load_policy
+from rollcall.inference.teacher import Teacher, require_same_vocabulary, vocabulary_digest
+from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.messages import Sequence
+from rollcall.schemas.packed import pack_ids, pack_logprobs
 from tests.support.policies import lake, writer
 
 

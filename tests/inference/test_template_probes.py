@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from inference.chat import Template, template_of
-from inference.policy_dir import load_policy, make_policy
-from inference.template_probes import SHORT_ID, short_id
-from schemas.errors import Refused
-from schemas.messages import Message
-from schemas.tool_calls import ToolCall, tool_calls_text
+from rollcall.inference.chat import Template, template_of
+from rollcall.inference.policy_dir import load_policy, make_policy
+from rollcall.inference.template_probes import SHORT_ID, short_id
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import Message
+from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.policies import GPT2
 
 WORDS = ["<|im_start|>", "<|im_end|>", "<unk>", "\n", *map(chr, range(32, 127))]

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from inference.chat import Template, template_of
-from inference.policy_dir import PRESETS, load_policy, make_policy
-from schemas.errors import WorkFailed
-from schemas.messages import Message
-from schemas.tool_calls import ToolCall, tool_calls_text
+from rollcall.inference.chat import Template, template_of
+from rollcall.inference.policy_dir import PRESETS, load_policy, make_policy
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import Message
+from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.policies import CHARACTERS, GPT2, WORDS
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<bos>", "[INST]"]

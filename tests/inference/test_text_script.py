@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from inference.scripted import ScriptedEngine
-from inference.text_script import Speak, added_by, load_script, text_script
-from schemas.errors import Refused
-from schemas.messages import Message, ModelCall
-from schemas.packed import pack_ids
-from schemas.tool_calls import tool_calls_of
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.inference.text_script import Speak, added_by, load_script, text_script
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import Message, ModelCall
+from rollcall.schemas.packed import pack_ids
+from rollcall.schemas.tool_calls import tool_calls_of
 from tests.support import scripted_models
 from tests.support.policies import body, call, failure, tokens
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compose.settings import ModelsSettings, OpenAISettings
-from compose.workers.engines import server_engine
-from inference.openai_api import TokenCompletions
-from inference.policy_dir import load_template, vocabulary_of
-from inference.told_tokens import LEAST, Untrue
-from schemas.packed import logprobs_of
+from rollcall.compose.settings import ModelsSettings, OpenAISettings
+from rollcall.compose.workers.engines import server_engine
+from rollcall.inference.openai_api import TokenCompletions
+from rollcall.inference.policy_dir import load_template, vocabulary_of
+from rollcall.inference.told_tokens import LEAST, Untrue
+from rollcall.schemas.packed import logprobs_of
 from tests.support.openai_mock import MockServer, chat, sampled, serving
 from tests.support.policies import body, call, failure, tokens
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.chat import Template, template_of
-from inference.policy_dir import load_policy, make_policy
-from inference.tools import FORMATS, calls_in, in_words
-from schemas.errors import Refused, WorkFailed
-from schemas.messages import Message
-from schemas.tool_calls import ToolCall, json_text, tool_calls_of, tool_calls_text
+from rollcall.inference.chat import Template, template_of
+from rollcall.inference.policy_dir import load_policy, make_policy
+from rollcall.inference.tools import FORMATS, calls_in, in_words
+from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.messages import Message
+from rollcall.schemas.tool_calls import ToolCall, json_text, tool_calls_of, tool_calls_text
 from tests.support.avro_messages import FEW
 from tests.support.policies import GPT2, WORDS
 

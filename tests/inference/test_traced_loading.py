@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from inference.load_weights import Place, PublishedDigests, require_loaded
-from inference.traced_loading import digest_of, load_and_prove
-from schemas.errors import WorkFailed
+from rollcall.inference.load_weights import Place, PublishedDigests, require_loaded
+from rollcall.inference.traced_loading import digest_of, load_and_prove
+from rollcall.schemas.errors import WorkFailed
 
 WIDE, ROWS, PADDED = 6, 10, 16
 FUSED = {"q": ("qkv", 0, 4), "k": ("qkv", 4, 2), "v": ("qkv", 6, 2), "gate": ("gate_up", 0, 3),

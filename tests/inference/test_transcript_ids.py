@@ -4,11 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference import transcript_ids
-from inference.transcript_ids import MARK, ROLES, answer_ids, message_ids, messages_of, text_ids
-from schemas.errors import WorkFailed
-from schemas.messages import Message
-from schemas.packed import ids_of, pack_ids
+from rollcall.inference import transcript_ids
+from rollcall.inference.transcript_ids import (
+    MARK,
+    ROLES,
+    answer_ids,
+    message_ids,
+    messages_of,
+    text_ids,
+)
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import Message
+from rollcall.schemas.packed import ids_of, pack_ids
 from tests.support.avro_messages import FEW
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

@@ -12,15 +12,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inference.chat import Template
-from inference.policy_dir import load_policy
-from inference.transformers_engine import CHUNK, TransformersEngine
-from schemas.errors import Unavailable, WorkFailed
-from schemas.messages import Message, ModelAnswered, ModelCall, PolicyVersion
-from schemas.packed import ids_of, logprobs_of, pack_ids
-from schemas.published_weights import HeldWeights
-from schemas.tool_calls import ToolCall, tool_calls_of
-from schemas.weights import read_weights, write_weights
+from rollcall.inference.chat import Template
+from rollcall.inference.policy_dir import load_policy
+from rollcall.inference.transformers_engine import CHUNK, TransformersEngine
+from rollcall.schemas.errors import Unavailable, WorkFailed
+from rollcall.schemas.messages import Message, ModelAnswered, ModelCall, PolicyVersion
+from rollcall.schemas.packed import ids_of, logprobs_of, pack_ids
+from rollcall.schemas.published_weights import HeldWeights
+from rollcall.schemas.tool_calls import ToolCall, tool_calls_of
+from rollcall.schemas.weights import read_weights, write_weights
 from tests.support.policies import (
     after,
     body,

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference import vllm_place
-from inference.vllm_core import OWNER
-from inference.vllm_engine import VllmEngine
-from inference.vllm_place import require_vllm
-from schemas.errors import EngineDied, Refused
-from schemas.messages import ModelAnswered
-from schemas.packed import ids_of, logprobs_of
+from rollcall.inference import vllm_place
+from rollcall.inference.vllm_core import OWNER
+from rollcall.inference.vllm_engine import VllmEngine
+from rollcall.inference.vllm_place import require_vllm
+from rollcall.schemas.errors import EngineDied, Refused
+from rollcall.schemas.messages import ModelAnswered
+from rollcall.schemas.packed import ids_of, logprobs_of
 from tests.support.engines import left_out
 from tests.support.policies import (
     after,
@@ -176,7 +176,7 @@ def test_vllm_processes_end_if_their_owner_is_killed(lake: Path, tmp_path: Path,
 OWNER_OF_VLLM = """
 import sys, time
 from pathlib import Path
-from inference.vllm_core import CoreOptions, VllmCore
+from rollcall.inference.vllm_core import CoreOptions, VllmCore
 
 if __name__ == "__main__":
     core = VllmCore(CoreOptions(Path(sys.argv[1]), "float32", 96, 4, 1 << 26, 1))

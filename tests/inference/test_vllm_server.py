@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from compose.processes import module, spawn
-from compose.services.ports import free_port
-from compose.settings import ModelsSettings, OpenAISettings
-from compose.workers.engines import server_engine
-from inference.engine import Engine
-from inference.policy_dir import load_policy
-from schemas.messages import ModelAnswered
-from schemas.packed import logprobs_of
+from rollcall.compose.processes import module, spawn
+from rollcall.compose.services.ports import free_port
+from rollcall.compose.settings import ModelsSettings, OpenAISettings
+from rollcall.compose.workers.engines import server_engine
+from rollcall.inference.engine import Engine
+from rollcall.inference.policy_dir import load_policy
+from rollcall.schemas.messages import ModelAnswered
+from rollcall.schemas.packed import logprobs_of
 from tests.support.policies import after, body, call, failure, logprobs, run, tokens
 from tests.support.vllm_environment import vllm_python
 from tests.support.waiting import until

@@ -5,9 +5,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from inference.vllm_core import CoreOptions, VllmCore
-from inference.vllm_turns import TURN, SharedVllm
-from schemas.errors import WorkFailed
+from rollcall.inference.vllm_core import CoreOptions, VllmCore
+from rollcall.inference.vllm_turns import TURN, SharedVllm
+from rollcall.schemas.errors import WorkFailed
 
 OPTIONS = CoreOptions(Path(), "float32", 96, 4, 1, 1)
 

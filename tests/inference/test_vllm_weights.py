@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference.canary import prove_by
-from inference.policy_dir import load_policy, make_policy
-from inference.vllm_engine import VllmEngine
-from schemas.errors import WorkFailed
-from schemas.messages import PolicyVersion
-from schemas.packed import ids_of, pack_ids, pack_logprobs
-from schemas.weights import RawTensor, write_weights
+from rollcall.inference.canary import prove_by
+from rollcall.inference.policy_dir import load_policy, make_policy
+from rollcall.inference.vllm_engine import VllmEngine
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import PolicyVersion
+from rollcall.schemas.packed import ids_of, pack_ids, pack_logprobs
+from rollcall.schemas.weights import RawTensor, write_weights
 from tests.support.engines import left_out
 from tests.support.policies import CONFIGS, WORDS, body, call, logprobs, take
 from tests.support.vllm_cores import Cores

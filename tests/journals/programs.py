@@ -1,6 +1,6 @@
 """The programs of the dice. Recorded journals name them: never change one, add another."""
 
-from consumers.agents.wishes import (
+from rollcall.consumers.agents.wishes import (
     Agent,
     AsCompleted,
     CallModel,
@@ -14,7 +14,7 @@ from consumers.agents.wishes import (
     WishFailed,
     user,
 )
-from schemas.messages import Sampling
+from rollcall.schemas.messages import Sampling
 
 
 def side_by_side(task: Task) -> Agent:

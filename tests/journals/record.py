@@ -16,12 +16,12 @@ from random import Random
 
 import fastavro
 
-from consumers.agents.fold.rollout import Effect
-from consumers.agents.fork import Past, Said, Saw
-from schemas.avro_schemas import schema_text
-from schemas.codec import PREFIX
-from schemas.ids import call_seed
-from schemas.messages import Event, ModelAnswered, RolloutStarted, Trajectory
+from rollcall.consumers.agents.fold.rollout import Effect
+from rollcall.consumers.agents.fork import Past, Said, Saw
+from rollcall.schemas.avro_schemas import schema_text
+from rollcall.schemas.codec import PREFIX
+from rollcall.schemas.ids import call_seed
+from rollcall.schemas.messages import Event, ModelAnswered, RolloutStarted, Trajectory
 from tests.journals.programs import DICED as PROGRAMS
 from tests.schemas.release import versions
 from tests.support.avro_messages import datum

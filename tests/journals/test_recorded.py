@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from schemas.codec import Codec, LocalRegistry
-from schemas.errors import UnknownSchema
-from schemas.messages import Event, Trajectory
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.errors import UnknownSchema
+from rollcall.schemas.messages import Event, Trajectory
 from tests.journals.programs import DICED
 from tests.journals.record import HERE, RECORD, digests, folder
 from tests.schemas.release import versions

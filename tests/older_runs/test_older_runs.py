@@ -11,17 +11,17 @@ import fastavro
 import pytest
 import torch
 
-from compose.pages.retraining_page import retrain_and_tell
-from compose.runs import run_folder
-from compose.runs.what_if_run import what_if
-from compose.workers.served_policy import run_engine
-from consumers.history.estimates import Bootstrap
-from consumers.history.evaluation import evaluate
-from consumers.history.ranges import Range
-from consumers.history.selection import Selection
-from consumers.history.version_results import results_of
-from consumers.log.memory_log import MemoryLog
-from schemas.codec import PREFIX, Codec, LocalRegistry
+from rollcall.compose.pages.retraining_page import retrain_and_tell
+from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.what_if_run import what_if
+from rollcall.compose.workers.served_policy import run_engine
+from rollcall.consumers.history.estimates import Bootstrap
+from rollcall.consumers.history.evaluation import evaluate
+from rollcall.consumers.history.ranges import Range
+from rollcall.consumers.history.selection import Selection
+from rollcall.consumers.history.version_results import results_of
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.schemas.codec import PREFIX, Codec, LocalRegistry
 from tests.support.tiny_run import World
 
 RUNS = sorted(Path(__file__).parent.glob("*.json.gz"))

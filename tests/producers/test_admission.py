@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.admission import AdmissionRule, Draws, Published
-from schemas.errors import Refused
-from schemas.ids import draw_of, group_id
-from schemas.messages import RolloutRequest, Task
+from rollcall.producers.admission import AdmissionRule, Draws, Published
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.ids import draw_of, group_id
+from rollcall.schemas.messages import RolloutRequest, Task
 
 DRAWS = Draws(RolloutRequest("", Task(), run_id="run", purpose="train"), 3, 4, (0, 1000))
 COUNTS = st.integers(0, 2000)

@@ -3,7 +3,7 @@
 import pytest
 from confluent_kafka import KafkaError
 
-from producers.error_codes import VERDICTS, Verdict, verdict_on
+from rollcall.producers.error_codes import VERDICTS, Verdict, verdict_on
 
 CODES = {
     name: getattr(KafkaError, name)

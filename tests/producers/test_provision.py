@@ -6,9 +6,9 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from producers.provision import plan, require
-from schemas.errors import TopicsDiffer
-from schemas.topics import WantedTopic, wanted
+from rollcall.producers.provision import plan, require
+from rollcall.schemas.errors import TopicsDiffer
+from rollcall.schemas.topics import WantedTopic, wanted
 from tests.support.rig import Fickle
 
 WANTED = wanted("rl.", [])

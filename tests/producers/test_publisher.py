@@ -9,11 +9,11 @@ import pytest
 from confluent_kafka import KafkaError
 from structlog.testing import capture_logs
 
-from producers.admin import Admin
-from producers.client_errors import ConsoleThrottle, quiet
-from producers.kafka_publisher import KafkaPublisher
-from producers.publisher import Outgoing
-from schemas.errors import DeliveryFailed, Unavailable, WorkFailed
+from rollcall.producers.admin import Admin
+from rollcall.producers.client_errors import ConsoleThrottle, quiet
+from rollcall.producers.kafka_publisher import KafkaPublisher
+from rollcall.producers.publisher import Outgoing
+from rollcall.schemas.errors import DeliveryFailed, Unavailable, WorkFailed
 
 
 class Cause:

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import typer
 
-from compose.benchmarks.suite import BENCHMARKS
-from compose.cli.app import PANELS, app
-from consumers.audit.report import INVARIANTS
-from schemas.rooms import ROOMS
-from schemas.topics import manifest
+from rollcall.compose.benchmarks.suite import BENCHMARKS
+from rollcall.compose.cli.app import PANELS, app
+from rollcall.consumers.audit.report import INVARIANTS
+from rollcall.schemas.topics import manifest
 from tests.support.command_line import ROOT
 from tests.support.pages import PAGES, blocks, commands, quoted
+from tests.support.rooms import ROOMS
 
 README = PAGES["README.md"]
 TOPS = {path.name for path in ROOT.iterdir()} - {".rollcall"}  # where runs go, if there are any
-OURS = re.compile(rf"({'|'.join(ROOMS)})(\.\w+)+(?<!\.toml)(?<!\.yaml)(?<!\.json)")
+OURS = re.compile(r"rollcall(\.\w+)+(?<!\.toml)(?<!\.yaml)(?<!\.json)")
 LINES = [
     (page, words) for page in PAGES for block in blocks("sh", page) for words in commands(block)
 ]

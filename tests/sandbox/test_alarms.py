@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from consumers.room import Room
-from sandbox.scorers import ScorerSpec, waiting
-from sandbox.waiting_scores import awaited
-from schemas.messages import Trajectory
+from rollcall.consumers.room import Room
+from rollcall.sandbox.scorers import ScorerSpec, waiting
+from rollcall.sandbox.waiting_scores import awaited
+from rollcall.schemas.messages import Trajectory
 from tests.support.scored_trajectories import ended
 
 HERE = __name__

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from sandbox.at_once import at_once
-from sandbox.environment import Observation
-from sandbox.sessions import Sessions
-from schemas.errors import WorkFailed
-from schemas.messages import EnvironmentStep
+from rollcall.sandbox.at_once import at_once
+from rollcall.sandbox.environment import Observation
+from rollcall.sandbox.sessions import Sessions
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import EnvironmentStep
 
 RESET = EnvironmentStep("r", 1, 0, 0, b"0", b"", 0, 0, "reset", "e")
 STEP = EnvironmentStep("r", 1, 1, 0, b"1", b"", 0, 0, "step", "e", action="a")

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from sandbox.environment import (
+from rollcall.sandbox.environment import (
     Environment,
     Kind,
     Observation,
@@ -21,7 +21,7 @@ from sandbox.environment import (
     make_environment,
     make_plain,
 )
-from schemas.errors import Refused, WorkFailed
+from rollcall.schemas.errors import Refused, WorkFailed
 from tests.support.driven import Driven
 from tests.support.lake import LAKE_ANY_START
 from tests.support.patient_environment import Nowhere
@@ -190,8 +190,8 @@ def test_invalid_environment_config_fails_without_retry_and_says_why(
 
 def test_checking_a_name_imports_neither_gymnasium_nor_reasoning_gym() -> None:
     code = (
-        "import sys; from sandbox.environment import check_environment as c; "
-        "from sandbox.scorers import check_scorer as s; "
+        "import sys; from rollcall.sandbox.environment import check_environment as c; "
+        "from rollcall.sandbox.scorers import check_scorer as s; "
         "c('gymnasium'); c('reasoning_gym'); s('reasoning_gym'); "
         "sys.exit(bool({'gymnasium', 'reasoning_gym', 'numpy'} & set(sys.modules)))"
     )
@@ -301,7 +301,7 @@ def test_dataset_scorer_that_raises_gives_zero_reward_and_a_note() -> None:
 def test_data_sets_that_differ_between_processes_are_not_replayable() -> None:
     # Given another process, whose strings hash differently (false alarm: 1 in 2**32)
     code = (
-        "import sys; from sandbox.environment import make_plain as make; "
+        "import sys; from rollcall.sandbox.environment import make_plain as make; "
         "print([make('reasoning_gym', config).open(7).text for config in sys.argv[1:]])"
     )
     names = ["isomorphic_strings", "ransom_note", "word_ladder", "polynomial_multiplication"]

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import process_tree
-from sandbox.keeper import Confinement, Keeper, KeptProcess
-from schemas.errors import WorkFailed
+from rollcall.sandbox import process_tree
+from rollcall.sandbox.keeper import Confinement, Keeper, KeptProcess
+from rollcall.schemas.errors import WorkFailed
 from tests.support.processes_left import running
 from tests.support.waiting import holds, until
 
 WORKER = """
 import asyncio, os
-from sandbox.keeper import Keeper
+from rollcall.sandbox.keeper import Keeper
 
 # Ignores signals; forks twice; leads a session, with nothing in its environment, elsewhere
 SCRIPT = "trap '' TERM INT HUP; (sleep $0 &); env -i setsid sh -c 'cd /; sleep '$0 & sleep $0"

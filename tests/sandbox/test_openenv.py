@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from compose.services.ports import free_port
-from sandbox.environment import (
+from rollcall.compose.services.ports import free_port
+from rollcall.sandbox.environment import (
     AnyEnvironment,
     Kind,
     Observation,
@@ -17,7 +17,7 @@ from sandbox.environment import (
     kind_of,
     make_environment,
 )
-from schemas.errors import WorkFailed
+from rollcall.schemas.errors import WorkFailed
 from tests.support.openenv_server import Served, openenv_server
 
 GARBAGE = ("", "\0", "☃", "nan", "[1]", '{"', '{"message": 1}', "9" * 5000)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.environment import make_environment
-from sandbox.scorers import (
+from rollcall.sandbox.environment import make_environment
+from rollcall.sandbox.scorers import (
     ScorerSpec,
     check_scorer,
     environment_return,
@@ -17,8 +17,8 @@ from sandbox.scorers import (
     score,
     verdict_right,
 )
-from schemas.errors import Refused
-from schemas.messages import (
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import (
     Message,
     ScoredTrajectory,
     Task,

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.held_folder import scratch_folder
+from rollcall.sandbox.held_folder import scratch_folder
 from tests.support.command_line import ROOT
 from tests.support.waiting import until
 
 HOLDER = """
 import sys
 from pathlib import Path
-from sandbox.held_folder import scratch_folder
-from sandbox.tied_programs import run_tied
+from rollcall.sandbox.held_folder import scratch_folder
+from rollcall.sandbox.tied_programs import run_tied
 with scratch_folder("test") as folder:
     (folder / "large").write_text("x" * 1000)
     print(folder, flush=True)

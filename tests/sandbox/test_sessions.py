@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.at_once import at_once
-from sandbox.environment import Observation
-from sandbox.sessions import Sessions as Waiting
-from schemas.answer_cache import AnswerCache
-from schemas.errors import Unavailable, WorkFailed
-from schemas.ids import command_id
-from schemas.messages import EnvironmentStep, EnvironmentStepped
+from rollcall.sandbox.at_once import at_once
+from rollcall.sandbox.environment import Observation
+from rollcall.sandbox.sessions import Sessions as Waiting
+from rollcall.schemas.answer_cache import AnswerCache
+from rollcall.schemas.errors import Unavailable, WorkFailed
+from rollcall.schemas.ids import command_id
+from rollcall.schemas.messages import EnvironmentStep, EnvironmentStepped
 from tests.support.counting_environment import Counting
 from tests.support.lake import LAKE_ANY_START
 

@@ -8,10 +8,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from sandbox.scorers import Opinion, ScorerSpec, filled, given, read_result, score
-from sandbox.token_scores import PerToken
-from schemas.messages import Reward, ScoredTrajectory, Sequence, TokenScores, Trajectory
-from schemas.packed import logprobs_of, pack_ids, pack_logprobs
+from rollcall.sandbox.scorers import Opinion, ScorerSpec, filled, given, read_result, score
+from rollcall.sandbox.token_scores import PerToken
+from rollcall.schemas.messages import Reward, ScoredTrajectory, Sequence, TokenScores, Trajectory
+from rollcall.schemas.packed import logprobs_of, pack_ids, pack_logprobs
 from tests.support.said_trajectories import trajectory
 
 HERE = "tests.sandbox.test_token_scores"

@@ -16,8 +16,8 @@ import avro.schema
 from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
-from schemas.avro_schemas import schema_text
-from schemas.topics import manifest
+from rollcall.schemas.avro_schemas import schema_text
+from rollcall.schemas.topics import manifest
 from tests.support.avro_messages import ON_TOPICS, encoded, one_of_each_kind, plain
 
 HERE = Path(__file__).parent

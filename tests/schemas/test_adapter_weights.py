@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from schemas.adapter_weights import KIND, AdapterAbout, base_digest, modules_of
-from schemas.errors import WeightsDiffer
-from schemas.weights import RawTensor, from_safetensors, to_safetensors
+from rollcall.schemas.adapter_weights import KIND, AdapterAbout, base_digest, modules_of
+from rollcall.schemas.errors import WeightsDiffer
+from rollcall.schemas.weights import RawTensor, from_safetensors, to_safetensors
 
 ABOUT = AdapterAbout("tensors:ab", 2, 8.0, transposed=True)
 

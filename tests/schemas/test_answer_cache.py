@@ -5,8 +5,8 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.answer_cache import AnswerCache, size_of
-from schemas.messages import EnvironmentStepped, ModelAnswered
+from rollcall.schemas.answer_cache import AnswerCache, size_of
+from rollcall.schemas.messages import EnvironmentStepped, ModelAnswered
 
 
 @given(

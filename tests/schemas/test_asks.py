@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.asks import (
+from rollcall.schemas.asks import (
     AgentAction,
     Ask,
     AskPrint,
@@ -22,9 +22,9 @@ from schemas.asks import (
     text_of,
     told_by,
 )
-from schemas.errors import WireError
-from schemas.known_asks import KnownAsks, KnownPrints
-from schemas.messages import Message
+from rollcall.schemas.errors import WireError
+from rollcall.schemas.known_asks import KnownAsks, KnownPrints
+from rollcall.schemas.messages import Message
 from tests.support.avro_messages import FEW
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)

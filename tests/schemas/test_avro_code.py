@@ -17,14 +17,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas import fastavro_values
-from schemas.avro_code import Writers
-from schemas.avro_schemas import class_of, schema_of
-from schemas.claims import claimed
-from schemas.codec import NOT_AVRO, PREFIX, TOO_SHORT, Codec
-from schemas.errors import WireError
-from schemas.message_code import PLAIN, message_code
-from schemas.messages import Control, Event
+from rollcall.schemas import fastavro_values
+from rollcall.schemas.avro_code import Writers
+from rollcall.schemas.avro_schemas import class_of, schema_of
+from rollcall.schemas.claims import claimed
+from rollcall.schemas.codec import NOT_AVRO, PREFIX, TOO_SHORT, Codec
+from rollcall.schemas.errors import WireError
+from rollcall.schemas.message_code import PLAIN, message_code
+from rollcall.schemas.messages import Control, Event
 from tests.schemas.release import GOLDEN, versions
 from tests.support.avro_blocks import in_blocks
 from tests.support.avro_messages import (
@@ -168,7 +168,7 @@ def test_all_codecs_read_released_bytes_alike(kind: str) -> None:
 def test_code_compiled_from_other_sources_is_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    older = ModuleType("schemas.avro_compiled")
+    older = ModuleType("rollcall.schemas.avro_compiled")
     older.__dict__.update(MADE_FROM="other sources", READERS={}, WRITERS={})
     monkeypatch.setitem(sys.modules, older.__name__, older)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.bounded import (
+from rollcall.schemas.bounded import (
     LARGEST,
     base64_bytes,
     inflated,

@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.bounds import NAME_BYTES, check_names, check_request, check_sampling, longest_s
-from schemas.codec import Codec, LocalRegistry
-from schemas.errors import Refused
-from schemas.messages import Limits, RolloutRequest, Sampling, Task
+from rollcall.schemas.bounds import (
+    NAME_BYTES,
+    check_names,
+    check_request,
+    check_sampling,
+    longest_s,
+)
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import Limits, RolloutRequest, Sampling, Task
 
 GOOD = RolloutRequest("r", Task("maze", prompt="Go!"))
 NAN, INF = float("nan"), float("inf")

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from schemas.availability import AGAIN_S
-from schemas.claims import HOLDERS, LIGHT, claimed, lightened
-from schemas.codec import Codec, LocalRegistry
-from schemas.errors import BadBytes, ObjectLost, Unavailable, WireError
-from schemas.messages import (
+from rollcall.schemas.availability import AGAIN_S
+from rollcall.schemas.claims import HOLDERS, LIGHT, claimed, lightened
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.errors import BadBytes, ObjectLost, Unavailable, WireError
+from rollcall.schemas.messages import (
     Claim,
     Control,
     EnvironmentStepped,
@@ -20,7 +20,7 @@ from schemas.messages import (
     TokenScores,
     Trajectory,
 )
-from schemas.topics import Topics
+from rollcall.schemas.topics import Topics
 from tests.support.avro_messages import Shelf, example, one_of_each_kind
 
 TOPIC = "a.topic"

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.availability import AGAIN_S
-from schemas.avro_schemas import schema_of, schema_text
-from schemas.codec import PREFIX, Codec, LocalRegistry
-from schemas.errors import (
+from rollcall.schemas.availability import AGAIN_S
+from rollcall.schemas.avro_schemas import schema_of, schema_text
+from rollcall.schemas.codec import PREFIX, Codec, LocalRegistry
+from rollcall.schemas.errors import (
     BadBytes,
     BadMagic,
     LengthsDisagree,
@@ -24,7 +24,7 @@ from schemas.errors import (
     UnknownSchema,
     WireError,
 )
-from schemas.messages import (
+from rollcall.schemas.messages import (
     AttemptStarted,
     Control,
     EnvironmentStep,
@@ -36,7 +36,7 @@ from schemas.messages import (
     TrainStep,
     Trajectory,
 )
-from schemas.topics import Topics
+from rollcall.schemas.topics import Topics
 from tests.schemas.release import GOLDEN, versions
 from tests.support.avro_messages import (
     FEW,

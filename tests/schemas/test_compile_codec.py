@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from schemas.avro_cython import source
-from schemas.compile_codec import CannotCompile, compile_codec
-from schemas.message_code import made_from, records
+from rollcall.schemas.avro_cython import source
+from rollcall.schemas.compile_codec import CannotCompile, compile_codec
+from rollcall.schemas.message_code import made_from, records
 from tests.support.avro_messages import RECORDS
 
 
@@ -14,7 +14,7 @@ def test_without_a_compiler_the_codec_stays_plain_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("schemas.compile_codec.find_spec", lambda name: None)
+    monkeypatch.setattr("rollcall.schemas.compile_codec.find_spec", lambda name: None)
 
     with pytest.raises(CannotCompile, match="no ziglang"):
         compile_codec(tmp_path)

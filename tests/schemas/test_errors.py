@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from schemas import errors
-from schemas.errors import (
+from rollcall.schemas import errors
+from rollcall.schemas.errors import (
     BadMagic,
     BatchFailed,
     LengthsDisagree,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.errors import BadBytes, WireError
-from schemas.headers import (
+from rollcall.schemas.errors import BadBytes, WireError
+from rollcall.schemas.headers import (
     MESSAGE_BYTES,
     Headers,
     dead_letter_headers,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.ids import call_seed, command_id, digest, request_id
+from rollcall.schemas.ids import call_seed, command_id, digest, request_id
 from tests.support.avro_messages import FEW
 
 PLACES = st.tuples(

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas import messages
-from schemas.avro_schemas import NAMESPACE
-from schemas.errors import LengthsDisagree
-from schemas.message_code import PLAIN, MessageCode, message_code
-from schemas.packed import ids_of, logprobs_of, mask_of, pack_ids, pack_logprobs
+from rollcall.schemas import messages
+from rollcall.schemas.avro_schemas import NAMESPACE
+from rollcall.schemas.errors import LengthsDisagree
+from rollcall.schemas.message_code import PLAIN, MessageCode, message_code
+from rollcall.schemas.packed import ids_of, logprobs_of, mask_of, pack_ids, pack_logprobs
 from tests.support.avro_messages import (
     FEW,
     RECORDS,
@@ -31,7 +31,7 @@ EACH_RECORD = pytest.mark.parametrize("record", RECORDS, ids=lambda record: reco
 DATACLASSES = {
     name
     for name, of in inspect.getmembers(messages, inspect.isclass)
-    if of.__module__ == "schemas.messages"
+    if of.__module__ == "rollcall.schemas.messages"
 }
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from schemas.errors import Refused
-from schemas.names import load, unknown
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.names import load, unknown
 
 
 def test_a_misspelt_name_gets_the_nearest_suggestion() -> None:
@@ -64,7 +64,14 @@ def test_a_module_that_fails_to_import_is_reported(
         load("agent", f"rollcall_test_{module}:f")
 
 
-@pytest.mark.parametrize("reference", ["trainer:score", "sandbox.mine:score", "rollcall:score"])
-def test_a_reference_into_an_own_package_is_refused(reference: str) -> None:
-    with pytest.raises(Refused, match="another name"):
+@pytest.mark.parametrize(
+    ("reference", "says"),
+    [
+        ("trainer:score", "module 'trainer' has no 'score'"),
+        ("sandbox.mine:score", "No module named 'sandbox.mine'"),
+        ("rollcall:score", "module 'rollcall' has no 'score'"),
+    ],
+)
+def test_a_reference_to_a_missing_name_of_ours_is_refused(reference: str, says: str) -> None:
+    with pytest.raises(Refused, match=says):
         load("scorer", reference)

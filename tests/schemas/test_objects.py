@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from schemas.claims import claim_of
-from schemas.errors import ObjectLost, Refused, Unavailable, WireError
-from schemas.messages import Claim
-from schemas.objects import MARK, ObjectStore
+from rollcall.schemas.claims import claim_of
+from rollcall.schemas.errors import ObjectLost, Refused, Unavailable, WireError
+from rollcall.schemas.messages import Claim
+from rollcall.schemas.objects import MARK, ObjectStore
 
 VALUE = b"\0\0\0\0\1" + b"heavy" * 1000
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.packed_rows import PACK_CHARS, PackedRows
+from rollcall.schemas.packed_rows import PACK_CHARS, PackedRows
 
 LONG = st.builds(lambda text, times: text * times, st.text(max_size=9), st.integers(0, 3000))
 VALUES = st.one_of(

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from schemas.process_memory import MUCH_BYTES
+from rollcall.schemas.process_memory import MUCH_BYTES
 
 SCRIPT = """
 import os, sys
 import torch
-from schemas.process_memory import return_large_blocks
+from rollcall.schemas.process_memory import return_large_blocks
 
 def held():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

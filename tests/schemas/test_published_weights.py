@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schemas.errors import WeightsDiffer, WeightsMissing
-from schemas.messages import PolicyVersion
-from schemas.published_weights import HeldWeights, Published, write_delta
-from schemas.weights import RawTensor, write_weights
+from rollcall.schemas.errors import WeightsDiffer, WeightsMissing
+from rollcall.schemas.messages import PolicyVersion
+from rollcall.schemas.published_weights import HeldWeights, Published, write_delta
+from rollcall.schemas.weights import RawTensor, write_weights
 
 Weights = dict[str, RawTensor]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from schemas.avro_schemas import schema_text
-from schemas.codec import Codec
-from schemas.errors import Refused, TopicsDiffer, Unavailable, Unfit, UnknownSchema
-from schemas.messages import Control
-from schemas.registry import TIMEOUT_S, HttpRegistry, subject_of
+from rollcall.schemas.avro_schemas import schema_text
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import Refused, TopicsDiffer, Unavailable, Unfit, UnknownSchema
+from rollcall.schemas.messages import Control
+from rollcall.schemas.registry import TIMEOUT_S, HttpRegistry, subject_of
 
 TOPIC = "rl.control"
 TEXT = schema_text(Control)

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from schemas.avro_schemas import schema_text
-from schemas.messages import Event, TrainStep, Trajectory
-from schemas.topics import manifest
+from rollcall.schemas.avro_schemas import schema_text
+from rollcall.schemas.messages import Event, TrainStep, Trajectory
+from rollcall.schemas.topics import manifest
 from tests.schemas.release import (
     FINGERPRINTS,
     RELEASE,
@@ -89,7 +89,7 @@ def test_the_current_schema_is_the_newest_released_one(record: type) -> None:
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_the_schema_text_does_not_depend_on_hash_seeds(seed: str) -> None:
     code = (
-        "from schemas import avro_schemas, messages; "
+        "from rollcall.schemas import avro_schemas, messages; "
         "print(avro_schemas.schema_text(messages.TrainStep))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": seed}

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from schemas.errors import Refused
-from schemas.rules import Choice, NoOptions, Rule, choose, require, table
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import Choice, NoOptions, Rule, choose, require, table
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.codec import Codec
-from schemas.errors import RegistryDiffers, Unavailable
-from schemas.headers import Headers
-from schemas.messages import Control
-from schemas.schema_memory import (
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import RegistryDiffers, Unavailable
+from rollcall.schemas.headers import Headers
+from rollcall.schemas.messages import Control
+from rollcall.schemas.schema_memory import (
     FINGERPRINT,
     FORGOTTEN_BY,
     SCHEMA_ID,

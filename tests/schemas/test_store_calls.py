@@ -13,10 +13,16 @@ import aiohttp
 import botocore.exceptions
 import pytest
 
-from schemas import weights_store
-from schemas.errors import ObjectLost, RollcallError, StoreAway, Unavailable, WeightsMissing
-from schemas.objects import ObjectStore
-from schemas.store_calls import told
+from rollcall.schemas import weights_store
+from rollcall.schemas.errors import (
+    ObjectLost,
+    RollcallError,
+    StoreAway,
+    Unavailable,
+    WeightsMissing,
+)
+from rollcall.schemas.objects import ObjectStore
+from rollcall.schemas.store_calls import told
 from tests.support.faulty_files import Faults, faulty_files
 from tests.support.s3_store import s3_server
 

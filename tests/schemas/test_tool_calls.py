@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.errors import WireError
-from schemas.tool_calls import (
+from rollcall.schemas.errors import WireError
+from rollcall.schemas.tool_calls import (
     ToolCall,
     arguments_of,
     canonical_arguments,

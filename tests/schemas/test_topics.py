@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas import messages
-from schemas.errors import Refused
-from schemas.topics import Topics, TopicSpec, checked, manifest, wanted
+from rollcall.schemas import messages
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.topics import Topics, TopicSpec, checked, manifest, wanted
 from tests.schemas.release import LEVELS
 from tests.support.avro_messages import FEW
 

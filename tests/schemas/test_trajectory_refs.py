@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.publisher import VALUE_LIMIT_BYTES
-from schemas.errors import LengthsDisagree
-from schemas.ids import request_id
-from schemas.messages import TrainStep, TrajectoryRef, TrajectoryRefs
-from schemas.trajectory_refs import PLAIN, fitted, pack_refs, refs_of
+from rollcall.producers.publisher import VALUE_LIMIT_BYTES
+from rollcall.schemas.errors import LengthsDisagree
+from rollcall.schemas.ids import request_id
+from rollcall.schemas.messages import TrainStep, TrajectoryRef, TrajectoryRefs
+from rollcall.schemas.trajectory_refs import PLAIN, fitted, pack_refs, refs_of
 from tests.support.avro_messages import codec_for, encoded
 
 STEP = TrainStep("policy", "run", 1, 1, 0, (), {})

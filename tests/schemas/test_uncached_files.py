@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.uncached_files import BUFFER_BYTES, write_uncached
+from rollcall.schemas.uncached_files import BUFFER_BYTES, write_uncached
 
 SIZES = [0, 1, 511, 4096, BUFFER_BYTES - 1, BUFFER_BYTES, BUFFER_BYTES + 1, 3 * BUFFER_BYTES + 513]
 

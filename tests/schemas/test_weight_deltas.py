@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.errors import WeightsDiffer
-from schemas.weight_deltas import (
+from rollcall.schemas.errors import WeightsDiffer
+from rollcall.schemas.weight_deltas import (
     BYTES,
     FORMS,
     HEADER,
@@ -18,7 +18,7 @@ from schemas.weight_deltas import (
     encoded,
     encoded_plainly,
 )
-from schemas.weights import RawTensor
+from rollcall.schemas.weights import RawTensor
 
 
 def shorts(*values: int, dtype: str = "U16") -> RawTensor:

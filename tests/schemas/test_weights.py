@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas import whole_files
-from schemas.errors import BadBytes, LengthsDisagree, Unavailable, WeightsDiffer, WireError
-from schemas.messages import WeightsFile
-from schemas.tensor_digests import PREFIX, is_by_tensor, sha256s_of
-from schemas.weights import (
+from rollcall.schemas import whole_files
+from rollcall.schemas.errors import BadBytes, LengthsDisagree, Unavailable, WeightsDiffer, WireError
+from rollcall.schemas.messages import WeightsFile
+from rollcall.schemas.tensor_digests import PREFIX, is_by_tensor, sha256s_of
+from rollcall.schemas.weights import (
     SIZE_BYTES,
     RawTensor,
     from_safetensors,

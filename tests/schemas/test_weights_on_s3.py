@@ -6,10 +6,10 @@ import fsspec
 import pytest
 from moto.server import ThreadedMotoServer
 
-from schemas.errors import Unavailable, WeightsDiffer, WeightsMissing
-from schemas.messages import PolicyVersion
-from schemas.published_weights import HeldWeights, Published, write_delta
-from schemas.weights import RawTensor, read_weights, write_weights
+from rollcall.schemas.errors import Unavailable, WeightsDiffer, WeightsMissing
+from rollcall.schemas.messages import PolicyVersion
+from rollcall.schemas.published_weights import HeldWeights, Published, write_delta
+from rollcall.schemas.weights import RawTensor, read_weights, write_weights
 from tests.support.s3_store import s3_server
 
 WHERE = "s3://bucket/run/weights"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.whole_files import appearing, write_whole
+from rollcall.schemas.whole_files import appearing, write_whole
 
 
 def test_a_replaced_file_leaves_no_temporary_file(tmp_path: Path) -> None:

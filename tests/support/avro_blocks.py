@@ -4,9 +4,9 @@ import struct
 from random import Random
 from typing import Any
 
-from schemas.avro_code import Types
-from schemas.avro_primitives import varint
-from schemas.avro_schemas import NAMESPACE, Avro, schema_of
+from rollcall.schemas.avro_code import Types
+from rollcall.schemas.avro_primitives import varint
+from rollcall.schemas.avro_schemas import NAMESPACE, Avro, schema_of
 
 
 def in_blocks(message: Any, rng: Random) -> bytes:

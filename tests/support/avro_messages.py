@@ -11,21 +11,21 @@ from typing import Any, get_args
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from schemas import messages
-from schemas.avro_schemas import NAMESPACE
-from schemas.claims import checked, claim_of
-from schemas.codec import PREFIX, Codec, LocalRegistry
-from schemas.errors import ObjectLost, StoreAway, TopicsDiffer, UnknownSchema
-from schemas.message_code import MessageCode
-from schemas.messages import Claim
-from schemas.topics import manifest
+from rollcall.schemas import messages
+from rollcall.schemas.avro_schemas import NAMESPACE
+from rollcall.schemas.claims import checked, claim_of
+from rollcall.schemas.codec import PREFIX, Codec, LocalRegistry
+from rollcall.schemas.errors import ObjectLost, StoreAway, TopicsDiffer, UnknownSchema
+from rollcall.schemas.message_code import MessageCode
+from rollcall.schemas.messages import Claim
+from rollcall.schemas.topics import manifest
 
 Avro = Any
 FEW = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], database=None)
 """A busy machine is slow now and then, and these laws are cheap to break."""
 WRITTEN: dict[str, dict[str, Any]] = {
     path.name.removeprefix(NAMESPACE).removesuffix(".avsc"): json.loads(path.read_text())
-    for path in sorted((files("schemas") / "avro").iterdir(), key=lambda path: path.name)
+    for path in sorted((files("rollcall.schemas") / "avro").iterdir(), key=lambda path: path.name)
 }
 """Every .avsc as it lies there, by the name of its file."""
 RECORDS: tuple[type, ...] = tuple(getattr(messages, name) for name in WRITTEN)

@@ -7,10 +7,10 @@ import asyncio
 import sys
 from pathlib import Path
 
-from consumers.environments.worker_boxes import WorkerBoxes
-from consumers.room import Room
-from sandbox.boxes.box import Spec
-from sandbox.boxes.leases import Leases, LeaseTimes
+from rollcall.consumers.environments.worker_boxes import WorkerBoxes
+from rollcall.consumers.room import Room
+from rollcall.sandbox.boxes.box import Spec
+from rollcall.sandbox.boxes.leases import Leases, LeaseTimes
 
 QUICK = LeaseTimes(touch_s=0.1, lapse_s=1.0, reap_s=0.1)
 

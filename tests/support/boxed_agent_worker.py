@@ -7,10 +7,10 @@ import asyncio
 import sys
 from pathlib import Path
 
-from consumers.environments.gateway import Gateway
-from consumers.environments.listener import bind
-from sandbox.agents.agent_processes import AgentProcesses
-from sandbox.environments.hosted_agent import HostedAgent
+from rollcall.consumers.environments.gateway import Gateway
+from rollcall.consumers.environments.listener import bind
+from rollcall.sandbox.agents.agent_processes import AgentProcesses
+from rollcall.sandbox.environments.hosted_agent import HostedAgent
 from tests.support.process_host import ProcessHost
 
 

@@ -9,9 +9,9 @@ from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as Tp
 from confluent_kafka.admin import AdminClient
 
-from consumers.log.kafka_log import KafkaLog
-from producers.admin import Admin
-from schemas.topics import WantedTopic
+from rollcall.consumers.log.kafka_log import KafkaLog
+from rollcall.producers.admin import Admin
+from rollcall.schemas.topics import WantedTopic
 
 SESSION_S = 3
 """After this a group takes a silent member for dead: most of what a test waits after a kill."""

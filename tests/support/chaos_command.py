@@ -16,7 +16,7 @@ from tests.support.command_line import ROOT
 def chaos(*words: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
     """Run the command; whatever becomes of the test, it takes its processes down."""
     with subprocess.Popen(
-        [sys.executable, "-m", "compose.cli", "chaos", *words],
+        [sys.executable, "-m", "rollcall.compose.cli", "chaos", *words],
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from consumers.agents.outbox import Outbox
-from consumers.agents.worker import Agents, Capacity
-from consumers.audit.audit import audit
-from consumers.audit.report import Breach, Report
-from consumers.log.memory_log import MemoryLog
-from consumers.log.memory_publisher import MemoryPublisher
-from consumers.log.memory_source import MemorySource
-from consumers.log.protocols import Commit, Held, Listener, Record, TopicPartition
-from consumers.loop.loop import Loop
-from inference.scripted import ScriptedEngine
-from producers.publisher import Cause, Outgoing
-from schemas.errors import WorkFailed
-from schemas.messages import (
+from rollcall.consumers.agents.outbox import Outbox
+from rollcall.consumers.agents.worker import Agents, Capacity
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.audit.report import Breach, Report
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.log.memory_publisher import MemoryPublisher
+from rollcall.consumers.log.memory_source import MemorySource
+from rollcall.consumers.log.protocols import Commit, Held, Listener, Record, TopicPartition
+from rollcall.consumers.loop.loop import Loop
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.producers.publisher import Cause, Outgoing
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import (
     CallFailed,
     EnvironmentStepped,
     Limits,
@@ -51,7 +51,7 @@ AGENTS = (
 
 def patient(task: Any) -> Any:
     """A program that forgives: whatever fails, it asks again, and ends well."""
-    from consumers.agents.wishes import CallModel, Finish, Reset, Step, WishFailed, user
+    from rollcall.consumers.agents.wishes import CallModel, Finish, Reset, Step, WishFailed, user
 
     said, failures = [], 0
     for wish in [Reset(), CallModel([user("a")]), Step("R"), CallModel([user("b")]), Step("D")]:

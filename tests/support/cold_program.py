@@ -1,7 +1,16 @@
 """A program of a user's that samples otherwise than its request says."""
 
-from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, system, user
-from schemas.messages import Sampling
+from rollcall.consumers.agents.wishes import (
+    Agent,
+    CallModel,
+    Finish,
+    Reset,
+    Step,
+    Task,
+    system,
+    user,
+)
+from rollcall.schemas.messages import Sampling
 
 COLD = Sampling(temperature=0.05, top_p=0.5, top_k=2, max_tokens=1)
 

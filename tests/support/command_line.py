@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from compose.cli.app import app
-from compose.cluster import Cluster
+from rollcall.compose.cli.app import app
+from rollcall.compose.cluster import Cluster
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,17 +34,17 @@ def options(**values: object) -> list[str]:
 
 FORKS = multiprocessing.get_context("forkserver")
 IMPORTED = [
-    "compose.cli.app",
-    "compose.workers.build",
-    "compose.workers.readiness",
-    "compose.workers.shutdown",
-    "consumers.agents.worker",
-    "consumers.environments.environments",
-    "consumers.environments.worker_hosts",
-    "consumers.models.server",
-    "consumers.rewards",
-    "inference.text_script",
-    "sandbox.agents.agent_processes",
+    "rollcall.compose.cli.app",
+    "rollcall.compose.workers.build",
+    "rollcall.compose.workers.readiness",
+    "rollcall.compose.workers.shutdown",
+    "rollcall.consumers.agents.worker",
+    "rollcall.consumers.environments.environments",
+    "rollcall.consumers.environments.worker_hosts",
+    "rollcall.consumers.models.server",
+    "rollcall.consumers.rewards",
+    "rollcall.inference.text_script",
+    "rollcall.sandbox.agents.agent_processes",
 ]
 """Most of the second that a command or a worker needs before it begins; nothing with an extra."""
 LONGEST_S = 90
@@ -129,7 +129,7 @@ def _command(
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["rollcall", *words]
-    from compose.cli.app import main
+    from rollcall.compose.cli.app import main
 
     main()
 
@@ -137,7 +137,7 @@ def _command(
 def afresh(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command in an interpreter of its own, from its first line on."""
     return subprocess.run(
-        [sys.executable, "-P", "-m", "compose.cli", *words],
+        [sys.executable, "-P", "-m", "rollcall.compose.cli", *words],
         cwd=cwd,
         capture_output=True,
         text=True,

@@ -1,6 +1,6 @@
 """Environments that tests stand on, made by name like anybody's own."""
 
-from sandbox.environment import Observation
+from rollcall.sandbox.environment import Observation
 
 
 class Counting:

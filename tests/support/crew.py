@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from compose.cluster import Cluster
-from consumers.agents.fold.journal import Journal
-from consumers.agents.fold.world import World
-from consumers.agents.programs import program_of
-from consumers.log.protocols import Record
-from consumers.log.reading import read_all
-from producers.submit import Submitter
-from schemas.messages import (
+from rollcall.compose.cluster import Cluster
+from rollcall.consumers.agents.fold.journal import Journal
+from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.programs import program_of
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.log.reading import read_all
+from rollcall.producers.submit import Submitter
+from rollcall.schemas.messages import (
     Event,
     RolloutRequest,
     ScoredTrajectory,

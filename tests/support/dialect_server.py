@@ -8,10 +8,10 @@ import httpx
 import httpx2
 import openai
 
-from inference.dialects.dialect import AgentRequest, Declined
-from inference.dialects.routes import ROUTES, HttpAnswer, answer, dialect_of, error_answer
-from schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply
-from schemas.messages import Message
+from rollcall.inference.dialects.dialect import AgentRequest, Declined
+from rollcall.inference.dialects.routes import ROUTES, HttpAnswer, answer, dialect_of, error_answer
+from rollcall.schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply
+from rollcall.schemas.messages import Message
 
 ID = "5f" * 16
 REPLY_MS = 1_700_000_000_123

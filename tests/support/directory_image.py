@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.boxes import image_store
-from sandbox.boxes.box import Box, Spec
-from sandbox.boxes.bubblewrap import BubblewrapDriver
-from sandbox.boxes.pool import Mode
+from rollcall.sandbox.boxes import image_store
+from rollcall.sandbox.boxes.box import Box, Spec
+from rollcall.sandbox.boxes.bubblewrap import BubblewrapDriver
+from rollcall.sandbox.boxes.pool import Mode
 from tests.support.mortal_boxes import MortalHost
 
 IMAGE = "small"

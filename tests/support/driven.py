@@ -2,7 +2,7 @@
 
 import asyncio
 
-from sandbox.environment import Observation, WaitingEnvironment
+from rollcall.sandbox.environment import Observation, WaitingEnvironment
 
 
 class Driven:

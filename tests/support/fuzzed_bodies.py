@@ -4,9 +4,9 @@ import json
 import random
 from typing import Any
 
-from schemas.asks import Choice
-from schemas.messages import Message
-from schemas.tool_calls import ToolCall, tool_calls_text
+from rollcall.schemas.asks import Choice
+from rollcall.schemas.messages import Message
+from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.dialect_server import ID
 
 CALL = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": '{"a": 1}'}}

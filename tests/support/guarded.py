@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 
-from sandbox import process_tree
+from rollcall.sandbox import process_tree
 
 if __name__ == "__main__":
     process_tree.adopt_orphans()

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from consumers.loop.loop import Loop
-from schemas.messages import (
+from rollcall.consumers.loop.loop import Loop
+from rollcall.schemas.messages import (
     EnvironmentStep,
     EnvironmentStepped,
     ModelCall,

@@ -6,9 +6,9 @@ import sys
 import threading
 import types
 
-from compose.settings import Settings
-from consumers.log.memory_log import MemoryLog
-from schemas.codec import Codec
+from rollcall.compose.settings import Settings
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.schemas.codec import Codec
 
 SHARED = (
     type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType,

@@ -1,8 +1,8 @@
 """Hosted rollouts without a log, a gateway or a process: agents are coroutines that ask.
 
 The rollout's journal is folded by today's fold, its commands are answered here: model calls by a
-function, steps by `sandbox.sessions` with real environments. Whoever holds the sessions may be
-taken away at any moment, and so may the agent.
+function, steps by `rollcall.sandbox.sessions` with real environments. Whoever holds the sessions
+may be taken away at any moment, and so may the agent.
 """
 
 import asyncio
@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from consumers.agents.fold.commands import Command
-from consumers.answers import event_of
-from consumers.environments.line import GatewayLine, OpenCalls
-from sandbox.agents.agent_processes import AgentExit
-from sandbox.environment import AnyEnvironment, Observation, make_environment
-from sandbox.environments.hosted_agent import HostedAgent
-from sandbox.sessions import Sessions
-from schemas.asks import Ask, ModelReply, Reply, StepReply
-from schemas.errors import WorkFailed
-from schemas.messages import (
+from rollcall.consumers.agents.fold.commands import Command
+from rollcall.consumers.answers import event_of
+from rollcall.consumers.environments.line import GatewayLine, OpenCalls
+from rollcall.sandbox.agents.agent_processes import AgentExit
+from rollcall.sandbox.environment import AnyEnvironment, Observation, make_environment
+from rollcall.sandbox.environments.hosted_agent import HostedAgent
+from rollcall.sandbox.sessions import Sessions
+from rollcall.schemas.asks import Ask, ModelReply, Reply, StepReply
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import (
     CallFailed,
     EnvironmentStep,
     Event,

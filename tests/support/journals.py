@@ -6,17 +6,17 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from consumers.agents.fold.journal import Journal
-from consumers.agents.fold.rollout import Effect
-from consumers.agents.fold.world import World
-from consumers.agents.programs import SHIPPED
-from consumers.agents.watermark import Watermark
-from consumers.agents.wishes import Program
-from consumers.answers import event_of
-from inference.stream_text import cut_at
-from schemas.codec import Codec, LocalRegistry
-from schemas.errors import Refused
-from schemas.messages import (
+from rollcall.consumers.agents.fold.journal import Journal
+from rollcall.consumers.agents.fold.rollout import Effect
+from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.programs import SHIPPED
+from rollcall.consumers.agents.watermark import Watermark
+from rollcall.consumers.agents.wishes import Program
+from rollcall.consumers.answers import event_of
+from rollcall.inference.stream_text import cut_at
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import (
     AttemptStarted,
     CallFailed,
     DeadlinePassed,
@@ -33,8 +33,8 @@ from schemas.messages import (
     RolloutStarted,
     Trajectory,
 )
-from schemas.messages import Task as WireTask
-from schemas.packed import pack_ids, pack_logprobs
+from rollcall.schemas.messages import Task as WireTask
+from rollcall.schemas.packed import pack_ids, pack_logprobs
 from tests.journals.programs import DICED
 
 CODEC = Codec(LocalRegistry())

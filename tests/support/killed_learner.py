@@ -18,21 +18,21 @@ from random import Random
 
 import torch
 
-from compose.processes import die_with_parent
-from schemas.store_urls import local_path
-from schemas.weights_store import remove
+from rollcall.compose.processes import die_with_parent
+from rollcall.schemas.store_urls import local_path
+from rollcall.schemas.weights_store import remove
+from rollcall.trainer import checkpoint as checkpoints
+from rollcall.trainer import weights_files
+from rollcall.trainer.adapters import Lora
+from rollcall.trainer.checkpoint import Checkpoint
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.learner_state import LearnerState
+from rollcall.trainer.publication import Publication, Publishing
+from rollcall.trainer.rank_files import PublishedFile
+from rollcall.trainer.snapshot import Snapshot
+from rollcall.trainer.step import Learner
+from rollcall.trainer.weights_needs import besides
 from tests.support.scored_trajectories import some_samples
-from trainer import checkpoint as checkpoints
-from trainer import weights_files
-from trainer.adapters import Lora
-from trainer.checkpoint import Checkpoint
-from trainer.config import LearnerConfig
-from trainer.learner_state import LearnerState
-from trainer.publication import Publication, Publishing
-from trainer.rank_files import PublishedFile
-from trainer.snapshot import Snapshot
-from trainer.step import Learner
-from trainer.weights_needs import besides
 
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=100_000, save="async")
 KINDS = {

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 
-from schemas.messages import (
+from rollcall.schemas.messages import (
     Limits,
     ModelCall,
     RolloutRequest,

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from compose.cluster import Cluster
-from compose.runs import run_folder
-from compose.runs.recipe import parse_recipe
-from compose.workers.build import Workshop
-from compose.workers.engines import weights_engine
-from compose.workers.run_trainer import run_trainer
-from inference.scripted import ScriptedEngine
-from producers import provision
-from schemas.messages import ModelCall
-from schemas.topics import wanted
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.recipe import parse_recipe
+from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.engines import weights_engine
+from rollcall.compose.workers.run_trainer import run_trainer
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.producers import provision
+from rollcall.schemas.messages import ModelCall
+from rollcall.schemas.topics import wanted
 from tests.support.command_line import ROOT, addresses
 from tests.support.tiny_run import RECIPE
 
@@ -81,7 +81,9 @@ class LiveRun:
         commands = self.cluster.settings.state() / "bin"
         if not commands.is_dir():
             commands.mkdir()
-            (commands / "rollcall").write_text(f'exec {sys.executable} -P -m compose.cli "$@"\n')
+            (commands / "rollcall").write_text(
+                f'exec {sys.executable} -P -m rollcall.compose.cli "$@"\n'
+            )
             (commands / "rollcall").chmod(0o755)
         others = {name: value for name, value in os.environ.items() if "ROLLCALL" not in name}
         return {

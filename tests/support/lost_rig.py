@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from consumers.loop.loop import Loop
-from inference.scripted import ScriptedEngine
-from schemas.messages import RolloutRequest, Trajectory
+from rollcall.consumers.loop.loop import Loop
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.messages import RolloutRequest, Trajectory
 from tests.support.journals import request
 from tests.support.programs import ASKS
 from tests.support.rig import Rig, source_of

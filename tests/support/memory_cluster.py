@@ -9,18 +9,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from compose.settings import Settings
-from compose.workers.build import Workshop
-from consumers.log.memory_log import MemoryLog, MemoryReader
-from consumers.log.protocols import Commit, Record, TopicPartition
-from consumers.loop.loop import Loop
-from inference.scripted import Script, ScriptedEngine
-from producers.admin import GroupMember
-from sandbox.environment import Observation
-from schemas.claims import Objects
-from schemas.messages import ModelAnswered
-from schemas.packed import pack_ids, pack_logprobs
-from schemas.topics import wanted
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.build import Workshop
+from rollcall.consumers.log.memory_log import MemoryLog, MemoryReader
+from rollcall.consumers.log.protocols import Commit, Record, TopicPartition
+from rollcall.consumers.loop.loop import Loop
+from rollcall.inference.scripted import Script, ScriptedEngine
+from rollcall.producers.admin import GroupMember
+from rollcall.sandbox.environment import Observation
+from rollcall.schemas.claims import Objects
+from rollcall.schemas.messages import ModelAnswered
+from rollcall.schemas.packed import pack_ids, pack_logprobs
+from rollcall.schemas.topics import wanted
 from tests.support.rig import PREFIX, Rig
 
 POLICY = "p"
@@ -137,7 +137,7 @@ def _dismiss(crew: Sequence[Loop]) -> None:
 
 
 class MemoryCluster(Rig):
-    """What `compose.cluster.Cluster` is to commands, without a broker; its time is everybody's."""
+    """What `rollcall.compose.cluster.Cluster` is to commands, without a broker."""
 
     registry_url = "in memory"
     log: WorkingLog

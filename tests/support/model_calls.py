@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from compose.cluster import Cluster
-from consumers.log.reading import read_all
-from inference.scripted import ScriptedEngine
-from schemas.ids import command_id
-from schemas.messages import (
+from rollcall.compose.cluster import Cluster
+from rollcall.consumers.log.reading import read_all
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.ids import command_id
+from rollcall.schemas.messages import (
     Event,
     Message,
     ModelAnswered,

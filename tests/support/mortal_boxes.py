@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from sandbox import process_tree
-from sandbox.boxes.box import Box, BoxProgram, Spec, driver
-from sandbox.boxes.pool import Mode
-from schemas.claims import claim_of
+from rollcall.sandbox import process_tree
+from rollcall.sandbox.boxes.box import Box, BoxProgram, Spec, driver
+from rollcall.sandbox.boxes.pool import Mode
+from rollcall.schemas.claims import claim_of
 
 
 def kill(box: Box) -> None:
@@ -46,7 +46,7 @@ def _keepers(guardian: int) -> list[int]:
 
 
 class MortalHost:
-    """Fulfils `sandbox.host.Host` as far as a shell asks; `fate` is told of every start.
+    """Fulfils `rollcall.sandbox.host.Host` as far as a shell asks; `fate` is told of every start.
 
     It is called with the box, how many boxes there were before it, how many programs were started
     in it before, and whether this one has been started yet.

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from sandbox.boxes.box import Box, Driver, Spec, drawn_ident
-from schemas.errors import WorkFailed
+from rollcall.sandbox.boxes.box import Box, Driver, Spec, drawn_ident
+from rollcall.schemas.errors import WorkFailed
 
 
 class OddBox:

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from sandbox.environment import Observation
-from sandbox.host import Host, Line
+from rollcall.sandbox.environment import Observation
+from rollcall.sandbox.host import Host, Line
 
 
 class Nowhere:

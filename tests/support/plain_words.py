@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from schemas.rooms import ROOMS
+from tests.support.rooms import ROOMS
 
 ROOT = Path(__file__).parents[2]
 OPENINGS = frozenset(

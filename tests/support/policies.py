@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
-from inference.engine import Engine, EngineAnswer
-from inference.policy_dir import load_policy, make_policy
-from schemas.ids import call_seed, command_id
-from schemas.messages import (
+from rollcall.inference.engine import Engine, EngineAnswer
+from rollcall.inference.policy_dir import load_policy, make_policy
+from rollcall.schemas.ids import call_seed, command_id
+from rollcall.schemas.messages import (
     CallFailed,
     Message,
     ModelAnswered,
@@ -16,8 +16,8 @@ from schemas.messages import (
     PolicyVersion,
     Sampling,
 )
-from schemas.packed import ids_of, pack_ids, pack_logprobs
-from schemas.weights import RawTensor, write_weights
+from rollcall.schemas.packed import ids_of, pack_ids, pack_logprobs
+from rollcall.schemas.weights import RawTensor, write_weights
 from tests.support.waiting import give_way
 
 GPT2 = {

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from consumers.environments.gateway import Gateway
-from consumers.environments.line import GatewayLine
-from consumers.environments.listener import bind
-from sandbox.agents.agent_box import AgentBox
-from sandbox.agents.agent_processes import AgentProcess, AgentProcesses
-from sandbox.boxes.box import DRIVERS, Box, Spec
-from sandbox.boxes.box import driver as driver_of
-from schemas.errors import WorkFailed
-from schemas.messages import Trajectory
+from rollcall.consumers.environments.gateway import Gateway
+from rollcall.consumers.environments.line import GatewayLine
+from rollcall.consumers.environments.listener import bind
+from rollcall.sandbox.agents.agent_box import AgentBox
+from rollcall.sandbox.agents.agent_processes import AgentProcess, AgentProcesses
+from rollcall.sandbox.boxes.box import DRIVERS, Box, Spec
+from rollcall.sandbox.boxes.box import driver as driver_of
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import Trajectory
 from tests.support.hosted_rollout import HostedRun
 
 

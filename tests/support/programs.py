@@ -1,7 +1,16 @@
 """Agent programs that tests name in their requests; in some tests they come and go."""
 
-from consumers.agents.wishes import Agent, CallModel, Finish, ModelAnswer, Reset, Step, Task, user
-from schemas.messages import Message
+from rollcall.consumers.agents.wishes import (
+    Agent,
+    CallModel,
+    Finish,
+    ModelAnswer,
+    Reset,
+    Step,
+    Task,
+    user,
+)
+from rollcall.schemas.messages import Message
 
 ASKS, WALKS = f"{__name__}:asks", f"{__name__}:walks"
 TWICE, EXAMPLES = f"{__name__}:asks_twice", f"{__name__}:shows_examples"

@@ -15,21 +15,21 @@ import orjson
 import torch
 import torch.distributed.fsdp
 
-from compose.processes import die_with_parent
-from compose.workers.rank_processes import require_same_checkpoint
-from schemas.errors import RollcallError
-from schemas.rules import Choice
-from schemas.weights import to_safetensors
+from rollcall.compose.processes import die_with_parent
+from rollcall.compose.workers.rank_processes import require_same_checkpoint
+from rollcall.schemas.errors import RollcallError
+from rollcall.schemas.rules import Choice
+from rollcall.schemas.weights import to_safetensors
+from rollcall.trainer.adapters import Lora
+from rollcall.trainer.checkpoint import Checkpoint, load_latest, seal
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.manifest import tensors_of
+from rollcall.trainer.rank_files import RankFiles, parts_of_state, write_rank
+from rollcall.trainer.ranks import ProcessRanks, Words
+from rollcall.trainer.sharded_learner import ShardedLearner
+from rollcall.trainer.shards import PartsFile
+from rollcall.trainer.step import Learner
 from tests.support.scored_trajectories import some_samples
-from trainer.adapters import Lora
-from trainer.checkpoint import Checkpoint, load_latest, seal
-from trainer.config import LearnerConfig
-from trainer.manifest import tensors_of
-from trainer.rank_files import RankFiles, parts_of_state, write_rank
-from trainer.ranks import ProcessRanks, Words
-from trainer.sharded_learner import ShardedLearner
-from trainer.shards import PartsFile
-from trainer.step import Learner
 
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20, micro_batch_tokens=30)
 KEPT = replace(CONFIG, kl="k3", minibatch=6)

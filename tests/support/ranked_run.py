@@ -12,15 +12,15 @@ from typing import Any
 import orjson
 import torch
 
-from compose.pages.retraining_page import retrain_and_tell
-from compose.processes import die_with_parent
-from compose.runs import run_folder
-from compose.settings import Settings
-from compose.workers.rank_processes import sharded
-from compose.workers.run_trainer import run_trainer
-from schemas.errors import RollcallError
+from rollcall.compose.pages.retraining_page import retrain_and_tell
+from rollcall.compose.processes import die_with_parent
+from rollcall.compose.runs import run_folder
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.rank_processes import sharded
+from rollcall.compose.workers.run_trainer import run_trainer
+from rollcall.schemas.errors import RollcallError
+from rollcall.trainer.ranks import ProcessRanks
 from tests.support.tiny_run import World
-from trainer.ranks import ProcessRanks
 
 RECIPE, SAID, AGAIN = "recipe.toml", "said.json", "again.json"
 REFUSED = 2

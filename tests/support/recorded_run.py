@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from schemas.messages import RolloutRequest, ScoredTrajectory, Task
+from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Task
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 
 SCORED = "t.trajectories.scored"

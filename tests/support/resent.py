@@ -1,8 +1,8 @@
 """A record that an operator sent again, as `rollcall dlq replay` leaves it."""
 
-from consumers.log.memory_log import MemoryLog
-from consumers.loop.letter_records import Resend, content_digest
-from schemas.headers import REPLAYED_FROM
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.loop.letter_records import Resend, content_digest
+from rollcall.schemas.headers import REPLAYED_FROM
 
 
 def send_again(

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from schemas.rules import choose
-from trainer.catalogue import ADVANTAGES
-from trainer.rewards import Advantages, Floats, Rewards
+from rollcall.schemas.rules import choose
+from rollcall.trainer.catalogue import ADVANTAGES
+from rollcall.trainer.rewards import Advantages, Floats, Rewards
 
 
 def view(

@@ -6,29 +6,29 @@ Its clock is one that only the test moves, unless another is given.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from consumers.agents.outbox import Outbox
-from consumers.agents.worker import Agents
-from consumers.answers import Answers
-from consumers.environments.environments import Environments
-from consumers.log.memory_log import MemoryLog
-from consumers.log.protocols import Record
-from consumers.loop.dead_letters import DeadLetters
-from consumers.loop.loop import Loop
-from consumers.loop.role import Role, WorkRole
-from consumers.models.server import Models
-from consumers.rewards import Rewards
-from consumers.room import Room
-from consumers.scoring_host import ScoringHosts
-from consumers.waiting_scorers import WaitingScorers
-from inference.engine import Engine
-from producers.control import write_control
-from sandbox.environment import AnyEnvironment
-from sandbox.host import ScoringHost
-from sandbox.scorers import ScorerSpec, score
-from schemas.claims import Objects
-from schemas.codec import Codec, LocalRegistry
-from schemas.errors import Unavailable
-from schemas.messages import (
+from rollcall.consumers.agents.outbox import Outbox
+from rollcall.consumers.agents.worker import Agents
+from rollcall.consumers.answers import Answers
+from rollcall.consumers.environments.environments import Environments
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.dead_letters import DeadLetters
+from rollcall.consumers.loop.loop import Loop
+from rollcall.consumers.loop.role import Role, WorkRole
+from rollcall.consumers.models.server import Models
+from rollcall.consumers.rewards import Rewards
+from rollcall.consumers.room import Room
+from rollcall.consumers.scoring_host import ScoringHosts
+from rollcall.consumers.waiting_scorers import WaitingScorers
+from rollcall.inference.engine import Engine
+from rollcall.producers.control import write_control
+from rollcall.sandbox.environment import AnyEnvironment
+from rollcall.sandbox.host import ScoringHost
+from rollcall.sandbox.scorers import ScorerSpec, score
+from rollcall.schemas.claims import Objects
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.errors import Unavailable
+from rollcall.schemas.messages import (
     Control,
     Event,
     RolloutRequest,
@@ -36,7 +36,7 @@ from schemas.messages import (
     ScoredTrajectory,
     Trajectory,
 )
-from schemas.topics import Topics, wanted
+from rollcall.schemas.topics import Topics, wanted
 from tests.support.waiting import give_way
 
 M = TypeVar("M")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from consumers.agents.wishes import (
+from rollcall.consumers.agents.wishes import (
     Agent,
     Begun,
     CallModel,
@@ -15,8 +15,14 @@ from consumers.agents.wishes import (
     WishFailed,
     user,
 )
-from schemas.errors import DeterminismError, ProgramFailed, Refused, Unavailable, WorkFailed
-from schemas.messages import Message, Sampling
+from rollcall.schemas.errors import (
+    DeterminismError,
+    ProgramFailed,
+    Refused,
+    Unavailable,
+    WorkFailed,
+)
+from rollcall.schemas.messages import Message, Sampling
 
 RUBBISH = "tests.support.rubbish_program:rubbish"
 NAN, INF, HUGE = float("nan"), float("inf"), 10**5000

@@ -1,6 +1,6 @@
 """Trajectories as a scorer meets them: what was said, and what the environment gave."""
 
-from schemas.messages import Message, RolloutRequest, Sequence, StepTaken, Task, Trajectory
+from rollcall.schemas.messages import Message, RolloutRequest, Sequence, StepTaken, Task, Trajectory
 
 
 def step(reward: float) -> StepTaken:

@@ -8,9 +8,9 @@ import json
 from collections.abc import Iterable
 from itertools import combinations
 
-from schemas.avro_schemas import schema_text
-from schemas.codec import LocalRegistry
-from schemas.messages import Control
+from rollcall.schemas.avro_schemas import schema_text
+from rollcall.schemas.codec import LocalRegistry
+from rollcall.schemas.messages import Control
 
 OURS = schema_text(Control)
 CANCEL = Control("cancel", rollout_id="r1", group_id="g1")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from schemas.messages import (
+from rollcall.schemas.messages import (
     RolloutRequest,
     Sampling,
     ScoredTrajectory,
@@ -15,8 +15,8 @@ from schemas.messages import (
     Task,
     Trajectory,
 )
-from schemas.packed import pack_ids, pack_logprobs
-from trainer.samples import Curation, Sample, judge
+from rollcall.schemas.packed import pack_ids, pack_logprobs
+from rollcall.trainer.samples import Curation, Sample, judge
 
 CURATION = Curation("run", "policy")
 VOCABULARY = 12

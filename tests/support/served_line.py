@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from consumers.environments.exchange import GatewayLimits
-from consumers.environments.gateway import Gateway
-from consumers.environments.line import GatewayLine
-from consumers.environments.listener import bind
-from schemas.asks import Ask, Reply
+from rollcall.consumers.environments.exchange import GatewayLimits
+from rollcall.consumers.environments.gateway import Gateway
+from rollcall.consumers.environments.line import GatewayLine
+from rollcall.consumers.environments.listener import bind
+from rollcall.schemas.asks import Ask, Reply
 
 T = TypeVar("T")
 Script = Callable[[Ask], Reply | None]

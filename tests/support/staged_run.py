@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from consumers.heldout import HeldOut, HeldOutPlan
-from consumers.history.versions_in_use import VersionsInUse
-from consumers.inline_executor import InlineExecutor
-from consumers.log.memory_log import MemoryLog
-from consumers.log.memory_publisher import MemoryPublisher
-from consumers.training.trainer import Trainer
-from consumers.training.training_run import TrainingRun
-from producers.admission import AdmissionRule, Draws
-from producers.curators.curators import curators_of
-from schemas.claims import Objects
-from schemas.codec import Codec, LocalRegistry
-from schemas.headers import full_headers
-from schemas.ids import scored_id
-from schemas.messages import (
+from rollcall.consumers.heldout import HeldOut, HeldOutPlan
+from rollcall.consumers.history.versions_in_use import VersionsInUse
+from rollcall.consumers.inline_executor import InlineExecutor
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.log.memory_publisher import MemoryPublisher
+from rollcall.consumers.training.trainer import Trainer
+from rollcall.consumers.training.training_run import TrainingRun
+from rollcall.producers.admission import AdmissionRule, Draws
+from rollcall.producers.curators.curators import curators_of
+from rollcall.schemas.claims import Objects
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.headers import full_headers
+from rollcall.schemas.ids import scored_id
+from rollcall.schemas.messages import (
     REPEATED,
     Control,
     RolloutRequest,
@@ -32,16 +32,16 @@ from schemas.messages import (
     TrainStep,
     Trajectory,
 )
-from schemas.topics import Topics, wanted
-from schemas.trajectory_refs import refs_of
-from schemas.weights import RawTensor
+from rollcall.schemas.topics import Topics, wanted
+from rollcall.schemas.trajectory_refs import refs_of
+from rollcall.schemas.weights import RawTensor
+from rollcall.trainer.canary import Canary
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.learner_state import LearnerState
+from rollcall.trainer.publication import Publishing
+from rollcall.trainer.samples import Sample
+from rollcall.trainer.snapshot import Snapshot
 from tests.support.scored_trajectories import scored
-from trainer.canary import Canary
-from trainer.config import LearnerConfig
-from trainer.learner_state import LearnerState
-from trainer.publication import Publishing
-from trainer.samples import Sample
-from trainer.snapshot import Snapshot
 
 SIZE = 2
 CONFIG = LearnerConfig(steps=4, groups_per_step=2, group_size=SIZE)

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sandbox.tasks.git_trees import git
-from sandbox.tasks.harbor import HarborTask
-from sandbox.tasks.proof import Prover, unproven
-from sandbox.tasks.swe import ImportedRow, import_rows
+from rollcall.sandbox.tasks.git_trees import git
+from rollcall.sandbox.tasks.harbor import HarborTask
+from rollcall.sandbox.tasks.proof import Prover, unproven
+from rollcall.sandbox.tasks.swe import ImportedRow, import_rows
 
 RIGHT = "def add(a, b):\n    return a + b\n"
 

@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
-from consumers.audit.report import Report
-from consumers.history.fork_request import fork_request, parent_of
-from consumers.history.local_programs import watched_world
-from inference.scripted import ScriptedEngine
-from sandbox.environment import Observation
-from schemas.asks import Ask, asks_text
-from schemas.errors import WireError
-from schemas.messages import (
+from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
+from rollcall.consumers.audit.report import Report
+from rollcall.consumers.history.fork_request import fork_request, parent_of
+from rollcall.consumers.history.local_programs import watched_world
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.sandbox.environment import Observation
+from rollcall.schemas.asks import Ask, asks_text
+from rollcall.schemas.errors import WireError
+from rollcall.schemas.messages import (
     Event,
     Instance,
     Message,
@@ -21,7 +21,7 @@ from schemas.messages import (
     RolloutRequest,
     WeightsFile,
 )
-from schemas.messages import Task as WireTask
+from rollcall.schemas.messages import Task as WireTask
 from tests.support.journals import request
 from tests.support.lake import crossing, walk
 from tests.support.programs import ASKS

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from sandbox.boxes.tar_streams import of_files
-from sandbox.grading.reference import Reference
-from sandbox.tasks.verifier import Verifier
+from rollcall.sandbox.boxes.tar_streams import of_files
+from rollcall.sandbox.grading.reference import Reference
+from rollcall.sandbox.tasks.verifier import Verifier
 
 Files = Mapping[str, str]
 BASE: Files = {

@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from compose.runs import run_folder
-from compose.runs.recipe import parse_recipe
-from compose.runs.run_folder import RunFolder
-from compose.settings import Settings
-from compose.workers.build import Workshop
-from compose.workers.run_trainer import run_trainer
-from compose.workers.served_policy import run_engine
-from consumers.history.retraining import RetrainedStep, plan, train
-from consumers.log.memory_log import MemoryLog
-from consumers.loop.loop import Loop
-from consumers.training.trainer import Trainer
-from inference.engine import Engine
-from schemas.codec import Codec, LocalRegistry
-from schemas.messages import PolicyVersion, RolloutRequest, TrainStep
-from schemas.topics import Topics, wanted
+from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.recipe import parse_recipe
+from rollcall.compose.runs.run_folder import RunFolder
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.run_trainer import run_trainer
+from rollcall.compose.workers.served_policy import run_engine
+from rollcall.consumers.history.retraining import RetrainedStep, plan, train
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.loop.loop import Loop
+from rollcall.consumers.training.trainer import Trainer
+from rollcall.inference.engine import Engine
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.messages import PolicyVersion, RolloutRequest, TrainStep
+from rollcall.schemas.topics import Topics, wanted
 from tests.support.rig import source_of
 
 RECIPE = """

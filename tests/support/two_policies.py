@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from consumers.training.trainer import Trainer
-from sandbox.environment import Observation
-from schemas.messages import Trajectory
+from rollcall.consumers.training.trainer import Trainer
+from rollcall.sandbox.environment import Observation
+from rollcall.schemas.messages import Trajectory
 from tests.support.whole_run import WholeRun
 
 POLICY = """

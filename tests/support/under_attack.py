@@ -17,11 +17,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandbox.boxes.box import Box, BoxLimits, Driver, Spec
-from sandbox.boxes.bubblewrap import BubblewrapDriver
-from sandbox.boxes.cgroups import Cgroups
-from sandbox.boxes.docker_driver import DockerDriver
-from sandbox.boxes.shell import Shell
+from rollcall.sandbox.boxes.box import Box, BoxLimits, Driver, Spec
+from rollcall.sandbox.boxes.bubblewrap import BubblewrapDriver
+from rollcall.sandbox.boxes.cgroups import Cgroups
+from rollcall.sandbox.boxes.docker_driver import DockerDriver
+from rollcall.sandbox.boxes.shell import Shell
 from tests.support.attacks import ATTACKS, Attack
 from tests.support.engines import IMAGE
 

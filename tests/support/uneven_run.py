@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from compose.settings import Settings
-from compose.workers.build import Workshop
-from compose.workers.run_trainer import continuations
-from consumers.agents.worker import CONTROL_EVERY_S
-from consumers.history.versions_in_use import VersionsInUse
-from consumers.log.memory_log import MemoryLog
-from consumers.training.trainer import Trainer
-from consumers.training.training_run import TrainingRun
-from inference.scripted import ScriptedEngine
-from producers.admission import AdmissionRule, Draws
-from producers.curators.curators import curators_of
-from sandbox.environment import Observation
-from schemas.codec import Codec, LocalRegistry
-from schemas.ids import parted_id
-from schemas.messages import (
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.run_trainer import continuations
+from rollcall.consumers.agents.worker import CONTROL_EVERY_S
+from rollcall.consumers.history.versions_in_use import VersionsInUse
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.training.trainer import Trainer
+from rollcall.consumers.training.training_run import TrainingRun
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.producers.admission import AdmissionRule, Draws
+from rollcall.producers.curators.curators import curators_of
+from rollcall.sandbox.environment import Observation
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.ids import parted_id
+from rollcall.schemas.messages import (
     Control,
     Limits,
     ModelCall,
@@ -31,10 +31,10 @@ from schemas.messages import (
     TrainStep,
     Trajectory,
 )
-from schemas.topics import Topics, wanted
+from rollcall.schemas.topics import Topics, wanted
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.samples import Sample
 from tests.support.staged_run import Counting
-from trainer.config import LearnerConfig
-from trainer.samples import Sample
 
 POLICY = "policy"
 SCORING = "environment_return"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from inference.vllm_core import CoreOptions, VllmCore
+from rollcall.inference.vllm_core import CoreOptions, VllmCore
 
 
 @dataclass

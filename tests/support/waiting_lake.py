@@ -4,8 +4,8 @@ import asyncio
 from random import Random
 from typing import Any
 
-from sandbox.environment import Observation
-from sandbox.environments.gymnasium_text import GymnasiumText
+from rollcall.sandbox.environment import Observation
+from rollcall.sandbox.environments.gymnasium_text import GymnasiumText
 
 WAITING_LAKE = f"{__name__}:WaitingLake"
 DICE = Random(1)

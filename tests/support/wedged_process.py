@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from consumers.log.protocols import Record
+from rollcall.consumers.log.protocols import Record
 from tests.support.rig import InHand, Rig
 
 

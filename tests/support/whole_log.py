@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from consumers.audit.audit import audit
-from consumers.audit.report import Report
-from inference.scripted import ScriptedEngine
-from schemas.errors import WorkFailed
-from schemas.messages import (
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.audit.report import Report
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import (
     ModelCall,
     ScoredTrajectory,
     TrainStep,

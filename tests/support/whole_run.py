@@ -3,19 +3,19 @@
 from pathlib import Path
 from typing import Any
 
-from compose.runs import run_folder
-from compose.runs.recipe import parse_recipe
-from compose.settings import Settings
-from compose.workers.build import Workshop
-from compose.workers.run_trainer import run_trainer
-from compose.workers.served_policy import run_engine
-from consumers.log.memory_log import MemoryLog
-from consumers.loop.loop import Loop
-from consumers.training.trainer import Trainer
-from schemas.codec import Codec, LocalRegistry
-from schemas.messages import TrainStep
-from schemas.objects import ObjectStore
-from schemas.topics import Topics, wanted
+from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.recipe import parse_recipe
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.run_trainer import run_trainer
+from rollcall.compose.workers.served_policy import run_engine
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.loop.loop import Loop
+from rollcall.consumers.training.trainer import Trainer
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.messages import TrainStep
+from rollcall.schemas.objects import ObjectStore
+from rollcall.schemas.topics import Topics, wanted
 
 
 class WholeRun:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.ids import group_id, request_id
-from trainer.accounts import Accounts
-from trainer.book import Book
-from trainer.named_rollouts import NAMES
+from rollcall.schemas.ids import group_id, request_id
+from rollcall.trainer.accounts import Accounts
+from rollcall.trainer.book import Book
+from rollcall.trainer.named_rollouts import NAMES
 
 SIZE = 3
 DRAWN = 6

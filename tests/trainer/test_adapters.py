@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from schemas.adapter_weights import KIND, AdapterAbout, base_digest
-from schemas.errors import Refused, Unfit
+from rollcall.schemas.adapter_weights import KIND, AdapterAbout, base_digest
+from rollcall.schemas.errors import Refused, Unfit
+from rollcall.trainer.adapters import Lora, merged, with_adapters
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.forward import loaded
+from rollcall.trainer.publication import rounded, widened
+from rollcall.trainer.step import Learner
+from rollcall.trainer.tensors import load_tensors
 from tests.support.scored_trajectories import some_samples
-from trainer.adapters import Lora, merged, with_adapters
-from trainer.config import LearnerConfig
-from trainer.forward import loaded
-from trainer.publication import rounded, widened
-from trainer.step import Learner
-from trainer.tensors import load_tensors
 
 LORA = Lora(rank=2, alpha=8.0)
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20, lora=LORA)

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.errors import Refused
-from schemas.rules import NoOptions, choose
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import NoOptions, choose
+from rollcall.trainer.advantages.batch_normalised import BATCH_NORMALISED
+from rollcall.trainer.catalogue import ADVANTAGES
+from rollcall.trainer.rewards import Floats, Rewards
 from tests.support.golden import golden
 from tests.support.reward_views import advantages, valued, view
-from trainer.advantages.batch_normalised import BATCH_NORMALISED
-from trainer.catalogue import ADVANTAGES
-from trainer.rewards import Floats, Rewards
 
 FIVE = [1.0, 0, 0, 1, 0]
 GROUPWISE = sorted(name for name, rule in ADVANTAGES.items() if "group" in rule.needs)
@@ -233,7 +233,7 @@ def test_a_batch_of_one_gets_a_zero_advantage() -> None:
 
 
 def test_a_user_rule_is_found_by_module_and_function() -> None:
-    ours = "trainer.advantages.batch_normalised:BATCH_NORMALISED"
+    ours = "rollcall.trainer.advantages.batch_normalised:BATCH_NORMALISED"
     assert choose("advantage", ours, ADVANTAGES).rule is BATCH_NORMALISED
     plain = choose("advantage", f"{__name__}:centred_by_a_user", ADVANTAGES)
     assert plain(view([1.0, 0.0])).tolist() == [0.5, -0.5]
@@ -246,9 +246,9 @@ def test_a_user_rule_is_found_by_module_and_function() -> None:
     [
         ("grop", "did you mean 'grpo'"),
         ("no.such:rule", "cannot be imported"),
-        ("trainer.advantages.spread:nothing", "has no 'nothing'"),
-        ("trainer.advantages.spread:EPSILON", "is a float, not a function"),
-        ("trainer.losses.gspo:GSPO", "is a rule of kind 'loss'"),
+        ("rollcall.trainer.advantages.spread:nothing", "has no 'nothing'"),
+        ("rollcall.trainer.advantages.spread:EPSILON", "is a float, not a function"),
+        ("rollcall.trainer.losses.gspo:GSPO", "is a rule of kind 'loss'"),
     ],
 )
 def test_an_unknown_rule_is_refused_by_name(name: str, message: str) -> None:

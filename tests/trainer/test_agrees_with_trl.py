@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.packed import ids_of, logprobs_of
-from schemas.rules import Choice
+from rollcall.schemas.packed import ids_of, logprobs_of
+from rollcall.schemas.rules import Choice
+from rollcall.trainer.batch import make_batch, micro_batches
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.extra_pass import looked_at
+from rollcall.trainer.forward import loaded
+from rollcall.trainer.gradient import Gradient
+from rollcall.trainer.samples import Sample
 from tests.support.scored_trajectories import VOCABULARY, sample, scored, sequence
-from trainer.batch import make_batch, micro_batches
-from trainer.config import LearnerConfig
-from trainer.extra_pass import looked_at
-from trainer.forward import loaded
-from trainer.gradient import Gradient
-from trainer.samples import Sample
 
 WIDEST = 11
 """Tokens of the longest answer."""

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from schemas.errors import Refused
+from rollcall.schemas.errors import Refused
+from rollcall.trainer.arithmetic import compute_twice, computing, require_precision
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.step import Learner
 from tests.support.scored_trajectories import some_samples
-from trainer.arithmetic import compute_twice, computing, require_precision
-from trainer.config import LearnerConfig
-from trainer.step import Learner
 
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20)
 MODES = [

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollcall.trainer.batch import Batch, make_batch, micro_batches, padded
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.minibatches import minibatches
+from rollcall.trainer.rewards import group_numbers
 from tests.support.scored_trajectories import sample, scored, sequence
-from trainer.batch import Batch, make_batch, micro_batches, padded
-from trainer.config import LearnerConfig
-from trainer.minibatches import minibatches
-from trainer.rewards import group_numbers
 
 
 def batch_of(lengths: list[int]) -> Batch:

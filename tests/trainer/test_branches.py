@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from schemas.messages import TrainStep
-from trainer.branches import branch_of, descent
+from rollcall.schemas.messages import TrainStep
+from rollcall.trainer.branches import branch_of, descent
 
 
 def step(version: int, parent: int, number: int) -> TrainStep:

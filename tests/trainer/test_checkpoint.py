@@ -11,15 +11,14 @@ import orjson
 import pytest
 import xxhash
 
-from schemas import whole_files
-from schemas.errors import Refused, WeightsDiffer
-from schemas.messages import Consumed
-from schemas.weights import RawTensor, write_weights
-from tests.support.scored_trajectories import some_samples
-from trainer import checkpoint as checkpoint_module
-from trainer import shards
-from trainer.book import Book
-from trainer.checkpoint import (
+from rollcall.schemas import whole_files
+from rollcall.schemas.errors import Refused, WeightsDiffer
+from rollcall.schemas.messages import Consumed
+from rollcall.schemas.weights import RawTensor, write_weights
+from rollcall.trainer import checkpoint as checkpoint_module
+from rollcall.trainer import shards
+from rollcall.trainer.book import Book
+from rollcall.trainer.checkpoint import (
     Checkpoint,
     abandon,
     kept,
@@ -31,12 +30,13 @@ from trainer.checkpoint import (
     save,
     seal,
 )
-from trainer.config import LearnerConfig
-from trainer.consumption import Leader
-from trainer.drops import Tally
-from trainer.manifest import MANIFEST, read_body, write_body
-from trainer.rank_files import parts_of_state, write_rank
-from trainer.step import Learner
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.consumption import Leader
+from rollcall.trainer.drops import Tally
+from rollcall.trainer.manifest import MANIFEST, read_body, write_body
+from rollcall.trainer.rank_files import parts_of_state, write_rank
+from rollcall.trainer.step import Learner
+from tests.support.scored_trajectories import some_samples
 
 CONFIG = LearnerConfig(lr=1e-2, steps=20)
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from producers.admission import AdmissionRule
-from schemas.errors import Refused
-from schemas.messages import UNFINISHED
-from schemas.rules import choose
+from rollcall.producers.admission import AdmissionRule
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import UNFINISHED
+from rollcall.schemas.rules import choose
+from rollcall.trainer.catalogue import COMPLETIONS
+from rollcall.trainer.completion.waiting import Waiting
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.curation import Buffer
+from rollcall.trainer.samples import Curation
 from tests.support.golden import golden
 from tests.support.scored_trajectories import CURATION, scored, sequence
-from trainer.catalogue import COMPLETIONS
-from trainer.completion.waiting import Waiting
-from trainer.config import LearnerConfig
-from trainer.curation import Buffer
-from trainer.samples import Curation
 
 TOKENS = {"name": "token_budget", "tokens": 100}
 
@@ -86,7 +86,7 @@ def test_a_rollout_unfinished_a_third_time_is_purged() -> None:
 
 
 def ended(generation: int, curation: Curation) -> Any:
-    from trainer.samples import judge
+    from rollcall.trainer.samples import judge
 
     name = f"r:{generation}" if generation else "r"
     return judge(scored(name, status="cancelled"), 0, 0, curation)

@@ -5,8 +5,8 @@ from time import process_time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.messages import Consumed
-from trainer.consumption import Consumption
+from rollcall.schemas.messages import Consumed
+from rollcall.trainer.consumption import Consumption
 
 
 def test_consumption_is_the_lowest_open_offset_and_consumed_ones_above() -> None:

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from schemas.errors import Refused
-from schemas.rules import NoOptions
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import NoOptions
+from rollcall.trainer.catalogue import CORRECTIONS
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.corrections.icepop import Window, icepop
+from rollcall.trainer.corrections.mis import Rejection, mis
+from rollcall.trainer.corrections.no_correction import no_correction
+from rollcall.trainer.corrections.tis import Cap, tis
+from rollcall.trainer.tokens import Tokens
 from tests.support.golden import golden
 from tests.support.token_views import everything, piece
-from trainer.catalogue import CORRECTIONS
-from trainer.config import LearnerConfig
-from trainer.corrections.icepop import Window, icepop
-from trainer.corrections.mis import Rejection, mis
-from trainer.corrections.no_correction import no_correction
-from trainer.corrections.tis import Cap, tis
-from trainer.tokens import Tokens
 
 
 def view(log_ratios: Sequence[float], mask: Sequence[bool] = ()) -> Tokens:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference.transformers_engine import TransformersEngine
-from schemas.errors import BatchFailed
-from schemas.packed import ids_of, logprobs_of
+from rollcall.inference.transformers_engine import TransformersEngine
+from rollcall.schemas.errors import BatchFailed
+from rollcall.schemas.packed import ids_of, logprobs_of
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.step import Learner
 from tests.support.policies import body, call, lake, version_of
 from tests.support.scored_trajectories import sample, scored, sequence, some_samples
-from trainer.config import LearnerConfig
-from trainer.step import Learner
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here")
 

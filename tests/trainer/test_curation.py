@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.errors import Refused
-from schemas.ids import group_id, request_id
-from schemas.messages import Claim, Sampling, ScoredTrajectory
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.ids import group_id, request_id
+from rollcall.schemas.messages import Claim, Sampling, ScoredTrajectory
+from rollcall.trainer.accounts import Accounts
+from rollcall.trainer.curation import Buffer
+from rollcall.trainer.drops import Tally
+from rollcall.trainer.group_gate import FORCE_AFTER
+from rollcall.trainer.samples import Curation, judge
 from tests.support.scored_trajectories import CURATION, sample, scored, sequence
-from trainer.accounts import Accounts
-from trainer.curation import Buffer
-from trainer.drops import Tally
-from trainer.group_gate import FORCE_AFTER
-from trainer.samples import Curation, judge
 
 ALONE = replace(CURATION, needs_group=False)
 

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.errors import Refused
-from schemas.messages import ScoredTrajectory, TokenScores
-from schemas.packed import pack_logprobs
-from schemas.rules import Choice
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import ScoredTrajectory, TokenScores
+from rollcall.schemas.packed import pack_logprobs
+from rollcall.schemas.rules import Choice
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.distillation.reverse_kl import ReverseKl, reverse_kl
+from rollcall.trainer.distillation.teacher_scores import teacher_logprobs
+from rollcall.trainer.samples import Sample, judge, mine
+from rollcall.trainer.step import Learner
 from tests.support.golden import golden
 from tests.support.scored_trajectories import CURATION, scored, sequence, some_samples
 from tests.support.token_views import piece
-from trainer.config import LearnerConfig
-from trainer.distillation.reverse_kl import ReverseKl, reverse_kl
-from trainer.distillation.teacher_scores import teacher_logprobs
-from trainer.samples import Sample, judge, mine
-from trainer.step import Learner
 
 TEACHER = "teacher:somewhere"
 TAUGHT = replace(CURATION, needs_group=False, teacher="teacher:")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from producers.curators.curators import CURATORS
+from rollcall.producers.curators.curators import CURATORS
+from rollcall.trainer.catalogue import KINDS
 from tests.support.golden import claimed
-from trainer.catalogue import KINDS
 
 ALL = {**KINDS, "curator": CURATORS}
 ROOT = Path(__file__).parents[2]

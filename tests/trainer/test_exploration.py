@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.errors import Refused
-from schemas.rules import choose
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import choose
+from rollcall.trainer.catalogue import EXPLORATIONS
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.exploration.entropy_target import Target
+from rollcall.trainer.rewards import Rewards
+from rollcall.trainer.uniform import first_of_turns, uniform_kl_of
 from tests.support.golden import golden
 from tests.support.reward_views import view
-from trainer.catalogue import EXPLORATIONS
-from trainer.config import LearnerConfig
-from trainer.exploration.entropy_target import Target
-from trainer.rewards import Rewards
-from trainer.uniform import first_of_turns, uniform_kl_of
 
 
 def weights(rule: object, rewards: Rewards) -> list[float]:

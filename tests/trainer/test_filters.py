@@ -9,11 +9,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from schemas.rules import choose
+from rollcall.schemas.rules import choose
+from rollcall.trainer.catalogue import FILTERS
+from rollcall.trainer.samples import Sample
 from tests.support.golden import golden
 from tests.support.scored_trajectories import sample, scored
-from trainer.catalogue import FILTERS
-from trainer.samples import Sample
 
 
 def group(*rewards: float) -> list[Sample]:

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import Refused
-from schemas.messages import ScoredTrajectory
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import ScoredTrajectory
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.curation import Buffer
+from rollcall.trainer.foreign import RECORDED, SHARED, Recorded, Share
+from rollcall.trainer.samples import Sample
+from rollcall.trainer.step import Learner
 from tests.support.scored_trajectories import CURATION, some_samples
 from tests.support.scored_trajectories import scored as written
-from trainer.config import LearnerConfig
-from trainer.curation import Buffer
-from trainer.foreign import RECORDED, SHARED, Recorded, Share
-from trainer.samples import Sample
-from trainer.step import Learner
 
 SHARE = Share(ratio=0.5, max_age_s=60.0, capacity=2)
 CURATED = replace(CURATION, max_staleness=100, share=SHARE)

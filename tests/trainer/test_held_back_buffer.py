@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from schemas.ids import group_id, request_id
-from schemas.messages import ScoredTrajectory
+from rollcall.schemas.ids import group_id, request_id
+from rollcall.schemas.messages import ScoredTrajectory
+from rollcall.trainer.accounts import Accounts
+from rollcall.trainer.curation import Buffer
+from rollcall.trainer.samples import Curation
 from tests.support.scored_trajectories import scored
-from trainer.accounts import Accounts
-from trainer.curation import Buffer
-from trainer.samples import Curation
 
 CURATION = Curation(
     "run", "policy", max_staleness=1, on_stale="wait", stale_wait_s=60.0, needs_group=False,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rollcall.trainer import checkpoint as checkpoints
 from tests.support.killed_learner import KINDS, live
-from trainer import checkpoint as checkpoints
 
 KILLS = {"delta": 12, "adapter": 6}
 

@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from transformers import AutoConfig
 
-from compose.conductor.live_panel import line
-from compose.conductor.run_summary import summary, words
-from compose.conductor.run_watch import RunWatch
-from consumers.heldout import HeldOut, HeldOutPlan
-from consumers.history.run_figures import RunFigures
-from schemas.messages import RolloutRequest, Task, TrainStep
+from rollcall.compose.conductor.live_panel import line
+from rollcall.compose.conductor.run_summary import summary, words
+from rollcall.compose.conductor.run_watch import RunWatch
+from rollcall.consumers.heldout import HeldOut, HeldOutPlan
+from rollcall.consumers.history.run_figures import RunFigures
+from rollcall.schemas.messages import RolloutRequest, Task, TrainStep
+from rollcall.trainer.catalogue import FILTERS
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.curation import Buffer
+from rollcall.trainer.left_out import ASKED_FOR, CANCELLED, PARTS, LeftOut
+from rollcall.trainer.reading import Reading, reading_of, unknown_token
+from rollcall.trainer.samples import BESIDE_LIMIT, LIMITS
 from tests.support.scored_trajectories import sample, scored, sequence
 from tests.support.tiny_run import RECIPE, World
-from trainer.catalogue import FILTERS
-from trainer.config import LearnerConfig
-from trainer.curation import Buffer
-from trainer.left_out import ASKED_FOR, CANCELLED, PARTS, LeftOut
-from trainer.reading import Reading, reading_of, unknown_token
-from trainer.samples import BESIDE_LIMIT, LIMITS
 
 PLAN = HeldOutPlan(RolloutRequest("", Task(), run_id="run"), (0, 0), 1, 1.0, 0.5)
 REASONS = ("stale", "unscored", "token_limit", BESIDE_LIMIT, *CANCELLED, *ASKED_FOR, "of a plug-in")

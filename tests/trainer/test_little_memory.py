@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from schemas.errors import BatchFailed, Unfit
+from rollcall.schemas.errors import BatchFailed, Unfit
+from rollcall.trainer import extra_pass, gradient
+from rollcall.trainer.batch import MicroBatch
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.forward import Forward, forward
+from rollcall.trainer.piece_budget import NoRoom, out_of_memory
+from rollcall.trainer.samples import Sample
+from rollcall.trainer.step import Learner
+from rollcall.trainer.streaming import by_group
+from rollcall.trainer.tensors import tensor_of
 from tests.support.scored_trajectories import some_samples
-from trainer import extra_pass, gradient
-from trainer.batch import MicroBatch
-from trainer.config import LearnerConfig
-from trainer.forward import Forward, forward
-from trainer.piece_budget import NoRoom, out_of_memory
-from trainer.samples import Sample
-from trainer.step import Learner
-from trainer.streaming import by_group
-from trainer.tensors import tensor_of
 
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20, old_logprobs="recompute")
 ENDS = (

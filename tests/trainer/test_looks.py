@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.errors import Refused
-from schemas.packed import ids_of, logprobs_of, mask_of
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.packed import ids_of, logprobs_of, mask_of
+from rollcall.trainer.advantages.opob import Baseline, opob
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.gradient_norms import gradient_norms
+from rollcall.trainer.rewards import rewards_of
+from rollcall.trainer.samples import Sample
+from rollcall.trainer.step import Learner
+from rollcall.trainer.turns import turns_of
 from tests.support.scored_trajectories import sample, scored, sequence, some_samples
-from trainer.advantages.opob import Baseline, opob
-from trainer.config import LearnerConfig
-from trainer.gradient_norms import gradient_norms
-from trainer.rewards import rewards_of
-from trainer.samples import Sample
-from trainer.step import Learner
-from trainer.turns import turns_of
 
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20)
 

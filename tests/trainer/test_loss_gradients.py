@@ -10,9 +10,9 @@ from math import exp, log
 import pytest
 import torch
 
+from rollcall.trainer.catalogue import LOSSES
+from rollcall.trainer.tokens import StepTokens
 from tests.support.token_views import piece
-from trainer.catalogue import LOSSES
-from trainer.tokens import StepTokens
 
 STEP = 1e-6
 

@@ -6,17 +6,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.errors import Refused
-from schemas.rules import NoOptions, choose
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import NoOptions, choose
+from rollcall.trainer.aggregates import AGGREGATES, token_weights
+from rollcall.trainer.catalogue import LOSSES
+from rollcall.trainer.losses.clip import Clip
+from rollcall.trainer.losses.gspo import GSPO, gspo
+from rollcall.trainer.losses.policy_gradient import policy_gradient
+from rollcall.trainer.losses.ppo_clip import CLIP_HIGHER, PPO_CLIP, ppo_clip
+from rollcall.trainer.tokens import entropy, k3
 from tests.support.golden import golden
 from tests.support.token_views import everything, gain_and_gradient, piece
-from trainer.aggregates import AGGREGATES, token_weights
-from trainer.catalogue import LOSSES
-from trainer.losses.clip import Clip
-from trainer.losses.gspo import GSPO, gspo
-from trainer.losses.policy_gradient import policy_gradient
-from trainer.losses.ppo_clip import CLIP_HIGHER, PPO_CLIP, ppo_clip
-from trainer.tokens import entropy, k3
 
 
 @golden("loss", "ppo_clip", "clip_higher")

@@ -2,7 +2,7 @@
 
 import re
 
-from trainer.machine import differing, machine
+from rollcall.trainer.machine import differing, machine
 
 
 def test_a_machine_names_its_processor_and_the_instructions_torch_uses() -> None:

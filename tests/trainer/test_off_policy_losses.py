@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from schemas.errors import Refused
-from schemas.rules import NoOptions
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import NoOptions
+from rollcall.trainer.losses.cispo import Truncation, cispo
+from rollcall.trainer.losses.clip import Clip
+from rollcall.trainer.losses.decoupled_ppo import DecoupledClip, decoupled_ppo
+from rollcall.trainer.losses.m2po import SecondMoment, bounds, m2po
+from rollcall.trainer.losses.ppo_ewma import AverageClip, ppo_ewma
+from rollcall.trainer.losses.soft_gate import Gates, soft_gate
+from rollcall.trainer.losses.topr import topr
+from rollcall.trainer.tokens import StepTokens
 from tests.support.golden import golden
 from tests.support.token_views import gain_and_gradient, piece
-from trainer.losses.cispo import Truncation, cispo
-from trainer.losses.clip import Clip
-from trainer.losses.decoupled_ppo import DecoupledClip, decoupled_ppo
-from trainer.losses.m2po import SecondMoment, bounds, m2po
-from trainer.losses.ppo_ewma import AverageClip, ppo_ewma
-from trainer.losses.soft_gate import Gates, soft_gate
-from trainer.losses.topr import topr
-from trainer.tokens import StepTokens
 
 
 def one(value: float) -> Tensor:

@@ -6,24 +6,24 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.errors import Refused
-from schemas.packed import ids_of
-from schemas.rules import NoOptions
-from schemas.weights import RawTensor
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.packed import ids_of
+from rollcall.schemas.rules import NoOptions
+from rollcall.schemas.weights import RawTensor
+from rollcall.trainer.batch import Batch
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.moving_average import Decay, MovingAverage
+from rollcall.trainer.old_logprobs.as_reported import as_reported
+from rollcall.trainer.old_logprobs.ewma import ewma
+from rollcall.trainer.old_logprobs.interrupt import interrupt
+from rollcall.trainer.old_logprobs.loglinear import loglinear
+from rollcall.trainer.old_logprobs.recompute import recompute
+from rollcall.trainer.old_logprobs.snapshot import snapshot
+from rollcall.trainer.samples import Sample
+from rollcall.trainer.step import Learner
 from tests.support.golden import golden
 from tests.support.scored_trajectories import sample, scored, sequence, some_samples
 from tests.support.token_views import piece
-from trainer.batch import Batch
-from trainer.config import LearnerConfig
-from trainer.moving_average import Decay, MovingAverage
-from trainer.old_logprobs.as_reported import as_reported
-from trainer.old_logprobs.ewma import ewma
-from trainer.old_logprobs.interrupt import interrupt
-from trainer.old_logprobs.loglinear import loglinear
-from trainer.old_logprobs.recompute import recompute
-from trainer.old_logprobs.snapshot import snapshot
-from trainer.samples import Sample
-from trainer.step import Learner
 
 CONFIG = LearnerConfig(entropy=0.0, lr=1e-2, steps=20)
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import Refused
-from trainer.aggregates import AGGREGATES
-from trainer.catalogue import KINDS
-from trainer.config import LearnerConfig
-from trainer.fitting import COUNTS_TOKENS
+from rollcall.schemas.errors import Refused
+from rollcall.trainer.aggregates import AGGREGATES
+from rollcall.trainer.catalogue import KINDS
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.fitting import COUNTS_TOKENS
 
 OWN = [(kind, name) for kind in KINDS for name, rule in KINDS[kind].items() if rule.aggregate]
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from rollcall.trainer.batch import Batch, MicroBatch, make_batch, padded, shared_micro_batches
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.forward import forward
+from rollcall.trainer.packing import Worth
+from rollcall.trainer.samples import Sample
+from rollcall.trainer.sharing import sharing_of
 from tests.support.families import model_of
 from tests.support.scored_trajectories import VOCABULARY, scored, sequence
-from trainer.batch import Batch, MicroBatch, make_batch, padded, shared_micro_batches
-from trainer.config import LearnerConfig
-from trainer.forward import forward
-from trainer.packing import Worth
-from trainer.samples import Sample
-from trainer.sharing import sharing_of
 
 SLIDES = ["sliding_attention", "full_attention"]
 MIX = {

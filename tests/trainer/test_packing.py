@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from schemas.errors import BatchFailed, Refused
+from rollcall.schemas.errors import BatchFailed, Refused
+from rollcall.trainer.batch import Batch, make_batch, micro_batches, padded, shared_micro_batches
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.forward import forward
+from rollcall.trainer.packing import Worth, filled, model_input, pack_row, packs_of, pieces_of
+from rollcall.trainer.samples import Sample
+from rollcall.trainer.sharing import sharing_of
+from rollcall.trainer.step import Learner
+from rollcall.trainer.token_scores import token_scores
 from tests.support.families import model_of
 from tests.support.scored_trajectories import VOCABULARY, sample, scored, sequence, some_samples
-from trainer.batch import Batch, make_batch, micro_batches, padded, shared_micro_batches
-from trainer.config import LearnerConfig
-from trainer.forward import forward
-from trainer.packing import Worth, filled, model_input, pack_row, packs_of, pieces_of
-from trainer.samples import Sample
-from trainer.sharing import sharing_of
-from trainer.step import Learner
-from trainer.token_scores import token_scores
 
 ALWAYS = Worth(pairs=2**40, longest=2**40)
 ROOMY = Worth(pairs=240, longest=64)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from compose.runs.recipe import load_recipe
-from schemas.packed import ids_of, logprobs_of
+from rollcall.compose.runs.recipe import load_recipe
+from rollcall.schemas.packed import ids_of, logprobs_of
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.forward import loaded
+from rollcall.trainer.samples import Sample
+from rollcall.trainer.step import Learner
+from rollcall.trainer.tensors import tensors_of
 from tests.support.scored_trajectories import some_samples
-from trainer.config import LearnerConfig
-from trainer.forward import loaded
-from trainer.samples import Sample
-from trainer.step import Learner
-from trainer.tensors import tensors_of
 
 GROUP = 4
 

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.errors import Unavailable
-from schemas.messages import WeightsFile
-from schemas.published_weights import Published
-from schemas.weights import RawTensor, weights_digest
+from rollcall.schemas.errors import Unavailable
+from rollcall.schemas.messages import WeightsFile
+from rollcall.schemas.published_weights import Published
+from rollcall.schemas.weights import RawTensor, weights_digest
+from rollcall.trainer import weights_files
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.publication import Publication, Publishing, as_published, rounded, widened
+from rollcall.trainer.step import Learner
+from rollcall.trainer.tensors import load_tensors, tensors_of, view_of
 from tests.support.policies import lake
-from trainer import weights_files
-from trainer.config import LearnerConfig
-from trainer.publication import Publication, Publishing, as_published, rounded, widened
-from trainer.step import Learner
-from trainer.tensors import load_tensors, tensors_of, view_of
 
 DELTAS = Publishing("bfloat16", "delta", full_every=4)
 Weights = dict[str, RawTensor]

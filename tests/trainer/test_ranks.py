@@ -13,23 +13,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.errors import Refused, Unavailable, Unfit
-from schemas.packed import logprobs_of
-from schemas.rules import Choice
-from schemas.weights import RawTensor, from_safetensors
+from rollcall.schemas.errors import Refused, Unavailable, Unfit
+from rollcall.schemas.packed import logprobs_of
+from rollcall.schemas.rules import Choice
+from rollcall.schemas.weights import RawTensor, from_safetensors
+from rollcall.trainer.batch import Batch, BatchRow, make_batch
+from rollcall.trainer.batch_words import read, written
+from rollcall.trainer.checkpoint import kept, newest_words
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.manifest import MANIFEST
+from rollcall.trainer.moving_average import PLACE
+from rollcall.trainer.rank_files import directory_of
+from rollcall.trainer.ranks import Words, layers_of, own_rows, require_alike
+from rollcall.trainer.sharded_learner import ShardedLearner
+from rollcall.trainer.step import Learner
+from rollcall.trainer.tensors import tensor_of
 from tests.support.rank_jobs import JOBS, SAVED, Exact
 from tests.support.scored_trajectories import some_samples
-from trainer.batch import Batch, BatchRow, make_batch
-from trainer.batch_words import read, written
-from trainer.checkpoint import kept, newest_words
-from trainer.config import LearnerConfig
-from trainer.manifest import MANIFEST
-from trainer.moving_average import PLACE
-from trainer.rank_files import directory_of
-from trainer.ranks import Words, layers_of, own_rows, require_alike
-from trainer.sharded_learner import ShardedLearner
-from trainer.step import Learner
-from trainer.tensors import tensor_of
 
 pytestmark = pytest.mark.timeout(300)
 AT_ONCE = (

@@ -9,15 +9,15 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from schemas.errors import Refused
-from schemas.rules import Choice, NoOptions
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import Choice, NoOptions
+from rollcall.trainer.catalogue import KLS
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.references.no_reference import no_reference
+from rollcall.trainer.step import Learner
 from tests.support.golden import golden
 from tests.support.scored_trajectories import some_samples
 from tests.support.token_views import piece
-from trainer.catalogue import KLS
-from trainer.config import LearnerConfig
-from trainer.references.no_reference import no_reference
-from trainer.step import Learner
 
 CONFIG = LearnerConfig(entropy=0.0, lr=1e-2, steps=20, loss="policy_gradient")
 

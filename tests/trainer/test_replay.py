@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.messages import ScoredTrajectory, Task
+from rollcall.schemas.messages import ScoredTrajectory, Task
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.curation import Buffer
+from rollcall.trainer.replay import Replay, ReplayRule, adopted, task_of
+from rollcall.trainer.samples import Sample, ScoredPlace
 from tests.support.scored_trajectories import CURATION, sample, scored
-from trainer.config import LearnerConfig
-from trainer.curation import Buffer
-from trainer.replay import Replay, ReplayRule, adopted, task_of
-from trainer.samples import Sample, ScoredPlace
 
 CURATED = replace(CURATION, max_staleness=100)
 

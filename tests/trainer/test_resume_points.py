@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from schemas.messages import Consumed
-from schemas.weights import RawTensor
-from trainer.checkpoint import NEWEST, Checkpoint, load_latest, save
-from trainer.learner_state import LearnerState
-from trainer.manifest import MANIFEST
-from trainer.replay import ReplayBook
-from trainer.resume_points import resume_points
+from rollcall.schemas.messages import Consumed
+from rollcall.schemas.weights import RawTensor
+from rollcall.trainer.checkpoint import NEWEST, Checkpoint, load_latest, save
+from rollcall.trainer.learner_state import LearnerState
+from rollcall.trainer.manifest import MANIFEST
+from rollcall.trainer.replay import ReplayBook
+from rollcall.trainer.resume_points import resume_points
 
 TOPIC = "trajectories.scored"
 BOOK = ReplayBook(groups=((1, ((0, 2), (1, 3))),), successes=((1, (0, 4)),))

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from schemas.messages import ScoredTrajectory
+from rollcall.schemas.messages import ScoredTrajectory
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.curation import Buffer
+from rollcall.trainer.drops import Tally
+from rollcall.trainer.samples import LIMITS, UNASKED, judge
 from tests.support.scored_trajectories import CURATION, scored, sequence
-from trainer.config import LearnerConfig
-from trainer.curation import Buffer
-from trainer.drops import Tally
-from trainer.samples import LIMITS, UNASKED, judge
 
 ADMITTING = replace(CURATION, needs_group=False, admits_limits=LIMITS)
 

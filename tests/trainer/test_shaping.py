@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from schemas.errors import Refused
-from schemas.rules import choose
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import choose
+from rollcall.trainer.batch import make_batch
+from rollcall.trainer.catalogue import SHAPINGS
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.rewards import Rewards
 from tests.support.golden import golden
 from tests.support.reward_views import view
 from tests.support.scored_trajectories import some_samples
-from trainer.batch import make_batch
-from trainer.catalogue import SHAPINGS
-from trainer.config import LearnerConfig
-from trainer.rewards import Rewards
 
 
 def shaped(rule: object, rewards: Rewards) -> list[float]:

@@ -11,9 +11,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.errors import Refused, WeightsDiffer
-from schemas.weights import RawTensor, from_safetensors, write_weights
-from trainer.shards import (
+from rollcall.schemas.errors import Refused, WeightsDiffer
+from rollcall.schemas.weights import RawTensor, from_safetensors, write_weights
+from rollcall.trainer.shards import (
     Shard,
     ShardedTensor,
     digests_of,

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.ids import group_id, request_id
-from schemas.messages import ScoredTrajectory
+from rollcall.schemas.ids import group_id, request_id
+from rollcall.schemas.messages import ScoredTrajectory
+from rollcall.trainer.accounts import Accounts
+from rollcall.trainer.batch import aged, make_batch
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.curation import Buffer
+from rollcall.trainer.samples import Curation
+from rollcall.trainer.staleness import HALVINGS, StaleWait, stale_weight
 from tests.support.scored_trajectories import CURATION, scored, some_samples
-from trainer.accounts import Accounts
-from trainer.batch import aged, make_batch
-from trainer.config import LearnerConfig
-from trainer.curation import Buffer
-from trainer.samples import Curation
-from trainer.staleness import HALVINGS, StaleWait, stale_weight
 
 ALONE = replace(CURATION, needs_group=False)
 EDF, FIFO = ALONE, replace(ALONE, order="fifo")

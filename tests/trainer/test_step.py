@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from schemas.errors import BatchFailed, Refused, Unfit
-from schemas.packed import ids_of, logprobs_of
-from schemas.rules import NoOptions, Rule
-from schemas.weights import RawTensor
+from rollcall.schemas.errors import BatchFailed, Refused, Unfit
+from rollcall.schemas.packed import ids_of, logprobs_of
+from rollcall.schemas.rules import NoOptions, Rule
+from rollcall.schemas.weights import RawTensor
+from rollcall.trainer.aggregates import AGGREGATES
+from rollcall.trainer.catalogue import LOSSES
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.losses.ppo_clip import ClipHigher
+from rollcall.trainer.samples import Sample
+from rollcall.trainer.step import Learner
+from rollcall.trainer.tensors import raw_of, tensor_of
+from rollcall.trainer.tokens import Costs, Tokens
 from tests.support.golden import golden
 from tests.support.scored_trajectories import VOCABULARY, sample, scored, sequence, some_samples
-from trainer.aggregates import AGGREGATES
-from trainer.catalogue import LOSSES
-from trainer.config import LearnerConfig
-from trainer.losses.ppo_clip import ClipHigher
-from trainer.samples import Sample
-from trainer.step import Learner
-from trainer.tensors import raw_of, tensor_of
-from trainer.tokens import Costs, Tokens
 
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20)
 

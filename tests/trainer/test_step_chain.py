@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.step_chain import StepChain, step_id
+from rollcall.trainer.step_chain import StepChain, step_id
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from schemas.rules import NoOptions
+from rollcall.schemas.rules import NoOptions
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.step import Learner
+from rollcall.trainer.step_sizes.ess import SampleSize, effective_share, ess
+from rollcall.trainer.step_sizes.pace import Pace, StepStart
+from rollcall.trainer.step_sizes.scheduled import scheduled
 from tests.support.golden import golden
 from tests.support.scored_trajectories import some_samples
-from trainer.config import LearnerConfig
-from trainer.step import Learner
-from trainer.step_sizes.ess import SampleSize, effective_share, ess
-from trainer.step_sizes.pace import Pace, StepStart
-from trainer.step_sizes.scheduled import scheduled
 
 
 def start(weights: list[float], lengths: list[int] | None = None) -> StepStart:

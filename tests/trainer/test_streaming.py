@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.errors import BatchFailed, Refused
+from rollcall.schemas.errors import BatchFailed, Refused
+from rollcall.trainer.aggregates import AGGREGATES
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.fitting import COUNTS_TOKENS
+from rollcall.trainer.samples import Sample
+from rollcall.trainer.step import Learner
+from rollcall.trainer.streaming import by_group
 from tests.support.scored_trajectories import sample, scored, sequence, some_samples
-from trainer.aggregates import AGGREGATES
-from trainer.config import LearnerConfig
-from trainer.fitting import COUNTS_TOKENS
-from trainer.samples import Sample
-from trainer.step import Learner
-from trainer.streaming import by_group
 
 STREAM = {"stream": True, "max_staleness": 0, "advantage": "grpo", "lr": 1e-2, "steps": 20}
 

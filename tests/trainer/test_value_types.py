@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from compose.runs.changed_learner import changed_learner
-from compose.runs.recipe import SHIPPED, load_recipe
-from compose.runs.run_folder import RunFolder
-from schemas.errors import Refused
+from rollcall.compose.runs.changed_learner import changed_learner
+from rollcall.compose.runs.recipe import SHIPPED, load_recipe
+from rollcall.compose.runs.run_folder import RunFolder
+from rollcall.schemas.errors import Refused
+from rollcall.trainer.config import LearnerConfig
 from tests.support.tiny_run import World
-from trainer.config import LearnerConfig
 
 KEYS = [field.name for field in dataclasses.fields(LearnerConfig)]
 ABSURD: list[Any] = [

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.weights_needs import (
+from rollcall.trainer.weights_needs import (
     NEWEST,
     YOUNG_S,
     KeptFile,

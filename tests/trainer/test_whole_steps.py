@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-import trainer
-from schemas.errors import BatchFailed, Unfit
+import rollcall.trainer
+from rollcall.schemas.errors import BatchFailed, Unfit
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.samples import Sample
+from rollcall.trainer.step import Learner
 from tests.support.faults import Fault, Place, calls, places
 from tests.support.scored_trajectories import some_samples
-from trainer.config import LearnerConfig
-from trainer.samples import Sample
-from trainer.step import Learner
 
 CHANGING = (
     "step.py", "clipped_updates.py", "onlookers.py", "moving_average.py", "learner_parts.py",
@@ -20,7 +20,7 @@ CHANGING = (
 )  # fmt: skip
 """Where a step keeps what it changes; what is raised further down comes through these."""
 OPTIMISER = "/torch/optim/"
-FILES = (*(f"{Path(trainer.__file__).parent}/{name}" for name in CHANGING), OPTIMISER)
+FILES = (*(f"{Path(rollcall.trainer.__file__).parent}/{name}" for name in CHANGING), OPTIMISER)
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20)
 KINDS = {
     "all that follows from step to step": replace(

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from schemas.rules import NoOptions, Rule
-from trainer.advantages.spread import whitened
-from trainer.rewards import Floats, Rewards
+from rollcall.schemas.rules import NoOptions, Rule
+from rollcall.trainer.advantages.spread import whitened
+from rollcall.trainer.rewards import Floats, Rewards
 
 
 def batch_normalised(rewards: Rewards, options: NoOptions) -> Floats:

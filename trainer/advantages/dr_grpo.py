@@ -1,8 +1,8 @@
 """Group-relative advantages without the division that favours easy and hard tasks."""
 
-from schemas.rules import NoOptions, Rule
-from trainer.advantages.spread import centred
-from trainer.rewards import Floats, Rewards, per_group
+from rollcall.schemas.rules import NoOptions, Rule
+from rollcall.trainer.advantages.spread import centred
+from rollcall.trainer.rewards import Floats, Rewards, per_group
 
 
 def dr_grpo(rewards: Rewards, options: NoOptions) -> Floats:

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from schemas.errors import Refused
-from schemas.rules import NoOptions, Rule
-from trainer.advantages.spread import whitened
-from trainer.rewards import Floats, Rewards, members
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import NoOptions, Rule
+from rollcall.trainer.advantages.spread import whitened
+from rollcall.trainer.rewards import Floats, Rewards, members
 
 
 def gdpo(rewards: Rewards, options: NoOptions) -> Floats:

@@ -1,8 +1,8 @@
 """Group-relative advantages over the group's spread."""
 
-from schemas.rules import NoOptions, Rule
-from trainer.advantages.spread import whitened
-from trainer.rewards import Floats, Rewards, per_group
+from rollcall.schemas.rules import NoOptions, Rule
+from rollcall.trainer.advantages.spread import whitened
+from rollcall.trainer.rewards import Floats, Rewards, per_group
 
 
 def grpo(rewards: Rewards, options: NoOptions) -> Floats:

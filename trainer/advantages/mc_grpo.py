@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.rules import Rule, require
-from trainer.rewards import Advantages, Floats, Rewards, members
+from rollcall.schemas.rules import Rule, require
+from rollcall.trainer.rewards import Advantages, Floats, Rewards, members
 
 EPSILON = 1e-3
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.rules import Rule, require
-from trainer.advantages.spread import EPSILON
-from trainer.rewards import Bools, Floats, Rewards, members
-from trainer.tokens import needed
+from rollcall.schemas.rules import Rule, require
+from rollcall.trainer.advantages.spread import EPSILON
+from rollcall.trainer.rewards import Bools, Floats, Rewards, members
+from rollcall.trainer.tokens import needed
 
 SCOPES = ("group", "batch")
 CENTRES = ("mean", "median")

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.errors import Refused
-from schemas.rules import NoOptions, Rule, require
-from trainer.advantages.spread import centred
-from trainer.rewards import Advantages, Floats, Rewards, per_group
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import NoOptions, Rule, require
+from rollcall.trainer.advantages.spread import centred
+from rollcall.trainer.rewards import Advantages, Floats, Rewards, per_group
 
 TINY = 1e-8
 

@@ -1,8 +1,8 @@
 """Leave-one-out advantages: the baseline of each trajectory is the mean of the others."""
 
-from schemas.rules import NoOptions, Rule
-from trainer.advantages.spread import centred
-from trainer.rewards import Floats, Rewards, per_group
+from rollcall.schemas.rules import NoOptions, Rule
+from rollcall.trainer.advantages.spread import centred
+from rollcall.trainer.rewards import Floats, Rewards, per_group
 
 
 def rloo(rewards: Rewards, options: NoOptions) -> Floats:

@@ -3,7 +3,7 @@
 std divides by n − 1.
 """
 
-from trainer.rewards import Floats
+from rollcall.trainer.rewards import Floats
 
 EPSILON = 1e-4
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.rules import Rule, require
-from trainer.advantages.spread import centred
-from trainer.rewards import Floats, Rewards, per_group
+from rollcall.schemas.rules import Rule, require
+from rollcall.trainer.advantages.spread import centred
+from rollcall.trainer.rewards import Floats, Rewards, per_group
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Batches of a fixed number of groups."""
 
-from schemas.rules import NoOptions, Rule
-from trainer.completion.waiting import Completion, Waiting
+from rollcall.schemas.rules import NoOptions, Rule
+from rollcall.trainer.completion.waiting import Completion, Waiting
 
 
 def by_groups(waiting: Waiting, options: NoOptions) -> int:

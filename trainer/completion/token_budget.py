@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.rules import Rule, require
-from trainer.completion.waiting import Completion, Waiting
+from rollcall.schemas.rules import Rule, require
+from rollcall.trainer.completion.waiting import Completion, Waiting
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from schemas.rules import Rule, require
-from trainer.corrections.level import log_ratio_at
-from trainer.tokens import Tokens
+from rollcall.schemas.rules import Rule, require
+from rollcall.trainer.corrections.level import log_ratio_at
+from rollcall.trainer.tokens import Tokens
 
 
 @dataclass(frozen=True, slots=True)

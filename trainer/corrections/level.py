@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from trainer.tokens import Tokens, log_ratio, sampled_mean
+from rollcall.trainer.tokens import Tokens, log_ratio, sampled_mean
 
 LEVELS = ("token", "sequence", "geometric")
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from schemas.rules import Rule, require
-from trainer.corrections.level import LEVELS, log_ratio_at, within
-from trainer.tokens import Tokens
+from rollcall.schemas.rules import Rule, require
+from rollcall.trainer.corrections.level import LEVELS, log_ratio_at, within
+from rollcall.trainer.tokens import Tokens
 
 LOW = {"token": 0.5, "sequence": 0.1, "geometric": 0.999}
 WEIGHTS = ("level", "token", "none")

@@ -2,8 +2,8 @@
 
 from torch import Tensor, ones_like
 
-from schemas.rules import NoOptions, Rule
-from trainer.tokens import Tokens
+from rollcall.schemas.rules import NoOptions, Rule
+from rollcall.trainer.tokens import Tokens
 
 
 def no_correction(tokens: Tokens, options: NoOptions) -> Tensor:

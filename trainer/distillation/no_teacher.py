@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from schemas.rules import NoOptions, Rule
-from trainer.tokens import Tokens
+from rollcall.schemas.rules import NoOptions, Rule
+from rollcall.trainer.tokens import Tokens
 
 
 def no_teacher(tokens: Tokens, options: NoOptions) -> Tensor:

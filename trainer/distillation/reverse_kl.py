@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, isnan
 
-from schemas.rules import Rule, require
-from trainer.distillation.teacher_scores import TEACHER
-from trainer.tokens import Tokens
+from rollcall.schemas.rules import Rule, require
+from rollcall.trainer.distillation.teacher_scores import TEACHER
+from rollcall.trainer.tokens import Tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.messages import ScoredTrajectory
-from schemas.packed import logprobs_of
+from rollcall.schemas.messages import ScoredTrajectory
+from rollcall.schemas.packed import logprobs_of
 
 TEACHER = "teacher:"
 """The prefix of the names of teacher scorers, unless a recipe gives another."""

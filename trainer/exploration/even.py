@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from schemas.rules import NoOptions, Rule
-from trainer.rewards import Floats, Rewards
+from rollcall.schemas.rules import NoOptions, Rule
+from rollcall.trainer.rewards import Floats, Rewards
 
 
 def even(rewards: Rewards, entropy: float, options: NoOptions) -> Floats:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.rules import Rule, require
-from trainer.filters.group_filter import Filter
-from trainer.rewards import Bools, Floats
+from rollcall.schemas.rules import Rule, require
+from rollcall.trainer.filters.group_filter import Filter
+from rollcall.trainer.rewards import Bools, Floats
 
 SOURCE = "DART, arXiv 2509.23866, step filter"
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from schemas.rules import NoOptions, Rule
-from trainer.filters.group_filter import Filter
-from trainer.samples import Sample
+from rollcall.schemas.rules import NoOptions, Rule
+from rollcall.trainer.filters.group_filter import Filter
+from rollcall.trainer.samples import Sample
 
 SOURCE = "DAPO, arXiv 2503.14476, §3.2"
 

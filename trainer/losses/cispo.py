@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from schemas.rules import Rule, require
-from trainer.tokens import Costs, Tokens, log_ratio, nothing_clipped
+from rollcall.schemas.rules import Rule, require
+from rollcall.trainer.tokens import Costs, Tokens, log_ratio, nothing_clipped
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from math import inf
 
 from torch import Tensor
 
-from schemas.rules import require
-from trainer.tokens import Costs
+from rollcall.schemas.rules import require
+from rollcall.trainer.tokens import Costs
 
 
 @dataclass(frozen=True, slots=True)

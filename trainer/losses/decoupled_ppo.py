@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from schemas.rules import Rule, require
-from trainer.losses.clip import Clip, clipped_surrogate
-from trainer.tokens import Costs, Tokens, log_ratio, needed, sampled_mean
+from rollcall.schemas.rules import Rule, require
+from rollcall.trainer.losses.clip import Clip, clipped_surrogate
+from rollcall.trainer.tokens import Costs, Tokens, log_ratio, needed, sampled_mean
 
 OVER = ("mask", "clamp", "mask_sequence")
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from schemas.rules import Rule
-from trainer.losses.clip import Clip, clipped_surrogate
-from trainer.tokens import Costs, Tokens, log_ratio, sampled_mean
+from rollcall.schemas.rules import Rule
+from rollcall.trainer.losses.clip import Clip, clipped_surrogate
+from rollcall.trainer.tokens import Costs, Tokens, log_ratio, sampled_mean
 
 
 @dataclass(frozen=True, slots=True)

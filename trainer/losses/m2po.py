@@ -5,9 +5,9 @@ from math import exp, sqrt
 
 import torch
 
-from schemas.rules import Rule, require
-from trainer.losses.clip import Clip, clipped_surrogate
-from trainer.tokens import Costs, StepTokens, Tokens, log_ratio, needed
+from rollcall.schemas.rules import Rule, require
+from rollcall.trainer.losses.clip import Clip, clipped_surrogate
+from rollcall.trainer.tokens import Costs, StepTokens, Tokens, log_ratio, needed
 
 LEAST, MOST = 0.05, 21.0
 

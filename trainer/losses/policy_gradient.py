@@ -1,7 +1,7 @@
 """The plain score-function estimator."""
 
-from schemas.rules import NoOptions, Rule
-from trainer.tokens import Costs, Tokens, log_ratio, nothing_clipped
+from rollcall.schemas.rules import NoOptions, Rule
+from rollcall.trainer.tokens import Costs, Tokens, log_ratio, nothing_clipped
 
 
 def policy_gradient(tokens: Tokens, options: NoOptions) -> Costs:

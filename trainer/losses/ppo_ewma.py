@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from math import log, log1p
 
-from schemas.rules import Rule, require
-from trainer.moving_average import Decay
-from trainer.tokens import LOG_RATIO_LIMIT, Costs, Tokens, needed
+from rollcall.schemas.rules import Rule, require
+from rollcall.trainer.moving_average import Decay
+from rollcall.trainer.tokens import LOG_RATIO_LIMIT, Costs, Tokens, needed
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Tapered REINFORCE: tokens with A ≤ 0 are weighted by their ratio, at most 1."""
 
-from schemas.rules import NoOptions, Rule
-from trainer.tokens import Costs, Tokens, log_ratio, nothing_clipped
+from rollcall.schemas.rules import NoOptions, Rule
+from rollcall.trainer.tokens import Costs, Tokens, log_ratio, nothing_clipped
 
 
 def topr(tokens: Tokens, options: NoOptions) -> Costs:

@@ -1,7 +1,7 @@
 """The engine's reported log-probabilities in place of the trainer's own."""
 
-from schemas.rules import NoOptions, Rule
-from trainer.tokens import Old, Tokens
+from rollcall.schemas.rules import NoOptions, Rule
+from rollcall.trainer.tokens import Old, Tokens
 
 
 def as_reported(tokens: Tokens, options: NoOptions) -> Old:

@@ -1,8 +1,8 @@
 """Log-probabilities of a moving average of the weights, in place of old weights."""
 
-from schemas.rules import Rule
-from trainer.moving_average import Decay
-from trainer.tokens import Old, Tokens, needed
+from rollcall.schemas.rules import Rule
+from rollcall.trainer.moving_average import Decay
+from rollcall.trainer.tokens import Old, Tokens, needed
 
 
 def ewma(tokens: Tokens, options: Decay) -> Old:

@@ -1,7 +1,7 @@
 """Exact log-probabilities by interruption: before each update, running rollouts are scored."""
 
-from schemas.rules import NoOptions, Rule
-from trainer.tokens import Old, Tokens, needed, where_known
+from rollcall.schemas.rules import NoOptions, Rule
+from rollcall.trainer.tokens import Old, Tokens, needed, where_known
 
 
 def interrupt(tokens: Tokens, options: NoOptions) -> Old:

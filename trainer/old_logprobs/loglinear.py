@@ -1,7 +1,7 @@
 """Interpolation between engine and current network by a token's age, without an extra pass."""
 
-from schemas.rules import NoOptions, Rule
-from trainer.tokens import Old, Tokens
+from rollcall.schemas.rules import NoOptions, Rule
+from rollcall.trainer.tokens import Old, Tokens
 
 
 def loglinear(tokens: Tokens, options: NoOptions) -> Old:

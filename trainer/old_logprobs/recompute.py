@@ -1,7 +1,7 @@
 """Log-probabilities from one pass over the batch before it is trained on."""
 
-from schemas.rules import NoOptions, Rule
-from trainer.tokens import Old, Tokens, needed
+from rollcall.schemas.rules import NoOptions, Rule
+from rollcall.trainer.tokens import Old, Tokens, needed
 
 
 def recompute(tokens: Tokens, options: NoOptions) -> Old:

@@ -1,7 +1,7 @@
 """Exact log-probabilities from kept weights of every version that sampled tokens."""
 
-from schemas.rules import NoOptions, Rule
-from trainer.tokens import Old, Tokens, needed, where_known
+from rollcall.schemas.rules import NoOptions, Rule
+from rollcall.trainer.tokens import Old, Tokens, needed, where_known
 
 
 def snapshot(tokens: Tokens, options: NoOptions) -> Old:

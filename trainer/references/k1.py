@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from schemas.rules import Rule
-from trainer.references.kl_penalty import KlPenalty
-from trainer.tokens import Tokens, log_ratio, needed
+from rollcall.schemas.rules import Rule
+from rollcall.trainer.references.kl_penalty import KlPenalty
+from rollcall.trainer.tokens import Tokens, log_ratio, needed
 
 
 def k1(tokens: Tokens, options: KlPenalty) -> Tensor:

@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from schemas.rules import Rule
-from trainer.references.kl_penalty import KlPenalty
-from trainer.tokens import Tokens, needed
-from trainer.tokens import k3 as estimate
+from rollcall.schemas.rules import Rule
+from rollcall.trainer.references.kl_penalty import KlPenalty
+from rollcall.trainer.tokens import Tokens, needed
+from rollcall.trainer.tokens import k3 as estimate
 
 
 def k3(tokens: Tokens, options: KlPenalty) -> Tensor:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from schemas.rules import require
+from rollcall.schemas.rules import require
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.rules import Rule
-from trainer.rewards import Floats, Rewards
-from trainer.samples import LIMITS
+from rollcall.schemas.rules import Rule
+from rollcall.trainer.rewards import Floats, Rewards
+from rollcall.trainer.samples import LIMITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.rules import Rule, require
-from trainer.rewards import Floats, Rewards
+from rollcall.schemas.rules import Rule, require
+from rollcall.trainer.rewards import Floats, Rewards
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from math import exp, sqrt
 
 import numpy as np
 
-from schemas.rules import Rule, require
-from trainer.rewards import Floats
-from trainer.step_sizes.pace import Pace, StepStart
+from rollcall.schemas.rules import Rule, require
+from rollcall.trainer.rewards import Floats
+from rollcall.trainer.step_sizes.pace import Pace, StepStart
 
 LEVELS = ("product", "geometric")
 

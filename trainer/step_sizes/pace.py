@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from trainer.rewards import Floats, Ints
+from rollcall.trainer.rewards import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The scheduled learning rate, unchanged."""
 
-from schemas.rules import NoOptions, Rule
-from trainer.step_sizes.pace import Pace, StepStart
+from rollcall.schemas.rules import NoOptions, Rule
+from rollcall.trainer.step_sizes.pace import Pace, StepStart
 
 
 def scheduled(start: StepStart, options: NoOptions) -> Pace:

@@ -11,17 +11,17 @@ from functools import partial
 from itertools import islice
 from typing import Any, cast
 
-from consumers.agents.fold.bodies import environment_of, spelt
-from consumers.agents.fold.checks import (
+from rollcall.consumers.agents.fold.bodies import environment_of, spelt
+from rollcall.consumers.agents.fold.checks import (
     check_as_completed,
     check_finish,
     check_wishes,
 )
-from consumers.agents.fold.conversation import Conversation, recalled_as
-from consumers.agents.fold.openings import Reserved, open_together, open_wish
-from consumers.agents.fold.outstanding import Outstanding
-from consumers.agents.fold.world import DrawnOnce, World
-from consumers.agents.wishes import (
+from rollcall.consumers.agents.fold.conversation import Conversation, recalled_as
+from rollcall.consumers.agents.fold.openings import Reserved, open_together, open_wish
+from rollcall.consumers.agents.fold.outstanding import Outstanding
+from rollcall.consumers.agents.fold.world import DrawnOnce, World
+from rollcall.consumers.agents.wishes import (
     WISHES,
     Agent,
     AsCompleted,
@@ -37,10 +37,10 @@ from consumers.agents.wishes import (
     WishFailed,
     make_message,
 )
-from schemas.errors import ProgramFailed
-from schemas.ids import call_seed
-from schemas.message_code import maker
-from schemas.messages import (
+from rollcall.schemas.errors import ProgramFailed
+from rollcall.schemas.ids import call_seed
+from rollcall.schemas.message_code import maker
+from rollcall.schemas.messages import (
     NO_POSITION,
     CallFailed,
     EnvironmentStepped,
@@ -48,7 +48,7 @@ from schemas.messages import (
     RolloutRequest,
     StepTaken,
 )
-from schemas.packed_rows import PackedRows
+from rollcall.schemas.packed_rows import PackedRows
 
 # Made for every turn.
 make_model_answer = maker(ModelAnswer)

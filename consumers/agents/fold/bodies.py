@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from consumers.agents.fold.conversation import Conversation
-from consumers.agents.wishes import CallModel, Reset, Step
-from schemas.messages import Message, Sampling
-from schemas.messages import Task as WireTask
+from rollcall.consumers.agents.fold.conversation import Conversation
+from rollcall.consumers.agents.wishes import CallModel, Reset, Step
+from rollcall.schemas.messages import Message, Sampling
+from rollcall.schemas.messages import Task as WireTask
 
 
 def environment_of(wish: Reset, task: WireTask) -> tuple[str, str, int]:

@@ -7,7 +7,7 @@ have grown again, or its topic may have been recreated under the same name.
 
 from dataclasses import dataclass
 
-from schemas.messages import NO_EPOCH, RolloutRefused, RolloutStarted
+from rollcall.schemas.messages import NO_EPOCH, RolloutRefused, RolloutStarted
 
 Start = RolloutStarted | RolloutRefused
 STARTED_BEFORE = "started_before"

@@ -3,7 +3,7 @@ rollout here: later it would end the worker. Every check raises ProgramFailed(`r
 
 from collections.abc import Iterable, Sequence
 
-from consumers.agents.wishes import (
+from rollcall.consumers.agents.wishes import (
     WISHES,
     AsCompleted,
     Begun,
@@ -13,9 +13,9 @@ from consumers.agents.wishes import (
     Reset,
     Step,
 )
-from schemas.errors import ProgramFailed
-from schemas.foreign_text import plain, shown
-from schemas.messages import Message, Sampling
+from rollcall.schemas.errors import ProgramFailed
+from rollcall.schemas.foreign_text import plain, shown
+from rollcall.schemas.messages import Message, Sampling
 
 RESULT_CHARS = 200_000
 """The largest result that fits into the journal; a larger one belongs into a file."""

@@ -3,13 +3,13 @@ again gives the same bytes."""
 
 from dataclasses import replace
 
-from consumers.agents.fold.attempt import Attempt
-from consumers.agents.fold.bodies import environment_of
-from consumers.agents.fold.outstanding import Outstanding
-from consumers.agents.wishes import CallModel, Reset, Step
-from schemas.ids import call_seed, command_id
-from schemas.message_code import maker
-from schemas.messages import EnvironmentStep, ModelCall
+from rollcall.consumers.agents.fold.attempt import Attempt
+from rollcall.consumers.agents.fold.bodies import environment_of
+from rollcall.consumers.agents.fold.outstanding import Outstanding
+from rollcall.consumers.agents.wishes import CallModel, Reset, Step
+from rollcall.schemas.ids import call_seed, command_id
+from rollcall.schemas.message_code import maker
+from rollcall.schemas.messages import EnvironmentStep, ModelCall
 
 Command = ModelCall | EnvironmentStep
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from consumers.agents.wishes import Begun, CallModel, Recalled
-from schemas.ids import LONG_PREFIX, prefix_hash
-from schemas.messages import Message, ModelAnswered, Sampling
+from rollcall.consumers.agents.wishes import Begun, CallModel, Recalled
+from rollcall.schemas.ids import LONG_PREFIX, prefix_hash
+from rollcall.schemas.messages import Message, ModelAnswered, Sampling
 
 MISS_EVERY = 16
 """The number of answers per tolerated `prefix_needed`; a server that asks more

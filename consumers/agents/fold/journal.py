@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
 
-from consumers.agents.fold.chain import Chain
-from consumers.agents.fold.commands import Command
-from consumers.agents.fold.rollout import Effect, Rollout
-from consumers.agents.fold.trajectory import END, refused_trajectory
-from consumers.agents.fold.world import World
-from consumers.agents.watermark import MOST_STRAGGLERS, Watermark
-from schemas.messages import (
+from rollcall.consumers.agents.fold.chain import Chain
+from rollcall.consumers.agents.fold.commands import Command
+from rollcall.consumers.agents.fold.rollout import Effect, Rollout
+from rollcall.consumers.agents.fold.trajectory import END, refused_trajectory
+from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.watermark import MOST_STRAGGLERS, Watermark
+from rollcall.schemas.messages import (
     EnvironmentStep,
     Event,
     ModelCall,

@@ -4,16 +4,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from consumers.agents.fold.bodies import call_digest, digest_of, environment_of, spelt, step_digest
-from consumers.agents.fold.checks import check_call, check_messages, check_reset, check_step
-from consumers.agents.fold.conversation import conversation_for, counted_after
-from consumers.agents.fold.outstanding import Outstanding
-from consumers.agents.wishes import CallModel, Reset, Step
-from schemas.errors import ProgramFailed
-from schemas.messages import Sampling
+from rollcall.consumers.agents.fold.bodies import (
+    call_digest,
+    digest_of,
+    environment_of,
+    spelt,
+    step_digest,
+)
+from rollcall.consumers.agents.fold.checks import (
+    check_call,
+    check_messages,
+    check_reset,
+    check_step,
+)
+from rollcall.consumers.agents.fold.conversation import conversation_for, counted_after
+from rollcall.consumers.agents.fold.outstanding import Outstanding
+from rollcall.consumers.agents.wishes import CallModel, Reset, Step
+from rollcall.schemas.errors import ProgramFailed
+from rollcall.schemas.messages import Sampling
 
 if TYPE_CHECKING:
-    from consumers.agents.fold.attempt import Attempt
+    from rollcall.consumers.agents.fold.attempt import Attempt
 
 
 ONE_AT_A_TIME = SHARED_BUDGET = 1

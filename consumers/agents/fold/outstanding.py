@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from consumers.agents.fold.conversation import Conversation
-from consumers.agents.wishes import CallModel, Wish
-from schemas.messages import CallFailed, Event, Message, ModelAnswered, Sampling
+from rollcall.consumers.agents.fold.conversation import Conversation
+from rollcall.consumers.agents.wishes import CallModel, Wish
+from rollcall.schemas.messages import CallFailed, Event, Message, ModelAnswered, Sampling
 
 PATIENCE = 2.5
 """The deadline of an answer, in timeouts of its command: one to be begun in, one to be

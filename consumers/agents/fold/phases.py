@@ -5,7 +5,7 @@ was obtained that long before the answer. Only the last attempt is timed; earlie
 no phase. Values that the journal of an older release does not contain stay None.
 """
 
-from schemas.messages import EnvironmentStepped, RolloutTimers
+from rollcall.schemas.messages import EnvironmentStepped, RolloutTimers
 
 
 class AttemptPhases:

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, cast
 
-from consumers.agents.fold.attempt import Attempt, Turn
-from consumers.agents.fold.commands import Command, command, courtesy, place
-from consumers.agents.fold.outstanding import PATIENCE, Outstanding, whole_ms
-from consumers.agents.fold.phases import AttemptPhases
-from consumers.agents.fold.trajectory import Terminal, ended_trajectory
-from consumers.agents.fold.world import World
-from consumers.agents.wishes import Finish
-from schemas.errors import DeterminismError, Refused
-from schemas.foreign_text import REASON_CHARS, plain, raised
-from schemas.messages import (
+from rollcall.consumers.agents.fold.attempt import Attempt, Turn
+from rollcall.consumers.agents.fold.commands import Command, command, courtesy, place
+from rollcall.consumers.agents.fold.outstanding import PATIENCE, Outstanding, whole_ms
+from rollcall.consumers.agents.fold.phases import AttemptPhases
+from rollcall.consumers.agents.fold.trajectory import Terminal, ended_trajectory
+from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.wishes import Finish
+from rollcall.schemas.errors import DeterminismError, Refused
+from rollcall.schemas.foreign_text import REASON_CHARS, plain, raised
+from rollcall.schemas.messages import (
     AttemptStarted,
     Body,
     CallFailed,

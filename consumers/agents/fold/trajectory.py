@@ -1,10 +1,10 @@
 """The trajectory that is written when a rollout has ended or was refused."""
 
-from consumers.agents.fold.attempt import Attempt
-from consumers.agents.fold.conversation import Conversation
-from consumers.agents.wishes import CallModel
-from schemas.foreign_text import raised
-from schemas.messages import (
+from rollcall.consumers.agents.fold.attempt import Attempt
+from rollcall.consumers.agents.fold.conversation import Conversation
+from rollcall.consumers.agents.wishes import CallModel
+from rollcall.schemas.foreign_text import raised
+from rollcall.schemas.messages import (
     DeadlinePassed,
     Event,
     RolloutCancelled,

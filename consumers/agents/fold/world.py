@@ -5,10 +5,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from consumers.agents.wishes import Program, WishFailed
-from schemas.errors import ProgramFailed
-from schemas.foreign_text import raised
-from schemas.interrupts import is_from_outside
+from rollcall.consumers.agents.wishes import Program, WishFailed
+from rollcall.schemas.errors import ProgramFailed
+from rollcall.schemas.foreign_text import raised
+from rollcall.schemas.interrupts import is_from_outside
 
 if TYPE_CHECKING:
     from random import Random

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from compose.settings import Settings
-from compose.workers.build import Workshop
-from consumers.audit.audit import audit
-from inference.engine import Engine
-from inference.policy_dir import make_policy
-from inference.scripted import ScriptedEngine
-from inference.text_script import added_by, text_script
-from inference.transformers_engine import TransformersEngine
-from schemas.messages import (
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.build import Workshop
+from rollcall.consumers.audit.audit import audit
+from rollcall.inference.engine import Engine
+from rollcall.inference.policy_dir import make_policy
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.inference.text_script import added_by, text_script
+from rollcall.inference.transformers_engine import TransformersEngine
+from rollcall.schemas.messages import (
     Limits,
     RolloutRequest,
     Sampling,

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from compose.agents.agent_check import RESULT, TRIALS, check
-from compose.agents.installation import listing
-from compose.settings import load_settings
-from sandbox.agents.shipped import SHIPPED
+from rollcall.compose.agents.agent_check import RESULT, TRIALS, check
+from rollcall.compose.agents.installation import listing
+from rollcall.compose.settings import load_settings
+from rollcall.sandbox.agents.shipped import SHIPPED
 
 pytestmark = pytest.mark.agents
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from compose.agents.installation import (
+from rollcall.compose.agents.installation import (
     UNTRIED,
     install,
     listing,
@@ -20,9 +20,9 @@ from compose.agents.installation import (
     refusal,
     requirements,
 )
-from compose.processes import holds_within
-from sandbox.agents.shipped import SHIPPED, Installed, installed, interpreter
-from schemas.errors import Refused, Unavailable, WorkFailed
+from rollcall.compose.processes import holds_within
+from rollcall.sandbox.agents.shipped import SHIPPED, Installed, installed, interpreter
+from rollcall.schemas.errors import Refused, Unavailable, WorkFailed
 from tests.support import local_index
 from tests.support.command_line import call, refused, rollcall
 
@@ -100,7 +100,15 @@ def test_killed_or_failed_install_is_not_taken_for_an_installation(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = {**os.environ, "ROLLCALL_CACHE_DIR": str(tmp_path / "cache")}
-    command = [sys.executable, "-P", "-m", "compose.cli", "agents", "install", "smolagents"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "rollcall.compose.cli",
+        "agents",
+        "install",
+        "smolagents",
+    ]
 
     with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
         assert holds_within(lambda: any(home.glob("smolagents/*/pyvenv.cfg")), 60)
@@ -121,7 +129,15 @@ def test_next_install_removes_files_of_a_killed_install(
     offered(tmp_path, monkeypatch, "the end", "1.26.3")
     name, wanted = requirements("smolagents")
     there, _ = install(home, name, wanted)
-    command = [sys.executable, "-P", "-m", "compose.cli", "agents", "install", "smolagents==1.2"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "rollcall.compose.cli",
+        "agents",
+        "install",
+        "smolagents==1.2",
+    ]
     environment = {**os.environ, "ROLLCALL_CACHE_DIR": str(tmp_path / "cache")}
     with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
         assert holds_within(lambda: len(list(home.glob("smolagents/*/pyvenv.cfg"))) == 2, 60)

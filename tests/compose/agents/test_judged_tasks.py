@@ -21,19 +21,19 @@ from typing import Any
 
 import pytest
 
-from compose.chaos.victims import agents_below
-from compose.cluster import Cluster, answers
-from compose.services.embedded import Endpoints, down, up
-from compose.settings import ObjectSettings
-from consumers.audit.audit import audit
-from consumers.log.reading import read_all
-from producers.submit import requests_of
-from sandbox.boxes.box import driver
-from sandbox.boxes.leases import Leases
-from sandbox.tasks.harbor import read_task
-from sandbox.tasks.listing import task_directories
-from sandbox.tasks.task_names import request_of
-from schemas.messages import ModelCall, RolloutRequest, Task
+from rollcall.compose.chaos.victims import agents_below
+from rollcall.compose.cluster import Cluster, answers
+from rollcall.compose.services.embedded import Endpoints, down, up
+from rollcall.compose.settings import ObjectSettings
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.log.reading import read_all
+from rollcall.producers.submit import requests_of
+from rollcall.sandbox.boxes.box import driver
+from rollcall.sandbox.boxes.leases import Leases
+from rollcall.sandbox.tasks.harbor import read_task
+from rollcall.sandbox.tasks.listing import task_directories
+from rollcall.sandbox.tasks.task_names import request_of
+from rollcall.schemas.messages import ModelCall, RolloutRequest, Task
 from tests.support.broker import BROKER, users_cache
 from tests.support.command_line import call
 from tests.support.crew import Crew, Seen, publish

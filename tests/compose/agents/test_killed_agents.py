@@ -17,14 +17,14 @@ from random import Random
 
 import pytest
 
-from compose.chaos.victims import agents_below
-from compose.cluster import Cluster, answers
-from compose.services.embedded import Endpoints, down, up
-from consumers.audit.audit import audit
-from inference.policy_dir import make_policy
-from schemas.asks import AgentAction, ModelReply, asks_of
-from schemas.known_asks import KnownAsks
-from schemas.messages import (
+from rollcall.compose.chaos.victims import agents_below
+from rollcall.compose.cluster import Cluster, answers
+from rollcall.compose.services.embedded import Endpoints, down, up
+from rollcall.consumers.audit.audit import audit
+from rollcall.inference.policy_dir import make_policy
+from rollcall.schemas.asks import AgentAction, ModelReply, asks_of
+from rollcall.schemas.known_asks import KnownAsks
+from rollcall.schemas.messages import (
     Limits,
     RolloutRequest,
     Sampling,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from compose.settings import Settings
-from schemas.messages import EnvironmentStep, RolloutRequest, Task
+from rollcall.compose.settings import Settings
+from rollcall.schemas.messages import EnvironmentStep, RolloutRequest, Task
 from tests.support.memory_cluster import POLICY, MemoryCluster
 from tests.support.rig import PREFIX
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from compose.settings import Settings
-from compose.workers.build import Workshop
-from compose.workers.served_policy import scripted_engine
-from producers.submit import requests_of
-from sandbox.tasks.harbor import read_task
-from sandbox.tasks.task_names import request_of
-from schemas.messages import RolloutRequest, Task, Trajectory
-from schemas.objects import ObjectStore
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.served_policy import scripted_engine
+from rollcall.producers.submit import requests_of
+from rollcall.sandbox.tasks.harbor import read_task
+from rollcall.sandbox.tasks.task_names import request_of
+from rollcall.schemas.messages import RolloutRequest, Task, Trajectory
+from rollcall.schemas.objects import ObjectStore
 from tests.support.engines import has, left_out
 from tests.support.hosted_rollout import model_calls_of
 from tests.support.memory_cluster import POLICY, MemoryCluster

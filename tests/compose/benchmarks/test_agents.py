@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from compose.benchmarks import agent_memory, suite
-from compose.benchmarks.agent_takeover import SUBMIT, TURN, Gated, speak
-from compose.services.service_errors import ServicesError
-from compose.settings import Settings
-from sandbox.agents.agent_processes import AgentProcesses
-from schemas.errors import WorkFailed
+from rollcall.compose.benchmarks import agent_memory, suite
+from rollcall.compose.benchmarks.agent_takeover import SUBMIT, TURN, Gated, speak
+from rollcall.compose.services.service_errors import ServicesError
+from rollcall.compose.settings import Settings
+from rollcall.sandbox.agents.agent_processes import AgentProcesses
+from rollcall.schemas.errors import WorkFailed
 from tests.support.model_calls import call_of
 
 

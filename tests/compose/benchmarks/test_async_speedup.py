@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from compose.benchmarks import slow_rollouts
-from compose.benchmarks.async_speedup import Scale, async_speedup, bench_of
-from compose.benchmarks.slow_rollouts import STRAGGLE, SlowEngine, latency_s
-from compose.settings import Settings
+from rollcall.compose.benchmarks import slow_rollouts
+from rollcall.compose.benchmarks.async_speedup import Scale, async_speedup, bench_of
+from rollcall.compose.benchmarks.slow_rollouts import STRAGGLE, SlowEngine, latency_s
+from rollcall.compose.settings import Settings
 from tests.support.model_calls import call_of
 from tests.support.waiting import until
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from compose.benchmarks import bare_boxes, box_starts, box_turns, box_work, gradings, suite
-from compose.benchmarks.box_drivers import require_driver
-from compose.benchmarks.box_sessions import box_sessions
-from compose.benchmarks.figure import Figure, LeftOut
-from compose.settings import Settings
-from consumers.agents.programs import program_of
-from sandbox.boxes.box import driver
-from sandbox.environment import kind_of
-from schemas.errors import WorkFailed
+from rollcall.compose.benchmarks import bare_boxes, box_starts, box_turns, box_work, gradings, suite
+from rollcall.compose.benchmarks.box_drivers import require_driver
+from rollcall.compose.benchmarks.box_sessions import box_sessions
+from rollcall.compose.benchmarks.figure import Figure, LeftOut
+from rollcall.compose.settings import Settings
+from rollcall.consumers.agents.programs import program_of
+from rollcall.sandbox.boxes.box import driver
+from rollcall.sandbox.environment import kind_of
+from rollcall.schemas.errors import WorkFailed
 from tests.support.engines import has
 from tests.support.model_calls import call_of
 

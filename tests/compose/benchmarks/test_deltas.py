@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from compose.benchmarks import deltas
-from compose.benchmarks.figure import LeftOut
-from compose.settings import Settings
+from rollcall.compose.benchmarks import deltas
+from rollcall.compose.benchmarks.figure import LeftOut
+from rollcall.compose.settings import Settings
 from tests.support.policies import lake
 
 

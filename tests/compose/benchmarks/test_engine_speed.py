@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from compose.benchmarks.engine_speed import (
+from rollcall.compose.benchmarks.engine_speed import (
     Batch,
     Round,
     Worker,
@@ -14,9 +14,9 @@ from compose.benchmarks.engine_speed import (
     generate,
     prompts_of,
 )
-from compose.settings import Settings
-from schemas.messages import Event, ModelAnswered
-from schemas.packed import ids_of
+from rollcall.compose.settings import Settings
+from rollcall.schemas.messages import Event, ModelAnswered
+from rollcall.schemas.packed import ids_of
 from tests.support import policies
 
 BATCH = Batch(calls=3, prompt=4, answer=5)

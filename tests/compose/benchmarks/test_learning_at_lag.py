@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from compose.benchmarks.lag_runs import Cell, Kept, Way, made_by
-from compose.benchmarks.learning_at_lag import (
+from rollcall.compose.benchmarks.lag_runs import Cell, Kept, Way, made_by
+from rollcall.compose.benchmarks.learning_at_lag import (
     LOSSES,
     at_lag,
     draw,
@@ -18,12 +18,12 @@ from compose.benchmarks.learning_at_lag import (
     table,
     ways_of,
 )
-from compose.benchmarks.learning_runs import ENDLESS, Evaluated, SeedRun
-from compose.runs.recipe import load_recipe, parse_recipe
-from compose.settings import load_settings
-from schemas.errors import Refused
+from rollcall.compose.benchmarks.learning_runs import ENDLESS, Evaluated, SeedRun
+from rollcall.compose.runs.recipe import load_recipe, parse_recipe
+from rollcall.compose.settings import load_settings
+from rollcall.schemas.errors import Refused
+from rollcall.trainer.config import LearnerConfig
 from tests.support.tiny_run import RECIPE
-from trainer.config import LearnerConfig
 
 WAY = '{"loss": "no_loss", "step_size": "ess", "lag": 1}'
 RUN = json.dumps(asdict(SeedRun(1, 0.9, (), 1, 2, 1.0)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compose.benchmarks.learning_runs import (
+from rollcall.compose.benchmarks.learning_runs import (
     ENDLESS,
     Evaluated,
     RunFailed,
@@ -16,8 +16,8 @@ from compose.benchmarks.learning_runs import (
     learn,
     lines,
 )
-from compose.runs.recipe import SHIPPED, load_recipe, parse_recipe
-from schemas.errors import Refused
+from rollcall.compose.runs.recipe import SHIPPED, load_recipe, parse_recipe
+from rollcall.schemas.errors import Refused
 from tests.support.tiny_run import RECIPE
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from compose.processes import module, started
-from compose.services import embedded
+from rollcall.compose.processes import module, started
+from rollcall.compose.services import embedded
 from tests.support.broker import users_cache
 from tests.support.command_line import ROOT
 from tests.support.waiting import until
@@ -29,7 +29,7 @@ def ignoring_ctrl_c() -> None:
 @pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGKILL])
 def test_broker_and_registry_of_a_benchmark_end_with_it(tmp_path: Path, ended_by: int) -> None:
     bench = subprocess.Popen(
-        module("compose.cli", "bench", "scan_records_per_s"),
+        module("rollcall.compose.cli", "bench", "scan_records_per_s"),
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(tmp_path), "ROLLCALL_CACHE_DIR": str(users_cache())},
         stdout=subprocess.DEVNULL,

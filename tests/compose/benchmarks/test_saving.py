@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from compose.benchmarks import adoption, saving
-from compose.benchmarks.figure import LeftOut
-from compose.benchmarks.one_trainer import Shape
-from compose.settings import Settings
+from rollcall.compose.benchmarks import adoption, saving
+from rollcall.compose.benchmarks.figure import LeftOut
+from rollcall.compose.benchmarks.one_trainer import Shape
+from rollcall.compose.settings import Settings
 from tests.support.policies import lake
 
 

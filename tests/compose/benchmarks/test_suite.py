@@ -8,16 +8,22 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from compose.benchmarks import echo, live_memory, load, overload, scan, spine, suite, wire
-from compose.benchmarks.figure import Figure
-from compose.settings import Settings
-from consumers.audit.audit import audit
-from consumers.audit.partition_facts import FORGET_EVERY
-from consumers.log.memory_log import MemoryLog
-from schemas.codec import Codec, LocalRegistry
-from schemas.errors import Refused, Unavailable
-from schemas.messages import AttemptStarted, EnvironmentStep, Event, ModelAnswered, ModelCall
-from schemas.topics import Topics, wanted
+from rollcall.compose.benchmarks import echo, live_memory, load, overload, scan, spine, suite, wire
+from rollcall.compose.benchmarks.figure import Figure
+from rollcall.compose.settings import Settings
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.audit.partition_facts import FORGET_EVERY
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.errors import Refused, Unavailable
+from rollcall.schemas.messages import (
+    AttemptStarted,
+    EnvironmentStep,
+    Event,
+    ModelAnswered,
+    ModelCall,
+)
+from rollcall.schemas.topics import Topics, wanted
 
 TOPICS = Topics()
 JOURNALED = 19

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from compose.benchmarks import train_tokens
-from compose.benchmarks.figure import LeftOut
-from compose.benchmarks.one_trainer import Shape, StepTaken, ours
-from compose.settings import Settings
+from rollcall.compose.benchmarks import train_tokens
+from rollcall.compose.benchmarks.figure import LeftOut
+from rollcall.compose.benchmarks.one_trainer import Shape, StepTaken, ours
+from rollcall.compose.settings import Settings
 from tests.support import policies
 
 SHAPE = Shape(groups=2, answers=3, prompt=4, answer=2)

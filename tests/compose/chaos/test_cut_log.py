@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compose.chaos.cut_log import Cut, LogVictim
-from compose.chaos.faults import CUT_OFF, LOG, Fault
-from compose.chaos.victims import ACCEPT, ACCEPTED, WorkerVictim
-from compose.chaos.wall_clock import WallClock
-from compose.chaos.watch import ON_THE_WIRE_MS, Watch
-from consumers.log.memory_log import MemoryLog
-from consumers.log.protocols import Record
-from schemas.errors import JournalGone, Unavailable
+from rollcall.compose.chaos.cut_log import Cut, LogVictim
+from rollcall.compose.chaos.faults import CUT_OFF, LOG, Fault
+from rollcall.compose.chaos.victims import ACCEPT, ACCEPTED, WorkerVictim
+from rollcall.compose.chaos.wall_clock import WallClock
+from rollcall.compose.chaos.watch import ON_THE_WIRE_MS, Watch
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.log.protocols import Record
+from rollcall.schemas.errors import JournalGone, Unavailable
 from tests.support.journals import request
 from tests.support.lost_rig import Lost
 from tests.support.programs import ASKS

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compose.chaos import workload
-from compose.chaos.hosted_figures import HostedTally, figures_of, restarts_in
-from schemas.messages import (
+from rollcall.compose.chaos import workload
+from rollcall.compose.chaos.hosted_figures import HostedTally, figures_of, restarts_in
+from rollcall.schemas.messages import (
     Body,
     CallFailed,
     Event,

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from compose.chaos import hosted_agents, workload
-from compose.chaos.faults import CUTS, KILL, PROCESSES, ROLES
-from compose.chaos.plan import ChaosPlan
-from compose.chaos.victims import agents_below
-from sandbox.agents.agent_processes import AgentProcesses
-from sandbox.agents.shipped import check_agent
-from schemas.errors import Refused
-from schemas.messages import RolloutRequest
+from rollcall.compose.chaos import hosted_agents, workload
+from rollcall.compose.chaos.faults import CUTS, KILL, PROCESSES, ROLES
+from rollcall.compose.chaos.plan import ChaosPlan
+from rollcall.compose.chaos.victims import agents_below
+from rollcall.sandbox.agents.agent_processes import AgentProcesses
+from rollcall.sandbox.agents.shipped import check_agent
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import RolloutRequest
 from tests.support.waiting import holds
 
 NUMBERS = range(2000)

@@ -15,19 +15,25 @@ from typing import Any
 
 import pytest
 
-from compose.chaos import own_engine, workload
-from compose.chaos.box_figures import BoxFigures, BoxTally, box_figures
-from compose.chaos.box_victims import BoxVictim, EngineVictim, boxes_left
-from compose.chaos.faults import BOXES, ENGINE, KILL, ROLES, USUAL, Fault
-from compose.chaos.own_engine import OwnEngine, image_of_programs
-from compose.chaos.plan import ChaosPlan
-from compose.processes import started
-from compose.settings import EnvironmentsSettings, Settings
-from consumers.audit.audit import audit
-from sandbox.boxes.box import Spec, driver
-from sandbox.boxes.leases import Leases
-from schemas.errors import Refused
-from schemas.messages import EnvironmentStepped, Limits, RolloutRequest, StepTaken, Trajectory
+from rollcall.compose.chaos import own_engine, workload
+from rollcall.compose.chaos.box_figures import BoxFigures, BoxTally, box_figures
+from rollcall.compose.chaos.box_victims import BoxVictim, EngineVictim, boxes_left
+from rollcall.compose.chaos.faults import BOXES, ENGINE, KILL, ROLES, USUAL, Fault
+from rollcall.compose.chaos.own_engine import OwnEngine, image_of_programs
+from rollcall.compose.chaos.plan import ChaosPlan
+from rollcall.compose.processes import started
+from rollcall.compose.settings import EnvironmentsSettings, Settings
+from rollcall.consumers.audit.audit import audit
+from rollcall.sandbox.boxes.box import Spec, driver
+from rollcall.sandbox.boxes.leases import Leases
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import (
+    EnvironmentStepped,
+    Limits,
+    RolloutRequest,
+    StepTaken,
+    Trajectory,
+)
 from tests.support.command_line import call
 from tests.support.engines import IMAGE, has, left_out
 from tests.support.memory_cluster import POLICY, MemoryCluster

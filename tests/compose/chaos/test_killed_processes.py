@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from compose.chaos import workload
-from compose.chaos.hosted_figures import HostedFigures, figures_of
-from compose.chaos.victims import agents_below
-from compose.settings import Settings
-from consumers.audit.audit import audit
-from schemas.messages import Limits, ModelCall, RolloutRequest
+from rollcall.compose.chaos import workload
+from rollcall.compose.chaos.hosted_figures import HostedFigures, figures_of
+from rollcall.compose.chaos.victims import agents_below
+from rollcall.compose.settings import Settings
+from rollcall.consumers.audit.audit import audit
+from rollcall.schemas.messages import Limits, ModelCall, RolloutRequest
 from tests.support.memory_cluster import POLICY, MemoryCluster
 from tests.support.rig import PREFIX
 from tests.support.waiting import until

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from compose.chaos.faults import KILL, LIVES_S
-from compose.chaos.plan import RECIPES, ChaosPlan
-from compose.chaos.trained_again import figures_of_run
-from compose.chaos.training_figures import TrainingFigures
-from compose.runs.recipe import parse_recipe
-from schemas.errors import Refused
+from rollcall.compose.chaos.faults import KILL, LIVES_S
+from rollcall.compose.chaos.plan import RECIPES, ChaosPlan
+from rollcall.compose.chaos.trained_again import figures_of_run
+from rollcall.compose.chaos.training_figures import TrainingFigures
+from rollcall.compose.runs.recipe import parse_recipe
+from rollcall.schemas.errors import Refused
+from rollcall.trainer import checkpoint as checkpoints
 from tests.support.chaos_command import chaos
 from tests.support.tiny_run import RECIPE, World
-from trainer import checkpoint as checkpoints
 
 ASYNC = RECIPE.replace("group_size = 4\n", 'group_size = 4\nsave = "async"\n').replace(
     "[policy]\n", '[policy]\npublish = "bfloat16"\nweights = "delta"\n'
@@ -99,7 +99,7 @@ def test_trainer_is_killed_at_any_time_and_others_after_progress() -> None:
 
 def test_recipes_are_shipped_or_files_and_need_a_training_victim() -> None:
     for name in RECIPES:
-        text = (files("compose.chaos") / f"{name}.toml").read_text()
+        text = (files("rollcall.compose.chaos") / f"{name}.toml").read_text()
         assert parse_recipe(text, name).name.startswith("chaos")
     with pytest.raises(Refused, match="unknown recipe 'training-asinc'; did you mean"):
         ChaosPlan(3, ("training",), kills=1, recipe="training-asinc")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from compose.chaos.faults import CLOCK, KINDS, SET_BACK_S, WORKERS
-from compose.chaos.wall_clock import WallClock
+from rollcall.compose.chaos.faults import CLOCK, KINDS, SET_BACK_S, WORKERS
+from rollcall.compose.chaos.wall_clock import WallClock
 
 READER = """
 import sys, time
-from consumers.clock import steady_wall
+from rollcall.consumers.clock import steady_wall
 at_start = steady_wall()
 for _ in sys.stdin:
     print(time.time(), time.time_ns() / 1e9, at_start(), flush=True)

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from compose.pages.algorithms_page import ALL, rows_of
-from schemas.errors import Refused
+from rollcall.compose.pages.algorithms_page import ALL, rows_of
+from rollcall.schemas.errors import Refused
 from tests.support.command_line import ROOT
 
-ROLLCALL = (sys.executable, "-m", "compose.cli", "algorithms")
+ROLLCALL = (sys.executable, "-m", "rollcall.compose.cli", "algorithms")
 
 
 def test_every_rule_has_a_source_and_a_valid_stage() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from consumers.history.waiting import read_control
-from schemas.errors import Refused
+from rollcall.consumers.history.waiting import read_control
+from rollcall.schemas.errors import Refused
 from tests.support.command_line import call
 from tests.support.memory_cluster import MemoryCluster
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from consumers.history.dead_letter_index import DeadLetterIndex, choice_of
-from consumers.history.dead_letter_replay import NotReplayed
-from consumers.history.rate_limit import Pace
-from consumers.log.protocols import Record
-from consumers.loop.dead_letters import DeadLetters
-from schemas.errors import BadMagic, Refused, WireError
-from schemas.messages import Control
+from rollcall.consumers.history.dead_letter_index import DeadLetterIndex, choice_of
+from rollcall.consumers.history.dead_letter_replay import NotReplayed
+from rollcall.consumers.history.rate_limit import Pace
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.dead_letters import DeadLetters
+from rollcall.schemas.errors import BadMagic, Refused, WireError
+from rollcall.schemas.messages import Control
 from tests.support.command_line import call, options
 from tests.support.memory_cluster import MemoryCluster
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from consumers.history.dead_letter_replay import NotReplayed
-from consumers.log.memory_source import MemorySource
-from consumers.loop.dead_letters import Passed
-from consumers.loop.letter_records import Skip
-from schemas.errors import Refused
+from rollcall.consumers.history.dead_letter_replay import NotReplayed
+from rollcall.consumers.log.memory_source import MemorySource
+from rollcall.consumers.loop.dead_letters import Passed
+from rollcall.consumers.loop.letter_records import Skip
+from rollcall.schemas.errors import Refused
 from tests.support.command_line import call
 from tests.support.journals import request
 from tests.support.memory_cluster import MemoryCluster

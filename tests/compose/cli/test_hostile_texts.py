@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-import compose
-from compose.cli.app import _guarded
-from compose.console import PlainConsole
-from compose.terminal import say
-from consumers.log.protocols import Record
-from consumers.loop.dead_letters import DeadLetters
-from schemas.errors import BadBytes
-from schemas.foreign_text import printable, printable_json
-from schemas.messages import Control, Limits, Quota, RolloutRequest, Task
+import rollcall.compose
+from rollcall.compose.cli.app import _guarded
+from rollcall.compose.console import PlainConsole
+from rollcall.compose.terminal import say
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.dead_letters import DeadLetters
+from rollcall.schemas.errors import BadBytes
+from rollcall.schemas.foreign_text import printable, printable_json
+from rollcall.schemas.messages import Control, Limits, Quota, RolloutRequest, Task
 from tests.support.command_line import call
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 
@@ -109,7 +109,7 @@ def test_every_shown_character_is_printable(
 
 def test_no_source_text_uses_console_markup() -> None:
     marked = re.compile(r"\[/\]|\[/?(bold|dim|italic|red|green|yellow|blue|cyan|magenta)\b[^\]]*\]")
-    sources = (Path(compose.__file__).parent).rglob("*.py")
+    sources = (Path(rollcall.compose.__file__).parent).rglob("*.py")
 
     assert [str(path) for path in sources if marked.search(path.read_text())] == []
 

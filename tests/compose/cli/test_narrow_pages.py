@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from compose import terminal
-from compose.cli.app import _guarded
-from compose.settings import Settings
-from consumers.log.protocols import Record
-from consumers.loop.dead_letters import DeadLetters
-from schemas.errors import BadBytes
-from schemas.foreign_text import printable
-from schemas.messages import Limits, Quota, RolloutRequest, Task, TrainStep
+from rollcall.compose import terminal
+from rollcall.compose.cli.app import _guarded
+from rollcall.compose.settings import Settings
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.dead_letters import DeadLetters
+from rollcall.schemas.errors import BadBytes
+from rollcall.schemas.foreign_text import printable
+from rollcall.schemas.messages import Limits, Quota, RolloutRequest, Task, TrainStep
 from tests.support.command_line import call
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 

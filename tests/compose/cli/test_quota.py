@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from schemas.errors import Refused, TopicsDiffer
-from schemas.messages import Quota
+from rollcall.schemas.errors import Refused, TopicsDiffer
+from rollcall.schemas.messages import Quota
 from tests.support.command_line import call, refused, rollcall
 from tests.support.memory_cluster import MemoryCluster
 

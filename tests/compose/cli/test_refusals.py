@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from compose.cli.app import PANELS, app
-from compose.cluster import Cluster
-from compose.extras import EXTRAS
-from consumers.environments.listener import bind
-from schemas.message_code import message_code
-from schemas.rooms import ROOMS
+from rollcall.compose.cli.app import PANELS, app
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.extras import EXTRAS
+from rollcall.consumers.environments.listener import bind
+from rollcall.schemas.former_names import FORMER
+from rollcall.schemas.message_code import message_code
 from tests.support.command_line import ROOT, addresses, afresh, refused, rollcall
+from tests.support.rooms import ROOMS
 
 
 def test_command_without_a_broker_names_rollcall_up(tmp_path: Path) -> None:
@@ -253,18 +254,6 @@ def test_user_module_named_like_one_of_our_packages_is_not_run(tmp_path: Path, n
     assert "kafka     not running" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["trainer.py", "rollcall.py"])
-def test_module_that_shadows_one_of_our_packages_is_refused_by_path(
-    tmp_path: Path, name: str
-) -> None:
-    (tmp_path / name).write_text("")
-
-    done = afresh("status", cwd=tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
-
-    assert str(tmp_path / name) in refused(done)
-    assert "rename it" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("there", "named", "said"),
     [
@@ -317,7 +306,8 @@ def test_missing_library_is_refused_in_one_line_with_its_extra(
 def test_command_line_imports_no_heavy_libraries() -> None:
     heavy = "{'torch', 'numpy', 'fastavro', 'confluent_kafka', 'confluent_kafka.schema_registry'}"
     code = (
-        f"import sys, compose.cli.app, compose.cluster; sys.exit(bool({heavy} & set(sys.modules)))"
+        "import sys, rollcall.compose.cli.app, rollcall.compose.cluster; "
+        f"sys.exit(bool({heavy} & set(sys.modules)))"
     )
 
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
@@ -354,43 +344,22 @@ def test_every_command_is_in_one_panel_of_the_help(tmp_path: Path) -> None:
     assert {each.name for each in (*app.registered_commands, *app.registered_groups)} == known
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_command_and_public_package_name_a_package_that_shadows_ours(
-    tmp_path: Path, room: str
-) -> None:
-    (tmp_path / room).mkdir()
-    hides = tmp_path / room / "__init__.py"
-    hides.write_text("")
-    path = f"{tmp_path}{os.pathsep}{ROOT}"
+@pytest.mark.parametrize("form", ["folder", "file"])
+def test_modules_of_the_user_and_ours_do_not_clash(tmp_path: Path, form: str) -> None:
+    for room in FORMER:
+        mine = tmp_path / room / "__init__.py" if form == "folder" else tmp_path / f"{room}.py"
+        mine.parent.mkdir(exist_ok=True)
+        mine.write_text("MINE = True\n")
+    code = f"import rollcall, {', '.join(FORMER)}; rollcall.user; rollcall.Rule; trainer.MINE"
 
-    begins = [sys.executable, "-P", "-c", "from rollcall_command import main; main()"]
-    face = [sys.executable, "-P", "-c", "import rollcall; rollcall.user"]
-    command, user = (
-        subprocess.run(
-            words, capture_output=True, text=True, check=False,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        for words in (begins, face)
-    )  # fmt: skip
+    listed = afresh("algorithms", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
 
-    assert refused(command).startswith(f"rollcall: {hides} is found where")
-    assert user.returncode == 1
-    if room != "rollcall":
-        assert user.stderr.splitlines()[-1].startswith(f"ImportError: {hides} is found where")
-
-
-def test_command_starts_in_a_module_unique_to_this_distribution() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    module, _, name = project["project"]["scripts"]["rollcall"].partition(":")
-
-    assert (module, name) == ("rollcall_command", "main")
-    assert module not in ROOMS
-    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    assert {*wheel} == {*ROOMS, f"{module}.py"}
+    assert (listed.returncode, done.returncode) == (0, 0), listed.stderr
 
 
 def test_none_of_our_processes_import_from_the_working_directory() -> None:
-    ours = [f'"{room}' for room in ROOMS] + ["__name__", "MODULE"]
+    ours = ['"rollcall', "__name__", "MODULE"]
     spawns = re.compile(r'("-P", )?"-m", (' + "|".join(ours) + ")")
 
     careless = [
@@ -484,10 +453,10 @@ def test_ctrl_c_during_startup_ends_the_command_silently(tmp_path: Path) -> None
         "import sys\n"
         "class Interrupts:\n"
         "    def find_spec(self, name, *rest):\n"
-        "        if name == 'compose.cli.app':\n"
+        "        if name == 'rollcall.compose.cli.app':\n"
         "            raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Interrupts())\n"
-        "from rollcall_command import main\n"
+        "from rollcall.compose.cli.__main__ import main\n"
         "main()\n"
     )
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from compose.submission import NotScored
-from consumers.log.memory_publisher import MemoryPublisher
-from schemas.errors import DeliveryFailed, Refused, TopicsDiffer, WorkFailed
-from schemas.messages import RolloutRequest
+from rollcall.compose.submission import NotScored
+from rollcall.consumers.log.memory_publisher import MemoryPublisher
+from rollcall.schemas.errors import DeliveryFailed, Refused, TopicsDiffer, WorkFailed
+from rollcall.schemas.messages import RolloutRequest
 from tests.support.command_line import call, options
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from schemas.as_json import plain
-from schemas.errors import Refused
-from schemas.messages import (
+from rollcall.schemas.as_json import plain
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import (
     Control,
     RolloutRequest,
     Sequence,
     Task,
 )
-from schemas.packed import pack_ids, pack_logprobs
+from rollcall.schemas.packed import pack_ids, pack_logprobs
 from tests.support.command_line import call
 from tests.support.journals import entry
 from tests.support.memory_cluster import CORRIDOR, POLICY, SAID, MemoryCluster

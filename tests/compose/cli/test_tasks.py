@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.tasks.harbor import read_task
-from schemas.errors import Refused
+from rollcall.sandbox.tasks.harbor import read_task
+from rollcall.schemas.errors import Refused
 from tests.support.command_line import call
 from tests.support.pages import blocks
 from tests.support.task_directories import TASK, write_task

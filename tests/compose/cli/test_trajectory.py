@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.history.divergence import moments_of, parting_of, relation
-from consumers.history.rollout_story import Story, stories
-from consumers.history.timing import Timers, timers_of
-from consumers.log.protocols import Record
-from schemas.asks import Ask, asks_text
-from schemas.errors import Refused
-from schemas.messages import (
+from rollcall.consumers.history.divergence import moments_of, parting_of, relation
+from rollcall.consumers.history.rollout_story import Story, stories
+from rollcall.consumers.history.timing import Timers, timers_of
+from rollcall.consumers.log.protocols import Record
+from rollcall.schemas.asks import Ask, asks_text
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import (
     AttemptStarted,
     CallFailed,
     EnvironmentStepped,
@@ -27,7 +27,7 @@ from schemas.messages import (
     RolloutStarted,
     Task,
 )
-from schemas.tool_calls import ToolCall, tool_calls_text
+from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.command_line import call
 from tests.support.journals import CODEC, Dice, entry
 from tests.support.memory_cluster import CORRIDOR, POLICY, SAID, MemoryCluster

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from compose.cluster import Cluster
-from compose.pages.audit_page import print_report
-from consumers.audit.audit import audit
-from consumers.audit.report import INVARIANTS, Report
-from schemas.messages import (
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.pages.audit_page import print_report
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.audit.report import INVARIANTS, Report
+from rollcall.schemas.messages import (
     EnvironmentStep,
     RolloutRequest,
     ScoredTrajectory,

@@ -7,12 +7,12 @@ from pathlib import Path
 import orjson
 import pytest
 
-from compose.runs.run_folder import RUN_FILE
-from schemas.errors import Refused
-from schemas.messages import RolloutRequest, Task
+from rollcall.compose.runs.run_folder import RUN_FILE
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import RolloutRequest, Task
+from rollcall.trainer.resume_points import resume_points
 from tests.support.command_line import call
 from tests.support.tiny_run import RECIPE, World
-from trainer.resume_points import resume_points
 
 DELTAS = RECIPE.replace(
     "[policy]\n", '[policy]\npublish = "bfloat16"\nweights = "delta"\nfull_every = 2\n'

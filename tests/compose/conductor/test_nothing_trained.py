@@ -9,17 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compose.conductor.in_memory import run_in_memory
-from compose.conductor.live_panel import line
-from compose.conductor.run_watch import KeepsFailing, NothingTrained, RunWatch, watch_of
-from compose.runs import run_folder
-from compose.runs.recipe import parse_recipe
-from compose.settings import Settings
-from consumers.heldout import HeldOut, HeldOutPlan
-from consumers.history.run_figures import RunFigures
-from consumers.history.untrained import Untrained
-from schemas.errors import Refused
-from schemas.messages import RolloutRequest, Sampling, ScoredTrajectory, Task, TrainStep, Trajectory
+from rollcall.compose.conductor.in_memory import run_in_memory
+from rollcall.compose.conductor.live_panel import line
+from rollcall.compose.conductor.run_watch import KeepsFailing, NothingTrained, RunWatch, watch_of
+from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.recipe import parse_recipe
+from rollcall.compose.settings import Settings
+from rollcall.consumers.heldout import HeldOut, HeldOutPlan
+from rollcall.consumers.history.run_figures import RunFigures
+from rollcall.consumers.history.untrained import Untrained
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import (
+    RolloutRequest,
+    Sampling,
+    ScoredTrajectory,
+    Task,
+    TrainStep,
+    Trajectory,
+)
 from tests.support.scored_trajectories import CURATION, scored, sequence
 from tests.support.tiny_run import RECIPE
 

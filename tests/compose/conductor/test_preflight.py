@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from compose.conductor.preflight import preflight
-from compose.runs import run_folder
-from compose.runs.recipe import parse_recipe
-from compose.runs.run_folder import RunFolder
-from compose.settings import Settings
-from consumers.agents.wishes import Agent, CallModel, Finish, ModelAnswer, Task, user
-from schemas.errors import Refused
-from schemas.messages import Trajectory
+from rollcall.compose.conductor.preflight import preflight
+from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.recipe import parse_recipe
+from rollcall.compose.runs.run_folder import RunFolder
+from rollcall.compose.settings import Settings
+from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, ModelAnswer, Task, user
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import Trajectory
 from tests.support.tiny_run import RECIPE
 
 HERE = __name__

@@ -8,20 +8,20 @@ import orjson
 import pytest
 from rich.console import Console
 
-from compose.conductor.curve_files import write_files
-from compose.conductor.in_memory import run_in_memory
-from compose.conductor.live_panel import line
-from compose.conductor.run_summary import summary, words
-from compose.conductor.run_watch import KeepsFailing, RunWatch, watch_of
-from compose.pages.curve_page import print_chart
-from compose.runs import run_folder
-from compose.runs.recipe import parse_recipe
-from compose.settings import Settings
-from consumers.heldout import HeldOut, HeldOutPlan
-from consumers.history.run_curve import HELD_OUT, RunCurve
-from consumers.history.run_figures import RunFigures
-from sandbox.environment import Observation
-from schemas.messages import RolloutRequest, ScoredTrajectory, Task
+from rollcall.compose.conductor.curve_files import write_files
+from rollcall.compose.conductor.in_memory import run_in_memory
+from rollcall.compose.conductor.live_panel import line
+from rollcall.compose.conductor.run_summary import summary, words
+from rollcall.compose.conductor.run_watch import KeepsFailing, RunWatch, watch_of
+from rollcall.compose.pages.curve_page import print_chart
+from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.recipe import parse_recipe
+from rollcall.compose.settings import Settings
+from rollcall.consumers.heldout import HeldOut, HeldOutPlan
+from rollcall.consumers.history.run_curve import HELD_OUT, RunCurve
+from rollcall.consumers.history.run_figures import RunFigures
+from rollcall.sandbox.environment import Observation
+from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Task
 from tests.support.command_line import refused, rollcall
 from tests.support.scored_trajectories import scored
 from tests.support.tiny_run import RECIPE

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from compose.docker.begin_run import begin_run
-from compose.runs import run_folder
-from compose.settings import Settings
+from rollcall.compose.docker.begin_run import begin_run
+from rollcall.compose.runs import run_folder
+from rollcall.compose.settings import Settings
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.tiny_run import RECIPE
 

@@ -1,16 +1,16 @@
 """The files of compose/docker match the settings, groups, locks and packages they mention."""
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from compose.cli.app import PANELS
-from compose.docker.own_service import broker_properties
-from compose.services.artifacts import LOCKS, read_lock
-from compose.settings import Settings, load_settings
+from rollcall.compose.cli.app import PANELS
+from rollcall.compose.docker.own_service import broker_properties
+from rollcall.compose.services.artifacts import LOCKS, read_lock
+from rollcall.compose.settings import Settings, load_settings
+from tests.support.rooms import ROOMS
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "compose" / "docker"
@@ -85,11 +85,9 @@ def test_three_brokers_keep_three_replicas_and_require_two_in_sync() -> None:
 
 
 def test_docker_build_context_contains_every_package_of_the_wheel() -> None:
-    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     seen = (ROOT / ".dockerignore").read_text().splitlines()
 
-    packages = build["targets"]["wheel"]["packages"]
-    assert {f"!{package}" for package in packages} <= set(seen)
+    assert {f"!{room}" for room in ROOMS} <= set(seen)
 
 
 def test_variables_of_the_official_image_become_broker_properties() -> None:

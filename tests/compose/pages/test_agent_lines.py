@@ -2,10 +2,10 @@
 
 import pytest
 
-from compose.pages.agent_lines import agent_words, spoken
-from schemas.asks import Ask, asks_text
-from schemas.messages import EnvironmentStepped, Message
-from schemas.tool_calls import ToolCall, tool_calls_text
+from rollcall.compose.pages.agent_lines import agent_words, spoken
+from rollcall.schemas.asks import Ask, asks_text
+from rollcall.schemas.messages import EnvironmentStepped, Message
+from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 
 CALLS = tool_calls_text([ToolCall("call_1", "bash", '{"command": "ls"}')])
 FIRST = Ask("model", (Message("user", "What is there?"),))

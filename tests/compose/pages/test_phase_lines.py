@@ -6,13 +6,13 @@ from typing import Any
 
 from rich.console import Console
 
-from compose.conductor.run_summary import summary, words
-from compose.pages.evaluation_page import print_evaluation
-from compose.pages.phase_lines import phase_lines
-from consumers.heldout import HeldOut, HeldOutPlan
-from consumers.history.phase_quantiles import PhaseTimes
-from consumers.history.run_figures import RunFigures
-from schemas.messages import RolloutRequest, RolloutTimers, Task, Trajectory
+from rollcall.compose.conductor.run_summary import summary, words
+from rollcall.compose.pages.evaluation_page import print_evaluation
+from rollcall.compose.pages.phase_lines import phase_lines
+from rollcall.consumers.heldout import HeldOut, HeldOutPlan
+from rollcall.consumers.history.phase_quantiles import PhaseTimes
+from rollcall.consumers.history.run_figures import RunFigures
+from rollcall.schemas.messages import RolloutRequest, RolloutTimers, Task, Trajectory
 
 STARTS = "starts   p50 / p95: ephemeral boxes 0.110 / 0.200 s, persistent boxes 0.002 / 0.003 s"
 STARTS_S = {"persistent": (0.001, 0.002, 0.003), "ephemeral": (0.011, 0.11, 0.21)}

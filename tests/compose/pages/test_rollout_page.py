@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from compose.pages.rollout_page import reward_lines, titles
-from consumers.history.rollout_story import Story, latest, stories_of
-from schemas.errors import Refused
-from schemas.messages import (
+from rollcall.compose.pages.rollout_page import reward_lines, titles
+from rollcall.consumers.history.rollout_story import Story, latest, stories_of
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import (
     AttemptStarted,
     CallFailed,
     DeadlinePassed,
@@ -21,7 +21,7 @@ from schemas.messages import (
     Task,
     TokenScores,
 )
-from schemas.packed import pack_logprobs
+from rollcall.schemas.packed import pack_logprobs
 from tests.support.command_line import call
 from tests.support.journals import entry
 from tests.support.memory_cluster import CORRIDOR, POLICY, SAID, MemoryCluster

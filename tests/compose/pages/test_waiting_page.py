@@ -3,14 +3,14 @@
 import pytest
 import typer
 
-from compose.cli.app import app
-from compose.pages.waiting_page import print_waiting
-from compose.terminal import page
-from consumers.agents.control_state import ControlState
-from consumers.history.open_work import Place
-from consumers.history.waiting import Waiting
-from consumers.history.waits import Wait
-from schemas.messages import Control
+from rollcall.compose.cli.app import app
+from rollcall.compose.pages.waiting_page import print_waiting
+from rollcall.compose.terminal import page
+from rollcall.consumers.agents.control_state import ControlState
+from rollcall.consumers.history.open_work import Place
+from rollcall.consumers.history.waiting import Waiting
+from rollcall.consumers.history.waits import Wait
+from rollcall.schemas.messages import Control
 
 NOW_MS = 1_700_000_000_000
 STEPS = Place("t.environments", "t.env.steps", 2)

@@ -9,17 +9,17 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from compose.runs.export_policy import export
-from compose.runs.recipe import load_recipe
-from compose.runs.run_folder import RunFolder
-from inference.policy_dir import load_policy, make_policy
-from schemas.errors import Refused, Unfit
-from schemas.messages import Message
-from schemas.weights import weights_digest
+from rollcall.compose.runs.export_policy import export
+from rollcall.compose.runs.recipe import load_recipe
+from rollcall.compose.runs.run_folder import RunFolder
+from rollcall.inference.policy_dir import load_policy, make_policy
+from rollcall.schemas.errors import Refused, Unfit
+from rollcall.schemas.messages import Message
+from rollcall.schemas.weights import weights_digest
+from rollcall.trainer.checkpoint import Checkpoint, save
+from rollcall.trainer.learner_state import LearnerState
+from rollcall.trainer.tensors import tensors_of
 from tests.support import policies
-from trainer.checkpoint import Checkpoint, save
-from trainer.learner_state import LearnerState
-from trainer.tensors import tensors_of
 
 Make = Callable[[Path], Path]
 

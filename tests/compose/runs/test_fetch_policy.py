@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from compose.runs.fetch_policy import LOCKS, PRETRAINED, Pretrained, fetch, refusal
-from inference.policy_dir import load_policy
-from schemas.errors import Refused, Unavailable
-from schemas.messages import Message
+from rollcall.compose.runs.fetch_policy import LOCKS, PRETRAINED, Pretrained, fetch, refusal
+from rollcall.inference.policy_dir import load_policy
+from rollcall.schemas.errors import Refused, Unavailable
+from rollcall.schemas.messages import Message
 from tests.support import local_index, tiny_gguf
 from tests.support.command_line import call
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from compose.runs import run_folder
-from compose.runs.recipe import load_recipe, parse_recipe
-from schemas.errors import Refused
+from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.recipe import load_recipe, parse_recipe
+from rollcall.schemas.errors import Refused
 from tests.support.tiny_run import RECIPE
 from tests.support.two_policies import RECIPE as PAIR
 

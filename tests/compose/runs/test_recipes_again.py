@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from compose.pages.retraining_page import retrain_and_tell
-from compose.runs.recipe import SHIPPED, load_recipe
-from inference.gguf_policy import make_gguf_policy
-from schemas.messages import Trajectory
-from schemas.objects import ObjectStore
+from rollcall.compose.pages.retraining_page import retrain_and_tell
+from rollcall.compose.runs.recipe import SHIPPED, load_recipe
+from rollcall.inference.gguf_policy import make_gguf_policy
+from rollcall.schemas.messages import Trajectory
+from rollcall.schemas.objects import ObjectStore
 from tests.support import tiny_gguf
 from tests.support.engines import has, left_out
 from tests.support.waiting import until

@@ -8,26 +8,26 @@ from random import Random
 import numpy as np
 import pytest
 
-from compose.conductor.in_memory import run_in_memory
-from compose.runs import run_folder
-from compose.runs.recipe import load_recipe, parse_recipe
-from compose.settings import Settings
-from compose.workers.build import Workshop
-from compose.workers.run_trainer import run_trainer
-from compose.workers.served_policy import run_engine
-from consumers.log.memory_log import MemoryLog
-from schemas.codec import Codec, LocalRegistry
-from schemas.errors import Refused
-from schemas.messages import ModelCall, RolloutRequest, ScoredTrajectory, TrainStep
-from schemas.objects import ObjectStore
-from schemas.rules import NoOptions
-from schemas.topics import Topics, wanted
+from rollcall.compose.conductor.in_memory import run_in_memory
+from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.recipe import load_recipe, parse_recipe
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.run_trainer import run_trainer
+from rollcall.compose.workers.served_policy import run_engine
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import ModelCall, RolloutRequest, ScoredTrajectory, TrainStep
+from rollcall.schemas.objects import ObjectStore
+from rollcall.schemas.rules import NoOptions
+from rollcall.schemas.topics import Topics, wanted
+from rollcall.trainer.advantages.grpo import GRPO
+from rollcall.trainer.rewards import Rewards
 from tests.support.command_line import call
 from tests.support.engines import has, left_out
 from tests.support.task_directories import write_task
 from tests.support.waiting import give_way, until
-from trainer.advantages.grpo import GRPO
-from trainer.rewards import Rewards
 
 SHARE = 0.5
 SCRIPT = 'script = "noisy"', "gold_share = 0.5"

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from compose.cluster import Cluster
-from compose.runs import run_folder
-from compose.runs.recipe import load_recipe
-from compose.runs.retirement import remains_of, remove
-from compose.settings import Settings
-from compose.workers.run_trainer import sole_trainer
-from consumers.audit.audit import audit
-from consumers.log.protocols import Held
-from schemas.errors import Refused
-from schemas.messages import RolloutRequest, Task, TrainStep
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.recipe import load_recipe
+from rollcall.compose.runs.retirement import remains_of, remove
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.run_trainer import sole_trainer
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.log.protocols import Held
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import RolloutRequest, Task, TrainStep
 from tests.support.command_line import addresses, refused, rollcall
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 

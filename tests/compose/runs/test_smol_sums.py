@@ -8,16 +8,16 @@ import torch
 from reasoning_gym import create_dataset
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from compose.runs.recipe import Recipe, load_recipe
-from inference.chat import template_of
-from inference.gguf_policy import make_gguf_policy
-from inference.policy_dir import load_policy
-from schemas.errors import Refused
-from schemas.messages import Message
+from rollcall.compose.runs.recipe import Recipe, load_recipe
+from rollcall.inference.chat import template_of
+from rollcall.inference.gguf_policy import make_gguf_policy
+from rollcall.inference.policy_dir import load_policy
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import Message
+from rollcall.trainer.adapters import with_adapters
+from rollcall.trainer.config import LearnerConfig
 from tests.support import tiny_gguf
 from tests.support.command_line import call
-from trainer.adapters import with_adapters
-from trainer.config import LearnerConfig
 
 NAME_OF_LORA = "smol-sums-lora"
 SMOLLM2 = LlamaConfig(

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from compose.runs import run_folder
-from compose.runs.recipe import load_recipe, parse_recipe
-from inference.policy_dir import load_policy
-from schemas.errors import Refused
+from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.recipe import load_recipe, parse_recipe
+from rollcall.inference.policy_dir import load_policy
+from rollcall.schemas.errors import Refused
 from tests.support import policies
 from tests.support.tiny_run import RECIPE as TINY
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from compose.services.aot_cache import KEPT, AotCache
-from compose.services.aot_training import train, train_all, train_beside
-from compose.services.service_errors import ServicesError
+from rollcall.compose.services.aot_cache import KEPT, AotCache
+from rollcall.compose.services.aot_training import train, train_all, train_beside
+from rollcall.compose.services.service_errors import ServicesError
 from tests.support.waiting import until
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from compose.services.artifacts import LOCKS, Artifact, fetch, parse_lock, require_space
-from compose.services.schema_registry import unpack
-from compose.services.service_errors import ServicesError
+from rollcall.compose.services.artifacts import LOCKS, Artifact, fetch, parse_lock, require_space
+from rollcall.compose.services.schema_registry import unpack
+from rollcall.compose.services.service_errors import ServicesError
 
 BYTES = {"first": b"one", "second": b"two"}
 
@@ -139,7 +139,7 @@ def test_copied_cache_is_not_downloaded_again(lock: Path, cache: Path) -> None:
 def test_two_concurrent_first_runs_download_every_file_once(lock: Path, cache: Path) -> None:
     script = f"""
 import pathlib, sys, time
-from compose.services.artifacts import fetch
+from rollcall.compose.services.artifacts import fetch
 cache = pathlib.Path({str(cache)!r})
 bytes_of = {BYTES!r}
 def download(artifact, cache_dir):

@@ -16,12 +16,12 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from compose.cluster import answers
-from compose.processes import started
-from compose.services.embedded import Endpoints, down, endpoints, status, up
-from compose.services.service_errors import ServicesError
-from compose.services.service_process import ServiceProcess
-from producers.admin import Admin
+from rollcall.compose.cluster import answers
+from rollcall.compose.processes import started
+from rollcall.compose.services.embedded import Endpoints, down, endpoints, status, up
+from rollcall.compose.services.service_errors import ServicesError
+from rollcall.compose.services.service_process import ServiceProcess
+from rollcall.producers.admin import Admin
 from tests.support.waiting import until
 
 SESSION = {"group.consumer.session.timeout.ms": "6000"}

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from compose.services.kafka_broker import KafkaBroker, cluster_id, properties
-from compose.services.service_errors import ServicesError
+from rollcall.compose.services.kafka_broker import KafkaBroker, cluster_id, properties
+from rollcall.compose.services.service_errors import ServicesError
 
 
 def answers_nothing(_bootstrap_servers: str) -> bool:

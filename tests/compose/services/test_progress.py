@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from compose.services.artifacts import LOCKS, missing, read_lock
-from compose.services.embedded import _progress
+from rollcall.compose.services.artifacts import LOCKS, missing, read_lock
+from rollcall.compose.services.embedded import _progress
 
 
 def test_downloads_are_counted_and_then_the_services_are_named(tmp_path: Path) -> None:

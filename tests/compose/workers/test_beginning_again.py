@@ -6,12 +6,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from compose.workers.beginning_again import run_while_away
-from consumers.archive import Archive
-from consumers.loop.loop import Loop
-from consumers.tables.parquet import ParquetWriters
-from schemas.errors import Unavailable
-from schemas.messages import RolloutRequest, Task, Trajectory
+from rollcall.compose.workers.beginning_again import run_while_away
+from rollcall.consumers.archive import Archive
+from rollcall.consumers.loop.loop import Loop
+from rollcall.consumers.tables.parquet import ParquetWriters
+from rollcall.schemas.errors import Unavailable
+from rollcall.schemas.messages import RolloutRequest, Task, Trajectory
 from tests.support.rig import Rig
 
 RECORDS = 12

@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 
-from compose.settings import EnvironmentsSettings, Settings
-from compose.workers.build import Workshop
-from consumers.environments.listener import bind
-from consumers.room import Room
-from schemas.errors import Refused
+from rollcall.compose.settings import EnvironmentsSettings, Settings
+from rollcall.compose.workers.build import Workshop
+from rollcall.consumers.environments.listener import bind
+from rollcall.consumers.room import Room
+from rollcall.schemas.errors import Refused
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.raw_http import exchange, request
 

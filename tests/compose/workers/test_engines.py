@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from compose.settings import ModelsSettings
-from compose.workers.engines import check_models, load_engine, weights_engine
-from inference import vllm_place
-from inference.scripted import ScriptedEngine
-from schemas.errors import Refused
+from rollcall.compose.settings import ModelsSettings
+from rollcall.compose.workers.engines import check_models, load_engine, weights_engine
+from rollcall.inference import vllm_place
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.errors import Refused
 
 
 class Mine(ScriptedEngine):

@@ -6,14 +6,25 @@ from collections.abc import Iterator
 
 import pytest
 
-from compose.settings import AgentsSettings, EnvironmentsSettings, RewardsSettings, Settings
-from compose.workers.build import Workshop
-from consumers import time_guard
-from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
-from inference.scripted import ScriptedEngine
-from sandbox.environment import Observation
-from schemas.messages import CallFailed, Limits, RolloutRequest, ScoredTrajectory, Trajectory
-from schemas.messages import Task as Wanted
+from rollcall.compose.settings import (
+    AgentsSettings,
+    EnvironmentsSettings,
+    RewardsSettings,
+    Settings,
+)
+from rollcall.compose.workers.build import Workshop
+from rollcall.consumers import time_guard
+from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.sandbox.environment import Observation
+from rollcall.schemas.messages import (
+    CallFailed,
+    Limits,
+    RolloutRequest,
+    ScoredTrajectory,
+    Trajectory,
+)
+from rollcall.schemas.messages import Task as Wanted
 from tests.support.memory_cluster import POLICY, MemoryCluster
 from tests.support.rig import PREFIX
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from compose.chaos.victims import agents_below
-from compose.processes import holds_within
-from compose.settings import Settings
-from compose.workers.build import Workshop
-from consumers.loop.loop import Loop
-from producers.publisher import Publisher
-from schemas.messages import EnvironmentStepped, Limits, RolloutRequest, Task
+from rollcall.compose.chaos.victims import agents_below
+from rollcall.compose.processes import holds_within
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.build import Workshop
+from rollcall.consumers.loop.loop import Loop
+from rollcall.producers.publisher import Publisher
+from rollcall.schemas.messages import EnvironmentStepped, Limits, RolloutRequest, Task
 from tests.support.memory_cluster import POLICY, MemoryCluster
 from tests.support.rig import PREFIX
 from tests.support.waiting import until

@@ -10,10 +10,10 @@ from threading import Barrier, Event, Lock
 import pytest
 import torch
 
-from compose.workers.rank_processes import follow
-from compose.workers.run_trainer import sole_trainer, train
+from rollcall.compose.workers.rank_processes import follow
+from rollcall.compose.workers.run_trainer import sole_trainer, train
+from rollcall.trainer import checkpoint as checkpoints
 from tests.support.tiny_run import RECIPE, World
-from trainer import checkpoint as checkpoints
 
 WAIT_S = 120.0
 

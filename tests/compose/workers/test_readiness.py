@@ -2,10 +2,10 @@
 
 import pytest
 
-from compose.workers.readiness import check_readable, patiently
-from schemas.codec import PREFIX
-from schemas.errors import RegistryEmptied, TopicsDiffer, Unavailable
-from schemas.messages import AttemptStarted, Control, Event
+from rollcall.compose.workers.readiness import check_readable, patiently
+from rollcall.schemas.codec import PREFIX
+from rollcall.schemas.errors import RegistryEmptied, TopicsDiffer, Unavailable
+from rollcall.schemas.messages import AttemptStarted, Control, Event
 from tests.support.memory_cluster import MemoryCluster
 
 ENTRY = Event.decision("r", 2, "w", AttemptStarted("because"))

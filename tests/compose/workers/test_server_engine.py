@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from compose.conductor.in_memory import run_in_memory
-from compose.runs.recipe import load_recipe
-from compose.settings import ModelsSettings, OpenAISettings, Settings
-from compose.workers.engines import check_recipe, server_engine
-from schemas.errors import Refused
+from rollcall.compose.conductor.in_memory import run_in_memory
+from rollcall.compose.runs.recipe import load_recipe
+from rollcall.compose.settings import ModelsSettings, OpenAISettings, Settings
+from rollcall.compose.workers.engines import check_recipe, server_engine
+from rollcall.schemas.errors import Refused
 
 KEY = "sk-very-secret"
 GIVEN = {"base_url": "http://127.0.0.1:1/v1", "model": "m"}

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from compose.services.embedded import down, taken_down
-from compose.services.service_process import ServiceProcess
-from compose.workers.shutdown import Drained, Stop
-from consumers.control_reader import ControlReader
-from schemas.errors import Unavailable
-from schemas.messages import Control
+from rollcall.compose.services.embedded import down, taken_down
+from rollcall.compose.services.service_process import ServiceProcess
+from rollcall.compose.workers.shutdown import Drained, Stop
+from rollcall.consumers.control_reader import ControlReader
+from rollcall.schemas.errors import Unavailable
+from rollcall.schemas.messages import Control
 from tests.support.memory_cluster import MemoryCluster
 
 

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from compose.processes import ChildProcess
-from compose.workers import supervisor as supervising
-from compose.workers.supervisor import (
+from rollcall.compose.processes import ChildProcess
+from rollcall.compose.workers import supervisor as supervising
+from rollcall.compose.workers.supervisor import (
     HEALTHY_S,
     MAX_REFUSALS,
     MAX_RESTARTS,
     WINDOW_S,
     Supervisor,
 )
-from schemas.errors import Unfit
+from rollcall.schemas.errors import Unfit
 
 
 class Ended:

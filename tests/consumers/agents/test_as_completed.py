@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.agents.wishes import (
+from rollcall.consumers.agents.wishes import (
     Agent,
     AsCompleted,
     Begun,
@@ -20,9 +20,9 @@ from consumers.agents.wishes import (
     WishFailed,
     user,
 )
-from schemas.ids import command_id
-from schemas.messages import AttemptStarted, Event, Limits, Sampling, Trajectory
-from schemas.packed import ids_of, pack_ids
+from rollcall.schemas.ids import command_id
+from rollcall.schemas.messages import AttemptStarted, Event, Limits, Sampling, Trajectory
+from rollcall.schemas.packed import ids_of, pack_ids
 from tests.support.journals import Hand, fold, trajectories, world_of
 
 COUNTING = Sampling(max_tokens=0)

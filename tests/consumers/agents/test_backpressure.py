@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from consumers.agents.programs import program_of
-from consumers.agents.wishes import Agent, Task
-from consumers.agents.worker import Capacity
-from producers.publisher import VALUE_LIMIT_BYTES
-from schemas.codec import Codec, LocalRegistry, Registry
-from schemas.errors import Unavailable
-from schemas.messages import (
+from rollcall.consumers.agents.programs import program_of
+from rollcall.consumers.agents.wishes import Agent, Task
+from rollcall.consumers.agents.worker import Capacity
+from rollcall.producers.publisher import VALUE_LIMIT_BYTES
+from rollcall.schemas.codec import Codec, LocalRegistry, Registry
+from rollcall.schemas.errors import Unavailable
+from rollcall.schemas.messages import (
     DeadlinePassed,
     Limits,
     Quota,

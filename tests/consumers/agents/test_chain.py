@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.agents.fold.chain import Chain
-from consumers.history.counting import Law
-from schemas.messages import Event, RolloutRefused
+from rollcall.consumers.agents.fold.chain import Chain
+from rollcall.consumers.history.counting import Law
+from rollcall.schemas.messages import Event, RolloutRefused
 
 
 def start(from_offset: int, offset: int, epoch: int, requests_id: str) -> RolloutRefused:

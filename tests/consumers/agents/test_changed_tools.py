@@ -7,16 +7,16 @@ from functools import partial
 
 import pytest
 
-from consumers.agents.wishes import Agent, CallModel, Finish, ModelAnswer, Task, user
-from consumers.audit.audit import audit
-from inference.scripted import LOGPROB, ScriptedEngine
-from inference.text_script import added_by, text_script
-from schemas.asks import Ask, ModelReply
-from schemas.messages import Message, RolloutRequest, Trajectory
-from schemas.messages import Sequence as Tokens
-from schemas.messages import Task as WireTask
-from schemas.packed import ids_of, logprobs_of
-from schemas.tool_calls import tool_calls_of
+from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, ModelAnswer, Task, user
+from rollcall.consumers.audit.audit import audit
+from rollcall.inference.scripted import LOGPROB, ScriptedEngine
+from rollcall.inference.text_script import added_by, text_script
+from rollcall.schemas.asks import Ask, ModelReply
+from rollcall.schemas.messages import Message, RolloutRequest, Trajectory
+from rollcall.schemas.messages import Sequence as Tokens
+from rollcall.schemas.messages import Task as WireTask
+from rollcall.schemas.packed import ids_of, logprobs_of
+from rollcall.schemas.tool_calls import tool_calls_of
 from tests.support.hosted_rollout import Asks, CoroutineHost
 from tests.support.journals import Hand
 from tests.support.rig import Rig

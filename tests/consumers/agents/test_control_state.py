@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from consumers.agents import control_state
-from consumers.agents.control_listener import KEPT_MS, RETIRE_EVERY_S
-from consumers.agents.control_state import ControlState
-from consumers.history.waiting import read_control
-from consumers.log.memory_log import MemoryReader
-from inference.scripted import ScriptedEngine
-from producers.control import control_key, send_control, send_quota
-from schemas.messages import Control, Quota, RolloutStarted
+from rollcall.consumers.agents import control_state
+from rollcall.consumers.agents.control_listener import KEPT_MS, RETIRE_EVERY_S
+from rollcall.consumers.agents.control_state import ControlState
+from rollcall.consumers.history.waiting import read_control
+from rollcall.consumers.log.memory_log import MemoryReader
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.producers.control import control_key, send_control, send_quota
+from rollcall.schemas.messages import Control, Quota, RolloutStarted
 from tests.support.hand_answers import ask, calls
 from tests.support.journals import request
 from tests.support.rig import Rig, role_of

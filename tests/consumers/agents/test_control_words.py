@@ -1,6 +1,6 @@
 """Control records and deadlines, as an agents worker applies them."""
 
-from schemas.messages import (
+from rollcall.schemas.messages import (
     CallFailed,
     DeadlinePassed,
     Limits,

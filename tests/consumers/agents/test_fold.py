@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.agents.fold.attempt import MOST_BUSY
-from consumers.agents.fold.journal import FEW_RECORDS, Journal
-from consumers.agents.programs import program_of
-from consumers.agents.watermark import read_watermark
-from consumers.agents.wishes import (
+from rollcall.consumers.agents.fold.attempt import MOST_BUSY
+from rollcall.consumers.agents.fold.journal import FEW_RECORDS, Journal
+from rollcall.consumers.agents.programs import program_of
+from rollcall.consumers.agents.watermark import read_watermark
+from rollcall.consumers.agents.wishes import (
     Agent,
     Begun,
     CallModel,
@@ -27,10 +27,10 @@ from consumers.agents.wishes import (
     WishFailed,
     user,
 )
-from consumers.history.counting import Counting
-from schemas.errors import DeterminismError, ProgramFailed
-from schemas.ids import call_seed, command_id, prefix_digest
-from schemas.messages import (
+from rollcall.consumers.history.counting import Counting
+from rollcall.schemas.errors import DeterminismError, ProgramFailed
+from rollcall.schemas.ids import call_seed, command_id, prefix_digest
+from rollcall.schemas.messages import (
     AttemptStarted,
     CallFailed,
     DeadlinePassed,
@@ -48,7 +48,7 @@ from schemas.messages import (
     StepTaken,
     Trajectory,
 )
-from schemas.packed import ids_of, logprobs_of, mask_of, pack_ids
+from rollcall.schemas.packed import ids_of, logprobs_of, mask_of, pack_ids
 from tests.support.cold_program import COLD, cold
 from tests.support.journals import (
     CODEC,

@@ -13,20 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.agents.fold.world import World
-from consumers.agents.programs import program_digest
-from consumers.agents.watermark import Watermark
-from consumers.agents.wishes import Agent, CallModel, Finish, Task, user
-from consumers.audit.audit import audit
-from consumers.history.open_work import OpenWork
-from consumers.history.waits import waits_of
-from consumers.loop.loop import Loop
-from consumers.time_guard import SIGNAL, Guard
-from inference.scripted import ScriptedEngine
-from producers.publisher import VALUE_LIMIT_BYTES
-from schemas.bounds import NAME_BYTES
-from schemas.interrupts import interrupt
-from schemas.messages import (
+from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.programs import program_digest
+from rollcall.consumers.agents.watermark import Watermark
+from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Task, user
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.history.open_work import OpenWork
+from rollcall.consumers.history.waits import waits_of
+from rollcall.consumers.loop.loop import Loop
+from rollcall.consumers.time_guard import SIGNAL, Guard
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.producers.publisher import VALUE_LIMIT_BYTES
+from rollcall.schemas.bounds import NAME_BYTES
+from rollcall.schemas.interrupts import interrupt
+from rollcall.schemas.messages import (
     CallFailed,
     Event,
     Limits,

@@ -1,9 +1,9 @@
 """Rollouts long enough for their observations to be compressed."""
 
-from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
-from schemas.messages import EnvironmentStep, Limits, ModelAnswered, Trajectory
-from schemas.packed import pack_ids, pack_logprobs
-from schemas.packed_rows import PACK_CHARS
+from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
+from rollcall.schemas.messages import EnvironmentStep, Limits, ModelAnswered, Trajectory
+from rollcall.schemas.packed import pack_ids, pack_logprobs
+from rollcall.schemas.packed_rows import PACK_CHARS
 from tests.support.journals import Hand, answer_to
 
 ROUNDS = 40

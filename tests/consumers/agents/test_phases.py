@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from consumers.agents.fold.rollout import Effect
-from consumers.audit.ends import of_first_release
-from consumers.history.counting import Counting
-from consumers.history.rollout_story import Entry, Story
-from consumers.history.timing import phases_of
-from schemas.messages import (
+from rollcall.consumers.agents.fold.rollout import Effect
+from rollcall.consumers.audit.ends import of_first_release
+from rollcall.consumers.history.counting import Counting
+from rollcall.consumers.history.rollout_story import Entry, Story
+from rollcall.consumers.history.timing import phases_of
+from rollcall.schemas.messages import (
     Event,
     Limits,
     RolloutCancelled,
@@ -56,7 +56,7 @@ def test_a_rollout_is_timed_from_its_request_to_its_end() -> None:
 
 def test_openings_count_as_start_time_and_the_first_ends_scheduling() -> None:
     def opens_two(task):  # type: ignore[no-untyped-def]
-        from consumers.agents.wishes import Finish, Reset
+        from rollcall.consumers.agents.wishes import Finish, Reset
 
         yield [Reset(session="a"), Reset(session="b")]
         yield Finish()

@@ -8,15 +8,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from consumers.agents.fold.outstanding import PATIENCE
-from consumers.agents.shares import Shares
-from consumers.agents.wishes import Agent, CallModel, Finish, Task
-from consumers.agents.worker import Capacity
-from consumers.audit.audit import audit
-from consumers.log.protocols import Record
-from consumers.loop.loop import Loop
-from producers.control import send_quota
-from schemas.messages import (
+from rollcall.consumers.agents.fold.outstanding import PATIENCE
+from rollcall.consumers.agents.shares import Shares
+from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Task
+from rollcall.consumers.agents.worker import Capacity
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.loop import Loop
+from rollcall.producers.control import send_quota
+from rollcall.schemas.messages import (
     CallFailed,
     EnvironmentStepped,
     Limits,

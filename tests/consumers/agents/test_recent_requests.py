@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.agents.lookback import bounds_of
-from consumers.agents.recent_requests import Asked, First
-from consumers.log.memory_log import MemoryLog
-from consumers.log.protocols import Record
+from rollcall.consumers.agents.lookback import bounds_of
+from rollcall.consumers.agents.recent_requests import Asked, First
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.log.protocols import Record
 
 T = "requests"
 

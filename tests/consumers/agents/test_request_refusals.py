@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from consumers.agents.wishes import Agent, CallModel, Task, user
-from consumers.audit.audit import audit
-from inference.scripted import ScriptedEngine
-from schemas.messages import (
+from rollcall.consumers.agents.wishes import Agent, CallModel, Task, user
+from rollcall.consumers.audit.audit import audit
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.messages import (
     CallFailed,
     Event,
     RolloutRefused,
@@ -15,7 +15,7 @@ from schemas.messages import (
     RolloutStarted,
     ScoredTrajectory,
 )
-from schemas.messages import Task as WireTask
+from rollcall.schemas.messages import Task as WireTask
 from tests.support.hand_answers import answer, ask, calls, killed
 from tests.support.journals import request, said
 from tests.support.programs import ASKS

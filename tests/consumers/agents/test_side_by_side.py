@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.agents.wishes import (
+from rollcall.consumers.agents.wishes import (
     Agent,
     AsCompleted,
     CallModel,
@@ -19,8 +19,8 @@ from consumers.agents.wishes import (
     WishFailed,
     user,
 )
-from schemas.messages import RULES, Limits, ModelCall, Sampling, Trajectory
-from schemas.packed import pack_ids, pack_logprobs
+from rollcall.schemas.messages import RULES, Limits, ModelCall, Sampling, Trajectory
+from rollcall.schemas.packed import pack_ids, pack_logprobs
 from tests.support.journals import Hand, answer_to, fold, said, world_of
 
 SESSIONS = st.lists(st.sampled_from(["left", "right", "main"]), min_size=1, max_size=5)

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from consumers.agents.solver_verifier import solver_verifier
+from rollcall.consumers.agents.solver_verifier import solver_verifier
 from tests.support.journals import Hand
 
 CONFIG = json.dumps({"policies": {"solver": "p", "verifier": "run-verifier"}})

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from consumers.agents.watermark import Watermark, read_watermark
-from consumers.agents.worker import Capacity
-from inference.scripted import ScriptedEngine
-from schemas.codec import Codec
-from schemas.errors import RequestsSkipped, TopicRecreated
-from schemas.messages import (
+from rollcall.consumers.agents.watermark import Watermark, read_watermark
+from rollcall.consumers.agents.worker import Capacity
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import RequestsSkipped, TopicRecreated
+from rollcall.schemas.messages import (
     CallFailed,
     Event,
     Limits,

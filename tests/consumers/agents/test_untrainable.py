@@ -7,18 +7,18 @@ from random import Random
 
 import pytest
 
-from consumers.agents.fold.world import World
-from consumers.agents.fork import Past, Said
-from consumers.agents.programs import program_of
-from consumers.agents.wishes import CallModel, Finish, Task, user
-from consumers.history.fork_request import continuation, parent_in
-from consumers.history.rollout_story import latest, stories
-from inference.scripted import ScriptedEngine
-from schemas.messages import ModelAnswered, ModelCall, ScoredTrajectory, Trajectory
-from schemas.packed import ids_of
+from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.fork import Past, Said
+from rollcall.consumers.agents.programs import program_of
+from rollcall.consumers.agents.wishes import CallModel, Finish, Task, user
+from rollcall.consumers.history.fork_request import continuation, parent_in
+from rollcall.consumers.history.rollout_story import latest, stories
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.messages import ModelAnswered, ModelCall, ScoredTrajectory, Trajectory
+from rollcall.schemas.packed import ids_of
+from rollcall.trainer.samples import Curation, judge
 from tests.support.journals import request, said
 from tests.support.rig import Rig
-from trainer.samples import Curation, judge
 
 CURATION = Curation("run", "p")
 

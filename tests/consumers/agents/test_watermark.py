@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.agents.watermark import MOST_STRAGGLERS, Watermark, read_watermark
-from consumers.loop.finished_offsets import METADATA_BYTES
+from rollcall.consumers.agents.watermark import MOST_STRAGGLERS, Watermark, read_watermark
+from rollcall.consumers.loop.finished_offsets import METADATA_BYTES
 
 OFFSETS = st.integers(0, 2**62)
 UUID = "q3Zk1mJ0T6mZ8oJm3m1XwA"

@@ -2,10 +2,10 @@
 
 import pytest
 
-from consumers.agents.programs import program_digest, program_of
-from consumers.agents.wishes import Agent, CallModel, Finish, Task, user
-from inference.scripted import ScriptedEngine
-from schemas.messages import (
+from rollcall.consumers.agents.programs import program_digest, program_of
+from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Task, user
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.messages import (
     RULES,
     AttemptStarted,
     Event,

@@ -9,11 +9,11 @@ from typing import Any
 import orjson
 import pytest
 
-from consumers.audit.audit import audit
-from consumers.log.memory_log import MemoryLog
-from inference.scripted import ScriptedEngine
-from schemas.codec import Codec, LocalRegistry
-from schemas.messages import (
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.messages import (
     EnvironmentStepped,
     Event,
     Limits,
@@ -24,7 +24,7 @@ from schemas.messages import (
     TrainStep,
     Trajectory,
 )
-from schemas.topics import Topics, wanted
+from rollcall.schemas.topics import Topics, wanted
 from tests.support.hand_answers import killed
 from tests.support.journals import DICED, Dice, world_of
 from tests.support.lake import crossing, walk

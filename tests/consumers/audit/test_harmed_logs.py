@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from consumers.agents.fold.outstanding import PATIENCE
-from consumers.agents.outbox import Outbox
-from consumers.agents.watermark import Watermark
-from consumers.agents.worker import Agents
-from consumers.answers import Answer
-from consumers.log.protocols import Record
-from consumers.loop.finished_offsets import above_commit
-from consumers.loop.partition_progress import PartitionProgress
-from consumers.scoring_retirement import retired_word
-from inference.scripted import ScriptedEngine
-from schemas.errors import WireError
-from schemas.messages import (
+from rollcall.consumers.agents.fold.outstanding import PATIENCE
+from rollcall.consumers.agents.outbox import Outbox
+from rollcall.consumers.agents.watermark import Watermark
+from rollcall.consumers.agents.worker import Agents
+from rollcall.consumers.answers import Answer
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.finished_offsets import above_commit
+from rollcall.consumers.loop.partition_progress import PartitionProgress
+from rollcall.consumers.scoring_retirement import retired_word
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.errors import WireError
+from rollcall.schemas.messages import (
     CallFailed,
     DeadlinePassed,
     EnvironmentStep,

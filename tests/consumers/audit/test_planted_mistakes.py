@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from consumers.agents.fold.journal import Journal
-from consumers.agents.fold.outstanding import PATIENCE
-from consumers.agents.outbox import Outbox
-from consumers.agents.watermark import Watermark
-from consumers.agents.worker import Agents
-from consumers.answers import Answers
-from consumers.audit.report import Report
-from consumers.log.protocols import Held, Record
-from consumers.loop.letter_records import Skip
-from consumers.loop.partition_progress import PartitionProgress
-from inference.scripted import ScriptedEngine
-from schemas.errors import TooLarge, WireError
-from schemas.messages import (
+from rollcall.consumers.agents.fold.journal import Journal
+from rollcall.consumers.agents.fold.outstanding import PATIENCE
+from rollcall.consumers.agents.outbox import Outbox
+from rollcall.consumers.agents.watermark import Watermark
+from rollcall.consumers.agents.worker import Agents
+from rollcall.consumers.answers import Answers
+from rollcall.consumers.audit.report import Report
+from rollcall.consumers.log.protocols import Held, Record
+from rollcall.consumers.loop.letter_records import Skip
+from rollcall.consumers.loop.partition_progress import PartitionProgress
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.errors import TooLarge, WireError
+from rollcall.schemas.messages import (
     CallFailed,
     EnvironmentStepped,
     Event,

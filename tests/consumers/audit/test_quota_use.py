@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from compose.pages.audit_page import print_report
-from consumers.audit.audit import audit
-from consumers.audit.quota_use import HEARD_MS, HOUR_MS, QuotaUse
-from consumers.audit.report import Report
-from producers.control import send_quota
-from schemas.messages import Quota
+from rollcall.compose.pages.audit_page import print_report
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.audit.quota_use import HEARD_MS, HOUR_MS, QuotaUse
+from rollcall.consumers.audit.report import Report
+from rollcall.producers.control import send_quota
+from rollcall.schemas.messages import Quota
 from tests.support.avro_messages import FEW
 from tests.support.hand_answers import answer, calls
 from tests.support.journals import request

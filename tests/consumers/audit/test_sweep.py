@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from consumers.audit.blind_spots import BLIND_SPOTS, spots_of
+from rollcall.consumers.audit.blind_spots import BLIND_SPOTS, spots_of
 from tests.support.rig import PREFIX
 from tests.support.swept_runs import HARMS, KINDS, harms
 from tests.support.whole_log import audited

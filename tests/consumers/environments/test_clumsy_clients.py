@@ -13,11 +13,11 @@ from tempfile import TemporaryFile
 
 import pytest
 
-from compose.processes import module
-from consumers.environments.body_budget import BodyBudget
-from consumers.environments.descriptors import KEPT, room_for_connections
-from consumers.environments.exchange import GatewayLimits
-from inference.dialects.dialect import Declined
+from rollcall.compose.processes import module
+from rollcall.consumers.environments.body_budget import BodyBudget
+from rollcall.consumers.environments.descriptors import KEPT, room_for_connections
+from rollcall.consumers.environments.exchange import GatewayLimits
+from rollcall.inference.dialects.dialect import Declined
 from tests.support.raw_http import request
 from tests.support.served_line import ServedLine, serving
 
@@ -149,7 +149,7 @@ def test_a_flood_of_connections_beyond_the_descriptors_leaves_room_for_others() 
     with (
         TemporaryFile() as errors,
         subprocess.Popen(
-            module("compose.benchmarks.one_gateway"),
+            module("rollcall.compose.benchmarks.one_gateway"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

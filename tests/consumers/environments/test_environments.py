@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from consumers.environments.session_times import SessionTimes
-from consumers.loop.loop import Loop
-from sandbox.environment import Environment, Observation
-from schemas.ids import command_id
-from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped, Event
+from rollcall.consumers.environments.session_times import SessionTimes
+from rollcall.consumers.loop.loop import Loop
+from rollcall.sandbox.environment import Environment, Observation
+from rollcall.schemas.ids import command_id
+from rollcall.schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped, Event
 from tests.support.rig import Rig, role_of, source_of
 
 FAR_MS = 2_000_000_000_000

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from consumers.environments.exchange import GatewayLimits
-from consumers.environments.listener import bind
-from schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply, StepReply
-from schemas.errors import Refused
+from rollcall.consumers.environments.exchange import GatewayLimits
+from rollcall.consumers.environments.listener import bind
+from rollcall.schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply, StepReply
+from rollcall.schemas.errors import Refused
 from tests.support.raw_http import Answer, Raw, exchange, request
 from tests.support.served_line import TASK, Script, ServedLine, serving
 from tests.support.waiting import holds

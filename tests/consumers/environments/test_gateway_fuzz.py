@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from consumers.environments.exchange import GatewayLimits
-from schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply, StepReply
-from schemas.tool_calls import ToolCall, tool_calls_text
+from rollcall.consumers.environments.exchange import GatewayLimits
+from rollcall.schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply, StepReply
+from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.raw_http import Answer, Raw, request
 from tests.support.served_line import ServedLine, serving
 from tests.support.waiting import holds

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from consumers.environments.exchange import GatewayLimits
-from schemas.asks import Ask, Choice, ModelReply, StepReply
+from rollcall.consumers.environments.exchange import GatewayLimits
+from rollcall.schemas.asks import Ask, Choice, ModelReply, StepReply
 from tests.support.raw_http import Raw, exchange, request
 from tests.support.served_line import Script, ServedLine, serving
 from tests.support.waiting import holds

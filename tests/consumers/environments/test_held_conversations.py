@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.environments.held_conversations import HeldConversations, Turns
-from schemas.messages import Message
+from rollcall.consumers.environments.held_conversations import HeldConversations, Turns
+from rollcall.schemas.messages import Message
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3)), max_size=25))

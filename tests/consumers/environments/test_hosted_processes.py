@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from schemas.messages import Task
+from rollcall.schemas.messages import Task
 from tests.support.hosted_rollout import HostedRun
 from tests.support.process_host import lived
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from schemas.messages import ModelCall, Trajectory
+from rollcall.schemas.messages import ModelCall, Trajectory
 from tests.support.hosted_rollout import HostedRun
 from tests.support.process_host import lived
 from tests.support.processes_left import running

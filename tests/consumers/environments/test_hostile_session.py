@@ -2,8 +2,8 @@
 
 import asyncio
 
-from compose.benchmarks.hostile_clients import BODIES, MIB, HostileClients
-from compose.benchmarks.hostile_session import HonestSession, one_gateway
+from rollcall.compose.benchmarks.hostile_clients import BODIES, MIB, HostileClients
+from rollcall.compose.benchmarks.hostile_session import HonestSession, one_gateway
 from tests.support.waiting import until
 
 SECONDS = 3.0

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from consumers.environments.body_budget import ByteRate
-from consumers.environments.exchange import LARGE_BYTES
-from consumers.environments.gateway import DIALECTS
-from consumers.environments.large_bodies import LargeBodies
-from inference.dialects.dialect import AgentRequest, Conversations, Declined
-from schemas.messages import Message
+from rollcall.consumers.environments.body_budget import ByteRate
+from rollcall.consumers.environments.exchange import LARGE_BYTES
+from rollcall.consumers.environments.gateway import DIALECTS
+from rollcall.consumers.environments.large_bodies import LargeBodies
+from rollcall.inference.dialects.dialect import AgentRequest, Conversations, Declined
+from rollcall.schemas.messages import Message
 from tests.support.fuzzed_bodies import BODIES, EARLIER
 
 PAD = "p" * LARGE_BYTES

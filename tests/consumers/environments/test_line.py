@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from consumers.environments.line import GatewayLine, OpenCalls, TooManyOpen
-from schemas.asks import Ask, Choice, ErrorReply, ModelReply
-from schemas.messages import Message
+from rollcall.consumers.environments.line import GatewayLine, OpenCalls, TooManyOpen
+from rollcall.schemas.asks import Ask, Choice, ErrorReply, ModelReply
+from rollcall.schemas.messages import Message
 
 QUESTION = Ask("model", (Message("user", "how much?"),))
 OTHER = Ask("model", (Message("user", "how many?"),))

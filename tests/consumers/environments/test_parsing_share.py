@@ -6,10 +6,16 @@ from math import inf
 
 import pytest
 
-from consumers.environments import connection, parsing_share
-from consumers.environments.exchange import GatewayLimits
-from consumers.environments.parsing_share import AT_ONCE_S, LONG_S, MOST_S, SHARE, ParsingShare
-from schemas.asks import Ask, Choice, ModelReply, Reply
+from rollcall.consumers.environments import connection, parsing_share
+from rollcall.consumers.environments.exchange import GatewayLimits
+from rollcall.consumers.environments.parsing_share import (
+    AT_ONCE_S,
+    LONG_S,
+    MOST_S,
+    SHARE,
+    ParsingShare,
+)
+from rollcall.schemas.asks import Ask, Choice, ModelReply, Reply
 from tests.support.raw_http import Raw, request
 from tests.support.served_line import ServedLine, serving
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.environments.rollout_slots import RolloutSlots
-from consumers.environments.slots import Slots
-from inference.scripted import ScriptedEngine
-from sandbox.environment import kind_of, slots_beside
-from schemas.messages import EnvironmentStepped, Limits, RolloutRequest, Task
+from rollcall.consumers.environments.rollout_slots import RolloutSlots
+from rollcall.consumers.environments.slots import Slots
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.sandbox.environment import kind_of, slots_beside
+from rollcall.schemas.messages import EnvironmentStepped, Limits, RolloutRequest, Task
 from tests.support.hosted_rollout import CoroutineHost, model_calls_of, plain
 from tests.support.mortal_boxes import MortalHost
 from tests.support.rig import Rig

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from consumers.environments.session_thread import Work
-from consumers.environments.session_times import SessionTimes
-from consumers.environments.slots import Slots
-from consumers.environments.waiting_sessions import WaitingSessions
-from consumers.log.protocols import Record
-from consumers.room import Room
-from sandbox.environment import Kind, Observation
-from schemas.errors import WorkFailed
-from schemas.ids import command_id
-from schemas.messages import EnvironmentStep, EnvironmentStepped, Instance
+from rollcall.consumers.environments.session_thread import Work
+from rollcall.consumers.environments.session_times import SessionTimes
+from rollcall.consumers.environments.slots import Slots
+from rollcall.consumers.environments.waiting_sessions import WaitingSessions
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.room import Room
+from rollcall.sandbox.environment import Kind, Observation
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.ids import command_id
+from rollcall.schemas.messages import EnvironmentStep, EnvironmentStepped, Instance
 
 MOST = 2
 FAR_S = 1e6

@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from consumers.environments.connection import Connection
-from consumers.environments.exchange import LARGE_BYTES, GatewayLimits
-from schemas.asks import Ask, Choice, ModelReply, Reply, StepReply
+from rollcall.consumers.environments.connection import Connection
+from rollcall.consumers.environments.exchange import LARGE_BYTES, GatewayLimits
+from rollcall.schemas.asks import Ask, Choice, ModelReply, Reply, StepReply
 from tests.support.raw_http import request
 from tests.support.served_line import ServedLine, serving_beside
 from tests.support.waiting import until

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from consumers.environments.exchange import GatewayLimits
-from schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply
-from schemas.tool_calls import ToolCall, tool_calls_text
+from rollcall.consumers.environments.exchange import GatewayLimits
+from rollcall.schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply
+from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.raw_http import Raw
 from tests.support.served_line import ServedLine, serving_beside
 from tests.support.vendor_scenarios import ANTHROPIC, LITELLM, OPENAI

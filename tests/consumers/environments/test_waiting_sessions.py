@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from consumers.environments.session_thread import Work
-from consumers.environments.session_times import SessionTimes
-from consumers.log.protocols import Record
-from consumers.loop.hand_over import POLL_RECORDS
-from consumers.loop.loop import Loop
-from consumers.room import Room
-from sandbox.environment import Kind, Observation
-from schemas.errors import RoomBlocked
-from schemas.ids import command_id
-from schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped, Event
+from rollcall.consumers.environments.session_thread import Work
+from rollcall.consumers.environments.session_times import SessionTimes
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.hand_over import POLL_RECORDS
+from rollcall.consumers.loop.loop import Loop
+from rollcall.consumers.room import Room
+from rollcall.sandbox.environment import Kind, Observation
+from rollcall.schemas.errors import RoomBlocked
+from rollcall.schemas.ids import command_id
+from rollcall.schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped, Event
 from tests.support.rig import Rig, role_of, source_of
 from tests.support.waiting import give_way
 
@@ -678,7 +678,7 @@ def test_openings_that_wait_for_a_slot_block_no_other_environment(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There are more of them than a partition may have in hand."""
-    monkeypatch.setattr("consumers.loop.role.SPAN_RECORDS", 20)
+    monkeypatch.setattr("rollcall.consumers.loop.role.SPAN_RECORDS", 20)
     from tests.support.patient_environment import Nowhere
 
     loop = rig.environments(hosts=lambda place: Nowhere(), slots={"patience": 1})

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from consumers.answers import Answers
-from consumers.environments.instance_records import InstanceRecords, host_name
-from consumers.environments.worker_boxes import WorkerBoxes
-from consumers.environments.worker_hosts import WorkerHosts
-from consumers.room import Room
-from inference.scripted import ScriptedEngine
-from inference.text_script import added_by, text_script
-from sandbox.boxes.box import DRIVERS, Spec, driver
-from sandbox.boxes.leases import Leases
-from sandbox.boxes.local import LocalDriver
-from schemas.errors import RollcallError, WorkFailed
-from schemas.messages import Instance, Limits, RolloutRequest, Task
+from rollcall.consumers.answers import Answers
+from rollcall.consumers.environments.instance_records import InstanceRecords, host_name
+from rollcall.consumers.environments.worker_boxes import WorkerBoxes
+from rollcall.consumers.environments.worker_hosts import WorkerHosts
+from rollcall.consumers.room import Room
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.inference.text_script import added_by, text_script
+from rollcall.sandbox.boxes.box import DRIVERS, Spec, driver
+from rollcall.sandbox.boxes.leases import Leases
+from rollcall.sandbox.boxes.local import LocalDriver
+from rollcall.schemas.errors import RollcallError, WorkFailed
+from rollcall.schemas.messages import Instance, Limits, RolloutRequest, Task
 from tests.support import box_holder
 from tests.support.box_holder import QUICK
 from tests.support.rig import Rig

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from consumers.environments.listener import bind
-from consumers.environments.worker_hosts import WorkerHosts
-from consumers.room import Room
-from sandbox.agents.agent_processes import AgentProcesses
-from sandbox.host import Host, Line
-from schemas.errors import Refused, Unavailable
-from schemas.objects import ObjectStore
+from rollcall.consumers.environments.listener import bind
+from rollcall.consumers.environments.worker_hosts import WorkerHosts
+from rollcall.consumers.room import Room
+from rollcall.sandbox.agents.agent_processes import AgentProcesses
+from rollcall.sandbox.host import Host, Line
+from rollcall.schemas.errors import Refused, Unavailable
+from rollcall.schemas.objects import ObjectStore
 from tests.support.raw_http import exchange, request
 from tests.support.waiting import holds
 

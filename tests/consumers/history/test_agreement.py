@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.history.agreement import LISTED, Agreement, Flip
+from rollcall.consumers.history.agreement import LISTED, Agreement, Flip
 
 FEW = settings(max_examples=50)
 TOTALS = st.none() | st.floats(-3, 3)

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from compose.pages.balance_page import balance_lines
-from consumers.history.balance_report import balance_of
-from consumers.history.training_record import TrainedRun
-from consumers.log.memory_log import MemoryLog
-from schemas.codec import Codec, LocalRegistry
-from schemas.errors import Refused
-from schemas.messages import TrainStep
-from schemas.topics import Topics, wanted
-from trainer.config import LearnerConfig
+from rollcall.compose.pages.balance_page import balance_lines
+from rollcall.consumers.history.balance_report import balance_of
+from rollcall.consumers.history.training_record import TrainedRun
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import TrainStep
+from rollcall.schemas.topics import Topics, wanted
+from rollcall.trainer.config import LearnerConfig
 
 RUN = TrainedRun("run", "policy", LearnerConfig(), Path(), Path())
 QUIET = {

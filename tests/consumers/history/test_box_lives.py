@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from compose.pages.boxes_page import print_boxes
-from consumers.history.box_lives import BoxRow, box_lives, box_rows
-from sandbox.boxes.host_boxes import HostBoxes
-from sandbox.boxes.leases import Leases
-from schemas.messages import Instance
+from rollcall.compose.pages.boxes_page import print_boxes
+from rollcall.consumers.history.box_lives import BoxRow, box_lives, box_rows
+from rollcall.sandbox.boxes.host_boxes import HostBoxes
+from rollcall.sandbox.boxes.leases import Leases
+from rollcall.schemas.messages import Instance
 from tests.support.recorded_run import page
 from tests.support.rig import Rig
 

@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from consumers.agents.fold.journal import Journal
-from consumers.history.counting import Counting
+from rollcall.consumers.agents.fold.journal import Journal
+from rollcall.consumers.history.counting import Counting
 from tests.journals.programs import DICED
 from tests.support.journals import Dice, world_of
 

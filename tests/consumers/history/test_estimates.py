@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.history.estimates import Bootstrap, Estimate, pass_at_k
+from rollcall.consumers.history.estimates import Bootstrap, Estimate, pass_at_k
 
 COUNTS = st.integers(1, 9).flatmap(
     lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))

@@ -8,20 +8,20 @@ from typing import Any
 import orjson
 import pytest
 
-from compose.conductor.live_evaluation import LiveEvaluation, tasks_of
-from compose.pages.evaluation_page import print_evaluation
-from compose.runs.recipe import load_recipe
-from compose.submission import NotScored
-from compose.workers.rescorer import Rescorer
-from consumers.history.estimates import Bootstrap
-from consumers.history.evaluation import Evaluation, evaluate
-from consumers.history.phase_quantiles import PhaseTimes
-from consumers.history.ranges import Range
-from consumers.history.selection import Selection
-from consumers.history.version_results import VersionResult, results_of
-from consumers.request_checks import RequestChecks
-from schemas.errors import Refused
-from schemas.messages import (
+from rollcall.compose.conductor.live_evaluation import LiveEvaluation, tasks_of
+from rollcall.compose.pages.evaluation_page import print_evaluation
+from rollcall.compose.runs.recipe import load_recipe
+from rollcall.compose.submission import NotScored
+from rollcall.compose.workers.rescorer import Rescorer
+from rollcall.consumers.history.estimates import Bootstrap
+from rollcall.consumers.history.evaluation import Evaluation, evaluate
+from rollcall.consumers.history.phase_quantiles import PhaseTimes
+from rollcall.consumers.history.ranges import Range
+from rollcall.consumers.history.selection import Selection
+from rollcall.consumers.history.version_results import VersionResult, results_of
+from rollcall.consumers.request_checks import RequestChecks
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import (
     PolicyVersion,
     RolloutRequest,
     ScoredTrajectory,
@@ -29,11 +29,11 @@ from schemas.messages import (
     Trajectory,
     WeightsFile,
 )
+from rollcall.trainer.samples import OUTSIDE, Curation, judge
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 from tests.support.recorded_run import page, recorded, scored
 from tests.support.scored_trajectories import sequence
 from tests.support.tiny_run import World
-from trainer.samples import OUTSIDE, Curation, judge
 
 REQUESTS = "t.rollout.requests"
 

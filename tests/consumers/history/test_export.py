@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from compose.cli.query import print_csv, print_json, print_table
-from consumers.audit.audit import audit
-from consumers.history.export import Export, export
-from consumers.history.ranges import Range
-from consumers.history.selection import Selection
-from consumers.tables.query import QueryResult, open_tables
-from schemas.errors import Refused
-from schemas.messages import RolloutRequest, ScoredTrajectory, Task, Trajectory
+from rollcall.compose.cli.query import print_csv, print_json, print_table
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.history.export import Export, export
+from rollcall.consumers.history.ranges import Range
+from rollcall.consumers.history.selection import Selection
+from rollcall.consumers.tables.query import QueryResult, open_tables
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Task, Trajectory
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 
 ROLLOUTS = 7

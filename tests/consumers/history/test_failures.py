@@ -6,8 +6,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.history.failures import NO_REWARD, Failures, failure_of
-from schemas.messages import ScoredTrajectory
+from rollcall.consumers.history.failures import NO_REWARD, Failures, failure_of
+from rollcall.schemas.messages import ScoredTrajectory
 from tests.support.scored_trajectories import scored
 
 ENDS = ("finished", "failed", "refused", "timed_out", "cancelled")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from consumers.agents.fork import Past, Said, forking
-from consumers.agents.wishes import (
+from rollcall.consumers.agents.fork import Past, Said, forking
+from rollcall.consumers.agents.wishes import (
     Agent,
     AsCompleted,
     CallModel,
@@ -19,13 +19,13 @@ from consumers.agents.wishes import (
     WishFailed,
     user,
 )
-from consumers.audit.audit import audit
-from consumers.history.fork_request import fork_request, fork_requests, parent_of
-from consumers.history.local_programs import watched_world
-from producers.submit import Submitter
-from sandbox.environment import Observation
-from schemas.errors import Refused, WorkFailed
-from schemas.messages import (
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.history.fork_request import fork_request, fork_requests, parent_of
+from rollcall.consumers.history.local_programs import watched_world
+from rollcall.producers.submit import Submitter
+from rollcall.sandbox.environment import Observation
+from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.messages import (
     AttemptStarted,
     EnvironmentStep,
     Event,
@@ -36,8 +36,8 @@ from schemas.messages import (
     ScoredTrajectory,
     Trajectory,
 )
-from schemas.messages import Task as WireTask
-from schemas.packed import ids_of, mask_of
+from rollcall.schemas.messages import Task as WireTask
+from rollcall.schemas.packed import ids_of, mask_of
 from tests.support.command_line import call
 from tests.support.journals import Hand
 from tests.support.memory_cluster import CORRIDOR, POLICY, Corridor, MemoryCluster

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from compose.settings import ObjectSettings, Settings
-from consumers.history.object_retention import needed_s
-from schemas.errors import Refused
-from schemas.objects import ObjectStore
+from rollcall.compose.settings import ObjectSettings, Settings
+from rollcall.consumers.history.object_retention import needed_s
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.objects import ObjectStore
 from tests.support.command_line import call
 from tests.support.memory_cluster import MemoryCluster
 
@@ -121,7 +121,7 @@ def test_a_missing_store_is_refused_with_its_setting(cluster: Storing) -> None:
 def test_heavy_records_lie_in_a_store_that_every_worker_reaches(
     tmp_path: Path, servers: str, url: str, where: str | None
 ) -> None:
-    from compose.cluster import Cluster
+    from rollcall.compose.cluster import Cluster
 
     settings = Settings(state_dir=tmp_path, objects=ObjectSettings(url=url))
 

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 
-from compose.cli.range_options import parse
-from compose.cli.replay import replay_lines
-from consumers.history.range_replay import RangeReplay, replay
-from consumers.history.ranges import Range
-from consumers.history.selection import Selection
-from consumers.request_checks import RequestChecks
-from producers.replay import is_replayed, line_of, replayed, replayed_id
-from producers.submit import requests_of
-from schemas.errors import Refused
-from schemas.messages import RolloutRequest, Task
+from rollcall.compose.cli.range_options import parse
+from rollcall.compose.cli.replay import replay_lines
+from rollcall.consumers.history.range_replay import RangeReplay, replay
+from rollcall.consumers.history.ranges import Range
+from rollcall.consumers.history.selection import Selection
+from rollcall.consumers.request_checks import RequestChecks
+from rollcall.producers.replay import is_replayed, line_of, replayed, replayed_id
+from rollcall.producers.submit import requests_of
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import RolloutRequest, Task
 from tests.support.avro_messages import any_message
 from tests.support.memory_cluster import CORRIDOR, MemoryCluster
 from tests.support.recorded_run import recorded, scored

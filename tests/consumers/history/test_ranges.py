@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compose.cli.range_options import parse
-from consumers.history.ranges import Range, Stretch
-from consumers.history.selection import Selection
-from schemas.errors import Refused
-from schemas.messages import RolloutRequest, Task, Trajectory
+from rollcall.compose.cli.range_options import parse
+from rollcall.consumers.history.ranges import Range, Stretch
+from rollcall.consumers.history.selection import Selection
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import RolloutRequest, Task, Trajectory
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 
 NOW_S = 1_800_000_000.0

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from consumers.history.rate_limit import GivingWay, Pace, others_at_work
-from schemas.messages import RolloutRequest, Task
+from rollcall.consumers.history.rate_limit import GivingWay, Pace, others_at_work
+from rollcall.schemas.messages import RolloutRequest, Task
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from compose.cli.range_options import parse
-from compose.pages.rescoring_page import print_rescoring
-from compose.settings import RewardsSettings, Settings
-from compose.workers.rescorer import Rescorer
-from consumers.history.ranges import Range
-from consumers.history.rescoring import Rescoring
-from consumers.history.selection import Selection
-from schemas.errors import Refused
-from schemas.messages import ScoredTrajectory, Trajectory
+from rollcall.compose.cli.range_options import parse
+from rollcall.compose.pages.rescoring_page import print_rescoring
+from rollcall.compose.settings import RewardsSettings, Settings
+from rollcall.compose.workers.rescorer import Rescorer
+from rollcall.consumers.history.ranges import Range
+from rollcall.consumers.history.rescoring import Rescoring
+from rollcall.consumers.history.selection import Selection
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import ScoredTrajectory, Trajectory
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.recorded_run import SCORED, page, recorded, scored
 from tests.support.rig import PREFIX

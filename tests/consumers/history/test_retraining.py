@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from compose.cli.retrain import parse_steps
-from compose.pages.retraining_page import retrain_and_tell
-from compose.runs.recipe import parse_recipe
-from compose.runs.run_folder import RunFolder, require_unchanged
-from compose.workers.retraining_ranks import learner_of
-from compose.workers.run_trainer import run_trainer
-from consumers.history.retraining import plan
-from schemas.errors import Refused, TopicRecreated, Unfit
-from schemas.messages import ScoredTrajectory, TrainStep
+from rollcall.compose.cli.retrain import parse_steps
+from rollcall.compose.pages.retraining_page import retrain_and_tell
+from rollcall.compose.runs.recipe import parse_recipe
+from rollcall.compose.runs.run_folder import RunFolder, require_unchanged
+from rollcall.compose.workers.retraining_ranks import learner_of
+from rollcall.compose.workers.run_trainer import run_trainer
+from rollcall.consumers.history.retraining import plan
+from rollcall.schemas.errors import Refused, TopicRecreated, Unfit
+from rollcall.schemas.messages import ScoredTrajectory, TrainStep
+from rollcall.trainer.samples import group_of
 from tests.support.tiny_run import RECIPE, World
-from trainer.samples import group_of
 
 
 @pytest.fixture(scope="module")

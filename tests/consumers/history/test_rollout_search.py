@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from consumers.history.rollout_search import FURTHER
-from consumers.history.rollout_story import scores_of, stories_of
-from consumers.log.memory_log import MemoryReader
-from consumers.log.protocols import Record
-from schemas.errors import Refused
-from schemas.messages import RolloutRequest, Task
+from rollcall.consumers.history.rollout_search import FURTHER
+from rollcall.consumers.history.rollout_story import scores_of, stories_of
+from rollcall.consumers.log.memory_log import MemoryReader
+from rollcall.consumers.log.protocols import Record
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import RolloutRequest, Task
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 
 

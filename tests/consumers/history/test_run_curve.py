@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from compose.cluster import Cluster
-from compose.conductor import curve_files
-from compose.conductor.live_panel import BARS, line, render
-from compose.conductor.policy_figures import figures_of, figures_of_others
-from compose.conductor.run_watch import RunWatch
-from compose.pages.curve_page import print_chart
-from compose.runs import listing, run_folder
-from compose.runs.recipe import load_recipe
-from compose.runs.run_folder import RunFolder
-from compose.settings import Settings
-from compose.workers.run_trainer import sole_trainer
-from consumers.heldout import MARK
-from consumers.history.run_curve import HELD_OUT, RunCurve, curve_of
-from consumers.history.run_figures import RunReader
-from schemas.errors import Refused
-from schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep, Trajectory
+from rollcall.compose.cluster import Cluster
+from rollcall.compose.conductor import curve_files
+from rollcall.compose.conductor.live_panel import BARS, line, render
+from rollcall.compose.conductor.policy_figures import figures_of, figures_of_others
+from rollcall.compose.conductor.run_watch import RunWatch
+from rollcall.compose.pages.curve_page import print_chart
+from rollcall.compose.runs import listing, run_folder
+from rollcall.compose.runs.recipe import load_recipe
+from rollcall.compose.runs.run_folder import RunFolder
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.run_trainer import sole_trainer
+from rollcall.consumers.heldout import MARK
+from rollcall.consumers.history.run_curve import HELD_OUT, RunCurve, curve_of
+from rollcall.consumers.history.run_figures import RunReader
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep, Trajectory
 from tests.support.command_line import addresses, refused, rollcall
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.rig import PREFIX

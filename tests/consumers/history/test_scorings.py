@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from compose.pages.audit_page import print_report
-from consumers.audit.audit import audit
-from consumers.history.scorings import retire_scoring, scorings
-from consumers.log.protocols import Commit
-from consumers.scoring_retirement import RETIRED, retired, retired_word
-from schemas.errors import Refused
-from schemas.messages import RolloutRequest, Task
+from rollcall.compose.pages.audit_page import print_report
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.history.scorings import retire_scoring, scorings
+from rollcall.consumers.log.protocols import Commit
+from rollcall.consumers.scoring_retirement import RETIRED, retired, retired_word
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import RolloutRequest, Task
 from tests.support.command_line import call, refused, rollcall
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from consumers.history.times import seconds_of, time_ms
-from schemas.errors import Refused
+from rollcall.consumers.history.times import seconds_of, time_ms
+from rollcall.schemas.errors import Refused
 
 NOW_S = 1_700_000_000.0
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from compose.cli.topics import print_stats
-from compose.cluster import Cluster
-from consumers.history.topic_stats import LogState, measure
-from consumers.log.protocols import Commit, Held, TopicPartition
-from schemas.errors import Refused
+from rollcall.compose.cli.topics import print_stats
+from rollcall.compose.cluster import Cluster
+from rollcall.consumers.history.topic_stats import LogState, measure
+from rollcall.consumers.log.protocols import Commit, Held, TopicPartition
+from rollcall.schemas.errors import Refused
 from tests.support.command_line import addresses, refused, rollcall
 from tests.support.crew import lake_requests, publish
 from tests.support.memory_cluster import MemoryCluster

@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
-from consumers.agents.fold.world import World
-from consumers.agents.programs import program_of
-from consumers.history.waiting import NOBODY, Waiting, WaitReader
-from consumers.quota_table import UNLIMITED
-from producers.control import send_quota
-from schemas.messages import Limits, Quota
+from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.programs import program_of
+from rollcall.consumers.history.waiting import NOBODY, Waiting, WaitReader
+from rollcall.consumers.quota_table import UNLIMITED
+from rollcall.producers.control import send_quota
+from rollcall.schemas.messages import Limits, Quota
 from tests.support.hand_answers import answer, ask, calls, killed
 from tests.support.memory_cluster import MemoryAdmin
 from tests.support.programs import TWICE, WALKS

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.history.version_use import LINGERS_MS, VersionUse
-from schemas.messages import (
+from rollcall.consumers.history.version_use import LINGERS_MS, VersionUse
+from rollcall.schemas.messages import (
     Event,
     Limits,
     RolloutFinished,

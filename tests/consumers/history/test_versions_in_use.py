@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from consumers.agents.watermark import Watermark
-from consumers.history.versions_in_use import VersionsInUse
-from consumers.log.memory_log import MemoryLog
-from consumers.log.protocols import Commit
-from consumers.training.training_run import TrainingRun
-from producers.admission import AdmissionRule
-from schemas.codec import Codec, LocalRegistry
-from schemas.messages import (
+from rollcall.consumers.agents.watermark import Watermark
+from rollcall.consumers.history.versions_in_use import VersionsInUse
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.log.protocols import Commit
+from rollcall.consumers.training.training_run import TrainingRun
+from rollcall.producers.admission import AdmissionRule
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.messages import (
     Consumed,
     Event,
     RolloutFinished,
@@ -23,10 +23,10 @@ from schemas.messages import (
     RolloutStarted,
     Task,
 )
-from schemas.topics import Topics, wanted
+from rollcall.schemas.topics import Topics, wanted
+from rollcall.trainer.resume_points import ResumePoint
 from tests.support.journals import sampled_by
 from tests.support.scored_trajectories import scored
-from trainer.resume_points import ResumePoint
 
 TOPICS, CODEC = Topics("m."), Codec(LocalRegistry())
 POLICY, VERSION = "policy", 3

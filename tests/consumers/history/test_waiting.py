@@ -4,13 +4,13 @@ from random import Random
 
 import pytest
 
-from consumers.agents.fold.world import World
-from consumers.agents.programs import program_of
-from consumers.history import waiting
-from consumers.history.waiting import Waiting, WaitReader
-from consumers.log.protocols import Commit
-from schemas.errors import Refused
-from schemas.messages import RolloutRequest, Task
+from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.programs import program_of
+from rollcall.consumers.history import waiting
+from rollcall.consumers.history.waiting import Waiting, WaitReader
+from rollcall.consumers.log.protocols import Commit
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import RolloutRequest, Task
 from tests.support.command_line import call
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.agents.fold.rollout import Effect
-from consumers.agents.watermark import Watermark
-from consumers.agents.wishes import Agent, CallModel, Task, user
-from consumers.history.open_work import OpenWork, Place, ScoringPosition
-from consumers.history.waits import Wait, waits_of
-from schemas.messages import (
+from rollcall.consumers.agents.fold.rollout import Effect
+from rollcall.consumers.agents.watermark import Watermark
+from rollcall.consumers.agents.wishes import Agent, CallModel, Task, user
+from rollcall.consumers.history.open_work import OpenWork, Place, ScoringPosition
+from rollcall.consumers.history.waits import Wait, waits_of
+from rollcall.schemas.messages import (
     AttemptStarted,
     EnvironmentStep,
     Event,
@@ -23,7 +23,7 @@ from schemas.messages import (
     ScoredTrajectory,
     Trajectory,
 )
-from schemas.topics import Topics
+from rollcall.schemas.topics import Topics
 from tests.support.journals import DICED, Dice, Entry, Hand, fold, request, world_of
 
 TOPICS = Topics("t.")

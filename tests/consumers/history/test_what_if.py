@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from compose.runs.changed_learner import changed_learner
-from compose.runs.what_if_run import what_if
-from consumers.heldout import HeldOut
-from inference.policy_dir import load_policy
-from schemas.errors import Refused
-from schemas.messages import ScoredTrajectory
-from schemas.weights import weights_digest
+from rollcall.compose.runs.changed_learner import changed_learner
+from rollcall.compose.runs.what_if_run import what_if
+from rollcall.consumers.heldout import HeldOut
+from rollcall.inference.policy_dir import load_policy
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import ScoredTrajectory
+from rollcall.schemas.weights import weights_digest
+from rollcall.trainer.tensors import tensors_of
 from tests.support.tiny_run import World
-from trainer.tensors import tensors_of
 
 
 @pytest.fixture(scope="module")

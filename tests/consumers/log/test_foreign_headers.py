@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from consumers.log import kafka_log
-from consumers.log.kafka_log import KafkaReader, TopicWatch
-from consumers.log.memory_log import MemoryLog
-from consumers.log.protocols import Record
-from consumers.log.reading import read_all
-from consumers.loop.dead_letters import DeadLetters
-from consumers.loop.letter_records import letter_record
-from producers.admin import Admin
-from schemas.errors import BadMagic
-from schemas.headers import UNREADABLE
-from schemas.topics import Topics
+from rollcall.consumers.log import kafka_log
+from rollcall.consumers.log.kafka_log import KafkaReader, TopicWatch
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.log.reading import read_all
+from rollcall.consumers.loop.dead_letters import DeadLetters
+from rollcall.consumers.loop.letter_records import letter_record
+from rollcall.producers.admin import Admin
+from rollcall.schemas.errors import BadMagic
+from rollcall.schemas.headers import UNREADABLE
+from rollcall.schemas.topics import Topics
 from tests.support.raw_headers import produce_raw
 from tests.support.rig import Rig
 

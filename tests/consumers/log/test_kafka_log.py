@@ -8,12 +8,12 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as Tp
 
-from consumers.log import kafka_log
-from consumers.log.kafka_log import Batches, KafkaReader, KafkaSource, TopicWatch, retried
-from consumers.log.protocols import Commit, Held, TopicPartition
-from producers.admin import Stretch
-from producers.error_codes import VERDICTS, Verdict
-from schemas.errors import Unavailable, Unfit
+from rollcall.consumers.log import kafka_log
+from rollcall.consumers.log.kafka_log import Batches, KafkaReader, KafkaSource, TopicWatch, retried
+from rollcall.consumers.log.protocols import Commit, Held, TopicPartition
+from rollcall.producers.admin import Stretch
+from rollcall.producers.error_codes import VERDICTS, Verdict
+from rollcall.schemas.errors import Unavailable, Unfit
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from consumers.log.memory_log import MemoryLog
-from consumers.log.memory_publisher import MemoryPublisher
-from consumers.log.memory_source import MemorySource
-from consumers.log.protocols import Commit, Held, TopicPartition
-from schemas.errors import JournalGone, TooLarge, Unfit
-from schemas.messages import Control
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.log.memory_publisher import MemoryPublisher
+from rollcall.consumers.log.memory_source import MemorySource
+from rollcall.consumers.log.protocols import Commit, Held, TopicPartition
+from rollcall.schemas.errors import JournalGone, TooLarge, Unfit
+from rollcall.schemas.messages import Control
 from tests.support.rig import InHand, Rig
 
 

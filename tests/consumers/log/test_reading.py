@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from consumers.log.memory_log import MemoryLog
-from consumers.log.reading import polls, read_all, read_between, spans, uninterrupted
-from schemas.topics import Topics, wanted
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.log.reading import polls, read_all, read_between, spans, uninterrupted
+from rollcall.schemas.topics import Topics, wanted
 
 TOPIC = Topics("t.").events
 

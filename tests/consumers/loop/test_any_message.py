@@ -6,10 +6,10 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inference.scripted import ScriptedEngine
-from schemas import messages
-from schemas.errors import Unavailable, Unfit, WireError
-from schemas.messages import Event
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas import messages
+from rollcall.schemas.errors import Unavailable, Unfit, WireError
+from rollcall.schemas.messages import Event
 from tests.support.avro_messages import any_message
 from tests.support.hand_answers import ask, calls
 from tests.support.lake import crossing, walk

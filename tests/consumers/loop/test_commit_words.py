@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.agents.watermark import Watermark, read_watermark
-from consumers.loop.finished_offsets import BITMAP_BYTES, finished_above, read_finished
-from consumers.loop.suspects import MOST_SUSPECTS, parted, suspicion_of
-from inference.scripted import ScriptedEngine
-from schemas.bounded import LARGEST
+from rollcall.consumers.agents.watermark import Watermark, read_watermark
+from rollcall.consumers.loop.finished_offsets import BITMAP_BYTES, finished_above, read_finished
+from rollcall.consumers.loop.suspects import MOST_SUSPECTS, parted, suspicion_of
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.bounded import LARGEST
 from tests.support.avro_messages import FEW
 from tests.support.hand_answers import ask
 from tests.support.rig import Rig

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from consumers.audit.audit import audit
-from consumers.loop.dead_letters import KEY_BYTES, LETTER_BYTES, Passed
-from consumers.loop.letter_records import Skip
-from consumers.loop.loop import Loop
-from inference.scripted import ScriptedEngine
-from schemas.avro_schemas import canonical, schema_text
-from schemas.codec import PREFIX, Codec, LocalRegistry
-from schemas.errors import StormOfDeadLetters, Unavailable, UnknownSchema
-from schemas.headers import Headers
-from schemas.messages import Control, Event, RolloutRefused, Trajectory
-from schemas.schema_memory import SchemaMemory, first_in
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.loop.dead_letters import KEY_BYTES, LETTER_BYTES, Passed
+from rollcall.consumers.loop.letter_records import Skip
+from rollcall.consumers.loop.loop import Loop
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.avro_schemas import canonical, schema_text
+from rollcall.schemas.codec import PREFIX, Codec, LocalRegistry
+from rollcall.schemas.errors import StormOfDeadLetters, Unavailable, UnknownSchema
+from rollcall.schemas.headers import Headers
+from rollcall.schemas.messages import Control, Event, RolloutRefused, Trajectory
+from rollcall.schemas.schema_memory import SchemaMemory, first_in
 from tests.support.hand_answers import ask
 from tests.support.journals import request
 from tests.support.programs import ASKS

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.log.protocols import Record
-from consumers.loop.loop import Loop
-from schemas.messages import Control
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.loop import Loop
+from rollcall.schemas.messages import Control
 from tests.support.rig import InHand, Rig, source_of
 
 MOST_DEATHS = 12

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.history.dead_letter_index import DeadLetterIndex
-from consumers.history.dead_letter_replay import replay_letters, replayed_headers
-from consumers.log.protocols import Record
-from consumers.loop.dead_letters import LETTER_BYTES, DeadLetters, Passed
-from consumers.loop.letter_records import FORMS, Letter, Mark, Resend, Skip, letter_record
-from inference.scripted import ScriptedEngine
-from schemas.errors import BadBytes
-from schemas.headers import UNREADABLE, dead_letter_headers
+from rollcall.consumers.history.dead_letter_index import DeadLetterIndex
+from rollcall.consumers.history.dead_letter_replay import replay_letters, replayed_headers
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.dead_letters import LETTER_BYTES, DeadLetters, Passed
+from rollcall.consumers.loop.letter_records import FORMS, Letter, Mark, Resend, Skip, letter_record
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.errors import BadBytes
+from rollcall.schemas.headers import UNREADABLE, dead_letter_headers
 from tests.support.avro_messages import FEW
 from tests.support.hand_answers import ask
 from tests.support.rig import Rig

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.log.protocols import Record
-from consumers.loop.finished_offsets import METADATA_BYTES, above_commit, finished_above
-from consumers.loop.loop import Loop
-from consumers.loop.partition_progress import PartitionProgress
-from consumers.loop.role import SPAN_RECORDS
-from inference.scripted import ScriptedEngine
-from schemas.codec import Codec
-from schemas.errors import DeliveryFailed, StormOfDeadLetters, WireError
-from schemas.messages import (
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.finished_offsets import METADATA_BYTES, above_commit, finished_above
+from rollcall.consumers.loop.loop import Loop
+from rollcall.consumers.loop.partition_progress import PartitionProgress
+from rollcall.consumers.loop.role import SPAN_RECORDS
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import DeliveryFailed, StormOfDeadLetters, WireError
+from rollcall.schemas.messages import (
     CallFailed,
     Control,
     Event,

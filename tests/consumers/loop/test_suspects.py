@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.agents.watermark import MOST_STRAGGLERS, Watermark, read_watermark
-from consumers.agents.wishes import Agent, CallModel, Finish, Task, user
-from consumers.log.memory_source import WORD_LIMIT
-from consumers.log.protocols import Record
-from consumers.loop.finished_offsets import METADATA_BYTES, finished_above
-from consumers.loop.loop import Loop
-from consumers.loop.suspects import (
+from rollcall.consumers.agents.watermark import MOST_STRAGGLERS, Watermark, read_watermark
+from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Task, user
+from rollcall.consumers.log.memory_source import WORD_LIMIT
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.finished_offsets import METADATA_BYTES, finished_above
+from rollcall.consumers.loop.loop import Loop
+from rollcall.consumers.loop.suspects import (
     ALONE,
     FREE,
     MARK_BYTES,
@@ -27,8 +27,8 @@ from consumers.loop.suspects import (
     parted,
     suspicion_of,
 )
-from inference.scripted import ScriptedEngine
-from schemas.messages import CallFailed, Control, RolloutRefused
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.messages import CallFailed, Control, RolloutRefused
 from tests.support.journals import request
 from tests.support.rig import InHand, Rig, role_of, source_of
 

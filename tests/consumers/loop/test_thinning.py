@@ -5,11 +5,11 @@ import random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from consumers.log.protocols import Record
-from consumers.loop.finished_offsets import above_commit, finished_above
-from consumers.loop.loop import Loop
-from consumers.loop.partition_progress import PartitionProgress
-from consumers.loop.role import SPAN_RECORDS, SPAN_THINNED, WorkRole
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.finished_offsets import above_commit, finished_above
+from rollcall.consumers.loop.loop import Loop
+from rollcall.consumers.loop.partition_progress import PartitionProgress
+from rollcall.consumers.loop.role import SPAN_RECORDS, SPAN_THINNED, WorkRole
 from tests.support.rig import InHand, Rig, role_of, source_of
 
 TOPIC = "t.control"

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.loop.loop import Loop
-from consumers.models.adoption_turns import ADOPTED, ADOPTING, LEASE_S, AdoptionTurns
-from schemas.messages import Control
+from rollcall.consumers.loop.loop import Loop
+from rollcall.consumers.models.adoption_turns import ADOPTED, ADOPTING, LEASE_S, AdoptionTurns
+from rollcall.schemas.messages import Control
 from tests.support.later_executor import LaterExecutor
 from tests.support.model_calls import Counting, announce, answers, call_of, send
 from tests.support.rig import Rig, role_of

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.log.protocols import Record
-from consumers.models.early_calls import MOST_AHEAD, MOST_EARLY
-from schemas.errors import Unavailable
-from schemas.messages import CallFailed, Event, ModelAnswered, ModelCall
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.models.early_calls import MOST_AHEAD, MOST_EARLY
+from rollcall.schemas.errors import Unavailable
+from rollcall.schemas.messages import CallFailed, Event, ModelAnswered, ModelCall
 from tests.support.model_calls import Counting, announce, answers, call_of, send
 from tests.support.rig import Rig, role_of
 

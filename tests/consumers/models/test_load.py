@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from consumers.models.load import FIRST_HOLD_S, LONGEST_HOLD_S, WINDOW_S, Load, hold_s
-from inference.scripted import ScriptedEngine
-from schemas.ids import command_id
-from schemas.messages import CallFailed, Event, ModelAnswered, ModelCall
+from rollcall.consumers.models.load import FIRST_HOLD_S, LONGEST_HOLD_S, WINDOW_S, Load, hold_s
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.ids import command_id
+from rollcall.schemas.messages import CallFailed, Event, ModelAnswered, ModelCall
 from tests.support.policies import call
 from tests.support.rig import Clock, Rig, role_of
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from consumers.models.pinned_engines import IDLE_S, Pinned
-from inference.scripted import ScriptedEngine
-from schemas.errors import Unavailable, WeightsMissing, WorkFailed
-from schemas.messages import CallFailed, ModelAnswered, PolicyVersion, WeightsFile
-from schemas.packed import ids_of
+from rollcall.consumers.models.pinned_engines import IDLE_S, Pinned
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.errors import Unavailable, WeightsMissing, WorkFailed
+from rollcall.schemas.messages import CallFailed, ModelAnswered, PolicyVersion, WeightsFile
+from rollcall.schemas.packed import ids_of
 from tests.support.model_calls import announce, answers, call_of, send
 from tests.support.rig import Clock, Rig, role_of
 

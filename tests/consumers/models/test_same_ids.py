@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
-from inference.scripted import ScriptedEngine
-from sandbox.environment import Observation
-from schemas.messages import Event, Message, ModelAnswered, ModelCall
+from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.sandbox.environment import Observation
+from rollcall.schemas.messages import Event, Message, ModelAnswered, ModelCall
 from tests.support.journals import request
 from tests.support.model_calls import call_of
 from tests.support.rig import Rig, source_of

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from consumers.agents.wishes import Agent, CallModel, Finish, Task, user
-from consumers.log.protocols import Record
-from consumers.loop.loop import Loop
-from consumers.models.server import Models
-from consumers.models.versions import AWAY_TRIES, PASSED_RETRY_S
-from inference.engine import EngineAnswer
-from inference.scripted import ScriptedEngine
-from schemas import messages
-from schemas.codec import Codec
-from schemas.errors import CanaryOff, Unavailable, WeightsMissing, WorkFailed
-from schemas.ids import LONG_PREFIX, prefix_digest
-from schemas.messages import (
+from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Task, user
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.loop import Loop
+from rollcall.consumers.models.server import Models
+from rollcall.consumers.models.versions import AWAY_TRIES, PASSED_RETRY_S
+from rollcall.inference.engine import EngineAnswer
+from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas import messages
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.errors import CanaryOff, Unavailable, WeightsMissing, WorkFailed
+from rollcall.schemas.ids import LONG_PREFIX, prefix_digest
+from rollcall.schemas.messages import (
     CallFailed,
     Event,
     Limits,
@@ -28,7 +28,7 @@ from schemas.messages import (
     RolloutRequest,
     Sampling,
 )
-from schemas.packed import ids_of, pack_ids
+from rollcall.schemas.packed import ids_of, pack_ids
 from tests.support.model_calls import Counting, announce, answers, call_of, send
 from tests.support.rig import Rig, role_of, source_of
 

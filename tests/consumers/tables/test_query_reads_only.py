@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.tables.parquet import SCHEMAS
-from consumers.tables.query import Tables, open_tables
-from schemas.errors import Refused
+from rollcall.consumers.tables.parquet import SCHEMAS
+from rollcall.consumers.tables.query import Tables, open_tables
+from rollcall.schemas.errors import Refused
 
 ROWS = 5
 SECRET = "a word that stands in no table"

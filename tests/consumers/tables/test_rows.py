@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.log.protocols import Record
-from consumers.tables.parquet import LOT_BYTES, SCHEMAS, ParquetWriters, day_of
-from consumers.tables.rows import turn_rows
-from schemas.messages import (
+from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.tables.parquet import LOT_BYTES, SCHEMAS, ParquetWriters, day_of
+from rollcall.consumers.tables.rows import turn_rows
+from rollcall.schemas.messages import (
     Message,
     RolloutRequest,
     ScoredTrajectory,
@@ -22,7 +22,7 @@ from schemas.messages import (
     Task,
     Trajectory,
 )
-from schemas.packed import ids_of, logprobs_of, pack_ids, pack_logprobs
+from rollcall.schemas.packed import ids_of, logprobs_of, pack_ids, pack_logprobs
 from tests.support.avro_messages import FEW, any_message
 
 AT_MS = 1_763_740_800_000

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from compose.runs import run_folder
-from compose.runs.recipe import parse_recipe
-from consumers.log.memory_log import MemoryLog
-from consumers.log.memory_publisher import MemoryPublisher
-from schemas import trajectory_refs
-from schemas.errors import DeliveryFailed, Refused
-from schemas.messages import PolicyVersion
+from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.recipe import parse_recipe
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.log.memory_publisher import MemoryPublisher
+from rollcall.schemas import trajectory_refs
+from rollcall.schemas.errors import DeliveryFailed, Refused
+from rollcall.schemas.messages import PolicyVersion
+from rollcall.trainer import checkpoint as checkpoints
+from rollcall.trainer.manifest import MANIFEST
 from tests.support.staged_run import CONFIG, SCORING, Stage
 from tests.support.tiny_run import RECIPE
-from trainer import checkpoint as checkpoints
-from trainer.manifest import MANIFEST
 
 
 def held_out(stage: Stage, version: int) -> list[str]:

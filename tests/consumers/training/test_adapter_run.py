@@ -7,14 +7,14 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from compose.runs.export_policy import export
-from compose.runs.recipe import parse_recipe
-from schemas.adapter_weights import AdapterAbout
-from schemas.errors import Refused, Unfit
-from schemas.published_weights import HeldWeights
+from rollcall.compose.runs.export_policy import export
+from rollcall.compose.runs.recipe import parse_recipe
+from rollcall.schemas.adapter_weights import AdapterAbout
+from rollcall.schemas.errors import Refused, Unfit
+from rollcall.schemas.published_weights import HeldWeights
+from rollcall.trainer.checkpoint import kept, load, load_latest
+from rollcall.trainer.publication import rounded
 from tests.support.tiny_run import RECIPE, World
-from trainer.checkpoint import kept, load, load_latest
-from trainer.publication import rounded
 
 ALONE = (
     RECIPE

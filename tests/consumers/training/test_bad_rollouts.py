@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from compose.workers.served_policy import run_engine
-from inference.engine import EngineAnswer
 from rollcall import Costs, Tokens
-from schemas.errors import Unfit
-from schemas.ids import digest
-from schemas.messages import ModelAnswered, ScoredTrajectory, Trajectory
-from schemas.packed import ids_of, logprobs_of, pack_ids, pack_logprobs
+from rollcall.compose.workers.served_policy import run_engine
+from rollcall.inference.engine import EngineAnswer
+from rollcall.schemas.errors import Unfit
+from rollcall.schemas.ids import digest
+from rollcall.schemas.messages import ModelAnswered, ScoredTrajectory, Trajectory
+from rollcall.schemas.packed import ids_of, logprobs_of, pack_ids, pack_logprobs
 from tests.support.tiny_run import RECIPE, World
 
 SOME = 5

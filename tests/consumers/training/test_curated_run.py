@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from schemas.messages import RolloutRequest
+from rollcall.schemas.messages import RolloutRequest
 from tests.support.staged_run import CONFIG, Stage
 
 ACTS = st.sampled_from(["finished", "finished", "failed", "restart"])

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.audit.audit import audit
-from consumers.training.trainer import Trainer
-from schemas.errors import RunTaken
-from schemas.messages import PolicyVersion, TrainStep
-from schemas.trajectory_refs import refs_of
-from schemas.weights import RawTensor, from_uri, weights_digest
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.training.trainer import Trainer
+from rollcall.schemas.errors import RunTaken
+from rollcall.schemas.messages import PolicyVersion, TrainStep
+from rollcall.schemas.trajectory_refs import refs_of
+from rollcall.schemas.weights import RawTensor, from_uri, weights_digest
+from rollcall.trainer.step_chain import StepChain
+from rollcall.trainer.weights_files import files_in
 from tests.support.staged_run import Stage
-from trainer.step_chain import StepChain
-from trainer.weights_files import files_in
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from compose.cli.retrain import parse_steps
-from compose.pages.retraining_page import retrain_and_tell
-from consumers.audit.audit import audit
-from schemas.errors import Refused
-from schemas.messages import ScoredTrajectory, TrainStep
-from schemas.trajectory_refs import refs_of
+from rollcall.compose.cli.retrain import parse_steps
+from rollcall.compose.pages.retraining_page import retrain_and_tell
+from rollcall.consumers.audit.audit import audit
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import ScoredTrajectory, TrainStep
+from rollcall.schemas.trajectory_refs import refs_of
 from tests.support.tiny_run import RECIPE, World
 
 OFF_POLICY = RECIPE.replace(

@@ -7,9 +7,9 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from producers.admission import Published
-from schemas.ids import group_id, request_id
-from schemas.messages import RolloutRequest
+from rollcall.producers.admission import Published
+from rollcall.schemas.ids import group_id, request_id
+from rollcall.schemas.messages import RolloutRequest
 from tests.support.journals import request
 from tests.support.staged_run import Stage
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from schemas import whole_files
-from schemas.errors import DiskFull
+from rollcall.schemas import whole_files
+from rollcall.schemas.errors import DiskFull
+from rollcall.trainer import checkpoint as checkpoints
+from rollcall.trainer import shards
 from tests.support.tiny_run import RECIPE, World
-from trainer import checkpoint as checkpoints
-from trainer import shards
 
 ASYNC = RECIPE.replace("group_size = 4\n", 'group_size = 4\nsave = "async"\n').replace(
     "[policy]\n", '[policy]\npublish = "bfloat16"\nweights = "delta"\n'

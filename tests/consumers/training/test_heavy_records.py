@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from consumers.training import trainer
-from schemas.errors import Unavailable
-from schemas.messages import Claim, PolicyVersion
-from schemas.trajectory_refs import refs_of
+from rollcall.consumers.training import trainer
+from rollcall.schemas.errors import Unavailable
+from rollcall.schemas.messages import Claim, PolicyVersion
+from rollcall.schemas.trajectory_refs import refs_of
 from tests.support.avro_messages import Shelf
 from tests.support.staged_run import SIZE, Stage
 

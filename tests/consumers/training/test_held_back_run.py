@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from schemas.messages import RolloutRequest
-from schemas.trajectory_refs import refs_of
+from rollcall.schemas.messages import RolloutRequest
+from rollcall.schemas.trajectory_refs import refs_of
+from rollcall.trainer.curation import HELD_BACK
 from tests.support.staged_run import CONFIG, Stage
-from trainer.curation import HELD_BACK
 
 WAITING = replace(
     CONFIG, on_stale="wait", max_staleness=1, groups_per_step=2, group_size=2, capacity_groups=2,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from consumers.training.standstill import NO_BATCH_S
+from rollcall.consumers.training.standstill import NO_BATCH_S
 from tests.support.staged_run import CONFIG, Stage
 
 

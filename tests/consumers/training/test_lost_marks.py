@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.training.lost_marks import LostMarks
-from schemas.errors import JournalGone
-from schemas.messages import RolloutRequest, Task, TrainStep
+from rollcall.consumers.training.lost_marks import LostMarks
+from rollcall.schemas.errors import JournalGone
+from rollcall.schemas.messages import RolloutRequest, Task, TrainStep
+from rollcall.trainer import checkpoint as checkpoints
+from rollcall.trainer.manifest import MANIFEST, read_body, write_body
 from tests.support.staged_run import CONFIG, Stage
-from trainer import checkpoint as checkpoints
-from trainer.manifest import MANIFEST, read_body, write_body
 
 TOPICS = {
     "scored": lambda stage: stage.topics.scored,

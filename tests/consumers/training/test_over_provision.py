@@ -8,19 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from consumers.agents.fork import Past, Said, Saw
-from consumers.audit.audit import audit
-from consumers.training.continuing import INTERRUPT_S
-from producers.admission import AdmissionRule
-from schemas.errors import Refused
-from schemas.ids import continued_id, parted_id
-from schemas.messages import UNFINISHED, Control, ScoredTrajectory, Sequence, Trajectory
-from schemas.packed import ids_of, logprobs_of, mask_of, pack_ids, pack_logprobs
+from rollcall.consumers.agents.fork import Past, Said, Saw
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.training.continuing import INTERRUPT_S
+from rollcall.producers.admission import AdmissionRule
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.ids import continued_id, parted_id
+from rollcall.schemas.messages import UNFINISHED, Control, ScoredTrajectory, Sequence, Trajectory
+from rollcall.schemas.packed import ids_of, logprobs_of, mask_of, pack_ids, pack_logprobs
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.samples import versions_of
 from tests.support.staged_run import CONFIG, Stage
 from tests.support.tiny_run import RECIPE, World
 from tests.support.uneven_run import UnevenRun
-from trainer.config import LearnerConfig
-from trainer.samples import versions_of
 
 DOUBLE = LearnerConfig(
     steps=6, groups_per_step=2, group_size=2, over_provision=2.0, max_staleness=4

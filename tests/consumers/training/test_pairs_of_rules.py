@@ -9,10 +9,10 @@ from random import Random
 
 import pytest
 
-from producers.curators.curators import CURATORS
-from schemas.errors import Refused
+from rollcall.producers.curators.curators import CURATORS
+from rollcall.schemas.errors import Refused
+from rollcall.trainer.catalogue import KINDS
 from tests.support.tiny_run import RECIPE, World
-from trainer.catalogue import KINDS
 
 RULES = [(kind, name) for kind, rules in {**KINDS, "curator": CURATORS}.items() for name in rules]
 PAIRS = [pair for pair in combinations(RULES, 2) if pair[0][0] != pair[1][0]]

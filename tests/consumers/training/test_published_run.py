@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from compose.workers.served_policy import run_engine
-from consumers.audit.audit import audit
-from consumers.training import trainer as trainer_module
-from schemas.errors import Unavailable
-from schemas.messages import PolicyVersion
-from schemas.published_weights import HeldWeights
-from schemas.weights import weights_digest
+from rollcall.compose.workers.served_policy import run_engine
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.training import trainer as trainer_module
+from rollcall.schemas.errors import Unavailable
+from rollcall.schemas.messages import PolicyVersion
+from rollcall.schemas.published_weights import HeldWeights
+from rollcall.schemas.weights import weights_digest
+from rollcall.trainer import publication, weights_files
+from rollcall.trainer.checkpoint import load_latest
+from rollcall.trainer.publication import rounded
 from tests.support.tiny_run import RECIPE, World
-from trainer import publication, weights_files
-from trainer.checkpoint import load_latest
-from trainer.publication import rounded
 
 PUBLISHED = RECIPE.replace(
     "[policy]\n", '[policy]\npublish = "bfloat16"\nweights = "delta"\nfull_every = 3\n'

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from rollcall.trainer import checkpoint as checkpoints
+from rollcall.trainer.tensors import tensor_of
 from tests.support.ranked_run import AGAIN, RUN_ID, SAID, announced
 from tests.support.ranked_run import RECIPE as RECIPE_FILE
 from tests.support.tiny_run import RECIPE, World
-from trainer import checkpoint as checkpoints
-from trainer.tensors import tensor_of
 
 pytestmark = pytest.mark.timeout(300)
 SAVING = 'save = "async"\nannounce = "early"\n'

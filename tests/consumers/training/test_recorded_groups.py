@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from consumers.log.memory_log import MemoryLog
-from consumers.training.recorded_groups import EarlierRun
-from schemas.codec import Codec, LocalRegistry
-from schemas.errors import Refused
-from schemas.topics import Topics, wanted
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.training.recorded_groups import EarlierRun
+from rollcall.schemas.codec import Codec, LocalRegistry
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.topics import Topics, wanted
+from rollcall.trainer.foreign import RECORDED, Recorded
+from rollcall.trainer.foreign_groups import Mark
+from rollcall.trainer.samples import Sample
 from tests.support.scored_trajectories import CURATION, scored
-from trainer.foreign import RECORDED, Recorded
-from trainer.foreign_groups import Mark
-from trainer.samples import Sample
 
 RULE = Recorded(run="earlier", policy="policy")
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from schemas.errors import Refused
-from schemas.messages import RolloutRequest
-from schemas.trajectory_refs import refs_of
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.messages import RolloutRequest
+from rollcall.schemas.trajectory_refs import refs_of
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.manifest import MANIFEST
 from tests.support.staged_run import CONFIG, SIZE, Stage
 from tests.support.tiny_run import RECIPE, World
-from trainer.config import LearnerConfig
-from trainer.manifest import MANIFEST
 
 SPARE = replace(CONFIG, redundancy=1)
 STRICT = replace(SPARE, max_staleness=0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.trajectory_refs import refs_of
+from rollcall.schemas.trajectory_refs import refs_of
 from tests.support.staged_run import CONFIG, Stage
 
 REPLAYING = replace(CONFIG, steps=6, replay_ratio=0.5, success_pool=2, max_staleness=0, loss="m2po")

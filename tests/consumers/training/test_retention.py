@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from consumers.agents.watermark import Watermark
-from consumers.log.protocols import Commit
-from consumers.scored_places import scored_at
-from consumers.scoring_retirement import retired_word
-from consumers.training import retention
-from schemas.errors import Refused, Unavailable
-from schemas.messages import (
+from rollcall.consumers.agents.watermark import Watermark
+from rollcall.consumers.log.protocols import Commit
+from rollcall.consumers.scored_places import scored_at
+from rollcall.consumers.scoring_retirement import retired_word
+from rollcall.consumers.training import retention
+from rollcall.schemas.errors import Refused, Unavailable
+from rollcall.schemas.messages import (
     Event,
     Limits,
     RolloutFinished,
@@ -23,14 +23,14 @@ from schemas.messages import (
     ScoredTrajectory,
     Task,
 )
+from rollcall.trainer import checkpoint as checkpoints
+from rollcall.trainer import weights_files
+from rollcall.trainer.publication import Publishing
+from rollcall.trainer.samples import versions_of
+from rollcall.trainer.weights_needs import YOUNG_S
 from tests.support.journals import sampled_by
 from tests.support.scored_trajectories import scored
 from tests.support.staged_run import CONFIG, SCORING, Stage
-from trainer import checkpoint as checkpoints
-from trainer import weights_files
-from trainer.publication import Publishing
-from trainer.samples import versions_of
-from trainer.weights_needs import YOUNG_S
 
 STEPS = 9
 LONG = replace(CONFIG, steps=STEPS, checkpoint_keep_every=0)

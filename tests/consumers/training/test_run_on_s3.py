@@ -7,15 +7,15 @@ import fsspec
 import pytest
 from s3fs import S3FileSystem
 
-from compose.runs.export_policy import export
-from compose.workers.engines import weights_engine
-from consumers.models import versions
-from schemas.messages import PolicyVersion
-from schemas.published_weights import HeldWeights
+from rollcall.compose.runs.export_policy import export
+from rollcall.compose.workers.engines import weights_engine
+from rollcall.consumers.models import versions
+from rollcall.schemas.messages import PolicyVersion
+from rollcall.schemas.published_weights import HeldWeights
+from rollcall.trainer import weights_files
+from rollcall.trainer.checkpoint import load_latest
 from tests.support.s3_store import Wire, s3_server
 from tests.support.tiny_run import RECIPE, World
-from trainer import weights_files
-from trainer.checkpoint import load_latest
 
 STORED = RECIPE.replace(
     "[policy]\n", '[policy]\nweights = "delta"\nweights_url = "s3://bucket/weights/"\n'

@@ -14,27 +14,27 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from compose.cli.retrain import parse_steps
-from compose.pages.retraining_page import retrain_and_tell
-from consumers.inline_executor import InlineExecutor
-from consumers.log.memory_publisher import MemoryPublisher
-from consumers.training.disk_room import disk_full
-from consumers.training.training_run import TrainingRun
-from producers.admission import AdmissionRule
-from schemas import whole_files
-from schemas.errors import DiskFull, Refused, Unavailable
-from schemas.messages import PolicyVersion
-from schemas.store_urls import local_path
-from schemas.weights import RawTensor
+from rollcall.compose.cli.retrain import parse_steps
+from rollcall.compose.pages.retraining_page import retrain_and_tell
+from rollcall.consumers.inline_executor import InlineExecutor
+from rollcall.consumers.log.memory_publisher import MemoryPublisher
+from rollcall.consumers.training.disk_room import disk_full
+from rollcall.consumers.training.training_run import TrainingRun
+from rollcall.producers.admission import AdmissionRule
+from rollcall.schemas import whole_files
+from rollcall.schemas.errors import DiskFull, Refused, Unavailable
+from rollcall.schemas.messages import PolicyVersion
+from rollcall.schemas.store_urls import local_path
+from rollcall.schemas.weights import RawTensor
+from rollcall.trainer import checkpoint as checkpoints
+from rollcall.trainer import publication, shards
+from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.publication import Publication, Publishing
+from rollcall.trainer.rank_files import PublishedFile
+from rollcall.trainer.shards import digests_of, parts_of
 from tests.support.later_executor import Died, LaterExecutor
 from tests.support.staged_run import CONFIG, Counting, Stage
 from tests.support.tiny_run import RECIPE, World
-from trainer import checkpoint as checkpoints
-from trainer import publication, shards
-from trainer.config import LearnerConfig
-from trainer.publication import Publication, Publishing
-from trainer.rank_files import PublishedFile
-from trainer.shards import digests_of, parts_of
 
 LATER = replace(CONFIG, save="async")
 EARLY = replace(LATER, announce="early")
@@ -161,7 +161,7 @@ def test_a_store_outage_during_a_save_loses_nothing(
         msg = "the store does not answer"
         raise Unavailable(msg)
 
-    monkeypatch.setattr("consumers.training.trainer.AWAY_S", 0.0)
+    monkeypatch.setattr("rollcall.consumers.training.trainer.AWAY_S", 0.0)
     with monkeypatch.context() as patch:
         patch.setattr(publication, "write_weights", away)
         executor.run_all()
@@ -179,7 +179,7 @@ def test_a_store_outage_during_a_save_loses_nothing(
 def test_no_checkpoint_replaces_one_with_unacked_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("consumers.training.trainer.AWAY_S", 0.0)
+    monkeypatch.setattr("rollcall.consumers.training.trainer.AWAY_S", 0.0)
     stage, executor = later(tmp_path)
     own = stage.trainer.saver.publisher
     assert isinstance(own, MemoryPublisher)

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rollcall.trainer.config import LearnerConfig
 from tests.support.staged_run import CONFIG, Stage
-from trainer.config import LearnerConfig
 
 ACTS = st.tuples(
     st.sampled_from(

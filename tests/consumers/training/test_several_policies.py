@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from consumers.audit.audit import audit
-from consumers.training.other_policies import STARVED_S, OtherPolicies
-from consumers.training.training_run import TrainingRun
-from producers.admission import AdmissionRule
-from schemas.messages import PolicyVersion, RolloutRequest, Task, Trajectory, WeightsFile
-from schemas.packed import pack_ids
+from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.training.other_policies import STARVED_S, OtherPolicies
+from rollcall.consumers.training.training_run import TrainingRun
+from rollcall.producers.admission import AdmissionRule
+from rollcall.schemas.messages import PolicyVersion, RolloutRequest, Task, Trajectory, WeightsFile
+from rollcall.schemas.packed import pack_ids
+from rollcall.trainer.samples import versions_of
 from tests.support.rig import Rig, source_of
 from tests.support.two_policies import Pair
-from trainer.samples import versions_of
 
 
 def done(pair: Pair, steps: int) -> Callable[[], bool]:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from consumers.training.step_balance import StepBalance
+from rollcall.consumers.training.step_balance import StepBalance
+from rollcall.trainer.drops import Tally
 from tests.support.scored_trajectories import sample, scored
 from tests.support.staged_run import CONFIG, Stage
-from trainer.drops import Tally
 
 
 def test_a_step_reports_produced_rollouts_with_lengths_and_wait() -> None:

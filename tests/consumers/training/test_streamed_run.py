@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from compose.pages.retraining_page import retrain_and_tell
-from consumers.training.streamed_step import StreamedStep
-from schemas.errors import BatchFailed, Unavailable
+from rollcall.compose.pages.retraining_page import retrain_and_tell
+from rollcall.consumers.training.streamed_step import StreamedStep
+from rollcall.schemas.errors import BatchFailed, Unavailable
+from rollcall.trainer.curation import Buffer
+from rollcall.trainer.samples import Sample
+from rollcall.trainer.streaming import Streaming
 from tests.support.scored_trajectories import CURATION, sample, scored
 from tests.support.tiny_run import RECIPE, World
-from trainer.curation import Buffer
-from trainer.samples import Sample
-from trainer.streaming import Streaming
 
 STREAMED = RECIPE.replace(
     "groups_per_step = 2",

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from consumers.audit.audit import audit
-from schemas.ids import parted_id
-from schemas.rules import Choice
+from rollcall.consumers.audit.audit import audit
+from rollcall.schemas.ids import parted_id
+from rollcall.schemas.rules import Choice
+from rollcall.trainer.config import LearnerConfig
 from tests.support.uneven_run import UnevenRun
-from trainer.config import LearnerConfig
 
 TOKENS = 40
 CONFIG = LearnerConfig(

@@ -8,21 +8,27 @@ from typing import Any
 
 import pytest
 
-from compose.conductor.in_memory import run_in_memory
-from compose.settings import Settings
-from compose.workers.engines import weights_engine
-from compose.workers.run_trainer import sole_trainer
-from consumers.log.memory_log import MemoryLog
-from consumers.log.memory_publisher import MemoryPublisher
-from consumers.models import versions
-from schemas.codec import Codec, Registry
-from schemas.errors import Unavailable, Unfit
-from schemas.ids import draw_of
-from schemas.messages import Claim, PolicyVersion, RolloutRequest, ScoredTrajectory, TrainStep
-from schemas.packed import pack_ids, pack_logprobs
+from rollcall.compose.conductor.in_memory import run_in_memory
+from rollcall.compose.settings import Settings
+from rollcall.compose.workers.engines import weights_engine
+from rollcall.compose.workers.run_trainer import sole_trainer
+from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.log.memory_publisher import MemoryPublisher
+from rollcall.consumers.models import versions
+from rollcall.schemas.codec import Codec, Registry
+from rollcall.schemas.errors import Unavailable, Unfit
+from rollcall.schemas.ids import draw_of
+from rollcall.schemas.messages import (
+    Claim,
+    PolicyVersion,
+    RolloutRequest,
+    ScoredTrajectory,
+    TrainStep,
+)
+from rollcall.schemas.packed import pack_ids, pack_logprobs
+from rollcall.trainer.samples import versions_of
+from rollcall.trainer.step import Learner
 from tests.support.tiny_run import RECIPE, World
-from trainer.samples import versions_of
-from trainer.step import Learner
 
 
 class Died(BaseException):

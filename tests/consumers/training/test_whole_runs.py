@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-import consumers.training
-from consumers.training import trainer as trainer_module
-from schemas.errors import Unavailable, Unfit
-from schemas.trajectory_refs import refs_of
-from schemas.weights import RawTensor
+import rollcall.consumers.training
+from rollcall.consumers.training import trainer as trainer_module
+from rollcall.schemas.errors import Unavailable, Unfit
+from rollcall.schemas.trajectory_refs import refs_of
+from rollcall.schemas.weights import RawTensor
+from rollcall.trainer.learner_state import LearnerState
+from rollcall.trainer.samples import Sample
 from tests.support.faults import Fault, calls, places
 from tests.support.faulty_files import faulty_files
 from tests.support.staged_run import CONFIG, Counting, Stage
 from tests.support.tiny_run import RECIPE, World
-from trainer.learner_state import LearnerState
-from trainer.samples import Sample
 
 STORED = RECIPE.replace("[policy]\n", '[policy]\nweights_url = "faulty://weights"\n').replace(
     "group_size = 4\n", 'group_size = 4\nold_logprobs = "snapshot"\n'
@@ -32,7 +32,7 @@ aggregate = "token_mean"
 STREAMED = STORED.replace("[learner]\n", ON_POLICY)
 AROUND = ("batch_training.py", "step_saver.py", "announcement.py", "fence.py")
 """What stands between a step of the learner and its record; stores are called from these."""
-FILES = tuple(f"{consumers.training.__path__[0]}/{name}" for name in AROUND)
+FILES = tuple(f"{rollcall.consumers.training.__path__[0]}/{name}" for name in AROUND)
 OTHERS: tuple[Callable[[], Exception], ...] = (
     lambda: OSError(errno.ENOSPC, "no space left"), lambda: OSError(errno.EIO, "input/output"),
     lambda: MemoryError("no memory left"), lambda: RuntimeError("of a library"),

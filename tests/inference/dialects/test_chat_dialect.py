@@ -7,10 +7,10 @@ import openai
 import orjson
 import pytest
 
-from inference.dialects.chat_completions import CHAT
-from schemas.asks import Choice
-from schemas.messages import Message
-from schemas.tool_calls import ToolCall, tool_calls_text
+from rollcall.inference.dialects.chat_completions import CHAT
+from rollcall.schemas.asks import Choice
+from rollcall.schemas.messages import Message
+from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.dialect_server import ID, DialectServer, reply_to, says
 
 CALLS = (ToolCall("call_1", "bash", '{"command":"ls"}'), ToolCall("call_2", "done", "{}"))

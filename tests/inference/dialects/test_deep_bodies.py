@@ -6,10 +6,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from consumers.environments.gateway import DIALECTS
-from inference.dialects.dialect import AgentRequest, Declined
-from inference.dialects.read_body import MOST_DEEP
-from schemas.asks import asks_of, asks_text
+from rollcall.consumers.environments.gateway import DIALECTS
+from rollcall.inference.dialects.dialect import AgentRequest, Declined
+from rollcall.inference.dialects.read_body import MOST_DEEP
+from rollcall.schemas.asks import asks_of, asks_text
 from tests.support.avro_messages import FEW
 
 PATHS = pytest.mark.parametrize("path", DIALECTS)

@@ -9,9 +9,9 @@ import openai
 import orjson
 import pytest
 
-from inference.dialects.dialect import Declined, TooLong
-from inference.dialects.routes import ROUTES, HttpAnswer, declined_by, models_body
-from schemas.asks import Ask, Choice, ErrorReply
+from rollcall.inference.dialects.dialect import Declined, TooLong
+from rollcall.inference.dialects.routes import ROUTES, HttpAnswer, declined_by, models_body
+from rollcall.schemas.asks import Ask, Choice, ErrorReply
 from tests.support.dialect_server import DialectServer, says
 
 USER: list[Any] = [{"role": "user", "content": "Hello"}]

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from inference.dialects.routes import ROUTES
-from schemas.asks import Choice, ModelReply
-from schemas.messages import Message
-from schemas.tool_calls import ToolCall, json_text, tool_calls_text
+from rollcall.inference.dialects.routes import ROUTES
+from rollcall.schemas.asks import Choice, ModelReply
+from rollcall.schemas.messages import Message
+from rollcall.schemas.tool_calls import ToolCall, json_text, tool_calls_text
 from tests.support.avro_messages import FEW
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

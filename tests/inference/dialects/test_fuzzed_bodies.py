@@ -5,9 +5,9 @@ import random
 import orjson
 import pytest
 
-from inference.dialects.dialect import AgentRequest, Declined
-from inference.dialects.routes import ROUTES
-from schemas.asks import asks_of, asks_text
+from rollcall.inference.dialects.dialect import AgentRequest, Declined
+from rollcall.inference.dialects.routes import ROUTES
+from rollcall.schemas.asks import asks_of, asks_text
 from tests.support.dialect_server import reply_to
 from tests.support.fuzzed_bodies import BODIES, EARLIER, SAID, changed, written
 

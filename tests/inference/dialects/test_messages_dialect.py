@@ -7,10 +7,10 @@ import anthropic
 import orjson
 import pytest
 
-from inference.dialects.anthropic_messages import MESSAGES
-from schemas.asks import Choice
-from schemas.messages import Message
-from schemas.tool_calls import ToolCall, tool_calls_text
+from rollcall.inference.dialects.anthropic_messages import MESSAGES
+from rollcall.schemas.asks import Choice
+from rollcall.schemas.messages import Message
+from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.dialect_server import ID, DialectServer, says
 
 CALLS = (ToolCall("call_1", "bash", '{"command":"ls"}'), ToolCall("call_2", "done", "{}"))

@@ -6,11 +6,11 @@ from typing import Any
 import orjson
 import pytest
 
-from inference.dialects.dialect import NAME_CHARS
-from inference.dialects.routes import ROUTES, HttpAnswer
-from schemas.asks import Ask, Choice
-from schemas.messages import Message
-from schemas.tool_calls import ToolCall, tool_calls_text
+from rollcall.inference.dialects.dialect import NAME_CHARS
+from rollcall.inference.dialects.routes import ROUTES, HttpAnswer
+from rollcall.schemas.asks import Ask, Choice
+from rollcall.schemas.messages import Message
+from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.dialect_server import DialectServer, Replies, reply_to, says
 
 HI = {"role": "user", "content": "Hi"}

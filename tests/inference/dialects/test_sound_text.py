@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.dialects.dialect import Declined
-from inference.dialects.read_body import MOST_MESSAGES
-from inference.dialects.routes import ROUTES
-from inference.dialects.sound_text import sound
+from rollcall.inference.dialects.dialect import Declined
+from rollcall.inference.dialects.read_body import MOST_MESSAGES
+from rollcall.inference.dialects.routes import ROUTES
+from rollcall.inference.dialects.sound_text import sound
 
 ANY = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SURROGATES = st.text(st.characters(categories=["Cs", "Ll", "Po"]), max_size=8)

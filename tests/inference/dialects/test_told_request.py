@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.environments.gateway import DIALECTS
-from inference.dialects.dialect import Declined
-from inference.dialects.routes import ROUTES
-from inference.dialects.told_request import (
+from rollcall.consumers.environments.gateway import DIALECTS
+from rollcall.inference.dialects.dialect import Declined
+from rollcall.inference.dialects.routes import ROUTES
+from rollcall.inference.dialects.told_request import (
     AtHand,
     NotAtHand,
     conversations_of,
@@ -17,7 +17,7 @@ from inference.dialects.told_request import (
     told_conversations,
     told_request,
 )
-from schemas.messages import Message
+from rollcall.schemas.messages import Message
 from tests.support.avro_messages import FEW
 from tests.support.dialect_server import reply_to
 from tests.support.fuzzed_bodies import BODIES, EARLIER, SAID, changed, written

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.dialects.dialect import Declined
-from inference.dialects.routes import ROUTES
-from schemas.messages import Message
-from schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
+from rollcall.inference.dialects.dialect import Declined
+from rollcall.inference.dialects.routes import ROUTES
+from rollcall.schemas.messages import Message
+from rollcall.schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
 from tests.support.avro_messages import FEW
 
 CHAT, RESPONSES, MESSAGES, COUNT = ROUTES

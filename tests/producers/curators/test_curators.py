@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.curators.adaptive_rollouts import AdaptiveRollouts, rollouts_at
-from producers.curators.curator import Curator, Outcome
-from producers.curators.curators import CURATORS, curators_of
-from producers.curators.filter_solved import FilterSolved
-from producers.curators.greso import Greso, GresoOptions
-from producers.curators.length_cap import LengthCap, LengthCapOptions
-from producers.curators.paced import Paced, PacedOptions, weight
-from producers.curators.pass_rate import PassRate, PassRateOptions
-from schemas.errors import Refused
+from rollcall.producers.curators.adaptive_rollouts import AdaptiveRollouts, rollouts_at
+from rollcall.producers.curators.curator import Curator, Outcome
+from rollcall.producers.curators.curators import CURATORS, curators_of
+from rollcall.producers.curators.filter_solved import FilterSolved
+from rollcall.producers.curators.greso import Greso, GresoOptions
+from rollcall.producers.curators.length_cap import LengthCap, LengthCapOptions
+from rollcall.producers.curators.paced import Paced, PacedOptions, weight
+from rollcall.producers.curators.pass_rate import PassRate, PassRateOptions
+from rollcall.schemas.errors import Refused
 from tests.support.golden import golden
 
 TASK = 3

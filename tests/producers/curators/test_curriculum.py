@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.admission import Draws
-from producers.curators.curator import Curator, Outcome
-from producers.curators.curators import curators_of
-from producers.curators.curriculum import FORCE_AFTER, Curriculum
-from producers.curators.greso import Greso
-from producers.curators.outcomes import Outcomes
-from schemas.messages import RolloutRequest, ScoredTrajectory, Task
+from rollcall.producers.admission import Draws
+from rollcall.producers.curators.curator import Curator, Outcome
+from rollcall.producers.curators.curators import curators_of
+from rollcall.producers.curators.curriculum import FORCE_AFTER, Curriculum
+from rollcall.producers.curators.greso import Greso
+from rollcall.producers.curators.outcomes import Outcomes
+from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Task
 from tests.support.scored_trajectories import scored
 
 TEMPLATE = RolloutRequest("", Task(), policy_id="policy", run_id="run", purpose="train")

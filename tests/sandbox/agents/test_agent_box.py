@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from sandbox.agents.agent_box import FINISH_WORD, AgentBox, check_agent_box, where
-from sandbox.environments.shell_commands import ShellConfig
-from schemas.errors import Refused
+from rollcall.sandbox.agents.agent_box import FINISH_WORD, AgentBox, check_agent_box, where
+from rollcall.sandbox.environments.shell_commands import ShellConfig
+from rollcall.schemas.errors import Refused
 
 
 @pytest.mark.parametrize(

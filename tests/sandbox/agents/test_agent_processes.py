@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from compose.agents.scripted_endpoint import KEY, ScriptedEndpoint
-from compose.processes import holds_within
-from sandbox.agents.agent_processes import AgentExit, AgentProcess, AgentProcesses
-from schemas.errors import WorkFailed
+from rollcall.compose.agents.scripted_endpoint import KEY, ScriptedEndpoint
+from rollcall.compose.processes import holds_within
+from rollcall.sandbox.agents.agent_processes import AgentExit, AgentProcess, AgentProcesses
+from rollcall.schemas.errors import WorkFailed
 from tests.support.waiting import holds
 
 ROOT = Path(__file__).parents[3]
@@ -260,8 +260,8 @@ def test_killing_agents_during_shutdown_logs_no_errors(
 WORKER = """
 import asyncio, sys
 from pathlib import Path
-from compose.agents.scripted_endpoint import KEY, ScriptedEndpoint
-from sandbox.agents.agent_processes import AgentProcesses
+from rollcall.compose.agents.scripted_endpoint import KEY, ScriptedEndpoint
+from rollcall.sandbox.agents.agent_processes import AgentProcesses
 
 async def main():
     task = {"mark": sys.argv[1], "config": {"argv": ["sh", "-c", "sleep 600 & setsid sleep 600"]}}

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from consumers.environments.gateway import Gateway
-from consumers.environments.listener import bind
-from sandbox.agents.agent_box import AgentBox
-from sandbox.agents.agent_processes import AgentProcess, AgentProcesses
-from sandbox.boxes.bubblewrap import BubblewrapDriver
-from sandbox.tasks.harbor import read_task
-from sandbox.tasks.task_names import environment_config
-from schemas.messages import ModelCall, Task, Trajectory
+from rollcall.consumers.environments.gateway import Gateway
+from rollcall.consumers.environments.listener import bind
+from rollcall.sandbox.agents.agent_box import AgentBox
+from rollcall.sandbox.agents.agent_processes import AgentProcess, AgentProcesses
+from rollcall.sandbox.boxes.bubblewrap import BubblewrapDriver
+from rollcall.sandbox.tasks.harbor import read_task
+from rollcall.sandbox.tasks.task_names import environment_config
+from rollcall.schemas.messages import ModelCall, Task, Trajectory
 from tests.support.engines import IMAGE, has, left_out
 from tests.support.hosted_rollout import HostedRun
 from tests.support.mortal_boxes import kill

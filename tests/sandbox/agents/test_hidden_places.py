@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 
-from consumers.environments.gateway import Gateway
-from consumers.environments.listener import bind
-from consumers.environments.worker_boxes import WorkerBoxes
-from sandbox.agents.agent_mounts import mounts
-from sandbox.agents.agent_processes import AgentProcesses
-from sandbox.boxes.box import Box, Spec
-from sandbox.boxes.bubblewrap import BubblewrapDriver
-from sandbox.boxes.leases import Leases
-from sandbox.grading.grading import grade
-from sandbox.grading.reference import reference_of
-from sandbox.private_places import check_given
-from sandbox.tasks.harbor import HarborTask, read_task
-from sandbox.tasks.task_names import environment_config
-from schemas.errors import WorkFailed
-from schemas.messages import Instance, Task, Trajectory
+from rollcall.consumers.environments.gateway import Gateway
+from rollcall.consumers.environments.listener import bind
+from rollcall.consumers.environments.worker_boxes import WorkerBoxes
+from rollcall.sandbox.agents.agent_mounts import mounts
+from rollcall.sandbox.agents.agent_processes import AgentProcesses
+from rollcall.sandbox.boxes.box import Box, Spec
+from rollcall.sandbox.boxes.bubblewrap import BubblewrapDriver
+from rollcall.sandbox.boxes.leases import Leases
+from rollcall.sandbox.grading.grading import grade
+from rollcall.sandbox.grading.reference import reference_of
+from rollcall.sandbox.private_places import check_given
+from rollcall.sandbox.tasks.harbor import HarborTask, read_task
+from rollcall.sandbox.tasks.task_names import environment_config
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import Instance, Task, Trajectory
 from tests.support.engines import has, left_out
 from tests.support.hosted_rollout import HostedRun
 from tests.support.process_host import ProcessHost

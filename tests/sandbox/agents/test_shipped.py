@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from compose.agents.agent_check import RESULT, check
-from sandbox.agents.shipped import ADAPTERS, SHIPPED, check_agent
-from schemas.errors import Refused
+from rollcall.compose.agents.agent_check import RESULT, check
+from rollcall.sandbox.agents.shipped import ADAPTERS, SHIPPED, check_agent
+from rollcall.schemas.errors import Refused
 from tests.support.pages import PAGES, blocks
 
 PAGE = "sandbox/agents/README.md"

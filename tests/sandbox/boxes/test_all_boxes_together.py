@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.boxes.box import BoxLimits, Spec
-from sandbox.boxes.bubblewrap import BubblewrapDriver
-from sandbox.boxes.cgroups import OURS, ROOT, Cgroups, host_limits
-from sandbox.boxes.interior import TTL_S
+from rollcall.sandbox.boxes.box import BoxLimits, Spec
+from rollcall.sandbox.boxes.bubblewrap import BubblewrapDriver
+from rollcall.sandbox.boxes.cgroups import OURS, ROOT, Cgroups, host_limits
+from rollcall.sandbox.boxes.interior import TTL_S
 from tests.support.engines import has, left_out
 
 MEBIBYTE = 1 << 20
@@ -138,5 +138,5 @@ def test_orphaned_control_groups_are_removed_after_the_lease_time(
 
     assert Cgroups(tmp_path).found() == {"a" * 24, "b" * 24}
     later = time.time() + TTL_S + 60.0
-    monkeypatch.setattr("sandbox.boxes.cgroups.time.time", lambda: later)
+    monkeypatch.setattr("rollcall.sandbox.boxes.cgroups.time.time", lambda: later)
     assert Cgroups(tmp_path).found() == {"b" * 24}

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import program_groups
-from sandbox.boxes.box import BoxLimits, Spec
-from sandbox.boxes.bubblewrap import FIRST_USER, MARK, BubblewrapBox, BubblewrapDriver
-from sandbox.boxes.cgroups import Cgroups
-from sandbox.boxes.shell import Shell
-from schemas.errors import WorkFailed
+from rollcall.sandbox import program_groups
+from rollcall.sandbox.boxes.box import BoxLimits, Spec
+from rollcall.sandbox.boxes.bubblewrap import FIRST_USER, MARK, BubblewrapBox, BubblewrapDriver
+from rollcall.sandbox.boxes.cgroups import Cgroups
+from rollcall.sandbox.boxes.shell import Shell
+from rollcall.schemas.errors import WorkFailed
 from tests.support.command_line import ROOT
 from tests.support.engines import has, left_out
 from tests.support.waiting import until
@@ -29,8 +29,8 @@ if not has("bwrap"):
 LIMITS = BoxLimits(memory_bytes=96 << 20, processes=40, disk_bytes=4 << 20)
 WORKER = """
 import asyncio
-from sandbox.boxes.box import Spec
-from sandbox.boxes.bubblewrap import BubblewrapDriver
+from rollcall.sandbox.boxes.box import Spec
+from rollcall.sandbox.boxes.bubblewrap import BubblewrapDriver
 
 async def work():
     driver = BubblewrapDriver()
@@ -44,9 +44,9 @@ asyncio.run(work())
 """
 CRAMPED = """
 import asyncio, os, resource
-from sandbox.boxes.box import Spec
-from sandbox.boxes.bubblewrap import BubblewrapDriver
-from schemas.errors import WorkFailed
+from rollcall.sandbox.boxes.box import Spec
+from rollcall.sandbox.boxes.bubblewrap import BubblewrapDriver
+from rollcall.schemas.errors import WorkFailed
 
 def used():
     return sorted(os.listdir("/proc/self/fd"))

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from sandbox.boxes.box import BoxLimits, Spec
-from sandbox.boxes.docker_driver import DockerDriver, _created
+from rollcall.sandbox.boxes.box import BoxLimits, Spec
+from rollcall.sandbox.boxes.docker_driver import DockerDriver, _created
 
 IMAGE_BYTES, DISK_BYTES = 5_000, 700
 WRITABLE = Spec(writable=("/testbed",), limits=BoxLimits(disk_bytes=DISK_BYTES))

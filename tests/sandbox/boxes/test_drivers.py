@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.boxes import tar_streams
-from sandbox.boxes.box import ENFORCED, Box, Driver, ImageBuild, Spec, driver
-from schemas.errors import WorkFailed
+from rollcall.sandbox.boxes import tar_streams
+from rollcall.sandbox.boxes.box import ENFORCED, Box, Driver, ImageBuild, Spec, driver
+from rollcall.schemas.errors import WorkFailed
 from tests.support.engines import IMAGE, has, left_out
 
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from sandbox.boxes.box import BoxProgram, Spec
-from sandbox.boxes.bubblewrap import MARK, BubblewrapDriver
+from rollcall.sandbox.boxes.box import BoxProgram, Spec
+from rollcall.sandbox.boxes.bubblewrap import MARK, BubblewrapDriver
 from tests.support.engines import has, left_out
 from tests.support.processes_left import running
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.boxes.box import Spec
-from sandbox.boxes.bubblewrap import BubblewrapBox, BubblewrapDriver
-from sandbox.boxes.cgroups import Cgroups
+from rollcall.sandbox.boxes.box import Spec
+from rollcall.sandbox.boxes.bubblewrap import BubblewrapBox, BubblewrapDriver
+from rollcall.sandbox.boxes.cgroups import Cgroups
 from tests.support.engines import has, left_out
 from tests.support.under_attack import ORDINARY_USER
 

@@ -5,7 +5,7 @@ import shlex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.boxes.frame import Frame, HeadAndTail, quoted
+from rollcall.sandbox.boxes.frame import Frame, HeadAndTail, quoted
 
 PIECES = st.lists(st.integers(1, 40), max_size=30)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.boxes.box import VARIABLES, ImageBuild, Spec, driver
-from sandbox.boxes.interior import variables
+from rollcall.sandbox.boxes.box import VARIABLES, ImageBuild, Spec, driver
+from rollcall.sandbox.boxes.interior import variables
 from tests.support.engines import IMAGE, left_out
 
 SYSTEM = VARIABLES["PATH"]

@@ -14,16 +14,16 @@ from typing import BinaryIO
 
 import pytest
 
-from sandbox.boxes import base_image, disk_floor, failed_builds, image_store
-from sandbox.boxes.auto_driver import AutoDriver
-from sandbox.boxes.box import ImageBuild, Spec
-from sandbox.boxes.bubblewrap import BubblewrapDriver
-from sandbox.boxes.engine_builds import engine_build
-from sandbox.boxes.failed_builds import FailedBuilds
-from sandbox.boxes.image_rows import engine_rows
-from sandbox.boxes.images import engine_image
-from schemas.errors import Refused, WorkFailed
-from schemas.foreign_text import REASON_CHARS
+from rollcall.sandbox.boxes import base_image, disk_floor, failed_builds, image_store
+from rollcall.sandbox.boxes.auto_driver import AutoDriver
+from rollcall.sandbox.boxes.box import ImageBuild, Spec
+from rollcall.sandbox.boxes.bubblewrap import BubblewrapDriver
+from rollcall.sandbox.boxes.engine_builds import engine_build
+from rollcall.sandbox.boxes.failed_builds import FailedBuilds
+from rollcall.sandbox.boxes.image_rows import engine_rows
+from rollcall.sandbox.boxes.images import engine_image
+from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.foreign_text import REASON_CHARS
 from tests.support.engines import has, left_out
 
 DAY_S = 86_400

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.boxes.box import Box, Driver, Spec
-from sandbox.boxes.leased_box import open_leased
-from sandbox.boxes.leases import Leases
-from sandbox.boxes.local import LocalDriver
-from schemas.errors import WorkFailed
+from rollcall.sandbox.boxes.box import Box, Driver, Spec
+from rollcall.sandbox.boxes.leased_box import open_leased
+from rollcall.sandbox.boxes.leases import Leases
+from rollcall.sandbox.boxes.local import LocalDriver
+from rollcall.schemas.errors import WorkFailed
 from tests.support.odd_driver import OddDriver
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.boxes.box import IDENT, Spec
-from sandbox.boxes.leases import Lease, Leases, LeaseTimes
-from sandbox.boxes.reaper import Reaper
-from schemas.errors import WorkFailed
-from schemas.messages import Instance
+from rollcall.sandbox.boxes.box import IDENT, Spec
+from rollcall.sandbox.boxes.leases import Lease, Leases, LeaseTimes
+from rollcall.sandbox.boxes.reaper import Reaper
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import Instance
 from tests.support.odd_driver import OddDriver
 
 QUICK = LeaseTimes(touch_s=0.01, lapse_s=30.0, reap_s=0.01)

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.boxes import image_store
-from sandbox.boxes.box import Spec
-from sandbox.boxes.bubblewrap import BubblewrapDriver
-from sandbox.boxes.image_python import image_python
-from sandbox.boxes.image_rows import directory_rows
-from sandbox.boxes.image_store import BuiltImage, collect
-from sandbox.boxes.package_layers import build_packages, lock_place
-from sandbox.boxes.wheels import checked, requirement_lines
-from sandbox.held_folder import hold
-from schemas.errors import Refused, RollcallError
+from rollcall.sandbox.boxes import image_store
+from rollcall.sandbox.boxes.box import Spec
+from rollcall.sandbox.boxes.bubblewrap import BubblewrapDriver
+from rollcall.sandbox.boxes.image_python import image_python
+from rollcall.sandbox.boxes.image_rows import directory_rows
+from rollcall.sandbox.boxes.image_store import BuiltImage, collect
+from rollcall.sandbox.boxes.package_layers import build_packages, lock_place
+from rollcall.sandbox.boxes.wheels import checked, requirement_lines
+from rollcall.sandbox.held_folder import hold
+from rollcall.schemas.errors import Refused, RollcallError
 from tests.support.engines import has, left_out
 
 DAY_S = 86_400
@@ -247,7 +247,7 @@ def test_unreachable_package_index_is_named_in_the_error(
 ) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
-    monkeypatch.setattr("sandbox.boxes.wheels.QUIETLY", ("--quiet", "--retries", "1"))
+    monkeypatch.setattr("rollcall.sandbox.boxes.wheels.QUIETLY", ("--quiet", "--retries", "1"))
     with pytest.raises(RollcallError, match="words cannot be fetched: the package index does not"):
         build_packages("wordy", "base", ["words"])
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sandbox.boxes.box import Box, BoxLimits, Spec
-from sandbox.boxes.leases import Leases
-from sandbox.boxes.local import LocalDriver
-from sandbox.boxes.pool import BoxPool
-from sandbox.keeper import Keeper
-from schemas.errors import WorkFailed
-from schemas.messages import Instance
+from rollcall.sandbox.boxes.box import Box, BoxLimits, Spec
+from rollcall.sandbox.boxes.leases import Leases
+from rollcall.sandbox.boxes.local import LocalDriver
+from rollcall.sandbox.boxes.pool import BoxPool
+from rollcall.sandbox.keeper import Keeper
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import Instance
 from tests.support.odd_driver import OddBox, OddDriver
 
 PLAIN = Spec(image="a")

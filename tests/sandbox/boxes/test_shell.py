@@ -14,12 +14,12 @@ from typing import ClassVar, cast
 
 import pytest
 
-from sandbox.boxes.box import BoxLimits, Ran, Spec, Usage, driver
-from sandbox.boxes.box_commands import BoxCommands
-from sandbox.boxes.framed import answering
-from sandbox.boxes.kept_program import KeptProgram
-from sandbox.boxes.shell import Shell
-from schemas.errors import WorkFailed
+from rollcall.sandbox.boxes.box import BoxLimits, Ran, Spec, Usage, driver
+from rollcall.sandbox.boxes.box_commands import BoxCommands
+from rollcall.sandbox.boxes.framed import answering
+from rollcall.sandbox.boxes.kept_program import KeptProgram
+from rollcall.sandbox.boxes.shell import Shell
+from rollcall.schemas.errors import WorkFailed
 from tests.support.processes_left import running
 from tests.support.waiting import until
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.boxes import tar_streams
-from schemas.errors import WorkFailed
+from rollcall.sandbox.boxes import tar_streams
+from rollcall.schemas.errors import WorkFailed
 
 Change = Callable[[tarfile.TarInfo], None]
 

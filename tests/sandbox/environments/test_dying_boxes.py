@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from sandbox.boxes.box import Box
-from sandbox.environment import AnyEnvironment, make_environment
-from sandbox.sessions import Sessions
-from sandbox.tasks.harbor import HarborTask, read_task
-from sandbox.tasks.task_names import environment_config
-from schemas.errors import WorkFailed
-from schemas.messages import EnvironmentStep, EnvironmentStepped
+from rollcall.sandbox.boxes.box import Box
+from rollcall.sandbox.environment import AnyEnvironment, make_environment
+from rollcall.sandbox.sessions import Sessions
+from rollcall.sandbox.tasks.harbor import HarborTask, read_task
+from rollcall.sandbox.tasks.task_names import environment_config
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import EnvironmentStep, EnvironmentStepped
 from tests.support.engines import has, left_out
 from tests.support.mortal_boxes import MortalHost, kill
 from tests.support.task_directories import write_task

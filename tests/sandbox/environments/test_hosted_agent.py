@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandbox.environment import Observation
-from sandbox.environments.hosted_agent import HostedAgent
-from schemas.asks import AgentAction, Ask, Choice, ErrorReply, ModelReply, Reply, asks_of
-from schemas.errors import WorkFailed
-from schemas.messages import EnvironmentStepped, Limits, ModelCall, Trajectory
-from schemas.messages import Task as WireTask
+from rollcall.sandbox.environment import Observation
+from rollcall.sandbox.environments.hosted_agent import HostedAgent
+from rollcall.schemas.asks import AgentAction, Ask, Choice, ErrorReply, ModelReply, Reply, asks_of
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import EnvironmentStepped, Limits, ModelCall, Trajectory
+from rollcall.schemas.messages import Task as WireTask
 from tests.support.hosted_rollout import (
     Asks,
     CoroutineHost,

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from sandbox.boxes.box import Spec, driver
-from sandbox.environment import Observation, make_environment
-from sandbox.grading.grading import grade
-from sandbox.grading.reference import reference_of
-from sandbox.tasks.git_trees import git
-from sandbox.tasks.harbor import HarborTask, read_task
-from sandbox.tasks.task_names import environment_config
-from sandbox.tasks.testbed import commit_all
-from schemas.errors import WorkFailed
+from rollcall.sandbox.boxes.box import Spec, driver
+from rollcall.sandbox.environment import Observation, make_environment
+from rollcall.sandbox.grading.grading import grade
+from rollcall.sandbox.grading.reference import reference_of
+from rollcall.sandbox.tasks.git_trees import git
+from rollcall.sandbox.tasks.harbor import HarborTask, read_task
+from rollcall.sandbox.tasks.task_names import environment_config
+from rollcall.sandbox.tasks.testbed import commit_all
+from rollcall.schemas.errors import WorkFailed
 from tests.support.directory_image import IMAGE, ImageHost, directory_image, opened
 from tests.support.engines import has, left_out
 from tests.support.task_directories import RIGHT, TASK, WRONG, write_task

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from sandbox.boxes.box import driver
-from sandbox.environment import Observation, make_environment
-from sandbox.grading.grading import grade
-from sandbox.grading.reference import reference_of
-from sandbox.grading.verdict import Verdict
-from sandbox.tasks.harbor import HarborTask, read_task
-from sandbox.tasks.task_names import environment_config
+from rollcall.sandbox.boxes.box import driver
+from rollcall.sandbox.environment import Observation, make_environment
+from rollcall.sandbox.grading.grading import grade
+from rollcall.sandbox.grading.reference import reference_of
+from rollcall.sandbox.grading.verdict import Verdict
+from rollcall.sandbox.tasks.harbor import HarborTask, read_task
+from rollcall.sandbox.tasks.task_names import environment_config
 from tests.support.engines import IMAGE, left_out
 from tests.support.mortal_boxes import MortalHost
 from tests.support.task_directories import TASK, TESTS, WRONG, write_task

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sandbox.environments.patience import HOLD, HOLD_S, Patience
+from rollcall.sandbox.environments.patience import HOLD, HOLD_S, Patience
 from tests.support.rig import Clock
 
 

@@ -9,16 +9,16 @@ from typing import Any, cast
 
 import pytest
 
-from sandbox.environment import (
+from rollcall.sandbox.environment import (
     Observation,
     WaitingEnvironment,
     is_replayable,
     kind_of,
     make_environment,
 )
-from sandbox.sessions import Sessions
-from schemas.errors import WorkFailed
-from schemas.messages import EnvironmentStep, EnvironmentStepped
+from rollcall.sandbox.sessions import Sessions
+from rollcall.schemas.errors import WorkFailed
+from rollcall.schemas.messages import EnvironmentStep, EnvironmentStepped
 from tests.support.shell_page import count_red, shell_task
 
 WORD = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from sandbox.boxes.box import BoxLimits
-from sandbox.environments.shell_config import check_shell, read_config
-from sandbox.tasks.harbor import HarborTask, read_task
-from schemas.errors import Refused
+from rollcall.sandbox.boxes.box import BoxLimits
+from rollcall.sandbox.environments.shell_config import check_shell, read_config
+from rollcall.sandbox.tasks.harbor import HarborTask, read_task
+from rollcall.schemas.errors import Refused
 from tests.support.task_directories import TASK, write_task
 
 MIB = 1 << 20

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from sandbox.artefacts import KEY, PATCH
-from sandbox.boxes.bubblewrap import BubblewrapDriver
-from sandbox.environment import Observation, make_environment
-from sandbox.tasks.harbor import HarborTask, read_task
-from sandbox.tasks.task_names import environment_config
-from schemas.errors import WorkFailed
+from rollcall.sandbox.artefacts import KEY, PATCH
+from rollcall.sandbox.boxes.bubblewrap import BubblewrapDriver
+from rollcall.sandbox.environment import Observation, make_environment
+from rollcall.sandbox.tasks.harbor import HarborTask, read_task
+from rollcall.sandbox.tasks.task_names import environment_config
+from rollcall.schemas.errors import WorkFailed
 from tests.support.engines import IMAGE, has, left_out
 from tests.support.mortal_boxes import MortalHost, kill
 from tests.support.task_directories import write_task

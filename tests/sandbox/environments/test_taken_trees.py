@@ -13,14 +13,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from sandbox.artefact_spool import ArtefactSpool
-from sandbox.boxes.box import Box, Spec, driver
-from sandbox.boxes.tar_streams import of_directory
-from sandbox.environments import work_patch
-from sandbox.environments.work_patch import WorkPatch, take_patch
-from sandbox.grading.patches import MOST_BYTES
-from sandbox.tasks.git_trees import git
-from schemas.errors import Refused
+from rollcall.sandbox.artefact_spool import ArtefactSpool
+from rollcall.sandbox.boxes.box import Box, Spec, driver
+from rollcall.sandbox.boxes.tar_streams import of_directory
+from rollcall.sandbox.environments import work_patch
+from rollcall.sandbox.environments.work_patch import WorkPatch, take_patch
+from rollcall.sandbox.grading.patches import MOST_BYTES
+from rollcall.sandbox.tasks.git_trees import git
+from rollcall.schemas.errors import Refused
 
 NAMES = (
     "a", "b", "c.py", "sp ace", "ü", "-x", ".hid", "x.log", "build", 'q"t', "n\nl", "*", "[z]",

@@ -14,18 +14,18 @@ from typing import Any, cast
 
 import pytest
 
-from sandbox.artefact_spool import ArtefactSpool
-from sandbox.artefacts import HEAD_BYTES
-from sandbox.boxes.box import Spec, driver
-from sandbox.boxes.shell import Shell
-from sandbox.boxes.tar_streams import of_directory
-from sandbox.environment import Observation, WaitingEnvironment, make_environment
-from sandbox.environments.work_patch import WorkPatch, take_patch
-from sandbox.grading.patches import MOST_BYTES
-from sandbox.tasks.harbor import HarborTask, read_task
-from sandbox.tasks.task_names import environment_config
-from sandbox.tasks.testbed import lay_out
-from schemas.errors import Unavailable, WorkFailed
+from rollcall.sandbox.artefact_spool import ArtefactSpool
+from rollcall.sandbox.artefacts import HEAD_BYTES
+from rollcall.sandbox.boxes.box import Spec, driver
+from rollcall.sandbox.boxes.shell import Shell
+from rollcall.sandbox.boxes.tar_streams import of_directory
+from rollcall.sandbox.environment import Observation, WaitingEnvironment, make_environment
+from rollcall.sandbox.environments.work_patch import WorkPatch, take_patch
+from rollcall.sandbox.grading.patches import MOST_BYTES
+from rollcall.sandbox.tasks.harbor import HarborTask, read_task
+from rollcall.sandbox.tasks.task_names import environment_config
+from rollcall.sandbox.tasks.testbed import lay_out
+from rollcall.schemas.errors import Unavailable, WorkFailed
 from tests.support.engines import has, left_out
 from tests.support.mortal_boxes import MortalHost
 from tests.support.task_directories import GOLD, write_task
@@ -238,7 +238,7 @@ def test_truncated_output_is_stored_in_full(kind: str, task: HarborTask) -> None
 def test_stored_output_of_an_episode_is_limited_and_marked_as_cut(
     task: HarborTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandbox.environments.shell_commands.EPISODE_BYTES", 3_000_000)
+    monkeypatch.setattr("rollcall.sandbox.environments.shell_commands.EPISODE_BYTES", 3_000_000)
     flood = "head -c 2000000 /dev/zero | tr '\\0' x"
 
     first, _ = episode(task, "local", flood)
@@ -382,7 +382,7 @@ def test_full_or_locked_temporary_folder_does_not_prevent_the_patch(
 def test_work_that_slows_git_past_its_timeout_gives_no_patch(
     task: HarborTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandbox.environments.work_patch.TAKE_S", 2.0)
+    monkeypatch.setattr("rollcall.sandbox.environments.work_patch.TAKE_S", 2.0)
     slow = "seq -f 'q%.0f*x' 300000 > .gitignore; mkdir d; cd d; seq 19000 | xargs touch; cd .."
 
     seen, _ = episode(task, "bubblewrap" if has("bwrap") else "local", slow, SUBMIT)

@@ -16,8 +16,8 @@ from random import Random
 
 import pytest
 
-from sandbox.boxes.box import driver
-from sandbox.grading.grading import grade
+from rollcall.sandbox.boxes.box import driver
+from rollcall.sandbox.grading.grading import grade
 from tests.support.hostile_patches import LEFT_OUT, RUNS
 from tests.support.tiny_package import BASE, Patches, reference
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.boxes.box import Box, Ran, Spec, driver
-from sandbox.grading.grading import RUNS, grade, longest_s
-from sandbox.grading.reference import Reference, reference_of
-from sandbox.grading.verdict import Verdict
-from sandbox.tasks.harbor import read_task
-from schemas.errors import WorkFailed
+from rollcall.sandbox.boxes.box import Box, Ran, Spec, driver
+from rollcall.sandbox.grading.grading import RUNS, grade, longest_s
+from rollcall.sandbox.grading.reference import Reference, reference_of
+from rollcall.sandbox.grading.verdict import Verdict
+from rollcall.sandbox.tasks.harbor import read_task
+from rollcall.schemas.errors import WorkFailed
 from tests.support.tiny_package import BASE, TESTS, Patches, reference, tar_of, write_task
 
 UNITTEST = {

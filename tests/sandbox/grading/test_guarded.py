@@ -2,8 +2,8 @@
 
 import pytest
 
-from sandbox.grading.guarded import Guarded
-from sandbox.tasks.verifier import Verifier
+from rollcall.sandbox.grading.guarded import Guarded
+from rollcall.sandbox.tasks.verifier import Verifier
 
 
 def guarded(command: str = "python -m pytest tests", parser: str = "pytest") -> Guarded:

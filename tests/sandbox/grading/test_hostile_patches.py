@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.boxes.box import Box, BoxLimits, Spec, driver
-from sandbox.boxes.bubblewrap import BubblewrapDriver
-from sandbox.grading.grading import grade
-from sandbox.grading.reference import Reference
-from sandbox.grading.verdict import Verdict
+from rollcall.sandbox.boxes.box import Box, BoxLimits, Spec, driver
+from rollcall.sandbox.boxes.bubblewrap import BubblewrapDriver
+from rollcall.sandbox.grading.grading import grade
+from rollcall.sandbox.grading.reference import Reference
+from rollcall.sandbox.grading.verdict import Verdict
 from tests.support.bare_interpreter import SYSTEMS, bare_interpreter, usable
 from tests.support.hostile_hooks import (
     BUILTIN,

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.grading.marks import Marks, about
-from sandbox.grading.verdict import OUTCOMES, SKIPPED, XFAIL
+from rollcall.sandbox.grading.marks import Marks, about
+from rollcall.sandbox.grading.verdict import OUTCOMES, SKIPPED, XFAIL
 
 FILE = """\
 import pytest

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from sandbox.boxes.box import driver
-from sandbox.boxes.tar_streams import of_files
-from sandbox.grading.grading import grade
-from sandbox.grading.reference import Reference
-from sandbox.grading.verdict import Verdict
+from rollcall.sandbox.boxes.box import driver
+from rollcall.sandbox.boxes.tar_streams import of_files
+from rollcall.sandbox.grading.grading import grade
+from rollcall.sandbox.grading.reference import Reference
+from rollcall.sandbox.grading.verdict import Verdict
 from tests.support.tiny_package import BASE, Patches, reference
 
 IT = "tests/test_sums.py::test_it"

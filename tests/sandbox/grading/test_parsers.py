@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.grading.parsers import PARSERS, PYTEST_SUMMARY, parse
-from sandbox.grading.verdict import OUTCOMES, TestLog, contradiction
-from sandbox.tasks.verifier import PARSERS as NAMES
-from schemas.errors import WorkFailed
+from rollcall.sandbox.grading.parsers import PARSERS, PYTEST_SUMMARY, parse
+from rollcall.sandbox.grading.verdict import OUTCOMES, TestLog, contradiction
+from rollcall.sandbox.tasks.verifier import PARSERS as NAMES
+from rollcall.schemas.errors import WorkFailed
 
 PYTEST = """...FsxXEFsxF.F                                                           [100%]
 PASSED tests/test_a.py::printed_by_a_test

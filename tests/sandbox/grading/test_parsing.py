@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandbox.grading import parsing
-from sandbox.grading.parsing import NotRead, parsed
+from rollcall.sandbox.grading import parsing
+from rollcall.sandbox.grading.parsing import NotRead, parsed
 
 
 def hangs(text: str) -> dict[str, str]:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.grading.patches import complaint, links, renamed_away
+from rollcall.sandbox.grading.patches import complaint, links, renamed_away
 
 LINES = st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), max_size=8)
 

@@ -7,7 +7,7 @@ from unittest import TestCase
 import _pytest.fixtures
 import pytest
 
-from sandbox.grading.pytest_files import is_runners
+from rollcall.sandbox.grading.pytest_files import is_runners
 
 
 def function_in(names: dict[str, Any]) -> types.FunctionType:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.boxes.box import driver
-from sandbox.grading.grading import grade
-from sandbox.grading.verdict import Verdict
+from rollcall.sandbox.boxes.box import driver
+from rollcall.sandbox.grading.grading import grade
+from rollcall.sandbox.grading.verdict import Verdict
 from tests.support.tiny_package import BASE, FIXED, Patches, reference, tar_of
 
 HEAD = "import os, subprocess, sys, threading, types, unittest\nimport pytest\nimport tiny.sums\n"

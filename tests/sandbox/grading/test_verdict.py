@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.grading.verdict import (
+from rollcall.sandbox.grading.verdict import (
     BAD,
     KEPT,
     MENDED,

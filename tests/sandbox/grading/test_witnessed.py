@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.grading.witnessed import NoRunner, seen_in, witnessed
+from rollcall.sandbox.grading.witnessed import NoRunner, seen_in, witnessed
 
 TOKEN = "t"
 CONTROLS = {"c1": "PASSED", "c2": "FAILED"}

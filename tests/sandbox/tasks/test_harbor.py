@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.tasks.harbor import FILE_BYTES, examine, read_task
-from schemas.errors import Refused
+from rollcall.sandbox.tasks.harbor import FILE_BYTES, examine, read_task
+from rollcall.schemas.errors import Refused
 from tests.support.task_directories import FILES, GOLD, TASK, write_task
 
 NAMED = '[environment]\ndocker_image = "python:3.11"'

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from compose.settings import RewardsSettings
-from sandbox.boxes.box import Spec, driver
-from sandbox.tasks.harbor import HarborTask
-from sandbox.tasks.proof import Proof, prover
-from sandbox.tasks.suite_runs import programs_first
-from sandbox.tasks.swe import ImportedRow
-from schemas.errors import WorkFailed
+from rollcall.compose.settings import RewardsSettings
+from rollcall.sandbox.boxes.box import Spec, driver
+from rollcall.sandbox.tasks.harbor import HarborTask
+from rollcall.sandbox.tasks.proof import Proof, prover
+from rollcall.sandbox.tasks.suite_runs import programs_first
+from rollcall.sandbox.tasks.swe import ImportedRow
+from rollcall.schemas.errors import WorkFailed
 from tests.support.swe_repository import Repository
 
 FILE = "tests/test_sums.py"

@@ -8,13 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.tasks.git_trees import git, patch_between
-from sandbox.tasks.harbor import HarborTask
-from sandbox.tasks.release_pair import ReleasePair, build_pair
-from sandbox.tasks.sdists import Sdist, fetch
-from sandbox.tasks.statement import in_words
-from sandbox.tasks.suite_runs import PYTEST, SuiteBox, SuiteRuns, run_once, runs_of, suite_box
-from schemas.errors import Refused, RollcallError, Unavailable
+from rollcall.sandbox.tasks.git_trees import git, patch_between
+from rollcall.sandbox.tasks.harbor import HarborTask
+from rollcall.sandbox.tasks.release_pair import ReleasePair, build_pair
+from rollcall.sandbox.tasks.sdists import Sdist, fetch
+from rollcall.sandbox.tasks.statement import in_words
+from rollcall.sandbox.tasks.suite_runs import (
+    PYTEST,
+    SuiteBox,
+    SuiteRuns,
+    run_once,
+    runs_of,
+    suite_box,
+)
+from rollcall.schemas.errors import Refused, RollcallError, Unavailable
 from tests.support import local_index
 from tests.support.source_releases import (
     BUG,
@@ -244,7 +251,9 @@ def test_unreachable_package_index_is_reported_as_unavailable(
 ) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    monkeypatch.setattr("sandbox.tasks.sdists.QUIETLY", ("--quiet", "--no-deps", "--retries", "1"))
+    monkeypatch.setattr(
+        "rollcall.sandbox.tasks.sdists.QUIETLY", ("--quiet", "--no-deps", "--retries", "1")
+    )
 
     with pytest.raises(Unavailable, match="the package index does not answer"):
         fetch("tiny", "1.0", tmp_path / "fetched")

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from inference.text_script import text_script
-from inference.tools import calls_in
-from sandbox.tasks.harbor import HarborTask, read_task
-from sandbox.tasks.scripted_policies import BARE, apply_command, scripted_policy
-from schemas.errors import Refused, WorkFailed
-from schemas.messages import Message, ModelCall, Sampling
+from rollcall.inference.text_script import text_script
+from rollcall.inference.tools import calls_in
+from rollcall.sandbox.tasks.harbor import HarborTask, read_task
+from rollcall.sandbox.tasks.scripted_policies import BARE, apply_command, scripted_policy
+from rollcall.schemas.errors import Refused, WorkFailed
+from rollcall.schemas.messages import Message, ModelCall, Sampling
 from tests.support.task_directories import GOLD, write_task
 
 

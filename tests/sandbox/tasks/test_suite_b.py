@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.tasks.harbor import read_task
-from sandbox.tasks.release_pair import build_pair, check_pair
-from sandbox.tasks.suite_b import SUITE_B
-from sandbox.tasks.suite_runs import suite_box
+from rollcall.sandbox.tasks.harbor import read_task
+from rollcall.sandbox.tasks.release_pair import build_pair, check_pair
+from rollcall.sandbox.tasks.suite_b import SUITE_B
+from rollcall.sandbox.tasks.suite_runs import suite_box
 
 
 def test_all_five_release_pairs_have_digests_and_counts() -> None:

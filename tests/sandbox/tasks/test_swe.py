@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sandbox.tasks.git_trees import git
-from sandbox.tasks.harbor import HarborTask
-from sandbox.tasks.proof import Proof, unproven
-from sandbox.tasks.swe import ImportedRow, import_rows
+from rollcall.sandbox.tasks.git_trees import git
+from rollcall.sandbox.tasks.harbor import HarborTask
+from rollcall.sandbox.tasks.proof import Proof, unproven
+from rollcall.sandbox.tasks.swe import ImportedRow, import_rows
 
 WRONG = "def add(a, b):\n    return a - b\n"
 PATCH = """\

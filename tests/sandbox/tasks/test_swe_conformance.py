@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from sandbox.boxes.box import Spec, driver
-from sandbox.boxes.tar_streams import of_files
-from sandbox.grading.grading import grade
-from sandbox.grading.reference import Reference, reference_of
-from sandbox.grading.verdict import Verdict
-from sandbox.tasks import swe
-from sandbox.tasks.harbor import HarborTask
+from rollcall.sandbox.boxes.box import Spec, driver
+from rollcall.sandbox.boxes.tar_streams import of_files
+from rollcall.sandbox.grading.grading import grade
+from rollcall.sandbox.grading.reference import Reference, reference_of
+from rollcall.sandbox.grading.verdict import Verdict
+from rollcall.sandbox.tasks import swe
+from rollcall.sandbox.tasks.harbor import HarborTask
 from tests.support.swe_repository import Repository
 
 IDLE = b"diff --git a/more b/more\nnew file mode 100644\n"

@@ -1,23 +1,27 @@
-"""What your own code imports of Rollcall; whatever else it finds in there may change.
+"""The public names of Rollcall. Anything else below this package may change between releases.
 
-It stands in a module of yours, and a request, a recipe or the command line names it as
-`module:name`:
+Your code is in a module of yours; a request, a recipe or the command line names it as
+`module:name`. It may be:
 
-- an agent program, a generator of wishes that is sent their answers: `Agent`, `Task`, `Reset`,
-  `CallModel`, `Step`, `Finish`, `EnvironmentAnswer`, `ModelAnswer`, `WishFailed`, `Message`,
-  `Sampling`, `system`, `user`; `AsCompleted` and `Completed` for wishes that stay open side by side
-- an environment, which opens, steps and closes episodes: `Environment`, `Observation`; one that
-  waits, with `async def` methods, and what its worker offers it: `WaitingEnvironment`, `Host`
+- an agent program, a generator that yields effects and is sent their answers: `Agent`, `Task`,
+  `Reset`, `CallModel`, `Step`, `Finish`, `EnvironmentAnswer`, `ModelAnswer`, `WishFailed`,
+  `Message`, `Sampling`, `system`, `user`; `AsCompleted` and `Completed` for several open effects
+- an environment, which opens, steps and closes episodes: `Environment`, `Observation`; with
+  `async def` methods, `WaitingEnvironment`, and the services of its worker, `Host`
 - a scorer, from a trajectory to a number: `Scorer`, `Trajectory`, and `ids_of`, `logprobs_of`,
-  `mask_of` for the bytes in its sequences; one that waits, an `async def`, and what its worker
-  offers it: `WaitingScorer`, `ScoringHost`; one that also scores single tokens gives a `PerToken`
-- a filter, whether a group of samples is worth training on: `Filter`, `Sample`
-- an advantage, from the rewards of a batch to what its tokens are worth: `AdvantageRule`,
+  `mask_of` for the bytes in its sequences; an `Explained` number has a reason, a `PerToken` scores
+  single tokens; as an `async def`, `WaitingScorer`, with the services of its worker, `ScoringHost`
+- a curator, which decides the tasks that a run starts next: `Curator`, `Outcome`
+- a filter, which decides if a group of samples is worth training on: `Filter`, `Sample`
+- an advantage rule, from the rewards of a batch to the advantages of its tokens: `AdvantageRule`,
   `Rewards`, `Advantages`, `Floats`, `Ints`
 - a loss, from log-probabilities to a cost for each token: `Loss`, `Tokens`, `Costs`; these three
-  import torch when they are first asked for
-- any of them with options: a `Rule` around the function, and `require` for what its options
+  import torch when they are first used
+- any of the rules with options: a `Rule` around the function, and `require` for what its options
   refuse
+
+Without a shell: `run` runs a recipe, `submit` publishes rollout requests, `trajectories` and
+`scored_trajectories` (each a `ScoredTrajectory`) read what the log holds of a run.
 
 Example:
 
@@ -32,6 +36,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rollcall.compose.python_api import run, scored_trajectories, submit, trajectories
     from rollcall.consumers.agents.wishes import (
         Agent,
         AsCompleted,
@@ -47,11 +52,12 @@ if TYPE_CHECKING:
         system,
         user,
     )
+    from rollcall.producers.curators.curator import Curator, Outcome
     from rollcall.sandbox.environment import Environment, Observation, WaitingEnvironment
     from rollcall.sandbox.host import Host, ScoringHost
-    from rollcall.sandbox.scorers import Scorer, WaitingScorer
+    from rollcall.sandbox.scorers import Explained, Scorer, WaitingScorer
     from rollcall.sandbox.token_scores import PerToken
-    from rollcall.schemas.messages import Message, Sampling, Trajectory
+    from rollcall.schemas.messages import Message, Sampling, ScoredTrajectory, Trajectory
     from rollcall.schemas.packed import ids_of, logprobs_of, mask_of
     from rollcall.schemas.rules import Rule, require
     from rollcall.trainer.filters.group_filter import Filter
@@ -67,8 +73,10 @@ __all__ = [
     "CallModel",
     "Completed",
     "Costs",
+    "Curator",
     "Environment",
     "EnvironmentAnswer",
+    "Explained",
     "Filter",
     "Finish",
     "Floats",
@@ -78,12 +86,14 @@ __all__ = [
     "Message",
     "ModelAnswer",
     "Observation",
+    "Outcome",
     "PerToken",
     "Reset",
     "Rewards",
     "Rule",
     "Sample",
     "Sampling",
+    "ScoredTrajectory",
     "Scorer",
     "ScoringHost",
     "Step",
@@ -97,7 +107,11 @@ __all__ = [
     "logprobs_of",
     "mask_of",
     "require",
+    "run",
+    "scored_trajectories",
+    "submit",
     "system",
+    "trajectories",
     "user",
 ]
 
@@ -113,6 +127,8 @@ _HOMES = (
     "trainer.filters.group_filter",
     "trainer.rewards",
     "trainer.samples",
+    "producers.curators.curator",
+    "compose.python_api",
     "trainer.tokens",
 )
 """The modules that define the public names; the last one imports torch.

@@ -54,27 +54,7 @@ def run_recipe(
 
     Example: rollcall run repairs --tasks .rollcall/tasks
     """
-    from rollcall.schemas.errors import Refused
-    from rollcall.schemas.names import unknown
-
-    if resume and tasks is not None:
-        msg = "--resume goes on with the tasks that the run began with; leave --tasks out"
-        raise Refused(msg)
-    if log == "kafka":
-        _conduct(recipe, seed, resume, summary, tasks, require_goal)
-    elif log == "memory":
-        if resume:
-            msg = "--log memory keeps nothing that could be resumed"
-            raise Refused(msg)
-        from rollcall.compose.conductor.in_memory import run_in_memory
-        from rollcall.compose.log_setup import set_up
-
-        set_up("memory", "memory")
-        _require_a_goal(recipe, require_goal)
-        told = run_in_memory(recipe, connection.settings(), seed=seed, summary=summary, tasks=tasks)
-        _require_reached(told, require_goal)
-    else:
-        raise unknown("log", log, ["kafka", "memory"])
+    _conduct(recipe, seed, resume, summary, tasks, require_goal, log)
 
 
 def _require_a_goal(recipe: str, wanted: bool) -> None:
@@ -100,24 +80,14 @@ def _conduct(
     summary: Path | None,
     tasks: Path | None,
     require_goal: bool,
+    log: str = "kafka",
 ) -> None:
-    from rollcall.compose.conductor.conductor import Stopped, conduct
-    from rollcall.compose.console import PlainConsole
-    from rollcall.compose.log_setup import set_up
+    from rollcall.compose.conductor.conductor import Stopped
+    from rollcall.compose.python_api import run
 
-    set_up("conductor", "conductor")
-    terminal = PlainConsole()
     _require_a_goal(recipe, require_goal)
     try:
-        told = conduct(
-            recipe,
-            connection.settings(),
-            seed=seed,
-            resume=resume,
-            summary=summary,
-            terminal=terminal,
-            tasks=tasks,
-        )
+        told = run(recipe, seed=seed, log=log, tasks=tasks, resume=resume, summary=summary)
     except Stopped as stopped:
         say(_stopped(stopped.run_id, recipe))
         raise typer.Exit(130) from None

@@ -63,9 +63,7 @@ class AgentsSettings(StrictTable):
     """Open rollouts in one worker before it takes no more requests; 0 is no limit."""
     max_running_per_user: Count = 0
     """Rollouts of one user that run at once, in all workers together; 0 is no limit. This and the
-    next two hold for users without a quota of their own (`rollcall quota`)."""
-    max_begun_per_user_hour: Count = 0
-    """Rollouts of one user that begin to run in one hour of the clock, UTC; 0 is no limit."""
+    next one hold for users without a quota of their own (`rollcall quota`)."""
     max_calls_per_user_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Model calls of one user that are sent in a second; 0 is no limit."""
     program_timeout_s: Positive = 5.0
@@ -73,8 +71,7 @@ class AgentsSettings(StrictTable):
 
     def quota(self) -> Quota:
         """The quota of a user without one of their own."""
-        limits = self.max_running_per_user, self.max_begun_per_user_hour, self.max_calls_per_user_s
-        return Quota("", *limits)
+        return Quota("", self.max_running_per_user, self.max_calls_per_user_s)
 
 
 class EnvironmentsSettings(StrictTable):

@@ -131,7 +131,6 @@ def limits_of(quota: Quota) -> str:
     """Return a quota in words."""
     words = [
         f"{quota.running:,} rollouts running at once" if quota.running else "",
-        f"{quota.per_hour:,} begun in an hour" if quota.per_hour else "",
         f"{quota.calls_per_s:g} model calls a second" if quota.calls_per_s else "",
     ]
     return ", ".join(filter(None, words)) or "as much as there is"

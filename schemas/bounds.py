@@ -161,7 +161,6 @@ def check_quota(quota: Quota) -> None:
         raise Refused(msg)
     _check_name("user", quota.user)
     _check_number("running", quota.running, 0, INT32)
-    _check_number("per_hour", quota.per_hour, 0, INT32)
     if quota.calls_per_s != 0:
         _check_number("calls_per_s", quota.calls_per_s, SLOWEST_CALLS_PER_S, INT32)
 

@@ -634,7 +634,6 @@ class Quota:
 
     user: str
     running: int = 0
-    per_hour: int = 0
     calls_per_s: float = 0.0
 
 

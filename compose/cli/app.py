@@ -154,7 +154,7 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
         "resume": resume,
         "drain": drain,
         "quota": _group(
-            "What each user may take: running at once, begun an hour, calls a second.",
+            "What each user may take: running at once, calls a second.",
             set=quota.set_quota,
             list=quota.list_quotas,
             unset=quota.unset,

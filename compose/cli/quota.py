@@ -15,33 +15,30 @@ if TYPE_CHECKING:
 
 User = Annotated[str, typer.Argument(help="Whose rollouts, as their requests name the user.")]
 Running = Annotated[int | None, typer.Option(help="Rollouts that run at once.")]
-PerHour = Annotated[int | None, typer.Option(help="Rollouts that begin in one hour, UTC.")]
 CallsPerS = Annotated[float | None, typer.Option(help="Model calls that are sent in a second.")]
 Json = Annotated[bool, typer.Option("--json", help="As JSON instead of a table.")]
 
 
-def set_quota(
-    user: User, running: Running = None, per_hour: PerHour = None, calls_per_s: CallsPerS = None
-) -> None:
+def set_quota(user: User, running: Running = None, calls_per_s: CallsPerS = None) -> None:
     """Limit what a user may take; what is not named is not limited.
 
     It acts at once, also on rollouts that wait. What runs goes on.
 
-    Example: rollcall quota set ann --running 8 --per-hour 500 --calls-per-s 20
+    Example: rollcall quota set ann --running 8 --calls-per-s 20
     """
     from rollcall.consumers.quota_table import limits_of
     from rollcall.schemas.errors import Refused
     from rollcall.schemas.messages import Quota
 
-    limits = {"--running": running, "--per-hour": per_hour, "--calls-per-s": calls_per_s}
+    limits = {"--running": running, "--calls-per-s": calls_per_s}
     if all(limit is None for limit in limits.values()):
-        msg = f"nothing is limited; name {', '.join(limits)}, or several"
+        msg = f"nothing is limited; name {' or '.join(limits)}, or both"
         raise Refused(msg)
     for option, limit in limits.items():
         if limit == 0:
             msg = f"{option} must be above 0; leave it out where there is no such limit"
             raise Refused(msg)
-    quota = Quota(user, running or 0, per_hour or 0, calls_per_s or 0.0)
+    quota = Quota(user, running or 0, calls_per_s or 0.0)
     _send(user, quota)
     say(f"{user} may have {limits_of(quota)}")
 
@@ -80,7 +77,7 @@ def list_quotas(json: Json = False) -> None:
 
         from rollcall.compose.console import safe
 
-        rows = Table("user", "running", "an hour", "calls a second")
+        rows = Table("user", "running", "calls a second")
         for user, limits in [*users.items(), ("(all others)", others)]:
             rows.add_row(safe(user), *(f"{n:,}" if n else "" for n in limits.values()))
         terminal.print(rows)
@@ -113,8 +110,4 @@ def _send(user: str, quota: "Quota | None") -> None:
 
 
 def _plain(quota: "Quota") -> dict[str, float]:
-    return {
-        "running": quota.running,
-        "per_hour": quota.per_hour,
-        "calls_per_s": quota.calls_per_s,
-    }
+    return {"running": quota.running, "calls_per_s": quota.calls_per_s}

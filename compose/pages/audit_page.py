@@ -56,12 +56,9 @@ def print_report(report: Report, terminal: Console) -> None:
 def _quota_lines(report: Report) -> Iterator[str]:
     """Yield the users above their quota (which may be legitimate), and rollouts over it."""
     for one in report.quotas:
-        if one.running and one.most_running > one.running:
+        if one.over:
             ran = f"{one.most_running:,} ran at once at {_utc(one.running_at_ms)}"
             yield f"quota of {one.user}: {ran}, {one.running:,} may"
-        if one.per_hour and one.most_begun > one.per_hour:
-            began = f"{one.most_begun:,} began in the hour from {_utc(one.begun_in_ms)}"
-            yield f"quota of {one.user}: {began}, {one.per_hour:,} may"
     over = sum(one.over for one in report.quotas)
     if over:
         yield (

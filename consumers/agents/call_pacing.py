@@ -21,6 +21,8 @@ NEVER_MS = 10**14
 """A time from which no deadline is reached, within the range of every clock."""
 
 ROUNDING = 1e-9
+MOST_BUCKETS = 1024
+"""The number of buckets above which the full ones are dropped."""
 
 Place = tuple[Rollout, int, int, int]
 """Rollout, attempt, position and try of a call."""
@@ -54,6 +56,7 @@ class CallPacing:
         self._shares = shares
         self._clock = clock
         self._buckets: dict[str, Bucket] = {}
+        self._most_buckets = MOST_BUCKETS
         self._queues: dict[str, OrderedDict[Place, Outstanding]] = {}
         """Waiting calls by user."""
         self._places: dict[Rollout, list[Place]] = {}
@@ -87,6 +90,8 @@ class CallPacing:
         if not limit:
             self._buckets.pop(user, None)
             return True
+        if len(self._buckets) >= self._most_buckets:
+            self._forget_idle()
         rate, now = self._shares.rate_of(limit), self._clock()
         bucket = self._buckets.setdefault(user, Bucket(max(1.0, rate), now))
         return bucket.take(rate, now)
@@ -120,12 +125,14 @@ class CallPacing:
             del self._places[rollout]
             self.held[rollout.partition] -= 1
 
-    def forget_idle(self) -> None:
+    def _forget_idle(self) -> None:
         """Drop the buckets that are full again: a new bucket is full, too."""
         for user, bucket in list(self._buckets.items()):
             rate = self._shares.rate_of(self._table.of(user).calls_per_s)
             if bucket.level + (self._clock() - bucket.at) * rate >= max(1.0, rate):
                 del self._buckets[user]
+        # So that the next pass is not for every call, if many users are busy.
+        self._most_buckets = max(MOST_BUCKETS, 2 * len(self._buckets))
 
 
 def _is_waited_for(place: Place, waits: Outstanding) -> bool:

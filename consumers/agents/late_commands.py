@@ -82,15 +82,8 @@ class LateCommands:
         self.hands.pacing.leave(rollout)
         self._delayed.discard(rollout.first_offset)
 
-    def note_begun(self, rollout: Rollout, now_ms: int) -> None:
-        """Count a rollout that began before this worker knew of it, at the
-        latest at its first answer."""
-        who, hour = rollout.request.user, self.hands.quotas.hour
-        hour.note_earlier(self.partition, who, rollout.heard_ms or now_ms)
-
     def count_running(self, rollout: Rollout) -> None:
         """Count a rollout as running that an earlier owner let begin."""
-        self.note_begun(rollout, self._now_ms())
         if not rollout.admitted:
             self.hands.quotas.leave(rollout)
             self.hands.quotas.run(rollout)

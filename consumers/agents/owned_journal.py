@@ -111,8 +111,6 @@ class OwnedJournal:
         if taken.ended is not None and rollout is not None:
             if not silent:
                 self._retire_cancels(rollout)
-            if not self.caught_up:
-                self.late.note_begun(rollout, record.timestamp_ms)
             self.late.leave(rollout)
         effects = taken.effects
         if silent:

@@ -1,16 +1,14 @@
-"""Quotas on rollouts: how many of one user run at once, and begin in one clock hour.
+"""Quotas on rollouts: how many of one user run at once.
 
 A quota delays a rollout's first command, never its start: an accepted request is in the journal.
 Rollouts of one user begin in the order of their starts, while fewer run here than this worker's
-share of `running`, and fewer began here in this hour than its share of `per_hour`. Lowering a quota
-stops no rollout: those above it end normally. A paused run has a queue of its own, from which no
-rollout begins before the run is resumed.
+share of `running`. Lowering a quota stops no rollout: those above it end normally. A paused run has
+a queue of its own, from which no rollout begins before the run is resumed.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Set
 
-from rollcall.consumers.agents.begun_this_hour import BegunThisHour
 from rollcall.consumers.agents.fold.rollout import Rollout
 from rollcall.consumers.agents.shares import Shares
 from rollcall.consumers.quota_table import QuotaTable
@@ -20,17 +18,12 @@ class RolloutQuotas:
     """Running and waiting rollouts, by user."""
 
     def __init__(
-        self,
-        table: QuotaTable,
-        shares: Shares,
-        hour: BegunThisHour,
-        paused_runs: Set[str] = frozenset(),
+        self, table: QuotaTable, shares: Shares, paused_runs: Set[str] = frozenset()
     ) -> None:
         """`paused_runs` is a live set that the caller changes."""
         self.table = table
         self.paused_runs = paused_runs
         self.shares = shares
-        self.hour = hour
         self.held: Counter[int] = Counter()
         """The number of waiting rollouts, by partition."""
         self._running: Counter[str] = Counter()
@@ -43,8 +36,7 @@ class RolloutQuotas:
 
     def limits(self, rollout: Rollout) -> bool:
         """Return True if a rollout may have to wait."""
-        quota = self.table.of(rollout.request.user)
-        limited = bool(quota.running or quota.per_hour)
+        limited = self.table.of(rollout.request.user).running > 0
         return limited or not self.table.known or self._is_paused(rollout)
 
     def _is_paused(self, rollout: Rollout) -> bool:
@@ -62,25 +54,17 @@ class RolloutQuotas:
             self._waiting.setdefault(who, OrderedDict())[rollout] = None
             self.held[rollout.partition] += 1
             return False
-        self._begin(rollout)
+        self.run(rollout)
         return True
 
     def _has_room(self, user: str) -> bool:
         if not self.table.known:
             return False
-        quota = self.table.of(user)
-        if quota.running and self._running[user] >= self.shares.part_of(quota.running):
-            return False
-        if not quota.per_hour:
-            return True
-        return self.hour.known() and self.hour.count(user) < self.shares.part_of(quota.per_hour)
-
-    def _begin(self, rollout: Rollout) -> None:
-        self.hour.note(rollout.partition, rollout.request.user)
-        self.run(rollout)
+        most = self.table.of(user).running
+        return not most or self._running[user] < self.shares.part_of(most)
 
     def run(self, rollout: Rollout) -> None:
-        """Count a rollout that began before, whether there is room or not."""
+        """Count a rollout as running, whether there is room or not."""
         self._running[rollout.request.user] += 1
         rollout.admitted = True
 

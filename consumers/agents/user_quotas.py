@@ -1,14 +1,12 @@
-"""The user limits of one agents worker: the table of quotas, and the three limits based on it."""
+"""The user limits of one agents worker: the table of quotas, and the two limits based on it."""
 
 from collections.abc import Callable, Iterator, Set
 
-from rollcall.consumers.agents.begun_this_hour import BegunThisHour
 from rollcall.consumers.agents.call_pacing import CallPacing
 from rollcall.consumers.agents.fold.outstanding import Outstanding
 from rollcall.consumers.agents.fold.rollout import Rollout
 from rollcall.consumers.agents.rollout_quotas import RolloutQuotas
 from rollcall.consumers.agents.shares import Shares
-from rollcall.consumers.agents.watermark import Watermark
 from rollcall.consumers.clock import Clock
 from rollcall.consumers.log.protocols import Log, Record
 from rollcall.consumers.quota_table import QuotaTable
@@ -41,20 +39,17 @@ class UserQuotas:
         while not self.table.known and clock() < until:
             self.table.follow(0.1)
         self.shares = Shares()
-        self.hour = BegunThisHour(log_, codec, topics.trajectories, wall)
-        self.rollouts = RolloutQuotas(self.table, self.shares, self.hour, paused_runs)
+        self.rollouts = RolloutQuotas(self.table, self.shares, paused_runs)
         self.pacing = CallPacing(self.table, self.shares, wall)
         self._log = log_
         self._journals = topics.events
 
-    def take_over(self, partition: int, begin: Watermark) -> None:
+    def take_over(self) -> None:
         """Prepare for a journal that will be folded; this worker gets its share after that."""
         self.shares.partitions = self._log.partitions(self._journals)
-        self.hour.take_over(partition, begin)
 
     def drop(self, partition: int) -> None:
         """Forget a journal that is another worker's now, and its share."""
-        self.hour.drop(partition)
         self.shares.held.discard(partition)
         self.rollouts.changed()
 
@@ -64,24 +59,12 @@ class UserQuotas:
         users = self.table.follow()
         self.rollouts.changed(users if known else None)
 
-    def look_back(self, over: Callable[[], bool]) -> None:
-        """Read further in the trajectories of this hour, until `over()`."""
-        if self.hour.read(over):
-            self.rollouts.changed()
-
-    def look_at_the_hour(self) -> None:
-        """Clear the hourly counts when a new hour has begun."""
-        if self.hour.turn():
-            self.rollouts.changed()
-            self.pacing.forget_idle()
-
     def held(self) -> int:
         """Return the number of rollouts that wait for any of the limits."""
         return self.rollouts.held.total() + self.pacing.held.total()
 
     def ready(self) -> Iterator[Rollout]:
         """Yield the rollouts that may begin now."""
-        self.look_at_the_hour()
         yield from self.rollouts.ready()
 
     def due(self) -> Iterator[tuple[Rollout, Outstanding]]:

@@ -176,7 +176,7 @@ class Agents:
             folded=begin.low >= until,
         )
         self._check_requests(held.partition)
-        self.quotas.take_over(held.partition, begin)
+        self.quotas.take_over()
         if begin.stragglers:
             progress.needs = owned.journal.needs
         if reset and not owned.folded:
@@ -263,7 +263,6 @@ class Agents:
         """Do nothing: no resource outlives the worker."""
 
     def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
-        self.quotas.look_at_the_hour()
         fresh = {number for number, owned in self.owned.items() if owned.caught_up}
         newest: dict[int, int] = {}
         for record, message in batch:
@@ -329,7 +328,6 @@ class Agents:
         """Read further in the data that a reset needs, one partition at a time."""
         until = self.clock() + LOOK_BACK_S
         self.requests.look_back(lambda: self.clock() >= until)
-        self.quotas.look_back(lambda: self.clock() >= until)
         for owned in self.owned.values():
             if owned.written is None or owned.written.known:
                 continue

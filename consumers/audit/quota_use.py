@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rollcall.consumers.agents.begun_this_hour import HOUR_MS
 from rollcall.consumers.audit.columns import find, sort_together, words
 from rollcall.schemas.messages import Quota
 
@@ -37,16 +36,11 @@ class QuotaFigure:
     most_running: int
     running_at_ms: int
     """The time of that number; 0 if no rollout began."""
-    per_hour: int
-    most_begun: int
-    begun_in_ms: int
-    """The beginning of the hour with that number."""
 
     @property
     def over(self) -> bool:
         """True if the use was above the quota."""
-        above_running = 0 < self.running < self.most_running
-        return above_running or 0 < self.per_hour < self.most_begun
+        return 0 < self.running < self.most_running
 
 
 class QuotaUse:
@@ -54,7 +48,7 @@ class QuotaUse:
 
     def __init__(self, quotas: Mapping[str, Quota], since_ms: Mapping[str, int]) -> None:
         """Take quotas, and the time when each was written."""
-        limited = {name: q for name, q in quotas.items() if q.running or q.per_hour}
+        limited = {name: q for name, q in quotas.items() if q.running}
         self.quotas = [(quota, since_ms[name]) for name, quota in sorted(limited.items())]
         self._numbers = {quota.user: number for number, (quota, _) in enumerate(self.quotas)}
         self._rows = array("Q"), array("Q"), array("Q"), array("Q")
@@ -104,16 +98,10 @@ def _figure(quota: Quota, since_ms: int, began: Times, ended: Times) -> QuotaFig
     begun = np.sort(began[began != NEVER])
     over = np.sort(ended[began != NEVER])
     judged = begun[begun >= since_ms + HEARD_MS]
-    most_running, running_at, most_begun, begun_in = 0, 0, 0, 0
+    most_running = running_at = 0
     if len(judged):
         # At each begin: the rollouts that had begun by then, minus those that had ended.
         running = begun.searchsorted(judged, "right") - over.searchsorted(judged, "right")
         at = int(running.argmax())
         most_running, running_at = int(running[at]), int(judged[at])
-        hours = judged // HOUR_MS * HOUR_MS
-        in_hour = begun.searchsorted(judged, "right") - begun.searchsorted(hours, "left")
-        at = int(in_hour.argmax())
-        most_begun, begun_in = int(in_hour[at]), int(hours[at])
-    return QuotaFigure(
-        quota.user, quota.running, most_running, running_at, quota.per_hour, most_begun, begun_in
-    )
+    return QuotaFigure(quota.user, quota.running, most_running, running_at)

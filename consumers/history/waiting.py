@@ -4,22 +4,19 @@ If the broker reports the owner of a partition, it is named; one without an owne
 held by nobody.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from rollcall.consumers.agents.begun_this_hour import HOUR_MS
 from rollcall.consumers.agents.control_state import ControlState
 from rollcall.consumers.agents.fold.world import World
 from rollcall.consumers.agents.watermark import Watermark, read_watermark
-from rollcall.consumers.clock import Clock
 from rollcall.consumers.control_reader import ControlReader
 from rollcall.consumers.history.history import History
 from rollcall.consumers.history.open_work import OpenWork, Place, ScoringPosition
-from rollcall.consumers.history.quotas import ended_since, read_quotas
+from rollcall.consumers.history.quotas import read_quotas
 from rollcall.consumers.history.ranges import SKEW_MS
 from rollcall.consumers.history.user_limits import UserLimits
 from rollcall.consumers.history.waits import REASONS, Wait, waits_of
@@ -131,12 +128,10 @@ class WaitReader:
         *,
         group_id: str = "",
         quota: Quota = UNLIMITED,
-        wall: Clock = time.time,
     ) -> None:
         """`quota` is that of users without one of their own."""
         self.history = history
         self.quota = quota
-        self.wall = wall
         self.admin = admin
         self.topics = history.topics
         self.scoring_id = scoring_id
@@ -307,12 +302,7 @@ class WaitReader:
         table = read_quotas(self.history, self.quota)
         if table.missing:
             self.remarks.append(f"there is no topic {self.topics.quotas}: nobody has a quota there")
-        now_ms = int(self.wall() * 1000)
-        users = {rollout.request.user for rollout in self.work.open()}
-        ended: Counter[str] = Counter()
-        if any(table.of(user).per_hour for user in users):
-            ended = ended_since(self.history, now_ms // HOUR_MS * HOUR_MS)
-        return UserLimits(table, now_ms, ended)
+        return UserLimits(table)
 
     def _owners(self, waits: Sequence[Wait]) -> Owners | None:
         groups = sorted({wait.at.group for wait in waits if wait.at})

@@ -34,13 +34,13 @@ def table_of(rig: Rig, unreadable: Callable[[Record, WireError], None] = print) 
 
 def test_a_users_last_record_counts_and_others_have_the_default(rig: Rig) -> None:
     say(rig, "ann", Quota("ann", running=2))
-    say(rig, "bob", Quota("bob", per_hour=5, calls_per_s=0.5))
+    say(rig, "bob", Quota("bob", calls_per_s=0.5))
     say(rig, "ann", EIGHT)
 
     table = read_quotas(rig, Quota("", running=3))
 
     assert table.of("ann") == EIGHT
-    assert table.of("bob") == Quota("bob", 0, 5, 0.5)
+    assert table.of("bob") == Quota("bob", 0, 0.5)
     assert table.of("eve").running == 3
 
 
@@ -59,7 +59,6 @@ def test_a_revoked_quota_leaves_the_default(rig: Rig) -> None:
     "wrong",
     [
         Quota("ann", running=-1),
-        Quota("ann", per_hour=-1),
         Quota("ann", calls_per_s=float("nan")),
         Quota("ann", calls_per_s=float("inf")),
         Quota("ann", calls_per_s=-0.5),
@@ -142,7 +141,7 @@ def test_an_invalid_quota_is_refused_before_it_is_sent(rig: Rig) -> None:
 
 
 def test_the_description_of_a_quota_names_its_limits() -> None:
-    assert limits_of(Quota("ann", 8, 500, 20.0)) == (
-        "8 rollouts running at once, 500 begun in an hour, 20 model calls a second"
+    assert limits_of(Quota("ann", 8, 20.0)) == (
+        "8 rollouts running at once, 20 model calls a second"
     )
     assert limits_of(Quota("ann")) == "as much as there is"

@@ -61,7 +61,7 @@ def cluster() -> MemoryCluster:
     letters.bury(raw, BadBytes(EVIL))
     word = Control("cancel", rollout_id=EVIL, reason=EVIL)
     made.log.append(made.topics.control, b"c", made.codec.encode(made.topics.control, word))
-    quota = made.codec.encode(made.topics.quotas, Quota(EVIL, 1, 1, 1.0))
+    quota = made.codec.encode(made.topics.quotas, Quota(EVIL, 1, 1.0))
     made.log.append(made.topics.quotas, EVIL.encode(), quota)
     open_ = replace(one, rollout_id=f"{EVIL}-open")
     value = made.codec.encode(made.topics.requests, open_)

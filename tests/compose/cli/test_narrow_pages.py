@@ -74,7 +74,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryCluster, Pa
         raw = Record(made.topics.requests, 0, 99, each.encode(), each.encode(), 5, [])
         letters = DeadLetters(made.log.publisher(), made.topics, each, lambda: 0.0, made.log)
         letters.bury(raw, BadBytes(each))
-        quota = made.codec.encode(made.topics.quotas, Quota(each, 1, 1, 1.0))
+        quota = made.codec.encode(made.topics.quotas, Quota(each, 1, 1.0))
         made.log.append(made.topics.quotas, each.encode(), quota)
         for number in (1, 2):
             step = TrainStep(each, each, number, number, number - 1, (), METRICS)

@@ -20,7 +20,7 @@ def test_quota_is_listed_until_it_is_unset(
     cluster: MemoryCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call(cluster, "quota", "set", "ann", "--running", "8", "--calls-per-s", "0.5")
-    call(cluster, "quota", "set", "bob", "--per-hour", "500")
+    call(cluster, "quota", "set", "bob", "--calls-per-s", "500")
     capsys.readouterr()
     call(cluster, "quota", "list", "--json")
     listed = json.loads(capsys.readouterr().out)
@@ -29,8 +29,8 @@ def test_quota_is_listed_until_it_is_unset(
     shown = capsys.readouterr().out
 
     assert listed["users"] == {
-        "ann": {"running": 8, "per_hour": 0, "calls_per_s": 0.5},
-        "bob": {"running": 0, "per_hour": 500, "calls_per_s": 0.0},
+        "ann": {"running": 8, "calls_per_s": 0.5},
+        "bob": {"running": 0, "calls_per_s": 500.0},
     }
     assert "ann" in shown
     assert "bob may have as much as there is, as the settings say" in shown
@@ -39,10 +39,10 @@ def test_quota_is_listed_until_it_is_unset(
 
 def test_setting_a_quota_again_replaces_all_of_it(cluster: MemoryCluster) -> None:
     call(cluster, "quota", "set", "ann", "--running", "8")
-    call(cluster, "quota", "set", "ann", "--per-hour", "9")
+    call(cluster, "quota", "set", "ann", "--calls-per-s", "9")
 
     records = cluster.read(cluster.topics.quotas, Quota)
-    assert records == [Quota("ann", running=8), Quota("ann", per_hour=9)]
+    assert records == [Quota("ann", running=8), Quota("ann", calls_per_s=9.0)]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,6 @@ def test_setting_a_quota_again_replaces_all_of_it(cluster: MemoryCluster) -> Non
         (["set", "ann"], "nothing is limited"),
         (["set", "ann", "--running", "0"], "--running must be above 0"),
         (["set", "ann", "--running", "-1"], "running must be from 0"),
-        (["set", "ann", "--per-hour=-3"], "per_hour must be from 0"),
         (["set", "ann", "--running", "99999999999"], "running must be from 0"),
         (["set", "ann", "--calls-per-s", "nan"], "calls_per_s must be from 0.001"),
         (["set", "ann", "--calls-per-s", "inf"], "calls_per_s must be from 0.001"),

@@ -1,4 +1,4 @@
-"""User quotas: rollouts at once, rollouts an hour, calls a second."""
+"""User quotas: rollouts at once, calls a second."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from rollcall.consumers.agents.call_pacing import MOST_BUCKETS, CallPacing
 from rollcall.consumers.agents.fold.outstanding import PATIENCE
 from rollcall.consumers.agents.shares import Shares
 from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Task
@@ -15,6 +16,7 @@ from rollcall.consumers.agents.worker import Capacity
 from rollcall.consumers.audit.audit import audit
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.loop.loop import Loop
+from rollcall.consumers.quota_table import QuotaTable
 from rollcall.producers.control import send_quota
 from rollcall.schemas.messages import (
     CallFailed,
@@ -30,16 +32,12 @@ from tests.support.hand_answers import answer, ask, calls, killed, steps
 from tests.support.programs import TWICE, WALKS
 from tests.support.rig import Rig, role_of
 
-HOUR_S = 3600.0
 PATIENT = Limits(call_timeout_s=200_000.0, step_timeout_s=200_000.0, rollout_timeout_s=400_000.0)
 
 
 @pytest.fixture
 def rig() -> Rig:
-    """The clock stands at a full hour."""
-    rig = Rig()
-    rig.clock.now -= rig.clock.now % HOUR_S
-    return rig
+    return Rig()
 
 
 def limit(rig: Rig, user: str = "ann", **limits: float) -> None:
@@ -62,7 +60,7 @@ def turn(rig: Rig, *loops: Loop) -> None:
     rig.settle(*loops)
 
 
-# At once, and in an hour
+# At once
 
 
 def test_a_users_quota_applies_to_that_user_only(rig: Rig) -> None:
@@ -114,47 +112,6 @@ def test_a_revoked_quota_falls_back_to_the_default(rig: Rig) -> None:
     assert sent(rig) == ["ann0", "ann1", "ann2"]
 
 
-def test_an_hourly_quota_admits_more_when_the_next_hour_begins(rig: Rig) -> None:
-    limit(rig, per_hour=2)
-    loop = rig.agents()
-    rig.clock.pass_by(600.0)
-    ask_many(rig, 5)
-    rig.settle(loop)
-    assert sent(rig) == ["ann0", "ann1"]
-    answer(rig, calls(rig)[0])
-    rig.clock.pass_by(HOUR_S - 700.0)
-    turn(rig, loop)
-    assert len(sent(rig)) == 2  # also though one has ended
-
-    rig.clock.pass_by(100.0)
-    turn(rig, loop)
-
-    assert sent(rig) == ["ann0", "ann1", "ann2", "ann3"]
-
-
-def test_a_takeover_knows_all_rollouts_begun_in_this_hour(rig: Rig) -> None:
-    limit(rig, per_hour=3)
-    first = rig.agents("a1")
-    rig.clock.pass_by(600.0)
-    ask_many(rig, 6)
-    ask_many(rig, 1, "bob")
-    rig.settle(first)
-    for call in calls(rig)[:2]:
-        answer(rig, call)
-    turn(rig, first)
-    rig.commit(first)
-    killed(first)
-
-    second = rig.agents("a2")
-    turn(rig, second)
-    turn(rig, second)
-    assert sorted(set(sent(rig))) == ["ann0", "ann1", "ann2", "bob0"]
-
-    rig.clock.pass_by(HOUR_S)
-    turn(rig, second)
-    assert {"ann3", "ann4", "ann5"} <= set(sent(rig))
-
-
 def both(task: Task) -> Agent:
     yield [CallModel([Message("user", way)]) for way in ("left", "right")]
     yield Finish()
@@ -188,37 +145,6 @@ def test_a_takeover_sends_the_rest_of_a_held_rollouts_first_turn(
 
     # Then the other one is sent, and not when its deadline has passed
     assert calls(rig)[-1].command_id == right.command_id
-
-
-def test_rollouts_ended_before_this_hour_do_not_use_its_quota(rig: Rig) -> None:
-    limit(rig, per_hour=1)
-    first = rig.agents("a1")
-    ask_many(rig, 2)
-    rig.settle(first)
-    answer(rig, calls(rig)[0])
-    turn(rig, first)
-    rig.commit(first)
-    killed(first)
-    rig.clock.pass_by(HOUR_S)
-
-    turn(rig, second := rig.agents("a2"))
-    turn(rig, second)
-
-    assert sent(rig)[-1] == "ann1"
-
-
-def test_an_hourly_quota_set_mid_hour_counts_from_the_hours_start(rig: Rig) -> None:
-    loop = rig.agents()
-    ask_many(rig, 3)
-    rig.settle(loop)
-    rig.clock.pass_by(600.0)
-
-    limit(rig, per_hour=4)
-    turn(rig, loop)
-    ask_many(rig, 3, first=3)
-    turn(rig, loop)
-
-    assert sent(rig) == ["ann0", "ann1", "ann2", "ann3"]
 
 
 def test_a_running_rollout_is_counted_again_after_a_takeover(rig: Rig) -> None:
@@ -511,6 +437,20 @@ def test_the_audit_is_clean_while_calls_wait_and_afterwards(rig: Rig) -> None:
     assert audit(rig, drained=True).found.keys() <= {"I8"}  # no scores
 
 
+def test_full_buckets_of_idle_users_are_dropped(rig: Rig) -> None:
+    table = QuotaTable(rig.log, rig.codec, rig.topics, Quota("", calls_per_s=1.0))
+    shares = Shares()
+    shares.held, shares.partitions = {0}, 1
+    pacing = CallPacing(table, shares, rig.clock)
+
+    for n in range(5 * MOST_BUCKETS):
+        assert pacing._may_go(f"user{n}")
+        rig.clock.pass_by(0.01)
+
+    assert len(pacing._buckets) <= MOST_BUCKETS
+    assert not pacing._may_go(f"user{n}")  # one that is not full is kept
+
+
 # Any history
 
 
@@ -521,8 +461,8 @@ class Owner:
     rig: Rig
     quotas: dict[str, Quota] = field(default_factory=dict)
     asked: int = 0
-    began: dict[str, float] = field(default_factory=dict)
-    """When the first call of each rollout was seen."""
+    began: set[str] = field(default_factory=set)
+    """The rollouts whose first call was seen."""
     mine: int = 0
     """Calls up to here are of earlier workers."""
     born: int = 0
@@ -550,15 +490,12 @@ class Owner:
         names = sent(self.rig)
         known = {e.rollout_id for e in self.rig.events(ModelAnswered)} | {*names[self.mine :]}
         ended = {t.rollout_id for t in self.rig.trajectories()}
-        now = self.rig.clock.now
-        new = [name for name in names if name not in self.began]
-        self.began |= dict.fromkeys(new, now)
+        new = set(names) - self.began
+        self.began |= new
         for user in {name[:3] for name in new} & self.quotas.keys():
             quota, his = self.quotas[user], [name for name in known if name.startswith(user)]
             runs = [name for name in his if name not in ended]
-            hour = [name for name in his if self.began[name] // HOUR_S == now // HOUR_S]
-            assert not quota.running or len(runs) <= quota.running, (runs, quota)
-            assert not quota.per_hour or len(hour) <= quota.per_hour, (hour, quota)
+            assert len(runs) <= quota.running, (runs, quota)
 
     # The possible operations
 
@@ -566,10 +503,10 @@ class Owner:
         ask(self.rig, f"{user}{self.asked}", user=user, limits=PATIENT)
         self.asked += 1
 
-    def limit(self, user: str, running: int, per_hour: int) -> None:
+    def limit(self, user: str, running: int) -> None:
         """Called only while no rollout runs: later starts count under the new limit."""
         self.work()
-        self.quotas[user] = Quota(user, running, per_hour)
+        self.quotas[user] = Quota(user, running)
         send_quota(self.rig.pen, self.rig.codec, self.rig.topics, user, self.quotas[user])
         self.rig.commit(self.loop)
 
@@ -598,7 +535,7 @@ class Owner:
         self.join()
 
     def finish(self) -> None:
-        """Answer all commands, hour after hour."""
+        """Answer all commands until every rollout has ended."""
         for _ in range(3 * self.asked + 10):
             if len({t.rollout_id for t in self.rig.trajectories()}) == self.asked:
                 return
@@ -615,9 +552,7 @@ HAPPENS = st.one_of(
     st.tuples(st.just("ask"), USERS),
     st.tuples(st.just("ask"), USERS),
     st.tuples(st.just("answer"), st.integers(0, 9)),
-    st.tuples(st.just("limit"), USERS, st.integers(0, 3), st.integers(0, 4)).filter(
-        lambda said: bool(said[2] or said[3])
-    ),
+    st.tuples(st.just("limit"), USERS, st.integers(1, 3)),
     st.tuples(st.just("pass_by"), st.sampled_from((1, 25, 61))),
     st.tuples(st.just("cancel"), st.integers(0, 9)),
     st.tuples(st.just("die"), st.booleans()),
@@ -633,7 +568,6 @@ def test_no_quota_is_exceeded_and_every_rollout_ends(
     happens: Iterable[tuple[str, ...]],
 ) -> None:
     rig = Rig()
-    rig.clock.now -= rig.clock.now % HOUR_S
     owner = Owner(rig)
     for name, *words in happens:
         getattr(owner, name)(*words)

@@ -14,19 +14,15 @@ from rollcall.producers.control import send_quota
 from rollcall.schemas.messages import Limits, Quota
 from tests.support.hand_answers import answer, ask, calls, killed
 from tests.support.memory_cluster import MemoryAdmin
-from tests.support.programs import TWICE, WALKS
+from tests.support.programs import TWICE
 from tests.support.rig import Rig
 
-HOUR_S = 3600.0
 LIMITS = Limits(call_timeout_s=60.0, rollout_timeout_s=90_000.0)
 
 
 @pytest.fixture
 def rig() -> Rig:
-    """The clock stands at noon."""
-    rig = Rig()
-    rig.clock.now += 12 * HOUR_S - rig.clock.now % (24 * HOUR_S)
-    return rig
+    return Rig()
 
 
 def limit(rig: Rig, quota: Quota) -> None:
@@ -41,7 +37,7 @@ def ask_many(rig: Rig, count: int, agent: str = TWICE, first: int = 0) -> None:
 def look(rig: Rig, quota: Quota = UNLIMITED) -> Waiting:
     admin = cast(Any, MemoryAdmin(rig.log))
     world = World(program_of, Random)
-    return WaitReader(rig, admin, world, "s", quota=quota, wall=rig.clock).waiting()
+    return WaitReader(rig, admin, world, "s", quota=quota).waiting()
 
 
 def told(rig: Rig, quota: Quota = UNLIMITED) -> dict[str, tuple[str, str]]:
@@ -85,28 +81,6 @@ def test_the_default_quota_of_the_settings_is_shown(rig: Rig) -> None:
     send_quota(rig.pen, rig.codec, rig.topics, "ann", None)
 
     assert told(rig, Quota("", running=1))["ann1"][1] == "quota: 1 of 1 running"
-
-
-def test_an_hourly_window_shows_its_end_even_after_its_rollouts_ended(rig: Rig) -> None:
-    limit(rig, Quota("ann", per_hour=3))
-    loop = rig.agents()
-    ask_many(rig, 1, WALKS)
-    rig.clock.pass_by(2 * HOUR_S + 600.0)
-    ask_many(rig, 4, f"{TWICE.partition(':')[0]}:asks", first=1)
-    rig.settle(loop)
-    for call in calls(rig)[:2]:
-        answer(rig, call)
-    rig.settle(loop)
-    rig.commit(loop)
-    killed(loop)
-
-    words = told(rig)
-
-    assert words["ann3"] == words["ann4"]
-    assert words["ann3"] == (
-        "admission",
-        "quota: 3 of 3 begun this hour, window clears 15:00 UTC",
-    )
 
 
 def test_a_paced_call_shows_the_time_until_it_is_sent(rig: Rig) -> None:

@@ -16,9 +16,11 @@ VLLM_STAMP := $(VLLM)/.installed
 # The releases that all this was last seen green with; `pip install` without it takes the newest.
 LOCK := compose/python.lock
 EXTRAS := models,training,pretrained,lora,environments,boxes,docker,openenv,embedded,archive,tasks,plots,dev
+# One line for each step of the installation; its output is shown if it fails.
+STEP := $(PYTHON) compose/make_step.py
 # pip compiles one file after the other: that is left to all cores, below.
-PIP_INSTALL := -m pip install --quiet --no-compile
-# What of other packages does not compile is their affair, and no failure of ours: not said, passed over.
+PIP_INSTALL := -m pip --disable-pip-version-check install --no-compile --progress-bar off
+# Some packages hold files that do not compile. Nothing imports them, so that is no failure.
 COMPILE := -W ignore -m compileall -qq -j 0
 INSTALL = $(BIN)/python $(PIP_INSTALL) --upgrade-strategy only-if-needed -c $(LOCK) -e ".[$(EXTRAS)]"
 
@@ -68,25 +70,25 @@ lint: $(STAMP)
 
 # The codec is compiled on the way; where even a compiler cannot be had, it stays plain Python.
 $(STAMP): pyproject.toml $(LOCK) $(wildcard schemas/avro/*.avsc schemas/avro_*.py*)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) || CODEC=plain $(INSTALL)
-	$(BIN)/python $(COMPILE) $(VENV)/lib || true
-	touch $@
+	@test -x $(BIN)/python || $(STEP) "environment $(VENV)" $(PYTHON) -m venv $(VENV)
+	@$(STEP) "packages of $(LOCK)" sh -c '$(INSTALL) || CODEC=plain $(INSTALL)'
+	@$(STEP) "byte code" sh -c '$(BIN)/python $(COMPILE) $(VENV)/lib || true'
+	@touch $@
 
 clients: $(CLIENTS_STAMP)
 
 $(CLIENTS_STAMP): tests/support/older_clients.txt
-	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python $(PIP_INSTALL) -r tests/support/older_clients.txt
-	$(CLIENTS)/bin/python $(COMPILE) $(CLIENTS)/lib || true
-	touch $@
+	@test -x $(CLIENTS)/bin/python || $(STEP) "environment $(CLIENTS)" $(PYTHON) -m venv $(CLIENTS)
+	@$(STEP) "packages of $<" $(CLIENTS)/bin/python $(PIP_INSTALL) -r $<
+	@$(STEP) "byte code" sh -c '$(CLIENTS)/bin/python $(COMPILE) $(CLIENTS)/lib || true'
+	@touch $@
 
 $(VLLM_STAMP): inference/vllm.lock pyproject.toml
-	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python $(PIP_INSTALL) --no-deps -r inference/vllm.lock
-	CODEC=plain $(VLLM)/bin/python $(PIP_INSTALL) --no-deps -e .
-	$(VLLM)/bin/python $(COMPILE) $(VLLM)/lib || true
-	touch $@
+	@test -x $(VLLM)/bin/python || $(STEP) "environment $(VLLM)" $(PYTHON) -m venv $(VLLM)
+	@$(STEP) "packages of $<" $(VLLM)/bin/python $(PIP_INSTALL) --no-deps -r $<
+	@CODEC=plain $(STEP) "rollcall itself" $(VLLM)/bin/python $(PIP_INSTALL) --no-deps -e .
+	@$(STEP) "byte code" sh -c '$(VLLM)/bin/python $(COMPILE) $(VLLM)/lib || true'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis schemas/*.so

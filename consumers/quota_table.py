@@ -5,22 +5,19 @@ one, since after a compaction the record before it would be unknown. A user with
 default quota, from the settings.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
 
 from rollcall.consumers.decode_in_order import DecodeInOrder
-from rollcall.consumers.log.protocols import Log, Reader, Record
+from rollcall.consumers.log.protocols import Log, Record
 from rollcall.schemas.bounds import check_quota
 from rollcall.schemas.codec import Codec
-from rollcall.schemas.errors import Refused, TopicsDiffer, Unavailable, WireError
+from rollcall.schemas.errors import Refused, WireError
 from rollcall.schemas.messages import Quota
 from rollcall.schemas.topics import Topics
 
-LOOK_AGAIN_S = 30.0
-"""Seconds between two checks for a missing topic."""
 UNLIMITED = Quota("")
 
 log = structlog.get_logger()
@@ -36,42 +33,22 @@ class QuotaTable:
         topics: Topics,
         default: Quota = UNLIMITED,
         *,
-        clock: Callable[[], float] = time.monotonic,
         unreadable: Callable[[Record, WireError], None] = lambda record, error: None,
     ) -> None:
-        """`unreadable` is called for invalid records. Raises Unavailable."""
+        """`unreadable` is called for invalid records. Raises TopicsDiffer, Unavailable."""
         self.default = default
         self.records: dict[str, Quota] = {}
         """Quotas by user, without the default."""
         self.since_ms: dict[str, int] = {}
         """The time of each user's last record."""
-        self.missing = False
-        """True if the topic is missing, so that no user has a record."""
         self.known = False
         """True once all records that existed at the start are read."""
         self.paces = default.calls_per_s > 0
         """True if any user's calls have a rate limit."""
-        self._log = log_
-        self._topic = topics.quotas
-        self._clock = clock
         self._unreadable = unreadable
         self._held = DecodeInOrder(codec, Quota)
         self._paced: set[str] = set()
-        self._due = 0.0
-        self._reader = self._open()
-        self.known = self.missing
-
-    def _open(self) -> Reader | None:
-        """Return a reader of the whole topic; None if it is missing, which is logged once."""
-        try:
-            return self._log.reader([self._topic])
-        except TopicsDiffer:
-            if not self.missing:
-                remedy = "`rollcall topics apply` makes it; until then the settings' quota holds"
-                log.warning("quotas_missing", topic=self._topic, remedy=remedy)
-            self.missing = True
-            self._due = self._clock() + LOOK_AGAIN_S
-            return None
+        self._reader = log_.reader([topics.quotas])
 
     def of(self, user: str) -> Quota:
         """Return the quota of a user."""
@@ -83,10 +60,6 @@ class QuotaTable:
 
     def follow(self, timeout_s: float = 0.0) -> set[str]:
         """Read new records; return the users whose quota may have changed."""
-        if self._reader is None:
-            self._look_again()
-        if self._reader is None:
-            return set()
         self._held.add(self._reader.poll(timeout_s))
         users = {self._take(record, found) for record, found in self._held.ready()}
         if users:
@@ -94,17 +67,6 @@ class QuotaTable:
             self.paces = paced or self.default.calls_per_s > 0
         self.known = self.known or (self._reader.caught_up() and not self._held)
         return users
-
-    def _look_again(self) -> None:
-        if self._clock() < self._due:
-            return
-        self._due = self._clock() + LOOK_AGAIN_S
-        try:
-            self._reader = self._open()
-        except Unavailable as error:
-            log.warning("log_away", topic=self._topic, error=str(error))
-            return
-        self.missing = self._reader is None
 
     def _take(self, record: Record, found: Quota | WireError) -> str:
         user = (record.key or b"").decode(errors="replace")
@@ -123,8 +85,7 @@ class QuotaTable:
         return user
 
     def close(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
+        self._reader.close()
 
 
 def limits_of(quota: Quota) -> str:

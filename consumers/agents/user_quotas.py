@@ -34,7 +34,7 @@ class UserQuotas:
         paused_runs: Set[str],
     ) -> None:
         """`unreadable` is called with records that are not valid quotas."""
-        self.table = QuotaTable(log_, codec, topics, default, clock=clock, unreadable=unreadable)
+        self.table = QuotaTable(log_, codec, topics, default, unreadable=unreadable)
         until = clock() + HEAR_S
         while not self.table.known and clock() < until:
             self.table.follow(0.1)

@@ -1,7 +1,7 @@
 """Events of boxes, and of sessions that wait for a slot, as records on `instances`.
 
-They are informative: no other record depends on one, and if they cannot be written, because the
-topic or its schema is missing, work continues without.
+They are informative: no other record depends on one, and if one cannot be written, work continues
+without it.
 """
 
 import socket
@@ -10,7 +10,7 @@ from dataclasses import replace
 import structlog
 
 from rollcall.consumers.answers import Answers
-from rollcall.schemas.errors import RollcallError, TopicsDiffer, WorkFailed
+from rollcall.schemas.errors import RollcallError, WorkFailed
 from rollcall.schemas.headers import hot_headers
 from rollcall.schemas.ids import digest
 from rollcall.schemas.messages import Instance
@@ -27,16 +27,14 @@ class InstanceRecords:
     """Writes the records of one worker, from any thread."""
 
     def __init__(self, answers: Answers) -> None:
-        """Prepare the topic. Raises Unavailable."""
+        """Prepare the schema. Raises TopicsDiffer if it is not registered, and Unavailable."""
         self._answers = answers
         self._host = host_name()
         self._topic = answers.topics.instances
-        self._there = self._prepared()
         self._said = False
+        answers.codec.prepare(self._topic, Instance)
 
     def __call__(self, instance: Instance) -> None:
-        if not self._there:
-            return
         told = replace(instance, worker=self._answers.name, host=self._host)
         try:
             self._answers.publisher.send(
@@ -49,16 +47,6 @@ class InstanceRecords:
             self._answers.publisher.push()
         except RollcallError as error:
             self._complain(error)
-
-    def _prepared(self) -> bool:
-        """Return False if topic or schema is missing, as in a cluster of an earlier release."""
-        try:
-            self._answers.log.partitions(self._topic)
-            self._answers.codec.prepare(self._topic, Instance)
-        except TopicsDiffer as error:
-            log.warning("instances_not_written", reason=str(error))
-            return False
-        return True
 
     def _complain(self, error: RollcallError | WorkFailed) -> None:
         if not self._said:

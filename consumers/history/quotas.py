@@ -9,7 +9,7 @@ from rollcall.schemas.messages import Quota
 
 
 def read_quotas(history: History, default: Quota) -> QuotaTable:
-    """Return the table of quotas as agents workers read it; raises Unavailable."""
+    """Return the table of quotas as agents workers read it; raises TopicsDiffer, Unavailable."""
     table = QuotaTable(history.log, history.codec, history.topics, default)
     with closing(table):
         while not table.known:

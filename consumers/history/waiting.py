@@ -299,10 +299,7 @@ class WaitReader:
 
     def _limits(self) -> UserLimits:
         """Return the limits of the users of open rollouts, and their present use."""
-        table = read_quotas(self.history, self.quota)
-        if table.missing:
-            self.remarks.append(f"there is no topic {self.topics.quotas}: nobody has a quota there")
-        return UserLimits(table)
+        return UserLimits(read_quotas(self.history, self.quota))
 
     def _owners(self, waits: Sequence[Wait]) -> Owners | None:
         groups = sorted({wait.at.group for wait in waits if wait.at})

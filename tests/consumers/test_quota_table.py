@@ -3,11 +3,10 @@
 from collections.abc import Callable
 
 import pytest
-from structlog.testing import capture_logs
 
 from rollcall.consumers.history.quotas import read_quotas
 from rollcall.consumers.log.protocols import Record
-from rollcall.consumers.quota_table import LOOK_AGAIN_S, QuotaTable, limits_of
+from rollcall.consumers.quota_table import QuotaTable, limits_of
 from rollcall.producers.control import send_quota
 from rollcall.schemas.errors import Refused, WireError
 from rollcall.schemas.messages import Control, Quota
@@ -27,9 +26,7 @@ def say(rig: Rig, user: str, quota: Quota | None) -> None:
 
 def table_of(rig: Rig, unreadable: Callable[[Record, WireError], None] = print) -> QuotaTable:
     default = Quota("", running=3)
-    return QuotaTable(
-        rig.log, rig.codec, rig.topics, default, clock=rig.clock, unreadable=unreadable
-    )
+    return QuotaTable(rig.log, rig.codec, rig.topics, default, unreadable=unreadable)
 
 
 def test_a_users_last_record_counts_and_others_have_the_default(rig: Rig) -> None:
@@ -93,26 +90,6 @@ def test_a_quota_record_without_a_valid_key_is_ignored(rig: Rig) -> None:
 
     assert len(found) == 3
     assert not table.records
-
-
-def test_the_default_applies_until_the_topic_is_created(rig: Rig) -> None:
-    rig.log.delete(rig.topics.quotas)
-
-    with capture_logs() as logs:
-        table = table_of(rig)
-        rig.clock.pass_by(LOOK_AGAIN_S + 1)
-        table.follow()
-    assert [line["event"] for line in logs] == ["quotas_missing"]
-    assert table.missing
-    assert table.known
-
-    rig.log.create(rig.topics.quotas, 1)
-    say(rig, "ann", EIGHT)
-    assert table.follow() == set()
-    rig.clock.pass_by(LOOK_AGAIN_S + 1)
-
-    assert table.follow() == {"ann"}
-    assert not table.missing
 
 
 def test_quotas_held_by_a_registry_outage_apply_after_it(rig: Rig) -> None:

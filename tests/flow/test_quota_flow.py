@@ -10,9 +10,7 @@ import pytest
 from rollcall.compose.cluster import Cluster
 from rollcall.consumers.history.local_programs import watched_world
 from rollcall.consumers.history.waiting import WaitReader
-from rollcall.producers import provision
 from rollcall.schemas.messages import Limits, RolloutRequest, Task
-from rollcall.schemas.topics import wanted
 from tests.support.command_line import call
 from tests.support.crew import Crew, assert_nothing_lost_or_doubled, everything, publish
 from tests.support.waiting import until
@@ -51,24 +49,15 @@ def most_in_a_second(cluster: Cluster, user: str) -> int:
 
 @pytest.mark.timeout(200)
 def test_quotas_hold_are_reported_and_can_be_raised(crew: Crew) -> None:
-    # Given a cluster of an earlier release, without the topic: a worker starts all the same
+    # Given two users that ask for more than one of them may have
     cluster = crew.cluster
-    cluster.admin.delete_topics([cluster.topics.quotas])
-    name = crew.start("agents")
-    until(lambda: crew.joined(name), 90, lambda: crew.words(name))
-    assert "quotas_missing" in (crew.logs / f"{name}.log").read_text()
-    crew.kill(name)
-    topics = wanted(cluster.settings.prefix, ["p"], partitions=4)
-    provision.apply(cluster.admin, cluster.registry, topics)
-
-    # When two users ask for more than one of them may have
     call(cluster, "quota", "set", "ann", "--running", "2")
     asked = [
         RolloutRequest(f"{user}{n}", Task(prompt="Go."), "single_turn", policy_id="p", user=user,
                        limits=LIMITS)
         for user, count in (("ann", 12), ("bob", 6)) for n in range(count)
     ]  # fmt: skip
-    crew.start("agents")
+    name = crew.start("agents")
     publish(cluster, asked)
 
     # Then the log gives the reason for each wait, even without workers

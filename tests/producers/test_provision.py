@@ -32,14 +32,14 @@ def require_of(*missing: str) -> None:
     require(cast(Any, Admin(there)), cast(Any, Fickle()), WANTED)
 
 
-def test_a_cluster_without_the_quotas_topic_is_accepted() -> None:
+def test_a_cluster_without_an_optional_topic_is_accepted() -> None:
     require_of()
-    require_of("rl.quotas")
+    require_of("rl.stores")
 
 
 def test_a_cluster_without_a_required_topic_is_refused() -> None:
     with pytest.raises(TopicsDiffer, match=r"rl\.control is missing; run `rollcall topics apply`"):
-        require_of("rl.control", "rl.quotas")
+        require_of("rl.control", "rl.stores")
 
 
 def with_policy_delete(name: str) -> list[WantedTopic]:

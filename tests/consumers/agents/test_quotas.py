@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from structlog.testing import capture_logs
 
 from rollcall.consumers.agents.call_pacing import MOST_BUCKETS, CallPacing
 from rollcall.consumers.agents.fold.outstanding import PATIENCE
@@ -165,17 +164,6 @@ def test_a_running_rollout_is_counted_again_after_a_takeover(rig: Rig) -> None:
     turn(rig, second)
 
     assert sent(rig)[3:] == ["ann1"]  # its next try; ann2 waits as long as it runs
-
-
-def test_a_worker_without_the_quotas_topic_runs_and_warns(rig: Rig) -> None:
-    rig.log.delete(rig.topics.quotas)
-    with capture_logs() as logs:
-        loop = rig.agents()
-    ask_many(rig, 3)
-    rig.settle(loop)
-
-    assert len(sent(rig)) == 3
-    assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["quotas_missing"]
 
 
 def test_no_rollout_begins_before_the_quotas_are_read(rig: Rig) -> None:

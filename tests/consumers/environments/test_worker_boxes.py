@@ -234,15 +234,6 @@ def test_the_log_records_every_box_from_its_start_to_its_end(
     assert all(each and each.environment_start_s for each in timers)
 
 
-def test_a_cluster_of_an_earlier_release_works_without_the_instances_topic(rig: Rig) -> None:
-    del rig.log.topics[rig.topics.instances]
-    answers = Answers("e1", rig.log, rig.codec, rig.topics, rig.log.publisher(), rig.wall)
-
-    InstanceRecords(answers)(Instance("box", "", "lent"))
-
-    assert rig.topics.instances not in rig.log.topic_names()
-
-
 def test_a_worker_without_boxes_reports_it(rig: Rig) -> None:
     host = WorkerHosts(Room(threaded=False), listen=_never, processes=_never)("somewhere")
 

@@ -137,11 +137,3 @@ def test_an_exhausted_worker_share_is_distinguished_from_a_quota() -> None:
         "admission",
         "started, first command not sent: its worker's share of the quota, or its worker is gone",
     )
-
-
-def test_a_missing_quotas_topic_is_remarked(rig: Rig) -> None:
-    rig.log.delete(rig.topics.quotas)
-
-    (remark,) = look(rig).remarks
-
-    assert "t.quotas" in remark

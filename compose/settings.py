@@ -54,8 +54,7 @@ class ObjectSettings(StrictTable):
     """The store of large records, any fsspec URL. Empty: beside the broker of `rollcall up`; with
     brokers on other machines there is none, and records too large for a topic are refused."""
     above_bytes: Annotated[int, Field(ge=65_536)] = 262_144
-    """Values up to this stay in the log. The release before this one cannot read the others: while
-    workers of both are at work, 1000000 keeps in the log whatever that one could write."""
+    """Values up to this stay in the log."""
 
 
 class AgentsSettings(StrictTable):

@@ -609,7 +609,7 @@ class TrainStep:
     packed: TrajectoryRefs | None = None
     """Where `trajectories` would not fit the record; `trajectory_refs.refs_of` reads either."""
     writer: str = ""
-    """The trainer that took the step, one life of it; empty in records of earlier releases."""
+    """The trainer that took the step, one life of it; empty where the writer does not say."""
     predecessor: str = ""
     """The last step of the run that its writer knew of, by `trainer.step_chain.step_id`."""
 

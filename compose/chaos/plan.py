@@ -67,7 +67,7 @@ class ChaosPlan:
     """The recipe of the training run: one of `RECIPES`, or a file."""
     beside: Path | None = None
     """A wheel of another release: half of the workers run it, and a killed worker restarts with
-    the other release. Then there are no hosted rollouts and boxes, which older releases lack."""
+    the other release. Then no rollouts are hosted and none have boxes."""
 
     def __post_init__(self) -> None:
         lengths = {"minutes": self.minutes, "kills": self.kills, "rollouts": self.rollouts}

@@ -113,7 +113,7 @@ def _conduct(
         misled=sum(each.told for each in conductor.registries.values()),
         cut_off=conductor.log.cuts,
         not_cut=conductor.log.not_cut,
-        # An older release may send records that only ours reads to the dead letters.
+        # The other release may send records that only ours reads to the dead letters.
         buried=0 if plan.beside else report.dead_letters,
         silent=len(conductor.stranger.unnamed) + len(conductor.log.unnamed),
         seconds=time.monotonic() - began,

@@ -209,7 +209,7 @@ def _cluster(
 
 
 def _provision(cluster: Cluster, policy_id: str, other: Path | None) -> None:
-    """Make the topics and schemas of the first release, then those that ours adds."""
+    """Make the topics and schemas of the other release, then those that ours adds."""
     if other is not None:
         beside.provision(other, cluster, [policy_id])
     complete_topics(cluster, policy_id)

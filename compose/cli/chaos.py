@@ -72,7 +72,7 @@ def chaos(
 
     A trainer alone: rollcall chaos --kill training --kills 100 --recipe training-async
 
-    A rolling upgrade and back: rollcall chaos --minutes 5 --beside rollcall-0.1.0-py3-none-any.whl
+    A rolling upgrade and back: rollcall chaos --minutes 5 --beside rollcall-0.2.0-py3-none-any.whl
     """
     from rollcall.compose.chaos.faults import roles_of
     from rollcall.compose.chaos.plan import ChaosPlan

@@ -31,7 +31,7 @@ def settings() -> "Settings":
 
 
 def _keep_private(state: "Path") -> None:
-    """Remove other users' access, which earlier releases or another umask have left."""
+    """Remove other users' access, which another umask has left."""
     from rollcall.compose.terminal import say
     from rollcall.schemas.private_folders import tighten
 

@@ -260,7 +260,7 @@ def _time_line(timers: Timers) -> str:
 
 
 def phase_lines(timers: RolloutTimers | None) -> list[str]:
-    """Return the known phases in one line; none for a journal of an older release without them."""
+    """Return the known phases in one line; none if its journal tells none."""
     known = {} if timers is None else asdict(timers)
     words = [f"{NAMES[name]} {value:.3f} s" for name, value in known.items() if value is not None]
     return [f"phases  {', '.join(words)}"] if words else []

@@ -7,7 +7,7 @@ from rollcall.consumers.audit.columns import Words, sort_together, word_of
 from rollcall.consumers.bare_trajectory import barer
 from rollcall.schemas.codec import PREFIX, Codec
 from rollcall.schemas.errors import WireError
-from rollcall.schemas.messages import RolloutRequest, Trajectory
+from rollcall.schemas.messages import Trajectory
 from rollcall.schemas.topics import Topics
 
 OPTIONAL = 1
@@ -29,7 +29,7 @@ class Ends:
     sizes: Words
     """Bytes of the trajectory."""
     older: Words
-    """Digest of the trajectory as a worker of the first release writes it."""
+    """Digest of the trajectory as a worker writes it that does not know the newest field."""
     marks: Words
     asked: Words
     """Index into `named` of the scorings that each request names."""
@@ -78,25 +78,25 @@ class Ends:
         """Take a written trajectory as the expected one, since none was folded here."""
         self._adopted.add(row)
         self.bodies[row] = self._word(trajectory)
-        self.older[row] = self._word(of_first_release(trajectory))
+        self.older[row] = self._word(without_newest_field(trajectory))
 
     def adopted_from_older(self, row: int, trajectory: Trajectory) -> bool:
-        """Return True if the adopted trajectory is what the first release makes of this one."""
+        """Return True if the adopted trajectory is this one without the newest field."""
         bodies, older = self.bodies[row], self.older[row]
         known = row in self._adopted and bodies == older
-        return known and bool(older == self._word(of_first_release(trajectory)))
+        return known and bool(older == self._word(without_newest_field(trajectory)))
 
     def _digests(self, trajectory: Trajectory, at: int) -> tuple[int, int, int]:
         """Return the word of the implied trajectory, 0 if it cannot be written whole; its size;
 
-        and the word of the trajectory as the first release writes it.
+        and the word of the trajectory without the newest field.
         """
         try:
             encoded = self.codec.encode(self.topic, trajectory)
         except WireError:
             return 0, 0, 0
         size = len(encoded) - PREFIX.size
-        older = of_first_release(trajectory)
+        older = without_newest_field(trajectory)
         body = word_of(memoryview(encoded)[PREFIX.size :])
         if size > LARGE_BYTES:
             # The forms that may be written if the whole is too large, without code and reason.
@@ -108,20 +108,12 @@ class Ends:
         return word_of(memoryview(self.codec.encode(self.topic, trajectory))[PREFIX.size :])
 
 
-def of_first_release(trajectory: Trajectory) -> Trajectory:
-    """Return the trajectory without the fields that a worker of the first release leaves out."""
-    request, sequences = trajectory.request, trajectory.sequences
-    if request is not None and (request.policy_version != -1 or _names_others(request)):
-        request = replace(
-            request, policy_version=-1, min_policy_versions={}, policy_versions={}, scorings=()
-        )
-    if any(each.samplings for each in sequences or ()):
-        sequences = sequences and tuple(replace(each, samplings=()) for each in sequences)
-    if (request, sequences, None) == (trajectory.request, trajectory.sequences, trajectory.timers):
+def without_newest_field(trajectory: Trajectory) -> Trajectory:
+    """Return the trajectory without the scorings of its request, the newest field.
+
+    A worker of the release before this field writes it so, beside workers of this release.
+    """
+    request = trajectory.request
+    if request is None or not request.scorings:
         return trajectory
-    return replace(trajectory, request=request, sequences=sequences, timers=None)
-
-
-def _names_others(request: RolloutRequest) -> bool:
-    """Return True if a request names scorings, or versions of policies besides its own."""
-    return bool(request.min_policy_versions or request.policy_versions or request.scorings)
+    return replace(trajectory, request=replace(request, scorings=()))

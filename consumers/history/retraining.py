@@ -20,7 +20,6 @@ from rollcall.consumers.history.training_record import (
     CHANGED,
     RecordPlace,
     TrainedRun,
-    digests_of,
     fetch,
     samples_of,
     steps_of,
@@ -121,8 +120,6 @@ def plan(
     wanted = [branch.steps[number] for number in range(start.state.step + 1, last + 1)]
     records = fetch(history.log, wanted)
     announced = {step.version: step.weights_digest for step in wanted}
-    if not all(announced.values()):
-        announced |= dict(digests_of(history, run, set(announced)))
     ranks = _ranks(run, wanted)
     return RetrainingPlan(run, branch, start, path, first, last, records, announced, ranks)
 

@@ -67,7 +67,7 @@ def steps_of(history: History, run: TrainedRun) -> Iterator[TrainStep]:
 
 
 def digests_of(history: History, run: TrainedRun, versions: set[int]) -> Iterator[tuple[int, str]]:
-    """Yield digests of steps whose records are older than the digest field."""
+    """Yield the announced digests of these versions; `policy.versions` forgets older ones."""
     for record in read_all(history.log, [history.topics.versions]):
         if record.key == run.policy_id.encode() and record.value is not None:
             version = history.codec.decode(record.value, PolicyVersion)

@@ -26,9 +26,8 @@ DIRECTORY = "ROLLCALL_IMAGES"
 ROOTS = Path("/var/lib/rollcall/images")
 LAYERS = "layers"
 RECORD = "image.json"
-MAKING, HELD = ".making-", ".held-"
-"""Prefixes of folders in which an image is being made: those of older releases, which do not hold
-a lock on them, and those of this release."""
+HELD = ".held-"
+"""The prefix of folders in which an image is being made; their builder holds a lock on them."""
 IN_USE_S = 86_400.0
 """The longest life of a box, in seconds: an image that was used since may be in a box."""
 
@@ -158,14 +157,11 @@ def making() -> Iterator[Path]:
 
 
 def _remove_half_made() -> None:
-    """Remove the folders of killed builders; those of older releases by their age alone."""
+    """Remove the folders of killed builders."""
     with locked(directory()):
         left = sorted(directory().glob(f"{HELD}*"))
     for half_made in left:
         remove_unless_held(half_made)
-    for half_made in directory().glob(f"{MAKING}*"):
-        if time.time() - half_made.stat().st_mtime > IN_USE_S:
-            shutil.rmtree(half_made, ignore_errors=True)
 
 
 def seal(making: Path, image: BuiltImage, place: Path) -> None:

@@ -102,15 +102,9 @@ class HostedAgent:
 
     @staticmethod
     def slots_beside(config: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the slots of its task's environment, which do not depend on the agent's box.
-
-        An agent with a box setting always needs a `box` slot: its environment is `shell`, also if
-        the config comes from an older agents worker, which did not name the environment.
-        """
+        """Return the slots of its task's environment, which do not depend on the agent's box."""
         environment = config.get("task", {}).get("environment")
-        slots = kind_of(environment).slots if environment else ()
-        lives_in_box = config.get("box", "none") != "none"
-        return (*slots, "box") if lives_in_box and "box" not in slots else slots
+        return kind_of(environment).slots if environment else ()
 
     async def open(self, seed: int) -> Observation:
         """Start the process and wait for its first ask. Raises WorkFailed if the start fails."""

@@ -105,8 +105,6 @@ class ShellConfig(BaseModel):
     """A directory of the worker's host whose content is copied in before `files`."""
     env: dict[str, str] = {}
     """Variables to add to those of `rollcall.sandbox.boxes.box.VARIABLES`, or to replace them."""
-    memory_bytes: Annotated[int | None, Field(ge=0, le=MOST_BYTES)] = None
-    """The older name of `limits.memory_bytes`."""
     timeout_s: Seconds = 30.0
     """The time limit of one command; keep it below the rollout's `step_timeout_s`."""
     stateful: bool = True
@@ -168,23 +166,17 @@ class ShellConfig(BaseModel):
         if self.box == "local" and self.image:
             msg = f"box 'local' is a directory, which has no image; {self.image!r} is asked for"
             raise ValueError(msg)
-        if self.memory_bytes is not None and self.limits.memory_bytes is not None:
-            msg = "memory_bytes and limits.memory_bytes are one limit; name the latter alone"
-            raise ValueError(msg)
         return self
 
     def spec(self, task: HarborTask | None) -> Spec:
         """Return the spec of its box, with the settings of its task."""
-        limits = self.limits
-        if self.memory_bytes is not None:
-            limits = limits.model_copy(update={"memory_bytes": self.memory_bytes})
         environment = task.file.environment if task else None
         image, build = self.image, None
         if task and not image:
             image, build = task.image, task.build
         own = environment.env if environment else {}
         variables = {**own, **self.env}
-        return Spec(image=image, limits=limits.within(task), env=variables, build=build)
+        return Spec(image=image, limits=self.limits.within(task), env=variables, build=build)
 
 
 def read_config(config: Mapping[str, Any], *, elsewhere: bool = False) -> ShellConfig:

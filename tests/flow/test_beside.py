@@ -14,7 +14,7 @@ from rollcall.schemas.errors import Refused
 from tests.support.chaos_command import chaos
 from tests.support.command_line import ROOT
 
-RELEASED = "2be306df021ae9130a9c46f41cb0737f69c85de6"
+RELEASED = "c73aa9c1cbd5048f2be3951ca66447f84ce6f2d5"
 """The commit of the release that must go on working beside ours."""
 
 
@@ -53,7 +53,7 @@ def test_two_releases_swapped_one_by_one_lose_and_double_nothing(
 
 
 def test_invalid_wheel_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "rollcall-0.1.0-py3-none-any.whl").write_bytes(b"no archive")
+    (tmp_path / "rollcall-0.2.0-py3-none-any.whl").write_bytes(b"no archive")
 
     with pytest.raises(Refused, match="--beside"):
-        unpack(tmp_path / "rollcall-0.1.0-py3-none-any.whl", tmp_path / "beside")
+        unpack(tmp_path / "rollcall-0.2.0-py3-none-any.whl", tmp_path / "beside")

@@ -2,7 +2,7 @@
 
 Append times tell when something was known, and an answer states how long its work took: its slot
 was obtained that long before the answer. Only the last attempt is timed; earlier attempts belong to
-no phase. Values that the journal of an older release does not contain stay None.
+no phase. Values that the journal does not tell stay None.
 """
 
 from rollcall.schemas.messages import EnvironmentStepped, RolloutTimers

@@ -1,9 +1,6 @@
 """The phases of a rollout, from its journal alone."""
 
-from dataclasses import replace
-
 from rollcall.consumers.agents.fold.rollout import Effect
-from rollcall.consumers.audit.ends import of_first_release
 from rollcall.consumers.history.counting import Counting
 from rollcall.consumers.history.rollout_story import Entry, Story
 from rollcall.consumers.history.timing import phases_of
@@ -101,7 +98,7 @@ def test_a_rollout_without_an_environment_has_only_a_submit_timer() -> None:
     assert phases_of(hand.story()) == trajectory.timers
 
 
-def test_a_journal_of_an_older_release_has_no_timers() -> None:
+def test_a_journal_without_times_has_no_timers() -> None:
     hand = Timed()
     [reset] = hand.begin(0)
     hand.show(reset)
@@ -110,7 +107,7 @@ def test_a_journal_of_an_older_release_has_no_timers() -> None:
     assert phases_of(hand.story()) is None
 
 
-def test_a_partly_older_journal_yields_the_timers_it_knows() -> None:
+def test_a_journal_with_some_times_yields_the_timers_it_knows() -> None:
     hand = Timed()
     [reset] = hand.begin(0)
     hand.show(reset, took_s=0.002)
@@ -135,14 +132,3 @@ def test_a_duplicate_answer_is_timed_once() -> None:
     hand.show(reset, took_s=9.0)
 
     assert hand.cancel().timers == RolloutTimers(0.01, 0.75, 0.25, 0.02)
-
-
-def test_the_first_release_writes_a_timed_trajectory_without_timers_only() -> None:
-    hand = Timed()
-    hand.begin(hand.now_ms)
-    timed = hand.cancel()
-
-    older = of_first_release(timed)
-
-    assert older == replace(timed, timers=None)
-    assert of_first_release(older) is older

@@ -243,23 +243,15 @@ def test_a_different_trajectory_inside_a_scored_record_breaks_i5(whole: Whole) -
     assert found(audited(whole)) == {"I5"}
 
 
-def test_fields_unknown_to_the_first_release_may_be_missing() -> None:
-    # Given a rollout that was asked of one version and sampled otherwise than asked
-    whole = Whole(rollouts=0)
-    asked = replace(crossing(0, "g"), agent="tests.support.cold_program:cold", policy_version=0)
-    whole.ask(asked)
-    whole.settle(*whole.loops)
-    whole.clock.pass_by(2.0)
-    whole.settle(*whole.loops)
-    [one] = whole.trajectories()
+def test_the_field_unknown_to_the_release_before_may_be_missing() -> None:
+    # Given a rollout that asks for a scoring
+    whole = Whole(scorings=("s",))
+    one, *_ = whole.trajectories()
     assert one.request
-    assert one.sequences
-    assert one.sequences[0].samplings
+    assert one.request.scorings
 
-    # When a worker that knows neither writes it again, or one that alters something
-    bare = tuple(replace(each, samplings=()) for each in one.sequences)
-    asked = replace(one.request, policy_version=-1)
-    old = replace(one, request=asked, sequences=bare, timers=None)
+    # When a worker that does not know the field writes it again, or one that alters something
+    old = replace(one, request=replace(one.request, scorings=()))
     whole.write(whole.topics.trajectories, one.rollout_id, old, 0)
     fine = audited(whole, drained=False)
     whole.write(whole.topics.trajectories, one.rollout_id, replace(old, result="better"), 0)
@@ -482,11 +474,12 @@ def test_a_rollout_not_rerun_may_be_written_by_either_release(
     # Given a trajectory of which nothing is folded, as both releases write it
     whole = Whole(rollouts=0)
     whole.loops.pop()
-    whole.ask(crossing(0))
+    whole.ask(replace(crossing(0), scorings=("s",)))
     whole.settle(*whole.loops)
     [one] = whole.trajectories()
     assert one.timers
-    older = replace(one, timers=None)
+    assert one.request
+    older = replace(one, request=replace(one.request, scorings=()))
     topic = whole.topics.trajectories
     if older_first:
         whole.log.recreate(topic)

@@ -85,8 +85,7 @@ def test_an_agents_config_names_the_extra_slots_it_needs() -> None:
     kind = kind_of("hosted")
 
     assert kind.slots == ("hosted",)
-    for box, beside in {"own": BOX, "task": BOX, "beside": BOX, "none": ()}.items():
-        assert slots_beside("hosted", kind, json.dumps({"box": box})) == beside
+    for box in ("own", "task", "beside", "none"):
         told = {"box": box, "task": {"environment": "shell"}}
         assert slots_beside("hosted", kind, json.dumps(told)) == BOX
     for config in ({}, {"task": {"environment": ""}}, {"task": {"environment": "gymnasium"}}):

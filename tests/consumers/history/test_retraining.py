@@ -284,16 +284,6 @@ def test_the_number_of_kept_checkpoints_does_not_affect_learning(world: World) -
     assert again(world, "1", folder=folder)[0]["differing"] == []
 
 
-def test_a_step_recorded_without_a_digest_is_compared_by_its_version(
-    world: World,
-) -> None:
-    world.train(world.trainer(), steps=1)
-    [step] = world.steps()
-    say_again(world, replace(step, weights_digest=""))
-
-    assert again(world, "1")[0]["steps"][0]["identical"] is True
-
-
 def test_steps_held_back_for_a_group_are_retrained_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,7 +132,7 @@ def test_reward_is_the_check_result_from_a_separate_shell(
 
 def test_memory_is_limited_as_configured() -> None:
     bounded, unbounded = (
-        episode("ulimit -v", **config)[1].text for config in ({}, {"memory_bytes": 0})
+        episode("ulimit -v", **config)[1].text for config in ({}, {"limits": {"memory_bytes": 0}})
     )
 
     assert (bounded, unbounded) == (f"exit code 0\n{4 << 20}\n", "exit code 0\nunlimited\n")

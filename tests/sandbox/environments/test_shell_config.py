@@ -49,10 +49,6 @@ def test_configured_limits_become_box_limits() -> None:
     )
 
 
-def test_old_name_of_the_memory_limit_is_still_accepted() -> None:
-    assert read_config({"memory_bytes": 9}).spec(None).limits == BoxLimits(memory_bytes=9)
-
-
 @pytest.mark.parametrize(
     ("stated", "asked", "given"),
     [
@@ -110,7 +106,6 @@ def test_request_overrides_image_and_variables_of_the_task(tmp_path: Path) -> No
         ({"limits": {"cpus": float("inf")}}, "limits.cpus: "),
         ({"limits": {"cpus": 1e-9}}, "limits: cpus is 1e-09"),
         ({"limits": {"disk_bytes": 5}}, "limits: disk_bytes is 5"),
-        ({"memory_bytes": 5, "limits": {"memory_bytes": 1 << 30}}, "name the latter alone"),
         ({"replay": "yes"}, "replay: "),
         ({"host": {}}, "'host' is no key of it"),
         ({"path": "here"}, "no absolute path"),

@@ -1,6 +1,7 @@
 """Libraries that the product imports are declared, each with one range of versions."""
 
 import ast
+import re
 import sys
 import tomllib
 from collections import defaultdict
@@ -70,6 +71,12 @@ def test_each_room_is_linked_into_the_package() -> None:
     links.pop("__pycache__", None)
 
     assert links == {room: ROOT / room for room in ROOMS if room != "rollcall"}
+
+
+def test_the_changelog_begins_with_the_version_of_the_package() -> None:
+    versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+    assert versions[0] == PROJECT["version"]
 
 
 def test_the_readme_names_each_dependency_and_each_extra() -> None:

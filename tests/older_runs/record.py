@@ -1,8 +1,8 @@
-"""Record a run as it is written now, to be resumed by all future code.
+"""Record a run and a log as they are written now, to be read by all future code.
 
-Run from the root of the release that is recorded, whose `tests.support.tiny_run` plays it:
-`PYTHONPATH=. python PATH/record.py OUT.json.gz`. What was recorded is never written over: it stands
-for what lies on brokers and disks.
+Run from the root of the release that is recorded, whose `tests.support` plays both:
+`PYTHONPATH=. python PATH/record.py RUN.json.gz LOG.json.gz`. What was recorded is never written
+over: it stands for what lies on brokers and disks.
 """
 
 import base64
@@ -17,6 +17,8 @@ PLACE = Path("/tmp/rollcall-recorded-run")
 """Where the run was; whoever reads the record puts it elsewhere."""
 STEPS = 2
 """Taken, of four; then it was killed."""
+SEED, ROLLOUTS = 3, 24
+"""Of the log, whose workers are killed: of programs and agents, with quotas and requests twice."""
 
 
 def recipe(text: str) -> str:
@@ -34,7 +36,7 @@ def recipe(text: str) -> str:
     return text
 
 
-def main(out: Path) -> None:
+def record_run(out: Path) -> None:
     from tests.support.tiny_run import RECIPE, World
 
     shutil.rmtree(PLACE, ignore_errors=True)
@@ -45,22 +47,53 @@ def main(out: Path) -> None:
     record = {
         "place": str(PLACE),
         "folder": str(world.folder.directory.relative_to(PLACE)),
-        "schemas": world.codec.registry._texts,
-        "topics": {name: _partitions(world.log, name) for name in sorted(world.log.topics)},
         "files": dict(sorted(_files(PLACE).items())),
     }
-    out.write_bytes(gzip.compress(json.dumps(record, sort_keys=True).encode(), mtime=0))
+    _write(out, world, record)
     shutil.rmtree(PLACE)
 
 
+def record_log(out: Path) -> None:
+    from tests.support.chaos_schedule import AGENTS, Chaos
+
+    programs = [name for name in AGENTS if not name.startswith("tests.support.")]
+    chaos = Chaos(
+        SEED,
+        rollouts=ROLLOUTS,
+        programs=programs,  # those whose code never changes
+        again=0.02,
+        hosted=0.3,
+        limited=0.02,
+        quotas=(0, 2),
+    )
+    chaos.run()
+    chaos.check()
+    _write(out, chaos.rig, {})
+
+
+def _write(out: Path, history: Any, record: dict[str, Any]) -> None:
+    log = history.log
+    record |= {
+        "schemas": history.codec.registry._texts,
+        "topics": {name: _partitions(log, name) for name in sorted(log.topics)},
+        "commits": [
+            [group, *tp, *committed[:2]]
+            for group, held in sorted(log.groups.items())
+            for tp, committed in sorted(held.committed.items())
+        ],
+    }
+    out.write_bytes(gzip.compress(json.dumps(record, sort_keys=True).encode(), mtime=0))
+
+
 def _partitions(log: Any, topic: str) -> list[list[Any]]:
-    """Key, value and headers of every record, by partition."""
+    """Offset, time, key, value and headers of every record, by partition."""
     found: list[list[Any]] = [[] for _ in range(log.partitions(topic))]
     for number in range(len(found)):
         records, _ = log.read(topic, number, 0, 1_000_000)
         for each in records:
             headers = [[name, _text(value)] for name, value in each.headers or ()]
-            found[number].append([_text(each.key), _text(each.value), headers])
+            place = each.offset, each.timestamp_ms
+            found[number].append([*place, _text(each.key), _text(each.value), headers])
     return found
 
 
@@ -77,4 +110,5 @@ def _text(value: bytes | None) -> str | None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    record_run(Path(sys.argv[1]))
+    record_log(Path(sys.argv[2]))

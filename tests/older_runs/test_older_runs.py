@@ -1,11 +1,14 @@
-"""Runs of every recorded release are resumed, trained again and evaluated by today's code."""
+"""A recorded run is resumed, trained again and evaluated by today's code; a log is verified."""
 
 import base64
 import gzip
 import io
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import fastavro
 import pytest
@@ -15,6 +18,7 @@ from rollcall.compose.pages.retraining_page import retrain_and_tell
 from rollcall.compose.runs import run_folder
 from rollcall.compose.runs.what_if_run import what_if
 from rollcall.compose.workers.served_policy import run_engine
+from rollcall.consumers.audit.audit import audit
 from rollcall.consumers.history.estimates import Bootstrap
 from rollcall.consumers.history.evaluation import evaluate
 from rollcall.consumers.history.ranges import Range
@@ -22,36 +26,68 @@ from rollcall.consumers.history.selection import Selection
 from rollcall.consumers.history.version_results import results_of
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.schemas.codec import PREFIX, Codec, LocalRegistry
+from rollcall.schemas.topics import Topics
 from tests.support.tiny_run import World
 
-RUNS = sorted(Path(__file__).parent.glob("*.json.gz"))
+HERE = Path(__file__).parent
+RUNS = sorted(HERE.glob("run-*.json.gz"))
+LOGS = sorted(HERE.glob("log-*.json.gz"))
 TAKEN = 2
 """Steps, when the run was killed."""
+Change = Callable[[str, bytes | None], bytes | None]
+"""Of a topic's name and a value."""
 
 
 class Older(World):
     """A run as an older release has left it, on a log and a disk, somewhere else."""
 
     def __init__(self, directory: Path, path: Path) -> None:
-        record = json.loads(gzip.decompress(path.read_bytes()))
+        record = recorded(path)
         for name, body in record["files"].items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_bytes(base64.b64decode(body))
-        registry, log = LocalRegistry(), MemoryLog()
-        for text in record["schemas"]:
-            registry.writer_id("", text)
         folder = run_folder.load(directory / record["folder"])
-        for topic, partitions in record["topics"].items():
-            log.create(topic, len(partitions))
-            for number, held in enumerate(partitions):
-                for key, value, headers in held:
-                    said = value and base64.b64decode(value)
-                    if topic == "m.policy.versions":
-                        said = moved(said, record, directory)
-                    named = [(name, base64.b64decode(text)) for name, text in headers]
-                    log.append(topic, base64.b64decode(key), said, number, named)
-        self.open(directory, folder, log, Codec(registry))
+
+        def here(topic: str, value: bytes | None) -> bytes | None:
+            of_version = topic == "m.policy.versions" and value is not None
+            return moved(cast(bytes, value), record, directory) if of_version else value
+
+        log = log_of(record, here)
+        self.open(directory, folder, log, codec_of(record))
         self.loops = [self.shop.models("models", run_engine(folder, self.settings)), *self.crew()]
+
+
+def recorded(path: Path) -> dict[str, Any]:
+    return cast(dict[str, Any], json.loads(gzip.decompress(path.read_bytes())))
+
+
+def codec_of(record: dict[str, Any]) -> Codec:
+    registry = LocalRegistry()
+    for text in record["schemas"]:
+        registry.writer_id("", text)
+    return Codec(registry)
+
+
+def log_of(record: dict[str, Any], change: Change = lambda topic, value: value) -> MemoryLog:
+    """The recorded log: records at their offsets and times, and the groups' commits."""
+    log = MemoryLog()
+    for topic, partitions in record["topics"].items():
+        log.create(topic, len(partitions))
+        for number, held in enumerate(partitions):
+            for offset, at_ms, key, value, headers in held:
+                while log.topics[topic][number].end < offset:
+                    log.hole(topic, number)
+                log.wall = lambda at_ms=at_ms: (at_ms + 0.5) / 1000  # type: ignore[misc]
+                named = [(name, bytes_of(text)) for name, text in headers]
+                log.append(topic, bytes_of(key), change(topic, bytes_of(value)), number, named)
+    for group, topic, number, offset, metadata in record["commits"]:
+        log.group(group).committed[topic, number] = offset, metadata
+    log.wall = time.time
+    return log
+
+
+def bytes_of(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text)
 
 
 def moved(value: bytes, record: dict[str, Any], directory: Path) -> bytes:
@@ -73,13 +109,18 @@ def _plain(value: dict[str, Any]) -> Any:
     return base64.b64decode(value["bytes"]) if value.keys() == {"bytes"} else value
 
 
-@pytest.fixture(params=RUNS, ids=lambda path: path.name.partition(".")[0])
+def named(path: Path) -> str:
+    return path.name.partition(".")[0]
+
+
+@pytest.fixture(params=RUNS, ids=named)
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     return Older(tmp_path, request.param)
 
 
-def test_run_of_an_older_release_exists() -> None:
+def test_a_run_and_a_log_of_the_release_before_exist() -> None:
     assert RUNS
+    assert LOGS
 
 
 def test_run_begun_by_an_older_release_continues_to_its_end(world: World) -> None:
@@ -132,3 +173,33 @@ def test_older_run_supports_evaluate_and_what_if(world: World) -> None:
 
     assert [(row.version, row.tasks) for row in rows][:1] == [(0, 2)]
     assert set(report["held_out"]) == {"then", "now"}
+
+
+@pytest.mark.parametrize("path", [*RUNS, *LOGS], ids=named)
+def test_verify_accepts_a_recorded_log(path: Path) -> None:
+    record = recorded(path)
+    log, codec = log_of(record), codec_of(record)
+    topics = Topics(next(iter(record["topics"])).partition(".")[0] + ".")
+
+    report = audit(
+        SimpleNamespace(log=log, codec=codec, topics=topics),  # type: ignore[arg-type]
+        drained=path in LOGS,
+    )
+
+    assert [breach.text for breach in report.breaches] == []
+    assert report.accepted >= (24 if path in LOGS else 8)
+    assert report.ended == report.accepted or path in RUNS
+    assert report.not_run_again == 0
+    assert not report.unreadable
+
+
+def test_verify_finds_the_harm_in_a_recorded_log() -> None:
+    record = recorded(LOGS[0])
+    log, codec = log_of(record), codec_of(record)
+    topics = Topics("t.")
+    held = log.topics[topics.trajectories][0]
+    held.records[0] = None
+
+    report = audit(SimpleNamespace(log=log, codec=codec, topics=topics), drained=True)  # type: ignore[arg-type]
+
+    assert report.breaches

@@ -7,6 +7,9 @@ STAMP := $(VENV)/.installed
 # in the order of the tree. TEST_ARGS="-n 0" runs them in one.
 # A process that dies ends the run: xdist would wait for the rest of its file for ever.
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+# Two tiers, see tests/README.md. The second runs properties again, with all their examples.
+QUICK := --hypothesis-profile quick -m "not thorough and not agents and not index"
+REST := -m "(thorough or hypothesis) and not agents and not index"
 # Agents pin either major of openai: the clients of agents that pin the older one live apart.
 CLIENTS := $(VENV)/clients
 CLIENTS_STAMP := $(CLIENTS)/.installed
@@ -24,14 +27,18 @@ PIP_INSTALL := -m pip --disable-pip-version-check install --no-compile --progres
 COMPILE := -W ignore -m compileall -qq -j 0
 INSTALL = $(BIN)/python $(PIP_INSTALL) --upgrade-strategy only-if-needed -c $(LOCK) -e ".[$(EXTRAS)]"
 
-.PHONY: bench-learning demo test agents tasks vllm bench chaos lint clean clients
+.PHONY: bench-learning demo test test-all agents tasks vllm bench chaos lint clean clients
 
 demo: $(STAMP)
 	$(BIN)/rollcall demo $(DEMO_ARGS)
 
 test: $(STAMP)
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint clients
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not agents and not index" $(TEST_ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(QUICK) $(TEST_ARGS)
+
+# The tests that `make test` leaves out.
+test-all: $(STAMP) clients
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(REST) $(TEST_ARGS)
 
 # Agents of others, for real: 700 MB from the package index, and the tests that play them.
 agents: $(STAMP)

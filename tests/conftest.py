@@ -19,13 +19,17 @@ from rollcall.producers import provision
 from rollcall.schemas import hidden
 from rollcall.schemas.topics import wanted
 from tests.support.broker import BROKER, BrokerLog, users_cache
+from tests.support.tiers import FULL, QUICK, SHARE
 from tests.support.watchdog import Watchdog
 
 PREFIXES = count()
-hypothesis_settings.register_profile(  # however busy it is
-    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+hypothesis_settings.register_profile(  # for a machine that others use too
+    FULL, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-hypothesis_settings.load_profile("any machine")
+hypothesis_settings.register_profile(
+    QUICK, hypothesis_settings.get_profile(FULL), max_examples=100 // SHARE
+)
+hypothesis_settings.load_profile(FULL)  # `--hypothesis-profile quick` chooses the other
 # Whoever runs tests in the background ignores these, and so would all that they start.
 for number, handler in {
     signal.SIGINT: signal.default_int_handler,

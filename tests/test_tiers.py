@@ -72,7 +72,7 @@ def test_a_fixture_finds_the_parameters_of_the_selected_tests() -> None:
     items.append(SimpleNamespace(path="here"))
     request: Any = SimpleNamespace(path="here", session=SimpleNamespace(items=items))
 
-    assert selected(request, "name") == {"a"}
+    assert selected(request, "name") == ["a"]
 
 
 def test_the_quick_profile_has_fewer_examples() -> None:

@@ -178,15 +178,20 @@ def run(model: str, out: Path, job: str, rank: int) -> None:
     ranks.leave()
 
 
+def place_of(job: str) -> str:
+    """The name of a job's files."""
+    return job.replace(":", "-")
+
+
 def main(model: str, out: str, *jobs: str) -> None:
-    for number, job in enumerate(jobs):
+    for job in jobs:
         children = []
         for rank in range(int(job.partition(":")[0])):
             child = os.fork()
             if child == 0:
                 die_with_parent()
                 try:
-                    run(model, Path(out) / f"{number}", job, rank)
+                    run(model, Path(out) / place_of(job), job, rank)
                 finally:
                     os._exit(0)
             children.append(child)

@@ -33,11 +33,11 @@ def cases(values: Iterable[Any], quick: int | Collection[Any] = 1) -> list[Any]:
     return params
 
 
-def selected(request: pytest.FixtureRequest, name: str) -> set[Any]:
+def selected(request: pytest.FixtureRequest, name: str) -> list[Any]:
     """Find the values of a parameter in the tests of this module that are to run."""
     items = [item for item in request.session.items if item.path == request.path]
     params = [item.callspec.params for item in items if hasattr(item, "callspec")]
-    return {each[name] for each in params if name in each}
+    return list(dict.fromkeys(each[name] for each in params if name in each))
 
 
 def examples(full: int) -> int:

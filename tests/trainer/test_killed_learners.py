@@ -9,6 +9,7 @@ import pytest
 
 from rollcall.trainer import checkpoint as checkpoints
 from tests.support.killed_learner import KINDS, live
+from tests.support.tiers import cases
 
 KILLS = {"delta": 12, "adapter": 6}
 
@@ -19,7 +20,7 @@ def told(path: Path) -> list[tuple[int, str]]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", cases(KINDS, {"adapter"}))
 def test_a_killed_learner_resumes_from_its_announcement_bit_for_bit(
     kind: str, model_directory: str, tmp_path: Path
 ) -> None:

@@ -28,14 +28,13 @@ from rollcall.trainer.ranks import Words, layers_of, own_rows, require_alike
 from rollcall.trainer.sharded_learner import ShardedLearner
 from rollcall.trainer.step import Learner
 from rollcall.trainer.tensors import tensor_of
-from tests.support.rank_jobs import JOBS, SAVED, Exact
+from tests.support.rank_jobs import JOBS, SAVED, Exact, place_of
 from tests.support.scored_trajectories import some_samples
+from tests.support.tiers import cases, selected
 
 pytestmark = pytest.mark.timeout(300)
-AT_ONCE = (
-    "4:ewma", "2:m2po", "2:lora", "2:adapter", "2:saves", "4:loads", "2:other", "2:elsewhere",
-    "2:dies",
-)  # fmt: skip
+TRAINED = ("2:m2po", "4:ewma", "2:lora", "2:adapter")
+OTHERS = ("2:saves", "4:loads", "2:other", "2:elsewhere", "2:dies")
 
 
 def checkpoint(root: Path, version: int) -> None:
@@ -46,11 +45,17 @@ def checkpoint(root: Path, version: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def jobs(model_directory: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def jobs(
+    request: pytest.FixtureRequest,
+    model_directory: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """The files of all selected jobs; one process forks the ranks of each."""
     out = tmp_path_factory.mktemp("jobs")
     checkpoint(out / "checkpoints0", 3)
     checkpoint(out / "checkpoints1", 4)
-    command = [sys.executable, "-m", "tests.support.rank_jobs", model_directory, str(out), *AT_ONCE]
+    command = [sys.executable, "-m", "tests.support.rank_jobs", model_directory, str(out)]
+    command += [*selected(request, "job"), *OTHERS]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, capture_output=True, timeout=280, env=environment)
     assert ended.returncode == 0, ended.stderr.decode()[-2000:]
@@ -62,12 +67,12 @@ def tensors(path: Path, part: str) -> dict[str, torch.Tensor]:
     return {name: tensor_of(tensor) for name, tensor in raw.items()}
 
 
-@pytest.mark.parametrize("job", AT_ONCE[:4])
+@pytest.mark.parametrize("job", cases(TRAINED))
 def test_any_number_of_ranks_learns_the_same_as_one(
     jobs: Path, model_directory: str, tmp_path: Path, job: str
 ) -> None:
     torch.set_num_threads(1)
-    theirs, alone = jobs / str(AT_ONCE.index(job)), tmp_path / "alone"
+    theirs, alone = jobs / place_of(job), tmp_path / "alone"
 
     config, play = JOBS[job.partition(":")[2]]
     play(Exact(model_directory, config), alone)
@@ -93,7 +98,7 @@ def test_a_checkpoint_of_two_processes_is_resumed_by_one_and_by_four(
 ) -> None:
     # Given a checkpoint of two ranks, and the step that they took from there
     torch.set_num_threads(1)
-    two, four = (jobs / str(AT_ONCE.index(job)) for job in ("2:saves", "4:loads"))
+    two, four = (jobs / place_of(job) for job in ("2:saves", "4:loads"))
     [directory] = kept(jobs / SAVED).values()
     assert len(list(directory.glob("weights-0000*"))) == 2
     config, go_on = JOBS["loads"]
@@ -120,7 +125,7 @@ def test_a_checkpoint_of_two_processes_is_resumed_by_one_and_by_four(
 
 
 def test_ranks_with_different_settings_all_end_naming_rank_and_field(jobs: Path) -> None:
-    place = jobs / str(AT_ONCE.index("2:other"))
+    place = jobs / place_of("2:other")
     said = [place.with_suffix(f".error{rank}").read_text() for rank in range(2)]
 
     assert said[0] == said[1]
@@ -128,7 +133,7 @@ def test_ranks_with_different_settings_all_end_naming_rank_and_field(jobs: Path)
 
 
 def test_ranks_with_different_checkpoints_all_end_naming_both(jobs: Path) -> None:
-    place = jobs / str(AT_ONCE.index("2:elsewhere"))
+    place = jobs / place_of("2:elsewhere")
     said = [place.with_suffix(f".error{rank}").read_text() for rank in range(2)]
 
     assert said[0] == said[1]
@@ -152,7 +157,7 @@ def test_the_newest_checkpoint_is_identified_by_number_and_manifest(tmp_path: Pa
 
 
 def test_ranks_do_not_wait_for_a_dead_rank(jobs: Path) -> None:
-    said = (jobs / str(AT_ONCE.index("2:dies"))).with_suffix(".error0").read_text()
+    said = (jobs / place_of("2:dies")).with_suffix(".error0").read_text()
 
     assert said.startswith("Unfit: rank 0 of 2: another rank has ended: ")
 

@@ -17,6 +17,7 @@ from rollcall.trainer import checkpoint as checkpoints
 from rollcall.trainer.tensors import tensor_of
 from tests.support.ranked_run import AGAIN, RUN_ID, SAID, announced
 from tests.support.ranked_run import RECIPE as RECIPE_FILE
+from tests.support.tiers import cases, selected
 from tests.support.tiny_run import RECIPE, World
 
 pytestmark = pytest.mark.timeout(300)
@@ -56,10 +57,10 @@ def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 
 @pytest.fixture(scope="module")
-def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The records of two ranks training a run of each kind."""
+def ranked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The records of two ranks training a run of each selected kind."""
     place = tmp_path_factory.mktemp("ranked")
-    for kind in KINDS:
+    for kind in selected(request, "kind"):
         (place / kind).mkdir()
         (place / kind / RECIPE_FILE).write_text(recipe_of(kind, 2))
     command = [sys.executable, "-m", "tests.support.ranked_run"]
@@ -80,7 +81,7 @@ def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", cases(KINDS))
 def test_two_ranks_announce_and_keep_the_same_as_one(
     kind: str, ranked: Path, tmp_path: Path
 ) -> None:
@@ -107,7 +108,7 @@ def test_two_ranks_announce_and_keep_the_same_as_one(
         assert distance(state_at(ours, version), state_at(theirs, version)) < NEAR[kind] * went
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", cases(KINDS))
 def test_steps_of_two_ranks_are_retrained_by_two_bit_for_bit(kind: str, ranked: Path) -> None:
     report = orjson.loads((ranked / kind / AGAIN).read_bytes())
 

@@ -21,6 +21,7 @@ from rollcall.sandbox.environments.work_patch import WorkPatch, take_patch
 from rollcall.sandbox.grading.patches import MOST_BYTES
 from rollcall.sandbox.tasks.git_trees import git
 from rollcall.schemas.errors import Refused
+from tests.support.tiers import examples
 
 NAMES = (
     "a", "b", "c.py", "sp ace", "ü", "-x", ".hid", "x.log", "build", 'q"t', "n\nl", "*", "[z]",
@@ -141,7 +142,10 @@ def all_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @settings(
-    phases=[Phase.generate], max_examples=60, deadline=None, suppress_health_check=list(HealthCheck)
+    phases=[Phase.generate],
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 @given(st.lists(writes, max_size=6), st.lists(edits, max_size=8))
 def test_taken_patch_reproduces_the_tree_or_names_left_out_files(

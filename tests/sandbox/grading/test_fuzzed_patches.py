@@ -144,6 +144,7 @@ def is_right(directory: Path, files: Mapping[str, str]) -> bool:
     return done.returncode == 0 and "right" in done.stdout.splitlines()
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(180 + 5 * MANY)
 def test_verdicts_on_random_patches_agree_with_the_oracle(
     tmp_path: Path,

@@ -16,6 +16,7 @@ from rollcall.sandbox.boxes.tar_streams import of_files
 from rollcall.sandbox.grading.grading import grade
 from rollcall.sandbox.grading.reference import Reference
 from rollcall.sandbox.grading.verdict import Verdict
+from tests.support.tiers import cases, selected
 from tests.support.tiny_package import BASE, Patches, reference
 
 IT = "tests/test_sums.py::test_it"
@@ -206,11 +207,17 @@ PROJECTS: Mapping[str, Project] = {
 }  # fmt: skip
 
 
+QUICK = {"-k leaves tests out", "a conftest.py that chooses", "other names of files"}
+"""An option, a `conftest.py` and a name: `make test-all` grades all projects."""
+
+
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Verdict]:
+def verdicts(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], Verdict]:
     patches = Patches(tmp_path_factory.mktemp("patches") / "work")
     made = {"gold": patches.gold(), "idle": patches.of({"new.txt": "x\n"})}
-    work = [(name, which) for name in PROJECTS for which in made]
+    work = [(name, which) for name in selected(request, "name") for which in made]
 
     async def whole() -> list[Verdict]:
         two = asyncio.Semaphore(2)
@@ -225,7 +232,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], 
     return dict(zip(work, asyncio.run(whole()), strict=True))
 
 
-@pytest.mark.parametrize("name", PROJECTS)
+@pytest.mark.parametrize("name", cases(PROJECTS, QUICK))
 def test_project_with_its_own_settings_is_graded_by_its_tests(
     verdicts: dict[tuple[str, str], Verdict], name: str
 ) -> None:

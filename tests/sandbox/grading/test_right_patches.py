@@ -17,6 +17,7 @@ import pytest
 from rollcall.sandbox.boxes.box import driver
 from rollcall.sandbox.grading.grading import grade
 from rollcall.sandbox.grading.verdict import Verdict
+from tests.support.tiers import cases, selected
 from tests.support.tiny_package import BASE, FIXED, Patches, reference, tar_of
 
 HEAD = "import os, subprocess, sys, threading, types, unittest\nimport pytest\nimport tiny.sums\n"
@@ -182,6 +183,11 @@ PATCHES: Mapping[str, Mapping[str, str]] = {
     "removal of an unused file": {"tiny/sums.py": FIXED, "data.bin": "other"},
 }  # fmt: skip
 """Files of right patches, by what they do in addition to the fix."""
+QUICK = {
+    "a plain function", "a parameter", "an expected failure", "a class of unittest",
+    "a decorator that wraps", "a new module", "its own tests beside",
+}  # fmt: skip
+"""The features that most tests use, and two patches: `make test-all` grades all."""
 COMMAND = f"PYTHONPATH=. {sys.executable} -m pytest -q tests"
 
 
@@ -232,7 +238,8 @@ def patches(tmp_path_factory: pytest.TempPathFactory) -> Patches:
 
 
 @pytest.fixture(scope="module")
-def verdicts(patches: Patches) -> dict[str, Verdict]:
+def verdicts(request: pytest.FixtureRequest, patches: Patches) -> dict[str, Verdict]:
+    names = selected(request, "name")
     plain = HEAD + CASES["a plain function"]
     gold = patches.gold()
     work = {
@@ -241,15 +248,17 @@ def verdicts(patches: Patches) -> dict[str, Verdict]:
     }
     work |= {name: (plain, patches.of(files)) for name, files in PATCHES.items()}
     work |= {f"not: {name}": (work[name][0], patches.of({"new.txt": "x\n"})) for name in CASES}
-    return all_judged(work)
+    return all_judged(
+        {name: each for name, each in work.items() if name.removeprefix("not: ") in names}
+    )
 
 
-@pytest.mark.parametrize("name", [*CASES, *PATCHES])
+@pytest.mark.parametrize("name", cases([*CASES, *PATCHES], QUICK))
 def test_right_patch_resolves_every_case(verdicts: dict[str, Verdict], name: str) -> None:
     assert verdicts[name].resolved, str(verdicts[name])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", cases(CASES, QUICK))
 def test_patch_without_a_fix_fails_the_same_tests(verdicts: dict[str, Verdict], name: str) -> None:
     assert verdicts[f"not: {name}"].code == "failed", str(verdicts[f"not: {name}"])
 

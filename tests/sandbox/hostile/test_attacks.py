@@ -11,6 +11,7 @@ import pytest
 from tests.support.attacks import ATTACKS
 from tests.support.command_line import ROOT
 from tests.support.engines import left_out
+from tests.support.tiers import cases
 from tests.support.under_attack import HELD, NOT_CLAIMED, attacked, drivers
 
 if not drivers():
@@ -27,7 +28,7 @@ def test_expected_docker_engine_is_available() -> None:
     assert asyncio.run(drivers()["docker"].unavailable()) == ""
 
 
-@pytest.mark.parametrize("name", drivers())
+@pytest.mark.parametrize("name", cases(drivers()))
 def test_no_attack_reaches_the_host_or_leaves_traces(name: str) -> None:
     driver = drivers()[name]
 

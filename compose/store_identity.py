@@ -31,7 +31,7 @@ STORE = "objects"
 FLUSH_S = 30.0
 
 
-class Place(Protocol):
+class ClusterParts(Protocol):
     """The parts of a cluster that are needed here."""
 
     @property
@@ -47,7 +47,7 @@ class Place(Protocol):
     def objects(self) -> "ObjectStore | None": ...
 
 
-def check_store(here: Place) -> None:
+def check_store(here: ClusterParts) -> None:
     """Require that this process has the cluster's store; the first with a store sets it.
 
     Raises StoresDiffer, and Unavailable.
@@ -58,7 +58,7 @@ def check_store(here: Place) -> None:
         raise _without(identity)
 
 
-def identify(here: Place, store: "ObjectStore", write: bool) -> str:
+def identify(here: ClusterParts, store: "ObjectStore", write: bool) -> str:
     """Return the identity that a store has for the cluster; empty if none is known.
 
     With `write` it then gets one. Raises StoresDiffer for the store of another cluster,
@@ -78,7 +78,7 @@ def identify(here: Place, store: "ObjectStore", write: bool) -> str:
     return identity
 
 
-def recorded(here: Place) -> str:
+def recorded(here: ClusterParts) -> str:
     """Return the identity recorded in the log; empty if there is none.
 
     Raises Unavailable, also if the registry is not the one that the record was written with.
@@ -98,7 +98,7 @@ def recorded(here: Place) -> str:
     return ""
 
 
-def _first(here: Place, store: "ObjectStore") -> str:
+def _first(here: ClusterParts, store: "ObjectStore") -> str:
     """Offer an identity for the store; return the one that is first in the log."""
     try:
         here.log.partitions(here.topics.stores)
@@ -121,7 +121,7 @@ class NoStore:
 
     above_bytes = sys.maxsize
 
-    def __init__(self, here: Place) -> None:
+    def __init__(self, here: ClusterParts) -> None:
         self._here = here
 
     def put(self, value: bytes) -> Claim:

@@ -36,7 +36,7 @@ UNANSWERED = ("close", "abort")
 """Kinds of commands that get no answer."""
 
 
-class Answers:
+class AnswerWriter:
     """Writes answers; each is an output of the record that held its command."""
 
     def __init__(

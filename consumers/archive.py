@@ -53,7 +53,7 @@ class Span:
     records: list[Record] = field(default_factory=list)
 
 
-class Archive(WorkRole):
+class ArchiveRole(WorkRole):
     """Writes its partitions, span by span."""
 
     def __init__(

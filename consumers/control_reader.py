@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from rollcall.consumers.decode_in_order import DecodeInOrder
 from rollcall.consumers.log.protocols import Log, Record
-from rollcall.consumers.loop.dead_letters import Passed
+from rollcall.consumers.loop.dead_letters import SkippedRecords
 from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import WireError
 from rollcall.schemas.messages import Control
@@ -23,7 +23,7 @@ POLLS = 20
 class ControlReader:
     """The records on `control`, in order; one that waits for the registry delays later ones.
 
-    With `passed`, records of missing schemas or of other types wait as well.
+    With `skipped`, records of missing schemas or of other types wait as well.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class ControlReader:
         *,
         from_end: bool = False,
         unreadable: Callable[[Record, WireError], None] | None = None,
-        passed: Passed | None = None,
+        skipped: SkippedRecords | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._reader = log_.reader([topics.control], from_end=from_end)
-        self._held = DecodeInOrder(codec, Control, passed=passed, clock=clock)
+        self._held = DecodeInOrder(codec, Control, skipped=skipped, clock=clock)
         self._unreadable = unreadable
         """Called for unreadable records; without it they are skipped."""
 

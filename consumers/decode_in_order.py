@@ -8,7 +8,12 @@ from typing import Generic, TypeVar
 import structlog
 
 from rollcall.consumers.log.protocols import Record
-from rollcall.consumers.loop.dead_letters import Passed, place_of, say_away, say_held
+from rollcall.consumers.loop.dead_letters import (
+    SkippedRecords,
+    log_held_partition,
+    log_unavailable,
+    place_of,
+)
 from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import Skipped, Unavailable, UnknownSchema, WireError
 
@@ -39,7 +44,7 @@ def decoded(codec: Codec, record: Record, expected: type[M]) -> M | None:
 class DecodeInOrder(Generic[M]):
     """A queue of records to decode; one that waits for the registry delays all behind it.
 
-    With `passed`, a record with a missing schema, or one of another type, waits too: after a
+    With `skipped`, a record with a missing schema, or one of another type, waits too: after a
     registry assigned its ids anew, good records look like that, and all readers of a topic must
     agree. It waits until the schema is back, an operator has it skipped, or the reader's time for
     this is used up: one record must not stop all readers for ever.
@@ -50,12 +55,12 @@ class DecodeInOrder(Generic[M]):
         codec: Codec,
         expected: type[M],
         *,
-        passed: Passed | None = None,
+        skipped: SkippedRecords | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.codec = codec
         self.expected = expected
-        self.passed = passed
+        self.skipped = skipped
         self.clock = clock
         self._held: deque[Record] = deque()
         self._warned = False
@@ -81,7 +86,7 @@ class DecodeInOrder(Generic[M]):
             except Unavailable as error:
                 if not self._warned:
                     self._warned = True
-                    say_away(record.topic, error)
+                    log_unavailable(record.topic, error)
                 return
             except UnknownSchema as error:
                 self._wait(record, error)
@@ -95,13 +100,13 @@ class DecodeInOrder(Generic[M]):
         try:
             return self.codec.decode(record.value, self.expected)
         except UnknownSchema as error:
-            if self.passed is None or record.value is None or self._has_waited():
+            if self.skipped is None or record.value is None or self._has_waited():
                 return error
-            self.passed.refresh()
-            if place_of(record) in self.passed.places:
+            self.skipped.refresh()
+            if place_of(record) in self.skipped.places:
                 return error
             try:
-                self.passed.check(record)
+                self.skipped.check(record)
             except Skipped as skipped:
                 return skipped
             raise
@@ -115,11 +120,11 @@ class DecodeInOrder(Generic[M]):
         self._due = self.clock() + RETRY_S
         if self._patient_until is None:
             self._patient_until = self.clock() + PATIENCE_S
-        if self._stuck == place_of(record) or self.passed is None:
+        if self._stuck == place_of(record) or self.skipped is None:
             return
         self._stuck = place_of(record)
-        group, place = self.passed.group, f"{record.partition}@{record.offset}"
-        say_held(
+        group, place = self.skipped.group, f"{record.partition}@{record.offset}"
+        log_held_partition(
             record,
             error,
             f"bring the schema back, upgrade this worker, or `rollcall dlq skip {group} "

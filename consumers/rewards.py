@@ -15,11 +15,11 @@ from typing import Any
 
 import structlog
 
-from rollcall.consumers.bare_trajectory import barer, write_barer
+from rollcall.consumers.async_scorers import AsyncScorers
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.loop.partition_progress import PartitionProgress
 from rollcall.consumers.loop.role import WorkRole
-from rollcall.consumers.waiting_scorers import WaitingScorers
+from rollcall.consumers.reduced_trajectory import reduced_forms, write_reduced_form
 from rollcall.producers.publisher import Publisher
 from rollcall.schemas.bounds import fitting
 from rollcall.schemas.codec import Codec
@@ -41,8 +41,8 @@ COLLECT_S = 0.05
 log = structlog.get_logger()
 
 
-class Rewards(WorkRole):
-    """Scores trajectories: plain scorers at once, waiting ones in their room."""
+class RewardsRole(WorkRole):
+    """Scores trajectories: plain scorers at once, waiting ones in their event loop."""
 
     poll_s = 0.02
 
@@ -56,7 +56,7 @@ class Rewards(WorkRole):
         *,
         scoring_id: str = "default",
         guard: AbstractContextManager[object] | None = None,
-        waiting: WaitingScorers | None = None,
+        waiting: AsyncScorers | None = None,
     ) -> None:
         self.name = name
         self.codec = codec
@@ -77,7 +77,7 @@ class Rewards(WorkRole):
 
     def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
         for record, trajectory in batch:
-            if not asks(trajectory, self.scoring_id):
+            if not scores_required(trajectory, self.scoring_id):
                 self.counts["of_other_scorings"] += 1
                 record.closed = True
                 continue
@@ -115,7 +115,7 @@ class Rewards(WorkRole):
         return self._full()
 
     def in_flight(self) -> int:
-        return self.waiting.in_hand if self.waiting else 0
+        return self.waiting.in_progress if self.waiting else 0
 
     def dropped(self, progress: PartitionProgress) -> None:
         if self.waiting:
@@ -132,7 +132,7 @@ class Rewards(WorkRole):
         """Run the plain scorers, and hand the rest to the waiting ones."""
         scored = self.judge(record, trajectory)
         if self.waiting and self.waiting.wanted(scored):
-            self.waiting.hand_out(scored, record)
+            self.waiting.dispatch(scored, record)
         else:
             self._end(scored, record)
 
@@ -153,7 +153,7 @@ class Rewards(WorkRole):
                 self.publish(scored, record)
             except Unavailable as error:
                 if not self._waits:
-                    log.warning("writing_waits", error=str(error))
+                    log.warning("write_retried_later", error=str(error))
                 self._waits = True
                 return
             self._waits = False
@@ -182,7 +182,7 @@ class Rewards(WorkRole):
             code = "too_large" if isinstance(error, TooLarge) else "unwritable"
             reason = plain(f"{code}: {error}", REASON_CHARS)
             unscored = replace(scored, total=None, reason=reason, token_scores=())
-            write_barer(
+            write_reduced_form(
                 scored.trajectory,
                 lambda bare: self._write(replace(unscored, trajectory=bare), record, None),
                 error,
@@ -190,7 +190,7 @@ class Rewards(WorkRole):
 
     def _write_barest(self, scored: ScoredTrajectory, record: Record, error: WorkFailed) -> None:
         """Write the smallest form of a record that its topic refused."""
-        *_, barest = barer(scored.trajectory)
+        *_, barest = reduced_forms(scored.trajectory)
         reason = plain(f"{error.code}: {error}", REASON_CHARS)
         unscored = replace(scored, trajectory=barest, total=None, reason=reason, token_scores=())
         self._write(unscored, record, None)
@@ -216,6 +216,6 @@ class Rewards(WorkRole):
         )
 
 
-def asks(trajectory: Trajectory, scoring_id: str) -> bool:
+def scores_required(trajectory: Trajectory, scoring_id: str) -> bool:
     """Return True if a scoring has to score a trajectory; one without a request names none."""
     return trajectory.request is None or trajectory.request.asks_scoring(scoring_id)

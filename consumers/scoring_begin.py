@@ -46,9 +46,11 @@ def begin_scoring(log_: Log, codec: Codec, topics: Topics, scoring_id: str) -> N
     try:
         log_.commit_for(group, commits)
     except Refused as error:
-        log.info("scoring_begun_elsewhere", scoring=scoring_id, reason=str(error))
+        log.info("scoring_started_elsewhere", scoring=scoring_id, reason=str(error))
         return
-    log.info("scoring_begins", scoring=scoring_id, offsets={c.partition: c.offset for c in commits})
+    log.info(
+        "scoring_started", scoring=scoring_id, offsets={c.partition: c.offset for c in commits}
+    )
 
 
 def _first_named(

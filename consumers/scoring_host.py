@@ -1,4 +1,4 @@
-"""The services of a rewards worker for the scorers that wait in its room."""
+"""The services of a rewards worker for the scorers that wait in its event loop."""
 
 import asyncio
 import math
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class ScoringHosts:
-    """Makes the host of each trajectory. All but construction runs in the room."""
+    """Makes the host of each trajectory. All but construction runs on the event loop."""
 
     def __init__(
         self,

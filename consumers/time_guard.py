@@ -25,7 +25,7 @@ WATCH_S = 1.0
 """The longest interval between two checks."""
 
 
-class Bar:
+class PoisonGuard:
     """A guard around another one that runs no code of a program that kills workers."""
 
     def __init__(self, guard: AbstractContextManager[object]) -> None:
@@ -47,7 +47,7 @@ class Bar:
         self._leave(kind, error, traceback)
 
 
-class Guard:
+class TimeGuard:
     """A context around each turn of user code; raises ProgramFailed(`stuck`) if it hangs."""
 
     def __init__(self, what: str, timeout_s: float) -> None:
@@ -63,7 +63,7 @@ class Guard:
         signal.signal(SIGNAL, _interrupt)
         threading.Thread(target=self._watch, name="guard", daemon=True).start()
 
-    def within(self, timeout_s: float) -> "Guard":
+    def within(self, timeout_s: float) -> "TimeGuard":
         """Return this guard, with another time limit for the next call."""
         self.timeout_s = timeout_s
         return self
@@ -110,7 +110,7 @@ class Guard:
         raise stuck
 
 
-WATCHED: list[Guard] = []
+WATCHED: list[TimeGuard] = []
 """The guards of this process; one of them is entered at a time, on the main thread."""
 
 
@@ -121,5 +121,5 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
             guard._tell()
 
 
-LEAVING = {Guard.__exit__.__code__, Bar.__exit__.__code__}
+LEAVING = {TimeGuard.__exit__.__code__, PoisonGuard.__exit__.__code__}
 """Code that runs after the user code has returned, in which nothing is raised any more."""

@@ -21,17 +21,17 @@ from typing import Any, Protocol
 
 from jinja2.exceptions import TemplateError
 
-from rollcall.inference.shielded_text import Guard, Shield
-from rollcall.inference.template_probes import Said, manners_of, tells_of_tools
+from rollcall.inference.shielded_text import Shield, TextGuard
+from rollcall.inference.template_probes import Said, probe_message_form, shows_tools
 from rollcall.inference.tools import (
     FORMATS,
     NONE,
+    detect_format,
     format_of,
-    format_told_by,
-    in_words,
     no_form,
     offered_in,
     unwritable,
+    with_tools_written,
 )
 from rollcall.schemas.errors import Refused, WorkFailed
 from rollcall.schemas.ids import digest
@@ -162,7 +162,7 @@ class RoleTemplate:
         messages = [_hidden(guard, message) for message in messages]
         if self._tools is not None:
             told = "" if offered is None else json.dumps(guard.hide(offered), ensure_ascii=False)
-            messages = in_words(self._tools, messages, told)
+            messages = with_tools_written(self._tools, messages, told)
         ids = self._opening(first, ended)
         for message in messages:
             ids += self._before_of(message.role)
@@ -202,7 +202,7 @@ def _is_mark(text: str) -> bool:
     return re.fullmatch(r"[<\[]\S+[>\]]", text) is not None
 
 
-def _hidden(guard: Guard, message: Message) -> Message:
+def _hidden(guard: TextGuard, message: Message) -> Message:
     own = message.role == SAID
     return replace(
         message,
@@ -261,11 +261,11 @@ class JinjaTemplate:
         self._end = tokenizer.eos_token
         self.end_ids = frozenset({tokenizer.eos_token_id})
         format_of(tools or NONE, tokenizer)
-        self.tool_format = tools or format_told_by(tokenizer.chat_template, tokenizer)
+        self.tool_format = tools or detect_format(tokenizer.chat_template, tokenizer)
         declared = (tools,) if tools and tools != NONE else ()
         self.digest = digest("jinja", tokenizer.chat_template, self._end, *declared).hex()
         self._refuse_if_it_looks_back()
-        self._manners = manners_of(self._text, self._suffix, self.tool_format)
+        self._manners = probe_message_form(self._text, self._suffix, self.tool_format)
 
     def render(
         self, messages: Sequence[Message], *, first: bool, ended: bool, tools: str = ""
@@ -301,9 +301,9 @@ class JinjaTemplate:
 
     def _no_format(self, name: str) -> tuple[str, bool]:
         """Return why the template cannot declare a format (or ""), and whether it renders tools."""
-        tells = tells_of_tools(self._manners, self._text)
+        tells = shows_tools(self._manners, self._text)
         try:
-            manners_of(self._text, self._suffix, name)
+            probe_message_form(self._text, self._suffix, name)
         except Refused as error:
             return str(error), tells
         return "" if tells else "the chat template tells nothing of tools", tells

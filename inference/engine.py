@@ -54,7 +54,7 @@ class Engine(Protocol):
         """Drop the rollout's calls of this attempt and of earlier ones; they get no answer."""
         ...
 
-    def twin(self) -> "Engine":
+    def replica(self) -> "Engine":
         """Return another engine of this kind, with no version and none of this one's state.
 
         It answers calls for a fixed version while this one moves on to newer ones.

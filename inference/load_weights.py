@@ -129,7 +129,7 @@ def digests_of(
 
 
 def require_loaded(
-    published: PublishedDigests, loaded: Loaded, places: Mapping[str, "Place"]
+    published: PublishedDigests, loaded: Loaded, places: Mapping[str, "TensorPlace"]
 ) -> None:
     """Raise WorkFailed(`weights`) unless an engine holds exactly these tensors, bit by bit.
 
@@ -174,7 +174,7 @@ def _whole(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPlace:
     """The address of a model's tensor, equal for tied ones, and its shape."""
 
     pointer: int
@@ -183,17 +183,20 @@ class Place:
     """True for a buffer, which other engines may compute themselves."""
 
 
-def places_of(model: Any) -> dict[str, Place]:
+def places_of(model: Any) -> dict[str, TensorPlace]:
     """Return the places of a model by name, enough to check whether weights are its own."""
     state, buffers = model.state_dict(), dict(model.named_buffers())
     return {
-        name: Place(held.data_ptr(), tuple(held.shape), name in buffers)
+        name: TensorPlace(held.data_ptr(), tuple(held.shape), name in buffers)
         for name, held in state.items()
     }
 
 
 def weights_of(
-    places: Mapping[str, Place], policy_id: str, version: PolicyVersion, published: HeldWeights
+    places: Mapping[str, TensorPlace],
+    policy_id: str,
+    version: PolicyVersion,
+    published: HeldWeights,
 ) -> dict[str, RawTensor]:
     """Return all weights of a version, for a model in another process that has these places.
 
@@ -222,7 +225,7 @@ def _read(policy_id: str, version: PolicyVersion, published: HeldWeights) -> dic
 
 
 def _check_names(
-    version: PolicyVersion, raw: Mapping[str, RawTensor], places: Mapping[str, Place]
+    version: PolicyVersion, raw: Mapping[str, RawTensor], places: Mapping[str, TensorPlace]
 ) -> None:
     """Require each tensor of the model once, tied ones under any of their names, and no other."""
     covered = {places[name].pointer for name in raw if name in places}

@@ -3,7 +3,8 @@
 `ChatMessages` sends the conversation as messages: every such server supports that, but none returns
 the exact tokens of a longer conversation, so all answers are untrainable. `TokenCompletions` sends
 the tokens themselves, rendered here, and reads the sampled ones (`return_token_ids`, as in vLLM and
-SGLang): trainable where ids and log-probabilities are returned (`rollcall.inference.told_tokens`).
+SGLang): trainable where ids and log-probabilities are returned
+(`rollcall.inference.reported_tokens`).
 """
 
 import json
@@ -13,8 +14,8 @@ from typing import Any, Protocol
 
 from rollcall.inference import transcript_ids
 from rollcall.inference.chat import Template
+from rollcall.inference.reported_tokens import reported_ids, reported_logprobs
 from rollcall.inference.stream_text import cut_at
-from rollcall.inference.told_tokens import told_ids, told_logprobs
 from rollcall.inference.tools import NONE, calls_in
 from rollcall.schemas.errors import WorkFailed
 from rollcall.schemas.foreign_text import plain, shown
@@ -38,7 +39,7 @@ class BadAnswer(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ServerRequest:
     """The request for one call."""
 
     call: ModelCall
@@ -52,16 +53,16 @@ class Api(Protocol):
 
     path: str
 
-    def asked(self, call: ModelCall) -> Asked:
+    def asked(self, call: ModelCall) -> ServerRequest:
         """Return the request for a call. Raises WorkFailed for a call that cannot be sent."""
         ...
 
-    def answered(self, asked: Asked, payload: Mapping[str, Any]) -> ModelAnswered:
+    def answered(self, asked: ServerRequest, payload: Mapping[str, Any]) -> ModelAnswered:
         """Read an answer. Raises BadAnswer, or Untrue for tokens that cannot have been sampled."""
         ...
 
 
-def counted(api: Api, asked: Asked) -> ModelAnswered | None:
+def counted(api: Api, asked: ServerRequest) -> ModelAnswered | None:
     """Return the answer to a call that samples nothing, without a request; None for others."""
     if asked.call.sampling.max_tokens:
         return None
@@ -77,7 +78,7 @@ class ChatMessages:
     def __init__(self, model: str, extra: Mapping[str, Any]) -> None:
         self._model, self._extra = model, dict(extra)
 
-    def asked(self, call: ModelCall) -> Asked:
+    def asked(self, call: ModelCall) -> ServerRequest:
         known = transcript_ids.messages_of(ids_of(_prefix(call)).tolist())
         if not call.messages:
             msg = "no message is new, and a server of messages cannot go on with a cut answer"
@@ -88,9 +89,9 @@ class ChatMessages:
         if call.tools:
             body["tools"] = _tools(call.tools)
         added.append(transcript_ids.MARK["assistant"])
-        return Asked(call, {**body, **self._extra}, added)
+        return ServerRequest(call, {**body, **self._extra}, added)
 
-    def answered(self, asked: Asked, payload: Mapping[str, Any]) -> ModelAnswered:
+    def answered(self, asked: ServerRequest, payload: Mapping[str, Any]) -> ModelAnswered:
         choice = _choice(payload)
         message = choice.get("message")
         if not isinstance(message, dict):
@@ -119,7 +120,7 @@ class TokenCompletions:
         self._tokenizer, self._template = tokenizer, template
         self._vocabulary = vocabulary
 
-    def asked(self, call: ModelCall) -> Asked:
+    def asked(self, call: ModelCall) -> ServerRequest:
         prefix = ids_of(_prefix(call)).tolist()
         template = self._template
         ended = bool(prefix) and prefix[-1] in template.end_ids
@@ -129,19 +130,19 @@ class TokenCompletions:
             raise WorkFailed("not_renderable", msg, retriable=False)
         body = {"model": self._model, "prompt": prefix + added, **_drawn(call)}
         body |= {"logprobs": 1, "return_token_ids": True, **self._extra}
-        return Asked(call, body, added)
+        return ServerRequest(call, body, added)
 
-    def answered(self, asked: Asked, payload: Mapping[str, Any]) -> ModelAnswered:
+    def answered(self, asked: ServerRequest, payload: Mapping[str, Any]) -> ModelAnswered:
         choice = _choice(payload)
         said = _text(choice.get("text"))
         sampling, logprobs = asked.call.sampling, list[float]()
-        ids = told_ids(choice, said, sampling.max_tokens, self._tokenizer, self._vocabulary)
+        ids = reported_ids(choice, said, sampling.max_tokens, self._tokenizer, self._vocabulary)
         if ids is None:
             untrainable = "no_token_ids"
             ids = list(self._tokenizer.encode(said, add_special_tokens=False))
         else:
             wanted = asked.body.get("logprobs") not in (None, False)
-            untrainable, logprobs = told_logprobs(choice, len(ids), sampling, asked=wanted)
+            untrainable, logprobs = reported_logprobs(choice, len(ids), sampling, asked=wanted)
             if _prompt_of(choice, payload) not in (None, asked.body["prompt"]):
                 untrainable, logprobs = "other_prompt", []
         form = self._template.tool_format if asked.call.tools else NONE
@@ -237,7 +238,7 @@ def _stopped(choice: Mapping[str, Any], text: str, call: ModelCall) -> tuple[str
 
 
 def _answer(
-    asked: Asked, choice: Mapping[str, Any], heard: tuple[str, str, str], ids: list[int],
+    asked: ServerRequest, choice: Mapping[str, Any], heard: tuple[str, str, str], ids: list[int],
     logprobs: list[float], template_digest: str, untrainable: str,
 ) -> ModelAnswered:  # fmt: skip
     """Build the answer; `heard` is text, tool calls and stop string."""

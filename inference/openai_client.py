@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from rollcall.inference.openai_api import BadAnswer
-from rollcall.inference.told_tokens import Untrue
+from rollcall.inference.reported_tokens import InvalidReport
 from rollcall.schemas.errors import WorkFailed
 from rollcall.schemas.foreign_text import plain, raised
 
@@ -78,7 +78,7 @@ class OpenAIClient:
         while True:
             try:
                 return read(await self._once(path, body))
-            except Untrue as error:
+            except InvalidReport as error:
                 words = self._clean(str(error))
                 msg = f"the server at {self._server.base_url} {words}"
                 raise WorkFailed(error.code, msg, retriable=False) from error

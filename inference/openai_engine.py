@@ -17,7 +17,7 @@ from typing import NoReturn
 import aiohttp
 
 from rollcall.inference.engine import EngineAnswer
-from rollcall.inference.openai_api import VERSION, Api, Asked, counted
+from rollcall.inference.openai_api import VERSION, Api, ServerRequest, counted
 from rollcall.inference.openai_client import OpenAIClient, OpenAIServer
 from rollcall.inference.waiting_calls import WaitingCalls, is_of
 from rollcall.schemas.errors import Unfit, WorkFailed
@@ -67,7 +67,7 @@ class Flights:
     def __len__(self) -> int:
         return len(self._flights)
 
-    def begin(self, asked: Asked) -> None:
+    def begin(self, asked: ServerRequest) -> None:
         """Send a request."""
         if not self._thread.is_alive():
             self._thread.start()
@@ -120,14 +120,14 @@ class Flights:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _take_off(self, flight: _Flight, asked: Asked) -> None:
+    def _take_off(self, flight: _Flight, asked: ServerRequest) -> None:
         flight.task = self._loop.create_task(self._fly(flight, asked))
 
     def _call_off(self, flight: _Flight) -> None:
         if flight.task is not None:
             flight.task.cancel()
 
-    async def _fly(self, flight: _Flight, asked: Asked) -> None:
+    async def _fly(self, flight: _Flight, asked: ServerRequest) -> None:
         body: Body
         try:
             body = await self._client.ask(
@@ -186,7 +186,7 @@ class OpenAIEngine:
         self._waiting.abort(rollout_id, attempt)
         self._flights.abort(lambda call: is_of(call, rollout_id, attempt))
 
-    def twin(self) -> "OpenAIEngine":
+    def replica(self) -> "OpenAIEngine":
         """Return another engine; it serves announced versions, of which there are none here."""
         return OpenAIEngine(self.policy_id, self._server, self._api, concurrency=self._concurrency)
 

@@ -79,7 +79,7 @@ class ScriptedEngine:
     def abort(self, rollout_id: str, attempt: int) -> None:
         self._waiting.abort(rollout_id, attempt)
 
-    def twin(self) -> "ScriptedEngine":
+    def replica(self) -> "ScriptedEngine":
         """Return an engine with the same script that waits for its first weights."""
         return ScriptedEngine(
             self.policy_id, self._script, encode=self._encode, render=self._render, version=-1

@@ -53,13 +53,13 @@ class Shield:
         self.spans = lru_cache(maxsize=4096)(self._spans)
         self._plain = lru_cache(maxsize=4096)(self._as_plain)
 
-    def guard(self, values: Sequence[Any]) -> "Guard":
+    def guard(self, values: Sequence[Any]) -> "TextGuard":
         """Return a guard that hides control tokens in texts that are rendered together."""
         texts = [text for value in values for text in _texts(value)]
         mark = MARK
         while any(mark in text for text in texts):
             mark += "q"
-        return Guard(self, mark)
+        return TextGuard(self, mark)
 
     def plain(self, text: str) -> tuple[int, ...]:
         """Encode the spelling of a control token as text.
@@ -123,7 +123,7 @@ class Shield:
         return list(ids)
 
 
-class Guard:
+class TextGuard:
     """A guard that hides control tokens in the texts of one rendering, and encodes the result."""
 
     def __init__(self, shield: Shield, mark: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rollcall.inference.policy_dir import Policy
-from rollcall.inference.stream_text import Spoken, Tokens
+from rollcall.inference.stream_text import IncrementalText, TokenDecoder
 from rollcall.schemas.errors import WorkFailed
 from rollcall.schemas.foreign_text import raised
 from rollcall.schemas.messages import CallFailed, ModelCall, Sampling
@@ -25,7 +25,7 @@ class Slot:
     limit: int
     """The most tokens to sample."""
     seed: int
-    spoken: Spoken | None
+    spoken: IncrementalText | None
     shares: bytes = b""
     """The packed prompt without its last token, if siblings wait for it; else empty."""
     fed: int = 0
@@ -77,7 +77,7 @@ class Slot:
         )
 
 
-def slot_or_failure(call: ModelCall, policy: Policy, decode: Tokens) -> Slot | CallFailed:
+def slot_or_failure(call: ModelCall, policy: Policy, decode: TokenDecoder) -> Slot | CallFailed:
     """Return a slot for the call, or the failure for one that cannot be served."""
     try:
         return slot_of(call, policy, decode)
@@ -87,7 +87,7 @@ def slot_or_failure(call: ModelCall, policy: Policy, decode: Tokens) -> Slot | C
         return CallFailed("not_renderable", raised(error), False)
 
 
-def slot_of(call: ModelCall, policy: Policy, decode: Tokens) -> Slot:
+def slot_of(call: ModelCall, policy: Policy, decode: TokenDecoder) -> Slot:
     """Render the new messages; raises WorkFailed for a call that cannot be served.
 
     If no token is to be sampled, the slot has ended at its start, and its length is not checked.
@@ -115,10 +115,14 @@ def slot_of(call: ModelCall, policy: Policy, decode: Tokens) -> Slot:
         msg = "neither prefix nor messages gave a token to begin with"
         raise WorkFailed("not_renderable", msg, retriable=False)
     return Slot(
-        call, tokens, added, limit=min(call.sampling.max_tokens, room),
+        call,
+        tokens,
+        added,
+        limit=min(call.sampling.max_tokens, room),
         seed=call.seed & 0xFFFFFFFFFFFFFFFF,
-        spoken=Spoken(decode.whole) if any(call.sampling.stop) else None, finish="length" * counted,
-    )  # fmt: skip
+        spoken=IncrementalText(decode.whole) if any(call.sampling.stop) else None,
+        finish="length" * counted,
+    )
 
 
 def _check_ids(prefix: Sequence[int], policy_id: str, size: int) -> None:

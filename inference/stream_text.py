@@ -6,7 +6,7 @@ from typing import Protocol
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
-class Tokens(Protocol):
+class TokenDecoder(Protocol):
     """A decoder of tokens for stop strings."""
 
     def whole(self, ids: Sequence[int]) -> str:
@@ -14,7 +14,7 @@ class Tokens(Protocol):
         ...
 
 
-class Spoken:
+class IncrementalText:
     """The text of tokens that come one by one; a character appears with its last token.
 
     `text` only grows. Each time, only the last few tokens are decoded, with their predecessors,

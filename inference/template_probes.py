@@ -34,7 +34,7 @@ OPENING: Sequence[Said] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Manners:
+class MessageForm:
     """The form in which a template takes messages."""
 
     folds_system: bool = False
@@ -51,7 +51,7 @@ class Manners:
         return [_with_short_ids(message) for message in fitted] if self.short_ids else fitted
 
 
-def manners_of(text: Text, suffix: Text, tool_format: str) -> Manners:
+def probe_message_form(text: Text, suffix: Text, tool_format: str) -> MessageForm:
     """Return the first form in which a template renders a whole conversation.
 
     `text` renders messages, `suffix` those that come after an answer, as `JinjaTemplate` does.
@@ -60,17 +60,17 @@ def manners_of(text: Text, suffix: Text, tool_format: str) -> Manners:
     refusals: list[str] = []
     for short_ids in (False, True):
         for folds_system in (False, True):
-            manners = Manners(folds_system, short_ids)
+            form = MessageForm(folds_system, short_ids)
             try:
-                _converse(manners, text, suffix, tool_format)
+                _converse(form, text, suffix, tool_format)
             except WorkFailed as error:
                 refusals.append(str(error))
             else:
-                return manners
+                return form
     without = ""
     if tool_format != NONE:
         with suppress(Refused):
-            manners_of(text, suffix, NONE)
+            probe_message_form(text, suffix, NONE)
             without = 'declare "tools": "none" there and call it without tools, or '
     msg = (
         f"the tokenizer's chat template renders no conversation with a system message"
@@ -80,9 +80,9 @@ def manners_of(text: Text, suffix: Text, tool_format: str) -> Manners:
     raise Refused(msg)
 
 
-def _converse(manners: Manners, text: Text, suffix: Text, tool_format: str) -> None:
+def _converse(form: MessageForm, text: Text, suffix: Text, tool_format: str) -> None:
     opening = OPENING
-    text(manners.fitted(opening, first=True), None, open_answer=True)
+    text(form.fitted(opening, first=True), None, open_answer=True)
     if tool_format == NONE:
         return
     call = {
@@ -92,27 +92,27 @@ def _converse(manners: Manners, text: Text, suffix: Text, tool_format: str) -> N
     }
     asked = _said("assistant", SPOKEN) | {"tool_calls": [call]}
     result = _said("tool", "found") | {"tool_call_id": CALL_ID}
-    text(manners.fitted(opening, first=True), [TOOL], open_answer=True)
-    suffix(manners.fitted([result], first=False), True, [TOOL])
-    _require_tools_to_stay(manners, text, suffix, opening)
-    whole = manners.fitted([*opening, asked, result], first=True)
+    text(form.fitted(opening, first=True), [TOOL], open_answer=True)
+    suffix(form.fitted([result], first=False), True, [TOOL])
+    _require_tools_to_stay(form, text, suffix, opening)
+    whole = form.fitted([*opening, asked, result], first=True)
     text(whole, [TOOL], open_answer=True)
     _require_readable(text(whole[:-1], [TOOL], open_answer=False), tool_format)
 
 
-def tells_of_tools(manners: Manners, text: Text) -> bool:
+def shows_tools(form: MessageForm, text: Text) -> bool:
     """Return True if the template shows a policy its tools."""
     try:
-        return NAME in text(manners.fitted(OPENING, first=True), [TOOL], open_answer=True)
+        return NAME in text(form.fitted(OPENING, first=True), [TOOL], open_answer=True)
     except WorkFailed:  # it has no form for tools as they are given
         return False
 
 
 def _require_tools_to_stay(
-    manners: Manners, text: Text, suffix: Text, opening: Sequence[Said]
+    form: MessageForm, text: Text, suffix: Text, opening: Sequence[Said]
 ) -> None:
     """Raise if a later question changes the earlier rendering of the tools."""
-    begun, later = manners.fitted(opening, first=True), [_said("user", "And now?")]
+    begun, later = form.fitted(opening, first=True), [_said("user", "And now?")]
     turns = text(begun, [TOOL], open_answer=True) + SPOKEN + suffix(later, False, [TOOL])
     at_once = text([*begun, _said("assistant", SPOKEN), *later], [TOOL], open_answer=True)
     if turns != at_once:

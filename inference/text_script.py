@@ -26,7 +26,7 @@ import inspect
 from collections.abc import Callable
 
 from rollcall.inference.scripted import TOOLS, Script
-from rollcall.inference.tools import FORMATS, in_words
+from rollcall.inference.tools import FORMATS, with_tools_written
 from rollcall.schemas import names
 from rollcall.schemas.errors import Refused, WireError, WorkFailed
 from rollcall.schemas.foreign_text import plain, raised
@@ -63,7 +63,7 @@ def added_by(call: ModelCall) -> str:
     if not first and not call.messages:
         return ""
     try:
-        messages = in_words(FORMATS[TOOLS], call.messages, call.tools if first else "")
+        messages = with_tools_written(FORMATS[TOOLS], call.messages, call.tools if first else "")
     except WireError as error:
         raise WorkFailed("not_renderable", str(error), retriable=False) from error
     turns = (f"{OPEN}{message.role}\n{message.content}{CLOSE}" for message in messages)

@@ -51,7 +51,7 @@ class ToolFormat:
     """The pattern of a Jinja chat template that teaches this format."""
 
 
-def in_words(of: ToolFormat, messages: Sequence[Message], tools: str) -> list[Message]:
+def with_tools_written(of: ToolFormat, messages: Sequence[Message], tools: str) -> list[Message]:
     """Return messages with tools and calls written into their contents; `tools` may be empty.
 
     Raises WorkFailed(`not_renderable`) for tools that are no JSON list.
@@ -112,7 +112,7 @@ def format_of(name: str, tokenizer: Any) -> ToolFormat | None:
     return FORMATS[name]
 
 
-def format_told_by(chat_template: str, tokenizer: Any) -> str:
+def detect_format(chat_template: str, tokenizer: Any) -> str:
     """Detect the format that a tokenizer's own chat template teaches, of those known here."""
     for name, of in FORMATS.items():
         if of.taught.search(chat_template):

@@ -84,7 +84,7 @@ class TransformersEngine:
         self._max_batch, self._max_bytes = max_batch, max_cache_bytes
         self.held = HeldWeights()
         self._adopted: PolicyVersion | None = None
-        """The version that the model holds and has proven; a twin begins with the original's."""
+        """The version that the model holds and has proven; a replica begins with the original's."""
         self._staged: _Staged | None = None
         self._exact = exact
         model = self.policy.model
@@ -119,16 +119,16 @@ class TransformersEngine:
                 self._advance(group)
             return answers + self._ended()
 
-    def twin(self) -> "TransformersEngine":
+    def replica(self) -> "TransformersEngine":
         """Return an engine that shares the weights until it adopts its own, with half the room for
         keys and values."""
         policy = replace(self.policy, model=same_weights(self.policy.model))
-        twin = TransformersEngine(
+        replica = TransformersEngine(
             self.policy_id, "", device=str(self._device), max_batch=self._max_batch,
             max_cache_bytes=self._max_bytes // 2, policy=policy, exact=self._exact,
         )  # fmt: skip
-        twin.held, twin._adopted = HeldWeights(keeps=False), self._adopted
-        return twin
+        replica.held, replica._adopted = HeldWeights(keeps=False), self._adopted
+        return replica
 
     def stage(self, version: PolicyVersion) -> None:
         """See the protocol; holds a second copy of the weights until `adopt`."""

@@ -52,7 +52,7 @@ class CoreOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class RequestProgress:
     """The progress of a request since its last news."""
 
     ticket: int
@@ -70,7 +70,7 @@ class VllmCore:
     """
 
     def __init__(self, options: CoreOptions) -> None:
-        self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self.news: queue.SimpleQueue[RequestProgress] = queue.SimpleQueue()
         self._options = options
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
@@ -169,9 +169,9 @@ class VllmCore:
                 pairs = zip(one.token_ids, one.logprobs or (), strict=False)
                 logprobs = [told[token].logprob for token, told in pairs]
                 ended = output.finished and one.finish_reason != "abort"
-                self.news.put(News(ticket, list(one.token_ids), logprobs, ended))
+                self.news.put(RequestProgress(ticket, list(one.token_ids), logprobs, ended))
         except Exception as error:  # any error of vLLM about one request
-            self.news.put(News(ticket, failed=_failure(error)))
+            self.news.put(RequestProgress(ticket, failed=_failure(error)))
 
     def _cancel(self, ticket: int) -> None:
         task = self._tasks.get(ticket)

@@ -10,7 +10,7 @@ continues from its own tokens, with keys of the new weights alone. vLLM's way to
 (`pause_generation(mode="keep")`) would let them sample beside a canary that may still fail. If the
 canary fails, the earlier weights are loaded again.
 
-An engine's twins share one vLLM: they take turns (`rollcall.inference.vllm_turns`), and a turn
+An engine's replicas share one vLLM: they take turns (`rollcall.inference.vllm_turns`), and a turn
 begins like an adoption.
 """
 
@@ -33,7 +33,7 @@ from rollcall.inference.policy_dir import load_policy
 from rollcall.inference.sampling import GOLDEN
 from rollcall.inference.slot import Slot, slot_or_failure
 from rollcall.inference.slot_answer import Decoder, answer_of
-from rollcall.inference.vllm_core import REMEDY, CoreOptions, News, VllmCore
+from rollcall.inference.vllm_core import REMEDY, CoreOptions, RequestProgress, VllmCore
 from rollcall.inference.vllm_place import require_vllm
 from rollcall.inference.vllm_turns import SharedVllm
 from rollcall.inference.waiting_calls import WaitingCalls, is_of
@@ -123,7 +123,7 @@ class VllmEngine:
         ended, self._ended = self._ended, []
         return ended
 
-    def twin(self) -> "VllmEngine":
+    def replica(self) -> "VllmEngine":
         """Return an engine that takes turns with this one on the same vLLM."""
         options = self._shared.options
         return VllmEngine(
@@ -248,7 +248,7 @@ class VllmEngine:
             else:
                 self._extend(core, news, row)
 
-    def _extend(self, core: VllmCore, news: News, row: Slot) -> None:
+    def _extend(self, core: VllmCore, news: RequestProgress, row: Slot) -> None:
         for token, logprob in zip(news.tokens, news.logprobs, strict=True):
             row.add(token, logprob, self.version, self.policy.end_ids)
             self.sampled_tokens += 1

@@ -29,7 +29,7 @@ from confluent_kafka.admin import (
 )
 
 from rollcall.producers.client_errors import checked_client, quiet
-from rollcall.producers.error_codes import Verdict, verdict_on
+from rollcall.producers.error_codes import ErrorReaction, reaction_to
 from rollcall.schemas.errors import Refused, Unavailable
 from rollcall.schemas.messages import NO_EPOCH
 from rollcall.schemas.topics import WantedTopic
@@ -57,7 +57,7 @@ class GroupMember:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class PartitionBounds:
     """The first and the end offset of a partition, and its leader epoch."""
 
     start: int
@@ -204,12 +204,14 @@ class Admin:
         partitions = [(topic, n) for topic, count in topics.items() for n in range(count)]
         return self._offsets(partitions, OffsetSpec.latest())
 
-    def stretches(self, partitions: Collection[tuple[str, int]]) -> dict[tuple[str, int], Stretch]:
+    def stretches(
+        self, partitions: Collection[tuple[str, int]]
+    ) -> dict[tuple[str, int], PartitionBounds]:
         """Return the same as `bounds`, with the leader epoch of each partition."""
         starts = self._answered(partitions, OffsetSpec.earliest())
         ends = self._answered(partitions, OffsetSpec.latest())
         return {
-            tp: Stretch(start.offset, ends[tp].offset, _epoch(ends[tp].leader_epoch))
+            tp: PartitionBounds(start.offset, ends[tp].offset, _epoch(ends[tp].leader_epoch))
             for tp, start in starts.items()
         }
 
@@ -272,7 +274,7 @@ class Admin:
                 said = error.args[0]
                 # A partition that was just added has no leader yet: librdkafka reports _NOENT.
                 leaderless = said.code() == KafkaError._NOENT
-                fatal = verdict_on(said) is Verdict.FATAL and not leaderless
+                fatal = reaction_to(said) is ErrorReaction.FATAL and not leaderless
                 if fatal or time.monotonic() > until:
                     msg = f"{what} are not to be had: {error.args[0].str()}"
                     raise Unavailable(msg) from error

@@ -133,7 +133,7 @@ def task_of_seed(shared: Task, tasks: Sequence[Task], seed: int) -> Task:
 
 
 @dataclass
-class Published:
+class PublishedRequests:
     """The fold of a run's own requests from one draw on, which are not published again.
 
     A request belongs to a draw if its id does, since a group's name can be written in any request.

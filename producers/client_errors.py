@@ -82,7 +82,7 @@ def quiet(
             fatal.append(error)
         away = error.name() in AWAY
         if throttle.first("away" if away else error.name()):
-            log.warning("broker_away" if away else "broker_error", error=error.str())
+            log.warning("broker_unavailable" if away else "broker_error", error=error.str())
 
     return {"error_cb": once, "log.connection.close": False, "log_level": 2, **settings}
 

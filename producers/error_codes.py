@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError
 
 
-class Verdict(Enum):
+class ErrorReaction(Enum):
     """The reaction to an error of a broker or of the client."""
 
     PASSING = "passing"
@@ -84,18 +84,18 @@ FATAL = """
 VERDICTS = {
     name: verdict
     for verdict, names in (
-        (Verdict.PASSING, PASSING),
-        (Verdict.WAITED, WAITED),
-        (Verdict.ABSENT, ABSENT),
-        (Verdict.FATAL, FATAL),
+        (ErrorReaction.PASSING, PASSING),
+        (ErrorReaction.WAITED, WAITED),
+        (ErrorReaction.ABSENT, ABSENT),
+        (ErrorReaction.FATAL, FATAL),
     )
     for name in names.split()
 }
 
 
-def verdict_on(error: "KafkaError") -> Verdict:
+def reaction_to(error: "KafkaError") -> ErrorReaction:
     """Judge an error; a code that is not in the table is retried if the client would."""
     if error.fatal():
-        return Verdict.FATAL
-    later = Verdict.WAITED if error.retriable() else Verdict.FATAL
+        return ErrorReaction.FATAL
+    later = ErrorReaction.WAITED if error.retriable() else ErrorReaction.FATAL
     return VERDICTS.get(error.name(), later)

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rollcall.compose.python_api import run, scored_trajectories, submit, trajectories
-    from rollcall.consumers.agents.wishes import (
+    from rollcall.consumers.agents.effects import (
         Agent,
         AsCompleted,
         CallModel,
@@ -116,7 +116,7 @@ __all__ = [
 ]
 
 _HOMES = (
-    "consumers.agents.wishes",
+    "consumers.agents.effects",
     "sandbox.environment",
     "sandbox.host",
     "sandbox.scorers",

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol, cast, get_type_hints
 
-from rollcall.sandbox.foreign import complaint, foreign, load
 from rollcall.sandbox.host import Host
+from rollcall.sandbox.user_code import complaint, convert_errors, load
 from rollcall.schemas.errors import Refused, WorkFailed
 
 SHIPPED: Mapping[str, str] = {
@@ -93,7 +93,7 @@ WANTED = ("replayable", "open", "step", "close")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class EnvironmentKind:
     """The properties of an environment that its class declares."""
 
     waits: bool = False
@@ -116,7 +116,7 @@ def check_environment(name: str) -> None:
         raise Refused(wrong)
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> EnvironmentKind:
     """Return the properties that the class of an environment declares; imports its module.
 
     The class is the factory itself, or a function's annotated return type. Raises WorkFailed.
@@ -124,11 +124,11 @@ def kind_of(name: str) -> Kind:
     return _kind(name, load("environment", name, SHIPPED))
 
 
-def _kind(name: str, factory: Callable[..., object]) -> Kind:
-    with foreign("bad_config", f"environment {name!r} does not say what it is"):
+def _kind(name: str, factory: Callable[..., object]) -> EnvironmentKind:
+    with convert_errors("bad_config", f"environment {name!r} does not say what it is"):
         made = factory if isinstance(factory, type) else _returned(factory)
         slot, replayable = getattr(made, "slot", ""), getattr(made, "replayable", None)
-        return Kind(
+        return EnvironmentKind(
             waits=inspect.iscoroutinefunction(getattr(made, "step", None)),
             slots=_names(slot),
             replayable=replayable if isinstance(replayable, bool) else None,
@@ -136,12 +136,12 @@ def _kind(name: str, factory: Callable[..., object]) -> Kind:
         )
 
 
-def slots_beside(name: str, kind: Kind, config_json: str) -> tuple[str, ...]:
+def slots_beside(name: str, kind: EnvironmentKind, config_json: str) -> tuple[str, ...]:
     """Return the slots of the session that one of this config depends on. Raises WorkFailed."""
     if kind.beside is None:
         return ()
     config = _config(name, config_json)
-    with foreign("bad_config", f"environment {name!r} does not say what it needs beside it"):
+    with convert_errors("bad_config", f"environment {name!r} does not say what it needs beside it"):
         return _names(kind.beside(config))
 
 
@@ -153,7 +153,7 @@ def _names(slot: object) -> tuple[str, ...]:
 
 def _returned(factory: Callable[..., object]) -> object:
     """Return the annotated return type of a function; None if it cannot be resolved."""
-    with suppress(WorkFailed), foreign("", "annotations are for type checkers first"):
+    with suppress(WorkFailed), convert_errors("", "annotations are for type checkers first"):
         return get_type_hints(factory).get("return")
     return None
 
@@ -164,7 +164,7 @@ def is_replayable(name: str, config_json: str = "") -> bool:
     if kind.waits and kind.replayable is not None:
         return kind.replayable
     environment = (make_environment if kind.waits else make_plain)(name, config_json)
-    with foreign("raised", f"environment {name!r} does not say whether it is replayable"):
+    with convert_errors("raised", f"environment {name!r} does not say whether it is replayable"):
         if not kind.waits:
             environment.close()
         return bool(environment.replayable)
@@ -179,7 +179,7 @@ def make_environment(name: str, config_json: str = "", host: Host | None = None)
     factory = load("environment", name, SHIPPED)
     config = _config(name, config_json)
     _fit(name, factory, config, host)
-    with foreign("bad_config", f"environment {name!r} cannot be made of {config_json}"):
+    with convert_errors("bad_config", f"environment {name!r} cannot be made of {config_json}"):
         product = factory(**config)
         fits = all(hasattr(product, wanted) for wanted in WANTED)
     if not fits:
@@ -203,7 +203,9 @@ def make_plain(name: str, config_json: str = "") -> Environment:
 
 
 def _config(name: str, config_json: str) -> dict[str, Any]:
-    with foreign("bad_config", f"the config of environment {name!r} is not JSON: {config_json!r}"):
+    with convert_errors(
+        "bad_config", f"the config of environment {name!r} is not JSON: {config_json!r}"
+    ):
         config = json.loads(config_json or "{}")
     if not isinstance(config, dict):
         msg = f"the config of environment {name!r} is {config_json!r}; it must be a JSON object"
@@ -226,7 +228,7 @@ def _fit(
     name: str, factory: Callable[..., object], config: dict[str, Any], host: Host | None
 ) -> None:
     """Add the host if the factory takes one, and check the keys before it is called."""
-    with foreign("bad_config", f"the factory of environment {name!r} hides its arguments"):
+    with convert_errors("bad_config", f"the factory of environment {name!r} hides its arguments"):
         signature = _signature(factory)
     taken = signature.parameters.get("host") if _kind(name, factory).waits else None
     if taken is not None and "host" in config:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 class Line(Protocol):
     """The environment's end of an HTTP endpoint that one process uses like a model (a line).
 
-    It is used on the event loop of one of the worker's threads (a room).
+    It is used on the event loop of one of the worker's threads.
     """
 
     url: str
@@ -71,7 +71,7 @@ class Process(Protocol):
         ...
 
 
-class Starts(Protocol):
+class AgentStarter(Protocol):
     """The interface that starts agents."""
 
     async def start(
@@ -97,7 +97,7 @@ class Starts(Protocol):
         ...
 
 
-class Processes(Starts, Protocol):
+class Processes(AgentStarter, Protocol):
     """All agents of a worker; see `rollcall.sandbox.agents.agent_processes.AgentProcesses`."""
 
     async def close(self) -> None:
@@ -146,7 +146,7 @@ class Boxes(Protocol):
         ...
 
 
-class Host(Starts, Protocol):
+class Host(AgentStarter, Protocol):
     """The services of a worker for one session."""
 
     place: str

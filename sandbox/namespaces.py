@@ -1,8 +1,8 @@
 """How a process becomes one of a box: the kernel's own words, with the standard library alone.
 
-Imported by path, as `rollcall.sandbox.keeper_process` does, and by it alone. Whoever enters is,
-until it is the program that was asked for, nobody that a process of the box could look into: it has
-more rights than they have there, and the kernel compares.
+Imported by path, as `rollcall.sandbox.supervisor_process` does, and by it alone. Whoever enters
+is, until it is the program that was asked for, nobody that a process of the box could look into:
+it has more rights than they have there, and the kernel compares.
 """
 
 import base64

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollcall.sandbox.tied_programs import run_tied
+from rollcall.sandbox.child_programs import run_child
 from rollcall.schemas.errors import Refused, Unavailable
 
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
@@ -24,7 +24,7 @@ def pip(command: str, *arguments: str, what: str, scratch: Path) -> tuple[int, s
     """
     argv = [sys.executable, *PIP, command, *arguments]
     try:
-        done = run_tied(argv, scratch, LONGEST_S)
+        done = run_child(argv, scratch, LONGEST_S)
     except subprocess.TimeoutExpired as error:
         msg = f"{what} cannot be fetched: pip takes more than {LONGEST_S:g} s"
         raise Unavailable(msg) from error

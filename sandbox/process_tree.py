@@ -25,7 +25,7 @@ def adopt_orphans() -> None:
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def tied_to(parent: int, with_signal: int) -> None:
+def signal_on_parent_death(parent: int, with_signal: int) -> None:
     """Get a signal when our parent dies, and leave now where it has died already."""
     LIBC.prctl(PR_SET_PDEATHSIG, with_signal, 0, 0, 0)
     if os.getppid() != parent:

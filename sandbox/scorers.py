@@ -6,8 +6,8 @@ no finite number, its value is None with the reason, and so is the total. A scor
 returns a `PerToken` (`rollcall.sandbox.token_scores`).
 
 A scorer that waits for something, such as a box, is an `async def`, with a parameter `host` if it
-uses its worker's services (`rollcall.sandbox.waiting_scores`). `score` leaves its reward open, and
-`filled` fills it in.
+uses its worker's services (`rollcall.sandbox.async_scoring`). `score` leaves its reward open, and
+`with_rewards` fills it in.
 """
 
 import inspect
@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import orjson
 
 from rollcall.sandbox.environment import make_plain
-from rollcall.sandbox.foreign import complaint, foreign, load
 from rollcall.sandbox.host import ScoringHost
 from rollcall.sandbox.token_scores import PerToken, packed_scores
+from rollcall.sandbox.user_code import complaint, convert_errors, load
 from rollcall.schemas.errors import ProgramFailed, Refused, RollcallError, WorkFailed
 from rollcall.schemas.foreign_text import REASON_CHARS, plain
 from rollcall.schemas.messages import Reward, ScoredTrajectory, Task, TokenScores, Trajectory
@@ -35,7 +35,7 @@ class Explained(NamedTuple):
     reason: str
 
 
-class Opinion(NamedTuple):
+class ScorerResult(NamedTuple):
     """The result of one scorer."""
 
     reward: Reward
@@ -92,40 +92,40 @@ def score(
 
     The rewards of asynchronous scorers are left open: None with the reason OPEN.
     """
-    opinions: tuple[Opinion, ...] = ()
+    results: tuple[ScorerResult, ...] = ()
     if trajectory.status == "finished":
-        opinions = tuple(_opinion(spec, trajectory) for spec in specs)
-        total, reason = _total([opinion.reward for opinion in opinions])
+        results = tuple(_opinion(spec, trajectory) for spec in specs)
+        total, reason = _total([result.reward for result in results])
     else:
         total = None
         reason = "/".join(filter(None, (trajectory.status, trajectory.code)))
     return ScoredTrajectory(
         scoring_id=scoring_id,
         trajectory=trajectory,
-        rewards=tuple(opinion.reward for opinion in opinions),
+        rewards=tuple(result.reward for result in results),
         total=total,
         source_topic=source_topic,
         source_partition=source_partition,
         source_offset=source_offset,
         reason=reason,
-        token_scores=_together(opinions),
+        token_scores=_together(results),
     )
 
 
-def waiting(specs: Sequence[ScorerSpec]) -> tuple[int, ...]:
+def async_scorer_indices(specs: Sequence[ScorerSpec]) -> tuple[int, ...]:
     """Return the indices of asynchronous scorers; imports their modules."""
     numbered = enumerate(specs)
     return tuple(n for n, spec in numbered if spec.function is None and _waits(spec.name))
 
 
-def filled(scored: ScoredTrajectory, opinions: Mapping[int, Opinion]) -> ScoredTrajectory:
+def with_rewards(scored: ScoredTrajectory, results: Mapping[int, ScorerResult]) -> ScoredTrajectory:
     """Return the record with open rewards filled in, given by index of the scorer."""
     rewards = tuple(
-        opinions[number].reward if number in opinions else each
+        results[number].reward if number in results else each
         for number, each in enumerate(scored.rewards)
     )
     total, reason = _total(rewards)
-    tokens = scored.token_scores + _together(opinions[number] for number in sorted(opinions))
+    tokens = scored.token_scores + _together(results[number] for number in sorted(results))
     return replace(scored, rewards=rewards, total=total, reason=reason, token_scores=tokens)
 
 
@@ -178,17 +178,17 @@ def _graded(task: Task, answer: str) -> float:
     return entry.step(answer).reward
 
 
-def _opinion(spec: ScorerSpec, trajectory: Trajectory) -> Opinion:
+def _opinion(spec: ScorerSpec, trajectory: Trajectory) -> ScorerResult:
     if spec.function is None and _waits(spec.name):
-        return Opinion(Reward(spec.name, None, OPEN, spec.weight))
+        return ScorerResult(Reward(spec.name, None, OPEN, spec.weight))
     try:
-        with foreign("raised", "it raised"):
+        with convert_errors("raised", "it raised"):
             found = read_result((spec.function or _scorer(spec.name))(trajectory))
-        return given(spec, trajectory, found)
+        return result_of(spec, trajectory, found)
     except ProgramFailed:
         raise  # the scorer is stuck: the others cannot run
     except RollcallError as error:
-        return Opinion(Reward(spec.name, None, plain(str(error), REASON_CHARS), spec.weight))
+        return ScorerResult(Reward(spec.name, None, plain(str(error), REASON_CHARS), spec.weight))
 
 
 def read_result(result: object) -> PerToken:
@@ -201,20 +201,20 @@ def read_result(result: object) -> PerToken:
     return PerToken(float(result), {})  # type: ignore[arg-type]
 
 
-def given(spec: ScorerSpec, trajectory: Trajectory, found: PerToken) -> Opinion:
-    """Return the opinion of a scorer that returned; its value is None if it is not finite."""
+def result_of(spec: ScorerSpec, trajectory: Trajectory, found: PerToken) -> ScorerResult:
+    """Return the result of a scorer that returned; its value is None if it is not finite."""
     if not math.isfinite(found.value):
-        return Opinion(Reward(spec.name, None, f"it gave {found.value}", spec.weight))
+        return ScorerResult(Reward(spec.name, None, f"it gave {found.value}", spec.weight))
     try:
-        with foreign("raised", "its token scores raised"):
+        with convert_errors("raised", "its token scores raised"):
             tokens = packed_scores(spec.name, found.tokens, trajectory) if found.tokens else ()
     except WorkFailed as error:
-        return Opinion(Reward(spec.name, None, plain(str(error), REASON_CHARS), spec.weight))
-    return Opinion(Reward(spec.name, found.value, found.reason, spec.weight), tokens)
+        return ScorerResult(Reward(spec.name, None, plain(str(error), REASON_CHARS), spec.weight))
+    return ScorerResult(Reward(spec.name, found.value, found.reason, spec.weight), tokens)
 
 
-def _together(opinions: Iterable[Opinion]) -> tuple[TokenScores, ...]:
-    return tuple(each for opinion in opinions for each in opinion.tokens)
+def _together(results: Iterable[ScorerResult]) -> tuple[TokenScores, ...]:
+    return tuple(each for result in results for each in result.tokens)
 
 
 @cache
@@ -228,7 +228,7 @@ def _waits(name: str) -> bool:
 
 @cache
 def _takes_host(name: str) -> bool:
-    with foreign("bad_config", f"scorer {name!r} hides its parameters"):
+    with convert_errors("bad_config", f"scorer {name!r} hides its parameters"):
         return "host" in inspect.signature(_scorer(name)).parameters
 
 

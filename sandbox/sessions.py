@@ -1,8 +1,8 @@
 """The table of open environments of a worker. It uses no Kafka, no thread and no clock.
 
 It serves synchronous and asynchronous environments: an `async def` here suspends only if an
-environment does. With synchronous ones alone, `rollcall.sandbox.at_once` runs it without an event
-loop.
+environment does. With synchronous ones alone, `rollcall.sandbox.run_inline` runs it without an
+event loop.
 
 A step runs only if its index is the number of steps applied; a retry of the last step gets the
 kept answer; any other index drops the session. A session that is not held is rebuilt from the
@@ -24,7 +24,7 @@ from inspect import isawaitable
 import orjson
 
 from rollcall.sandbox.environment import AnyEnvironment, Observation, make_plain
-from rollcall.sandbox.foreign import foreign
+from rollcall.sandbox.user_code import convert_errors
 from rollcall.schemas.answer_cache import AnswerCache
 from rollcall.schemas.errors import RollcallError, WorkFailed
 from rollcall.schemas.ids import Whose, whose
@@ -278,7 +278,9 @@ class Sessions:
 async def _open(
     step: EnvironmentStep, environment: AnyEnvironment
 ) -> tuple[_OpenEnvironment, EnvironmentStepped]:
-    with foreign("raised", lambda: f"{place_of(step)} cannot be opened with seed {step.seed}"):
+    with convert_errors(
+        "raised", lambda: f"{place_of(step)} cannot be opened with seed {step.seed}"
+    ):
         shown = environment.open(step.seed)
         seen = await shown if isawaitable(shown) else shown
         opened = _answer(step, seen, index=0)
@@ -290,7 +292,9 @@ async def _open(
 
 
 def _says(step: EnvironmentStep, environment: AnyEnvironment) -> bool:
-    with foreign("raised", lambda: f"{place_of(step)} does not say whether it is replayable"):
+    with convert_errors(
+        "raised", lambda: f"{place_of(step)} does not say whether it is replayable"
+    ):
         return bool(environment.replayable)
 
 
@@ -315,7 +319,7 @@ async def _advance(
     if session.over:
         msg = f"{place_of(step)} ended after {session.applied} steps; reset it to go on"
         raise WorkFailed(code="episode_over", message=msg, retriable=False)
-    with foreign("raised", lambda: f"{place_of(step)} failed at step {session.applied}"):
+    with convert_errors("raised", lambda: f"{place_of(step)} failed at step {session.applied}"):
         seen = session.environment.step(action)
         if not isinstance(seen, Observation) and isawaitable(seen):
             seen = await seen
@@ -365,7 +369,7 @@ _JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 async def _shut(environment: AnyEnvironment) -> None:
     """Close an environment, and ignore its errors."""
-    with suppress(RollcallError), foreign("raised", "closing"):
+    with suppress(RollcallError), convert_errors("raised", "closing"):
         closing = environment.close()
         if closing is not None and isawaitable(closing):
             await closing

@@ -9,14 +9,14 @@ RollcallError
   + WorkFailed       one command cannot be done             -> CallFailed, the fold decides
       + TooLarge, NoTopic
   + RolloutBroken    one rollout cannot go on               -> a new attempt, or RolloutFinished
-      + DeterminismError   its program wishes something else than its journal says
+      + DeterminismError   its program asks for something else than its journal says
       + ProgramFailed      its program raised, yielded rubbish, or never ended
   + BatchFailed      one batch cannot be trained on         -> dropped with a reason, the next
   + Unavailable      a service is away                      -> wait, say so once, try again
       + RegistryDiffers, StoreAway, WeightsMissing, MemberMoved
   + Unfit            this process must not go on            -> exit before the commit
       + JournalGone, RequestsSkipped, TopicRecreated, TopicsDiffer, StoresDiffer,
-        RegistryEmptied, DeliveryFailed, StormOfDeadLetters, RoomBlocked, DiskFull,
+        RegistryEmptied, DeliveryFailed, StormOfDeadLetters, EventLoopBlocked, DiskFull,
         CanaryOff, EngineDied, RunTaken
 """
 
@@ -226,5 +226,5 @@ class DiskFull(Unfit):
     """No room for what has to be kept before anything goes on; says what is needed."""
 
 
-class RoomBlocked(Unfit):
+class EventLoopBlocked(Unfit):
     """Code that was to wait keeps everybody's thread to itself, and does not come back."""

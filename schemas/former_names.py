@@ -17,7 +17,7 @@ from types import ModuleType
 PACKAGE = "rollcall"
 FORMER = ("schemas", "producers", "consumers", "inference", "sandbox", "trainer", "compose")
 """Packages that could be imported without `rollcall.` before it."""
-MOVED: Mapping[str, str] = {}
+MOVED: Mapping[str, str] = {"consumers.agents.wishes": "consumers.agents.effects"}
 """Modules that have moved since, by their former name; today's name without `rollcall.`."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from rollcall.compose.agents.scripted_endpoint import KEY, ScriptedAnswer, ScriptedEndpoint
-from rollcall.inference.dialects.dialect import AgentRequest
+from rollcall.inference.dialects.dialect import ParsedRequest
 from rollcall.sandbox.agents.agent_processes import AgentProcesses
 from rollcall.schemas.errors import WorkFailed
 
@@ -135,7 +135,7 @@ async def _play(
     return seen
 
 
-def described(path: str, request: AgentRequest) -> str:
+def described(path: str, request: ParsedRequest) -> str:
     """Describe a model call in a line, by the parts that matter to an endpoint."""
     ask = request.ask
     words = [path, _count(len(ask.messages), "message")]

@@ -16,8 +16,8 @@ from pathlib import Path
 import orjson
 
 from rollcall.compose.services.artifacts import exclusive
-from rollcall.sandbox.agents.shipped import POINTER, SHIPPED, Installed, installed
-from rollcall.sandbox.tied_programs import run_tied
+from rollcall.sandbox.agents.shipped import POINTER, SHIPPED, InstalledAgent, installed_agent
+from rollcall.sandbox.child_programs import run_child
 from rollcall.schemas.errors import Refused, Unavailable
 from rollcall.schemas.names import hint, unknown
 from rollcall.schemas.private_folders import make_private
@@ -44,7 +44,7 @@ class ListedAgent:
 def listing(home: Path) -> list[ListedAgent]:
     rows = []
     for name, agent in SHIPPED.items():
-        here = installed(home, name)
+        here = installed_agent(home, name)
         state = "needs no installing" if not agent.requirements else "not installed"
         if here:
             state = f"broken: {here.broken}" if here.broken else "ready"
@@ -68,7 +68,7 @@ def requirements(spec: str) -> tuple[str, tuple[str, ...]]:
     return name, (exact, *others)
 
 
-def install(home: Path, name: str, wanted: tuple[str, ...]) -> tuple[Installed, bool]:
+def install(home: Path, name: str, wanted: tuple[str, ...]) -> tuple[InstalledAgent, bool]:
     """Make the environment of an agent unless it exists; also return True if it was made.
 
     It is marked as untried. Raises Refused and Unavailable, ServicesError if `home` is not
@@ -76,7 +76,7 @@ def install(home: Path, name: str, wanted: tuple[str, ...]) -> tuple[Installed, 
     """
     with exclusive(home / f"{name}.lock"):
         _remove_half_made(home / name)
-        there = installed(home, name)
+        there = installed_agent(home, name)
         if there is not None and there.requirements == wanted:
             return there, False
         directory = home / name / secrets.token_hex(6)
@@ -85,7 +85,7 @@ def install(home: Path, name: str, wanted: tuple[str, ...]) -> tuple[Installed, 
         except BaseException:
             _remove_half_made(home / name)
             raise
-        made = Installed(directory, version, wanted, UNTRIED)
+        made = InstalledAgent(directory, version, wanted, UNTRIED)
         point_to(home, name, made)
         shutil.rmtree(directory.with_suffix(MAKING))
         keep = {directory, there.directory if there else directory}
@@ -98,12 +98,12 @@ def install(home: Path, name: str, wanted: tuple[str, ...]) -> tuple[Installed, 
 def mark(home: Path, name: str, broken: str) -> None:
     """Record the fault that a check found; empty if there is none."""
     with exclusive(home / f"{name}.lock"):
-        there = installed(home, name)
+        there = installed_agent(home, name)
         if there is not None:
             point_to(home, name, replace(there, broken=broken))
 
 
-def point_to(home: Path, name: str, made: Installed) -> None:
+def point_to(home: Path, name: str, made: InstalledAgent) -> None:
     """Make this the agent's environment."""
     pointer = {**asdict(made), "directory": made.directory.name}
     write_whole(home / name / POINTER, orjson.dumps(pointer, option=orjson.OPT_INDENT_2))
@@ -125,16 +125,16 @@ def _remove_half_made(folder: Path) -> None:
 def _fill(directory: Path, name: str, wanted: tuple[str, ...]) -> str:
     """Install with our own pip; return the installed version of the agent."""
     scratch = make_private(directory.with_suffix(MAKING))
-    made = run_tied([sys.executable, "-m", "venv", "--without-pip", str(directory)], scratch)
+    made = run_child([sys.executable, "-m", "venv", "--without-pip", str(directory)], scratch)
     if made.returncode:
         msg = f"no virtual environment can be made with {sys.executable}: {_last(made.stdout)}"
         raise Refused(msg)
     python = str(directory / "bin" / "python")
-    done = run_tied([sys.executable, *PIP, "--python", python, *INSTALL, *wanted], scratch)
+    done = run_child([sys.executable, *PIP, "--python", python, *INSTALL, *wanted], scratch)
     if done.returncode:
         raise refusal(name, wanted[0], done.stdout)
     code = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
-    return run_tied([python, "-c", code, name], scratch).stdout.strip()
+    return run_child([python, "-c", code, name], scratch).stdout.strip()
 
 
 def refusal(name: str, requirement: str, said: str) -> Exception:

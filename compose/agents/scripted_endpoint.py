@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from rollcall.consumers.environments.adapter_dialect import ADAPTER_ROUTES, shown_body
-from rollcall.inference.dialects.dialect import AgentRequest, Declined
+from rollcall.inference.dialects.dialect import Declined, ParsedRequest
 from rollcall.inference.dialects.routes import ROUTES, answer, dialect_of, error_answer
 from rollcall.schemas.asks import Ask, Choice, ModelReply, StepReply
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
@@ -39,7 +39,7 @@ class ScriptedEndpoint:
     """The environment's answers, by the fields of a step's answer that are not the default."""
     url: str = ""
     """The base URL for the agent; clients append their vendor's path."""
-    calls: list[tuple[str, AgentRequest]] = field(default_factory=list)
+    calls: list[tuple[str, ParsedRequest]] = field(default_factory=list)
     """The requests to the model, each with its path."""
     actions: list[str] = field(default_factory=list)
     """The actions for the environment."""

@@ -40,7 +40,7 @@ def adopt_pause_ms(settings: Settings) -> Figure:
 
 
 @dataclass(eq=False)
-class Steps:
+class StepTimes:
     """The times of an engine's steps, and the versions at their ends."""
 
     taken: list[tuple[float, float, int]] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Busy:
 
     server: OneServer
     prompt: str
-    steps: Steps = field(default_factory=Steps)
+    steps: StepTimes = field(default_factory=StepTimes)
     asked: int = 0
 
     def ask(self) -> None:

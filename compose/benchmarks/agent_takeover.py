@@ -31,7 +31,7 @@ from rollcall.compose.benchmarks.own_cluster import (
 from rollcall.compose.benchmarks.takeover import noticed_at
 from rollcall.compose.cluster import Cluster
 from rollcall.compose.settings import Settings
-from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.log.reading import read_all
 from rollcall.consumers.loop.loop import Loop
 from rollcall.inference.engine import EngineAnswer
@@ -85,15 +85,15 @@ class Gated(ScriptedEngine):
         return super().step()
 
 
-def models(cluster: Cluster, shop: Workshop) -> Loop:
+def models(cluster: Cluster, factory: WorkerFactory) -> Loop:
     """Build the worker that answers calls."""
-    return shop.models(MODELS, Gated(_gate(cluster)))
+    return factory.models(MODELS, Gated(_gate(cluster)))
 
 
 def hosts(cluster: Cluster, name: str) -> Loop:
     """Build a worker with room for all agents and their shells."""
     settings = with_slots(cluster.settings, hosted=LIVE, box=LIVE)
-    return Workshop(cluster.log, cluster.codec, cluster.topics, settings).environments(name)
+    return WorkerFactory(cluster.log, cluster.codec, cluster.topics, settings).environments(name)
 
 
 def kill(settings: Settings, *, live: int = LIVE) -> Figure:

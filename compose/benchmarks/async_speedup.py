@@ -19,7 +19,7 @@ from typing import cast
 from rollcall.compose.benchmarks import slow_rollouts
 from rollcall.compose.benchmarks.figure import Figure
 from rollcall.compose.settings import Settings
-from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.history.versions_in_use import VersionsInUse
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.consumers.loop.loop import Loop
@@ -64,7 +64,7 @@ SCALE = Scale()
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ModePace:
     """The speed of one mode after the warm-up."""
 
     steps_per_hour: float
@@ -153,14 +153,14 @@ class Bench:
             self.busy_s += (now - self._seen) * self.trainer.running() / self.slots
         self._seen = now
 
-    def pace(self, warm: int, steps: int) -> Pace:
+    def pace(self, warm: int, steps: int) -> ModePace:
         """Run to `warm` steps, then measure `steps` more."""
         self.to_step(warm)
         began, busy_s, trained_s = time.monotonic(), self.busy_s, self.learner.trained_s
         self.to_step(warm + steps)
         took = time.monotonic() - began
         buffer = self.trainer.buffer
-        return Pace(
+        return ModePace(
             steps_per_hour=3600 * steps / took,
             busy=(self.busy_s - busy_s) / took,
             train_s=(self.learner.trained_s - trained_s) / steps,
@@ -192,7 +192,7 @@ def async_speedup(
     )
 
 
-def _pace(settings: Settings, scale: Scale, staleness: int, warm: int, steps: int) -> Pace:
+def _pace(settings: Settings, scale: Scale, staleness: int, warm: int, steps: int) -> ModePace:
     with tempfile.TemporaryDirectory(prefix="rollcall-") as directory:
         bench = bench_of(Path(directory), settings, scale, staleness)
         try:
@@ -207,22 +207,22 @@ def bench_of(directory: Path, settings: Settings, scale: Scale, staleness: int) 
     topics = Topics(settings.prefix)
     log = MemoryLog(wanted(settings.prefix, [slow_rollouts.POLICY]))
     settings = settings.model_copy(update={"state_dir": directory})
-    shop = Workshop(log, Codec(LocalRegistry()), topics, settings, watched=False)
+    factory = WorkerFactory(log, Codec(LocalRegistry()), topics, settings, watched=False)
     loops = (
-        shop.agents("agents"),
-        shop.models("models", slow_rollouts.SlowEngine(scale.median_s)),
-        shop.environments("environments"),
-        shop.rewards("rewards", [SCORING], SCORING),
+        factory.agents("agents"),
+        factory.models("models", slow_rollouts.SlowEngine(scale.median_s)),
+        factory.environments("environments"),
+        factory.rewards("rewards", [SCORING], SCORING),
     )
     learner = SleepingLearner(scale.train_s)
-    trainer = _trainer(shop, directory, scale, staleness, learner)
+    trainer = _trainer(factory, directory, scale, staleness, learner)
     bench = Bench(loops, trainer, learner, scale.slots)
     learner.meanwhile = bench.others
     return bench
 
 
 def _trainer(
-    shop: Workshop, directory: Path, scale: Scale, staleness: int, learner: SleepingLearner
+    factory: WorkerFactory, directory: Path, scale: Scale, staleness: int, learner: SleepingLearner
 ) -> Trainer:
     config = LearnerConfig(
         groups_per_step=scale.groups,
@@ -235,13 +235,13 @@ def _trainer(
     template = slow_rollouts.template("bench", scale.median_s)
     return Trainer(
         "training",
-        shop.log,
-        shop.codec,
-        shop.topics,
-        shop.log.publisher(),
+        factory.log,
+        factory.codec,
+        factory.topics,
+        factory.log.publisher(),
         cast(Learner, learner),
         config,
         run,
         Draws(template, 0, scale.group_size, (0, UNBOUNDED)),
-        in_use=VersionsInUse(shop, slow_rollouts.POLICY),
+        in_use=VersionsInUse(factory, slow_rollouts.POLICY),
     )

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from rollcall.compose.benchmarks.figure import LeftOut
+from rollcall.compose.benchmarks.figure import BenchmarkUnavailable
 from rollcall.sandbox.boxes.box import Spec, driver
 from rollcall.schemas.errors import RollcallError
 
@@ -25,4 +25,4 @@ def require_driver(name: str) -> None:
         asyncio.run(tried())
     except RollcallError as error:
         msg = f"driver {name!r} opens no box here: {error}"
-        raise LeftOut(msg) from error
+        raise BenchmarkUnavailable(msg) from error

@@ -1,4 +1,4 @@
-"""Sessions of environment `shell` in a worker's event loop (its room), used without a log."""
+"""Sessions of environment `shell` in a worker's event loop (its event loop), used without a log."""
 
 import json
 import queue
@@ -13,15 +13,15 @@ from typing import cast
 
 from rollcall.compose.benchmarks.cpu_used import cpu_used_s
 from rollcall.compose.services.service_errors import ServicesError
-from rollcall.consumers.environments.session_thread import Work
+from rollcall.consumers.environments.async_sessions import AsyncSessions
+from rollcall.consumers.environments.session_thread import SessionStep
 from rollcall.consumers.environments.session_times import SessionTimes
-from rollcall.consumers.environments.waiting_sessions import WaitingSessions
+from rollcall.consumers.event_loop_thread import EventLoopThread
 from rollcall.consumers.log.protocols import Record
-from rollcall.consumers.room import Room
 from rollcall.sandbox.boxes.box import Box, Driver, Spec
 from rollcall.sandbox.boxes.leases import Leases
 from rollcall.sandbox.boxes.pool import BoxPool, Mode
-from rollcall.sandbox.environment import Kind
+from rollcall.sandbox.environment import EnvironmentKind
 from rollcall.sandbox.environments.shell_commands import ShellEnvironment
 from rollcall.sandbox.host import Host
 from rollcall.schemas.errors import WorkFailed
@@ -65,22 +65,22 @@ class BoxSessions:
         self._cpu_before_s = cpu_used_s()
         self._config = json.dumps(config)
         self._changed = threading.Condition()
-        self._room = Room(threaded=True)
+        self._loop_thread = EventLoopThread(threaded=True)
         self._leases = Leases(folder / "leases", "bench")
         self._pool = BoxPool(driver, self._leases, self._tell)
-        self._room.at_close(self._pool.close)
+        self._loop_thread.at_close(self._pool.close)
         self._answers: queue.Queue[EnvironmentStepped | CallFailed] = queue.Queue()
         self._lock = threading.Lock()
         self._asked = 0
-        self._sessions = WaitingSessions(
+        self._sessions = AsyncSessions(
             lambda step, body, record: self._answers.put(body),
             lambda step: None,
             lambda: None,
-            room=self._room,
+            loop_thread=self._loop_thread,
             make=lambda name, config, place: ShellEnvironment(
                 cast(Host, PoolHost(self._pool)), **json.loads(config)
             ),
-            kind_of=lambda name: Kind(waits=True, replayable=True),
+            kind_of=lambda name: EnvironmentKind(waits=True, replayable=True),
             slots={},
             times=SessionTimes(),
             counts=Counter(),
@@ -95,7 +95,7 @@ class BoxSessions:
             environment_config=self._config, timeout_s=FAR_S,
         )  # fmt: skip
         record = Record("steps", 0, self._asked, b"", b"", 0)
-        self._sessions.hand_out([Work(record, step, self._lock)])
+        self._sessions.dispatch([SessionStep(record, step, self._lock)])
         answer = self._answers.get(timeout=FAR_S)
         if isinstance(answer, CallFailed):
             raise WorkFailed(answer.code, answer.message, retriable=answer.retriable)

@@ -25,7 +25,7 @@ from rollcall.compose.benchmarks.own_cluster import (
 )
 from rollcall.compose.cluster import Cluster
 from rollcall.compose.settings import Settings
-from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.loop.loop import Loop
 from rollcall.inference.scripted import Script
 from rollcall.schemas.messages import Limits, RolloutRequest, Task
@@ -71,8 +71,8 @@ def turns_per_second(settings: Settings) -> Figure:
 def environments(cluster: Cluster) -> Loop:
     """Build a worker with room for all sessions."""
     settings = with_slots(cluster.settings, box=BOXES)
-    shop = Workshop(cluster.log, cluster.codec, cluster.topics, settings)
-    return shop.environments(ENVIRONMENTS)
+    factory = WorkerFactory(cluster.log, cluster.codec, cluster.topics, settings)
+    return factory.environments(ENVIRONMENTS)
 
 
 def script() -> Script:

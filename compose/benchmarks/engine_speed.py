@@ -39,7 +39,7 @@ WORDS = {"kind": "words", "bos": "<bos>", "turn": "<a>"}
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class CallBatch:
     """The number of calls at once, words of a prompt and tokens of an answer."""
 
     calls: int
@@ -60,11 +60,11 @@ class Round:
     wall_s: float
 
 
-LANGUAGE = Batch(calls=32, prompt=30, answer=64)
-LAKE = Batch(calls=64, prompt=1, answer=32)
+LANGUAGE = CallBatch(calls=32, prompt=30, answer=64)
+LAKE = CallBatch(calls=64, prompt=1, answer=32)
 
 
-def engine_tokens_per_s(settings: Settings, batch: Batch = LANGUAGE) -> Figure:
+def engine_tokens_per_s(settings: Settings, batch: CallBatch = LANGUAGE) -> Figure:
     """Measure a model that is made here, with random weights."""
     require("torch", "transformers")
     from rollcall.inference.policy_dir import make_policy
@@ -85,7 +85,7 @@ def engine_tokens_per_s_lake(settings: Settings) -> Figure:
         return compared(directory, settings, LAKE)
 
 
-def compared(directory: Path, settings: Settings, batch: Batch, rounds: int = ROUNDS) -> Figure:
+def compared(directory: Path, settings: Settings, batch: CallBatch, rounds: int = ROUNDS) -> Figure:
     """Measure both alternately, after an uncounted round of each."""
     with TemporaryDirectory(prefix="rollcall-") as scratch:
         worker = Worker(directory, Path(scratch), settings)
@@ -100,7 +100,7 @@ def compared(directory: Path, settings: Settings, batch: Batch, rounds: int = RO
     return figure(batch, {who: times[1:] for who, times in taken.items()})
 
 
-def figure(batch: Batch, taken: dict[str, list[Round]]) -> Figure:
+def figure(batch: CallBatch, taken: dict[str, list[Round]]) -> Figure:
     """Return the figure of the quickest rounds, by CPU seconds."""
     speed = {who: batch.tokens / min(each.cpu_s for each in times) for who, times in taken.items()}
     notes = tuple(
@@ -138,13 +138,13 @@ class Worker(OneServer):
             self.loop.turn(0.0)
 
 
-def calls_of(batch: Batch, number: int) -> list[ModelCall]:
+def calls_of(batch: CallBatch, number: int) -> list[ModelCall]:
     """Return calls of new rollouts."""
     said = enumerate(messages_of(batch, number))
     return [call_of(f"{number} {at}", message, batch.answer) for at, message in said]
 
 
-def messages_of(batch: Batch, number: int) -> Sequence[Message]:
+def messages_of(batch: CallBatch, number: int) -> Sequence[Message]:
     """Return the prompts: places of the lake, drawn anew for every call."""
     random = np.random.default_rng(number)
     return [
@@ -153,7 +153,7 @@ def messages_of(batch: Batch, number: int) -> Sequence[Message]:
     ]
 
 
-def prompts_of(template: Any, batch: Batch, number: int) -> "Tensor":
+def prompts_of(template: Any, batch: CallBatch, number: int) -> "Tensor":
     """Return the same calls, rendered."""
     import torch
 

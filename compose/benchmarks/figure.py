@@ -10,7 +10,7 @@ from rollcall.schemas.errors import RollcallError
 T = TypeVar("T")
 
 
-class LeftOut(RollcallError):
+class BenchmarkUnavailable(RollcallError):
     """A requirement of a figure is missing here; the message names it, and how to get it."""
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rollcall.compose.benchmarks.figure import Figure, LeftOut
+from rollcall.compose.benchmarks.figure import BenchmarkUnavailable, Figure
 from rollcall.compose.benchmarks.one_trainer import LR, Shape, samples_of
 from rollcall.compose.extras import require
 from rollcall.compose.settings import Settings
@@ -36,7 +36,7 @@ def train_flops(settings: Settings, packing: str = "rows") -> Figure:
 
     if not torch.cuda.is_available():
         msg = "no CUDA device is here; run it on a machine with a GPU"
-        raise LeftOut(msg)
+        raise BenchmarkUnavailable(msg)
     with TemporaryDirectory(prefix="rollcall-") as scratch:
         parameters = _lay_model(Path(scratch))
         walls = _steps(scratch, packing)

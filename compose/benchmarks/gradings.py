@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rollcall.compose.benchmarks.box_drivers import require_driver
 from rollcall.compose.benchmarks.cpu_used import cpu_used_s
-from rollcall.compose.benchmarks.figure import Figure, LeftOut
+from rollcall.compose.benchmarks.figure import BenchmarkUnavailable, Figure
 from rollcall.compose.services.service_errors import ServicesError
 from rollcall.compose.settings import Settings
 from rollcall.sandbox.boxes.box import Box, Driver, Spec, driver
@@ -55,10 +55,10 @@ def _tasks(folder: Path) -> list[HarborTask]:
         tasks = []
     if len(tasks) < len(names):
         msg = f"{len(tasks)} of {len(names)} tasks are in {folder}; `rollcall tasks build suite-b`"
-        raise LeftOut(msg)
+        raise BenchmarkUnavailable(msg)
     if not is_built(BASE):
         msg = f"there is no image {BASE!r}, which holds pytest; run `rollcall images build base`"
-        raise LeftOut(msg)
+        raise BenchmarkUnavailable(msg)
     return tasks
 
 

@@ -30,7 +30,7 @@ from rollcall.compose.benchmarks.own_cluster import (
 )
 from rollcall.compose.cluster import Cluster
 from rollcall.compose.settings import Settings
-from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.loop.loop import Loop
 from rollcall.inference.engine import EngineAnswer
 from rollcall.inference.scripted import ScriptedEngine
@@ -51,8 +51,9 @@ ROLES = ("agents", "models", "hosted-environments")
 TIMES = "calls.txt"
 
 
-class CallersShop(Workshop):
-    """A workshop whose agents are raw callers; their calls' times are written beside the logs."""
+class CallersFactory(WorkerFactory):
+    """A worker factory whose agents are raw callers; their calls' times are written beside the
+    logs."""
 
     def agent_processes(self) -> CallerProcesses:
         times = self.settings.state() / "bench" / TIMES
@@ -67,8 +68,8 @@ class CallersShop(Workshop):
 def environments(cluster: Cluster) -> Loop:
     """Build a worker with room for all sessions."""
     settings = with_slots(cluster.settings, hosted=LIVE)
-    shop = CallersShop(cluster.log, cluster.codec, cluster.topics, settings)
-    return shop.environments("hosted-environments")
+    factory = CallersFactory(cluster.log, cluster.codec, cluster.topics, settings)
+    return factory.environments("hosted-environments")
 
 
 class Slow(ScriptedEngine):

@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 from rollcall.compose.benchmarks import load
 from rollcall.consumers.agents.outbox import Outbox
-from rollcall.consumers.agents.worker import Agents, Capacity
-from rollcall.consumers.answers import Answers
-from rollcall.consumers.environments.environments import Environments
+from rollcall.consumers.agents.worker import AgentsRole, Capacity
+from rollcall.consumers.answers import AnswerWriter
+from rollcall.consumers.environments.environments import EnvironmentsRole
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.consumers.loop.dead_letters import DeadLetters
 from rollcall.consumers.loop.loop import Loop
 from rollcall.consumers.loop.role import Role
-from rollcall.consumers.models.server import Models
-from rollcall.consumers.rewards import Rewards
+from rollcall.consumers.models.server import ModelsRole
+from rollcall.consumers.rewards import RewardsRole
 from rollcall.inference.engine import Engine
 from rollcall.producers.publisher import Publisher
 from rollcall.sandbox.scorers import ScorerSpec, score
@@ -42,42 +42,42 @@ class Inside:
         self.agents, agents = self._agents()
         self.workers = [
             agents,
-            self._work("models", lambda way, letters: Models(
-                self._answers("models", way), letters, engine
+            self._work("models", lambda way, dead_letters: ModelsRole(
+                self._answers("models", way), dead_letters, engine
             )),
-            self._work("environments", lambda way, letters: Environments(
-                self._answers("environments", way), letters, threads=0
+            self._work("environments", lambda way, dead_letters: EnvironmentsRole(
+                self._answers("environments", way), dead_letters, threads=0
             )),
-            self._work("rewards", lambda way, _: Rewards(
+            self._work("rewards", lambda way, _: RewardsRole(
                 "rewards", self.codec, self.topics, way, judge
             )),
         ]  # fmt: skip
         self._pen = self.log.publisher()
 
-    def _answers(self, name: str, way: Publisher) -> Answers:
-        return Answers(name, self.log, self.codec, self.topics, way, self.clock)
+    def _answers(self, name: str, way: Publisher) -> AnswerWriter:
+        return AnswerWriter(name, self.log, self.codec, self.topics, way, self.clock)
 
-    def _agents(self) -> tuple[Agents, Loop]:
+    def _agents(self) -> tuple[AgentsRole, Loop]:
         commands, whole = self.log.publisher(), self.log.publisher(bulk=True)
-        letters = self._letters("agents", commands)
+        dead_letters = self._letters("agents", commands)
         outbox = Outbox("agents", self.codec, self.topics, commands, whole)
-        role = Agents(
-            self.log, self.codec, self.topics, outbox, letters,
+        role = AgentsRole(
+            self.log, self.codec, self.topics, outbox, dead_letters,
             capacity=Capacity(0), clock=self.clock, wall=self.clock,
         )  # fmt: skip
-        return role, self._loop(role, letters, commands, whole)
+        return role, self._loop(role, dead_letters, commands, whole)
 
     def _work(self, group: str, make: Callable[[Publisher, DeadLetters], Role]) -> Loop:
         publisher = self.log.publisher()
-        letters = self._letters(group, publisher)
-        return self._loop(make(publisher, letters), letters, publisher)
+        dead_letters = self._letters(group, publisher)
+        return self._loop(make(publisher, dead_letters), dead_letters, publisher)
 
     def _letters(self, group: str, publisher: Publisher) -> DeadLetters:
         name = self.topics.group(group)
         return DeadLetters(publisher, self.topics, name, self.clock, self.log)
 
-    def _loop(self, role: Role, letters: DeadLetters, *ways: Publisher) -> Loop:
-        return Loop(self.log, role, self.codec, ways, letters, clock=self.clock)
+    def _loop(self, role: Role, dead_letters: DeadLetters, *ways: Publisher) -> Loop:
+        return Loop(self.log, role, self.codec, ways, dead_letters, clock=self.clock)
 
     def ask(self, request: RolloutRequest) -> None:
         value = self.codec.encode(self.topics.requests, request)

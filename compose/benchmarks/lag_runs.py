@@ -25,7 +25,7 @@ GOOD = 0.85
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Variant:
     """The loss, step size and lag of a cell of the table."""
 
     loss: str
@@ -40,7 +40,7 @@ class Way:
 class Cell:
     """The runs of one way, from every seed."""
 
-    way: Way
+    way: Variant
     runs: tuple[SeedRun, ...]
 
     @property
@@ -62,11 +62,11 @@ class Cell:
         return f"{self.success:.2f} ({self.good}/{len(self.runs)}, {self.staleness:.1f})"
 
 
-MadeBy = Callable[[Way], str]
+MadeBy = Callable[[Variant], str]
 """A function that returns the digest of a way's set-up; raises Refused for an invalid one."""
 
 
-def made_by(recipe: str, settings: Settings, memory: bool) -> str:
+def recipe_digest(recipe: str, settings: Settings, memory: bool) -> str:
     """Return a digest of all that determines a recipe's result beside the seed and the code.
 
     Comments and the order of keys do not count; of settings, those of serving and training do.
@@ -81,16 +81,16 @@ def made_by(recipe: str, settings: Settings, memory: bool) -> str:
 
 
 @dataclass(eq=False)
-class Kept:
-    """The results of runs, all with the digests of `made_by`."""
+class RunResults:
+    """The results of runs, all with the digests of `recipe_digest`."""
 
     made_by: MadeBy
     path: Path | None
     """The file; None: they are kept in memory only."""
-    runs: dict[tuple[Way, int], SeedRun] = field(default_factory=dict)
+    runs: dict[tuple[Variant, int], SeedRun] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, made_by: MadeBy, path: Path | None) -> "Kept":
+    def of(cls, made_by: MadeBy, path: Path | None) -> "RunResults":
         """Load the runs of a file, if it exists. Raises Refused if it holds anything else."""
         kept = cls(made_by, path)
         if path is None or not path.is_file():
@@ -98,7 +98,7 @@ class Kept:
         try:
             told = orjson.loads(path.read_bytes())
             for cell in told["cells"]:
-                way = Way(**cell["way"])
+                way = Variant(**cell["way"])
                 for each in cell["runs"]:
                     digest_, run = each.pop("made_by"), _run(each)
                     kept._require(way, run, digest_)
@@ -108,7 +108,7 @@ class Kept:
             raise Refused(msg) from error
         return kept
 
-    def _require(self, way: Way, run: SeedRun, digest_: str) -> None:
+    def _require(self, way: Variant, run: SeedRun, digest_: str) -> None:
         """Raise Refused for a run with another digest."""
         try:
             same = self.made_by(way) == digest_
@@ -121,18 +121,18 @@ class Kept:
             )
             raise Refused(msg)
 
-    def add(self, way: Way, run: SeedRun) -> None:
+    def add(self, way: Variant, run: SeedRun) -> None:
         """Add a run, and write it at once."""
         self.runs[way, run.seed] = run
         if self.path is not None:
             ways = list(dict.fromkeys(way for way, _ in self.runs))
             write_json(self.path, {"cells": [self._plain(way) for way in ways]})
 
-    def _plain(self, way: Way) -> dict[str, Any]:
+    def _plain(self, way: Variant) -> dict[str, Any]:
         own = {"made_by": self.made_by(way)}
         return {"way": asdict(way), "runs": [own | asdict(run) for run in self.cell(way).runs]}
 
-    def cell(self, way: Way, seeds: Sequence[int] | None = None) -> Cell:
+    def cell(self, way: Variant, seeds: Sequence[int] | None = None) -> Cell:
         """Return the cell of a way with these seeds, or with all."""
         found = [(seed, run) for (at, seed), run in self.runs.items() if at == way]
         return Cell(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rollcall.compose.benchmarks.figure import LeftOut
+from rollcall.compose.benchmarks.figure import BenchmarkUnavailable
 from rollcall.compose.extras import require
 
 LANGUAGE_MODEL = Path("smollm2")
@@ -16,5 +16,5 @@ def language_model() -> Path:
             f"no policy in {str(LANGUAGE_MODEL)!r} here; `rollcall policy fetch smollm2 --to "
             f"{LANGUAGE_MODEL}` writes one"
         )
-        raise LeftOut(msg)
+        raise BenchmarkUnavailable(msg)
     return LANGUAGE_MODEL

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.table import Table
 
-from rollcall.compose.benchmarks.lag_runs import GOOD, Cell, Kept, Way, made_by
+from rollcall.compose.benchmarks.lag_runs import GOOD, Cell, RunResults, Variant, recipe_digest
 from rollcall.compose.benchmarks.learning_runs import RunFailed, SeedRun, endless, run_all
 from rollcall.compose.console import PlainConsole
 from rollcall.compose.extras import require
@@ -54,7 +54,7 @@ def learn_at_lag(
     ways = ways_of(lags_of(lags), losses_of(losses))
     texts = {way: at_lag(text, way) for way in ways}
     settings = load_settings()
-    kept = Kept.of(lambda way: made_by(at_lag(text, way), settings, memory), json)
+    kept = RunResults.of(lambda way: recipe_digest(at_lag(text, way), settings, memory), json)
     failed: list[RunFailed] = []
     jobs = [(way, seed) for way in ways for seed in seeds if (way, seed) not in kept.runs]
     with tempfile.TemporaryDirectory(prefix="rollcall-lag-") as folder:
@@ -96,12 +96,12 @@ def losses_of(text: str) -> tuple[str, ...]:
     return tuple(each.strip() for each in text.split(",")) if text else LOSSES
 
 
-def ways_of(lags: Sequence[int], losses: Sequence[str]) -> list[Way]:
+def ways_of(lags: Sequence[int], losses: Sequence[str]) -> list[Variant]:
     """Return every loss with both step sizes at every lag."""
-    return [Way(*each) for each in product(losses, STEP_SIZES, lags)]
+    return [Variant(*each) for each in product(losses, STEP_SIZES, lags)]
 
 
-def at_lag(text: str, way: Way) -> str:
+def at_lag(text: str, way: Variant) -> str:
     """Return a recipe that learns this way to its last step. Raises Refused if it cannot."""
     import tomli_w
 
@@ -123,12 +123,12 @@ def at_lag(text: str, way: Way) -> str:
 
 def _runs(
     folder: Path,
-    texts: dict[Way, str],
-    jobs: Sequence[tuple[Way, int]],
+    texts: dict[Variant, str],
+    jobs: Sequence[tuple[Variant, int]],
     goal: float,
     *,
     memory: bool,
-) -> Iterator[tuple[Way, SeedRun | RunFailed]]:
+) -> Iterator[tuple[Variant, SeedRun | RunFailed]]:
     files = {way: folder / str(way) / f"{way}.toml" for way in texts}
     for way, file in files.items():
         file.parent.mkdir()

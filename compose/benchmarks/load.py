@@ -11,8 +11,8 @@ from random import Random
 
 import numpy as np
 
-from rollcall.consumers.agents.fold.journal import Journal, Taken
-from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.fold.context import FoldContext
+from rollcall.consumers.agents.fold.journal import AppliedEvent, Journal
 from rollcall.consumers.agents.programs import program_of
 from rollcall.consumers.answers import event_of
 from rollcall.inference.scripted import Script
@@ -115,7 +115,7 @@ class Player:
     def __init__(self, codec: Codec, tokens: int, topics: Topics, partition: int = 0) -> None:
         self.codec = codec
         self.topics = topics
-        self.folded = Journal(partition, World(program_of, Random), "bench")
+        self.folded = Journal(partition, FoldContext(program_of, Random), "bench")
         self._answer = script(tokens)
         self._offset = -1
         self._requests = 0
@@ -134,10 +134,10 @@ class Player:
         written = self._start(request)
         while True:
             yield written
-            effect, *_ = self._fold(written).effects
-            if isinstance(effect, Trajectory):
+            output, *_ = self._fold(written).outputs
+            if isinstance(output, Trajectory):
                 return
-            written = self._encode(effect if isinstance(effect, Event) else self.answer(effect))
+            written = self._encode(output if isinstance(output, Event) else self.answer(output))
 
     def _start(self, request: RolloutRequest) -> bytes:
         number, self._requests = self._requests, self._requests + 1
@@ -147,7 +147,7 @@ class Player:
     def _encode(self, event: Event) -> bytes:
         return self.codec.encode(self.topics.events, event)
 
-    def _fold(self, written: bytes) -> Taken:
+    def _fold(self, written: bytes) -> AppliedEvent:
         self._offset += 1
         event = self.codec.decode(written, Event)
         return self.folded.take(event, self._offset, NOW_MS)

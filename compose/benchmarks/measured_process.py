@@ -11,8 +11,8 @@ from rollcall.compose.benchmarks import agent_takeover, box_turns, echo, hosted_
 from rollcall.compose.cluster import cluster_of
 from rollcall.compose.log_setup import set_up
 from rollcall.compose.settings import load_settings
-from rollcall.compose.workers.build import Workshop
 from rollcall.compose.workers.shutdown import Stop
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.inference.scripted import ScriptedEngine
 
 ENGINES = {
@@ -30,22 +30,22 @@ def main(role: str, tokens: int, live: int) -> None:
     if kind in echo.KINDS:
         echo.run(kind, echoed, cluster, tokens, live, stop)
         return
-    shop = Workshop(cluster.log, cluster.codec, cluster.topics, cluster.settings)
+    factory = WorkerFactory(cluster.log, cluster.codec, cluster.topics, cluster.settings)
     if role.startswith("agents"):
-        loop = shop.agents(role)
+        loop = factory.agents(role)
     elif role in ENGINES:
         script = box_turns.script() if role == box_turns.MODELS else load.script(tokens)
-        loop = shop.models(role, ENGINES[role](load.POLICY, script))
+        loop = factory.models(role, ENGINES[role](load.POLICY, script))
     elif role == "hosted-environments":
         loop = hosted_calls.environments(cluster)
     elif role == box_turns.ENVIRONMENTS:
         loop = box_turns.environments(cluster)
     elif role == agent_takeover.MODELS:
-        loop = agent_takeover.models(cluster, shop)
+        loop = agent_takeover.models(cluster, factory)
     elif role in (agent_takeover.VICTIM, agent_takeover.HEIR):
         loop = agent_takeover.hosts(cluster, role)
     else:
-        loop = shop.environments(role)
+        loop = factory.environments(role)
     loop.run(stop)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollcall.compose.settings import Settings
-from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.schemas.codec import Codec, LocalRegistry
 from rollcall.schemas.ids import call_seed, command_id
@@ -39,8 +39,8 @@ class OneServer:
         self.log = MemoryLog(wanted("bench.", [POLICY], partitions=1))
         self.codec = Codec(LocalRegistry())
         self.engine = TransformersEngine(POLICY, directory, threads=threads)
-        shop = Workshop(self.log, self.codec, self.topics, settings, watched=False)
-        self.loop = shop.models("models", self.engine, thread=thread)
+        factory = WorkerFactory(self.log, self.codec, self.topics, settings, watched=False)
+        self.loop = factory.models("models", self.engine, thread=thread)
 
     def announce(self, version: PolicyVersion) -> None:
         """Announce a version."""

@@ -50,7 +50,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTaken:
+class StepTime:
     wall_s: float
     cpu_s: float
     peak_bytes: int
@@ -185,11 +185,11 @@ def _grpo_inputs(shape: Shape, vocabulary: int) -> dict[str, torch.Tensor]:
     }  # fmt: skip
 
 
-def measured(step: Step) -> StepTaken:
+def measured(step: Step) -> StepTime:
     wall, cpu = time.perf_counter(), time.process_time()
     step()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return StepTaken(wall, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    return StepTime(wall, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def main(who: str, directory: str, *sizes: str) -> None:

@@ -13,8 +13,8 @@ from random import Random
 from rollcall.compose.benchmarks import load
 from rollcall.compose.benchmarks.figure import Figure, timed
 from rollcall.compose.settings import Settings
+from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.fold.journal import Journal
-from rollcall.consumers.agents.fold.world import World
 from rollcall.consumers.agents.programs import program_of
 from rollcall.consumers.loop.loop import GC_THRESHOLDS
 from rollcall.schemas.codec import Codec, LocalRegistry
@@ -73,7 +73,7 @@ def record(codec: Codec, rollouts: int) -> Iterator[bytes]:
 
 def fold(codec: Codec, values: list[bytes]) -> Journal:
     """Fold a journal as a new owner of its partition does; return it."""
-    journal = Journal(0, World(program_of, Random), "bench")
+    journal = Journal(0, FoldContext(program_of, Random), "bench")
     for offset, value in enumerate(values):
         journal.take(codec.decode(value, Event), offset, load.NOW_MS, silent=True)
     return journal

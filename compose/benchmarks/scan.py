@@ -16,9 +16,9 @@ from rollcall.compose.benchmarks.figure import Figure, timed
 from rollcall.compose.benchmarks.own_cluster import own_cluster
 from rollcall.compose.services.service_errors import ServicesError
 from rollcall.compose.settings import Settings
+from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.fold.journal import Journal
-from rollcall.consumers.agents.fold.rollout import Effect
-from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.fold.rollout import Output
 from rollcall.consumers.agents.programs import program_digest, program_of
 from rollcall.consumers.audit.audit import audit
 from rollcall.consumers.audit.window import MOST
@@ -96,7 +96,7 @@ def _trajectories(history: History) -> Iterator[Trajectory]:
 
 
 def _journal(partition: int) -> Journal:
-    return Journal(partition, World(program_of, Random), "bench")
+    return Journal(partition, FoldContext(program_of, Random), "bench")
 
 
 class Writer:
@@ -121,22 +121,22 @@ class Writer:
         self._send(self.topics.requests, request.rollout_id, request, partition)
         body = RolloutStarted(request, at, at, self.digest)
         start = Event.decision(request.rollout_id, 1, "bench", body)
-        pending: deque[Effect] = deque(self._append(start, partition))
+        pending: deque[Output] = deque(self._append(start, partition))
         while pending:
-            effect = pending.popleft()
-            if isinstance(effect, ModelCall | EnvironmentStep):
-                self._command(effect, partition)
-                pending += self._append(self.player.answer(effect), partition)
-            elif isinstance(effect, Event):
-                pending += self._append(effect, partition)
+            output = pending.popleft()
+            if isinstance(output, ModelCall | EnvironmentStep):
+                self._command(output, partition)
+                pending += self._append(self.player.answer(output), partition)
+            elif isinstance(output, Event):
+                pending += self._append(output, partition)
 
-    def _append(self, event: Event, partition: int) -> Sequence[Effect]:
+    def _append(self, event: Event, partition: int) -> Sequence[Output]:
         headers = hot_headers(type(event.body).__name__, event.command_id)
         self._send(self.topics.events, event.rollout_id, event, partition, headers)
         journal, offset = self.journals[partition], next(self.offsets[partition])
         taken = journal.take(event, offset, AT_MS)
         journal.watermark(offset + 1)
-        return taken.effects
+        return taken.outputs
 
     def _command(self, command: ModelCall | EnvironmentStep, partition: int) -> None:
         is_call = isinstance(command, ModelCall)

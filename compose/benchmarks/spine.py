@@ -56,7 +56,7 @@ class Windows(NamedTuple):
     echo: Measurement
 
 
-class Turns:
+class TurnBenchmark:
     """Turns with a fixed number of tokens, and a constant number of live rollouts.
 
     They are measured on first use: all figures are from one run.

@@ -38,7 +38,7 @@ from rollcall.compose.benchmarks import (
     train_tokens,
     wire,
 )
-from rollcall.compose.benchmarks.figure import Figure, LeftOut
+from rollcall.compose.benchmarks.figure import BenchmarkUnavailable, Figure
 from rollcall.compose.files import write_json
 from rollcall.compose.services.service_errors import ServicesError
 from rollcall.compose.settings import Settings
@@ -51,12 +51,12 @@ BOX_FIGURES: Mapping[str, Callable[..., Figure]] = {
     "box_cold_ms": box_starts.cold,
     "shell_action_ms": box_work.shell_action,
 }
-TURNS_64 = spine.Turns(64)
+TURNS_64 = spine.TurnBenchmark(64)
 TURN_TIMES = spine.TurnTimes()
 BENCHMARKS: Mapping[str, Callable[[Settings], Figure]] = {
     "turns_64": TURNS_64.per_second,
     "us_per_hop": TURNS_64.us_per_hop,
-    "turns_512": spine.Turns(512).per_second,
+    "turns_512": spine.TurnBenchmark(512).per_second,
     "turn_latency_ms": TURN_TIMES.median,
     "turn_p99_ms": TURN_TIMES.p99,
     "turn_tail": TURN_TIMES.tail,
@@ -114,13 +114,13 @@ def run_benchmarks(names: list[str], settings: Settings, json: Path | None) -> N
     terminal = Console()
     figures: dict[str, Figure] = {}
     failures: dict[str, Exception] = {}
-    left_out: dict[str, LeftOut] = {}
+    left_out: dict[str, BenchmarkUnavailable] = {}
     for name in names or BENCHMARKS:
         with terminal.status(f"measuring {name}"):
             try:
                 figures[name] = BENCHMARKS[name](settings)
             except (RollcallError, ServicesError) as error:
-                if isinstance(error, LeftOut) and not names:
+                if isinstance(error, BenchmarkUnavailable) and not names:
                     left_out[name] = error
                 else:
                     failures[name] = error

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 from rollcall.compose.benchmarks.figure import Figure
 from rollcall.compose.benchmarks.language_model import language_model
-from rollcall.compose.benchmarks.one_trainer import Shape, StepTaken
+from rollcall.compose.benchmarks.one_trainer import Shape, StepTime
 from rollcall.compose.extras import require
 from rollcall.compose.processes import module
 from rollcall.compose.runs.recipe import load_recipe
@@ -51,7 +51,7 @@ def compared(directory: Path, shape: Shape, turns: int) -> Figure:
     return figure(shape, {name: steps_of(name, directory, shape, turns) for name in names})
 
 
-def figure(shape: Shape, taken: Mapping[str, Sequence[StepTaken]]) -> Figure:
+def figure(shape: Shape, taken: Mapping[str, Sequence[StepTime]]) -> Figure:
     """Return the figure of the steps of each; those of "trl" are the ceiling if there are any."""
     speed = {name: shape.tokens / min(s.cpu_s for s in steps) for name, steps in taken.items()}
     notes = [
@@ -65,7 +65,7 @@ def figure(shape: Shape, taken: Mapping[str, Sequence[StepTaken]]) -> Figure:
     return Figure(speed["shared"], "tokens/s", ceiling, notes=tuple(notes))
 
 
-def steps_of(who: str, directory: Path, shape: Shape, turns: int) -> list[StepTaken]:
+def steps_of(who: str, directory: Path, shape: Shape, turns: int) -> list[StepTime]:
     """Return the steps of a new process without its first, which creates the optimiser state."""
     sizes = map(str, (shape.groups, shape.answers, shape.prompt, shape.answer))
     words = module("rollcall.compose.benchmarks.one_trainer", who, str(directory), *sizes)
@@ -77,4 +77,4 @@ def steps_of(who: str, directory: Path, shape: Shape, turns: int) -> list[StepTa
     if done.returncode:
         msg = f"{who} takes no step: {last_error(done.stderr)}"
         raise WorkFailed("no_step", msg, retriable=False)
-    return [StepTaken(**json.loads(line)) for line in done.stdout.splitlines()][1:]
+    return [StepTime(**json.loads(line)) for line in done.stdout.splitlines()][1:]

@@ -14,7 +14,7 @@ from rollcall.sandbox.boxes.box import BOX_DIED
 from rollcall.schemas.messages import CallFailed, Event, RolloutStarted, Trajectory
 
 Place = tuple[str, int, int]
-"""A rollout, its attempt, and the position of a wish (an effect that a program asks for)."""
+"""A rollout, its attempt, and the position of an effect (an effect that a program asks for)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class BoxTally:
         )
 
     def _again(self, place: Place, tries: int) -> bool:
-        """Return True if there was another try of a wish, or of the whole rollout."""
+        """Return True if there was another try of an effect, or of the whole rollout."""
         return self._tries[place] > tries or self._attempts[place[0]] > place[1]
 
 

@@ -154,16 +154,16 @@ class LogVictim(BriefVictim):
                 self._append(cut.request, 1)
                 cut.followed = True
             except (Unavailable, DeliveryFailed) as away:
-                log.warning("nothing_follows_the_cut_yet", why=str(away))
+                log.warning("cut_not_written_behind", why=str(away))
         elif self._named(cut) > cut.named_before:
-            log.info("loss_named", place=cut.place)
+            log.info("loss_reported", place=cut.place)
             self._cut = None
         elif time.monotonic() > cut.until:
             self.unnamed.append(f"{cut.place} at {cut.first}")
             self._cut = None
 
     def _cut_nothing(self, why: str) -> None:
-        log.warning("nothing_cut", why=why)
+        log.warning("log_not_cut", why=why)
         self.not_cut.append(why)
         self._cut = None
 

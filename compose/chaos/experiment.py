@@ -18,9 +18,9 @@ from rollcall.compose.chaos import workload
 from rollcall.compose.chaos.box_victims import BoxVictim, EngineVictim
 from rollcall.compose.chaos.cut_log import LogVictim
 from rollcall.compose.chaos.faults import KILL, SERVICES, Fault
+from rollcall.compose.chaos.open_transactions import OpenTransactionVictim
 from rollcall.compose.chaos.plan import clock_of, ids_of, processes_of
 from rollcall.compose.chaos.stage import Stage
-from rollcall.compose.chaos.stranger import Stranger
 from rollcall.compose.chaos.surroundings import ClockVictim, IdsVictim, StoreVictim
 from rollcall.compose.chaos.victims import ProcessVictim, ServiceVictim, Stack, Victim
 from rollcall.compose.chaos.watch import Watch
@@ -109,7 +109,7 @@ class Conductor:
         self.pool = ThreadPoolExecutor(max_workers=2)
         self.leases = Leases(state.leases(), "chaos")
         self.boxes = BoxVictim(self.leases, stage.engine)
-        self.stranger = Stranger(cluster)
+        self.stranger = OpenTransactionVictim(cluster)
         self.registries = {w.name: WrongRegistry(cluster.registry_url) for w in self.workers}
         self.watch = Watch(cluster)
         self.publisher = cluster.log.publisher()

@@ -132,7 +132,7 @@ def _judged_training(stage: Stage, terminal: Console) -> TrainingFigures:
     """
     if stage.run is None or stage.plan.beside is not None:
         return TrainingFigures()
-    from rollcall.compose.chaos.trained_again import figures_of_run  # torch, and only now
+    from rollcall.compose.chaos.retraining_figures import figures_of_run  # torch, and only now
 
     terminal.print("training again what was trained, without any fault", highlight=False)
     threads = stage.cluster.settings.training.threads

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rollcall.compose.chaos import beside, workload
+from rollcall.compose.chaos import other_release, workload
 from rollcall.compose.chaos.faults import BOXES
 from rollcall.compose.chaos.own_engine import IMAGE, OwnEngine, refuse_no_engine
 from rollcall.compose.chaos.plan import RECIPES, SERVER, ChaosPlan
@@ -172,7 +172,7 @@ def _cluster(
 ) -> Iterator[tuple[Cluster, Proxy, Sequence[str]]]:
     """Yield broker, registry, links, and the participating releases."""
     names = [name for names in plan.workers().values() for name in names]
-    other = beside.unpack(plan.beside, directory / "beside") if plan.beside else None
+    other = other_release.unpack(plan.beside, directory / "beside") if plan.beside else None
     links = _links(names)
     plain, controller = _free(links), _free(links)
     properties = listeners(plain, controller, links) | {
@@ -211,7 +211,7 @@ def _cluster(
 def _provision(cluster: Cluster, policy_id: str, other: Path | None) -> None:
     """Make the topics and schemas of the other release, then those that ours adds."""
     if other is not None:
-        beside.provision(other, cluster, [policy_id])
+        other_release.provision(other, cluster, [policy_id])
     complete_topics(cluster, policy_id)
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from rollcall.compose.chaos.beside import name_in
 from rollcall.compose.chaos.faults import (
     CLOCK,
     CUT_REGISTRY,
@@ -28,6 +27,7 @@ from rollcall.compose.chaos.faults import (
     SET_BACK_S,
     Fault,
 )
+from rollcall.compose.chaos.other_release import name_in
 from rollcall.compose.chaos.proxy import Proxy
 from rollcall.compose.chaos.wall_clock import WallClock
 from rollcall.compose.cluster import answers
@@ -381,8 +381,8 @@ def agents_below(worker: int) -> list[int]:
 
     An agent leads a session, unlike other children of a fork server.
     """
-    guardians = [pid for pid in children(worker) if SERVER in _command_line(pid)]
-    servers = [pid for guardian in guardians for pid in children(guardian)]
+    reapers = [pid for pid in children(worker) if SERVER in _command_line(pid)]
+    servers = [pid for reaper in reapers for pid in children(reaper)]
     return sorted(pid for server in servers for pid in children(server) if _leads(pid))
 
 

@@ -62,7 +62,7 @@ class FaultRecovery:
         self._last_ms = max(self._last_ms, at_ms)
         if not self.waiting:
             self.took_s = (self._last_ms - self.began_ms) / 1000
-            log.info("progress_again", victim=self.fault.victim, took_s=self.took_s)
+            log.info("progress_resumed", victim=self.fault.victim, took_s=self.took_s)
 
 
 @dataclass
@@ -140,7 +140,7 @@ class Watch:
                     self._begin_again()
                 held += self._reader.poll(POLL_S)
             except Unavailable as error:
-                log.warning("watch_waits", error=str(error))
+                log.warning("watch_retried_later", error=str(error))
                 self._stop.wait(1.0)
             except RollcallError as error:
                 # The reader may have reached a cut before this thread has checked for one.

@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from rollcall.consumers.agents.wishes import (
+from rollcall.consumers.agents.effects import (
     Agent,
     CallModel,
     Finish,
@@ -26,10 +26,12 @@ from rollcall.consumers.agents.wishes import (
     Reset,
     Step,
     Task,
-    Wish,
     WishFailed,
     user,
 )
+
+# The digests of these programs are recorded; an older release beside ours knows this name.
+from rollcall.consumers.agents.effects import Effect as Wish
 from rollcall.inference.engine import EngineAnswer
 from rollcall.inference.scripted import Script, ScriptedEngine
 from rollcall.sandbox.environment import Observation

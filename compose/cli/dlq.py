@@ -10,8 +10,8 @@ from rollcall.compose.cli.option_sets import takes
 from rollcall.compose.terminal import say
 
 if TYPE_CHECKING:
-    from rollcall.consumers.history.dead_letter_index import DeadLetter, LetterChoice
-    from rollcall.consumers.loop.letter_records import Skip
+    from rollcall.consumers.history.dead_letter_index import DeadLetter, DeadLetterSelection
+    from rollcall.consumers.loop.dead_letter_records import SkipOrder
 
 RECORDS_NAMED = 5
 """The most records that a dry run names one by one."""
@@ -35,10 +35,10 @@ def _choice(
     since: str = "",
     *,
     every: bool = False,
-) -> "LetterChoice":
-    from rollcall.consumers.history.dead_letter_index import choice_of
+) -> "DeadLetterSelection":
+    from rollcall.consumers.history.dead_letter_index import select_dead_letters
 
-    return choice_of(places or [], source=source, error=error, since=since, every=every)
+    return select_dead_letters(places or [], source=source, error=error, since=since, every=every)
 
 
 takes_letters = takes(
@@ -98,7 +98,7 @@ def show(place: Annotated[str, typer.Argument(help="PARTITION@OFFSET, as listed.
 
 @takes_letters
 def replay(
-    choice: "LetterChoice",
+    choice: "DeadLetterSelection",
     yes: Yes = False,
     again: Annotated[bool, typer.Option("--again", help="Also what was replayed.")] = False,
     rate: Annotated[float, typer.Option(min=0, help="At most so many a second; 0: all.")] = 0,
@@ -135,7 +135,7 @@ def replay(
 
 
 @takes_letters
-def drop(choice: "LetterChoice", yes: Yes = False) -> None:
+def drop(choice: "DeadLetterSelection", yes: Yes = False) -> None:
     """Mark letters as dropped: they are not listed nor replayed any more.
 
     A dry run without --yes. Kafka cannot remove single records: the bytes stay until the
@@ -203,7 +203,7 @@ def _echo_refused(refused: "Sequence[tuple[DeadLetter, str]]") -> None:
         say(f"{letter.place()} cannot {why}")
 
 
-def _echo_records(decided: "Skip") -> None:
+def _echo_records(decided: "SkipOrder") -> None:
     """Print the records in a range."""
     from collections import Counter
 

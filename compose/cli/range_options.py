@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rollcall.compose.cli.option_sets import takes
-from rollcall.consumers.history.ranges import Range, Stretch, parse_policy
+from rollcall.consumers.history.ranges import OffsetRange, Range, parse_policy
 from rollcall.consumers.history.rate_limit import RATE
 from rollcall.consumers.history.times import time_ms
 from rollcall.schemas.errors import Refused
@@ -71,10 +71,10 @@ OPTIONS: Mapping[str, tuple[Any, Any]] = {
 
 def selection_of(cluster: "Cluster", span: Range, rate: float | None) -> "Selection":
     """Return a range of a cluster's history, read at a rate or, without one, yielding to others."""
-    from rollcall.consumers.history.rate_limit import pace_of
+    from rollcall.consumers.history.rate_limit import rate_limit_of
     from rollcall.consumers.history.selection import Selection
 
-    return Selection(cluster, span, pace_of(cluster, rate))
+    return Selection(cluster, span, rate_limit_of(cluster, rate))
 
 
 def parse(
@@ -105,12 +105,12 @@ def parse(
     return Range(since_ms, until_ms, run, policy_id, version, names, stretches)
 
 
-def _stretch(text: str) -> Stretch:
+def _stretch(text: str) -> OffsetRange:
     match = OFFSETS.fullmatch(text)
     if match is None:
         msg = f"--offsets {text!r} is not of the form PARTITION:FROM-TO, such as 0:100-200"
         raise Refused(msg)
-    stretch = Stretch(*map(int, match.groups()))
+    stretch = OffsetRange(*map(int, match.groups()))
     if stretch.end <= stretch.first:
         msg = f"--offsets {text} is empty: TO is not included, and must be above FROM"
         raise Refused(msg)

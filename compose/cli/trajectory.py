@@ -63,9 +63,9 @@ def _show_rollout(rollout_id: str, *, tokens: bool, json: bool) -> None:
 
 def _show_difference(first: str, second: str, *, json: bool) -> None:
     """Show the difference of the last rollouts of two ids."""
-    from rollcall.compose.pages.divergence_page import print_parting
+    from rollcall.compose.pages.divergence_page import print_divergence
     from rollcall.compose.terminal import emit
-    from rollcall.consumers.history.divergence import parting_of, relation
+    from rollcall.consumers.history.divergence import find_divergence, relation
     from rollcall.consumers.history.rollout_story import latest, stories_of
     from rollcall.schemas.errors import Refused
 
@@ -74,10 +74,10 @@ def _show_difference(first: str, second: str, *, json: bool) -> None:
         raise Refused(msg)
     history = cluster()
     left, right = (latest(stories_of(history, name)) for name in (first, second))
-    parting, how = parting_of(left, right), relation(left, right)
+    divergence, how = find_divergence(left, right), relation(left, right)
     emit(
-        {"relation": how} | parting.plain(),
-        lambda terminal: print_parting(left, right, parting, how, terminal),
+        {"relation": how} | divergence.plain(),
+        lambda terminal: print_divergence(left, right, divergence, how, terminal),
         json=json,
         one_line=True,
     )

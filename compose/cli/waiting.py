@@ -7,7 +7,7 @@ import typer
 from rollcall.compose.cli.connection import cluster
 
 if TYPE_CHECKING:
-    from rollcall.consumers.history.waiting import Waiting, WaitReader
+    from rollcall.consumers.history.waiting import OpenWaits, WaitReader
 
 Rollout = Annotated[str, typer.Option(help="Only this rollout.")]
 Group = Annotated[str, typer.Option(help="Only this group, its scored members too.")]
@@ -51,7 +51,7 @@ def wait_reader(group_id: str = "") -> "WaitReader":
     return WaitReader(here, here.admin, world, scoring_id, group_id=group_id, quota=quota)
 
 
-def _chosen(rollout: str, group: str) -> "Waiting":
+def _chosen(rollout: str, group: str) -> "OpenWaits":
     """Return the waits of a rollout or a group; raises Refused for an unknown id."""
     from dataclasses import replace
 

@@ -14,8 +14,8 @@ from rollcall.compose.extras import require
 from rollcall.compose.log_setup import set_up
 
 if TYPE_CHECKING:
-    from rollcall.compose.workers.build import Workshop
     from rollcall.compose.workers.shutdown import Stop
+    from rollcall.compose.workers.worker_factory import WorkerFactory
 
 Name = Annotated[str, typer.Option(help="What the worker is called in logs and events.")]
 Accept = Annotated[
@@ -49,8 +49,8 @@ def agents(name: Name = "", accept_truncation: Accept = False) -> None:
     """Start requests, fold journals, run agent programs."""
     from rollcall.compose.workers.readiness import patiently
 
-    workshop, worker, stop = _workshop("agents", name)
-    loop = patiently(lambda: workshop.agents(worker, accept=accept_truncation))
+    factory, worker, stop = _worker_factory("agents", name)
+    loop = patiently(lambda: factory.agents(worker, accept=accept_truncation))
     loop.run(stop, patient=stop.patient)
 
 
@@ -58,8 +58,8 @@ def environments(name: Name = "", accept_truncation: Accept = False) -> None:
     """Keep environment sessions and step them."""
     from rollcall.compose.workers.readiness import patiently
 
-    workshop, worker, stop = _workshop("environments", name)
-    loop = patiently(lambda: workshop.environments(worker, accept=accept_truncation))
+    factory, worker, stop = _worker_factory("environments", name)
+    loop = patiently(lambda: factory.environments(worker, accept=accept_truncation))
     loop.run(stop, patient=stop.patient)
 
 
@@ -75,9 +75,9 @@ def rewards(
     """Score trajectories."""
     from rollcall.compose.workers.readiness import patiently
 
-    workshop, worker, stop = _workshop("rewards", name)
+    factory, worker, stop = _worker_factory("rewards", name)
     loop = patiently(
-        lambda: workshop.rewards(worker, scorer, scoring_id or None, accept=accept_truncation)
+        lambda: factory.rewards(worker, scorer, scoring_id or None, accept=accept_truncation)
     )
     loop.run(stop, patient=stop.patient)
 
@@ -111,10 +111,10 @@ def models(
     served.check(settings())
     light = served.light_engine(settings())
     folder = run_folder.find(settings().state(), run) if run else None
-    workshop, worker, stop = _workshop("models", name)
-    engine = light or served.loaded(folder, workshop.settings)
-    capacity = served.capacity(workshop.settings)
-    begin = partial(workshop.models, worker, engine, accept=accept_truncation, capacity=capacity)
+    factory, worker, stop = _worker_factory("models", name)
+    engine = light or served.loaded(folder, factory.settings)
+    capacity = served.capacity(factory.settings)
+    begin = partial(factory.models, worker, engine, accept=accept_truncation, capacity=capacity)
     thread = ThreadPoolExecutor(1, "weights")
     loop = patiently(lambda: begin(thread=thread))
     loop.run(stop, wedged_s=300.0, patient=stop.patient)
@@ -145,8 +145,8 @@ def training(
         set_up("training", f"{name or 'training'}-rank{others.rank}")
         rank_processes.follow(folder, settings().training, others)
         return
-    workshop, worker, stop = _workshop("training", name)
-    train(workshop, worker, folder, stop, others, accept=accept_truncation)
+    factory, worker, stop = _worker_factory("training", name)
+    train(factory, worker, folder, stop, others, accept=accept_truncation)
 
 
 def archive(
@@ -163,7 +163,7 @@ def archive(
 
     Example: rollcall worker archive --dir history --span 200
     """
-    from rollcall.compose.workers.beginning_again import run_while_away
+    from rollcall.compose.workers.loop_restarts import run_with_restarts
     from rollcall.schemas.errors import Refused
 
     require("pyarrow")
@@ -171,18 +171,18 @@ def archive(
     if where.exists() and not where.is_dir():
         msg = f"--dir {where} is a file; the tables need a directory"
         raise Refused(msg)
-    workshop, worker, stop = _workshop("archive", name)
-    begin = partial(workshop.archive, worker, where, span, accept=accept_truncation)
-    run_while_away(begin, stop, patient=stop.patient)
+    factory, worker, stop = _worker_factory("archive", name)
+    begin = partial(factory.archive, worker, where, span, accept=accept_truncation)
+    run_with_restarts(begin, stop, patient=stop.patient)
 
 
-def _workshop(role: str, name: str) -> tuple["Workshop", str, "Stop"]:
+def _worker_factory(role: str, name: str) -> tuple["WorkerFactory", str, "Stop"]:
     """Return the parts of a worker process, once broker, registry and topics are ready."""
     from rollcall.compose.services.embedded import taken_down
     from rollcall.compose.store_identity import check_store
-    from rollcall.compose.workers.build import Workshop
     from rollcall.compose.workers.readiness import check_readable, patiently, wait_until_fit
     from rollcall.compose.workers.shutdown import Drained, Stop
+    from rollcall.compose.workers.worker_factory import WorkerFactory
     from rollcall.consumers.control_reader import ControlReader
 
     worker = name or f"{role}-{socket.gethostname()}-{os.getpid()}"
@@ -192,6 +192,6 @@ def _workshop(role: str, name: str) -> tuple["Workshop", str, "Stop"]:
     patiently(lambda: check_readable(here))
     patiently(lambda: check_store(here))
     control = patiently(lambda: ControlReader(here.log, here.codec, here.topics, from_end=True))
-    shop = Workshop(here.log, here.codec, here.topics, here.settings)
+    factory = WorkerFactory(here.log, here.codec, here.topics, here.settings)
     down = taken_down(here.settings.state(), here.bootstrap_servers)
-    return shop, worker, Stop(Drained(worker, control), down)
+    return factory, worker, Stop(Drained(worker, control), down)

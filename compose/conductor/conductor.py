@@ -62,7 +62,7 @@ class Stopped(Exception):
 
 
 @dataclass
-class Conducted:
+class ConductorState:
     """The conductor's state of a running run."""
 
     folder: RunFolder
@@ -109,7 +109,7 @@ def conduct(
             folder = folder if resume else run_folder.begin(folder, cluster)
             terminal.print(f"run {folder.run_id}  in {folder.directory}", soft_wrap=True)
             supervisor = Supervisor(folder.logs, cluster.environment(), settings.models.python)
-            conducted = Conducted(
+            conducted = ConductorState(
                 folder, watch, cluster, supervisor, figures_of(folder, watch.curation),
                 pids, resume,
                 others=figures_of_others(folder),
@@ -163,7 +163,7 @@ def _created(state: Path, recipe: Recipe, text: str, seed: int, tasks: Path | No
     return run_folder.create(state, recipe, text, seed, tasks=tasks)
 
 
-def _run(conducted: Conducted, terminal: Terminal, check: Callable[[], None]) -> None:
+def _run(conducted: ConductorState, terminal: Terminal, check: Callable[[], None]) -> None:
     """Start every process of a run and watch until its end; leaves no process or client."""
     try:
         _start(conducted.supervisor, conducted.folder)
@@ -273,7 +273,7 @@ def _scoring(recipe: Recipe) -> list[str]:
     return [*scorers, "--scoring-id", recipe.scoring_id]
 
 
-def _watch(run: Conducted, terminal: Terminal, check: Callable[[], None]) -> None:
+def _watch(run: ConductorState, terminal: Terminal, check: Callable[[], None]) -> None:
     """Show the progress until the trainer has finished; raises Stopped if it left early."""
     cluster = run.cluster
     reader = RunReader(cluster, run.figures, run.folder.starts, run.others.values())
@@ -300,7 +300,7 @@ def _watch(run: Conducted, terminal: Terminal, check: Callable[[], None]) -> Non
     reader.reader.close()
 
 
-def _look(run: Conducted) -> None:
+def _look(run: ConductorState) -> None:
     """Keep workers alive, measure memory and lag."""
     run.supervisor.keep_alive()
     pids = [os.getpid(), *run.supervisor.pids().values(), *run.service_pids]
@@ -338,7 +338,7 @@ def _lag(cluster: Cluster, groups: Mapping[str, tuple[str, str]]) -> dict[str, i
 
 
 @contextmanager
-def _screen(run: Conducted, terminal: Terminal) -> Iterator[Callable[[], None]]:
+def _screen(run: ConductorState, terminal: Terminal) -> Iterator[Callable[[], None]]:
     """Yield a function to call after every change: it draws a live panel, or a line at times."""
     if terminal.is_terminal:
         with Live(console=terminal, refresh_per_second=4) as live:
@@ -358,7 +358,7 @@ def _screen(run: Conducted, terminal: Terminal) -> Iterator[Callable[[], None]]:
     yield say
 
 
-def _report(run: Conducted, summary: Path | None, terminal: Terminal) -> dict[str, Any]:
+def _report(run: ConductorState, summary: Path | None, terminal: Terminal) -> dict[str, Any]:
     figures, folder = run.figures, run.folder
     result = _summary(run)
     write_json(folder.directory / run_folder.SUMMARY_FILE, result)
@@ -371,7 +371,7 @@ def _report(run: Conducted, summary: Path | None, terminal: Terminal) -> dict[st
     return result
 
 
-def _summary(run: Conducted) -> dict[str, Any]:
+def _summary(run: ConductorState) -> dict[str, Any]:
     wall_s = time.monotonic() - run.watch.began
     told = run_summary.summary(
         run.figures, run.others, seed=run.folder.seed, wall_s=wall_s, resumed=run.resumed
@@ -379,7 +379,7 @@ def _summary(run: Conducted) -> dict[str, Any]:
     return told | {"peak_rss_bytes": run.peak_rss}
 
 
-def _words(run: Conducted, result: dict[str, Any], picture: Path) -> str:
+def _words(run: ConductorState, result: dict[str, Any], picture: Path) -> str:
     folder, settings = run.folder, run.cluster.settings
     words = run_summary.words(run.figures, run.others, result)
     return (
@@ -391,7 +391,7 @@ def _words(run: Conducted, result: dict[str, Any], picture: Path) -> str:
     )
 
 
-def _log_place(run: Conducted) -> str:
+def _log_place(run: ConductorState) -> str:
     """Describe where the log is kept."""
     if run.cluster.settings.kafka.bootstrap_servers:
         return f"{run.cluster.bootstrap_servers} (kept as its topics are configured)"

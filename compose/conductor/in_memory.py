@@ -23,10 +23,10 @@ from rollcall.compose.runs import run_folder
 from rollcall.compose.runs.recipe import load_recipe
 from rollcall.compose.schema_ids import SchemaIds
 from rollcall.compose.settings import Settings
-from rollcall.compose.workers.build import Workshop
 from rollcall.compose.workers.engines import check_recipe
 from rollcall.compose.workers.run_trainer import run_trainer
 from rollcall.compose.workers.served_policy import run_engine
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.history.run_figures import RunFigures, RunReader
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.schemas.codec import Codec, LocalRegistry
@@ -77,18 +77,18 @@ def _turns(
     log = MemoryLog(wanted(settings.prefix, [part.policy_id for part in parts]))
     memory = SchemaMemory(SchemaIds(lambda: log, topics.stores).first)
     codec = Codec(LocalRegistry(), objects=store, memory=memory)
-    shop = Workshop(log, codec, topics, settings, watched=False, guarded=main)
-    trainer, *trainers = [run_trainer(shop, f"training-{part.name}", part) for part in parts]
+    factory = WorkerFactory(log, codec, topics, settings, watched=False, guarded=main)
+    trainer, *trainers = [run_trainer(factory, f"training-{part.name}", part) for part in parts]
     scorers = {part.recipe.scoring_id: part.recipe.scorers for part in parts}
     loops = [
-        shop.agents("agents"),
-        *(shop.models(f"models-{part.name}", run_engine(part, settings)) for part in parts),
-        shop.environments("environments"),
-        *(shop.rewards(f"rewards-{each}", names, each) for each, names in scorers.items()),
+        factory.agents("agents"),
+        *(factory.models(f"models-{part.name}", run_engine(part, settings)) for part in parts),
+        factory.environments("environments"),
+        *(factory.rewards(f"rewards-{each}", names, each) for each, names in scorers.items()),
     ]
     watch = watch_of(folder)
     figures, others = figures_of(folder, watch.curation), figures_of_others(folder)
-    reader = RunReader(shop, figures, {}, others.values())
+    reader = RunReader(factory, figures, {}, others.values())
     due = 0.0
     while not trainer.done():
         for loop in loops:

@@ -15,12 +15,12 @@ from dataclasses import replace
 from rollcall.compose.runs.run_folder import RunFolder
 from rollcall.compose.settings import Settings
 from rollcall.compose.teacher_scorer import teacher_directory
-from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.history.failures import has_failed
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.consumers.log.protocols import Reader
 from rollcall.producers.submit import Submitter
-from rollcall.sandbox import foreign, scorers
+from rollcall.sandbox import scorers, user_code
 from rollcall.schemas.codec import Codec, LocalRegistry
 from rollcall.schemas.errors import Refused, WorkFailed
 from rollcall.schemas.messages import RolloutRequest, Trajectory
@@ -36,7 +36,7 @@ PAUSE_S = 0.002
 def preflight(folder: RunFolder, settings: Settings, *, watched: bool) -> None:
     """Raise Refused, with the reason, if a task of a run cannot begin or a scorer not be called.
 
-    `watched` as in `Workshop`: sessions run in threads, so that a slow one can be given up.
+    `watched` as in `WorkerFactory`: sessions run in threads, so that a slow one can be given up.
     """
     for part in folder.parts():
         for scorer in part.recipe.scorers:
@@ -44,7 +44,7 @@ def preflight(folder: RunFolder, settings: Settings, *, watched: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="rollcall-") as directory:
         store = ObjectStore(f"{directory}/objects", above_bytes=settings.objects.above_bytes)
         policies = [part.policy_id for part in folder.parts()]
-        Trial(settings, policies, store, watched=watched).take(_requests(folder))
+        PreflightTrial(settings, policies, store, watched=watched).take(_requests(folder))
 
 
 def _requests(folder: RunFolder) -> list[RolloutRequest]:
@@ -64,8 +64,8 @@ def _check_scorer(name: str) -> None:
     if teacher_directory(name) is not None:
         return  # its directory was checked, and the worker loads its weights
     try:
-        function = foreign.load("scorer", name, scorers.SHIPPED)
-        with foreign.foreign("bad_config", f"scorer {name!r} hides its parameters"):
+        function = user_code.load("scorer", name, scorers.SHIPPED)
+        with user_code.convert_errors("bad_config", f"scorer {name!r} hides its parameters"):
             signature = inspect.signature(function)
     except WorkFailed as error:
         raise Refused(str(error)) from error
@@ -77,7 +77,7 @@ def _check_scorer(name: str) -> None:
         raise Refused(msg) from error
 
 
-class Trial:
+class PreflightTrial:
     """A trial with workers that take requests up to their first model call."""
 
     def __init__(
@@ -86,10 +86,13 @@ class Trial:
         topics = Topics(settings.prefix)
         log = MemoryLog(wanted(settings.prefix, policies))
         codec = Codec(LocalRegistry(), objects=store)
-        shop = Workshop(log, codec, topics, settings, watched=watched)
+        factory = WorkerFactory(log, codec, topics, settings, watched=watched)
         self._log, self._codec, self._topics = log, codec, topics
         self._calls = [topics.calls(policy_id) for policy_id in policies]
-        self._loops = [shop.agents("preflight-agents"), shop.environments("preflight-environments")]
+        self._loops = [
+            factory.agents("preflight-agents"),
+            factory.environments("preflight-environments"),
+        ]
 
     def take(self, requests: Sequence[RolloutRequest]) -> None:
         """Raise Refused if one fails before its first model call; leaves nothing open."""

@@ -11,7 +11,7 @@ from rollcall.consumers.history.history import History
 from rollcall.consumers.history.retraining import (
     RetrainedStep,
     RetrainingPlan,
-    otherwise,
+    environment_differences,
     plan,
     report,
     train,
@@ -55,7 +55,7 @@ def _plan_lines(plan: RetrainingPlan, threads: int) -> Iterator[str]:
         last = plan.first - 1
         between = f"step {last} is" if begin == last else f"steps {begin}..{last} are"
         yield f"no checkpoint of step {last} was kept: {between} trained too"
-    others = otherwise(plan)
+    others = environment_differences(plan)
     if others:
         yield f"the bits may differ, for this is not as it was: {'; '.join(others)}"
 

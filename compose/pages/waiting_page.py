@@ -6,13 +6,13 @@ from rich.text import Text
 
 from rollcall.compose.console import safe
 from rollcall.consumers.agents.control_state import ControlState
-from rollcall.consumers.history.waiting import NOBODY, REASONS_OF_ENDED, Waiting
+from rollcall.consumers.history.waiting import NOBODY, REASONS_OF_ENDED, OpenWaits
 from rollcall.consumers.history.waits import Wait
 
 WAITS_SHOWN = 40
 
 
-def print_waiting(waiting: Waiting, now_ms: int, terminal: Console) -> None:
+def print_waiting(waiting: OpenWaits, now_ms: int, terminal: Console) -> None:
     """Print remarks, totals, and a row for each of the oldest waits."""
     for remark in waiting.remarks:
         terminal.print(safe(f"note: {remark}", style="yellow"), soft_wrap=True)
@@ -28,7 +28,7 @@ def print_waiting(waiting: Waiting, now_ms: int, terminal: Console) -> None:
         terminal.print(text, soft_wrap=True)
 
 
-def _headline(waiting: Waiting, now_ms: int) -> Text:
+def _headline(waiting: OpenWaits, now_ms: int) -> Text:
     paused = "agents are paused: no request is started until `rollcall resume`\n"
     text = safe(paused if waiting.control.paused else "", style="bold red")
     for run_id in sorted(waiting.control.paused_runs - {""}):
@@ -44,7 +44,7 @@ def _headline(waiting: Waiting, now_ms: int) -> Text:
     return text
 
 
-def _table(waiting: Waiting, now_ms: int) -> Table:
+def _table(waiting: OpenWaits, now_ms: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
     for name in ("rollout", "group", "for", "on", "since", "deadline"):
         table.add_column(name, no_wrap=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 from rollcall.compose.runs.publish_policy import announcement_of
 from rollcall.compose.runs.run_folder import RunFolder
 from rollcall.compose.settings import Settings
-from rollcall.compose.workers.build import Workshop
 from rollcall.compose.workers.engines import weights_engine
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.heldout import HeldOut
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.consumers.loop.loop import Loop
@@ -57,13 +57,13 @@ def held_out(
 def _played(folder: RunFolder, directory: Path, settings: Settings) -> HeldOutSuccess:
     recipe, topics = folder.recipe, Topics(settings.prefix)
     log, codec = MemoryLog(wanted(settings.prefix, [folder.policy_id])), Codec(LocalRegistry())
-    shop = Workshop(log, codec, topics, settings, watched=False)
+    factory = WorkerFactory(log, codec, topics, settings, watched=False)
     engine = weights_engine(folder.policy_id, directory, settings.models)
     loops = [
-        shop.agents("agents"),
-        shop.models("models", engine),
-        shop.environments("environments"),
-        shop.rewards("rewards", recipe.scorers, recipe.scoring_id),
+        factory.agents("agents"),
+        factory.models("models", engine),
+        factory.environments("environments"),
+        factory.rewards("rewards", recipe.scorers, recipe.scoring_id),
     ]
     version = announcement_of(directory, folder.policy_id, 0, directory / "announced")
     log.append(topics.versions, version.policy_id.encode(), codec.encode(topics.versions, version))

@@ -26,7 +26,7 @@ LEFT_S = 2 * (READY_DEADLINE_S + WRITING_DEADLINE_S)
 ENVIRONMENT = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG")
 
 
-class TakenDown(Exception):
+class ServicesStopped(Exception):
     """The service beside which the cache was made has ended."""
 
 
@@ -51,7 +51,7 @@ def train_all(
         for name, make in makers.items():
             train(cache_dir, make, lives)
             due.remove(name)
-    except TakenDown:
+    except ServicesStopped:
         for name in due:
             makers[name](cache_dir).aot.put_off()
 
@@ -59,7 +59,7 @@ def train_all(
 def train(cache_dir: Path, make: Callable[[Path], Service], lives: Callable[[], bool]) -> None:
     """Make the cache of the service that `make` sets up in a folder.
 
-    Raises ServicesError, and TakenDown once `lives` is False.
+    Raises ServicesError, and ServicesStopped once `lives` is False.
     """
     folder = cache_dir / "aot"
     for left in folder.glob(".training-*"):
@@ -88,7 +88,7 @@ def _written(service: Service, lives: Callable[[], bool]) -> Path:
     finally:
         end([process], 0.0)
     if not lives():
-        raise TakenDown
+        raise ServicesStopped
     if not (ready and made.exists()):
         msg = f"no cache was made for {service.name}; the end of what it said:\n{last_lines(log)}"
         raise ServicesError(msg)

@@ -90,7 +90,7 @@ def up(
             (KafkaBroker(home, *taken, cache_dir, ready, kafka.properties), kafka),
             (SchemaRegistry(registry_home, registry.port, registry.side_port, cache_dir), registry),
         ]
-        began = _raise_all(services, threads, partial(_progress, cache_dir, tell))
+        began = _start_all(services, threads, partial(_progress, cache_dir, tell))
         both = endpoints(state_dir)
         if both is not None:
             due = [service.name for service in began if service.aot.is_due()]
@@ -222,7 +222,7 @@ def _progress(cache_dir: Path, tell: Callable[[str], None], late: Collection[str
         tell(f"starting {' and '.join(late)}: a Java process takes some seconds to answer")
 
 
-def _raise_all(
+def _start_all(
     services: Collection[tuple[Service, ServiceProcess]],
     threads: Executor | None,
     progress: Callable[[Collection[str]], None],
@@ -230,7 +230,7 @@ def _raise_all(
     """Start the services that do not run, in parallel, all or none; return those started."""
     with ThreadPoolExecutor(max_workers=len(services)) as pool:
         starts = threads or pool
-        raised = [starts.submit(_raise, *each, threads is None) for each in services]
+        raised = [starts.submit(_start_and_wait, *each, threads is None) for each in services]
         patience_s = TELL_AFTER_S
         while left := wait(raised, timeout=patience_s).not_done:
             names = zip(services, raised, strict=True)
@@ -242,12 +242,12 @@ def _raise_all(
 
 
 @dataclass(frozen=True, slots=True)
-class _Raised:
+class _StartedService:
     process: ServiceProcess
     is_new: bool
 
 
-def _raise(service: Service, plan: ServiceProcess, outlives_us: bool) -> _Raised:
+def _start_and_wait(service: Service, plan: ServiceProcess, outlives_us: bool) -> _StartedService:
     """Start a service unless it runs, and wait until it answers."""
     log = service.home / f"{service.name}.log"
     if plan.lives:
@@ -258,7 +258,7 @@ def _raise(service: Service, plan: ServiceProcess, outlives_us: bool) -> _Raised
                 raise
             # It was already dying when checked: start it as if it were dead.
         else:
-            return _Raised(plan, is_new=False)
+            return _StartedService(plan, is_new=False)
     make_private(service.home)
     require_space(service.home, STATE_BYTES, shutil.disk_usage(service.home).free)
     command = service.prepare()
@@ -269,7 +269,7 @@ def _raise(service: Service, plan: ServiceProcess, outlives_us: bool) -> _Raised
     except BaseException:
         process.end()
         raise
-    return _Raised(process, is_new=True)
+    return _StartedService(process, is_new=True)
 
 
 def _start(
@@ -285,7 +285,7 @@ def _start(
     return process
 
 
-def _all_or_none(raised: list[Future[_Raised]]) -> None:
+def _all_or_none(raised: list[Future[_StartedService]]) -> None:
     """Raise the first failure, after stopping the services that this call started."""
     failures = [error for each in raised if (error := each.exception()) is not None]
     if failures:

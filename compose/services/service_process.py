@@ -79,5 +79,5 @@ def on_record(home: Path) -> ServiceProcess | None:
     try:
         return read_state(home / RECORD, ServiceProcess)
     except Refused as error:
-        log.warning("record_of_process_unreadable", error=str(error))
+        log.warning("process_record_unreadable", error=str(error))
         return None

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.history.rescoring import Rescoring, RewardSink, rescore
 from rollcall.consumers.history.selection import Selection
 from rollcall.consumers.log.protocols import Record
@@ -20,7 +20,7 @@ from rollcall.schemas.messages import ScoredTrajectory
 
 if TYPE_CHECKING:
     from rollcall.compose.cluster import Cluster
-    from rollcall.consumers.rewards import Rewards
+    from rollcall.consumers.rewards import RewardsRole
     from rollcall.producers.publisher import Publisher
 
 FLUSH_S = 60.0
@@ -47,8 +47,10 @@ class Rescorer:
             raise Refused(msg)
         publisher = cluster.log.publisher(bulk=True)
         main = threading.current_thread() is threading.main_thread()
-        shop = Workshop(cluster.log, cluster.codec, cluster.topics, cluster.settings, watched=main)
-        rewards = shop.scoring("rescore", publisher, self.scorers, scoring_id)
+        factory = WorkerFactory(
+            cluster.log, cluster.codec, cluster.topics, cluster.settings, watched=main
+        )
+        rewards = factory.scoring("rescore", publisher, self.scorers, scoring_id)
         to = str(self.parquet) if self.parquet else cluster.topics.scored
         rescoring = Rescoring(scoring_id, "" if self.dry_run else to)
         sink = self._sink(rewards, publisher)
@@ -57,7 +59,7 @@ class Rescorer:
         return rescoring
 
     @contextmanager
-    def _sink(self, rewards: "Rewards", publisher: "Publisher") -> Iterator[RewardSink]:
+    def _sink(self, rewards: "RewardsRole", publisher: "Publisher") -> Iterator[RewardSink]:
         """Yield the sink of rewards: none, a Parquet file, or the topic."""
         if self.dry_run:
             yield lambda scored, record: None

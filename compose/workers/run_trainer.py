@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from rollcall.compose.workers.build import Workshop
 from rollcall.compose.workers.rank_processes import begins, sharded
 from rollcall.compose.workers.readiness import patiently
-from rollcall.consumers.agents.fold.world import World
+from rollcall.compose.workers.worker_factory import WorkerFactory
+from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.programs import program_of
 from rollcall.consumers.heldout import HeldOut
 from rollcall.consumers.history.continuations import Continuations
@@ -26,7 +26,7 @@ from rollcall.schemas.messages import PolicyVersion, RolloutRequest, TrainStep
 
 if TYPE_CHECKING:
     from rollcall.compose.runs.run_folder import RunFolder
-    from rollcall.consumers.training.continuing import Continue
+    from rollcall.consumers.training.rollout_continuation import Continue
     from rollcall.consumers.training.trainer import Trainer
     from rollcall.trainer.config import LearnerConfig
     from rollcall.trainer.ranks import ProcessRanks
@@ -38,7 +38,7 @@ log = structlog.get_logger()
 
 
 def run_trainer(
-    shop: Workshop,
+    factory: WorkerFactory,
     name: str,
     folder: "RunFolder",
     learner: "Learner | None" = None,
@@ -52,33 +52,33 @@ def run_trainer(
     from rollcall.consumers.training.trainer import Trainer
     from rollcall.trainer.reading import reading_of
 
-    shop.codec.prepare(shop.topics.versions, PolicyVersion)
-    shop.codec.prepare(shop.topics.train_steps, TrainStep)
-    shop.codec.prepare(shop.topics.requests, RolloutRequest)
-    config, learner = folder.learner(), learner or _learner(shop, folder)
+    factory.codec.prepare(factory.topics.versions, PolicyVersion)
+    factory.codec.prepare(factory.topics.train_steps, TrainStep)
+    factory.codec.prepare(factory.topics.requests, RolloutRequest)
+    config, learner = folder.learner(), learner or _learner(factory, folder)
     return Trainer(
         name,
-        shop.log,
-        shop.codec,
-        shop.topics,
-        shop.log.publisher(),
+        factory.log,
+        factory.codec,
+        factory.topics,
+        factory.log.publisher(),
         learner,
         config,
         folder.run(),
         folder.draws(),
         None if folder.part else HeldOut(folder.heldout()),
         () if folder.part else folder.curators(),
-        in_use=VersionsInUse(shop, folder.policy_id),
-        continue_=continuations(shop, config),
+        in_use=VersionsInUse(factory, folder.policy_id),
+        continue_=continuations(factory, config),
         retell=folder.trained().retell(),
         reading=reading_of(folder.policy, learner.model.config),
         accept_truncation=accept,
         # Inline if all workers share this process, so that the order of events is deterministic.
-        executor=ThreadPoolExecutor(1, "saver") if shop.watched else InlineExecutor(),
+        executor=ThreadPoolExecutor(1, "saver") if factory.watched else InlineExecutor(),
     )
 
 
-def _learner(shop: Workshop, folder: "RunFolder") -> "Learner":
+def _learner(factory: WorkerFactory, folder: "RunFolder") -> "Learner":
     from rollcall.trainer.step import Learner
     from rollcall.trainer.weights_files import of_version
 
@@ -92,21 +92,23 @@ def _learner(shop: Workshop, folder: "RunFolder") -> "Learner":
     return Learner(
         str(folder.policy),
         config,
-        device=shop.settings.training.device,
+        device=factory.settings.training.device,
         past=partial(of_version, folder.run().weights),
     )
 
 
-def continuations(shop: Workshop, config: "LearnerConfig") -> "Continue | None":
+def continuations(factory: WorkerFactory, config: "LearnerConfig") -> "Continue | None":
     """Return how cancelled rollouts of a run are continued; None if they are not."""
     if not config.cuts_off:
         return None
-    guard = shop.guard("the program", shop.settings.agents.program_timeout_s)
-    return Continuations(shop, World(program_of, Random, guard), config.mask_continued).requests
+    guard = factory.guard("the program", factory.settings.agents.program_timeout_s)
+    return Continuations(
+        factory, FoldContext(program_of, Random, guard), config.mask_continued
+    ).requests
 
 
 def train(
-    shop: Workshop,
+    factory: WorkerFactory,
     name: str,
     folder: "RunFolder",
     stopping: Callable[[], bool],
@@ -120,12 +122,12 @@ def train(
     """
     import torch
 
-    torch.set_num_threads(shop.settings.training.threads)
+    torch.set_num_threads(factory.settings.training.threads)
     with sole_trainer(folder.directory, stopping) as ours:
         begun = begins(ranks, ours) if ranks else ours
-        learner = sharded(folder, shop.settings.training, ranks) if ranks and begun else None
+        learner = sharded(folder, factory.settings.training, ranks) if ranks and begun else None
         if begun:
-            begin = partial(run_trainer, shop, name, folder, learner, accept=accept)
+            begin = partial(run_trainer, factory, name, folder, learner, accept=accept)
             patiently(begin).go_on(stopping)
         if learner is not None:
             learner.end()
@@ -144,7 +146,7 @@ def sole_trainer(directory: Path, stopping: Callable[[], bool]) -> Iterator[bool
             except BlockingIOError:
                 if not announced:
                     announced = True
-                    log.info("training_stands_by", run=directory.name)
+                    log.info("trainer_on_standby", run=directory.name)
                 time.sleep(STAND_BY_S)
             else:
                 yield True

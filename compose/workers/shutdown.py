@@ -39,7 +39,7 @@ class Drained:
         words = [word for _, word in self._control.poll(timeout_s)]
         if any(word.kind == "drain" and word.worker == self._name for word in words):
             self._asked = True
-            log.info("drain_asked", worker=self._name)
+            log.info("drain_requested", worker=self._name)
         return self._asked
 
 

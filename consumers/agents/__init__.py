@@ -1,1 +1,1 @@
-"""The agents group: the pure fold, agent programs, and the worker that carries out wishes."""
+"""The agents group: the pure fold, agent programs, and the worker that carries out effects."""

@@ -5,7 +5,7 @@ Pure: the program `hosted` makes the same replies each time it is folded.
 
 from collections.abc import Sequence
 
-from rollcall.consumers.agents.wishes import ModelAnswer, WishFailed
+from rollcall.consumers.agents.effects import ModelAnswer, WishFailed
 from rollcall.schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply
 from rollcall.schemas.packed import ids_of, logprobs_of
 
@@ -39,7 +39,7 @@ def failed_reply(name: str, failed: WishFailed, status: int) -> ErrorReply:
     return ErrorReply(name, status, failed.code, str(failed))
 
 
-def fault_in(outcomes: Outcomes) -> WishFailed | None:
+def system_fault_in(outcomes: Outcomes) -> WishFailed | None:
     """Return the failure, if the agent's ask itself was valid."""
     failed = _failed(outcomes)
     return failed if failed is not None and failed.code not in STATUSES else None

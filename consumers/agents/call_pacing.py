@@ -10,9 +10,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rollcall.consumers.agents.fold.outstanding import Outstanding
-from rollcall.consumers.agents.fold.rollout import Effect, Rollout
-from rollcall.consumers.agents.shares import Shares
+from rollcall.consumers.agents.fold.outstanding import OutstandingEffect
+from rollcall.consumers.agents.fold.rollout import Output, Rollout
+from rollcall.consumers.agents.shares import QuotaShare
 from rollcall.consumers.clock import Clock
 from rollcall.consumers.quota_table import QuotaTable
 from rollcall.schemas.messages import ModelCall
@@ -49,7 +49,7 @@ class Bucket:
 class CallPacing:
     """The queues of calls that are delayed by a rate."""
 
-    def __init__(self, table: QuotaTable, shares: Shares, clock: Clock) -> None:
+    def __init__(self, table: QuotaTable, shares: QuotaShare, clock: Clock) -> None:
         self.held: Counter[int] = Counter()
         """The number of rollouts with a waiting call, by partition."""
         self._table = table
@@ -57,15 +57,15 @@ class CallPacing:
         self._clock = clock
         self._buckets: dict[str, Bucket] = {}
         self._most_buckets = MOST_BUCKETS
-        self._queues: dict[str, OrderedDict[Place, Outstanding]] = {}
+        self._queues: dict[str, OrderedDict[Place, OutstandingEffect]] = {}
         """Waiting calls by user."""
         self._places: dict[Rollout, list[Place]] = {}
 
-    def now(self, effects: Sequence[Effect], rollout: Rollout | None) -> Sequence[Effect]:
+    def now(self, outputs: Sequence[Output], rollout: Rollout | None) -> Sequence[Output]:
         """Return the effects that may be sent at once; the other calls are queued."""
         if rollout is None or not (self._queues or self._table.paces):
-            return effects
-        return [e for e in effects if not (isinstance(e, ModelCall) and self._waits(e, rollout))]
+            return outputs
+        return [e for e in outputs if not (isinstance(e, ModelCall) and self._waits(e, rollout))]
 
     def _waits(self, call: ModelCall, rollout: Rollout) -> bool:
         """Queue a call if it has to wait, and stop its clock; return True if it waits."""
@@ -96,7 +96,7 @@ class CallPacing:
         bucket = self._buckets.setdefault(user, Bucket(max(1.0, rate), now))
         return bucket.take(rate, now)
 
-    def due(self) -> Iterator[tuple[Rollout, Outstanding]]:
+    def due(self) -> Iterator[tuple[Rollout, OutstandingEffect]]:
         """Yield the calls that may be sent now; the caller must send them."""
         for user in list(self._queues):
             queue = self._queues.get(user, OrderedDict())
@@ -135,7 +135,7 @@ class CallPacing:
         self._most_buckets = max(MOST_BUCKETS, 2 * len(self._buckets))
 
 
-def _is_waited_for(place: Place, waits: Outstanding) -> bool:
+def _is_waited_for(place: Place, waits: OutstandingEffect) -> bool:
     """Return True if a call is still outstanding at the same try."""
     rollout, _, position, tries = place
     return rollout.attempt.outstanding.get(position) is waits and waits.tries == tries

@@ -41,16 +41,16 @@ class ControlListener:
         log_: Log,
         codec: Codec,
         topics: Topics,
-        letters: DeadLetters,
+        dead_letters: DeadLetters,
         clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
         self.state = ControlState()
-        self.letters = letters
+        self.dead_letters = dead_letters
         self._log, self._codec, self._topics = log_, codec, topics
         self._clock, self._wall = clock, wall
         self._reader = ControlReader(
-            log_, codec, topics, unreadable=self.note_bad, passed=letters.passed, clock=clock
+            log_, codec, topics, unreadable=self.note_bad, skipped=dead_letters.skipped, clock=clock
         )
         self._bad_words: deque[tuple[Record, WireError]] = deque(maxlen=BAD_WORDS)
         self._keyless: dict[bytes, Control] = {}
@@ -103,7 +103,7 @@ class ControlListener:
         Raises Unavailable.
         """
         if self._bad_words:
-            self.letters.bury_once(self._bad_words)
+            self.dead_letters.bury_once(self._bad_words)
             self._bad_words.clear()
         if not self.state.known:
             return

@@ -29,7 +29,7 @@ Subject = tuple[str, str]
 """The kind of target (a rollout, a group, or the paused requests) and its name."""
 
 
-class Said(NamedTuple):
+class ControlRecord(NamedTuple):
     """A stored record of `control` (a word)."""
 
     kind: str
@@ -51,7 +51,7 @@ class ControlState:
 
     known: bool = False
     """True if the topic has been read to the end that it had at the beginning."""
-    words: dict[bytes, Said] = field(default_factory=dict)
+    words: dict[bytes, ControlRecord] = field(default_factory=dict)
     """Records by key, in the order in which they were last written."""
     paused_runs: set[str] = field(default_factory=set)
     """Runs in which no rollout may begin; the empty name stands for all requests."""
@@ -68,7 +68,7 @@ class ControlState:
         longest = max(len(key) - KEY_BYTES, len(subject[1].encode(errors="replace")) - NAME_BYTES)
         if word.kind == "unknown" or longest > 0:
             return
-        self.words[key] = Said(word.kind, subject, plain(word.reason, REASON_CHARS), at_ms)
+        self.words[key] = ControlRecord(word.kind, subject, plain(word.reason, REASON_CHARS), at_ms)
         if subject[0]:
             self._keys[subject] = (*self._keys.get(subject, ()), key)
             self._note_pause(subject)
@@ -102,7 +102,7 @@ class ControlState:
         self.forgotten += 1
         if self.forgotten == 1:
             remedy = "the oldest are forgotten; see who writes so many with `rollcall tail control`"
-            log.warning("control_words_too_many", most=MOST_WORDS, remedy=remedy)
+            log.warning("control_records_over_limit", most=MOST_WORDS, remedy=remedy)
 
     @property
     def paused(self) -> bool:
@@ -131,7 +131,7 @@ class ControlState:
         """Return the keys of the records that cancel one rollout."""
         return self._keys.get(("rollout", rollout_id), ())
 
-    def older_than(self, at_ms: int) -> Iterator[tuple[bytes, Said]]:
+    def older_than(self, at_ms: int) -> Iterator[tuple[bytes, ControlRecord]]:
         """Yield the records that neither pause nor resume, and were written before a time."""
         for key, said in self.words.items():
             if said.subject[0] != "pause" and said.at_ms < at_ms:

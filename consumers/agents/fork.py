@@ -3,7 +3,7 @@
 It is a generator that drives the parent's program. A recorded model answer is given again and no
 model is called. A step of the environment is made again, live, and its observation must equal the
 recorded one: so the environment's state is rebuilt. From the first position without a record, every
-wish of the parent's program is made live. The first live call of a conversation carries the
+effect of the parent's program is made live. The first live call of a conversation carries the
 recorded tokens (`Begun`) as prompt tokens, not as sampled ones, so the parent's samples are not
 trained on under the fork. A continuation goes on with a rollout that was cancelled: its tokens are
 carried along as sampled, with their log-probabilities and versions, and its parent's use counts
@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from rollcall.consumers.agents.wishes import (
-    WISHES,
+from rollcall.consumers.agents.effects import (
+    EFFECTS,
     Agent,
     AsCompleted,
     Begun,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class RecordedAnswer:
     """The answer of the parent's model at a position."""
 
     position: int
@@ -62,7 +62,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Saw:
+class RecordedObservation:
     """The observation of the parent's environment at a position."""
 
     position: int
@@ -73,19 +73,25 @@ class Saw:
 
 
 @dataclass(frozen=True, slots=True)
-class Missed:
-    """A wish of the parent that failed after all its tries."""
+class RecordedFailure:
+    """An effect of the parent that failed after all its tries."""
 
     position: int
     code: str
     message: str
 
 
-Recorded = Said | Saw | Missed
+Recorded = RecordedAnswer | RecordedObservation | RecordedFailure
 PACKED = ("added_ids", "token_ids", "logprobs", "versions")
 LATER = ("stopped_by", "logprobs", "versions")
 """Fields that older readers do not know; left out if empty."""
-KINDS: Mapping[str, Callable[..., Recorded]] = {"said": Said, "saw": Saw, "missed": Missed}
+KIND_OF: Mapping[type[Recorded], str] = {
+    RecordedAnswer: "said",
+    RecordedObservation: "saw",
+    RecordedFailure: "missed",
+}
+"""The `kind` of a record in `agent_config`, which is part of recorded requests."""
+KINDS: Mapping[str, Callable[..., Recorded]] = {kind: record for record, kind in KIND_OF.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +113,7 @@ class Past:
 
     def config(self) -> str:
         """Serialise it as the request's `agent_config`."""
-        recorded = [{"kind": type(each).__name__.lower(), **_plain(each)} for each in self.recorded]
+        recorded = [{"kind": KIND_OF[type(each)], **_plain(each)} for each in self.recorded]
         config = asdict(self) | {"recorded": recorded}
         for key in ("order", "continues"):
             if not config[key]:  # older readers do not know them
@@ -146,7 +152,9 @@ def recorded_answers(request: RolloutRequest | None) -> int:
         return 0
     past, count = Past.read(request.agent_config), 0
     while past is not None:
-        count += sum(isinstance(each, Said) and bool(each.logprobs) for each in past.recorded)
+        count += sum(
+            isinstance(each, RecordedAnswer) and bool(each.logprobs) for each in past.recorded
+        )
         past = Past.read(past.agent_config) if past.program == "fork" else None
     return count
 
@@ -205,7 +213,7 @@ class _ParentSequence:
     tools: str | None
     """The tool definitions at its beginning."""
 
-    def take(self, said: Said, sampling: Sampling) -> None:
+    def take(self, said: RecordedAnswer, sampling: Sampling) -> None:
         """Extend it by the tokens of an answer, as sampled ones if that is recorded."""
         self.tokens = _extended(self.tokens, said.added_ids)
         if said.logprobs:
@@ -221,7 +229,7 @@ class _ParentSequence:
         return Begun(messages, self.tokens.ids)
 
 
-def _extended(tokens: Begun, ids: bytes, said: Said | None = None) -> Begun:
+def _extended(tokens: Begun, ids: bytes, said: RecordedAnswer | None = None) -> Begun:
     count = len(ids) // 4
     mask, logprobs, versions = bytes(count), bytes(4 * count), b"\xff" * (4 * count)
     if said is not None:
@@ -248,22 +256,22 @@ class Completions:
     def __init__(self, order: Sequence[int]) -> None:
         self._places = {position: place for place, position in enumerate(order)}
         self._live: list[tuple[int, Any, object]] = []
-        """Position, the parent's wish, and the fork's wish that stands for it."""
+        """Position, the parent's effect, and the fork's effect that stands for it."""
         self._told: dict[int, Completed] = {}
         self._unopened: list[Any] = []
 
     def open(self, position: int, wish: Any, live: object) -> None:
-        """Register a wish that is made live with the next AsCompleted."""
+        """Register an effect that is made live with the next AsCompleted."""
         self._live.append((position, wish, live))
         self._unopened.append(live)
 
     def unopened(self) -> list[Any]:
-        """Return the wishes to make live now, and count them as made."""
+        """Return the effects to make live now, and count them as made."""
         opened, self._unopened = self._unopened, []
         return opened
 
     def close(self, done: Completed) -> tuple[int, Completed]:
-        """Close a live wish; return its position and the outcome of the parent's wish."""
+        """Close a live effect; return its position and the outcome of the parent's effect."""
         found = next(each for each in self._live if each[2] is done.wish)
         self._live.remove(found)
         return found[0], Completed(found[1], done.outcome)
@@ -288,13 +296,13 @@ class Completions:
 
 @dataclass(slots=True)
 class Replay:
-    """Answers the parent's program from the record, or by making its wish live."""
+    """Answers the parent's program from the record, or by making its effect live."""
 
     past: Past
     task: Task
     recorded: dict[int, Recorded] = field(init=False)
     position: int = 0
-    """The parent's position; wishes answered from the record take no position of the fork."""
+    """The parent's position; effects answered from the record take no position of the fork."""
     conversations: dict[int, _ParentSequence] = field(default_factory=dict)
     completions: Completions = field(init=False)
     calls: int = 0
@@ -306,12 +314,12 @@ class Replay:
         self.completions = Completions(self.past.order or tuple(self.recorded))
 
     def answer(self, wished: Any) -> Generator[Any, Any, Any]:
-        """Answer a wish or a list of them; WishFailed is returned, never raised."""
+        """Answer an effect or a list of them; WishFailed is returned, never raised."""
         if isinstance(wished, AsCompleted):
             return (yield from self._next_of(wished))
         single = not isinstance(wished, list | tuple)
         wishes = [wished] if single else wished
-        if not wishes or not all(isinstance(wish, WISHES) for wish in wishes):
+        if not wishes or not all(isinstance(wish, EFFECTS) for wish in wishes):
             return (yield wished)  # malformed; the fold refuses it
         first, self.position = self.position, self.position + len(wishes)
         asked = dict(enumerate(wishes, first))
@@ -330,7 +338,7 @@ class Replay:
         return together[0] if single else together
 
     def _next_of(self, wished: AsCompleted) -> Generator[Any, Any, Completed]:
-        """Return the next outcome of open wishes: in the order of the record, then of completion.
+        """Return the next outcome of open effects: in the order of the record, then of completion.
 
         A recorded call's outcome is given as soon as all outcomes that preceded it have come again.
         """
@@ -351,9 +359,9 @@ class Replay:
     def _said(self, position: int, wish: CallModel) -> ModelAnswer | WishFailed:
         """Return the recorded outcome of a call."""
         recorded = self.recorded[position]
-        if isinstance(recorded, Missed):
+        if isinstance(recorded, RecordedFailure):
             return WishFailed(recorded.code, recorded.message)
-        if isinstance(recorded, Saw):
+        if isinstance(recorded, RecordedObservation):
             raise _diverged(position, "its program calls the model where it stepped then")
         message = Message("assistant", recorded.text, recorded.tool_calls)
         if wish.sampling and not wish.sampling.max_tokens:  # it extended no conversation
@@ -373,7 +381,7 @@ class Replay:
         )
 
     def _live(self, wish: Reset | CallModel | Step) -> Reset | CallModel | Step:
-        """Return the wish to make; a call that extends a recorded
+        """Return the effect to make; a call that extends a recorded
         conversation carries its tokens."""
         if not isinstance(wish, CallModel):
             return wish
@@ -420,19 +428,21 @@ class Replay:
             self.sampled += answer.sampled_tokens
         if recorded is None or isinstance(wish, CallModel):
             return
-        if isinstance(recorded, Said):
+        if isinstance(recorded, RecordedAnswer):
             raise _diverged(position, "its program steps where it called the model then")
         now: object = answer
         if isinstance(answer, EnvironmentAnswer):
-            now = Saw(position, answer.text, answer.reward, answer.terminated, answer.truncated)
-        if isinstance(answer, WishFailed) and isinstance(recorded, Missed):
+            now = RecordedObservation(
+                position, answer.text, answer.reward, answer.terminated, answer.truncated
+            )
+        if isinstance(answer, WishFailed) and isinstance(recorded, RecordedFailure):
             now = replace(recorded, code=answer.code)
         if now != recorded:
             raise _diverged(position, f"the environment shows {_told(now)}, then {_told(recorded)}")
 
 
 def _ask(wishes: list[Any], *, single: bool) -> Generator[Any, Any, Any]:
-    """Make wishes live; return their outcomes as a list."""
+    """Make effects live; return their outcomes as a list."""
     if not single:
         return (yield wishes)
     try:
@@ -454,7 +464,7 @@ def _told_first(wish: CallModel) -> str | None:
 
 
 def _told(outcome: object) -> str:
-    if isinstance(outcome, Saw):
+    if isinstance(outcome, RecordedObservation):
         ends = " and ends" if outcome.terminated or outcome.truncated else ""
         return f"{outcome.text!r:.200} for {outcome.reward:+g}{ends}"
     return f"a failure ({getattr(outcome, 'code', outcome)})"

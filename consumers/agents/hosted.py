@@ -16,9 +16,8 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rollcall.consumers.agents.agent_replies import FINAL, failed_reply, fault_in, reply_of
-from rollcall.consumers.agents.fold.checks import RESULT_CHARS
-from rollcall.consumers.agents.wishes import (
+from rollcall.consumers.agents.agent_replies import FINAL, failed_reply, reply_of, system_fault_in
+from rollcall.consumers.agents.effects import (
     Agent,
     AsCompleted,
     CallModel,
@@ -31,6 +30,7 @@ from rollcall.consumers.agents.wishes import (
     Task,
     WishFailed,
 )
+from rollcall.consumers.agents.fold.checks import RESULT_CHARS
 from rollcall.sandbox.agents.agent_box import FINISH_WORD, where
 from rollcall.schemas.asks import (
     STARVED,
@@ -47,7 +47,7 @@ from rollcall.schemas.messages import Sampling
 
 AGENT, MAIN = "agent", "main"
 RESERVE = 8
-"""The number of wishes kept in reserve, to tell the agent that none are left."""
+"""The number of effects kept in reserve, to tell the agent that none are left."""
 
 
 def hosted(task: Task) -> Agent:
@@ -207,7 +207,7 @@ class HostedRollout:
         return replace(given, max_tokens=min(most, given.max_tokens), stop=stop)
 
     def _serve(self) -> Generator[Any, Any, EnvironmentAnswer]:
-        """Carry out wishes until the process has been heard again."""
+        """Carry out effects until the process has been heard again."""
         running = False
         while True:
             if not running and (self.replies or not self.waiting):
@@ -253,7 +253,7 @@ class HostedRollout:
         if len(asked.outcomes) == asked.ask.n:
             self.waiting.remove(asked)
             outcomes = [asked.outcomes[number] for number in range(asked.ask.n)]
-            self._answer(reply_of(asked.ask, outcomes), fault_in(outcomes))
+            self._answer(reply_of(asked.ask, outcomes), system_fault_in(outcomes))
 
     def _answer(self, reply: Reply, fault: WishFailed | None) -> None:
         self.fault = fault

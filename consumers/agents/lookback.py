@@ -51,7 +51,7 @@ class Lookback:
         try:
             reader = self._reader = self._reader or self._open()
         except Unavailable as error:
-            log.warning("log_away", topic=self._place[0], error=str(error))
+            log.warning("log_unavailable", topic=self._place[0], error=str(error))
             return []
         read = reader.poll(POLL_S, MOST)
         found = [r for r in read if (r.topic, r.partition) == self._place and r.offset < self._end]
@@ -75,7 +75,7 @@ class Lookback:
             self._reader = None
 
 
-class Written:
+class WrittenTrajectories:
     """The trajectories of one partition that are written already: eight bytes each.
 
     Without a commit it is unknown which were written; a trajectory that the journal yields again

@@ -12,9 +12,9 @@ import structlog
 
 from rollcall.consumers.agents.fold.commands import Command
 from rollcall.consumers.agents.fold.journal import START
-from rollcall.consumers.agents.fold.rollout import Effect
+from rollcall.consumers.agents.fold.rollout import Output
 from rollcall.consumers.answers import event_of
-from rollcall.consumers.bare_trajectory import barer, write_barer
+from rollcall.consumers.reduced_trajectory import reduced_forms, write_reduced_form
 from rollcall.consumers.send_later import SendLater
 from rollcall.producers.control import retire_control
 from rollcall.producers.publisher import Cause, Publisher
@@ -71,7 +71,7 @@ class Outbox:
         self.topics = topics
         self.commands = commands
         self.trajectories = trajectories
-        self._unsent: SendLater[tuple[Effect, int, Cause | None]] = SendLater("sending_waits")
+        self._unsent: SendLater[tuple[Output, int, Cause | None]] = SendLater("sending_waits")
         self._unwritten: dict[int, list[tuple[Event, Cause | None]]] = {}
         """Events by partition that wait to be written in order: the
         chain of requests has no gap."""
@@ -80,21 +80,21 @@ class Outbox:
         self._in_bounds: Sampling | None = None
         """The last sampling that passed the check: most calls have the same one."""
 
-    def carry_out(self, effects: Iterable[Effect], partition: int, cause: Cause | None) -> None:
+    def carry_out(self, outputs: Iterable[Output], partition: int, cause: Cause | None) -> None:
         """Write the effects of one rollout; an effect that cannot be written
         ends that rollout alone."""
-        for effect in effects:
+        for output in outputs:
             try:
-                self._send(effect, partition, cause)
+                self._send(output, partition, cause)
             except Unavailable as error:
-                self._send_later(effect, partition, cause, error)
+                self._send_later(output, partition, cause, error)
             except Unfit:
                 raise
             except Exception as error:
-                if isinstance(effect, Trajectory):
+                if isinstance(output, Trajectory):
                     raise  # nothing is left to leave out
-                log.warning("rollout_broken", rollout_id=effect.rollout_id, error=raised(error))
-                self._write_bare_end(effect, error, partition, cause)
+                log.warning("rollout_broken", rollout_id=output.rollout_id, error=raised(error))
+                self._write_bare_end(output, error, partition, cause)
 
     def retire_word(self, key: bytes) -> None:
         """Delete a record of `control` that has had its effect; no record waits for that."""
@@ -107,10 +107,10 @@ class Outbox:
             for event, cause in events:
                 if not self.write(event, partition, cause):
                     self._write_refusal(event, partition, cause)
-                pay(cause)
-        for effect, partition, cause in self._unsent.drain():
-            self.carry_out([effect], partition, cause)
-            pay(cause)
+                settle_pending_output(cause)
+        for output, partition, cause in self._unsent.drain():
+            self.carry_out([output], partition, cause)
+            settle_pending_output(cause)
 
     def write(self, event: Event, partition: int, cause: Cause | None = None) -> bool:
         """Write an entry of the journal; False if it is too large for its topic.
@@ -133,11 +133,11 @@ class Outbox:
             return False
         except Unavailable as error:
             self._write_later(event, partition, cause)
-            log.warning("writing_waits", partition=partition, error=str(error))
+            log.warning("write_retried_later", partition=partition, error=str(error))
         return True
 
     def _write_later(self, event: Event, partition: int, cause: Cause | None) -> None:
-        owe(cause)
+        add_pending_output(cause)
         self._unwritten.setdefault(partition, []).append((event, cause))
 
     def _write_refusal(self, event: Event, partition: int, cause: Cause | None) -> None:
@@ -155,32 +155,32 @@ class Outbox:
         self.write(replace(event, body=bare), partition, cause)
 
     def _write_bare_end(
-        self, effect: Command | Event, error: Exception, partition: int, cause: Cause | None
+        self, output: Command | Event, error: Exception, partition: int, cause: Cause | None
     ) -> None:
         """End a rollout one of whose effects cannot be written, with a minimal event."""
-        if not isinstance(effect, Event) and effect.kind in COURTESY:
+        if not isinstance(output, Event) and output.kind in COURTESY:
             return
-        begins = isinstance(effect, Event) and isinstance(effect.body, AttemptStarted)
+        begins = isinstance(output, Event) and isinstance(output.body, AttemptStarted)
         body = RolloutFinished("failed", "broken", raised(error, REASON_CHARS))
-        end = Event.decision(effect.rollout_id, effect.attempt - begins, self.name, body)
+        end = Event.decision(output.rollout_id, output.attempt - begins, self.name, body)
         self.write(end, partition, cause)
 
-    def _send(self, effect: Effect, partition: int, cause: Cause | None) -> None:
-        if isinstance(effect, ModelCall):
-            self._command(self._calls_topic(effect.policy_id), effect, cause)
-        elif isinstance(effect, EnvironmentStep):
-            self._command(self.topics.steps, effect, cause)
-        elif isinstance(effect, Trajectory):
-            self._trajectory(effect, cause)
-        elif not self.write(effect, partition, cause):
-            msg = f"its {type(effect.body).__name__} is too large for the journal"
+    def _send(self, output: Output, partition: int, cause: Cause | None) -> None:
+        if isinstance(output, ModelCall):
+            self._command(self._calls_topic(output.policy_id), output, cause)
+        elif isinstance(output, EnvironmentStep):
+            self._command(self.topics.steps, output, cause)
+        elif isinstance(output, Trajectory):
+            self._trajectory(output, cause)
+        elif not self.write(output, partition, cause):
+            msg = f"its {type(output.body).__name__} is too large for the journal"
             raise WireError(msg)
 
     def _send_later(
-        self, effect: Effect, partition: int, cause: Cause | None, error: Unavailable
+        self, output: Output, partition: int, cause: Cause | None, error: Unavailable
     ) -> None:
-        owe(cause)
-        self._unsent.add((effect, partition, cause), error, kind=type(effect).__name__)
+        add_pending_output(cause)
+        self._unsent.add((output, partition, cause), error, kind=type(output).__name__)
 
     def _calls_topic(self, policy_id: str) -> str:
         topic = self._call_topics.get(policy_id)
@@ -245,11 +245,11 @@ class Outbox:
             code = "too_large" if isinstance(error, TooLarge) else "unwritable"
             reason = plain(str(error), REASON_CHARS)
             explained = replace(trajectory, code=code, reason=reason)
-            write_barer(explained, lambda bare: self._send_trajectory(bare, cause), error)
+            write_reduced_form(explained, lambda bare: self._send_trajectory(bare, cause), error)
 
     def _send_barest(self, trajectory: Trajectory, cause: Cause | None, error: WorkFailed) -> None:
         """Write a minimal form of a trajectory that its topic refused."""
-        *_, barest = barer(replace(trajectory, code=error.code, reason=str(error)))
+        *_, barest = reduced_forms(replace(trajectory, code=error.code, reason=str(error)))
         self._send_trajectory(barest, cause, last=True)
 
     def _send_trajectory(
@@ -272,13 +272,13 @@ class Outbox:
         return full_headers("Trajectory", ce_id, source, rollout_id, rollout_id)
 
 
-def owe(cause: Cause | None) -> None:
+def add_pending_output(cause: Cause | None) -> None:
     """Make a record wait for an output that is sent later."""
     if cause is not None:
         cause.sent += 1
 
 
-def pay(cause: Cause | None) -> None:
+def settle_pending_output(cause: Cause | None) -> None:
     """Note that the output was sent; the record waits for its acks instead."""
     if cause is not None:
         cause.acked += 1

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from rollcall.consumers.agents.delayed_commands import DelayedCommands, JournalContext
 from rollcall.consumers.agents.fold.chain import START_AFTER_GAP
 from rollcall.consumers.agents.fold.commands import Command
-from rollcall.consumers.agents.fold.journal import START, Journal, Taken
-from rollcall.consumers.agents.fold.rollout import Effect, Rollout
-from rollcall.consumers.agents.late_commands import Hands, LateCommands
-from rollcall.consumers.agents.lookback import Written
-from rollcall.consumers.agents.outbox import COURTESY, owe, pay
+from rollcall.consumers.agents.fold.journal import START, AppliedEvent, Journal
+from rollcall.consumers.agents.fold.rollout import Output, Rollout
+from rollcall.consumers.agents.lookback import WrittenTrajectories
+from rollcall.consumers.agents.outbox import COURTESY, add_pending_output, settle_pending_output
 from rollcall.consumers.clock import LogClock
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.loop.partition_progress import PartitionProgress
@@ -25,7 +25,7 @@ log = structlog.get_logger()
 class OwnedJournal:
     """One journal partition owned by this worker."""
 
-    hands: Hands
+    context: JournalContext
     journal: Journal
     progress: PartitionProgress
     clock: LogClock
@@ -37,7 +37,7 @@ class OwnedJournal:
     all outstanding commands."""
     silent_until: int
     """The outputs of records below this offset were sent before."""
-    late: LateCommands
+    late: DelayedCommands
     folded: bool = False
     """True if everything below `silent_until` is folded."""
     caught_up: bool = False
@@ -45,12 +45,12 @@ class OwnedJournal:
     """Offsets of requests whose starts this worker wrote and has not read back."""
     read: int = 0
     """The offset behind the last folded record."""
-    written: Written | None = None
+    written: WrittenTrajectories | None = None
     """After a reset, the trajectories that are written already."""
     unsure: list[tuple[Record, Rollout, set[bytes]]] = field(default_factory=list)
     """Records read on the way to the end, with the commands that they caused: the rest of the
     journal tells which of these were answered."""
-    deadly: dict[int, str] = field(default_factory=dict)
+    poison_records: dict[int, str] = field(default_factory=dict)
     """Offsets of events that must not be given to a program any more, and why."""
 
     def take(self, event: Event, record: Record) -> None:
@@ -59,21 +59,25 @@ class OwnedJournal:
         silent = offset < self.silent_until
         self.folded = self.folded or not silent
         self.read = offset + 1
-        self.hands.bar.reason = self.deadly.pop(offset, "") if self.deadly else ""
+        self.context.poison_guard.reason = (
+            self.poison_records.pop(offset, "") if self.poison_records else ""
+        )
         taken = self.journal.take(event, offset, record.timestamp_ms, silent=silent)
         if isinstance(event.body, START):
             self._started(event.body, offset, taken)
             if self._held_by_quota(taken, silent=silent):
-                taken.effects = ()
+                taken.outputs = ()
         elif self.caught_up and taken.rollout is not None and not taken.rollout.admitted:
             self._had_begun(taken.rollout, taken)
-        if taken.effects:
+        if taken.outputs:
             self._carry_out(taken, record, silent=silent)
         self.folded = self.folded or offset + 1 >= self.silent_until
         if not self.caught_up and offset + 1 >= self.progress.end_at_assign:
             self.catch_up()
 
-    def _started(self, body: RolloutStarted | RolloutRefused, offset: int, taken: Taken) -> None:
+    def _started(
+        self, body: RolloutStarted | RolloutRefused, offset: int, taken: AppliedEvent
+    ) -> None:
         ours = (
             offset >= self.progress.end_at_assign  # else by an earlier worker of this name
             and body.request_offset in self.starting
@@ -82,9 +86,9 @@ class OwnedJournal:
         if ours and taken.reason == START_AFTER_GAP:
             raise RequestsSkipped(self._skipped(body))
 
-    def _held_by_quota(self, start: Taken, *, silent: bool) -> bool:
+    def _held_by_quota(self, start: AppliedEvent, *, silent: bool) -> bool:
         """Return True if a started rollout's first command has to wait for its user's quota."""
-        rollout, quotas = start.rollout, self.hands.quotas
+        rollout, quotas = start.rollout, self.context.quotas
         if rollout is None:
             return False
         if not silent:
@@ -98,41 +102,41 @@ class OwnedJournal:
         quotas.run(rollout)
         return False
 
-    def _had_begun(self, rollout: Rollout, taken: Taken) -> None:
+    def _had_begun(self, rollout: Rollout, taken: AppliedEvent) -> None:
         """Count a rollout that is queued here but was let begin by the previous
         owner: it has an answer."""
         if taken.ended is None:
             self.late.count_running(rollout)
             self.late.send_rest(rollout, taken.commands)
 
-    def _carry_out(self, taken: Taken, record: Record, *, silent: bool) -> None:
+    def _carry_out(self, taken: AppliedEvent, record: Record, *, silent: bool) -> None:
         """Carry out the effects of an event; those below the commit were carried out before."""
         rollout = taken.rollout
         if taken.ended is not None and rollout is not None:
             if not silent:
                 self._retire_cancels(rollout)
             self.late.leave(rollout)
-        effects = taken.effects
+        outputs = taken.outputs
         if silent:
-            effects = [effect for effect in effects if self._lacks(effect)]
+            outputs = [output for output in outputs if self._lacks(output)]
         elif not self.caught_up and rollout is not None:
-            effects = self._at_once(effects, rollout, record)
-        effects = self.hands.pacing.now(effects, rollout)
-        self.hands.outbox.carry_out(effects, record.partition, record)
+            outputs = self._at_once(outputs, rollout, record)
+        outputs = self.context.pacing.now(outputs, rollout)
+        self.context.outbox.carry_out(outputs, record.partition, record)
 
     def _retire_cancels(self, rollout: Rollout) -> None:
         """Delete the `control` records that cancelled a rollout which has ended."""
-        for key in self.hands.control.keys_of(rollout.request.rollout_id):
-            self.hands.outbox.retire_word(key)
+        for key in self.context.control.keys_of(rollout.request.rollout_id):
+            self.context.outbox.retire_word(key)
 
-    def _at_once(self, effects: Sequence[Effect], rollout: Rollout, record: Record) -> list[Effect]:
+    def _at_once(self, outputs: Sequence[Output], rollout: Rollout, record: Record) -> list[Output]:
         """Keep commands, and the record with them, until the end of the
         journal: they may be answered."""
-        kept = {e.command_id for e in effects if isinstance(e, Command) and e.kind not in COURTESY}
+        kept = {e.command_id for e in outputs if isinstance(e, Command) and e.kind not in COURTESY}
         if kept:
-            owe(record)
+            add_pending_output(record)
             self.unsure.append((record, rollout, kept))
-        return [e for e in effects if not (isinstance(e, Command) and e.command_id in kept)]
+        return [e for e in outputs if not (isinstance(e, Command) and e.command_id in kept)]
 
     def _send_unanswered(self) -> None:
         """Send the kept commands that are still outstanding, each once."""
@@ -141,15 +145,15 @@ class OwnedJournal:
             if self.journal.open.get(rollout.request.rollout_id) is rollout:
                 self.late.send_unanswered(rollout, kept - sent, record)
             sent |= kept
-            pay(record)
+            settle_pending_output(record)
         self.unsure.clear()
 
-    def _lacks(self, effect: Effect) -> bool:
+    def _lacks(self, output: Output) -> bool:
         """Return True if an effect of a record folded again still has to be carried out."""
         return (
-            isinstance(effect, Trajectory)
+            isinstance(output, Trajectory)
             and self.written is not None
-            and (effect not in self.written)
+            and (output not in self.written)
         )
 
     def catch_up(self) -> None:
@@ -168,12 +172,12 @@ class OwnedJournal:
                 self.late.go_on(rollout, reset=self.reset)
         # Running rollouts are counted first, so that this partition's share admits no more than its
         # quota.
-        self.hands.quotas.shares.held.add(self.journal.partition)
+        self.context.quotas.shares.held.add(self.journal.partition)
         for rollout in rollouts:
             if not rollout.admitted:
                 self._begin(rollout)
         self._send_unanswered()
-        self.hands.quotas.changed()
+        self.context.quotas.changed()
         log.info("journal_folded", partition=self.journal.partition, open=len(rollouts))
 
     def _began(self, rollout: Rollout) -> bool:
@@ -203,9 +207,9 @@ class OwnedJournal:
             self.cancel_if_asked(rollout)
 
     def cancel_if_asked(self, rollout: Rollout) -> None:
-        reason = self.hands.control.cancels(rollout.request)
+        reason = self.context.control.cancels(rollout.request)
         if reason is not None:
-            self.hands.outbox.write(rollout.cancelled(reason), rollout.partition)
+            self.context.outbox.write(rollout.cancelled(reason), rollout.partition)
 
     def end_overdue(self) -> None:
         """Write the events of deadlines that have passed."""
@@ -215,7 +219,7 @@ class OwnedJournal:
         for rollout in self.journal.open.values():
             if rollout.admitted and now_ms >= rollout.attempt.due_ms:
                 for event in _overdue(rollout, now_ms):
-                    self.hands.outbox.write(event, rollout.partition)
+                    self.context.outbox.write(event, rollout.partition)
 
     def let_go(self) -> None:
         """Release a journal that belongs to another worker now."""
@@ -229,7 +233,7 @@ class OwnedJournal:
         """Return the number of running rollouts, with those being started,
         without those that quotas hold."""
         number = self.journal.partition
-        held = self.hands.quotas.held[number] + self.hands.pacing.held[number]
+        held = self.context.quotas.held[number] + self.context.pacing.held[number]
         return len(self.journal.open) + len(self.starting) - held
 
     def looks_back(self) -> bool:

@@ -5,10 +5,7 @@ from hashlib import blake2b
 from inspect import getsource
 from typing import cast
 
-from rollcall.consumers.agents.fork import forking
-from rollcall.consumers.agents.hosted import hosted
-from rollcall.consumers.agents.solver_verifier import solver_verifier
-from rollcall.consumers.agents.wishes import (
+from rollcall.consumers.agents.effects import (
     Agent,
     CallModel,
     Finish,
@@ -22,7 +19,10 @@ from rollcall.consumers.agents.wishes import (
 )
 
 # The digest of a program's source is recorded in the journal; react and single_turn use this name.
-from rollcall.consumers.agents.wishes import EnvironmentAnswer as Observation
+from rollcall.consumers.agents.effects import EnvironmentAnswer as Observation
+from rollcall.consumers.agents.fork import forking
+from rollcall.consumers.agents.hosted import hosted
+from rollcall.consumers.agents.solver_verifier import solver_verifier
 from rollcall.schemas import names
 
 

@@ -21,7 +21,7 @@ NONE = -1
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class First:
+class FirstRequest:
     """The first request for a rollout; of those in several partitions it is the least one."""
 
     at_ms: int
@@ -30,7 +30,7 @@ class First:
     offset: int
 
 
-class Asked:
+class RecentRequests:
     """The last requests of one partition, as a hash table with chains in a ring.
 
     Every slot of the ring holds the offset of the previous request in the same hash bucket, so a
@@ -66,7 +66,7 @@ class Asked:
     def close(self) -> None:
         self._back.close()
 
-    def first(self, named: bytes, offset: int | None = None) -> First | None:
+    def first(self, named: bytes, offset: int | None = None) -> FirstRequest | None:
         """Return the first request for this id in the window below `offset`, or None."""
         word = _word(named)
         at = self._newest[word % len(self._newest)]
@@ -74,14 +74,14 @@ class Asked:
         while at >= lowest:
             slot = at % self.window
             if self._words[slot] == word:
-                return First(self._first_ms[slot], self._partition, self._first[slot])
+                return FirstRequest(self._first_ms[slot], self._partition, self._first[slot])
             at = self._before[slot]
         return None
 
     def note(self, named: bytes, record: Record) -> None:
         """Add the next request of the partition."""
         first = self.first(named, record.offset)
-        first = first or First(record.timestamp_ms, self._partition, record.offset)
+        first = first or FirstRequest(record.timestamp_ms, self._partition, record.offset)
         word, slot = _word(named), record.offset % self.window
         bucket = word % len(self._newest)
         self._before[slot], self._newest[bucket] = self._newest[bucket], record.offset

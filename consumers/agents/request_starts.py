@@ -7,14 +7,14 @@ from itertools import islice
 
 import structlog
 
+from rollcall.consumers.agents.effects import Program
 from rollcall.consumers.agents.outbox import PROCESS, REASON_CHARS, Outbox
 from rollcall.consumers.agents.owned_journal import OwnedJournal
 from rollcall.consumers.agents.programs import program_digest
-from rollcall.consumers.agents.recent_requests import Asked, First
-from rollcall.consumers.agents.wishes import Program
+from rollcall.consumers.agents.recent_requests import FirstRequest, RecentRequests
 from rollcall.consumers.log.protocols import Held, Log, Record
-from rollcall.consumers.loop.dead_letters import Passed
-from rollcall.consumers.loop.letter_records import resent_from
+from rollcall.consumers.loop.dead_letter_records import resent_from
+from rollcall.consumers.loop.dead_letters import SkippedRecords
 from rollcall.schemas.bounds import check_names, check_request, fitting
 from rollcall.schemas.errors import KilledWorkers, Refused, Skipped, TopicsDiffer, WireError
 from rollcall.schemas.foreign_text import plain, raised
@@ -47,18 +47,18 @@ class RequestStarts:
         outbox: Outbox,
         programs: Callable[[str], Program],
         journals: Mapping[int, OwnedJournal],
-        passed: Passed,
+        skipped: SkippedRecords,
     ) -> None:
         self.log = log_
         self.topics = topics
         self.outbox = outbox
         self.programs = programs
-        self.passed = passed
+        self.skipped = skipped
         self.journals = journals
         """The journals of this worker, by partition."""
         self.partitions: dict[int, int] = {}
         """The request partitions of this worker, with the position after the last request seen."""
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, RecentRequests] = {}
         self._topic_ids: dict[int, str] = {}
 
     def begin(self, held: Held, start: int, next_offset: int) -> None:
@@ -66,7 +66,9 @@ class RequestStarts:
         partition = held.partition
         self.partitions[partition] = start
         self._topic_ids[partition] = held.topic_id
-        self._asked[partition] = Asked(self.log, self.topics.requests, partition, next_offset)
+        self._asked[partition] = RecentRequests(
+            self.log, self.topics.requests, partition, next_offset
+        )
 
     def drop(self, partition: int) -> None:
         self.partitions.pop(partition, None)
@@ -136,7 +138,7 @@ class RequestStarts:
         """Return what identifies a request besides its offset: leader epoch and topic id."""
         return record.leader_epoch, self._topic_ids.get(record.partition, "")
 
-    def _asked_before(self, record: Record, rollout_id: str) -> First | None:
+    def _asked_before(self, record: Record, rollout_id: str) -> FirstRequest | None:
         """Return the request that this one repeats, in its own partition or in another one held
         here.
 
@@ -147,7 +149,7 @@ class RequestStarts:
         first = here.first(named, record.offset)
         here.note(named, record)
         if first is None:
-            own = First(record.timestamp_ms, record.partition, record.offset)
+            own = FirstRequest(record.timestamp_ms, record.partition, record.offset)
             others = (asked.first(named) for asked in self._asked.values() if asked.known)
             first = min((own, *filter(None, others)))
             first = None if first == own else first
@@ -158,10 +160,10 @@ class RequestStarts:
         own claim is not enough."""
         if resent_from(record) is None:
             return False
-        self.passed.refresh()
-        return self.passed.sent_again(record)
+        self.skipped.refresh()
+        return self.skipped.is_resent_by_order(record)
 
-    def _repeated(self, record: Record, span: int, rollout_id: str, first: First) -> None:
+    def _repeated(self, record: Record, span: int, rollout_id: str, first: FirstRequest) -> None:
         """Refuse a request that was made before.
 
         The refusal has attempt 0 and no run, so that it is not taken for the rollout's own end.

@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Set
 
 from rollcall.consumers.agents.fold.rollout import Rollout
-from rollcall.consumers.agents.shares import Shares
+from rollcall.consumers.agents.shares import QuotaShare
 from rollcall.consumers.quota_table import QuotaTable
 
 
@@ -18,7 +18,7 @@ class RolloutQuotas:
     """Running and waiting rollouts, by user."""
 
     def __init__(
-        self, table: QuotaTable, shares: Shares, paused_runs: Set[str] = frozenset()
+        self, table: QuotaTable, shares: QuotaShare, paused_runs: Set[str] = frozenset()
     ) -> None:
         """`paused_runs` is a live set that the caller changes."""
         self.table = table

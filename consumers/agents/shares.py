@@ -8,7 +8,7 @@ part go on.
 """
 
 
-class Shares:
+class QuotaShare:
     """The partitions that count towards this worker's shares."""
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 import json
 
-from rollcall.consumers.agents.wishes import (
+from rollcall.consumers.agents.effects import (
     Agent,
     CallModel,
     EnvironmentAnswer,

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Set
 
 from rollcall.consumers.agents.call_pacing import CallPacing
-from rollcall.consumers.agents.fold.outstanding import Outstanding
+from rollcall.consumers.agents.fold.outstanding import OutstandingEffect
 from rollcall.consumers.agents.fold.rollout import Rollout
 from rollcall.consumers.agents.rollout_quotas import RolloutQuotas
-from rollcall.consumers.agents.shares import Shares
+from rollcall.consumers.agents.shares import QuotaShare
 from rollcall.consumers.clock import Clock
 from rollcall.consumers.log.protocols import Log, Record
 from rollcall.consumers.quota_table import QuotaTable
@@ -38,7 +38,7 @@ class UserQuotas:
         until = clock() + HEAR_S
         while not self.table.known and clock() < until:
             self.table.follow(0.1)
-        self.shares = Shares()
+        self.shares = QuotaShare()
         self.rollouts = RolloutQuotas(self.table, self.shares, paused_runs)
         self.pacing = CallPacing(self.table, self.shares, wall)
         self._log = log_
@@ -67,6 +67,6 @@ class UserQuotas:
         """Yield the rollouts that may begin now."""
         yield from self.rollouts.ready()
 
-    def due(self) -> Iterator[tuple[Rollout, Outstanding]]:
+    def due(self) -> Iterator[tuple[Rollout, OutstandingEffect]]:
         """Yield the calls that may be sent now."""
         yield from self.pacing.due()

@@ -14,24 +14,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rollcall.consumers.agents.control_listener import ControlListener
+from rollcall.consumers.agents.delayed_commands import DelayedCommands, JournalContext
+from rollcall.consumers.agents.effects import Program
+from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.fold.journal import Journal
-from rollcall.consumers.agents.fold.world import World
-from rollcall.consumers.agents.late_commands import Hands, LateCommands
-from rollcall.consumers.agents.lookback import Written
+from rollcall.consumers.agents.lookback import WrittenTrajectories
 from rollcall.consumers.agents.outbox import Outbox
 from rollcall.consumers.agents.owned_journal import OwnedJournal
 from rollcall.consumers.agents.programs import program_of
 from rollcall.consumers.agents.request_starts import RequestStarts
 from rollcall.consumers.agents.user_quotas import UserQuotas
 from rollcall.consumers.agents.watermark import Watermark, read_watermark
-from rollcall.consumers.agents.wishes import Program
 from rollcall.consumers.clock import Clock, LogClock, steady_wall
 from rollcall.consumers.log.protocols import Held, Log, Record
 from rollcall.consumers.loop.dead_letters import DeadLetters
 from rollcall.consumers.loop.partition_progress import PartitionProgress
-from rollcall.consumers.loop.role import said_once
+from rollcall.consumers.loop.role import log_invalid_metadata
 from rollcall.consumers.quota_table import UNLIMITED
-from rollcall.consumers.time_guard import Bar, Guard
+from rollcall.consumers.time_guard import PoisonGuard, TimeGuard
 from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import KilledWorkers, ObjectLost, TopicRecreated, WireError
 from rollcall.schemas.messages import (
@@ -69,7 +69,7 @@ class Capacity:
     not count in `max_live`."""
 
 
-class Agents:
+class AgentsRole:
     """The role of the agents group; starts nothing before it has read `control` to its end."""
 
     poll_s = 0.02
@@ -80,10 +80,10 @@ class Agents:
         codec: Codec,
         topics: Topics,
         outbox: Outbox,
-        letters: DeadLetters,
+        dead_letters: DeadLetters,
         *,
         capacity: Capacity | None = None,
-        guard: Guard | None = None,
+        guard: TimeGuard | None = None,
         programs: Callable[[str], Program] = program_of,
         clock: Callable[[], float] = time.monotonic,
         wall: Clock | None = None,
@@ -101,9 +101,9 @@ class Agents:
         self.wall = wall or steady_wall()
         self.accept = accept
         self.counts: Counter[str] = Counter()
-        bar = Bar(guard or nullcontext())
-        self.world = World(programs, random.Random, bar)
-        self.listener = ControlListener(log_, codec, topics, letters, clock, self.wall)
+        poison_guard = PoisonGuard(guard or nullcontext())
+        self.world = FoldContext(programs, random.Random, poison_guard)
+        self.listener = ControlListener(log_, codec, topics, dead_letters, clock, self.wall)
         self.control = self.listener.state
         self.owned: dict[int, OwnedJournal] = {}
         default, told = self.capacity.quota, self.listener.note_bad
@@ -111,8 +111,12 @@ class Agents:
         self.quotas = quotas = UserQuotas(
             log_, codec, topics, default, told, clock, self.wall, paused
         )
-        self.hands = Hands(outbox, quotas.rollouts, quotas.pacing, self.control, bar, self.counts)
-        self.requests = RequestStarts(log_, topics, outbox, programs, self.owned, letters.passed)
+        self.hands = JournalContext(
+            outbox, quotas.rollouts, quotas.pacing, self.control, poison_guard, self.counts
+        )
+        self.requests = RequestStarts(
+            log_, topics, outbox, programs, self.owned, dead_letters.skipped
+        )
         self._again: set[int] = set()
         """Partitions whose requests are read again, because their journal has lost starts."""
         self._uncommitted: set[int] = set()
@@ -154,7 +158,7 @@ class Agents:
         found = read_watermark(held.metadata)
         reset = held.committed is None or found is None
         if held.metadata and found is None:
-            said_once(held)
+            log_invalid_metadata(held)
         if found is None or reset:
             begin = Watermark(held.log_start)
             progress.next_offset = progress.floor = begin.low
@@ -172,7 +176,7 @@ class Agents:
             word="" if reset else held.metadata,
             reset=reset,
             silent_until=until,
-            late=LateCommands(self.hands, held.partition, clock, begin.quota),
+            late=DelayedCommands(self.hands, held.partition, clock, begin.quota),
             folded=begin.low >= until,
         )
         self._check_requests(held.partition)
@@ -181,7 +185,7 @@ class Agents:
             progress.needs = owned.journal.needs
         if reset and not owned.folded:
             topic = self.names.trajectories
-            owned.written = Written(self.log, self.codec, topic, held.partition)
+            owned.written = WrittenTrajectories(self.log, self.codec, topic, held.partition)
         return begin.low
 
     def _check_requests(self, partition: int) -> None:
@@ -296,7 +300,7 @@ class Agents:
         if record.topic == self.names.requests:
             self.requests.refuse_unread(record, error)
             return False
-        self.owned[record.partition].deadly[record.offset] = str(error)
+        self.owned[record.partition].poison_records[record.offset] = str(error)
         self.handle([(record, message)])
         return True
 

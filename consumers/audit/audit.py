@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 
-from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.programs import program_of
-from rollcall.consumers.audit.case import Case
+from rollcall.consumers.audit.audit_state import AuditState
 from rollcall.consumers.audit.columns import find_one, split
 from rollcall.consumers.audit.journal_facts import JournalFacts
 from rollcall.consumers.audit.quota_use import QuotaUse
@@ -20,14 +20,19 @@ from rollcall.consumers.audit.report import Breach, Report
 from rollcall.consumers.audit.requests import Requests
 from rollcall.consumers.audit.sent_commands import SentCommands
 from rollcall.consumers.audit.train_steps import Lineage
-from rollcall.consumers.audit.trajectories import Outcomes
-from rollcall.consumers.audit.window import AuditedStretch, Window
+from rollcall.consumers.audit.trajectories import OutcomeChecks
+from rollcall.consumers.audit.window import AuditRange, AuditWindow
 from rollcall.consumers.history.history import History
 from rollcall.consumers.history.local_programs import runs_as_recorded
 from rollcall.consumers.history.quotas import read_quotas
 from rollcall.consumers.log.protocols import Log, Record
-from rollcall.consumers.loop.dead_letters import passed_in_journal
-from rollcall.consumers.loop.letter_records import Letter, Resend, Skip, letter_record
+from rollcall.consumers.loop.dead_letter_records import (
+    BuriedRecord,
+    ResendOrder,
+    SkipOrder,
+    parse_dead_letter_record,
+)
+from rollcall.consumers.loop.dead_letters import skipped_in_journal
 from rollcall.consumers.loop.loop import GC_THRESHOLDS
 from rollcall.consumers.quota_table import UNLIMITED
 from rollcall.schemas.codec import Codec
@@ -42,7 +47,7 @@ OnRead = Callable[[int, int], None]
 
 def audit(
     history: History,
-    world: World | None = None,
+    world: FoldContext | None = None,
     *,
     since_ms: int = 0,
     until_ms: int = 0,
@@ -58,10 +63,10 @@ def audit(
     Raises Unavailable.
     """
     began = time.monotonic()
-    world = world or World(program_of, Random)
+    world = world or FoldContext(program_of, Random)
     log, topics = history.log, history.topics
     names = [name for name in log.topic_names() if name.startswith(topics.prefix)]
-    stretch = AuditedStretch(log, topics, names, since_ms, until_ms)
+    stretch = AuditRange(log, topics, names, since_ms, until_ms)
     case = Audit(
         history.codec.writing_whole(),
         topics,
@@ -86,8 +91,8 @@ class Audit:
 
     codec: Codec
     topics: Topics
-    world: World
-    window: Window
+    world: FoldContext
+    window: AuditWindow
     runnable: Callable[[RolloutStarted], bool]
     quotas: QuotaUse
     drained: bool
@@ -102,7 +107,7 @@ class Audit:
             *what, self.world, self.runnable, self.window, self.report, self.quotas
         )
         given = self.drained, self.scorings
-        self.case = Case(*what, self.window, self.journal, self.report, *given)
+        self.case = AuditState(*what, self.window, self.journal, self.report, *given)
         self.lineage = Lineage(self.case)
         self._lost_tails()  # first of all: they explain many of the later findings
         self._held_back()
@@ -146,12 +151,12 @@ class Audit:
     def _letters(self, records: Sequence[Record]) -> None:
         self.report.dead_letters += len(records)
         for record in records:
-            said = letter_record(record)
-            if isinstance(said, Letter):
+            said = parse_dead_letter_record(record)
+            if isinstance(said, BuriedRecord):
                 self.case.buried.add(said.origin)
-            elif isinstance(said, Skip):
+            elif isinstance(said, SkipOrder):
                 self.case.skips.append(said)
-            elif isinstance(said, Resend):
+            elif isinstance(said, ResendOrder):
                 self.case.resends[said.letter] = said.sha256
 
     def stage_ended(self, stage: Sequence[str]) -> None:
@@ -160,7 +165,7 @@ class Audit:
             self.journal.close()
             self.requests = Requests(self.case)
             self.commands = SentCommands(self.case)
-            self.outcomes = Outcomes(self.case, self.lineage)
+            self.outcomes = OutcomeChecks(self.case, self.lineage)
         elif self.topics.train_steps in stage:
             self.lineage.close()
 
@@ -287,14 +292,14 @@ def _quotas(history: History, names: Sequence[str]) -> QuotaUse:
 
 
 def _take_all(
-    case: Audit, log: Log, stretch: AuditedStretch, names: Sequence[str], on_read: OnRead
+    case: Audit, log: Log, stretch: AuditRange, names: Sequence[str], on_read: OnRead
 ) -> None:
-    passed = passed_in_journal(log, case.topics)
+    skipped = skipped_in_journal(log, case.topics)
     done = 0
     with _seldom_collected():
         for stage in case.stages(names):
             for records in stretch.read(stage):
-                case.take(passed.counted(records))
+                case.take(skipped.counted(records))
                 done += len(records)
                 on_read(done, stretch.total)
             case.stage_ended(stage)

@@ -4,7 +4,7 @@ from array import array
 from dataclasses import replace
 
 from rollcall.consumers.audit.columns import Words, sort_together, word_of
-from rollcall.consumers.bare_trajectory import barer
+from rollcall.consumers.reduced_trajectory import reduced_forms
 from rollcall.schemas.codec import PREFIX, Codec
 from rollcall.schemas.errors import WireError
 from rollcall.schemas.messages import Trajectory
@@ -16,7 +16,7 @@ LARGE_BYTES = 100_000
 """Only a trajectory above this size can have been written without sequences and steps."""
 
 
-class Ends:
+class RolloutEnds:
     """One row for each counted terminal event; the columns exist once the journal is read."""
 
     places: Words
@@ -101,7 +101,9 @@ class Ends:
         if size > LARGE_BYTES:
             # The forms that may be written if the whole is too large, without code and reason.
             both = (replace(each, code="", reason="") for each in (trajectory, older))
-            self.bare[at] = frozenset(self._word(bare) for each in both for bare in barer(each))
+            self.bare[at] = frozenset(
+                self._word(bare) for each in both for bare in reduced_forms(each)
+            )
         return body, size, body if older is trajectory else self._word(older)
 
     def _word(self, trajectory: Trajectory) -> int:

@@ -8,15 +8,15 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.audit.columns import words
-from rollcall.consumers.audit.ends import Ends
+from rollcall.consumers.audit.ends import RolloutEnds
 from rollcall.consumers.audit.implied import ImpliedCommands
 from rollcall.consumers.audit.partition_facts import PartitionFacts
 from rollcall.consumers.audit.quota_use import QuotaUse
 from rollcall.consumers.audit.report import Report
-from rollcall.consumers.audit.starts import Starts
-from rollcall.consumers.audit.window import Horizons, Window
+from rollcall.consumers.audit.starts import RolloutStarts
+from rollcall.consumers.audit.window import AuditWindow, Horizons
 from rollcall.consumers.log.protocols import Record
 from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import WireError
@@ -30,9 +30,9 @@ class JournalFacts:
 
     codec: Codec
     topics: Topics
-    world: World
+    world: FoldContext
     runnable: Callable[[RolloutStarted], bool]
-    window: Window
+    window: AuditWindow
     report: Report
     quotas: QuotaUse
     owners_at_work: set[str] = field(default_factory=set)
@@ -45,7 +45,7 @@ class JournalFacts:
     def __post_init__(self) -> None:
         self.horizons = Horizons(self.window, self.topics)
         self.partitions: dict[int, PartitionFacts] = {}
-        self.starts, self.ends = Starts(), Ends(self.codec, self.topics)
+        self.starts, self.ends = RolloutStarts(), RolloutEnds(self.codec, self.topics)
         self.implied = ImpliedCommands()
         self.not_run = array("Q")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rollcall.consumers.audit.case import Case
+from rollcall.consumers.audit.audit_state import AuditState
 from rollcall.consumers.audit.columns import Words, split
 from rollcall.consumers.audit.report import Breach
 from rollcall.consumers.scoring_retirement import retired
@@ -23,7 +23,7 @@ class OwedScores:
     """Checks every scoring for the scores that it owes; one for each audit."""
 
     def __init__(
-        self, case: Case, first: Words, written: Flags, scores: Mapping[str, Flags]
+        self, case: AuditState, first: Words, written: Flags, scores: Mapping[str, Flags]
     ) -> None:
         """Take columns with a row for each end of a rollout.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rollcall.consumers.agents.fold.commands import Command
-from rollcall.consumers.agents.fold.journal import Journal, Taken
+from rollcall.consumers.agents.fold.journal import AppliedEvent, Journal
 from rollcall.consumers.agents.fold.rollout import Rollout
 from rollcall.consumers.agents.watermark import Watermark, read_watermark
 from rollcall.consumers.audit.columns import place, word_of
@@ -18,8 +18,8 @@ from rollcall.consumers.audit.ends import OPTIONAL
 from rollcall.consumers.audit.implied import DEADLINE, IMPLIED, NEVER_SENT, GivenUp, word_of_id
 from rollcall.consumers.audit.report import Breach
 from rollcall.consumers.audit.starts import REFUSED
-from rollcall.consumers.audit.window import Window
-from rollcall.consumers.history.counting import JOINED, STARTS, Counting, Law
+from rollcall.consumers.audit.window import AuditWindow
+from rollcall.consumers.history.counting import JOINED, STARTS, Counting, CountingRule
 from rollcall.schemas.ids import command_id
 from rollcall.schemas.messages import (
     AttemptStarted,
@@ -69,7 +69,7 @@ class OpenRollout:
 class CommittedLow:
     """The low watermark of the agents' commit, and the last start below it."""
 
-    def __init__(self, window: Window, topics: Topics, partition: int) -> None:
+    def __init__(self, window: AuditWindow, topics: Topics, partition: int) -> None:
         self.watermark = _committed_watermark(window, topics, partition)
         """None if the window does not reach the commit, or the commit has no watermark."""
         self.ahead = -1 if self.watermark is None else self.watermark.bulk_low
@@ -83,7 +83,7 @@ class CommittedLow:
             self.ahead, self.last = -1, last
 
 
-def _committed_watermark(window: Window, topics: Topics, partition: int) -> Watermark | None:
+def _committed_watermark(window: AuditWindow, topics: Topics, partition: int) -> Watermark | None:
     here = topics.events, partition
     commit = window.commits.get(topics.group("agents"), {}).get(here)
     if commit is None or commit.offset > window.ends.get(here, 0):
@@ -100,7 +100,7 @@ class PartitionFacts:
         window = journal_facts.window
         first = window.first_request.get(partition)
         last = None if first is None else first - 1
-        self.law = Law(last)
+        self.counting_rule = CountingRule(last)
         self.journal = Journal(partition, journal_facts.world, "audit", Watermark(0, last))
         self.open: dict[str, OpenRollout] = {}
         self.requests = array("q")
@@ -118,7 +118,7 @@ class PartitionFacts:
         if self._events % FORGET_EVERY == 0:
             self.journal.watermark(offset)  # lets it forget rollouts that ended before this event
         if 0 <= self.low.ahead <= offset:
-            self.low.reach(self.law.last)
+            self.low.reach(self.counting_rule.last)
         body = event.body
         if not isinstance(body, PLACED):
             self._note_owner(event.written_by, at_ms)
@@ -131,7 +131,7 @@ class PartitionFacts:
         if life is None:
             self._stray(event, offset)
             return
-        ignored = self.law.take(event)
+        ignored = self.counting_rule.take(event)
         if isinstance(body, ANSWERS):
             self._answer(life, event, offset)
         elif isinstance(body, CallFailed) and self._was_implied(life, event):
@@ -180,7 +180,7 @@ class PartitionFacts:
     ) -> None:
         """Judge a start; the chain of requests decides which one counts."""
         facts = self.facts
-        ignored = self.law.take(event)
+        ignored = self.counting_rule.take(event)
         taken = self.journal.take(event, offset, at_ms)
         if taken.counted == bool(ignored):
             text = f"law and fold do not agree whether the start of {event.rollout_id} counts"
@@ -199,7 +199,7 @@ class PartitionFacts:
         if isinstance(body, RolloutRefused):
             self._note_end(taken, event.rollout_id, 0, offset, at_ms)
             return
-        life = OpenRollout(facts.runnable(body), self.law.open[event.rollout_id])
+        life = OpenRollout(facts.runnable(body), self.counting_rule.open[event.rollout_id])
         self.open[event.rollout_id] = life
         if facts.quotas.watches(body.request.user):
             life.limited = body.request.user
@@ -261,7 +261,9 @@ class PartitionFacts:
 
     # Ends
 
-    def _end(self, life: OpenRollout, event: Event, taken: Taken, offset: int, at_ms: int) -> None:
+    def _end(
+        self, life: OpenRollout, event: Event, taken: AppliedEvent, offset: int, at_ms: int
+    ) -> None:
         del self.open[event.rollout_id]
         facts, counting = self.facts, life.counting
         if isinstance(event.body, RolloutFinished):
@@ -285,7 +287,7 @@ class PartitionFacts:
 
     def _note_end(
         self,
-        taken: Taken,
+        taken: AppliedEvent,
         rollout_id: str,
         applied: int,
         offset: int,
@@ -304,7 +306,7 @@ class PartitionFacts:
 
     def close(self) -> None:
         """Note the waits of rollouts that are open at the end."""
-        self.low.reach(self.law.last)
+        self.low.reach(self.counting_rule.last)
         for rollout_id, life in self.open.items():
             rollout = self.journal.open[rollout_id]
             self.facts.implied.left(life.implied)
@@ -354,6 +356,6 @@ class PartitionFacts:
         return rollout.ends_ms() + rollout.heard_ms - rollout.started_ms
 
 
-def _is_broken(taken: Taken) -> bool:
+def _is_broken(taken: AppliedEvent) -> bool:
     """Return True if the program of an open rollout deviates from its journal."""
     return taken.ended is None and taken.rollout is not None and taken.rollout.broken

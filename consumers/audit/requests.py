@@ -3,11 +3,11 @@
 from array import array
 from collections.abc import Sequence
 
-from rollcall.consumers.audit.case import Case
+from rollcall.consumers.audit.audit_state import AuditState
 from rollcall.consumers.audit.columns import word_of
 from rollcall.consumers.audit.report import Breach
 from rollcall.consumers.log.protocols import Record
-from rollcall.consumers.loop.letter_records import is_resent, resent_from
+from rollcall.consumers.loop.dead_letter_records import is_resent, resent_from
 from rollcall.schemas.bounds import fitting
 from rollcall.schemas.messages import RolloutRequest
 
@@ -15,7 +15,7 @@ from rollcall.schemas.messages import RolloutRequest
 class Requests:
     """Compares each partition of the requests with the starts of its journal partition."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: AuditState) -> None:
         self.case = case
         self._next_start: dict[int, int] = {}
         self._claimed: list[tuple[Record, Breach]] = []
@@ -110,8 +110,8 @@ class Requests:
         topics, window = self.case.topics, self.case.window
         known = self.case.commit(topics.group("agents"), topics.requests, number)
         partition = self.case.journal.partitions.get(number)
-        if partition is not None and partition.law.last is not None:
-            known = max(known, partition.law.last + 1)
+        if partition is not None and partition.counting_rule.last is not None:
+            known = max(known, partition.counting_rule.last + 1)
         elif (topics.events, number) in window.starts and not known:
             return  # its starts may be before the window
         if low > known:

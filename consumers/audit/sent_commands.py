@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollcall.consumers.agents.fold.commands import Command
-from rollcall.consumers.audit.case import Case
+from rollcall.consumers.audit.audit_state import AuditState
 from rollcall.consumers.audit.columns import Words, find, find_one, marks, split, word_of, words
 from rollcall.consumers.audit.ends import OPTIONAL
 from rollcall.consumers.audit.implied import COURTESY, UNKNOWN, content_of, word_of_id
@@ -31,7 +31,7 @@ class _Unanswered:
 class SentCommands:
     """Joins commands by their ids."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: AuditState) -> None:
         self.case = case
         self.implied = case.journal.implied
         self._seen = np.zeros(len(self.implied.ids), bool)

@@ -22,7 +22,7 @@ class SecondStart:
     here: TopicPlace
 
 
-class Starts:
+class RolloutStarts:
     """One row for each start that counts."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rollcall.consumers.audit.case import Case
+from rollcall.consumers.audit.audit_state import AuditState
 from rollcall.consumers.audit.columns import (
     TopicPlace,
     Words,
@@ -65,7 +65,7 @@ class _RunSteps:
 class Lineage:
     """Joins the references of all steps with scored records by their places."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: AuditState) -> None:
         self.case = case
         self.runs: dict[tuple[str, str], _RunSteps] = {}
         self._made: dict[tuple[str, int], tuple[str, TopicPlace]] = {}

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollcall.consumers.agents.fork import recorded_answers
-from rollcall.consumers.audit.case import Case
+from rollcall.consumers.audit.audit_state import AuditState
 from rollcall.consumers.audit.columns import find, find_one, place, place_of, split, word_of
 from rollcall.consumers.audit.ends import OPTIONAL
 from rollcall.consumers.audit.owed_scores import OwedScores
@@ -39,10 +39,10 @@ class _ScoredEnd(NamedTuple):
     last_offset: int
 
 
-class Outcomes:
+class OutcomeChecks:
     """The records written for each terminal event, one row per event."""
 
-    def __init__(self, case: Case, lineage: Lineage) -> None:
+    def __init__(self, case: AuditState, lineage: Lineage) -> None:
         self.case = case
         self.lineage = lineage
         ends = case.journal.ends

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from rollcall.consumers.log.protocols import Commit, Log, OpenTransaction, Record, TopicPartition
 from rollcall.consumers.log.reading import read_between
 from rollcall.consumers.loop.lost_tail import LostTail, lost_tails
-from rollcall.consumers.loop.suspects import parted
+from rollcall.consumers.loop.poison_detection import split_metadata
 from rollcall.schemas.topics import Topics
 
 MOST = 5000
@@ -21,7 +21,7 @@ FOR_EVER_MS = 1 << 62
 
 
 @dataclass(frozen=True)
-class Window:
+class AuditWindow:
     """The range of the log that is read, and the commits of the groups before it was fixed."""
 
     ends: Mapping[TopicPartition, int]
@@ -46,7 +46,7 @@ class Window:
 class Horizons:
     """The time since when each topic must hold the implied records, in milliseconds."""
 
-    def __init__(self, window: Window, topics: Topics) -> None:
+    def __init__(self, window: AuditWindow, topics: Topics) -> None:
         self.window = window
         self.topics = topics
         self.steps = window.horizon_ms.get(topics.steps, 0)
@@ -63,7 +63,7 @@ class Horizons:
         return self._calls[policy_id]
 
 
-class AuditedStretch:
+class AuditRange:
     """The range to read, and its window. Raises Unavailable."""
 
     def __init__(
@@ -75,7 +75,7 @@ class AuditedStretch:
         lost = {group: lost_tails(log, list(own.values())) for group, own in said.items()}
         commits = {
             group: {
-                tp: replace(commit, metadata=parted(commit.metadata)[0])
+                tp: replace(commit, metadata=split_metadata(commit.metadata)[0])
                 for tp, commit in own.items()
             }
             for group, own in said.items()
@@ -97,7 +97,7 @@ class AuditedStretch:
         self.ends = ends
         cut = {tp: at for tp, at in self.starts.items() if at > 0}
         horizon, first_request = self._horizon(cut, since_ms)
-        self.window = Window(
+        self.window = AuditWindow(
             ends, cut, horizon, first_request, until_ms, commits, log_starts, lost, held_back
         )
         judged = [topic for topic in names if topic != topics.control]

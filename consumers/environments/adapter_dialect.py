@@ -11,11 +11,11 @@ from typing import Literal
 import orjson
 
 from rollcall.inference.dialects.chat_completions import CHAT
-from rollcall.inference.dialects.dialect import AgentRequest, Conversations, Dialect
+from rollcall.inference.dialects.dialect import Conversations, Dialect, ParsedRequest
 from rollcall.inference.dialects.read_body import TAKEN, read_body
 from rollcall.schemas.asks import Ask, ModelReply, StepReply
 
-ReadBody = Callable[[bytes, Sequence[str], Conversations], AgentRequest]
+ReadBody = Callable[[bytes, Sequence[str], Conversations], ParsedRequest]
 
 SHOWN = ("text", "reward", "terminated", "truncated", "info")
 
@@ -34,12 +34,12 @@ class _FinishBody:
     result: str
 
 
-def _read_step(body: bytes, _: Sequence[str], __: Conversations) -> AgentRequest:
-    return AgentRequest(Ask("step", text=read_body(body, _StepBody).action))
+def _read_step(body: bytes, _: Sequence[str], __: Conversations) -> ParsedRequest:
+    return ParsedRequest(Ask("step", text=read_body(body, _StepBody).action))
 
 
-def _read_finish(body: bytes, _: Sequence[str], __: Conversations) -> AgentRequest:
-    return AgentRequest(Ask("finish", text=read_body(body, _FinishBody).result))
+def _read_finish(body: bytes, _: Sequence[str], __: Conversations) -> ParsedRequest:
+    return ParsedRequest(Ask("finish", text=read_body(body, _FinishBody).result))
 
 
 def shown_body(reply: StepReply) -> bytes:
@@ -47,7 +47,7 @@ def shown_body(reply: StepReply) -> bytes:
     return orjson.dumps({name: getattr(reply, name) for name in SHOWN})
 
 
-def _no_model(request: AgentRequest, reply: ModelReply) -> bytes:
+def _no_model(request: ParsedRequest, reply: ModelReply) -> bytes:
     msg = f"a {request.ask.kind} ask is told what a model said"
     raise TypeError(msg)
 

@@ -16,13 +16,13 @@ import structlog
 
 from rollcall.consumers.environments.adapter_dialect import ADAPTER_ROUTES
 from rollcall.inference.dialects.dialect import Declined
-from rollcall.inference.dialects.routes import ROUTES
-from rollcall.inference.dialects.told_request import (
-    AtHand,
-    NotAtHand,
+from rollcall.inference.dialects.request_serialisation import (
+    ConversationMissing,
+    LoadedConversations,
     conversations_of,
-    told_request,
+    serialise_request,
 )
+from rollcall.inference.dialects.routes import ROUTES
 
 MOST_BYTES = 384 * 1024 * 1024
 """Limit of data memory; an interpreter with the dialects uses 50 MiB."""
@@ -35,12 +35,12 @@ def answered(order: bytes, body_file: int, earlier_file: int) -> dict[str, objec
     """Write the parsed request into the body's file; return the answer to the order."""
     dialect, policies, unknown = orjson.loads(order)
     try:
-        earlier = AtHand(conversations_of(_content(earlier_file)), unknown)
-        told = told_request(DIALECTS[dialect].read(_content(body_file), policies, earlier))
+        earlier = LoadedConversations(conversations_of(_content(earlier_file)), unknown)
+        told = serialise_request(DIALECTS[dialect].read(_content(body_file), policies, earlier))
     except MemoryError:
         msg = "the body takes too much memory to be read; send a smaller one"
         return {"status": 413, "code": "request_too_large", "message": msg, "param": None}
-    except NotAtHand as needed:
+    except ConversationMissing as needed:
         return {"needs": needed.name}
     except Declined as declined:
         return {

@@ -4,22 +4,28 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rollcall.consumers.answers import Answers, expired
-from rollcall.consumers.environments.homes import Homes, Kinds
-from rollcall.consumers.environments.session_thread import Body, Work
+from rollcall.consumers.answers import AnswerWriter, expired
+from rollcall.consumers.environments.async_sessions import AsyncSessions
+from rollcall.consumers.environments.session_router import EnvironmentKinds, SessionRouter
+from rollcall.consumers.environments.session_thread import Body, SessionStep
 from rollcall.consumers.environments.session_times import SessionTimes
-from rollcall.consumers.environments.waiting_sessions import WaitingSessions
 from rollcall.consumers.environments.watched_threads import WatchedThreads
 from rollcall.consumers.environments.worker_boxes import WorkerBoxes
+from rollcall.consumers.event_loop_thread import EventLoopThread
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.loop.dead_letters import DeadLetters
 from rollcall.consumers.loop.partition_progress import PartitionProgress
 from rollcall.consumers.loop.role import WorkRole
-from rollcall.consumers.room import Room
-from rollcall.consumers.time_guard import Guard
+from rollcall.consumers.time_guard import TimeGuard
 from rollcall.sandbox.boxes.box import BOX_DIED
 from rollcall.sandbox.boxes.box_removal import Tell
-from rollcall.sandbox.environment import AnyEnvironment, Kind, kind_of, make_environment, make_plain
+from rollcall.sandbox.environment import (
+    AnyEnvironment,
+    EnvironmentKind,
+    kind_of,
+    make_environment,
+    make_plain,
+)
 from rollcall.sandbox.host import Host
 from rollcall.schemas.answer_cache import AnswerCache
 from rollcall.schemas.errors import KilledWorkers, NoSuchPartition, WireError
@@ -31,30 +37,30 @@ Make = Callable[[str, str], AnyEnvironment]
 TIMES = SessionTimes()
 
 
-class Environments(WorkRole):
+class EnvironmentsRole(WorkRole):
     """Steps environments; with `threads=0` on the loop's own thread, unwatched."""
 
     poll_s = 0.02
 
     def __init__(
         self,
-        answers: Answers,
-        letters: DeadLetters,
+        answers: AnswerWriter,
+        dead_letters: DeadLetters,
         *,
         threads: int = 2,
         make: Make | None = None,
-        kind: Kind | None = None,
+        kind: EnvironmentKind | None = None,
         hosts: Callable[[str], Host] | None = None,
         slots: Mapping[str, int] | None = None,
-        room: Room | None = None,
+        loop_thread: EventLoopThread | None = None,
         times: SessionTimes = TIMES,
         boxes: WorkerBoxes | None = None,
         note: Tell = lambda instance: None,
-        guard: Guard | None = None,
+        guard: TimeGuard | None = None,
     ) -> None:
         self.name = answers.name
         self.topics = [answers.topics.steps]
-        self.letters = letters
+        self.dead_letters = dead_letters
         self.answers = answers
         self.kept: AnswerCache[EnvironmentStepped] = AnswerCache()
         self._lock = threading.Lock()
@@ -62,11 +68,11 @@ class Environments(WorkRole):
         made = make or make_plain
         self.threads = WatchedThreads(*given, count=threads, make=made, times=times, guard=guard)
         self.counts = self.threads.counts
-        kinds = Kinds((lambda _: kind or Kind()) if make else kind_of)
-        self.room = room or Room(threaded=threads > 0)
-        self.waiting = WaitingSessions(
+        kinds = EnvironmentKinds((lambda _: kind or EnvironmentKind()) if make else kind_of)
+        self.loop_thread = loop_thread or EventLoopThread(threaded=threads > 0)
+        self.waiting = AsyncSessions(
             *given,
-            room=self.room,
+            loop_thread=self.loop_thread,
             make=_made_in_place(make, hosts),
             kind_of=kinds.of,
             slots=slots or {},
@@ -76,7 +82,7 @@ class Environments(WorkRole):
         )
         self.boxes = boxes
         apart = threads > 0 and make is None
-        self.homes = Homes(self._give, self.threads, self.waiting, kinds, threaded=apart)
+        self.router = SessionRouter(self._give, self.threads, self.waiting, kinds, threaded=apart)
 
     def _late(self, step: EnvironmentStep) -> CallFailed | None:
         return _expired(step, self.answers.now_ms())
@@ -92,7 +98,7 @@ class Environments(WorkRole):
             try:
                 self.answers.check(step)
             except NoSuchPartition as error:
-                self.letters.bury(record, error)
+                self.dead_letters.bury(record, error)
                 continue
             kept = self.kept.get(command_key(step)) if step.kind != "close" else None
             body = kept or _expired(step, now_ms)
@@ -100,8 +106,8 @@ class Environments(WorkRole):
                 self.counts["answered_again" if kept else "expired"] += 1
                 self.answers.give(step, body, record)
             else:
-                works.append(Work(record, step, self._lock))
-        self.homes.hand_out(works)
+                works.append(SessionStep(record, step, self._lock))
+        self.router.dispatch(works)
 
     def unreadable(self, record: Record, error: WireError) -> None:
         self.answers.lost(record, error)
@@ -126,13 +132,13 @@ class Environments(WorkRole):
         self.counts["answered"] += 1
 
     def dropped(self, progress: PartitionProgress) -> None:
-        self.homes.drop(progress.number)
+        self.router.drop(progress.number)
 
     def tick(self) -> None:
         self.answers.tick()
         if self.boxes is not None:
             self.boxes.tick()
-        self.homes.watch()
+        self.router.watch()
 
     def cannot_begin(self, partition: int) -> int:
         """Return the openings that wait for a slot, of all partitions."""
@@ -140,13 +146,13 @@ class Environments(WorkRole):
         return self.waiting.slots.waiting
 
     def in_flight(self) -> int:
-        return self.homes.unfinished()
+        return self.router.unfinished()
 
     def leave(self, *, patient: bool) -> None:
-        self.homes.leave(patient=patient)
+        self.router.leave(patient=patient)
 
     def close(self) -> None:
-        self.homes.close()
+        self.router.close()
 
 
 def _expired(step: EnvironmentStep, now_ms: int) -> CallFailed | None:

@@ -15,7 +15,7 @@ from rollcall.consumers.environments.body_budget import BodyBudget, HeldBytes
 from rollcall.consumers.environments.connection import Connection
 from rollcall.consumers.environments.large_bodies import LargeBodies
 from rollcall.consumers.environments.line import Client, GatewayLine
-from rollcall.inference.dialects.dialect import AgentRequest, Declined, Dialect
+from rollcall.inference.dialects.dialect import Declined, Dialect, ParsedRequest
 from rollcall.inference.dialects.routes import (
     EVENTS,
     JSON,
@@ -120,7 +120,7 @@ class Exchange:
             raise
         return body
 
-    async def _read(self, body: bytearray) -> AgentRequest:
+    async def _read(self, body: bytearray) -> ParsedRequest:
         """Parse a body; a large one, which may take seconds, in another process."""
         policies, conversations = self.line.policies, self.line.conversations
         if len(body) <= LARGE_BYTES:
@@ -132,7 +132,7 @@ class Exchange:
     def _gone(self) -> bool:
         return self.request.transport is None or self.line.over
 
-    def _attach(self, asked: AgentRequest) -> Client:
+    def _attach(self, asked: ParsedRequest) -> Client:
         if self.line.over:  # it was closed while the body arrived
             raise over()
         headers = self.request.headers
@@ -143,7 +143,7 @@ class Exchange:
         self.connection.client = client
         return client
 
-    def _answer(self, asked: AgentRequest, reply: Reply | None) -> HttpAnswer:
+    def _answer(self, asked: ParsedRequest, reply: Reply | None) -> HttpAnswer:
         """Return the whole answer to a request of which nothing is answered yet."""
         if reply is None:
             return error_answer(self.dialect, over())
@@ -152,11 +152,11 @@ class Exchange:
         self._keep(asked, reply)
         return answer(self.dialect, asked, reply)
 
-    def _keep(self, asked: AgentRequest, reply: Reply) -> None:
+    def _keep(self, asked: ParsedRequest, reply: Reply) -> None:
         if isinstance(reply, ModelReply):
             self.line.conversations.remember(self.dialect.kept(asked, reply))
 
-    async def _late(self, asked: AgentRequest, client: Client) -> web.StreamResponse:
+    async def _late(self, asked: ParsedRequest, client: Client) -> web.StreamResponse:
         """Begin a stream without its answer."""
         response = web.StreamResponse(headers={"Content-Type": EVENTS})
         await response.prepare(self.request)
@@ -165,7 +165,7 @@ class Exchange:
             await response.write(self.dialect.waiting)
         return await self._write(client, response, self._events(asked, await client.reply()))
 
-    def _events(self, asked: AgentRequest, reply: Reply | None) -> bytes:
+    def _events(self, asked: ParsedRequest, reply: Reply | None) -> bytes:
         if reply is None:
             return self.dialect.error_event(over())
         self._keep(asked, reply)

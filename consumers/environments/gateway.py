@@ -1,10 +1,10 @@
 """The HTTP server through which agents' processes reach their sessions: keys, routes, limits.
 
-It runs in the environments worker, on the event loop of its room. A session opens a line; only the
-key of that line, in the path and as the caller's credential, gives access to it. A line may have a
-door of its own, a socket that listens in a box: then it is served there and nowhere else, and no
-other line is. One request is one call of the line (`line.py` defines when it is a retry instead);
-`exchange.py` parses and answers it.
+It runs in the environments worker, on the event loop of its event loop. A session opens a line;
+only the key of that line, in the path and as the caller's credential, gives access to it. A line
+may have a door of its own, a socket that listens in a box: then it is served there and nowhere
+else, and no other line is. One request is one call of the line (`line.py` defines when it is a
+retry instead); `exchange.py` parses and answers it.
 """
 
 import asyncio

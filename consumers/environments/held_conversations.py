@@ -15,7 +15,7 @@ LOOKED_AT = 8
 """The number of latest conversations that are tried for sharing."""
 
 
-class Turns(Sequence[Message]):
+class SharedTurns(Sequence[Message]):
     """The first messages of a shared list, to which messages are only appended."""
 
     __slots__ = ("_count", "_list")
@@ -24,12 +24,12 @@ class Turns(Sequence[Message]):
         self._list = list(messages)
         self._count = len(self._list)
 
-    def then(self, more: Sequence[Message]) -> "Turns":
+    def then(self, more: Sequence[Message]) -> "SharedTurns":
         """Return these messages and more; share the list if this is its first continuation."""
         if self._count < len(self._list):
-            return Turns([*self, *more])
+            return SharedTurns([*self, *more])
         self._list.extend(more)
-        longer = Turns(())
+        longer = SharedTurns(())
         longer._list, longer._count = self._list, len(self._list)
         return longer
 
@@ -62,6 +62,6 @@ class HeldConversations(dict[str, Sequence[Message]]):
     def _sharing(self, messages: Sequence[Message]) -> Sequence[Message]:
         for known in islice(reversed(self.values()), LOOKED_AT):
             goes_on = len(known) <= len(messages) and all(map(is_, known, messages))
-            if goes_on and isinstance(known, Turns):
+            if goes_on and isinstance(known, SharedTurns):
                 return known.then(messages[len(known) :])
-        return Turns(messages)
+        return SharedTurns(messages)

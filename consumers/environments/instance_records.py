@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import structlog
 
-from rollcall.consumers.answers import Answers
+from rollcall.consumers.answers import AnswerWriter
 from rollcall.schemas.errors import RollcallError, WorkFailed
 from rollcall.schemas.headers import hot_headers
 from rollcall.schemas.ids import digest
@@ -26,7 +26,7 @@ def host_name() -> str:
 class InstanceRecords:
     """Writes the records of one worker, from any thread."""
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: AnswerWriter) -> None:
         """Prepare the schema. Raises TopicsDiffer if it is not registered, and Unavailable."""
         self._answers = answers
         self._host = host_name()

@@ -19,8 +19,8 @@ from typing import Any
 import orjson
 import structlog
 
-from rollcall.inference.dialects.dialect import AgentRequest, Conversations, Declined, Dialect
-from rollcall.inference.dialects.told_request import request_of, told_conversations
+from rollcall.inference.dialects.dialect import Conversations, Declined, Dialect, ParsedRequest
+from rollcall.inference.dialects.request_serialisation import request_of, serialise_conversations
 
 READ_S = 20.0
 """Time limit for reading a body, while the processor has other work too."""
@@ -61,7 +61,7 @@ class LargeBodies:
         policies: Sequence[str],
         earlier: Conversations,
         gone: Callable[[], bool],
-    ) -> AgentRequest:
+    ) -> ParsedRequest:
         """Read a body in the session's turn, and empty the buffer. Raises Declined.
 
         Raises ConnectionError if the client is gone by then.
@@ -110,7 +110,7 @@ class LargeBodies:
         # The process names one earlier response that it needs at a time; a new order brings it.
         while len(known) + len(unknown) <= MOST_EARLIER:
             order = orjson.dumps((dialect.name, policies, unknown))
-            with _File(told_conversations(known)) as before:
+            with _File(serialise_conversations(known)) as before:
                 async with _turn(self._reading, gone):
                     begun = time.monotonic()
                     answer = await self._ordered(order, file.fileno(), before.fileno())
@@ -214,7 +214,7 @@ class _File:
         os.close(self._file)
 
 
-def _copied(file: int, length: int) -> tuple[AgentRequest, float]:
+def _copied(file: int, length: int) -> tuple[ParsedRequest, float]:
     """Return the request, and the processor time of copying it, in seconds."""
     begun = time.thread_time()
     request = request_of(os.pread(file, length, 0))

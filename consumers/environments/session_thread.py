@@ -8,8 +8,8 @@ from contextlib import nullcontext
 from queue import SimpleQueue
 
 from rollcall.consumers.log.protocols import Record
-from rollcall.consumers.time_guard import Guard
-from rollcall.sandbox.at_once import at_once
+from rollcall.consumers.time_guard import TimeGuard
+from rollcall.sandbox.run_inline import run_inline
 from rollcall.sandbox.sessions import Sessions, make_stepped
 from rollcall.schemas.errors import ProgramFailed, RollcallError, WorkFailed
 from rollcall.schemas.ids import Whose, whose
@@ -21,7 +21,7 @@ Late = Callable[[EnvironmentStep], CallFailed | None]
 """Returns the answer to a step that is too late to begin, else None."""
 
 
-class Work:
+class SessionStep:
     """One step in work; its thread or the watch answers it, whichever claims it first."""
 
     __slots__ = (
@@ -52,7 +52,7 @@ class Work:
 
 
 def timed_answer(
-    answer: EnvironmentStepped, work: Work, began: float, in_line_s: float = 0.0
+    answer: EnvironmentStepped, work: SessionStep, began: float, in_line_s: float = 0.0
 ) -> EnvironmentStepped:
     """Return the observation with the time that its step waited here, and the time that it took.
 
@@ -74,7 +74,7 @@ def timed_answer(
     )
 
 
-class Chore:
+class ThreadTask:
     """An action on the sessions of a thread that belongs to no rollout."""
 
     __slots__ = ("run", "timeout_s")
@@ -97,7 +97,7 @@ class SessionThread:
         sessions: Sessions,
         *,
         threaded: bool,
-        guard: Guard | None = None,
+        guard: TimeGuard | None = None,
     ) -> None:
         """Start the thread, if any; without one, `guard` times each step."""
         self.guard = guard
@@ -108,10 +108,10 @@ class SessionThread:
         self.given = 0
         self.done = 0
         self.began = 0.0
-        self.current: Work | Chore | None = None
+        self.current: SessionStep | ThreadTask | None = None
         self.abandoned = False
         self.died_of: BaseException | None = None
-        self.inbox: deque[Work | Chore] = deque()
+        self.inbox: deque[SessionStep | ThreadTask] = deque()
         self.turn = threading.Lock()
         """Held to begin a request here, and to take requests away."""
         self._rung: SimpleQueue[None] = SimpleQueue()
@@ -121,7 +121,7 @@ class SessionThread:
             self._thread = threading.Thread(target=self._live, name="environments", daemon=True)
             self._thread.start()
 
-    def ask(self, requests: Sequence[Work | Chore]) -> None:
+    def ask(self, requests: Sequence[SessionStep | ThreadTask]) -> None:
         """Queue requests, which run in order on the thread of the sessions."""
         self.given += len(requests)
         self.inbox.extend(requests)
@@ -135,7 +135,7 @@ class SessionThread:
         self.abandoned = True
         self._rung.put(None)
 
-    def take_back(self) -> list[Work | Chore]:
+    def take_back(self) -> list[SessionStep | ThreadTask]:
         """Remove and return the queued requests."""
         waiting = list(self.inbox)
         self.inbox.clear()
@@ -148,13 +148,13 @@ class SessionThread:
                 self._rung.get()
                 self._serve_all()
                 self.push()
-            at_once(self.sessions.close())
+            run_inline(self.sessions.close())
         except BaseException as error:  # the watch handles it, on the loop's thread
             self.died_of = error
 
     def _serve_all(self) -> None:
         while (request := self._next()) is not None:
-            if isinstance(request, Chore):
+            if isinstance(request, ThreadTask):
                 request.run(self.sessions)
             else:
                 body = self.late(request.step) or self._do(request)
@@ -163,7 +163,7 @@ class SessionThread:
             self.current = None
             self.done += 1
 
-    def _next(self) -> Work | Chore | None:
+    def _next(self) -> SessionStep | ThreadTask | None:
         with self.turn:
             if self.abandoned or not self.inbox:
                 return None
@@ -171,13 +171,13 @@ class SessionThread:
             self.current = self.inbox.popleft()
             return self.current
 
-    def _do(self, work: Work) -> Body:
+    def _do(self, work: SessionStep) -> Body:
         step = work.step
         within = self.guard.within(step.timeout_s) if self.guard else nullcontext()
         try:
             with within:
                 now = time.monotonic()
-                answer = at_once(
+                answer = run_inline(
                     self.sessions.handle(step, partition=work.record.partition, now=now)
                 )
         except ProgramFailed as error:
@@ -188,14 +188,14 @@ class SessionThread:
             return CallFailed("raised", str(error), False)
         timed = timed_answer(answer, work, self.began)
         if answer.terminated or answer.truncated:
-            at_once(self.sessions.finish(step))
+            run_inline(self.sessions.finish(step))
         return timed
 
     def busy_s(self, now: float) -> float:
         """Return for how long the thread has been running its current request."""
         return now - self.began if self.current is not None else 0.0
 
-    def overdue(self, now: float) -> Work | Chore | None:
+    def overdue(self, now: float) -> SessionStep | ThreadTask | None:
         """Return the current request if it is past its timeout."""
         request = self.current
         return request if request and self.busy_s(now) > request.timeout_s else None

@@ -15,4 +15,4 @@ class SessionTimes:
     close_s: float = 60.0
     """Time limit for closing the sessions of a partition, or those that lapsed."""
     grace_s: float = 10.0
-    """Time for a cancelled step, or a close, of a waiting session until it is left alone."""
+    """Time for a cancelled step, or a close, of a async session until it is left alone."""

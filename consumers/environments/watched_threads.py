@@ -7,10 +7,16 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from rollcall.consumers.environments.session_thread import Chore, Give, Late, SessionThread, Work
+from rollcall.consumers.environments.session_thread import (
+    Give,
+    Late,
+    SessionStep,
+    SessionThread,
+    ThreadTask,
+)
 from rollcall.consumers.environments.session_times import SessionTimes
-from rollcall.consumers.time_guard import Guard
-from rollcall.sandbox.at_once import at_once
+from rollcall.consumers.time_guard import TimeGuard
+from rollcall.sandbox.run_inline import run_inline
 from rollcall.sandbox.sessions import Make, Sessions
 from rollcall.schemas.answer_cache import AnswerCache
 from rollcall.schemas.ids import Whose
@@ -39,7 +45,7 @@ class WatchedThreads:
         count: int,
         make: Make,
         times: SessionTimes,
-        guard: Guard | None = None,
+        guard: TimeGuard | None = None,
     ) -> None:
         self.guard = guard
         self.give = give
@@ -59,9 +65,9 @@ class WatchedThreads:
             self.give, self.late, self.push, sessions, threaded=self._threaded, guard=self.guard
         )
 
-    def hand_out(self, works: Iterable[Work]) -> None:
+    def dispatch(self, works: Iterable[SessionStep]) -> None:
         """Give each step to the thread of its rollout."""
-        shares: dict[SessionThread, list[Work]] = {}
+        shares: dict[SessionThread, list[SessionStep]] = {}
         for work in works:
             shares.setdefault(self._home(work.whose), []).append(work)
         for thread, share in shares.items():
@@ -74,7 +80,7 @@ class WatchedThreads:
     def everywhere(self, run: Callable[[Sessions], object]) -> None:
         """Queue an action on the sessions of every thread."""
         for thread in self._all():
-            thread.ask([Chore(run, self.times.close_s)])
+            thread.ask([ThreadTask(run, self.times.close_s)])
 
     def _all(self) -> list[SessionThread]:
         return list(dict.fromkeys([*self.shared, *self.apart.values()]))
@@ -109,16 +115,16 @@ class WatchedThreads:
 
         A rollout that ended while its agents worker died sends no close.
         """
-        lapsed = at_once(sessions.reap(now, self.times.lease_s))
+        lapsed = run_inline(sessions.reap(now, self.times.lease_s))
         if lapsed:
             self.counts["lapsed"] += lapsed
-            log.info("sessions_lapsed", count=lapsed, lease_s=self.times.lease_s)
+            log.info("sessions_expired", count=lapsed, lease_s=self.times.lease_s)
 
     def _leave_alone(self, thread: SessionThread) -> None:
         """Move all other sessions out of a thread whose step takes long."""
         request = thread.current
         crowded = len(thread.sessions) > 1 or thread.inbox
-        if isinstance(request, Work) and crowded and len(self.apart) < MOST_APART:
+        if isinstance(request, SessionStep) and crowded and len(self.apart) < MOST_APART:
             self.counts["left_alone"] += 1
             self._part(thread, request.whose)
 
@@ -128,20 +134,20 @@ class WatchedThreads:
         for whose in filter(None, (stays, *thread.sessions.rollouts())):
             self.apart[whose] = thread
         waiting = thread.take_back()
-        self.hand_out(request for request in waiting if isinstance(request, Work))
+        self.dispatch(request for request in waiting if isinstance(request, SessionStep))
         # A chore concerns all sessions of the thread, which are on two threads now.
-        chores = [request for request in waiting if isinstance(request, Chore)]
+        chores = [request for request in waiting if isinstance(request, ThreadTask)]
         for both in (thread, new) if chores else ():
             both.ask(chores)
         return new
 
-    def _give_up(self, thread: SessionThread, late: Work | Chore) -> None:
+    def _give_up(self, thread: SessionThread, late: SessionStep | ThreadTask) -> None:
         """Answer a step that is past its timeout, and abandon its thread."""
-        if isinstance(late, Work) and not late.claim():
+        if isinstance(late, SessionStep) and not late.claim():
             return  # its thread has just answered it
         self._abandon(thread, late)
         self.counts["abandoned"] += 1
-        if isinstance(late, Work):
+        if isinstance(late, SessionStep):
             msg = f"no answer within {late.timeout_s:g} s; its environment was abandoned"
             self.give(late.step, CallFailed("deadline", msg, True), late.record)
         log.warning("environment_hung", rollout_id=late.rollout_id, timeout_s=late.timeout_s)
@@ -149,7 +155,7 @@ class WatchedThreads:
     def _bury(self, thread: SessionThread) -> None:
         """Answer the step that its thread died of; without a step the error ends the worker."""
         request, error = thread.current, thread.died_of
-        work = request if isinstance(request, Work) and request.claim() else None
+        work = request if isinstance(request, SessionStep) and request.claim() else None
         if error is not None and work is None:
             raise error
         self._abandon(thread, request)
@@ -157,14 +163,16 @@ class WatchedThreads:
         if work is not None:
             msg = f"the environment ended its thread: {type(error).__name__}"
             self.give(work.step, CallFailed("raised", msg, False), work.record)
-        self.shared[0].ask([Chore(lambda _: at_once(thread.sessions.close()), self.times.close_s)])
+        self.shared[0].ask(
+            [ThreadTask(lambda _: run_inline(thread.sessions.close()), self.times.close_s)]
+        )
         log.error("environments_thread_died", error=type(error).__name__)
 
-    def _abandon(self, thread: SessionThread, request: Work | Chore | None) -> None:
+    def _abandon(self, thread: SessionThread, request: SessionStep | ThreadTask | None) -> None:
         """Abandon a thread with its request; all others continue on a new one."""
         if thread in self.shared:
             new = self._part(thread, request.whose if request else None)
-            if isinstance(request, Chore):
+            if isinstance(request, ThreadTask):
                 new.ask([request])  # it has the sessions that the chore had not reached
         self._end(thread)
 
@@ -172,4 +180,4 @@ class WatchedThreads:
         """Forget a thread of separated rollouts; hand its queue out again."""
         self.apart = {name: other for name, other in self.apart.items() if other is not thread}
         thread.abandon()
-        self.hand_out(work for work in thread.take_back() if isinstance(work, Work))
+        self.dispatch(work for work in thread.take_back() if isinstance(work, SessionStep))

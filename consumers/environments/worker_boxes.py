@@ -8,7 +8,7 @@ from pathlib import Path
 
 import structlog
 
-from rollcall.consumers.room import Room
+from rollcall.consumers.event_loop_thread import EventLoopThread
 from rollcall.sandbox.boxes.box import AUTO, DRIVERS, Box, Driver, Spec, driver
 from rollcall.sandbox.boxes.box_removal import Tell
 from rollcall.sandbox.boxes.leases import Leases
@@ -23,13 +23,19 @@ log = structlog.get_logger()
 
 
 class WorkerBoxes:
-    """Pools and drivers; all but construction and `tick` runs on the room's thread."""
+    """Pools and drivers; all but construction and `tick` runs on the event-loop thread."""
 
     def __init__(
-        self, room: Room, leases: Leases, tell: Tell, *, warm: int, box: str = AUTO
+        self,
+        loop_thread: EventLoopThread,
+        leases: Leases,
+        tell: Tell,
+        *,
+        warm: int,
+        box: str = AUTO,
     ) -> None:
         """`box` is the default driver."""
-        self.room = room
+        self.loop_thread = loop_thread
         self.box = box
         self.leases = leases
         self.warm = warm
@@ -58,7 +64,7 @@ class WorkerBoxes:
             return
         self._reap_due = now + self.leases.times.reap_s
         if self.leases.directory.is_dir():
-            self.room.call(self._reap)
+            self.loop_thread.call(self._reap)
 
     def _reap(self) -> None:
         if self._reaping is None or self._reaping.done():
@@ -69,7 +75,7 @@ class WorkerBoxes:
             async with asyncio.timeout(REAP_S):
                 await self.reaper.reap()
         except TimeoutError:
-            log.warning("reaper_is_slow", after_s=REAP_S)
+            log.warning("box_reaper_slow", after_s=REAP_S)
 
     async def lend(
         self, name: str | None, spec: Spec, whose: tuple[str, int], mode: Mode, journal: int = 0
@@ -119,7 +125,7 @@ class WorkerBoxes:
         chosen = self._driver(self._driver(name).of(spec).name)
         if chosen.name not in self._pools:
             if not self._pools:
-                self.room.at_close(self.close)
+                self.loop_thread.at_close(self.close)
             pool = BoxPool(chosen, self.leases, self._tell, warm=self.warm)
             self._pools[chosen.name] = pool
         return self._pools[chosen.name]
@@ -143,7 +149,7 @@ class WorkerBoxes:
                     self._driver(name)
                 except RollcallError as error:
                     self._unknown.add(name)
-                    log.info("driver_not_here", driver=name, error=str(error))
+                    log.info("driver_unavailable", driver=name, error=str(error))
         return {name: each for name, each in self._drivers.items() if name in DRIVERS}
 
 

@@ -1,4 +1,4 @@
-"""The services of an environments worker for the sessions that wait in its room."""
+"""The services of an environments worker for the sessions that wait in its event loop."""
 
 import asyncio
 import socket
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rollcall.consumers.room import Room
+from rollcall.consumers.event_loop_thread import EventLoopThread
 from rollcall.sandbox.sessions import SessionPlace
 from rollcall.schemas.claims import Objects
 from rollcall.schemas.errors import Unavailable, WorkFailed
@@ -23,19 +23,19 @@ class WorkerHosts:
     """Makes the host of each session.
 
     The gateway, with its port, and the processes are made once a session asks for one, so a
-    worker of plain environments has neither. Everything but construction runs in the room.
+    worker of plain environments has neither. Everything but construction runs on the event loop.
     """
 
     def __init__(
         self,
-        room: Room,
+        loop_thread: EventLoopThread,
         *,
         listen: Callable[[], socket.socket],
         processes: Callable[[], "Processes"],
         objects: Objects | None = None,
         boxes: "WorkerBoxes | None" = None,
     ) -> None:
-        self.room = room
+        self.loop_thread = loop_thread
         self.objects = objects
         self.boxes = boxes
         self._listen = listen
@@ -49,7 +49,7 @@ class WorkerHosts:
 
     def serve(self) -> None:
         """Open the gateway now, even if no session needs it; from any thread."""
-        self.room.call(self._begun)
+        self.loop_thread.call(self._begun)
 
     async def gateway(self) -> "Gateway":
         """Return the worker's one gateway. Raises Refused if there is no port for it."""
@@ -64,7 +64,7 @@ class WorkerHosts:
         from rollcall.consumers.environments.gateway import Gateway
 
         gateway = Gateway(self._listen())
-        self.room.at_close(gateway.close)
+        self.loop_thread.at_close(gateway.close)
         await gateway.start()
         return gateway
 
@@ -72,7 +72,7 @@ class WorkerHosts:
         """Return the processes of all agents of this worker."""
         if self._processes is None:
             self._processes = self._make_processes()
-            self.room.at_close(self._processes.close)
+            self.loop_thread.at_close(self._processes.close)
         return self._processes
 
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import structlog
 
-from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.history.fork_request import ForkParent, continuation, parent_in
 from rollcall.consumers.history.history import History
 from rollcall.consumers.history.rollout_story import latest, stories
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.log.reading import read_between, spans
-from rollcall.consumers.loop.dead_letters import passed_in_journal
+from rollcall.consumers.loop.dead_letters import skipped_in_journal
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import RolloutRequest, Trajectory
 
@@ -28,7 +28,7 @@ class Continuations:
     """Makes continuations from the log."""
 
     history: History
-    world: World
+    world: FoldContext
     masked: bool = False
     """True to mask all tokens sampled so far."""
 
@@ -42,7 +42,7 @@ class Continuations:
         try:
             return continuation(self._parent(ended, journal), masked=self.masked)
         except Refused as error:
-            log.warning("rollout_begins_again", rollout_id=ended.rollout_id, reason=str(error))
+            log.warning("rollout_restarted", rollout_id=ended.rollout_id, reason=str(error))
             return ended.request
 
     def _parent(self, ended: Trajectory, journal: list[Record]) -> ForkParent:
@@ -67,5 +67,5 @@ class Continuations:
                 its = wanted.get(record.key or b"")
                 if its and its.first_offset <= record.offset <= its.last_offset:
                     journals[its.rollout_id].append(record)
-        passed = passed_in_journal(self.history.log, self.history.topics)
-        return {name: list(passed.counted(records)) for name, records in journals.items()}
+        skipped = skipped_in_journal(self.history.log, self.history.topics)
+        return {name: list(skipped.counted(records)) for name, records in journals.items()}

@@ -125,7 +125,7 @@ class Counting:
         return ""
 
 
-class Law:
+class CountingRule:
     """The counting rule for one journal partition."""
 
     def __init__(self, last: int | None = None) -> None:

@@ -15,7 +15,14 @@ from rollcall.consumers.history.history import History
 from rollcall.consumers.history.times import time_ms
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.log.reading import read_all
-from rollcall.consumers.loop.letter_records import At, Letter, Mark, Origin, Skip, letter_record
+from rollcall.consumers.loop.dead_letter_records import (
+    At,
+    BuriedRecord,
+    LetterMark,
+    Origin,
+    SkipOrder,
+    parse_dead_letter_record,
+)
 from rollcall.schemas.bounded import whole_number
 from rollcall.schemas.errors import Refused, WireError
 from rollcall.schemas.names import unknown
@@ -51,7 +58,7 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class LetterChoice:
+class DeadLetterSelection:
     """A choice of letters: those at these positions that also pass the filters."""
 
     places: tuple[tuple[int, int, int], ...]
@@ -73,9 +80,9 @@ class LetterChoice:
         )
 
 
-def choice_of(
+def select_dead_letters(
     places: Iterable[str], *, source: str, error: str, since: str, every: bool
-) -> LetterChoice:
+) -> DeadLetterSelection:
     """Return the choice; raises Refused for an empty one and for malformed positions."""
     ranges = tuple(offset_range(text) for text in places)
     if not (ranges or source or error or since or every):
@@ -83,7 +90,7 @@ def choice_of(
             "no letters are chosen: name PARTITION@OFFSET, or --source, --error, --since, or --all"
         )
         raise Refused(msg)
-    return LetterChoice(ranges, source, error, since)
+    return DeadLetterSelection(ranges, source, error, since)
 
 
 def offset_range(text: str) -> tuple[int, int, int]:
@@ -110,15 +117,15 @@ class DeadLetterIndex:
         self.at: dict[At, DeadLetter] = {}
         self.foreign = 0
         """The number of records that are neither letters nor orders."""
-        self.skips: list[Skip] = []
-        marks: list[Mark] = []
+        self.skips: list[SkipOrder] = []
+        marks: list[LetterMark] = []
         for record in self.records():
-            said = letter_record(record)
-            if isinstance(said, Mark):
+            said = parse_dead_letter_record(record)
+            if isinstance(said, LetterMark):
                 marks.append(said)
-            elif isinstance(said, Skip):
+            elif isinstance(said, SkipOrder):
                 self.skips.append(said)
-            elif isinstance(said, Letter):
+            elif isinstance(said, BuriedRecord):
                 self._add(record, said)
             elif said is None:
                 self.foreign += 1
@@ -153,7 +160,7 @@ class DeadLetterIndex:
             raise unknown("dead letter", place, places) if places else none
         return letter, record
 
-    def _add(self, record: Record, said: Letter) -> None:
+    def _add(self, record: Record, said: BuriedRecord) -> None:
         at, origin = (record.partition, record.offset), said.origin
         letter = self.letters.get(origin)
         if letter is None:
@@ -164,7 +171,7 @@ class DeadLetterIndex:
         letter.groups += [said.group] if said.group not in letter.groups else []
         self.at[at] = letter
 
-    def chosen(self, choice: LetterChoice) -> list[DeadLetter]:
+    def chosen(self, choice: DeadLetterSelection) -> list[DeadLetter]:
         """Return the chosen letters, oldest first; raises Refused for unknown topics and errors."""
         prefix = self.history.topics.prefix
         since_ms = time_ms(choice.since, time.time()) if choice.since else None

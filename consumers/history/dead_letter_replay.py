@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from rollcall.consumers.history.dead_letter_index import DeadLetter, DeadLetterIndex
-from rollcall.consumers.history.rate_limit import Pace
+from rollcall.consumers.history.rate_limit import RateLimit
 from rollcall.consumers.log.protocols import Record
-from rollcall.consumers.loop.letter_records import Mark, Resend, content_digest
+from rollcall.consumers.loop.dead_letter_records import LetterMark, ResendOrder, content_digest
 from rollcall.producers.publisher import Publisher, flush_all
 from rollcall.schemas.errors import RollcallError, TooLarge
 from rollcall.schemas.headers import GIVEN_PREFIX, REPLAYED_FROM, Headers, reserved
@@ -63,7 +63,7 @@ def replay_letters(
     """
     sending = _Sending(index, by)
     by_place = {letter.at: letter for letter in letters}
-    pace, most = Pace(rate), 1 if rate else AT_ONCE
+    pace, most = RateLimit(rate), 1 if rate else AT_ONCE
     batch: list[tuple[DeadLetter, Record]] = []
     for record in index.at_places(by_place):
         batch.append((by_place[record.partition, record.offset], record))
@@ -88,7 +88,7 @@ class _Sending:
         """Send a few letters and wait for their acks; raises DeliveryFailed."""
         for letter, record in batch:
             digest = content_digest(*letter.origin[:2], record.key, record.value)
-            _order(self.index, self.out, letter, Resend(letter.at, digest, self.by).headers())
+            _order(self.index, self.out, letter, ResendOrder(letter.at, digest, self.by).headers())
         _flush(self.out)
         sent = [letter for letter, record in batch if self._sent(letter, record)]
         _mark(self.index, self.out, "replayed", sent, self.by)
@@ -128,7 +128,7 @@ def _mark(
     _flush(out)
     at = datetime.now(UTC).isoformat()
     for letter in letters:
-        _order(index, out, letter, Mark(state, letter.at, at, by).headers())
+        _order(index, out, letter, LetterMark(state, letter.at, at, by).headers())
     _flush(out)
 
 

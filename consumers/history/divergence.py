@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rollcall.consumers.agents.fork import Missed, Past, Said
+from rollcall.consumers.agents.fork import Past, RecordedAnswer, RecordedFailure
 from rollcall.consumers.agents.hosted import AGENT
 from rollcall.consumers.history.rollout_story import Story
 from rollcall.schemas.asks import differences_of
@@ -49,7 +49,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class Divergence:
     """The common part of two rollouts, and the rest of each."""
 
     same: tuple[Moment, ...]
@@ -69,23 +69,23 @@ class Parting:
         }
 
 
-def parting_of(left: Story, right: Story) -> Parting:
+def find_divergence(left: Story, right: Story) -> Divergence:
     """Return the point at which two rollouts diverge; both rests are empty if they do not."""
     ours, theirs = (tuple(_neutral(moments_of(story))) for story in (left, right))
     common = next(
         (n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
         min(len(ours), len(theirs)),
     )
-    return Parting(ours[:common], ours[common:], theirs[common:])
+    return Divergence(ours[:common], ours[common:], theirs[common:])
 
 
 def moments_of(story: Story) -> Iterator[Moment]:
     """Yield a rollout's moments in order; those that a fork replayed are in their places."""
     lived = deque(_lived(story))
     for recorded in past_of(story):
-        if isinstance(recorded, Said):
+        if isinstance(recorded, RecordedAnswer):
             yield _answer(recorded, recorded=True)
-        elif isinstance(recorded, Missed) and not (lived and _is_miss(lived[0], recorded)):
+        elif isinstance(recorded, RecordedFailure) and not (lived and _is_miss(lived[0], recorded)):
             yield Moment("failed", recorded.code, recorded=True)
         elif lived:
             yield lived.popleft()
@@ -128,11 +128,11 @@ def _lived(story: Story) -> Iterator[Moment]:
             yield Moment(body.status, body.code or body.result)
 
 
-def _is_miss(moment: Moment, recorded: Missed) -> bool:
+def _is_miss(moment: Moment, recorded: RecordedFailure) -> bool:
     return (moment.kind, moment.text) == ("failed", recorded.code)
 
 
-def _answer(said: ModelAnswered | Said, *, recorded: bool = False) -> Moment:
+def _answer(said: ModelAnswered | RecordedAnswer, *, recorded: bool = False) -> Moment:
     ids = tuple(ids_of(said.token_ids).tolist())
     return Moment("model", said.text, ids, recorded=recorded, tool_calls=said.tool_calls)
 

@@ -9,10 +9,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
+from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.fold.journal import Journal
 from rollcall.consumers.agents.fold.rollout import Rollout
-from rollcall.consumers.agents.fold.world import World
-from rollcall.consumers.agents.fork import Missed, Past, Recorded, Said, Saw
+from rollcall.consumers.agents.fork import (
+    Past,
+    Recorded,
+    RecordedAnswer,
+    RecordedFailure,
+    RecordedObservation,
+)
 from rollcall.consumers.agents.programs import program_digest, program_of
 from rollcall.consumers.history.history import History
 from rollcall.consumers.history.rollout_story import Story, latest, stories_of
@@ -48,18 +54,18 @@ class ForkParent:
         )
 
     def settled(self) -> Iterator[Event]:
-        """Yield the events that closed the wishes of the last attempt, by position."""
+        """Yield the events that closed the effects of the last attempt, by position."""
         for event in sorted(self.story.outcomes(), key=attrgetter("position")):
             if event.position >= 0 and event.position not in self.rollout.attempt.outstanding:
                 yield event
 
 
-def parent_of(history: History, rollout_id: str, world: World) -> ForkParent:
+def parent_of(history: History, rollout_id: str, world: FoldContext) -> ForkParent:
     """Fold a rollout from its journal again; raises Refused if that is not possible."""
     return parent_in(latest(stories_of(history, rollout_id)), world)
 
 
-def parent_in(story: Story, world: World) -> ForkParent:
+def parent_in(story: Story, world: FoldContext) -> ForkParent:
     """Like `parent_of`, from a journal that has been read."""
     start = story.entries[0].event
     if start is None or not isinstance(start.body, RolloutStarted):
@@ -73,7 +79,7 @@ def parent_in(story: Story, world: World) -> ForkParent:
     return ForkParent(story, request, _folded(story, request, world))
 
 
-def _folded(story: Story, request: RolloutRequest, world: World) -> Rollout:
+def _folded(story: Story, request: RolloutRequest, world: FoldContext) -> Rollout:
     """Return the folded rollout; raises Refused if the journal does not fit the program."""
     journal = Journal(story.partition, world, "fork")
     ended = None
@@ -203,7 +209,7 @@ def _recorded(event: Event, *, sampled: bool = False) -> Recorded:
     """Return the record of an answer; if `sampled`, with log-probabilities and versions."""
     body = event.body
     if isinstance(body, ModelAnswered):
-        return Said(
+        return RecordedAnswer(
             event.position,
             body.sequence,
             body.text,
@@ -216,9 +222,11 @@ def _recorded(event: Event, *, sampled: bool = False) -> Recorded:
             body.versions if sampled else b"",
         )
     if isinstance(body, EnvironmentStepped):
-        return Saw(event.position, body.text, body.reward, body.terminated, body.truncated)
+        return RecordedObservation(
+            event.position, body.text, body.reward, body.terminated, body.truncated
+        )
     assert isinstance(body, CallFailed)
-    return Missed(event.position, body.code, body.message)
+    return RecordedFailure(event.position, body.code, body.message)
 
 
 def _require_replayable(parent: ForkParent, position: int) -> None:

@@ -5,22 +5,22 @@ from collections.abc import Callable
 from functools import cache
 from random import Random
 
-from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.programs import program_digest, program_of
-from rollcall.consumers.time_guard import Guard
+from rollcall.consumers.time_guard import TimeGuard
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import RolloutStarted
 
 
-def watched_world(timeout_s: float) -> World:
+def watched_world(timeout_s: float) -> FoldContext:
     """Return a world whose guard, on the main thread, ends programs that do not return in time."""
-    guard = Guard("the program", timeout_s)
+    guard = TimeGuard("the program", timeout_s)
     if threading.current_thread() is threading.main_thread():
         guard.watch()
-    return World(program_of, Random, guard)
+    return FoldContext(program_of, Random, guard)
 
 
-def runs_as_recorded(world: World) -> Callable[[RolloutStarted], bool]:
+def runs_as_recorded(world: FoldContext) -> Callable[[RolloutStarted], bool]:
     """Return a function that is True if the program of a start is available here, and unchanged."""
 
     @cache

@@ -9,13 +9,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rollcall.consumers.agents.effects import CallModel, Step
+from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.fold.journal import START, Journal
-from rollcall.consumers.agents.fold.outstanding import Outstanding
+from rollcall.consumers.agents.fold.outstanding import OutstandingEffect
 from rollcall.consumers.agents.fold.rollout import Rollout
 from rollcall.consumers.agents.fold.trajectory import END
-from rollcall.consumers.agents.fold.world import World
 from rollcall.consumers.agents.watermark import Watermark
-from rollcall.consumers.agents.wishes import CallModel, Step
 from rollcall.consumers.log.protocols import Record
 from rollcall.schemas.ids import command_id
 from rollcall.schemas.messages import (
@@ -37,7 +37,7 @@ Run = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PartitionOwner:
     """A partition; the group's member that owns it has to act."""
 
     group: str
@@ -91,7 +91,7 @@ class OpenWork:
     """The open work; takes records in the order that the module states."""
 
     topics: Topics
-    world: World
+    world: FoldContext
     scorings: Sequence[ScoringPosition] = ()
     group_id: str = field(default="", kw_only=True)
     """A group whose scored members are included even if none of it is open."""
@@ -111,7 +111,7 @@ class OpenWork:
         self.scored: dict[str, dict[Run, int]] = defaultdict(dict)
         self.members: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
         self.sizes: dict[str, int] = {}
-        self.sent: dict[bytes, Place] = {}
+        self.sent: dict[bytes, PartitionOwner] = {}
         """The place of each sent command, by its id in hex."""
         self.in_line: dict[tuple[str, int], tuple[str, int]] = {}
         """By rollout and attempt the slots that its environment waits for, and since when."""
@@ -231,7 +231,7 @@ class OpenWork:
             if rollout.attempt.outstanding
         }
 
-    def take_command(self, name: bytes, place: Place) -> None:
+    def take_command(self, name: bytes, place: PartitionOwner) -> None:
         """Note that a command under one of these keys was sent; `name` is its id
         in hex, from its header."""
         self.sent[name] = place
@@ -242,7 +242,7 @@ class OpenWork:
             waits.opened_ms
             for rollout in self.open()
             for waits in rollout.attempt.outstanding.values()
-            if not isinstance(waits.wish, CallModel)
+            if not isinstance(waits.effect, CallModel)
         )
         return min(since, default=None)
 
@@ -279,8 +279,8 @@ class OpenWork:
         yield from (rollout.request for rollout in self.open())
         yield from (unstarted.request for unstarted in self.unstarted.values())
 
-    def place_of(self, rollout: Rollout, waits: Outstanding) -> Place | None:
-        """Return the place of a wish's command; None if it has not been sent."""
+    def place_of(self, rollout: Rollout, waits: OutstandingEffect) -> PartitionOwner | None:
+        """Return the place of an effect's command; None if it has not been sent."""
         place = rollout.attempt.number, waits.position, waits.tries
         return self.sent.get(command_id(rollout.request.rollout_id, *place).hex().encode())
 
@@ -289,25 +289,25 @@ class OpenWork:
         waits = rollout.attempt.outstanding.values()
         return not rollout.at_first_command() or any(self.place_of(rollout, w) for w in waits)
 
-    def unsent_calls(self) -> Iterator[tuple[Rollout, Outstanding]]:
+    def unsent_calls(self) -> Iterator[tuple[Rollout, OutstandingEffect]]:
         """Yield the calls of open rollouts that have not been sent."""
         for rollout in self.open():
             for waits in rollout.attempt.outstanding.values():
-                if isinstance(waits.wish, CallModel) and self.place_of(rollout, waits) is None:
+                if isinstance(waits.effect, CallModel) and self.place_of(rollout, waits) is None:
                     yield rollout, waits
 
-    def asked_for(self, rollout: Rollout, waits: Outstanding) -> str:
+    def asked_for(self, rollout: Rollout, waits: OutstandingEffect) -> str:
         """Return the policy or the environment that a command is for."""
-        wish = waits.wish
-        if isinstance(wish, CallModel):
-            return wish.policy_id or rollout.request.policy_id
-        opened = rollout.attempt.sessions[wish.session] if isinstance(wish, Step) else None
-        environment = opened.environment if opened else getattr(wish, "environment", None)
+        effect = waits.effect
+        if isinstance(effect, CallModel):
+            return effect.policy_id or rollout.request.policy_id
+        opened = rollout.attempt.sessions[effect.session] if isinstance(effect, Step) else None
+        environment = opened.environment if opened else getattr(effect, "environment", None)
         return str(environment or rollout.request.task.environment)
 
-    def _work(self, rollout: Rollout, waits: Outstanding) -> tuple[str, str]:
+    def _work(self, rollout: Rollout, waits: OutstandingEffect) -> tuple[str, str]:
         """Return the group and topic of a command."""
-        if isinstance(waits.wish, CallModel):
+        if isinstance(waits.effect, CallModel):
             policy = self.asked_for(rollout, waits)
             return self.topics.group("models", policy), self.topics.calls(policy)
         return self.topics.group("environments"), self.topics.steps

@@ -32,7 +32,7 @@ class Extent(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class OffsetRange:
     """Offsets of one partition, [first, end)."""
 
     partition: int
@@ -54,7 +54,7 @@ class Range:
     policy_id: str = ""
     version: int | None = None
     ids: frozenset[str] = frozenset()
-    offsets: tuple[Stretch, ...] = ()
+    offsets: tuple[OffsetRange, ...] = ()
     """Offsets of the topic that is read; partitions that are not listed are left out."""
 
     def __str__(self) -> str:
@@ -158,7 +158,7 @@ def extent_of(log: Log, topic: str, span: Range) -> Extent:
 
 
 def _require_offsets(
-    topic: str, stretches: Iterable[Stretch], bounds: Mapping[int, tuple[int, int]]
+    topic: str, stretches: Iterable[OffsetRange], bounds: Mapping[int, tuple[int, int]]
 ) -> None:
     for stretch in stretches:
         low, end = bounds.get(stretch.partition, (0, 0))
@@ -170,7 +170,7 @@ def _require_offsets(
 
 def _left(bounds: Mapping[int, tuple[int, int]]) -> str:
     """Describe the existing offsets of each partition, in the syntax of `--offsets`."""
-    stretches = [Stretch(n, low, end) for n, (low, end) in sorted(bounds.items()) if low < end]
+    stretches = [OffsetRange(n, low, end) for n, (low, end) in sorted(bounds.items()) if low < end]
     return ", ".join(map(str, stretches)) or "nothing at all"
 
 

@@ -16,7 +16,7 @@ LOTS_PER_S = 20
 LOOK_EVERY_S = 1.0
 
 
-class Pace:
+class RateLimit:
     """Limits records per second; 0 is no limit."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Pace:
         self._due = max(now, self._due) + (count / self.rate if self.rate else 0.0)
 
 
-class GivingWay(Pace):
+class YieldingRateLimit(RateLimit):
     """Limits the rate only while others are at work; checks again every second."""
 
     def __init__(
@@ -65,11 +65,11 @@ class GivingWay(Pace):
         super().wait(count)
 
 
-def pace_of(history: LiveHistory, rate: float | None) -> Pace:
+def rate_limit_of(history: LiveHistory, rate: float | None) -> RateLimit:
     """Return the pace for a rate, 0 without limit; None limits it only while others are at work."""
     if rate is not None:
-        return Pace(rate)
-    return GivingWay(RATE, lambda: others_at_work(history))
+        return RateLimit(rate)
+    return YieldingRateLimit(RATE, lambda: others_at_work(history))
 
 
 def others_at_work(history: LiveHistory) -> bool:

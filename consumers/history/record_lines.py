@@ -9,7 +9,7 @@ from rollcall.consumers.history.history import History
 from rollcall.consumers.history.times import iso
 from rollcall.consumers.log.protocols import Reader, Record
 from rollcall.consumers.log.reading import from_now_on, to_the_end
-from rollcall.consumers.loop.letter_records import buried_topic
+from rollcall.consumers.loop.dead_letter_records import buried_topic
 from rollcall.schemas.as_json import plain, text_of
 from rollcall.schemas.errors import Refused, WireError
 from rollcall.schemas.names import unknown

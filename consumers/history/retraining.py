@@ -152,7 +152,7 @@ def train(plan: RetrainingPlan, codec: Codec, learner: Learner) -> Iterator[Retr
         )
 
 
-def otherwise(plan: RetrainingPlan) -> list[str]:
+def environment_differences(plan: RetrainingPlan) -> list[str]:
     """Describe differences of the machine from that of the original steps; they may change bits."""
     now = machine("cpu") | {"ranks": str(plan.ranks)}
     steps = [plan.branch.steps[number] for number in plan.numbers()]
@@ -168,7 +168,7 @@ def report(plan: RetrainingPlan, threads: int, steps: Sequence[RetrainedStep]) -
         "checkpoint_step": plan.start.state.step,
         "threads": threads,
         "ranks": plan.ranks,
-        "otherwise": otherwise(plan),
+        "otherwise": environment_differences(plan),
         "differing": [step.step for step in steps if step.identical is False],
         "steps": [asdict(step) | {"identical": step.identical} for step in steps],
     }

@@ -12,7 +12,7 @@ from rollcall.consumers.history.counting import Counting, Start
 from rollcall.consumers.history.history import History
 from rollcall.consumers.history.rollout_search import journal_under, read_scored
 from rollcall.consumers.log.protocols import Record
-from rollcall.consumers.loop.dead_letters import passed_in_journal
+from rollcall.consumers.loop.dead_letters import skipped_in_journal
 from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import WireError
 from rollcall.schemas.messages import (
@@ -159,7 +159,7 @@ def journal_of(history: History, rollout_id: str) -> list[Record]:
     Raises Refused if there are none, and Unavailable.
     """
     own = journal_under(history, rollout_id)
-    return passed_in_journal(history.log, history.topics).counted(own)
+    return skipped_in_journal(history.log, history.topics).counted(own)
 
 
 def scores_of(history: History, story: Story) -> list[ScoredTrajectory]:

@@ -23,7 +23,7 @@ from rollcall.consumers.history.ranges import (
     request_of,
     versions,
 )
-from rollcall.consumers.history.rate_limit import Pace
+from rollcall.consumers.history.rate_limit import RateLimit
 from rollcall.consumers.log.protocols import Log, Record
 from rollcall.consumers.log.reading import read_between
 from rollcall.schemas.errors import Refused
@@ -44,7 +44,7 @@ class Selection:
 
     history: History
     span: Range
-    pace: Pace = field(default_factory=Pace)
+    pace: RateLimit = field(default_factory=RateLimit)
 
     def records(self, topic: str) -> Iterator[Record]:
         """Return a topic's records within the offsets and times of the range.
@@ -81,7 +81,7 @@ class Selection:
         if not self.span.ids:
             return
         filled_extent(self.history.log, topic, self.span)
-        census = Census(self.span)
+        census = SeenNames(self.span)
         for key in keys(self.history.log, topic, self.span):
             census.note_id(key)
         census.require_ids(topic)
@@ -98,7 +98,7 @@ class Selection:
     def _filtered(
         self, records: Iterable[Record], topic: str, kind: type[M]
     ) -> Iterator[tuple[Record, M]]:
-        census, firsts = Census(self.span), FirstOfEach[M](_name)
+        census, firsts = SeenNames(self.span), FirstOfEach[M](_name)
         for record in records:
             message = decoded(self.history.codec, record, kind)
             if message is None or not census.takes(_rollout(message)):
@@ -108,7 +108,7 @@ class Selection:
         census.require(topic)
 
 
-def read_paced(log: Log, extent: Extent, pace: Pace) -> Iterator[Record]:
+def read_paced(log: Log, extent: Extent, pace: RateLimit) -> Iterator[Record]:
     """Yield records in small batches, on average no faster than the pace."""
     for batch in read_between(log, *extent, pace.lot):
         pace.wait(len(batch))
@@ -136,7 +136,7 @@ def _name(message: RolloutRecord | ScoredTrajectory) -> tuple[object, ...]:
 
 
 @dataclass
-class Census:
+class SeenNames:
     """The names that were seen, so that a refusal can suggest a similar one."""
 
     span: Range

@@ -12,7 +12,7 @@ from rollcall.consumers.history.history import History, LiveHistory
 from rollcall.consumers.history.record_lines import topic_named
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.log.reading import read_between
-from rollcall.consumers.loop.letter_records import Skip
+from rollcall.consumers.loop.dead_letter_records import SkipOrder
 from rollcall.producers.publisher import flush_all
 from rollcall.schemas.errors import Refused, WireError
 from rollcall.schemas.names import unknown
@@ -22,7 +22,7 @@ SKIP_FLUSH_S = 30.0
 
 def decide_skip(
     history: LiveHistory, group: str, topic: str, place: str, *, reason: str, by: str
-) -> Skip:
+) -> SkipOrder:
     """Return the order to pass over a range of one partition; raises
     Refused if it is not allowed."""
     if not reason.strip():
@@ -30,12 +30,12 @@ def decide_skip(
         raise Refused(msg)
     partition, first, last = offset_range(place)
     names = _group(history, group), topic_named(history, topic)
-    decided = Skip(*names, partition, first, last, reason, by)
+    decided = SkipOrder(*names, partition, first, last, reason, by)
     _require_skippable(history, decided)
     return decided
 
 
-def write_skip(history: History, decided: Skip) -> None:
+def write_skip(history: History, decided: SkipOrder) -> None:
     """Write the order for the group; raises DeliveryFailed."""
     out, headers = history.log.publisher(), decided.headers()
     out.send(history.topics.dead_letters, None, None, partition=0, headers=headers)
@@ -51,7 +51,7 @@ def _group(history: History, text: str) -> str:
     raise unknown("group", text, names)
 
 
-def _require_skippable(history: LiveHistory, decided: Skip) -> None:
+def _require_skippable(history: LiveHistory, decided: SkipOrder) -> None:
     """Raise Refused for missing offsets, for a range already read, and for the
     journal while it is read."""
     tp = decided.topic, decided.partition
@@ -67,7 +67,7 @@ def _require_skippable(history: LiveHistory, decided: Skip) -> None:
         _require_uncounted(history, decided, committed or 0)
 
 
-def _require_uncounted(history: LiveHistory, decided: Skip, committed: int) -> None:
+def _require_uncounted(history: LiveHistory, decided: SkipOrder, committed: int) -> None:
     """Raise Refused if some worker may have counted an entry of the range."""
     if decided.first < committed:
         msg = (
@@ -83,7 +83,7 @@ def _require_uncounted(history: LiveHistory, decided: Skip, committed: int) -> N
         raise Refused(msg)
 
 
-def records_in(history: History, decided: Skip) -> Iterator[Record]:
+def records_in(history: History, decided: SkipOrder) -> Iterator[Record]:
     """Yield the records in the range; raises Unavailable."""
     bounds = history.log.bounds(decided.topic)
     starts = {(decided.topic, number): end for number, (_, end) in bounds.items()}

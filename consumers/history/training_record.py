@@ -48,9 +48,9 @@ class TrainedRun:
         """
         if self.config.share is None:
             return None
-        from rollcall.inference.retelling import Retelling
+        from rollcall.inference.reencoding import Reencoder
 
-        return Retelling(self.policy, self.policy_id, self.config.temperature)
+        return Reencoder(self.policy, self.policy_id, self.config.temperature)
 
 
 def steps_of(history: History, run: TrainedRun) -> Iterator[TrainStep]:

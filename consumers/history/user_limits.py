@@ -8,14 +8,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
-from rollcall.consumers.agents.fold.outstanding import Outstanding
+from rollcall.consumers.agents.fold.outstanding import OutstandingEffect
 from rollcall.consumers.agents.fold.rollout import Rollout
 from rollcall.consumers.quota_table import QuotaTable
 
 UNKNOWN = "started, first command not sent: its user's quota, or its worker is gone"
 SHARE = "started, first command not sent: its worker's share of the quota, or its worker is gone"
 
-Call = tuple[Rollout, Outstanding]
+Call = tuple[Rollout, OutstandingEffect]
 
 
 class UserLimits:
@@ -53,7 +53,7 @@ class UserLimits:
         most, running = self.table.of(user).running, self._running[user]
         return f"quota: {running:,} of {most:,} running" if 0 < most <= running else ""
 
-    def of_call(self, rollout: Rollout, waits: Outstanding) -> str:
+    def of_call(self, rollout: Rollout, waits: OutstandingEffect) -> str:
         """Return why a call was not sent; empty if no rate of its user holds it."""
         ahead = self._ahead.get((rollout, waits.position))
         if ahead is None:

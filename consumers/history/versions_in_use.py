@@ -16,7 +16,7 @@ from rollcall.consumers.history.version_use import VersionUse
 from rollcall.consumers.log.protocols import Commit, Record, TopicPartition
 from rollcall.consumers.log.reading import read_all
 from rollcall.consumers.loop.finished_offsets import finished_above
-from rollcall.consumers.loop.suspects import parted
+from rollcall.consumers.loop.poison_detection import split_metadata
 from rollcall.consumers.scoring_retirement import retired
 from rollcall.schemas.messages import (
     Event,
@@ -85,7 +85,9 @@ class VersionsInUse:
         """Add the journal from the low watermark; ends below the commit have been written."""
         topic = self.history.topics.events
         commits = self._commits(topic, "agents")
-        known = {n: read_watermark(parted(commit.metadata)[0]) for n, commit in commits.items()}
+        known = {
+            n: read_watermark(split_metadata(commit.metadata)[0]) for n, commit in commits.items()
+        }
         starts = self._starts(topic, {n: word.low for n, word in known.items() if word})
         below = _offsets(commits)
         for record, event in self._read(topic, starts, Event):
@@ -100,7 +102,7 @@ class VersionsInUse:
         if retired(commits.values()) is not None:
             return
         done = {
-            number: finished_above(parted(commit.metadata)[0], commit.offset)
+            number: finished_above(split_metadata(commit.metadata)[0], commit.offset)
             for number, commit in commits.items()
         }
         starts = self._starts(topic, _offsets(commits))

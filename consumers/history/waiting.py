@@ -11,20 +11,20 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rollcall.consumers.agents.control_state import ControlState
-from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.watermark import Watermark, read_watermark
 from rollcall.consumers.control_reader import ControlReader
 from rollcall.consumers.history.history import History
-from rollcall.consumers.history.open_work import OpenWork, Place, ScoringPosition
+from rollcall.consumers.history.open_work import OpenWork, PartitionOwner, ScoringPosition
 from rollcall.consumers.history.quotas import read_quotas
 from rollcall.consumers.history.ranges import SKEW_MS
 from rollcall.consumers.history.user_limits import UserLimits
 from rollcall.consumers.history.waits import REASONS, Wait, waits_of
 from rollcall.consumers.log.protocols import Commit, Record
 from rollcall.consumers.log.reading import POLL_S, read_all, uninterrupted
-from rollcall.consumers.loop.dead_letters import passed_in_journal
+from rollcall.consumers.loop.dead_letters import skipped_in_journal
 from rollcall.consumers.loop.finished_offsets import finished_above
-from rollcall.consumers.loop.suspects import parted
+from rollcall.consumers.loop.poison_detection import split_metadata
 from rollcall.consumers.quota_table import UNLIMITED
 from rollcall.consumers.scoring_retirement import retired
 from rollcall.schemas.errors import Unavailable, WireError
@@ -47,12 +47,12 @@ MOST_TRAJECTORIES = 10_000
 NOBODY = "nobody"
 TRAINER = "the trainer"
 
-Owners = dict[Place, str]
+Owners = dict[PartitionOwner, str]
 Offsets = dict[tuple[str, int], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class OpenWaits:
     """The present waits, the owners of the work, and remarks on the reading."""
 
     waits: list[Wait]
@@ -123,7 +123,7 @@ class WaitReader:
         self,
         history: History,
         admin: "Admin",
-        world: World,
+        world: FoldContext,
         scoring_id: str,
         *,
         group_id: str = "",
@@ -144,7 +144,7 @@ class WaitReader:
         self._open()
         return self.work.asked_of(run_id, policy_id)
 
-    def waiting(self) -> Waiting:
+    def waiting(self) -> OpenWaits:
         """Read the part of the log that concerns open work; raises Unavailable."""
         self._open()
         self._trajectories()
@@ -156,7 +156,7 @@ class WaitReader:
         waits = waits_of(self.work, self._limits())
         for topic, count in self.unreadable.items():
             self.remarks.append(f"{count} records of {topic} cannot be read; they were passed over")
-        return Waiting(waits, control, self._owners(waits), self.work.writers, self.remarks)
+        return OpenWaits(waits, control, self._owners(waits), self.work.writers, self.remarks)
 
     def _held_back(self) -> None:
         """Add remarks on open transactions: the records behind them cannot be read yet."""
@@ -178,7 +178,7 @@ class WaitReader:
         starts = {}
         for (_, number), first in begins.items():
             commit = commits.get(number)
-            begin = read_watermark(parted(commit.metadata)[0]) if commit else None
+            begin = read_watermark(split_metadata(commit.metadata)[0]) if commit else None
             if begin is not None and begin.low < first:
                 self.remarks.append(
                     f"{topic} {number} begins at {first}, retention has passed {begin.low}: "
@@ -229,7 +229,9 @@ class WaitReader:
         }
         live = self._live(groups)
         for name, held in known.items():
-            above = {n: finished_above(parted(c.metadata)[0], c.offset) for n, c in held.items()}
+            above = {
+                n: finished_above(split_metadata(c.metadata)[0], c.offset) for n, c in held.items()
+            }
             is_retired = retired(held.values()) is not None
             offsets = {n: c.offset for n, c in held.items()}
             scorings.append(
@@ -286,7 +288,7 @@ class WaitReader:
             for record in self._records(topic, self._since(topic, since_ms)):
                 if record.key in keys:
                     name = dict(record.headers or []).get("ce_id", b"")
-                    place = Place(group, topic, record.partition)
+                    place = PartitionOwner(group, topic, record.partition)
                     self.work.take_command(name, place)
 
     def _lines(self) -> None:
@@ -308,7 +310,7 @@ class WaitReader:
         except Unavailable as error:
             self.remarks.append(str(error))
             return None
-        return {Place(m.group, *tp): m.client_id for m in members for tp in m.partitions}
+        return {PartitionOwner(m.group, *tp): m.client_id for m in members for tp in m.partitions}
 
     # Records
 
@@ -322,9 +324,9 @@ class WaitReader:
     def _records(self, topic: str, starts: Offsets) -> Iterator[Record]:
         ends = self.history.log.bounds(topic)  # the tail of a commit may be lost
         starts = {tp: min(at, ends[tp[1]][1]) for tp, at in starts.items()}
-        passed = passed_in_journal(self.history.log, self.topics)
+        skipped = skipped_in_journal(self.history.log, self.topics)
         for record in read_all(self.history.log, [topic], starts):
-            yield from passed.counted([record])
+            yield from skipped.counted([record])
 
     def _read(
         self,

@@ -8,13 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rollcall.consumers.agents.fold.outstanding import Outstanding
+from rollcall.consumers.agents.effects import CallModel
+from rollcall.consumers.agents.fold.outstanding import OutstandingEffect
 from rollcall.consumers.agents.fold.rollout import Rollout
-from rollcall.consumers.agents.wishes import CallModel
 from rollcall.consumers.history.open_work import (
     EndedRollout,
     OpenWork,
-    Place,
+    PartitionOwner,
     Run,
     ScoringPosition,
     run_of,
@@ -39,7 +39,7 @@ class Wait:
     what: str
     since_ms: int
     deadline_ms: int | None
-    at: Place | None
+    at: PartitionOwner | None
     """None if the trainer has to act: it is no member of a group."""
 
 
@@ -66,14 +66,14 @@ class _Waits:
 
     def _admissions(self) -> Iterator[Wait]:
         for unstarted in self.work.unstarted.values():
-            place = Place(
+            place = PartitionOwner(
                 self.work.topics.group("agents"), self.work.topics.requests, unstarted.partition
             )
             yield _wait(unstarted.request, "admission", "not started", unstarted.at_ms, None, place)
 
     def _running(self) -> Iterator[Wait]:
         for rollout in self.work.open():
-            journal = Place(
+            journal = PartitionOwner(
                 self.work.topics.group("agents"), self.work.topics.events, rollout.partition
             )
             missing = self._missing_program(rollout.request.agent)
@@ -90,7 +90,7 @@ class _Waits:
 
     def _missing_program(self, name: str) -> str:
         """Return why a program cannot be loaded here; without it the
-        rollout's wishes are unknown."""
+        rollout's effects are unknown."""
         if name not in self._unloadable:
             try:
                 self.work.world.program_of(name)
@@ -100,7 +100,9 @@ class _Waits:
                 self._unloadable[name] = ""
         return self._unloadable[name]
 
-    def _outstanding(self, rollout: Rollout, waits: Outstanding, journal: Place) -> Wait:
+    def _outstanding(
+        self, rollout: Rollout, waits: OutstandingEffect, journal: PartitionOwner
+    ) -> Wait:
         request = rollout.request
         place = rollout.attempt.number, waits.position, waits.tries
         sent = self.work.place_of(rollout, waits)
@@ -113,7 +115,7 @@ class _Waits:
         what = f"{self.work.asked_for(rollout, waits)} {'/'.join(map(str, place))}"
         if sent is None:
             what += f", not sent yet{limit and ': '}{limit}"
-        reason = "call" if isinstance(waits.wish, CallModel) else "step"
+        reason = "call" if isinstance(waits.effect, CallModel) else "step"
         line = self.work.in_line.get((request.rollout_id, rollout.attempt.number))
         if reason == "step" and line is not None:
             at = iso(line[1]) or ""
@@ -142,10 +144,10 @@ class _Waits:
         topics, what = self.work.topics, f"scoring {scoring_id!r}"
         if ended.offsets:
             group = topics.group("rewards", scoring_id)
-            place = Place(group, topics.trajectories, ended.partition)
+            place = PartitionOwner(group, topics.trajectories, ended.partition)
         else:
             what += ", its trajectory is not written yet"
-            place = Place(topics.group("agents"), topics.events, ended.partition)
+            place = PartitionOwner(topics.group("agents"), topics.events, ended.partition)
         return Wait(ended.rollout_id, ended.group_id, "reward", what, ended.ended_ms, None, place)
 
     def _groups(self) -> Iterator[Wait]:
@@ -175,7 +177,7 @@ def _wait(
     what: str,
     since_ms: int,
     deadline_ms: int | None,
-    at: Place,
+    at: PartitionOwner,
 ) -> Wait:
     return Wait(request.rollout_id, request.group_id, reason, what, since_ms, deadline_ms, at)
 

@@ -37,9 +37,9 @@ from rollcall.consumers.log.protocols import (
     Record,
     TopicPartition,
 )
-from rollcall.producers.admin import Admin, Stretch
+from rollcall.producers.admin import Admin, PartitionBounds
 from rollcall.producers.client_errors import checked_client, quiet
-from rollcall.producers.error_codes import Verdict, verdict_on
+from rollcall.producers.error_codes import ErrorReaction, reaction_to
 from rollcall.producers.kafka_publisher import KafkaPublisher
 from rollcall.schemas.errors import (
     JournalGone,
@@ -158,7 +158,7 @@ class _Polling:
                 "to go on from what is left restart with --accept-truncation"
             )
             raise JournalGone(msg)
-        if verdict_on(error) in (Verdict.FATAL, Verdict.ABSENT):
+        if reaction_to(error) in (ErrorReaction.FATAL, ErrorReaction.ABSENT):
             msg = f"reading {where} failed: {error.str()}"
             raise Unfit(msg)
         log.warning("poll_error", topic=where, error=error.str())
@@ -288,7 +288,7 @@ class KafkaSource(_Polling):
     def commit_now(self, commits: Sequence[Commit]) -> None:
         if self._broker_gone:
             self.refused += 1
-            log.warning("commit_left", commits=len(commits))
+            log.warning("commit_abandoned", commits=len(commits))
             return
         try:
             committed = self._consumer.commit(offsets=self._words(commits), asynchronous=False)
@@ -317,10 +317,10 @@ class KafkaSource(_Polling):
     def _refusal(self, error: KafkaError) -> None:
         """Count a refused commit; the next poll ends the process if none can succeed."""
         self.refused += 1
-        verdict = verdict_on(error)
-        if verdict is Verdict.FATAL:
+        verdict = reaction_to(error)
+        if verdict is ErrorReaction.FATAL:
             self._fatal.append(error)
-        elif verdict is not Verdict.PASSING:
+        elif verdict is not ErrorReaction.PASSING:
             log.warning("commit_refused", error=error.str())
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -486,11 +486,11 @@ def _check_patience(error: Exception, waited_s: float, timeout_s: float) -> None
             raise error
         return
     said = error.args[0]
-    verdict = verdict_on(said)
-    if verdict is Verdict.FATAL:
+    verdict = reaction_to(said)
+    if verdict is ErrorReaction.FATAL:
         msg = f"the broker refuses: {said.str()}"
         raise Unfit(msg) from error
-    if verdict is Verdict.PASSING and waited_s > min(MEMBER_S, timeout_s):
+    if verdict is ErrorReaction.PASSING and waited_s > min(MEMBER_S, timeout_s):
         msg = f"the group has refused this member for {waited_s:.0f} s: {said.str()}"
         raise MemberMoved(msg) from error
     if waited_s > timeout_s:
@@ -565,7 +565,7 @@ class CutFinder:
         self._admin = admin
 
     def find(
-        self, commits: Sequence[Commit], stretches: Mapping[TopicPartition, Stretch]
+        self, commits: Sequence[Commit], stretches: Mapping[TopicPartition, PartitionBounds]
     ) -> dict[TopicPartition, int]:
         """Return the divergence by partition, only where records below the
         commit are lost or replaced."""
@@ -584,7 +584,7 @@ class CutFinder:
         self,
         consumer: Consumer,
         commits: Sequence[Commit],
-        stretches: Mapping[TopicPartition, Stretch],
+        stretches: Mapping[TopicPartition, PartitionBounds],
     ) -> dict[TopicPartition, int]:
         """Return the end of the records that each commit's leader, or one before it, wrote.
 
@@ -655,7 +655,7 @@ def _uncommitted_reader(settings: Mapping[str, Any]) -> Iterator[Consumer]:
         consumer.close()
 
 
-def _is_doubted(commit: Commit, here: Stretch) -> bool:
+def _is_doubted(commit: Commit, here: PartitionBounds) -> bool:
     """Return True if a commit may count records that are gone."""
     elected = UNKNOWN not in (commit.leader_epoch, here.epoch) and commit.leader_epoch < here.epoch
     return commit.offset > here.end or elected

@@ -21,7 +21,7 @@ class Commits:
     source: Source
     role: Role
     partitions: Mapping[TopicPartition, PartitionProgress]
-    letters: DeadLetters
+    dead_letters: DeadLetters
     clock: Callable[[], float]
     _records: int = 0
     _refused: int = 0
@@ -41,7 +41,7 @@ class Commits:
             return
         self._due = now + COMMIT_EVERY_S
         self._records = 0
-        if self.letters.brewing():
+        if self.dead_letters.storm_possible():
             return
         if self.source.refused != self._refused:
             self._refused = self.source.refused
@@ -52,7 +52,7 @@ class Commits:
 
     def now(self) -> bool:
         """Commit and wait; False if the commit was refused."""
-        if self.letters.brewing():
+        if self.dead_letters.storm_possible():
             return True
         refused = self.source.refused
         commits = self._of(self.partitions.values())

@@ -15,13 +15,13 @@ import structlog
 
 from rollcall.consumers.log.protocols import Log, Record, TopicPartition
 from rollcall.consumers.log.reading import read_all
-from rollcall.consumers.loop.letter_records import (
+from rollcall.consumers.loop.dead_letter_records import (
     At,
-    Letter,
-    Resend,
-    Skip,
+    BuriedRecord,
+    ResendOrder,
+    SkipOrder,
     is_resent,
-    letter_record,
+    parse_dead_letter_record,
 )
 from rollcall.producers.publisher import Publisher
 from rollcall.schemas.errors import Skipped, StoreAway, StormOfDeadLetters, Unavailable, WireError
@@ -46,13 +46,13 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class Passed:
+class SkippedRecords:
     """The records that a group passes over, according to `dead.letters`."""
 
     log: Log
     topics: Topics
     group: str
-    skips: dict[TopicPartition, list[Skip]] = field(default_factory=dict)
+    skips: dict[TopicPartition, list[SkipOrder]] = field(default_factory=dict)
     places: set[tuple[str, int, int]] = field(default_factory=set)
     """Records of the topics that everybody reads for which this group has written a letter."""
     resends: dict[At, str] = field(default_factory=dict)
@@ -80,15 +80,15 @@ class Passed:
             self._read[number] = max(end, self._read.get(number, 0))
 
     def _take(self, record: Record) -> None:
-        said = letter_record(record)
-        if isinstance(said, Resend):
+        said = parse_dead_letter_record(record)
+        if isinstance(said, ResendOrder):
             self.resends[said.letter] = said.sha256
-        elif isinstance(said, Skip) and said.group == self.group:
+        elif isinstance(said, SkipOrder) and said.group == self.group:
             self.skips.setdefault((said.topic, said.partition), []).append(said)
-        elif isinstance(said, Letter) and said.group == self.group:
+        elif isinstance(said, BuriedRecord) and said.group == self.group:
             self.places |= {said.origin} if said.origin[0] in self._of_everybody else set()
 
-    def sent_again(self, record: Record) -> bool:
+    def is_resent_by_order(self, record: Record) -> bool:
         """Return True if an operator ordered that this record of a letter be treated as new."""
         return is_resent(record, self.resends)
 
@@ -118,11 +118,11 @@ class Passed:
         return False
 
 
-def passed_in_journal(log_: Log, topics: Topics) -> Passed:
+def skipped_in_journal(log_: Log, topics: Topics) -> SkippedRecords:
     """Return what readers of the journal pass over; raises Unavailable."""
-    passed = Passed(log_, topics, topics.group("agents"))
-    passed.refresh()
-    return passed
+    skipped = SkippedRecords(log_, topics, topics.group("agents"))
+    skipped.refresh()
+    return skipped
 
 
 def place_of(record: Record) -> tuple[str, int, int]:
@@ -130,14 +130,14 @@ def place_of(record: Record) -> tuple[str, int, int]:
     return record.topic, record.partition, record.offset
 
 
-def say_away(topic: str, error: Unavailable) -> None:
+def log_unavailable(topic: str, error: Unavailable) -> None:
     """Log which service is unavailable that a topic's records are read with; one
     event name for all callers."""
-    away = "store_away" if isinstance(error, StoreAway) else "registry_away"
+    away = "store_unavailable" if isinstance(error, StoreAway) else "registry_unavailable"
     log.warning(away, topic=topic, error=str(error))
 
 
-def say_held(record: Record, error: WireError, remedy: str) -> None:
+def log_held_partition(record: Record, error: WireError, remedy: str) -> None:
     """Log that a record holds its partition, and the remedy; one event name for all callers."""
     log.warning(
         "journal_held",
@@ -164,12 +164,12 @@ class DeadLetters:
         self.clock = clock
         self.topic = topics.dead_letters
         self.group = group
-        self.passed = Passed(log_, topics, group)
+        self.skipped = SkippedRecords(log_, topics, group)
         self.in_a_row = 0
         self.recent: deque[bool] = deque(maxlen=STORM_WINDOW)
         self._last = 0.0
 
-    def brewing(self) -> bool:
+    def storm_possible(self) -> bool:
         """Return True if the unreadable records may become a storm."""
         return self.in_a_row > 1 and self.clock() < self._last + BREWING_S
 
@@ -213,16 +213,16 @@ class DeadLetters:
         They do not count towards a storm: readers without a group cannot be moved past them.
         """
         try:
-            self.passed.refresh()
+            self.skipped.refresh()
         except Unavailable as away:
             log.warning("dead_letters_not_read", error=str(away))  # two letters count as one
         for record, error in found:
             self._write_once(record, error)
 
     def _write_once(self, record: Record, error: WireError) -> None:
-        if place_of(record) not in self.passed.places:
+        if place_of(record) not in self.skipped.places:
             self._write(record, error)
-            self.passed.places.add(place_of(record))
+            self.skipped.places.add(place_of(record))
 
     def _write(self, record: Record, error: WireError) -> None:
         added = dead_letter_headers(
@@ -234,7 +234,7 @@ class DeadLetters:
             self.group,
             error,
         )
-        key, value, headers = fitted(record, added)
+        key, value, headers = fit_letter(record, added)
         self.publisher.send(self.topic, key, value, headers=headers, cause=record)
         log.warning(
             "record_buried",
@@ -245,7 +245,7 @@ class DeadLetters:
         )
 
 
-def fitted(record: Record, added: Headers) -> tuple[bytes | None, bytes | None, Headers]:
+def fit_letter(record: Record, added: Headers) -> tuple[bytes | None, bytes | None, Headers]:
     """Return key, value and headers of a letter, each cut if the letter would be too large.
 
     For each cut part, headers state the size and SHA-256 of the whole.

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Set
 
 from rollcall.consumers.loop.partition_progress import PartitionProgress
-from rollcall.consumers.loop.suspects import MARK_BYTES
+from rollcall.consumers.loop.poison_detection import MARK_BYTES
 from rollcall.schemas.bounded import base64_bytes, inflated
 
 METADATA_BYTES = 4095 - MARK_BYTES

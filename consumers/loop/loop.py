@@ -3,7 +3,7 @@
 Its invariant: a record counts as finished when its handler has closed it and all its outputs are
 acked, and the committed offset is the first that is not finished. After a crash the unfinished
 records are read again; their answers are written once more, and the fold ignores them. A record
-that kills its workers is found by the marks in commits (`suspects`), and set aside.
+that kills its workers is found by the marks in commits (`poison_detection`), and set aside.
 
 One thread owns source, publisher and role. Work on other threads hands back its results in batches.
 """
@@ -20,11 +20,11 @@ import structlog
 from rollcall.consumers.log.protocols import Held, Log, TopicPartition
 from rollcall.consumers.loop.commits import Commits
 from rollcall.consumers.loop.dead_letters import DeadLetters
-from rollcall.consumers.loop.hand_over import POLL_RECORDS, HandOver
+from rollcall.consumers.loop.dispatcher import POLL_RECORDS, Dispatcher
 from rollcall.consumers.loop.lost_tail import lost_tail
 from rollcall.consumers.loop.partition_progress import PartitionProgress
+from rollcall.consumers.loop.poison_detection import read_suspicion, split_metadata
 from rollcall.consumers.loop.role import Role
-from rollcall.consumers.loop.suspects import parted, suspicion_of
 from rollcall.producers.publisher import Publisher
 from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import JournalGone
@@ -52,24 +52,24 @@ class Loop:
         role: Role,
         codec: Codec,
         publishers: Sequence[Publisher],
-        letters: DeadLetters,
+        dead_letters: DeadLetters,
         *,
         clock: Callable[[], float] = time.monotonic,
         accept_truncation: bool = False,
     ) -> None:
         self.role = role
         self.publishers = publishers
-        self.letters = letters
+        self.dead_letters = dead_letters
         self.clock = clock
         self.accept_truncation = accept_truncation
         self.partitions: dict[TopicPartition, PartitionProgress] = {}
         self.counts: Counter[str] = Counter()
         # Read all of them now; an assignment then reads only the new ones.
-        letters.passed.refresh()
-        self.source = log_.source(letters.group, role.topics, self)
-        self.commits = Commits(self.source, role, self.partitions, letters, clock)
-        self.hand_over = HandOver(
-            role, self.partitions, codec, letters, self.commits, clock, self.counts
+        dead_letters.skipped.refresh()
+        self.source = log_.source(dead_letters.group, role.topics, self)
+        self.commits = Commits(self.source, role, self.partitions, dead_letters, clock)
+        self.dispatcher = Dispatcher(
+            role, self.partitions, codec, dead_letters, self.commits, clock, self.counts
         )
 
     def turn(self, timeout_s: float = 0.1) -> int:
@@ -79,18 +79,18 @@ class Loop:
 
         Outputs of the batch are sent at once, before the rest of the turn.
         """
-        waited_s = timeout_s if self.hand_over.cut is None else 0.0
-        records = self.source.poll(waited_s, self.hand_over.room())
+        waited_s = timeout_s if self.dispatcher.cut is None else 0.0
+        records = self.source.poll(waited_s, self.dispatcher.poll_limit())
         for record in records:
             progress = self.partitions.get((record.topic, record.partition))
             if progress is not None and not progress.receive(record):
                 self.counts["finished_before"] += 1
-        handed = self.hand_over.turn()
+        handed = self.dispatcher.turn()
         if handed:
             self._push()
         self._note_ends()
         self.role.tick()
-        self.hand_over.trial.acquit(self.clock())
+        self.dispatcher.quarantine.release(self.clock())
         self._count_acks()
         self.commits.in_time(handed)
         self._pause_and_resume()
@@ -168,9 +168,9 @@ class Loop:
         start = held.committed if held.committed is not None else held.log_start
         progress = PartitionProgress(held.topic, held.partition, start, start, held.log_end)
         progress.topic_id = held.topic_id
-        word, mark = parted(held.metadata)
+        word, mark = split_metadata(held.metadata)
         start = self.role.assigned(replace(held, metadata=word), progress)
-        progress.suspicion = suspicion_of(mark, self.clock())
+        progress.suspicion = read_suspicion(mark, self.clock())
         if start < held.log_start and self.accept_truncation:
             start = progress.next_offset = progress.floor = held.log_start
         if start < held.log_start:
@@ -180,10 +180,10 @@ class Loop:
                 "--accept-truncation to go on from what is still there"
             )
             raise JournalGone(msg)
-        progress.suspicion.began(start, progress.next_offset)
-        progress.suspicion.moved(progress.next_offset, progress.end_at_assign)
+        progress.suspicion.begin_at(start, progress.next_offset)
+        progress.suspicion.note_commit(progress.next_offset, progress.end_at_assign)
         self.partitions[held.topic, held.partition] = progress
-        self.hand_over.read_letters_again()
+        self.dispatcher.refresh_skipped()
         log.info("partition_assigned", topic=held.topic, partition=held.partition, offset=start)
         return start
 
@@ -199,7 +199,7 @@ class Loop:
         if not self.accept_truncation:
             msg = f"{lost}. To go on from there restart with --accept-truncation"
             raise JournalGone(msg)
-        log.warning("loss_accepted", group=self.letters.group, lost=str(lost))
+        log.warning("loss_accepted", group=self.dead_letters.group, lost=str(lost))
         return replace(held, committed=lost.goes_on, metadata="", cut=None)
 
     def revoked(self, partitions: Sequence[TopicPartition]) -> None:

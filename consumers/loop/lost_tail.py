@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollcall.consumers.log.protocols import Commit, Held, Log
-from rollcall.consumers.loop.suspects import topic_of
+from rollcall.consumers.loop.poison_detection import topic_of
 
 
 @dataclass(frozen=True, slots=True)

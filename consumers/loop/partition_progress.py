@@ -5,7 +5,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
 from rollcall.consumers.log.protocols import Record
-from rollcall.consumers.loop.suspects import ALONE, Suspicion, marked
+from rollcall.consumers.loop.poison_detection import ALONE, Suspicion, metadata_suffix
 
 NO_COMMIT = (-1, "")
 
@@ -77,7 +77,7 @@ class PartitionProgress:
             self.thinned = 0
         if not self.taken and not self.held and self.end > self.next_offset:
             self.next_offset = self.end
-        self.suspicion.moved(self.next_offset, self.end_at_assign)
+        self.suspicion.note_commit(self.next_offset, self.end_at_assign)
         return moved
 
     def thin(self) -> None:
@@ -88,11 +88,11 @@ class PartitionProgress:
             self.taken = deque(record for record in self.taken if not record.finished())
             self.thinned += taken - len(self.taken)
 
-    def suspects_next(self) -> bool:
+    def next_is_isolated(self) -> bool:
         """Return True if the next record may only be handed over alone."""
         return self.suspicion.level == ALONE and self.held[0].offset >= self.floor
 
     def mark(self) -> str:
         """Return the mark of deaths and topic that follows the role's metadata in a commit."""
         deaths = self.suspicion.mark(self.next_offset, busy=self.handed >= self.next_offset)
-        return marked(deaths, self.topic_id)
+        return metadata_suffix(deaths, self.topic_id)

@@ -20,10 +20,10 @@ waits for its turn. A restart does not repeat those whose offsets fit into the c
 log = structlog.get_logger()
 
 
-def said_once(held: Held) -> None:
+def log_invalid_metadata(held: Held) -> None:
     """Log that a commit's metadata is invalid; called once, at the assignment."""
     log.warning(
-        "commit_word_unreadable",
+        "commit_metadata_invalid",
         topic=held.topic,
         partition=held.partition,
         offset=held.committed,
@@ -121,7 +121,7 @@ class WorkRole:
     def assigned(self, held: Held, progress: PartitionProgress) -> int:
         read = read_finished(held.metadata, progress.next_offset)
         if read is None:
-            said_once(held)
+            log_invalid_metadata(held)
         progress.skip = read or NOTHING
         return progress.next_offset
 

@@ -99,7 +99,7 @@ class AdoptionTurn:
         if self._said_at is None or (lost and not self.turns.is_known(self.server)):
             self._said_at = now
             self.say(self._word(ADOPTING))
-            log.info("adoption_asked_for", policy_id=self.policy_id)
+            log.info("adoption_requested", policy_id=self.policy_id)
         return False
 
     def end(self) -> None:

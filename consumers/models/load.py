@@ -24,7 +24,7 @@ WINDOW_S = 30.0
 
 
 @dataclass(slots=True)
-class Speed:
+class ServiceRate:
     """Answers per second, while more calls are in hand than the engine takes at once."""
 
     wall: Clock
@@ -69,11 +69,11 @@ class Load:
     wall: Clock
     capacity: int
     """The number of calls that its engine takes at once."""
-    speed: Speed = field(init=False)
+    speed: ServiceRate = field(init=False)
     _held: dict[tuple[bytes, bytes, int], _Held] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.speed = Speed(self.wall, self.capacity)
+        self.speed = ServiceRate(self.wall, self.capacity)
 
     def __len__(self) -> int:
         return len(self._held)

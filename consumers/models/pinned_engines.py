@@ -46,10 +46,10 @@ class _Pin:
 
 
 @dataclass(eq=False)
-class Pinned:
-    """`twin` makes an engine without weights; `thread` stages them beside the loop's thread."""
+class PinnedEngines:
+    """`replica` makes an engine without weights; `thread` stages them beside the loop's thread."""
 
-    twin: Callable[[], Engine]
+    replica: Callable[[], Engine]
     wall: Clock
     most: int = MOST
     thread: Executor = field(default_factory=InlineExecutor)
@@ -174,7 +174,7 @@ class Pinned:
             if not idle:
                 return None
             engine = self._pins.pop(idle[0]).engine
-        return engine if engine is not None and engine.version < number else self.twin()
+        return engine if engine is not None and engine.version < number else self.replica()
 
     def _idle(self) -> list[int]:
         """Return the versions whose engine may be replaced, the least recently used first."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from rollcall.consumers.answers import Answers, expired, too_late
+from rollcall.consumers.answers import AnswerWriter, expired, too_late
 from rollcall.consumers.control_reader import ControlReader
 from rollcall.consumers.inline_executor import InlineExecutor
 from rollcall.consumers.log.protocols import Record
@@ -24,7 +24,7 @@ from rollcall.consumers.models.adoption_turns import LEASE_S, AdoptionTurn, Adop
 from rollcall.consumers.models.early_calls import EarlyCalls, too_far
 from rollcall.consumers.models.held_prefixes import HeldPrefixes
 from rollcall.consumers.models.load import BUSY, Load
-from rollcall.consumers.models.pinned_engines import Pinned
+from rollcall.consumers.models.pinned_engines import PinnedEngines
 from rollcall.consumers.models.versions import Versions
 from rollcall.inference.engine import Engine
 from rollcall.producers.control import write_control
@@ -47,18 +47,25 @@ HELD = 4
 """The most delayed refusals, as a multiple of the calls in hand; each lasts for seconds."""
 
 
-class Models(WorkRole):
+class ModelsRole(WorkRole):
     """Serves one policy with one engine."""
 
     def __init__(
-        self, answers: Answers, letters: DeadLetters, engine: Engine, *, most_in_hand: int = 512,
-        thread: Executor | None = None, adopt_at_once: int = 0, capacity: int = CAPACITY,
-    ) -> None:  # fmt: skip
+        self,
+        answers: AnswerWriter,
+        dead_letters: DeadLetters,
+        engine: Engine,
+        *,
+        most_in_hand: int = 512,
+        thread: Executor | None = None,
+        adopt_at_once: int = 0,
+        capacity: int = CAPACITY,
+    ) -> None:
         self._thread = thread or InlineExecutor()
         topics = answers.topics
         self.name = answers.name
         self.topics = [topics.calls(engine.policy_id)]
-        self.letters = letters
+        self.dead_letters = dead_letters
         self.engine = engine
         self.kept: AnswerCache[ModelAnswered | CallFailed] = AnswerCache()
         self.most_in_hand = most_in_hand
@@ -77,13 +84,13 @@ class Models(WorkRole):
             answers.codec,
             answers.log.reader([topics.versions]),
             self.wall,
-            lambda record, error: letters.bury_once([(record, error)]),
+            lambda record, error: dead_letters.bury_once([(record, error)]),
             self._thread,
             self.turn,
-            letters.passed,
+            dead_letters.skipped,
         )
         self._versions_due = 0.0
-        self.pinned = Pinned(engine.twin, self.wall, thread=self._thread)
+        self.pinned = PinnedEngines(engine.replica, self.wall, thread=self._thread)
         self._said = False
         self._say_at = self.wall() + WAIT_SAID_S
 
@@ -98,7 +105,7 @@ class Models(WorkRole):
                 try:
                     self.answers.check(call)
                 except NoSuchPartition as error:
-                    self.letters.bury(record, error)
+                    self.dead_letters.bury(record, error)
                 else:
                     self._take_call(record, call, now_ms)
             else:
@@ -153,7 +160,7 @@ class Models(WorkRole):
         if engine is None:
             self._wait_for_version(record, call)
         else:
-            self._hand_over(record, call, engine)
+            self._add_to_engine(record, call, engine)
 
     def _wait_for_version(self, record: Record, call: ModelCall) -> None:
         newest = max(self.versions.newest(), self.engine.version)
@@ -163,7 +170,7 @@ class Models(WorkRole):
             self.counts["refused"] += 1
             self.answers.give(leaving[1], leaving[2], leaving[0])
 
-    def _hand_over(self, record: Record, call: ModelCall, engine: Engine) -> None:
+    def _add_to_engine(self, record: Record, call: ModelCall, engine: Engine) -> None:
         """Give a call to an engine with the tokens that it names, if they are held here."""
         filled = self.prefixes.filled(call)
         if isinstance(filled, CallFailed):
@@ -321,7 +328,7 @@ class Models(WorkRole):
             self.turn.control.close()
 
 
-def _turn(answers: Answers, policy_id: str, at_once: int) -> AdoptionTurn:
+def _turn(answers: AnswerWriter, policy_id: str, at_once: int) -> AdoptionTurn:
     def say(word: Control) -> None:
         write_control(answers.publisher, answers.codec, answers.topics, word, answers.name)
 

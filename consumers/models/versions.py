@@ -19,7 +19,7 @@ import structlog
 from rollcall.consumers.clock import Clock
 from rollcall.consumers.decode_in_order import DecodeInOrder
 from rollcall.consumers.log.protocols import Reader, Record
-from rollcall.consumers.loop.dead_letters import Passed
+from rollcall.consumers.loop.dead_letters import SkippedRecords
 from rollcall.consumers.models.adoption_turns import AdoptionTurn
 from rollcall.consumers.models.staging import Staging
 from rollcall.inference.engine import Engine
@@ -61,7 +61,7 @@ class Versions:
         bury: Callable[[Record, WireError], None],
         thread: Executor,
         turn: AdoptionTurn | None = None,
-        passed: Passed | None = None,
+        skipped: SkippedRecords | None = None,
     ) -> None:
         self.engine = engine
         self.staging = Staging(engine, thread)
@@ -80,7 +80,7 @@ class Versions:
         self._served = -1
         self._canaries_off = 0
         self._due = 0.0
-        self._unread = DecodeInOrder(codec, PolicyVersion, passed=passed, clock=wall)
+        self._unread = DecodeInOrder(codec, PolicyVersion, skipped=skipped, clock=wall)
         """Announcements that wait for the registry or a schema; later ones wait behind them."""
 
     def newest(self) -> int:
@@ -221,7 +221,7 @@ class Versions:
             raise CanaryOff(msg)
         self._away[number] = _Away(self._canaries_off, self.wall() + RETRY_S)
         log.warning(
-            "canary_off",
+            "canary_mismatch",
             policy_id=version.policy_id,
             version=number,
             serving=self.engine.version,
@@ -232,16 +232,16 @@ class Versions:
     def _note_away(self, version: PolicyVersion, error: Exception) -> None:
         away = self._away.setdefault(version.version, _Away())
         away.tries += 1
-        passed = away.tries >= AWAY_TRIES
-        away.due = self.wall() + (PASSED_RETRY_S if passed else RETRY_S)
+        skipped = away.tries >= AWAY_TRIES
+        away.due = self.wall() + (PASSED_RETRY_S if skipped else RETRY_S)
         if away.tries in (1, AWAY_TRIES):
             log.warning(
-                "version_passed_over" if passed else "weights_away",
+                "version_skipped" if skipped else "weights_unavailable",
                 policy_id=version.policy_id,
                 version=version.version,
                 error=str(error),
                 remedy=f"put the file there; it is tried again every {PASSED_RETRY_S:g} s"
-                if passed
+                if skipped
                 else "it is tried again every second",
             )
 

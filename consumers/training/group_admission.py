@@ -5,9 +5,9 @@ After the last step, and before the starting weights are evaluated, only evaluat
 
 from dataclasses import dataclass, replace
 
-from rollcall.consumers.training.continuing import Continuing
 from rollcall.consumers.training.evaluations import Evaluations
 from rollcall.consumers.training.other_policies import OtherPolicies
+from rollcall.consumers.training.rollout_continuation import RolloutContinuation
 from rollcall.consumers.training.training_run import TrainingRun
 from rollcall.producers.curators.curriculum import Curriculum
 from rollcall.producers.submit import Submitter
@@ -29,7 +29,7 @@ class GroupAdmission:
     evaluations: Evaluations
     others: OtherPolicies
     submitter: Submitter
-    continuing: Continuing | None
+    continuing: RolloutContinuation | None
 
     def stopped(self) -> bool:
         """Return True if no further step is taken: all are done, or the goal is reached."""

@@ -80,7 +80,7 @@ class OtherPolicies:
         self._closed_since = None
         self._apart = {policy_id: step - at for policy_id, at in self._unfinished().items()}
         self._apart_at = step
-        log.warning("barrier_opened_for_a_batch", step=step, others=dict(self.steps))
+        log.warning("barrier_opened_for_batch", step=step, others=dict(self.steps))
         return batch
 
     def _level(self, step: int) -> bool:

@@ -17,7 +17,7 @@ from rollcall.consumers.log.protocols import Log, Record, TopicPartition
 from rollcall.consumers.log.reading import read_all
 from rollcall.consumers.scored_places import scored_at
 from rollcall.consumers.training.training_run import TrainingRun
-from rollcall.producers.admission import Published
+from rollcall.producers.admission import PublishedRequests
 from rollcall.producers.curators.curriculum import Curriculum
 from rollcall.schemas.bounds import VERSIONS_END
 from rollcall.schemas.codec import Codec
@@ -54,7 +54,7 @@ class NewestOnLog:
 class RunRequests:
     """The requests found of a run: its draws from some draw on, and its evaluations."""
 
-    published: Published
+    published: PublishedRequests
     evaluations: set[str] = field(default_factory=set)
     first_draws: dict[int, int] = field(default_factory=dict)
     """The first draw that was found in each partition."""
@@ -159,12 +159,12 @@ class RunLog:
         }
         gone = buffer.replay.restore(book, samples.get)
         if gone:
-            log.warning("replay_forgets", records=len(gone), kept=len(wanted) - len(gone))
+            log.warning("replay_records_lost", records=len(gone), kept=len(wanted) - len(gone))
 
     def begin(self, topic: str, marks: Iterable[Consumed] = ()) -> tuple[Consumed, ...]:
         """Return the offsets to read from: marks, else the start of the run, or the low watermark.
 
-        Marks are valid, since `LostMarks` has checked them; a start beyond the end is not.
+        Marks are valid, since `LostOffsets` has checked them; a start beyond the end is not.
         """
         topic_id = self.log.topic_id(topic)
         noted = {mark.partition: mark.next_offset for mark in marks}
@@ -191,7 +191,7 @@ class RunLog:
         return Asked(marks, tuple(leader for leader in leaders if leader.topic == topic))
 
     def _leave_out_made_up(
-        self, published: Published, accounts: Accounts, held: Checkpoint | None
+        self, published: PublishedRequests, accounts: Accounts, held: Checkpoint | None
     ) -> None:
         """Limit the published draws to the number that admission can have granted.
 
@@ -206,7 +206,7 @@ class RunLog:
         most = (accounts.ended() + published.empty_seats() + came + room) // size
         beyond = published.keep_below(most)
         if beyond:
-            log.warning("draws_made_up", draws=beyond, published=published.highest_draw + 1)
+            log.warning("draws_reconstructed", draws=beyond, published=published.highest_draw + 1)
 
     def _came(self, consumed: Iterable[Consumed]) -> int:
         """Count rollouts of the run that were, or may have been, scored and are not consumed."""
@@ -228,7 +228,7 @@ class RunLog:
         return ours and scored.scoring_id == self.run.scoring_id
 
     def _requests(self, marks: Iterable[Consumed], first_draw: int, size: int) -> RunRequests:
-        requests = RunRequests(Published(self.run.run_id, first_draw, size))
+        requests = RunRequests(PublishedRequests(self.run.run_id, first_draw, size))
         for record in read_all(self.log, [self.topics.requests], _starts(marks)):
             request = decoded(self.codec, record, RolloutRequest)
             if request is not None:

@@ -35,7 +35,7 @@ LOOK_EVERY_S = 60.0
 log = structlog.get_logger()
 
 
-class InUse(Protocol):
+class VersionsInUseReader(Protocol):
     """`rollcall.consumers.history.versions_in_use.VersionsInUse`."""
 
     def announced(self) -> "VersionUse": ...
@@ -51,7 +51,7 @@ class Retention:
 
     run: TrainingRun
     config: LearnerConfig
-    in_use: InUse
+    in_use: VersionsInUseReader
     clock: Callable[[], float] = time.monotonic
     kept_bytes: int = 0
     """The size of weights and checkpoints at the last look."""

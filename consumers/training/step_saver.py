@@ -22,9 +22,9 @@ from rollcall.consumers.training.announcement import StepRecords
 from rollcall.consumers.training.disk_room import disk_full, is_full, needed_bytes, require_room
 from rollcall.consumers.training.fence import Fence
 from rollcall.consumers.training.intake import Intake
-from rollcall.consumers.training.mending import Mending
 from rollcall.consumers.training.resumption import NewestOnLog
 from rollcall.consumers.training.retention import Retention
+from rollcall.consumers.training.weights_repair import WeightsRepair
 from rollcall.producers.publisher import Publisher
 from rollcall.schemas.errors import RollcallError, Unavailable, Unfit
 from rollcall.schemas.headers import full_headers
@@ -96,7 +96,9 @@ class StepSaver:
         self.words, self.topics = self.intake.words, self.intake.words.topics
         self.run, self.learner = self.intake.run, self.intake.learner
         self.publication = Publication(self.run.weights, self.run.publishing)
-        self._mending = Mending(self.publication, self.intake.codec, self.topics.versions)
+        self._weights_repair = WeightsRepair(
+            self.publication, self.intake.codec, self.topics.versions
+        )
         self.learner.published = self.run.publishing.precision or FLOAT32
 
     def begin(self, held: Checkpoint | None, seen: NewestOnLog) -> None:
@@ -117,12 +119,12 @@ class StepSaver:
         """Announce what was not announced. Raises RunTaken if another trainer has the run."""
         self.fence.begin(held)
         self.parent, self.pending = held.parent, held.pending
-        mended = self._mend_weights()
+        repaired = self._repair_weights()
         # Compaction keeps only the newest record: servers would find just the one of the other run.
         foreign = seen.last_run_id != self.run.run_id
         if seen.highest_step_record < held.version and "step" in held.pending:
             self._publish_step(held.pending["step"], held.version)
-        if seen.highest_version < held.version or foreign or mended:
+        if seen.highest_version < held.version or foreign or repaired:
             record = self.pending["version"]
             self._publish(self.topics.versions, record, "PolicyVersion", held.version)
         self.publisher.flush(FLUSH_S)
@@ -131,27 +133,27 @@ class StepSaver:
         self._needed_bytes = needed_bytes(held.state, self.run)
         log.info("training_resumed", step=self.learner.steps_done, version=self.learner.version)
 
-    def _mend_weights(self) -> bool:
+    def _repair_weights(self) -> bool:
         """Replace damaged weights files by full ones from the checkpoint.
 
         Return True if the version has to be announced again because its files are others.
         """
-        mended = self._mending.torn(self.pending.get("version"), self.learner)
-        if mended is not None:
-            self.pending = {**self.pending, "version": mended}
-        return mended is not None
+        repaired = self._weights_repair.torn(self.pending.get("version"), self.learner)
+        if repaired is not None:
+            self.pending = {**self.pending, "version": repaired}
+        return repaired is not None
 
-    def mend_lost(self) -> None:
+    def repair_lost(self) -> None:
         """Publish the newest weights again if a file is lost, and announce their location.
 
         Do nothing while a version is being saved. Raises Unavailable.
         """
         if self._unsaved:
             return
-        mended = self._mending.lost(self.pending["version"], self.learner)
-        if mended is not None:
-            self.pending = {**self.pending, "version": mended}
-            self._publish(self.topics.versions, mended, "PolicyVersion", self.learner.version)
+        repaired = self._weights_repair.lost(self.pending["version"], self.learner)
+        if repaired is not None:
+            self.pending = {**self.pending, "version": repaired}
+            self._publish(self.topics.versions, repaired, "PolicyVersion", self.learner.version)
             self.publisher.poll()
 
     def trained(

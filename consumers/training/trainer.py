@@ -19,16 +19,16 @@ from rollcall.consumers.log.protocols import Log, Record
 from rollcall.consumers.training.announcement import Announcements
 from rollcall.consumers.training.batch_training import BatchTraining
 from rollcall.consumers.training.cancels import REDUNDANT, Cancels
-from rollcall.consumers.training.continuing import Continue, Continuing
 from rollcall.consumers.training.evaluations import Evaluations
 from rollcall.consumers.training.fence import Fence
 from rollcall.consumers.training.group_admission import GroupAdmission
-from rollcall.consumers.training.lost_marks import LostMarks
+from rollcall.consumers.training.lost_offsets import LostOffsets
 from rollcall.consumers.training.other_policies import OtherPolicies
 from rollcall.consumers.training.restored_intake import IntakeMaker
 from rollcall.consumers.training.resumption import RunLog
-from rollcall.consumers.training.retention import InUse, Retention
-from rollcall.consumers.training.standstill import Standstill
+from rollcall.consumers.training.retention import Retention, VersionsInUseReader
+from rollcall.consumers.training.rollout_continuation import Continue, RolloutContinuation
+from rollcall.consumers.training.stall_detector import StallDetector
 from rollcall.consumers.training.step_balance import StepBalance
 from rollcall.consumers.training.step_saver import FLUSH_S, StepSaver
 from rollcall.consumers.training.streamed_step import StreamedStep
@@ -77,7 +77,7 @@ class Trainer:
     curators: Sequence[Curator] = ()
     """The rules that choose the tasks; without them tasks are drawn uniformly."""
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
-    in_use: InUse = field(kw_only=True)
+    in_use: VersionsInUseReader = field(kw_only=True)
     """Reads from the log which versions are in use."""
     continue_: Continue | None = field(default=None, kw_only=True)
     """Makes the requests that continue cancelled rollouts; needed if rollouts may be cancelled."""
@@ -96,7 +96,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         latest = checkpoints.load_latest(self.run.checkpoints)
-        marks = LostMarks(self.log, self.topics, self.run, latest.checkpoint)
+        marks = LostOffsets(self.log, self.topics, self.run, latest.checkpoint)
         beginning = marks.beginning(accept=self.accept_truncation)
         self.run = beginning.run
         self.cancels = Cancels(self.publisher, self.codec, self.topics, self.name)
@@ -107,7 +107,7 @@ class Trainer:
         self.balance = StepBalance(self.clock)
         self.others = OtherPolicies(self.log, self.codec, self.topics, self.run, self.clock)
         self._resume(replace(latest, checkpoint=beginning.held))
-        self.standstill.has_lost = bool(beginning.lost)
+        self.stall_detector.has_lost = bool(beginning.lost)
         self._looked_at = self.clock()
         self.balance.begin(self.buffer.drops())
         self.reader = self.intake.reader(self.log, self.topics.scored)
@@ -119,7 +119,7 @@ class Trainer:
         weights_files.clear_temporary(self.run.weights)
         announced = self.past.announced()
         for reason in latest.passed_over:
-            log.warning("checkpoint_passed_over", reason=reason)
+            log.warning("checkpoint_skipped", reason=reason)
         held = latest.checkpoint
         known = self.past.known(held, self.curriculum)
         if held is not None and latest.path is not None:
@@ -172,13 +172,13 @@ class Trainer:
             self.others, self.submitter, self.continuing,
         )  # fmt: skip
         self.streamed = StreamedStep(self.learner, self.buffer, self.clock)
-        self.standstill = Standstill(self.admission, self.intake, self.clock)
+        self.stall_detector = StallDetector(self.admission, self.intake, self.clock)
         self.training = BatchTraining(
             self.config, self.intake, self.saver, self.balance, self.streamed, self.clock,
             self.reading,
         )  # fmt: skip
 
-    def _continuing(self) -> Continuing:
+    def _continuing(self) -> RolloutContinuation:
         """Return the part that continues cancelled rollouts. Raises Refused if none can be."""
         why = "batch" if self.config.refills else "over_provision"
         if not self.run.admits or self.run.others:
@@ -187,7 +187,7 @@ class Trainer:
         if self.continue_ is None:
             msg = f"{why} needs a log to go on with cancelled rollouts from; give continue_"
             raise Refused(msg)
-        return Continuing(
+        return RolloutContinuation(
             self.buffer, self.accounts, self.cancels, self.submitter, self.continue_, self.clock
         )
 
@@ -233,14 +233,14 @@ class Trainer:
         if self.run.admits:
             self.cancels.ask(losers, REDUNDANT)
         self.curriculum.settle(self.accounts.low)
-        self.standstill.say_if_forced()
+        self.stall_detector.log_if_forced()
         went_on = self.admission.go_on()
         admitted = self.admission.admit() + went_on
         trained = self._train()
         self.publisher.poll()
         if not (records or admitted or trained):
-            self.standstill.give_up()
-        self.standstill.say_if_idle(bool(records) or self.done())
+            self.stall_detector.give_up()
+        self.stall_detector.log_if_idle(bool(records) or self.done())
         return records
 
     def _look_for_weights(self) -> None:
@@ -248,7 +248,7 @@ class Trainer:
         now = self.clock()
         if now - self._looked_at >= LOOK_EVERY_S:
             self._looked_at = now
-            self.saver.mend_lost()
+            self.saver.repair_lost()
 
     def _full(self) -> bool:
         """Return True if reading should pause to save memory; never after the last step."""
@@ -289,7 +289,7 @@ class Trainer:
         if samples is None:
             return False
         self.training.batch = samples
-        self.standstill.batch()
+        self.stall_detector.batch()
         if self.continuing is not None:
             self.continuing.cancel()
         return True

@@ -16,10 +16,10 @@ import orjson
 from pydantic import Field
 
 from rollcall.inference.dialects.dialect import (
-    AgentRequest,
     Conversations,
     Declined,
     Dialect,
+    ParsedRequest,
     TooLong,
     finish_word,
     policy_of,
@@ -41,7 +41,7 @@ from rollcall.inference.dialects.read_body import (
     tool_choice_of,
     tools_text,
 )
-from rollcall.inference.dialects.tool_results import Called, Told, matched
+from rollcall.inference.dialects.tool_results import BodyMessage, ToolCallPlace, match_results
 from rollcall.schemas.asks import Ask, Choice, ModelReply
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import (
@@ -75,7 +75,7 @@ class _Used:
 
 
 @dataclass(frozen=True, slots=True)
-class _ToolResult:
+class _ToolResultBlock:
     type: Literal["tool_result"]
     tool_use_id: str
     content: Content = None
@@ -90,7 +90,7 @@ class _Thought:
 @dataclass(frozen=True, slots=True)
 class _User:
     role: Literal["user"]
-    content: str | Many[Annotated[TextPart | _ToolResult, Field(discriminator="type")]]
+    content: str | Many[Annotated[TextPart | _ToolResultBlock, Field(discriminator="type")]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class _MessagesBody(_Prompt):
     stream: bool | None = None
 
 
-def _read(body: bytes, policies: Sequence[str], _: Conversations) -> AgentRequest:
+def _read(body: bytes, policies: Sequence[str], _: Conversations) -> ParsedRequest:
     taken = read_body(body, _MessagesBody)
     ask = Ask(
         "model",
@@ -164,35 +164,35 @@ def _read(body: bytes, policies: Sequence[str], _: Conversations) -> AgentReques
         temperature=taken.temperature,
         top_p=taken.top_p,
     )
-    return AgentRequest(ask, stream=bool(taken.stream))
+    return ParsedRequest(ask, stream=bool(taken.stream))
 
 
-def _read_count(body: bytes, policies: Sequence[str], _: Conversations) -> AgentRequest:
+def _read_count(body: bytes, policies: Sequence[str], _: Conversations) -> ParsedRequest:
     taken = read_body(body, _Prompt)
     policy = policy_of(taken.model, policies)
-    return AgentRequest(
+    return ParsedRequest(
         Ask("model", _messages(taken), policy=policy, tools=_tools(taken), max_tokens=0)
     )
 
 
 def _messages(taken: _Prompt) -> tuple[Message, ...]:
     system = joined(taken.system)
-    said = [Told(Message("system", system))] if system else []
+    said = [BodyMessage(Message("system", system))] if system else []
     for at, message in enumerate(taken.messages):
         if isinstance(message, _AssistantTurn):
             said.append(_assistant(message.content, at))
         elif isinstance(message, _Instruction):
-            said.append(Told(Message("system", joined(message.content))))
+            said.append(BodyMessage(Message("system", joined(message.content))))
         elif isinstance(message.content, str):
-            said.append(Told(Message("user", message.content)))
+            said.append(BodyMessage(Message("user", message.content)))
         else:
             said += _user(message.content, at)
-    return matched(said)
+    return match_results(said)
 
 
-def _assistant(content: str | Sequence[Any], at: int) -> Told:
+def _assistant(content: str | Sequence[Any], at: int) -> BodyMessage:
     if isinstance(content, str):
-        return Told(Message("assistant", content))
+        return BodyMessage(Message("assistant", content))
     used = [(number, block) for number, block in enumerate(content) if isinstance(block, _Used)]
     try:
         calls = [ToolCall(block.id, block.name, json_text(block.input)) for _, block in used]
@@ -200,32 +200,32 @@ def _assistant(content: str | Sequence[Any], at: int) -> Told:
         msg = "hold a number that is not finite"
         raise malformed(msg, "messages") from None
     places = [
-        Called(block.id, block.name, f"messages[{at}].content[{number}].id")
+        ToolCallPlace(block.id, block.name, f"messages[{at}].content[{number}].id")
         for number, block in used
     ]
     text = "".join(block.text for block in content if isinstance(block, TextPart))
-    return Told(Message("assistant", text, tool_calls_text(calls)), calls=places)
+    return BodyMessage(Message("assistant", text, tool_calls_text(calls)), calls=places)
 
 
-def _user(blocks: Sequence[TextPart | _ToolResult], at: int) -> list[Told]:
+def _user(blocks: Sequence[TextPart | _ToolResultBlock], at: int) -> list[BodyMessage]:
     """Return adjacent texts as one message, and each result as a message of its own."""
-    said: list[Told] = []
+    said: list[BodyMessage] = []
     texts: list[str] = []
     for number, block in enumerate(blocks):
         if isinstance(block, TextPart):
             texts.append(block.text)
             continue
         if texts:
-            said.append(Told(Message("user", "".join(texts))))
+            said.append(BodyMessage(Message("user", "".join(texts))))
             texts = []
         result = Message("tool", _content_of(block), "", block.tool_use_id)
-        said.append(Told(result, f"messages[{at}].content[{number}].tool_use_id"))
+        said.append(BodyMessage(result, f"messages[{at}].content[{number}].tool_use_id"))
     if texts or not said:
-        said.append(Told(Message("user", "".join(texts))))
+        said.append(BodyMessage(Message("user", "".join(texts))))
     return said
 
 
-def _content_of(result: _ToolResult) -> str:
+def _content_of(result: _ToolResultBlock) -> str:
     content = joined(result.content)
     return f"{ERROR}{content}" if result.is_error else content
 
@@ -241,15 +241,15 @@ def _choice_of(taken: _Prompt) -> str:
     return {"any": "required"}.get(choice.type, choice.type) if choice else "auto"
 
 
-def _body(request: AgentRequest, reply: ModelReply) -> bytes:
+def _body(request: ParsedRequest, reply: ModelReply) -> bytes:
     return orjson.dumps(_message(request, reply))
 
 
-def _events(request: AgentRequest, reply: ModelReply) -> bytes:
+def _events(request: ParsedRequest, reply: ModelReply) -> bytes:
     return message_events(_message(request, reply))
 
 
-def _message(request: AgentRequest, reply: ModelReply) -> Value:
+def _message(request: ParsedRequest, reply: ModelReply) -> Value:
     choice = reply.choices[0]
     stop = STOPPED if choice.stopped_by in request.ask.stop else "end_turn"
     reason = finish_word(choice, length="max_tokens", calls="tool_use", stop=stop)
@@ -280,7 +280,7 @@ def _call_block(call: ToolCall) -> Value:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
 
 
-def _count_body(_: AgentRequest, reply: ModelReply) -> bytes:
+def _count_body(_: ParsedRequest, reply: ModelReply) -> bytes:
     return orjson.dumps({"input_tokens": reply.prompt_tokens})
 
 

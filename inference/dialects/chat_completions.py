@@ -13,9 +13,9 @@ import orjson
 from pydantic import Field
 
 from rollcall.inference.dialects.dialect import (
-    AgentRequest,
     Conversations,
     Dialect,
+    ParsedRequest,
     finish_word,
     policy_of,
     sent_event,
@@ -35,7 +35,7 @@ from rollcall.inference.dialects.read_body import (
     tools_text,
 )
 from rollcall.inference.dialects.sampled_logprobs import check_top_logprobs, sampled_logprobs
-from rollcall.inference.dialects.tool_results import Called, Told, matched
+from rollcall.inference.dialects.tool_results import BodyMessage, ToolCallPlace, match_results
 from rollcall.schemas.asks import Ask, Choice, ModelReply
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
@@ -69,7 +69,7 @@ class _AssistantMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class _ToolResult:
+class _ToolMessage:
     role: Literal["tool"]
     tool_call_id: str
     content: Content = None
@@ -111,7 +111,7 @@ class _ChatBody:
 
     messages: Annotated[
         Messages[
-            Annotated[_PlainMessage | _AssistantMessage | _ToolResult, Field(discriminator="role")]
+            Annotated[_PlainMessage | _AssistantMessage | _ToolMessage, Field(discriminator="role")]
         ],
         Field(min_length=1),
     ]
@@ -132,7 +132,7 @@ class _ChatBody:
     stream_options: _StreamOptions | None = field(default=None)
 
 
-def _read(body: bytes, policies: Sequence[str], _: Conversations) -> AgentRequest:
+def _read(body: bytes, policies: Sequence[str], _: Conversations) -> ParsedRequest:
     taken = read_body(body, _ChatBody)
     if taken.logprobs:
         check_top_logprobs(taken.top_logprobs)
@@ -141,7 +141,7 @@ def _read(body: bytes, policies: Sequence[str], _: Conversations) -> AgentReques
     stop = [taken.stop] if isinstance(taken.stop, str) else taken.stop or []
     ask = Ask(
         "model",
-        matched(_told(message, at) for at, message in enumerate(taken.messages)),
+        match_results(_told(message, at) for at, message in enumerate(taken.messages)),
         policy=policy_of(taken.model, policies),
         tools=tools_text(
             (t.function.name, t.function.description, t.function.parameters) for t in tools
@@ -157,26 +157,26 @@ def _read(body: bytes, policies: Sequence[str], _: Conversations) -> AgentReques
         seed=taken.seed,
     )
     usage = taken.stream_options is not None and bool(taken.stream_options.include_usage)
-    return AgentRequest(
+    return ParsedRequest(
         ask, stream=bool(taken.stream), include_usage=usage, alternatives=bool(taken.top_logprobs)
     )
 
 
-def _told(message: _PlainMessage | _AssistantMessage | _ToolResult, at: int) -> Told:
+def _told(message: _PlainMessage | _AssistantMessage | _ToolMessage, at: int) -> BodyMessage:
     content = joined(message.content)
     if isinstance(message, _AssistantMessage):
         made = message.tool_calls or ()
         calls = [ToolCall(call.id, call.function.name, call.function.arguments) for call in made]
         places = [
-            Called(call.id, call.name, f"messages[{at}].tool_calls[{number}].id")
+            ToolCallPlace(call.id, call.name, f"messages[{at}].tool_calls[{number}].id")
             for number, call in enumerate(calls)
         ]
-        return Told(Message("assistant", content, tool_calls_text(calls)), calls=places)
-    if isinstance(message, _ToolResult):
+        return BodyMessage(Message("assistant", content, tool_calls_text(calls)), calls=places)
+    if isinstance(message, _ToolMessage):
         result = Message("tool", content, "", message.tool_call_id, message.name or "")
-        return Told(result, f"messages[{at}].tool_call_id")
+        return BodyMessage(result, f"messages[{at}].tool_call_id")
     role = "system" if message.role == "developer" else message.role
-    return Told(Message(role, content, name=message.name or ""))
+    return BodyMessage(Message(role, content, name=message.name or ""))
 
 
 def _choice_of(choice: str | _ChosenFunction | None, names: Sequence[str]) -> str:
@@ -185,7 +185,7 @@ def _choice_of(choice: str | _ChosenFunction | None, names: Sequence[str]) -> st
     return choice or "auto"
 
 
-def _body(request: AgentRequest, reply: ModelReply) -> bytes:
+def _body(request: ParsedRequest, reply: ModelReply) -> bytes:
     choices = [
         {
             "index": index,
@@ -200,7 +200,7 @@ def _body(request: AgentRequest, reply: ModelReply) -> bytes:
     return orjson.dumps(whole | _prompt_ids(request, reply))
 
 
-def _events(request: AgentRequest, reply: ModelReply) -> bytes:
+def _events(request: ParsedRequest, reply: ModelReply) -> bytes:
     head = _head(request, reply, "chat.completion.chunk")
     if request.include_usage:
         head |= {"usage": None}
@@ -215,7 +215,7 @@ def _events(request: AgentRequest, reply: ModelReply) -> bytes:
     return b"".join(map(sent_event, chunks)) + b"data: [DONE]\n\n"
 
 
-def _deltas(request: AgentRequest, choice: Choice) -> Iterable[dict[str, Any]]:
+def _deltas(request: ParsedRequest, choice: Choice) -> Iterable[dict[str, Any]]:
     """Yield what each chunk adds to one choice, in order."""
     yield {"delta": {"role": "assistant", "content": ""}}
     if choice.text:
@@ -230,7 +230,7 @@ def _deltas(request: AgentRequest, choice: Choice) -> Iterable[dict[str, Any]]:
     yield {"finish_reason": _finish(choice)} | logprobs | _token_ids(request, choice)
 
 
-def _head(request: AgentRequest, reply: ModelReply, kind: str) -> dict[str, Any]:
+def _head(request: ParsedRequest, reply: ModelReply, kind: str) -> dict[str, Any]:
     return {
         "id": reply.id,
         "object": kind,
@@ -257,18 +257,18 @@ def _finish(choice: Choice) -> str:
     return finish_word(choice, length="length", calls="tool_calls", stop="stop")
 
 
-def _logprobs(request: AgentRequest, choice: Choice) -> dict[str, Any] | None:
+def _logprobs(request: ParsedRequest, choice: Choice) -> dict[str, Any] | None:
     if not request.ask.logprobs:
         return None
     told = sampled_logprobs(choice, alternatives=request.alternatives)
     return {"content": told, "refusal": None}
 
 
-def _token_ids(request: AgentRequest, choice: Choice) -> dict[str, Any]:
+def _token_ids(request: ParsedRequest, choice: Choice) -> dict[str, Any]:
     return {"token_ids": choice.token_ids} if request.ask.token_ids else {}
 
 
-def _prompt_ids(request: AgentRequest, reply: ModelReply) -> dict[str, Any]:
+def _prompt_ids(request: ParsedRequest, reply: ModelReply) -> dict[str, Any]:
     return {"prompt_token_ids": reply.prompt_token_ids} if request.ask.token_ids else {}
 
 

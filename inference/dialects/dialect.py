@@ -54,7 +54,7 @@ class TooLong(Declined):
 
 
 @dataclass(frozen=True, slots=True)
-class AgentRequest:
+class ParsedRequest:
     """One parsed request of an agent: the ask, and the form of the reply."""
 
     ask: Ask
@@ -74,11 +74,11 @@ class Dialect:
     """One vendor's API. All its functions are pure; only `read` refuses."""
 
     name: str
-    read: Callable[[bytes, Sequence[str], Conversations], AgentRequest]
+    read: Callable[[bytes, Sequence[str], Conversations], ParsedRequest]
     """Read a body, with the policies of the rollout. Raises Declined."""
-    body: Callable[[AgentRequest, ModelReply], bytes]
+    body: Callable[[ParsedRequest, ModelReply], bytes]
     """The answer as JSON."""
-    events: Callable[[AgentRequest, ModelReply], bytes]
+    events: Callable[[ParsedRequest, ModelReply], bytes]
     """The answer as server-sent events, from the first to the last."""
     error: Callable[[Declined], bytes]
     """The JSON body that goes with the refusal's status."""
@@ -86,7 +86,7 @@ class Dialect:
     """The same as an event that ends a stream which has begun."""
     waiting: bytes = b": wait\n\n"
     """The keep-alive of a stream that has begun and has no answer yet."""
-    kept: Callable[[AgentRequest, ModelReply], Conversations] = lambda request, reply: {}
+    kept: Callable[[ParsedRequest, ModelReply], Conversations] = lambda request, reply: {}
     """The conversations that a session must keep, for later requests that continue from them."""
 
 

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from rollcall.inference.dialects.dialect import Declined
-from rollcall.inference.dialects.sound_text import sound
+from rollcall.inference.dialects.surrogate_repair import replace_surrogates
 from rollcall.schemas.asks import FUNCTION
 from rollcall.schemas.foreign_text import plain
 from rollcall.schemas.tool_calls import json_text
@@ -73,7 +73,7 @@ def read_body(body: bytes, taken: type[B]) -> B:
     try:
         return _validated(body, taken)
     except ValidationError as error:
-        mended = sound(body) if _is_no_json(error) else body
+        mended = replace_surrogates(body) if _is_no_json(error) else body
         if mended is body:
             raise _declined(error, body) from None
     try:

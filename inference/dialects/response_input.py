@@ -13,7 +13,7 @@ from pydantic import Discriminator, Tag
 
 from rollcall.inference.dialects.dialect import Conversations, Declined
 from rollcall.inference.dialects.read_body import Many
-from rollcall.inference.dialects.tool_results import Called, Told, matched
+from rollcall.inference.dialects.tool_results import BodyMessage, ToolCallPlace, match_results
 from rollcall.schemas.foreign_text import plain
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
@@ -85,11 +85,11 @@ class _Turn:
     calls: list[ToolCall]
     place: str
     call_id: str = ""
-    places: list[Called] = field(default_factory=list)
+    places: list[ToolCallPlace] = field(default_factory=list)
 
-    def told(self) -> Told:
+    def told(self) -> BodyMessage:
         message = Message(self.role, self.content, tool_calls_text(self.calls), self.call_id)
-        return Told(message, self.place, self.places)
+        return BodyMessage(message, self.place, self.places)
 
 
 def turns_of(
@@ -106,12 +106,14 @@ def turns_of(
     for at, item in enumerate(items):
         found = _referred(item, earlier) if isinstance(item, _ItemReference) else item
         _add(turns, found, f"input[{at}].call_id")
-    return matched([*map(_told_before, before), *(turn.told() for turn in turns)])
+    return match_results([*map(_told_before, before), *(turn.told() for turn in turns)])
 
 
-def _told_before(message: Message) -> Told:
-    calls = [Called(call.id, call.name, BEFORE) for call in tool_calls_of(message.tool_calls)]
-    return Told(message, BEFORE, calls)
+def _told_before(message: Message) -> BodyMessage:
+    calls = [
+        ToolCallPlace(call.id, call.name, BEFORE) for call in tool_calls_of(message.tool_calls)
+    ]
+    return BodyMessage(message, BEFORE, calls)
 
 
 def _add(turns: list[_Turn], item: Any, place: str) -> None:
@@ -124,7 +126,7 @@ def _add(turns: list[_Turn], item: Any, place: str) -> None:
         if not turns or turns[-1].role != "assistant":
             turns.append(_Turn("assistant", "", [], place))
         turns[-1].calls.append(ToolCall(item.call_id, item.name, item.arguments))
-        turns[-1].places.append(Called(item.call_id, item.name, place))
+        turns[-1].places.append(ToolCallPlace(item.call_id, item.name, place))
 
 
 def _joined(content: str | Sequence[_Part]) -> str:

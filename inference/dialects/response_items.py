@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rollcall.inference.dialects.dialect import AgentRequest
+from rollcall.inference.dialects.dialect import ParsedRequest
 from rollcall.inference.dialects.sampled_logprobs import sampled_logprobs
 from rollcall.schemas.asks import Choice, ModelReply
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_of
@@ -10,7 +10,7 @@ from rollcall.schemas.tool_calls import ToolCall, tool_calls_of
 Value = dict[str, Any]
 
 
-def items_of(request: AgentRequest, reply: ModelReply) -> list[Value]:
+def items_of(request: ParsedRequest, reply: ModelReply) -> list[Value]:
     """Return a message item, left out if it is empty beside calls, then the calls."""
     choice = reply.choices[0]
     calls = tool_calls_of(choice.tool_calls)
@@ -18,7 +18,7 @@ def items_of(request: AgentRequest, reply: ModelReply) -> list[Value]:
     return said + [_call_item(reply, at, call) for at, call in enumerate(calls)]
 
 
-def _message_item(request: AgentRequest, reply: ModelReply, choice: Choice) -> Value:
+def _message_item(request: ParsedRequest, reply: ModelReply, choice: Choice) -> Value:
     return {
         "type": "message",
         "id": f"msg_{reply.id}",
@@ -28,7 +28,7 @@ def _message_item(request: AgentRequest, reply: ModelReply, choice: Choice) -> V
     }
 
 
-def _text_part(request: AgentRequest, choice: Choice) -> Value:
+def _text_part(request: ParsedRequest, choice: Choice) -> Value:
     told: list[Value] = []
     if request.ask.logprobs:
         told = sampled_logprobs(choice, alternatives=request.alternatives, no_bytes=[])

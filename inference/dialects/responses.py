@@ -14,10 +14,10 @@ import orjson
 from pydantic import Field
 
 from rollcall.inference.dialects.dialect import (
-    AgentRequest,
     Conversations,
     Declined,
     Dialect,
+    ParsedRequest,
     policy_of,
     sent_event,
 )
@@ -67,7 +67,7 @@ class _FlatChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class _ReasoningWished:
+class _RequestedReasoning:
     effort: str | None = None
     summary: str | None = None
 
@@ -89,14 +89,14 @@ class _ResponsesBody:
     store: bool | None = None
     include: Many[str] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    reasoning: _ReasoningWished | None = None
+    reasoning: _RequestedReasoning | None = None
     metadata: dict[str, str] | None = None
     parallel_tool_calls: bool | None = None
     conversation: Any = None
     prompt: Any = None
 
 
-def _read(body: bytes, policies: Sequence[str], earlier: Conversations) -> AgentRequest:
+def _read(body: bytes, policies: Sequence[str], earlier: Conversations) -> ParsedRequest:
     taken = read_body(body, _ResponsesBody)
     _check_supported(taken)
     tools, logprobs = taken.tools or [], LOGPROBS in (taken.include or ())
@@ -117,7 +117,7 @@ def _read(body: bytes, policies: Sequence[str], earlier: Conversations) -> Agent
         temperature=taken.temperature,
         top_p=taken.top_p,
     )
-    return AgentRequest(
+    return ParsedRequest(
         ask, stream=bool(taken.stream), echo=_echo(taken),
         turns=turns if taken.store is not False else (),
         alternatives=bool(taken.top_logprobs),
@@ -161,7 +161,7 @@ def _choice_of(choice: str | _FlatChoice | None, names: Sequence[str]) -> str:
 
 
 def _echo(taken: _ResponsesBody) -> Value:
-    choice, wished = taken.tool_choice, taken.reasoning or _ReasoningWished()
+    choice, wished = taken.tool_choice, taken.reasoning or _RequestedReasoning()
     return {
         "instructions": taken.instructions,
         "max_output_tokens": taken.max_output_tokens,
@@ -191,11 +191,11 @@ def _echo(taken: _ResponsesBody) -> Value:
     }
 
 
-def _body(request: AgentRequest, reply: ModelReply) -> bytes:
+def _body(request: ParsedRequest, reply: ModelReply) -> bytes:
     return orjson.dumps(_response(request, reply))
 
 
-def _response(request: AgentRequest, reply: ModelReply) -> Value:
+def _response(request: ParsedRequest, reply: ModelReply) -> Value:
     cut = reply.choices[0].finish == "length"
     read, made = reply.prompt_tokens, reply.sampled_tokens
     return _head(request, reply) | {
@@ -212,7 +212,7 @@ def _response(request: AgentRequest, reply: ModelReply) -> Value:
     }
 
 
-def _head(request: AgentRequest, reply: ModelReply) -> Value:
+def _head(request: ParsedRequest, reply: ModelReply) -> Value:
     return {
         "id": f"resp_{reply.id}",
         "object": "response",
@@ -223,7 +223,7 @@ def _head(request: AgentRequest, reply: ModelReply) -> Value:
     }
 
 
-def _events(request: AgentRequest, reply: ModelReply) -> bytes:
+def _events(request: ParsedRequest, reply: ModelReply) -> bytes:
     return response_events(_head(request, reply), _response(request, reply))
 
 
@@ -239,7 +239,7 @@ def _error_event(declined: Declined) -> bytes:
     return sent_event(flat | error_value(declined), "error")
 
 
-def _kept(request: AgentRequest, reply: ModelReply) -> Conversations:
+def _kept(request: ParsedRequest, reply: ModelReply) -> Conversations:
     if not request.turns:
         return {}
     choice = reply.choices[0]

@@ -8,7 +8,7 @@ import orjson
 
 from rollcall.inference.dialects.anthropic_messages import COUNT_TOKENS, MESSAGES
 from rollcall.inference.dialects.chat_completions import CHAT
-from rollcall.inference.dialects.dialect import AgentRequest, Declined, Dialect, TooLong
+from rollcall.inference.dialects.dialect import Declined, Dialect, ParsedRequest, TooLong
 from rollcall.inference.dialects.responses import RESPONSES
 from rollcall.schemas.asks import ErrorReply, ModelReply, Reply
 
@@ -43,7 +43,7 @@ def dialect_of(path: str) -> Dialect:
     return ROUTES.get(path) or (MESSAGES if path.startswith("/v1/messages") else CHAT)
 
 
-def answer(dialect: Dialect, request: AgentRequest, reply: Reply) -> HttpAnswer:
+def answer(dialect: Dialect, request: ParsedRequest, reply: Reply) -> HttpAnswer:
     """Render the answer to a request as JSON or as a stream, once its reply is there."""
     if isinstance(reply, ErrorReply):
         return error_answer(dialect, declined_by(reply))
@@ -60,7 +60,7 @@ def error_answer(dialect: Dialect, declined: Declined) -> HttpAnswer:
     )
 
 
-def rest_of_stream(dialect: Dialect, request: AgentRequest, reply: Reply) -> bytes:
+def rest_of_stream(dialect: Dialect, request: ParsedRequest, reply: Reply) -> bytes:
     """Return all events of a stream that has sent only its headers and `dialect.waiting`."""
     if isinstance(reply, ErrorReply):
         return dialect.error_event(declined_by(reply))

@@ -20,7 +20,7 @@ NAMED = 8
 """The most calls of a turn that a refusal names."""
 
 
-class Called(NamedTuple):
+class ToolCallPlace(NamedTuple):
     """A call of the assistant, and the field of the body that holds its id."""
 
     id: str
@@ -28,13 +28,13 @@ class Called(NamedTuple):
     place: str
 
 
-class Told(NamedTuple):
+class BodyMessage(NamedTuple):
     """A message as it is in a body."""
 
     message: Message
     place: str = ""
     """The field that names the call of which this is the result."""
-    calls: Sequence[Called] = ()
+    calls: Sequence[ToolCallPlace] = ()
 
 
 @dataclass(slots=True)
@@ -42,19 +42,19 @@ class _Exchange:
     """Adjacent turns of the assistant, and the messages to it after them."""
 
     turns: list[Message] = field(default_factory=list)
-    calls: dict[str, Called] = field(default_factory=dict)
-    twice: dict[str, Called] = field(default_factory=dict)
+    calls: dict[str, ToolCallPlace] = field(default_factory=dict)
+    twice: dict[str, ToolCallPlace] = field(default_factory=dict)
     """Calls with the id of an earlier one: a result cannot be matched to one of them."""
-    results: dict[str, Told] = field(default_factory=dict)
+    results: dict[str, BodyMessage] = field(default_factory=dict)
     others: list[Message] = field(default_factory=list)
 
-    def add_turn(self, told: Told) -> None:
+    def add_turn(self, told: BodyMessage) -> None:
         self.turns.append(told.message)
         for call in told.calls:
             if self.calls.setdefault(call.id, call) is not call:
                 self.twice[call.id] = call
 
-    def add_result(self, told: Told) -> None:
+    def add_result(self, told: BodyMessage) -> None:
         name = told.message.tool_call_id
         if name not in self.calls:
             known = ", ".join(_shown(each) for each in list(self.calls)[:NAMED]) or "none"
@@ -90,7 +90,7 @@ class _Exchange:
         return self.turns + answered + self.others
 
 
-def matched(said: Iterable[Told]) -> tuple[Message, ...]:
+def match_results(said: Iterable[BodyMessage]) -> tuple[Message, ...]:
     """Return the messages with each result behind its call. Raises Declined (400)."""
     messages: list[Message] = []
     exchange = _Exchange()

@@ -12,7 +12,7 @@ import structlog
 
 from rollcall.producers.admission import Draws
 from rollcall.producers.curators.curator import Curator
-from rollcall.producers.curators.outcomes import Outcomes
+from rollcall.producers.curators.outcomes import OutcomeFold
 from rollcall.schemas.ids import digest
 from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory
 
@@ -35,7 +35,9 @@ class Curriculum:
         self.forced = 0
         """Draws that were started without the consent of the curators."""
         template = draws.template
-        self.outcomes = Outcomes(template.run_id, template.policy_id, scoring_id, draws.group_size)
+        self.outcomes = OutcomeFold(
+            template.run_id, template.policy_id, scoring_id, draws.group_size
+        )
         self._version, self._low = -1, 0
         self._drawn: dict[int, RolloutRequest] = {}
 
@@ -92,7 +94,7 @@ class Curriculum:
                 return self._shaped(draw, seed)
             self.refused += 1
         self.forced += 1
-        log.warning("curator_forced_a_task", draw=draw, refusals=FORCE_AFTER)
+        log.warning("curator_forced_task", draw=draw, refusals=FORCE_AFTER)
         return self._shaped(draw, self.draws.seed(draw, FORCE_AFTER))
 
     def _shaped(self, draw: int, seed: int) -> RolloutRequest:

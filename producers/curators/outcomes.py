@@ -26,7 +26,7 @@ class _OpenDraw:
 
 
 @dataclass
-class Outcomes:
+class OutcomeFold:
     """The fold of `trajectories.scored` that feeds the curators."""
 
     run_id: str

@@ -26,7 +26,7 @@ import structlog
 from rollcall.sandbox.agents.agent_box import AgentBox
 from rollcall.sandbox.agents.agent_sources import SourceFiles, content_digest, function_file
 from rollcall.sandbox.agents.shipped import ADAPTERS, SHIPPED, check_agent, interpreter, missing
-from rollcall.sandbox.held_folder import hold, locked, remove_unless_held
+from rollcall.sandbox.locked_folder import hold, locked, remove_unless_held
 from rollcall.schemas.errors import Refused, WorkFailed
 
 SERVER = Path(__file__).parent / "fork_server.py"

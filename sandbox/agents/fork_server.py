@@ -1,12 +1,12 @@
 """Imports an agent once and forks it for every rollout; started by path, in the agent's own Python.
 
     worker == socket == server --fork--> agent, in a session of its own --> whatever it starts
-       +--> guardian --fork--> server
+       +--> reaper --fork--> server
 
 It needs the standard library alone, and nobody of this tree outlives the worker. The agent adopts
 what its children leave behind (PR_SET_CHILD_SUBREAPER), so whoever becomes the server's own child
 without having been forked by it belongs to an agent that has ended: it is killed at sight. When the
-worker dies the server reads the end of its socket; when the server dies the guardian, a subreaper
+worker dies the server reads the end of its socket; when the server dies the reaper, a subreaper
 too, ends what is left. On the socket go frames: a length of four bytes, then JSON.
 
     to us      {"op": "spawn", "id", "directory", "url", "key", "environment"}; for one that is to
@@ -41,13 +41,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from rollcall.sandbox import keeper_process, namespaces, process_tree, program_groups
+    from rollcall.sandbox import namespaces, process_tree, program_groups
+    from rollcall.sandbox import supervisor_process as supervisor_process
 else:  # the agent's interpreter knows none of our packages
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    import keeper_process
     import namespaces
     import process_tree
     import program_groups
+    import supervisor_process
 
     del sys.path[0]
 
@@ -108,7 +109,7 @@ class Agent:
             program_groups.kill(self.group)
         os.kill(self.pid, signal.SIGKILL)
 
-    def end_strays(self) -> None:
+    def end_orphans(self) -> None:
         """Kill what it left in its box.
 
         It is in the agent's control group. Without one the box's first process has adopted it, and
@@ -238,7 +239,7 @@ class ForkServer:
             ):
                 os.kill(stray, signal.SIGKILL)
             if agent is not None:
-                agent.end_strays()
+                agent.end_orphans()
                 self._tell_end(agent, os.waitstatus_to_exitcode(status))
 
     def _tell_end(self, agent: Agent, code: int) -> None:
@@ -308,7 +309,7 @@ def settle(order: Frame, parent: int, output: int, ours: list[int]) -> None:
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
-    process_tree.tied_to(parent, signal.SIGKILL)
+    process_tree.signal_on_parent_death(parent, signal.SIGKILL)
     process_tree.adopt_orphans()
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -331,7 +332,7 @@ def settle(order: Frame, parent: int, output: int, ours: list[int]) -> None:
 def enter(box: Frame, parent: int) -> None:
     """Go on as a process of a box, with nothing open but what it prints to. Raises OSError."""
     os.closerange(3, OPEN_FILES)
-    keeper_process.take_place(box, parent)
+    supervisor_process.take_place(box, parent)
     process_tree.adopt_orphans()
     namespaces.give_up_rights(box["seccomp"])
     namespaces.give_up_capabilities()
@@ -420,15 +421,15 @@ def main() -> NoReturn:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.close(nothing)
-    guardian = os.getpid()
+    reaper = os.getpid()
     server = os.fork()
     if server:
         channel.close()
         process_tree.end_on_sigterm()
-        process_tree.tied_to(parent, signal.SIGTERM)
+        process_tree.signal_on_parent_death(parent, signal.SIGTERM)
         os._exit(process_tree.guard(server))
     process_tree.adopt_orphans()
-    process_tree.tied_to(guardian, signal.SIGTERM)
+    process_tree.signal_on_parent_death(reaper, signal.SIGTERM)
     gc.disable()  # a page that is collected on has holes, which children would fill with their own
     module = prepared(adapter, options, channel)
     process_tree.end_on_sigterm()

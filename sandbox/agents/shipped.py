@@ -96,7 +96,7 @@ def check_agent(config: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
+class InstalledAgent:
     """An agent's own environment, as its pointer file records it."""
 
     directory: Path
@@ -110,11 +110,11 @@ class Installed:
         return self.directory / "bin" / "python"
 
 
-def installed(home: Path, name: str) -> Installed | None:
+def installed_agent(home: Path, name: str) -> InstalledAgent | None:
     """Return the environment installed for a name in the folder of all agents, or None."""
     try:
         found = json.loads((home / name / POINTER).read_bytes())
-        place = Installed(
+        place = InstalledAgent(
             home / name / found["directory"],
             found["version"],
             tuple(found["requirements"]),
@@ -129,7 +129,7 @@ def interpreter(home: Path, name: str, python: str = "", *, even_broken: bool = 
     """Return an agent's Python. Raises WorkFailed(`agent_missing`) with the remedy."""
     if not SHIPPED[name].requirements:
         return Path(python or sys.executable)
-    here = installed(home, name)
+    here = installed_agent(home, name)
     if here is None:
         msg = (
             f"agent {name!r} is not installed on this worker; run `rollcall agents install {name}`"

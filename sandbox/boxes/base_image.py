@@ -15,7 +15,7 @@ from rollcall.sandbox.boxes.image_store import (
     making,
     seal,
 )
-from rollcall.sandbox.held_folder import hold
+from rollcall.sandbox.locked_folder import hold
 from rollcall.schemas.errors import Refused
 
 BASE = "base"

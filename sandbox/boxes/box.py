@@ -79,7 +79,7 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class CommandResult:
     """The result of one command."""
 
     output: str
@@ -159,7 +159,7 @@ class Box(Protocol):
         most_chars: int = 10_000,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
-    ) -> Ran:
+    ) -> CommandResult:
         """Run a program to its end, or kill it with all that it started at the deadline.
 
         It is looked up in `PATH`, and begins in the directory of the box or in `cwd`; the exit code
@@ -207,7 +207,7 @@ class Box(Protocol):
     def entrance(self) -> Mapping[str, object]:
         """Return the settings with which a process of this host enters the box.
 
-        `keeper_process.take_place` uses them. Raises WorkFailed(`bad_config`) if the box has no
+        `supervisor_process.take_place` uses them. Raises WorkFailed(`bad_config`) if the box has no
         namespaces.
         """
         ...
@@ -242,7 +242,7 @@ class Driver(Protocol):
 
     name: str
     kept: bool = False
-    """True if the event loop's keeper process starts the programs in its boxes."""
+    """True if the event loop's supervisor process starts the programs in its boxes."""
 
     def of(self, spec: Spec) -> "Driver":
         """Return the driver that opens a box of this spec: itself, except for `AutoDriver`."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rollcall.sandbox.boxes import tar_streams
-from rollcall.sandbox.boxes.box import BOX_SPOILT, BoxProgram, Ran, Usage
+from rollcall.sandbox.boxes.box import BOX_SPOILT, BoxProgram, CommandResult, Usage
 from rollcall.sandbox.boxes.frame import HeadAndTail
 from rollcall.sandbox.boxes.framed import CHUNK_BYTES, SIGNALLED, TIMED_OUT, answering
 from rollcall.schemas.errors import WorkFailed
@@ -52,7 +52,7 @@ class BoxCommands(ABC):
         most_chars: int = MOST_CHARS,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
-    ) -> Ran:
+    ) -> CommandResult:
         """Implement `Box.run`."""
         began = time.perf_counter()
         killed_before = (await self.usage()).oom_kills
@@ -66,7 +66,7 @@ class BoxCommands(ABC):
         finally:
             await program.end()
         output, elided = kept.text()
-        return Ran(
+        return CommandResult(
             output,
             code,
             timed_out=code == TIMED_OUT,

@@ -1,13 +1,13 @@
 """Boxes made of namespaces: no daemon, no network; bubblewrap makes one in some milliseconds.
 
-    keeper --> bwrap --> first process of the box, which only waits
+    supervisor --> bwrap --> first process of the box, which only waits
        +-----> one for each program --> the program, entered into the box
        (`rollcall.sandbox.namespaces`)
 
 If the worker is root, each box runs as a user of its own that owns nothing on the host; otherwise
 it runs as the worker's user. Its files are those of the image, read-only, and tmpfs of a fixed
 size; it stores nothing on the host. It ends with the worker, however the worker ends: through the
-keeper, through the death of its first process, or when its time to live is over. Where control
+supervisor, through the death of its first process, or when its time to live is over. Where control
 groups are writable they bound it as a whole, else rlimits bound each process. The box's name is in
 the command line of bwrap and in the names of its control group folders, so any process can find it.
 """
@@ -32,16 +32,16 @@ from rollcall.sandbox.boxes.box_commands import BoxCommands
 from rollcall.sandbox.boxes.cgroups import Cgroups
 from rollcall.sandbox.boxes.images import ImageTree, image_tree
 from rollcall.sandbox.boxes.interior import HOME, USER, WAIT, variables
-from rollcall.sandbox.boxes.kept_program import (
-    KeptProgram,
-    KeptPrograms,
-    borrowed_keeper,
+from rollcall.sandbox.boxes.pipes import ReadEnd
+from rollcall.sandbox.boxes.supervised_program import (
+    SupervisedProgram,
+    SupervisedPrograms,
+    borrow_supervisor,
     no_room,
     rlimits,
 )
-from rollcall.sandbox.boxes.pipes import ReadEnd
-from rollcall.sandbox.keeper import Confinement, Keeper, KeptProcess
 from rollcall.sandbox.namespaces import NOTHING, STAGE
+from rollcall.sandbox.process_supervisor import Confinement, ProcessSupervisor, SupervisedProcess
 from rollcall.schemas.errors import WorkFailed
 
 MARK = "rollcall-box-"
@@ -68,15 +68,17 @@ class BubblewrapBox(BoxCommands):
     directory = HOME.encode()
     shown: Mapping[bytes, bytes] = {}
 
-    def __init__(self, ident: str, keeper: Keeper, cgroups: Cgroups, spec: Spec, user: int) -> None:
+    def __init__(
+        self, ident: str, supervisor: ProcessSupervisor, cgroups: Cgroups, spec: Spec, user: int
+    ) -> None:
         self.ident = ident
-        self._keeper = keeper
+        self._supervisor = supervisor
         self._cgroups = cgroups
         self._spec = spec
-        self._holder: KeptProcess | None = None
+        self._holder: SupervisedProcess | None = None
         self._confinement = Confinement(user=user, seccomp=seccomp_filter.compiled())
-        self._programs = KeptPrograms(
-            keeper,
+        self._programs = SupervisedPrograms(
+            supervisor,
             env=variables(spec),
             cwd=HOME,
             limits=_rlimits(spec.limits, cgroups),
@@ -110,7 +112,7 @@ class BubblewrapBox(BoxCommands):
             self._confinement, name=MARK + self.ident, staged=staged, cgroups=(), group=""
         )
         try:
-            self._holder = await self._keeper.spawn(
+            self._holder = await self._supervisor.spawn(
                 argv, env={}, cwd="/", standard=standard, confinement=held
             )
         except WorkFailed as error:
@@ -123,7 +125,7 @@ class BubblewrapBox(BoxCommands):
             shown = {line.split()[4] for line in file if f":{NOTHING}" in line}
         return shown >= {f"/{Path(each).relative_to(image.root)}" for each in image.directories()}
 
-    async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> KeptProgram:
+    async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> SupervisedProgram:
         if self._holder is None or self._holder.ended.done():
             _died("its first process has ended")
         return await self._programs.start(argv, env, self._confinement)
@@ -150,7 +152,7 @@ class BubblewrapBox(BoxCommands):
                 await self._holder.end()
             await self._programs.end()
         finally:
-            await self._keeper.give_back()
+            await self._supervisor.give_back()
 
 
 class BubblewrapDriver(Driver):
@@ -183,8 +185,8 @@ class BubblewrapDriver(Driver):
         ident = drawn_ident(ident)
         staged = self._staged(spec, image)
         argv, data = command(self._program, spec, image, staged)
-        keeper = borrowed_keeper()
-        box = BubblewrapBox(ident, keeper, self._cgroups, spec, self.user_of(ident))
+        supervisor = borrow_supervisor()
+        box = BubblewrapBox(ident, supervisor, self._cgroups, spec, self.user_of(ident))
         try:
             await box.begin(argv, data, tuple(staged))
             self._overlaid = box.overlaid(image)

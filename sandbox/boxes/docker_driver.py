@@ -1,8 +1,8 @@
 """Boxes that are hardened containers of a docker engine.
 
-The engine makes and removes them. The worker's keeper starts programs in their namespaces, as in
-those of bubblewrap, as an unprivileged user of the container. The first process only waits, for a
-day at most: so a container that was never removed ends then.
+The engine makes and removes them. The worker's supervisor starts programs in their namespaces, as
+in those of bubblewrap, as an unprivileged user of the container. The first process only waits, for
+a day at most: so a container that was never removed ends then.
 """
 
 import asyncio
@@ -23,8 +23,13 @@ from rollcall.sandbox.boxes.engine_builds import engine_build
 from rollcall.sandbox.boxes.failed_builds import FailedBuilds
 from rollcall.sandbox.boxes.images import engine_image
 from rollcall.sandbox.boxes.interior import HOME, USER, WAIT, variables
-from rollcall.sandbox.boxes.kept_program import KeptProgram, KeptPrograms, borrowed_keeper, rlimits
-from rollcall.sandbox.keeper import Confinement, Keeper
+from rollcall.sandbox.boxes.supervised_program import (
+    SupervisedProgram,
+    SupervisedPrograms,
+    borrow_supervisor,
+    rlimits,
+)
+from rollcall.sandbox.process_supervisor import Confinement, ProcessSupervisor
 from rollcall.schemas.errors import WorkFailed
 
 LABEL = "rollcall.box"
@@ -40,13 +45,15 @@ class DockerBox(BoxCommands):
     directory = HOME.encode()
     shown: Mapping[bytes, bytes] = {}
 
-    def __init__(self, ident: str, engine: DockerEngine, keeper: Keeper, spec: Spec) -> None:
+    def __init__(
+        self, ident: str, engine: DockerEngine, supervisor: ProcessSupervisor, spec: Spec
+    ) -> None:
         self.ident = ident
         self._engine = engine
-        self._keeper = keeper
+        self._supervisor = supervisor
         self._spec = spec
-        self._programs = KeptPrograms(
-            keeper,
+        self._programs = SupervisedPrograms(
+            supervisor,
             env=variables(spec),
             cwd=HOME,
             limits=rlimits(
@@ -73,7 +80,7 @@ class DockerBox(BoxCommands):
             seccomp=seccomp_filter.compiled(),
         )
 
-    async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> KeptProgram:
+    async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> SupervisedProgram:
         return await self._programs.start(argv, env, self._confinement)
 
     async def listen(self, port: int) -> socket.socket:
@@ -93,7 +100,7 @@ class DockerBox(BoxCommands):
             await self._engine.ask(lambda client: _removed(client, self.ident))
             await self._programs.end()
         finally:
-            await self._keeper.give_back()
+            await self._supervisor.give_back()
 
 
 class DockerDriver(Driver):
@@ -122,14 +129,14 @@ class DockerDriver(Driver):
                 lambda client: engine_build(client, name, build, self._failed), long=True
             )
         image = await self._engine.ask(lambda client: engine_image(client, name))
-        keeper = borrowed_keeper()
-        box = DockerBox(ident, self._engine, keeper, spec)
+        supervisor = borrow_supervisor()
+        box = DockerBox(ident, self._engine, supervisor, spec)
         try:
             await box.begin(image)
         except BaseException as error:
             taken = isinstance(error, WorkFailed) and error.code == "bad_config"
             if taken:  # the container of this name belongs to another owner: do not remove it
-                await keeper.give_back()
+                await supervisor.give_back()
             else:
                 await asyncio.shield(box.close())
             raise

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from rollcall.sandbox.boxes.disk_floor import make_room
-from rollcall.sandbox.held_folder import hold, locked, remove_unless_held
+from rollcall.sandbox.locked_folder import hold, locked, remove_unless_held
 from rollcall.schemas.bounded import json_object
 from rollcall.schemas.errors import WorkFailed
 

@@ -126,7 +126,7 @@ class Leases:
                 except OSError as error:
                     if not self._said:
                         log.error(
-                            "leases_not_told", directory=str(self.directory), error=str(error)
+                            "leases_not_renewed", directory=str(self.directory), error=str(error)
                         )
                     self._said = True
                     return

@@ -2,11 +2,11 @@
 
 Commands run as the worker's own user, with all its rights. A box still guarantees that its
 processes, also those that fork twice or lead sessions of their own, end with it, and with the
-worker however that ends (`rollcall.sandbox.keeper`); its directory is removed; rlimits bound each
-process. It does not guarantee the following. A command that kills the keeper (`kill -9 $PPID`) ends
-all boxes of its worker; one that kills all processes of its user can outlive them. The limit of
-processes counts all of the user's, and root has none. Memory is bounded for each process alone, and
-OOM kills are not detected.
+worker however that ends (`rollcall.sandbox.process_supervisor`); its directory is removed; rlimits
+bound each process. It does not guarantee the following. A command that kills the supervisor (`kill
+-9 $PPID`) ends all boxes of its worker; one that kills all processes of its user can outlive them.
+The limit of processes counts all of the user's, and root has none. Memory is bounded for each
+process alone, and OOM kills are not detected.
 """
 
 import asyncio
@@ -26,8 +26,13 @@ from rollcall.sandbox import process_tree
 from rollcall.sandbox.boxes import tar_streams
 from rollcall.sandbox.boxes.box import IDENT, VARIABLES, BoxLimits, Driver, Spec, Usage, drawn_ident
 from rollcall.sandbox.boxes.box_commands import BoxCommands
-from rollcall.sandbox.boxes.kept_program import KeptProgram, KeptPrograms, borrowed_keeper, rlimits
-from rollcall.sandbox.keeper import Keeper, remove
+from rollcall.sandbox.boxes.supervised_program import (
+    SupervisedProgram,
+    SupervisedPrograms,
+    borrow_supervisor,
+    rlimits,
+)
+from rollcall.sandbox.process_supervisor import ProcessSupervisor, remove_tree
 from rollcall.schemas.errors import WorkFailed
 
 SUFFIX = ".box"
@@ -41,15 +46,15 @@ _warned: set[str] = set()
 class LocalBox(BoxCommands):
     """A box that is a directory, and the processes that were started in it."""
 
-    def __init__(self, spec: Spec, keeper: Keeper, place: Path) -> None:
+    def __init__(self, spec: Spec, supervisor: ProcessSupervisor, place: Path) -> None:
         self.ident = place.name.removesuffix(SUFFIX)
-        self._keeper = keeper
+        self._supervisor = supervisor
         self._place = place
         self._home = place / "w"
         self._tmp = place / "tmp"
         self._open = True
-        self._programs = KeptPrograms(
-            keeper,
+        self._programs = SupervisedPrograms(
+            supervisor,
             env={**VARIABLES, "HOME": str(self._home), "TMPDIR": str(self._tmp), **spec.env},
             cwd=str(self._home),
             limits=_rlimits(spec.limits),
@@ -57,7 +62,7 @@ class LocalBox(BoxCommands):
         self.directory = os.fsencode(self._home)
         self.shown = {self.directory: b"~", os.fsencode(place): b"~/.."}
 
-    async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> KeptProgram:
+    async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> SupervisedProgram:
         self._make_home()
         return await self._programs.start(argv, env)
 
@@ -99,9 +104,9 @@ class LocalBox(BoxCommands):
         self._open = False
         try:
             await self._programs.end()
-            await asyncio.to_thread(remove, self._place)
+            await asyncio.to_thread(remove_tree, self._place)
         finally:
-            await self._keeper.give_back()
+            await self._supervisor.give_back()
 
     def _make_home(self) -> None:
         """Restore the directories if a command removed, replaced or locked them."""
@@ -135,9 +140,9 @@ class LocalDriver(Driver):
             _warned.add("local")
             log.warning("box_isolates_nothing", driver="local", user=os.getuid())
         ident = drawn_ident(ident)
-        keeper = borrowed_keeper()
-        place = keeper.directory / (ident + SUFFIX)
-        box = LocalBox(spec, keeper, place)
+        supervisor = borrow_supervisor()
+        place = supervisor.directory / (ident + SUFFIX)
+        box = LocalBox(spec, supervisor, place)
         try:
             box._make_home()
         except WorkFailed:
@@ -167,7 +172,7 @@ class LocalDriver(Driver):
         for place in await self._places(drawn_ident(ident)):
             for pid in await asyncio.to_thread(_at_home_in, place):
                 process_tree.kill_tree(pid)
-            await asyncio.to_thread(remove, place)
+            await asyncio.to_thread(remove_tree, place)
 
     async def _places(self, ident: str) -> list[Path]:
         """Return the directories of boxes, of all workers."""
@@ -175,12 +180,12 @@ class LocalDriver(Driver):
 
 
 def _shared() -> Path:
-    """Return the parent of all keepers' directories."""
+    """Return the parent of all supervisors' directories."""
     return Path(tempfile.gettempdir()).resolve()
 
 
 def _places_of(ident: str) -> list[Path]:
-    """Find boxes in all keepers' directories, some of which may vanish meanwhile; blocks."""
+    """Find boxes in all supervisors' directories, some of which may vanish meanwhile; blocks."""
     found: list[Path] = []
     for folder in _shared().glob("rollcall-*"):
         with suppress(FileNotFoundError, NotADirectoryError):

@@ -19,8 +19,8 @@ import structlog
 
 from rollcall.sandbox.boxes.box import Box, BoxLimits, Driver, Spec
 from rollcall.sandbox.boxes.box_removal import REMOVE_AGAIN_S, BoxNotes, BoxRemoval, Tell
-from rollcall.sandbox.boxes.kept_program import HeldKeeper
 from rollcall.sandbox.boxes.leases import Leases
+from rollcall.sandbox.boxes.supervised_program import SharedSupervisor
 from rollcall.schemas.errors import WorkFailed
 
 Mode = Literal["persistent", "ephemeral"]
@@ -94,7 +94,7 @@ class BoxPool:
         self._lent: dict[str, tuple[Box, _Shelf | None, Mode, Borrower]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._over = False
-        self._keeper = HeldKeeper()
+        self._supervisor = SharedSupervisor()
 
     async def lend(self, spec: Spec, whose: Borrower, mode: Mode = "persistent") -> Box:
         """Lend a started, unused box, which must be given back. Raises WorkFailed."""
@@ -140,7 +140,7 @@ class BoxPool:
         for box, *_ in list(self._lent.values()):
             await self.give_back(box)
         await self._removal.join()
-        await self._keeper.let_go()
+        await self._supervisor.let_go()
 
     # Waiting
 
@@ -228,7 +228,7 @@ class BoxPool:
             self.leases.take(ident, self.driver.name)
             self._notes.note("starting", ident, spec, mode)
             if self.driver.kept:
-                await self._keeper.hold()
+                await self._supervisor.hold()
             box = await self._open(spec, ident)
             if wanted is None and not await _answers(box):
                 msg = "it died as soon as it had started"

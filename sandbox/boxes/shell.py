@@ -9,7 +9,7 @@ blamed for that.
 import time
 from collections.abc import Callable
 
-from rollcall.sandbox.boxes.box import Box, BoxProgram, Ran
+from rollcall.sandbox.boxes.box import Box, BoxProgram, CommandResult
 from rollcall.sandbox.boxes.frame import Frame, HeadAndTail, quoted
 from rollcall.sandbox.boxes.framed import SIGNALLED, TIMED_OUT, framed_code
 from rollcall.sandbox.boxes.probe import memory_held, probe
@@ -51,7 +51,7 @@ class Shell:
 
     async def run(
         self, command: str, *, timeout_s: float, whole: Callable[[bytes], None] | None = None
-    ) -> Ran:
+    ) -> CommandResult:
         """Run any command. Raises WorkFailed, as `rollcall.sandbox.boxes.probe` does.
 
         `whole` is called with the full output if part of it is left out of the result. If the call
@@ -59,7 +59,7 @@ class Shell:
         """
         began = time.perf_counter()
         if wrong := _refused(command):
-            return Ran(wrong, exit_code=REFUSED)
+            return CommandResult(wrong, exit_code=REFUSED)
         program = self._program or await self._open()
         kept = HeadAndTail(self._head_chars, self._tail_chars, self._box.shown, whole)
         frame = Frame()
@@ -72,7 +72,7 @@ class Shell:
                 await program.end()
         kept.add(frame.rest())
         output, elided = kept.text()
-        ran = Ran(
+        ran = CommandResult(
             output,
             code,
             timed_out=code == TIMED_OUT,

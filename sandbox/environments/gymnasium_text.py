@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rollcall.sandbox.environment import Observation
-from rollcall.sandbox.foreign import foreign
+from rollcall.sandbox.user_code import convert_errors
 from rollcall.schemas import names
 from rollcall.schemas.errors import WorkFailed
 
@@ -53,7 +53,9 @@ class GymnasiumText:
         self._text = ""
         _check_words(id, "actions", actions, self._env.action_space)
         if isinstance(observation, str):
-            with foreign("bad_config", f"{id}: the template {observation!r} cannot be filled"):
+            with convert_errors(
+                "bad_config", f"{id}: the template {observation!r} cannot be filled"
+            ):
                 observation.format(observation=format(0, number))
         else:
             _check_words(id, "observation", observation, self._env.observation_space)
@@ -98,7 +100,7 @@ class GymnasiumText:
 def _make(id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
     """Make it without Gymnasium's checker, which warns about environments users cannot change."""
     hint = "" if id in gymnasium.registry else f" ({names.hint(id, gymnasium.registry)})"
-    with foreign("bad_config", f"gymnasium cannot make {id!r}{hint}"):
+    with convert_errors("bad_config", f"gymnasium cannot make {id!r}{hint}"):
         return gymnasium.make(id, disable_env_checker=True, **kwargs)
 
 

@@ -13,7 +13,7 @@ process in the box of its task was ended by a signal: its changes there cannot b
 replacement.
 
 While some requests wait for the model, callers that got a reply continue, and may soon ask for
-more. A step waits a little for that: `rollcall.sandbox.environments.patience`.
+more. A step waits a little for that: `rollcall.sandbox.environments.adaptive_wait`.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ from rollcall.sandbox.agents.agent_mounts import mounts
 from rollcall.sandbox.agents.agent_processes import AgentExit
 from rollcall.sandbox.boxes.box import Box, Spec
 from rollcall.sandbox.environment import Observation, kind_of
-from rollcall.sandbox.environments.patience import Patience
-from rollcall.sandbox.environments.told_history import ToldHistory
+from rollcall.sandbox.environments.adaptive_wait import AdaptiveWait
+from rollcall.sandbox.environments.reply_history import ReplyHistory
 from rollcall.sandbox.host import Host, Line, Process
 from rollcall.schemas.asks import (
     STARVED,
@@ -94,11 +94,11 @@ class HostedAgent:
         self._line: Line | None = None
         self._process: Process | None = None
         self._exit: asyncio.Task[AgentExit] | None = None
-        self._told = ToldHistory()
+        self._told = ReplyHistory()
         self._open: Counter[str] = Counter()
         """Asks that were shown, or that the rollout reports as open: they are not shown again."""
         self._known = KnownPrints()
-        self._patience = Patience(self._now)
+        self._patience = AdaptiveWait(self._now)
 
     @staticmethod
     def slots_beside(config: Mapping[str, Any]) -> tuple[str, ...]:

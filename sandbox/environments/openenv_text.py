@@ -14,7 +14,7 @@ from openenv.core.generic_client import GenericEnvClient
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from rollcall.sandbox.environment import Observation
-from rollcall.sandbox.foreign import foreign
+from rollcall.sandbox.user_code import convert_errors
 from rollcall.schemas.errors import WorkFailed
 
 TEXT = "{text}"
@@ -122,7 +122,9 @@ class OpenEnvText:
         seen = result.observation
         self._text = orjson.dumps(seen).decode()
         if self._observation:
-            with foreign("bad_config", f"{self._observation!r} cannot be filled from {self._text}"):
+            with convert_errors(
+                "bad_config", f"{self._observation!r} cannot be filled from {self._text}"
+            ):
                 self._text = self._observation.format_map(seen)
         return Observation(self._text, float(result.reward or 0.0), bool(result.done), info=info)
 

@@ -13,7 +13,7 @@ from reasoning_gym.factory import DATASETS
 from reasoning_gym.utils import extract_answer
 
 from rollcall.sandbox.environment import Observation
-from rollcall.sandbox.foreign import foreign
+from rollcall.sandbox.user_code import convert_errors
 from rollcall.schemas import names
 from rollcall.schemas.errors import WorkFailed
 
@@ -65,7 +65,7 @@ class ReasoningTask:
     def _grade(self, action: str) -> tuple[float, str]:
         answer = extract_answer(action) or action.strip()
         try:
-            with foreign("raised", f"the scorer of {self._name!r} raised"):
+            with convert_errors("raised", f"the scorer of {self._name!r} raised"):
                 value = float(self._dataset.score_answer(answer, self._entry))
         except WorkFailed as error:
             return 0.0, str(error)
@@ -82,6 +82,6 @@ def _check(dataset: str, config: Mapping[str, Any]) -> None:
     if mine:
         msg = f"data set {dataset!r}: leave {sorted(mine)} out, the seed of the task decides"
         raise WorkFailed(code="bad_config", message=msg, retriable=False)
-    with foreign("bad_config", f"data set {dataset!r} refuses {dict(config)}"):
+    with convert_errors("bad_config", f"data set {dataset!r} refuses {dict(config)}"):
         sample = DATASETS[dataset][1](**config, seed=0, size=1)
         getattr(sample, "validate", lambda: None)()

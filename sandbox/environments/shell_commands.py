@@ -34,7 +34,7 @@ from rollcall.sandbox.agents.agent_mounts import mounts
 from rollcall.sandbox.artefact_keeping import keep
 from rollcall.sandbox.artefact_spool import ArtefactSpool
 from rollcall.sandbox.artefacts import KEY, OUTPUT, Artefact
-from rollcall.sandbox.boxes.box import AUTO, BOX_DIED, BOX_SPOILT, Box, Ran, Spec, driver
+from rollcall.sandbox.boxes.box import AUTO, BOX_DIED, BOX_SPOILT, Box, CommandResult, Spec, driver
 from rollcall.sandbox.boxes.framed import TIMED_OUT
 from rollcall.sandbox.boxes.probe import probe
 from rollcall.sandbox.boxes.shell import Shell
@@ -281,7 +281,7 @@ def _spoilt(why: str) -> Observation:
     return Observation(f"the box cannot be used any more: {why}\n", 0.0, True, False, info)
 
 
-def _how(ran: Ran, timeout_s: float) -> str:
+def _how(ran: CommandResult, timeout_s: float) -> str:
     if ran.timed_out:
         how = f"timed out after {timeout_s:g} s and was killed"
         return f"{how}; the next command begins in a new shell"
@@ -291,7 +291,7 @@ def _how(ran: Ran, timeout_s: float) -> str:
     return f"exit code {ran.exit_code}"
 
 
-def _finishes(ran: Ran, word: str) -> bool:
+def _finishes(ran: CommandResult, word: str) -> bool:
     """Return True if the output's first non-blank line is the word, as in mini-swe-agent."""
     if not word or ran.exit_code != 0:
         return False

@@ -16,7 +16,7 @@ from rollcall.sandbox.tasks.harbor import HarborTask
 
 
 @dataclass(frozen=True, slots=True)
-class TakenWork:
+class WorkResult:
     """The artefacts and info that an episode leaves."""
 
     artefacts: list[Artefact] = field(default_factory=list)
@@ -33,7 +33,7 @@ class TaskWork:
     workdir: str
     """The directory of the files; empty for the box's own directory."""
 
-    async def taken(self, box: Box, host: Host) -> TakenWork:
+    async def taken(self, box: Box, host: Host) -> WorkResult:
         """Store the patch as an object; an empty one if nothing was changed.
 
         Of a patch that is too large only the size is recorded, which is all that grading needs. If
@@ -47,8 +47,8 @@ class TaskWork:
             patch = await take_patch(box, spool, workdir=place, base=base, tree=self.tree)
             if patch.too_large:
                 told = f"not kept: {patch.untaken or 'it is larger than any that is judged'}"
-                return TakenWork([Artefact(PATCH, "", "", patch.size, told)])
+                return WorkResult([Artefact(PATCH, "", "", patch.size, told)])
             if patch.untaken:
-                return TakenWork(info={"no_patch": patch.untaken})
+                return WorkResult(info={"no_patch": patch.untaken})
             left_out = {"left_out": list(patch.left_out)} if patch.left_out else {}
-            return TakenWork([await keep(host, PATCH, spool)], {**left_out})
+            return WorkResult([await keep(host, PATCH, spool)], {**left_out})

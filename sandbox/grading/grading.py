@@ -25,7 +25,7 @@ from dataclasses import replace
 from posixpath import dirname
 
 from rollcall.sandbox.boxes import tar_streams
-from rollcall.sandbox.boxes.box import BOX_DIED, BOX_SPOILT, VARIABLES, Box, Ran, Spec
+from rollcall.sandbox.boxes.box import BOX_DIED, BOX_SPOILT, VARIABLES, Box, CommandResult, Spec
 from rollcall.sandbox.boxes.frame import Frame
 from rollcall.sandbox.boxes.probe import probe
 from rollcall.sandbox.grading.controls import controls
@@ -234,7 +234,7 @@ class Grading:
         code = "path" if "invalid path" in ran.output or "beyond a symbolic" in first else ""
         return Verdict(code or "not_applied", f"the patch is not applied: {first}")
 
-    async def _git(self, patch: bytes, *words: str) -> Ran:
+    async def _git(self, patch: bytes, *words: str) -> CommandResult:
         ran = await self.box.run(
             ["git", "apply", *words, "-"],
             stdin=patch,
@@ -343,7 +343,7 @@ class Grading:
         }
         return Verdict(why, texts.get(why, f"the run was {why}"))
 
-    async def _no_end(self, ran: Ran) -> Verdict:
+    async def _no_end(self, ran: CommandResult) -> Verdict:
         """Return the verdict on a run that did not complete. Raises WorkFailed if the box died."""
         await self._probe()
         if ran.oom:

@@ -13,7 +13,6 @@ from itertools import islice
 from xml.etree import ElementTree
 from xml.parsers.expat import ExpatError, ParserCreate
 
-from rollcall.sandbox.foreign import foreign, load
 from rollcall.sandbox.grading.verdict import (
     ERROR,
     FAILED,
@@ -25,6 +24,7 @@ from rollcall.sandbox.grading.verdict import (
     TestLog,
     worse,
 )
+from rollcall.sandbox.user_code import convert_errors, load
 from rollcall.schemas.errors import WorkFailed
 
 Parser = Callable[[str], TestLog]
@@ -40,7 +40,7 @@ def parse(name: str, text: str) -> TestLog:
     if name in PARSERS:
         return PARSERS[name](text)
     parser = load("parser", name, {})
-    with foreign("raised", f"parser {name!r} raised"):
+    with convert_errors("raised", f"parser {name!r} raised"):
         outcomes = dict(parser(text))
     unknown = sorted({str(each) for each in outcomes.values()} - set(OUTCOMES))
     if unknown:

@@ -18,7 +18,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rollcall.sandbox.process_tree import LIBC, adopt_orphans, children, end_children, tied_to
+    from rollcall.sandbox.process_tree import (
+        LIBC,
+        adopt_orphans,
+        children,
+        end_children,
+        signal_on_parent_death,
+    )
 # The text of process_tree stands before this one where it is run.
 
 PR_SET_DUMPABLE = 4
@@ -131,7 +137,7 @@ def _environment(given: dict[str, str]) -> dict[str, str]:
 def supervise(plan: dict[str, Any]) -> None:
     """Do what is planned, and say once what came of it."""
     LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # nobody of our user reads our memory or our files
-    tied_to(os.getppid(), signal.SIGKILL)
+    signal_on_parent_death(os.getppid(), signal.SIGKILL)
     adopt_orphans()
     run = Run(plan)
     run.go()

@@ -29,7 +29,7 @@ class NoRunner(Exception):
 
 
 @dataclass(slots=True)
-class Account:
+class WitnessReports:
     """The reports of a witness, parsed line by line."""
 
     token: str
@@ -121,9 +121,9 @@ def witnessed_alone(seen: Mapping[str, Any], tokens: Mapping[str, str]) -> Verdi
     return Verdict("invalid", next(iter(failing.values())), failing=tuple(failing))
 
 
-def _account(lines: Iterable[str], token: str) -> Account:
+def _account(lines: Iterable[str], token: str) -> WitnessReports:
     """Parse a witness's lines. Raises NoRunner."""
-    account = Account(token)
+    account = WitnessReports(token)
     for line in lines:
         account.take(line)
     if account.missing:
@@ -151,7 +151,7 @@ def _phase_outcome(phase: str, said: str) -> str:
 
 
 def _wrong(
-    account: Account, code: int, outcomes: Mapping[str, str], expected: Mapping[str, str]
+    account: WitnessReports, code: int, outcomes: Mapping[str, str], expected: Mapping[str, str]
 ) -> str:
     """Return how the reports contradict each other; empty if they agree."""
     if account.wrong:

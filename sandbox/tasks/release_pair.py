@@ -15,7 +15,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from rollcall.sandbox.grading.guarded import FILES as HOW_TESTS_ARE_RUN
-from rollcall.sandbox.held_folder import scratch_folder
+from rollcall.sandbox.locked_folder import scratch_folder
 from rollcall.sandbox.tasks.git_trees import git, patch_between
 from rollcall.sandbox.tasks.harbor import (
     GOLD,

@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollcall.sandbox.boxes.box import VARIABLES, BoxLimits, Driver, Ran, Spec, check_box, driver
+from rollcall.sandbox.boxes.box import (
+    VARIABLES,
+    BoxLimits,
+    CommandResult,
+    Driver,
+    Spec,
+    check_box,
+    driver,
+)
 from rollcall.sandbox.grading.parsers import PYTEST_SUMMARY, pytest_summary
 from rollcall.sandbox.grading.verdict import PASSED
 from rollcall.schemas.errors import Refused, WorkFailed
@@ -41,7 +49,7 @@ class SuiteBox:
     def spec(self) -> Spec:
         return Spec(image=self.image, limits=BoxLimits(memory_bytes=2 << 30), env=self.env)
 
-    async def run(self, tree: Path, command: str) -> Ran:
+    async def run(self, tree: Path, command: str) -> CommandResult:
         """Run a command in a new box with a copy of a directory. Raises WorkFailed."""
         box = await self.driver.open(self.spec)
         try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rollcall.sandbox.grading.parsers import unittest_name
-from rollcall.sandbox.held_folder import scratch_folder
+from rollcall.sandbox.locked_folder import scratch_folder
 from rollcall.sandbox.tasks.git_trees import git, tar_of_commit, tree_of
 from rollcall.sandbox.tasks.harbor import (
     DOCKERFILE,

@@ -13,7 +13,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from rollcall.sandbox.foreign import complaint
+from rollcall.sandbox.user_code import complaint
 
 EXIT_CODE = "exit-code"
 PARSERS = ("pytest", "unittest", "junit-xml", "go-test", "tap", EXIT_CODE)

@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ELSEWHERE = {"minisweagent", "agents", "smolagents", "openai", "yaml", "vllm"}
 ELSEWHERE |= {"pytest", "_pytest", "hatchling"}
 """Found in environments of their own: agents', vLLM's, a task's tests, the build's."""
-BY_PATH = {"keeper_process", "namespaces", "process_tree", "program_groups"}
+BY_PATH = {"supervisor_process", "namespaces", "process_tree", "program_groups"}
 PART_OF = {"pydantic-core": "pydantic"}
 
 

@@ -14,8 +14,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, user
-from rollcall.consumers.agents.wishes import Task as Given
+from rollcall.consumers.agents.effects import Agent, CallModel, Finish, Reset, Step, user
+from rollcall.consumers.agents.effects import Task as Given
 from rollcall.consumers.audit.audit import audit
 from rollcall.consumers.history.export import export
 from rollcall.consumers.history.local_programs import watched_world

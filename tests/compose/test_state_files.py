@@ -71,7 +71,7 @@ def test_damaged_service_record_counts_as_none_and_is_logged(
     (tmp_path / RECORD).write_text(content)
 
     assert on_record(tmp_path) is None
-    assert "record_of_process_unreadable" in capsys.readouterr().out
+    assert "process_record_unreadable" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"run_id": "r"}'])

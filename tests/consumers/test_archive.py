@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollcall.consumers.archive import HOLD_S, Archive
+from rollcall.consumers.archive import HOLD_S, ArchiveRole
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.consumers.loop.loop import Loop
 from rollcall.consumers.tables.parquet import ParquetWriters
@@ -44,7 +44,11 @@ def write(rig: Rig, count: int, partition: int = 0) -> None:
 
 
 def archive(
-    rig: Rig, directory: Path, name: str = "a1", make: type[Archive] = Archive, **options: Any
+    rig: Rig,
+    directory: Path,
+    name: str = "a1",
+    make: type[ArchiveRole] = ArchiveRole,
+    **options: Any,
 ) -> Loop:
     role = make(name, rig.log, rig.topics, directory, span=SPAN, clock=rig.clock)
     return rig.loop(role, rig.log.publisher(), GROUP, **options)
@@ -253,10 +257,10 @@ def test_records_lost_to_retention_before_archiving_are_a_named_error(
 Kill = Callable[[str], None]
 
 
-def dying(kill: Kill) -> type[Archive]:
+def dying(kill: Kill) -> type[ArchiveRole]:
     """An archive worker that calls `kill` with the name of every step it reaches."""
 
-    class Dying(Archive):
+    class Dying(ArchiveRole):
         def handle(self, batch: Any) -> None:
             for record, message in batch:
                 kill("before a record")

@@ -28,7 +28,7 @@ def test_an_outage_is_logged_by_name_at_each_request() -> None:
             held.add([record_of(0, value)])
             assert list(held.ready()) == []
 
-    assert [line["event"] for line in logs] == ["store_away"] * 2
+    assert [line["event"] for line in logs] == ["store_unavailable"] * 2
 
 
 def test_a_record_that_waits_for_the_registry_blocks_later_ones() -> None:
@@ -45,7 +45,7 @@ def test_a_record_that_waits_for_the_registry_blocks_later_ones() -> None:
     ready = list(held.ready())
 
     assert waiting == [[], [], []]
-    assert [line["event"] for line in logs] == ["registry_away"]
+    assert [line["event"] for line in logs] == ["registry_unavailable"]
     assert [record.offset for record, _ in ready] == [0, 1, 2]
     assert isinstance(ready[1][1], WireError)
     assert (ready[0][1], ready[2][1]) == (Control("pause"), Control("resume"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
+from rollcall.consumers.agents.effects import Agent, CallModel, Finish, Reset, Step, Task, user
 from rollcall.consumers.audit.audit import audit
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.sandbox.environment import Observation
@@ -153,7 +153,9 @@ def test_records_in_an_unavailable_store_wait(rig: Heavy) -> None:
         for _ in range(3):
             rig.commit(agents)
             rig.clock.pass_by(1.1)
-    assert {line["event"] for line in logs if "away" in line["event"]} == {"store_away"}
+    assert {line["event"] for line in logs if "unavailable" in line["event"]} == {
+        "store_unavailable"
+    }
     assert rig.log.bounds(rig.topics.events)[0][1] == before
     assert rig.log.bounds(rig.topics.dead_letters)[0] == (0, 0)
 

@@ -4,7 +4,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from rollcall.consumers.decode_in_order import PATIENCE_S
-from rollcall.consumers.loop.letter_records import Skip
+from rollcall.consumers.loop.dead_letter_records import SkipOrder
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.producers.control import send_control
 from rollcall.schemas.avro_schemas import schema_text
@@ -23,7 +23,7 @@ def letters(rig: Rig, topic: str) -> list[int]:
 
 
 def skip(rig: Rig, topic: str, group: str) -> None:
-    decided = Skip(group, topic, 0, 0, 0, "written by mistake", "ann")
+    decided = SkipOrder(group, topic, 0, 0, 0, "written by mistake", "ann")
     rig.pen.send(rig.topics.dead_letters, None, None, partition=0, headers=decided.headers())
 
 
@@ -72,7 +72,7 @@ def test_a_stray_record_holds_control_until_it_is_skipped(rig: Rig, schema_id: i
     rig.settle(loop)
     assert rig.events(RolloutStarted) == []
 
-    skip(rig, rig.topics.control, loop.letters.group)
+    skip(rig, rig.topics.control, loop.dead_letters.group)
     rig.clock.pass_by(2)
     rig.settle(loop)
 
@@ -112,7 +112,7 @@ def test_an_announcement_with_a_wrong_schema_is_held_and_not_buried(rig: Rig) ->
     assert letters(rig, rig.topics.versions) == []
     assert not role_of(loop).versions.current
 
-    skip(rig, rig.topics.versions, loop.letters.group)
+    skip(rig, rig.topics.versions, loop.dead_letters.group)
     rig.clock.pass_by(2)
     rig.settle(loop)
     assert role_of(loop).versions.current

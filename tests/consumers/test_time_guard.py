@@ -7,16 +7,16 @@ from contextlib import suppress
 
 import pytest
 
-from rollcall.consumers.time_guard import SIGNAL, Bar, Guard
+from rollcall.consumers.time_guard import SIGNAL, PoisonGuard, TimeGuard
 from rollcall.schemas.errors import ProgramFailed
 
 LIMIT_S = 0.05
 
 
 @pytest.fixture
-def guard() -> Iterator[Guard]:
+def guard() -> Iterator[TimeGuard]:
     before = signal.getsignal(SIGNAL)
-    guard = Guard("the program", LIMIT_S)
+    guard = TimeGuard("the program", LIMIT_S)
     guard.watch()
     yield guard
     signal.signal(SIGNAL, signal.SIG_IGN if before is signal.SIG_DFL else before)
@@ -108,7 +108,7 @@ def yields_for_ever() -> None:
     ],
 )
 def test_code_that_does_not_return_is_stopped_as_stuck(
-    guard: Guard, code: Callable[[], None]
+    guard: TimeGuard, code: Callable[[], None]
 ) -> None:
     began = time.monotonic()
 
@@ -119,15 +119,15 @@ def test_code_that_does_not_return_is_stopped_as_stuck(
     assert time.monotonic() - began < 20
 
 
-def test_a_bar_around_a_guard_releases_with_it(guard: Guard) -> None:
-    with pytest.raises(ProgramFailed) as stuck, Bar(guard):
+def test_a_bar_around_a_guard_releases_with_it(guard: TimeGuard) -> None:
+    with pytest.raises(ProgramFailed) as stuck, PoisonGuard(guard):
         clings_in_layers()
 
     assert stuck.value.code == "stuck"
     assert guard._since is None
 
 
-def test_code_after_a_stuck_run_has_its_own_time_limit(guard: Guard) -> None:
+def test_code_after_a_stuck_run_has_its_own_time_limit(guard: TimeGuard) -> None:
     for _ in range(3):
         with pytest.raises(ProgramFailed), guard:
             swallows()
@@ -140,6 +140,6 @@ def test_code_after_a_stuck_run_has_its_own_time_limit(guard: Guard) -> None:
             pass  # outside of the guard no code is interrupted
 
 
-def test_code_that_returns_in_time_is_not_interrupted(guard: Guard) -> None:
+def test_code_that_returns_in_time_is_not_interrupted(guard: TimeGuard) -> None:
     with pytest.raises(ZeroDivisionError), guard:
         assert 1 // 0

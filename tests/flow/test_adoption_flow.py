@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rollcall.compose.cluster import Cluster
-from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.loop.loop import Loop
 from rollcall.schemas.messages import PolicyVersion, WeightsFile
 from tests.support.later_executor import LaterExecutor
@@ -23,11 +23,11 @@ class Servers:
     def __init__(self, cluster: Cluster) -> None:
         models = cluster.settings.models.model_copy(update={"adopt_at_once": 1})
         settings = cluster.settings.model_copy(update={"models": models})
-        shop = Workshop(cluster.log, cluster.codec, cluster.topics, settings)
+        factory = WorkerFactory(cluster.log, cluster.codec, cluster.topics, settings)
         self.cluster, self.out = cluster, cluster.log.publisher()
         self.threads = [LaterExecutor(), LaterExecutor()]
         self.loops: list[Loop] = [
-            shop.models(f"m{number}", Counting(version=-1), thread=thread)
+            factory.models(f"m{number}", Counting(version=-1), thread=thread)
             for number, thread in enumerate(self.threads)
         ]
         for loop in self.loops:

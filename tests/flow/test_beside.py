@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollcall.compose.chaos.beside import unpack
+from rollcall.compose.chaos.other_release import unpack
 from rollcall.schemas.errors import Refused
 from tests.support.chaos_command import chaos
 from tests.support.command_line import ROOT

@@ -9,9 +9,9 @@ import pytest
 
 from rollcall.compose.cluster import Cluster
 from rollcall.compose.settings import ObjectSettings
-from rollcall.compose.workers.build import Workshop
-from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, user
-from rollcall.consumers.agents.wishes import Task as Given
+from rollcall.compose.workers.worker_factory import WorkerFactory
+from rollcall.consumers.agents.effects import Agent, CallModel, Finish, Reset, Step, user
+from rollcall.consumers.agents.effects import Task as Given
 from rollcall.consumers.audit.audit import audit
 from rollcall.consumers.history.fork_request import fork_request, parent_of
 from rollcall.consumers.history.local_programs import watched_world
@@ -73,20 +73,20 @@ def test_heavy_rollout_passes_a_real_broker_and_every_later_stage(
     objects = f"{tmp_path}/objects"
     cluster = make_cluster(POLICY, objects=ObjectSettings(url=objects))
     log, codec, topics = cluster.log, cluster.codec, cluster.topics
-    shop = Workshop(log, codec, topics, cluster.settings, watched=False)
+    factory = WorkerFactory(log, codec, topics, cluster.settings, watched=False)
 
     # Given a rollout whose environment is lost after three megabytes of actions
     task = Task(f"{__name__}:Quarry")
     publish(cluster, [RolloutRequest("r", task, f"{__name__}:hauls", policy_id=POLICY)])
-    agents, first = shop.agents("agents-1"), shop.environments("environments-1")
+    agents, first = factory.agents("agents-1"), factory.environments("environments-1")
     asked = log.reader([topics.calls(POLICY)])
     turn([agents, first], lambda: bool(asked.poll(0.0)))
     first.stop(1.0)
     crew = [
         agents,
-        shop.environments("environments-2"),
-        shop.models("models-1", ScriptedEngine(POLICY, lambda call: "no")),
-        shop.rewards("rewards-1"),
+        factory.environments("environments-2"),
+        factory.models("models-1", ScriptedEngine(POLICY, lambda call: "no")),
+        factory.rewards("rewards-1"),
     ]
     seen = Seen(cluster)
 

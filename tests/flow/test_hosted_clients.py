@@ -9,8 +9,8 @@ import pytest
 
 from rollcall.compose.cluster import Cluster
 from rollcall.compose.settings import Settings
-from rollcall.compose.workers.build import Workshop
 from rollcall.compose.workers.served_policy import scripted_engine
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.log.protocols import Log
 from rollcall.consumers.log.reading import read_all
 from rollcall.consumers.loop.loop import Loop
@@ -39,12 +39,12 @@ REQUEST = RolloutRequest(
 )
 
 
-def crew_of(shop: Workshop) -> list[Loop]:
+def crew_of(factory: WorkerFactory) -> list[Loop]:
     engine = scripted_engine(POLICY, "tests.support.vendor_scenarios:speak")
     return [
-        shop.agents("agents-1"),
-        shop.models("models-1", engine),
-        shop.environments("environments-1"),
+        factory.agents("agents-1"),
+        factory.models("models-1", engine),
+        factory.environments("environments-1"),
     ]
 
 
@@ -79,7 +79,9 @@ def assert_all_was_as_it_should(trajectory: Trajectory) -> None:
 def test_vendor_clients_work_on_the_in_memory_log(tmp_path: Path) -> None:
     settings = Settings(prefix=PREFIX, state_dir=tmp_path, cache_dir=tmp_path / "cache")
     cluster = MemoryCluster(settings=settings)
-    crew = crew_of(Workshop(cluster.log, cluster.codec, cluster.topics, settings, watched=False))
+    crew = crew_of(
+        WorkerFactory(cluster.log, cluster.codec, cluster.topics, settings, watched=False)
+    )
     cluster.ask(REQUEST)
 
     trajectory = ended(crew, lambda: newest(cluster.log, cluster.codec, cluster.topics))
@@ -90,8 +92,10 @@ def test_vendor_clients_work_on_the_in_memory_log(tmp_path: Path) -> None:
 @pytest.mark.broker
 def test_vendor_clients_work_through_the_real_broker(make_cluster: Callable[..., Cluster]) -> None:
     cluster = make_cluster(POLICY)
-    shop = Workshop(cluster.log, cluster.codec, cluster.topics, cluster.settings, watched=False)
-    crew = crew_of(shop)
+    factory = WorkerFactory(
+        cluster.log, cluster.codec, cluster.topics, cluster.settings, watched=False
+    )
+    crew = crew_of(factory)
     publish(cluster, [REQUEST])
 
     trajectory = ended(crew, lambda: newest(cluster.log, cluster.codec, cluster.topics))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollcall.inference.dialects.dialect import AgentRequest
+from rollcall.inference.dialects.dialect import ParsedRequest
 from rollcall.inference.dialects.routes import ROUTES, declined_by
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.inference.text_script import added_by, text_script
@@ -87,7 +87,7 @@ def asks_of(agent: ChatAgent, errors: list[ErrorReply]) -> Callable[[Asks], Any]
     async def live(ask: Asks) -> int:
         while True:
             body = json.dumps(agent.body()).encode()
-            request: AgentRequest = dialect.read(body, ["p"], {})
+            request: ParsedRequest = dialect.read(body, ["p"], {})
             reply = await ask(request.ask)
             if isinstance(reply, ErrorReply):
                 errors.append(reply)

@@ -15,8 +15,8 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.fold.journal import Journal
-from rollcall.consumers.agents.fold.world import World
 from rollcall.consumers.agents.programs import program_of
 from rollcall.consumers.audit.audit import audit
 from rollcall.consumers.loop.loop import Loop
@@ -250,7 +250,7 @@ def refolded(rig: Rig) -> list[Trajectory]:
     """The effects of folding every journal from its beginning."""
     found: list[Trajectory] = []
     for partition in range(rig.log.partitions(rig.topics.events)):
-        journal = Journal(partition, World(program_of, Random), "refold")
+        journal = Journal(partition, FoldContext(program_of, Random), "refold")
         for record in rig.log.all(rig.topics.events):
             if record.partition == partition:
                 event = rig.codec.decode(record.value, Event)

@@ -8,8 +8,8 @@ import pytest
 
 from rollcall.compose.conductor.live_evaluation import LiveEvaluation
 from rollcall.compose.settings import ModelsSettings, OpenAISettings
-from rollcall.compose.workers.build import Workshop
 from rollcall.compose.workers.engines import server_engine
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.audit.audit import audit
 from rollcall.schemas.messages import CallFailed, Event, ModelAnswered
 from tests.support.memory_cluster import CORRIDOR, POLICY, hired
@@ -33,10 +33,12 @@ def test_foreign_server_is_evaluated_and_its_journal_verifies(tmp_path: Path) ->
     with serving(speak) as server, hired(tmp_path, lambda call: "unasked") as cluster:
         options = OpenAISettings(base_url=server.url, model="m")
         engine = server_engine(POLICY, None, ModelsSettings(openai=options))
-        shop = Workshop(cluster.log, cluster.codec, cluster.topics, cluster.settings, watched=False)
+        factory = WorkerFactory(
+            cluster.log, cluster.codec, cluster.topics, cluster.settings, watched=False
+        )
         crew = list(cluster.log.crew)
         crew[1].stop(0.0)
-        crew[1] = shop.models("models-2", engine)
+        crew[1] = factory.models("models-2", engine)
         cluster.log.crew = crew
         work = cluster.log.work
         cluster.log.work = lambda: (give_way(), work())[1]  # type: ignore[method-assign, func-returns-value]

@@ -14,10 +14,10 @@ import pytest
 import structlog
 
 from rollcall.consumers.agents.fold.commands import Command
-from rollcall.consumers.agents.fold.journal import START, Journal, Taken
+from rollcall.consumers.agents.fold.journal import START, AppliedEvent, Journal
 from rollcall.consumers.agents.outbox import Outbox
 from rollcall.consumers.agents.watermark import Watermark
-from rollcall.consumers.agents.worker import Agents
+from rollcall.consumers.agents.worker import AgentsRole
 from rollcall.consumers.log.protocols import Held, Record
 from rollcall.consumers.loop.partition_progress import PartitionProgress
 from rollcall.schemas.messages import (
@@ -63,7 +63,7 @@ class TryInTheSeed(Outbox):
         super()._command(topic, command, cause)
 
 
-class OwnJournal(Agents):
+class OwnJournal(AgentsRole):
     """Folds its partitions with a journal that has different rules."""
 
     journal: type[Journal] = Journal
@@ -80,7 +80,7 @@ class OwnJournal(Agents):
 class ReadsSettings(Journal):
     """Every worker uses its own settings instead of those stored with the start."""
 
-    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> Taken:
+    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> AppliedEvent:
         if isinstance(event.body, RolloutStarted):
             asked = event.body.request
             limits = replace(asked.limits, max_tries=1 + len(self.writer) % 2)
@@ -92,7 +92,7 @@ class ReadsSettings(Journal):
 class StartsAgain(Journal):
     """A request that is delivered again starts again."""
 
-    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> Taken:
+    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> AppliedEvent:
         last = self.last
         if isinstance(event.body, START) and last is not None:
             self.chain = replace(self.chain, last=min(last, event.body.request_offset - 1))
@@ -105,7 +105,7 @@ class StartsAgain(Journal):
 class AppliesLateAnswers(Journal):
     """Takes an answer to an earlier try for one to the present try."""
 
-    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> Taken:
+    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> AppliedEvent:
         rollout = self.open.get(event.rollout_id)
         waits = rollout.attempt.outstanding.get(event.position) if rollout else None
         late = waits is not None and event.tries < waits.tries
@@ -114,7 +114,7 @@ class AppliesLateAnswers(Journal):
         return super().take(event, offset, now_ms, silent=silent)
 
 
-def folding(journal_: type[Journal]) -> type[Agents]:
+def folding(journal_: type[Journal]) -> type[AgentsRole]:
     class Planted(OwnJournal):
         journal = journal_
 

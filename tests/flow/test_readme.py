@@ -15,7 +15,7 @@ from rollcall.compose.cluster import Cluster
 from rollcall.compose.runs.recipe import parse_recipe
 from rollcall.compose.services.embedded import Endpoints
 from rollcall.compose.settings import KafkaSettings, ModelsSettings, RegistrySettings, Settings
-from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.producers.submit import Submitter
@@ -132,25 +132,25 @@ def test_documented_program_environment_and_scorer_work(users_module: str, tmp_p
     topics = Topics("m.")
     log = MemoryLog(wanted("m.", ["p"], partitions=2))
     settings = Settings(state_dir=tmp_path / "state")
-    shop = Workshop(log, Codec(LocalRegistry()), topics, settings, watched=False)
+    factory = WorkerFactory(log, Codec(LocalRegistry()), topics, settings, watched=False)
     loops = [
-        shop.agents("a"),
-        shop.models("m", ScriptedEngine("p", lambda call: "3" if call.position == 1 else "33")),
-        shop.environments("e"),
-        shop.rewards("r", ["environment_return", f"{users_module}:short_answers*0.5"], "both"),
+        factory.agents("a"),
+        factory.models("m", ScriptedEngine("p", lambda call: "3" if call.position == 1 else "33")),
+        factory.environments("e"),
+        factory.rewards("r", ["environment_return", f"{users_module}:short_answers*0.5"], "both"),
     ]
 
     # When a rollout of it is asked for
     task = Task(f"{users_module}:Guess", seed=13)
     request = RolloutRequest("one", task, agent=f"{users_module}:ask_twice", policy_id="p")
-    Submitter(log.publisher(), shop.codec, topics).publish(request)
+    Submitter(log.publisher(), factory.codec, topics).publish(request)
     for _ in range(40):
         for loop in loops:
             loop.turn(0.0)
 
     # Then both questions were asked, the shorter answer acted, and both scorers judged
     (record,) = log.all(topics.scored)
-    scored = shop.codec.decode(record.value, ScoredTrajectory)
+    scored = factory.codec.decode(record.value, ScoredTrajectory)
     assert scored.trajectory.result == "3: 1.0"
     assert scored.trajectory.model_calls == 2
     assert scored.total == pytest.approx(1.0 + 0.5 / (1 + scored.trajectory.sampled_tokens))

@@ -14,8 +14,8 @@ from rollcall.compose.workers.served_policy import scripted_engine
 from rollcall.consumers.audit.audit import audit
 from rollcall.consumers.environments.worker_boxes import WorkerBoxes
 from rollcall.consumers.environments.worker_hosts import WorkerHosts
+from rollcall.consumers.event_loop_thread import EventLoopThread
 from rollcall.consumers.loop.loop import Loop
-from rollcall.consumers.room import Room
 from rollcall.consumers.scoring_host import ScoringHosts
 from rollcall.producers.submit import requests_of
 from rollcall.sandbox.boxes.box import driver
@@ -98,9 +98,11 @@ def test_only_correct_patches_are_resolved(
         left_out("bubblewrap", "tasks that are solved and judged in its boxes")
     toml = TASK.replace("memory_mb = 512\n", f'memory_mb = 512\nmode = "{mode}"\n')
     task = read_task(write_task(tmp_path / "sums", {"task.toml": toml}))
-    room, told = Room(threaded=False), list[Instance]()
-    boxes = WorkerBoxes(room, Leases(tmp_path / "leases", "e1"), told.append, warm=2, box=kind)
-    hosts = WorkerHosts(room, listen=_never, processes=_never, objects=store, boxes=boxes)
+    loop_thread, told = EventLoopThread(threaded=False), list[Instance]()
+    boxes = WorkerBoxes(
+        loop_thread, Leases(tmp_path / "leases", "e1"), told.append, warm=2, box=kind
+    )
+    hosts = WorkerHosts(loop_thread, listen=_never, processes=_never, objects=store, boxes=boxes)
     asked = requests(task)
     for request in asked:
         rig.ask(request)
@@ -110,7 +112,7 @@ def test_only_correct_patches_are_resolved(
         rig.models(scripted_engine("oracle", "oracle", task.directory)),
         rig.models(scripted_engine("null", "null")),
         rig.models(scripted_engine("noisy", "noisy", task.directory, SHARE)),
-        rig.environments(slots={"box": 4}, room=room, hosts=hosts, boxes=boxes),
+        rig.environments(slots={"box": 4}, loop_thread=loop_thread, hosts=hosts, boxes=boxes),
         rig.rewards(
             scorers=SCORERS, hosts=ScoringHosts(box=kind, objects=store), timeout_s=PATIENCE_S
         ),

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from rollcall.compose.cluster import Cluster
-from rollcall.consumers.history.dead_letter_index import DeadLetterIndex, choice_of
+from rollcall.consumers.history.dead_letter_index import DeadLetterIndex, select_dead_letters
 from rollcall.consumers.history.local_programs import watched_world
-from rollcall.consumers.history.open_work import Place
-from rollcall.consumers.history.waiting import NOBODY, Waiting, WaitReader, read_control
+from rollcall.consumers.history.open_work import PartitionOwner
+from rollcall.consumers.history.waiting import NOBODY, OpenWaits, WaitReader, read_control
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import Control, Event, RolloutCancelled, RolloutStarted
 from tests.support.command_line import call
@@ -34,7 +34,7 @@ def crew(make_cluster: Callable[..., Cluster], tmp_path: Path) -> Iterator[Crew]
     crew.close()
 
 
-def look(cluster: Cluster) -> Waiting:
+def look(cluster: Cluster) -> OpenWaits:
     """The waits of all rollouts."""
     return WaitReader(cluster, cluster.admin, watched_world(5.0), "default").waiting()
 
@@ -85,7 +85,7 @@ def test_killed_run_reports_its_waits_and_accepts_cancels(
     assert {wait.what.split()[0] for wait in found.waits} == {"p"}
     places = {wait.at for wait in found.waits}
     calls, models = cluster.topics.calls("p"), cluster.topics.group("models", "p")
-    assert places <= {Place(models, calls, number) for number in range(4)}
+    assert places <= {PartitionOwner(models, calls, number) for number in range(4)}
     assert all(wait.deadline_ms == wait.since_ms + 300_000 for wait in found.waits)
 
     # And cancelled rollouts end as soon as workers are there
@@ -171,7 +171,7 @@ def test_drained_worker_leaves_under_load_without_loss(crew: Crew) -> None:
 
     # Then it exits with 0, the other goes on, and every rollout ends once
     assert crew.processes["agents-1"].wait(60) == 0, crew.words("agents-1")
-    assert "drain_asked" in crew.words("agents-1")
+    assert "drain_requested" in crew.words("agents-1")
     until(lambda: seen.count() == 1500, 120, lambda: f"{seen.count()} {crew.dead()}")
     assert crew.processes[second].poll() is None
     assert_nothing_lost_or_doubled(cluster, requests)
@@ -183,7 +183,7 @@ def test_dead_letters_are_listed_replayed_and_dropped(
 ) -> None:
     # Given two records that an environments worker could not read
     cluster = crew.cluster
-    every = choice_of([], source="", error="", since="", every=True)
+    every = select_dead_letters([], source="", error="", since="", every=True)
 
     def left() -> int:
         index = DeadLetterIndex(cluster)

@@ -11,8 +11,8 @@ import pytest
 from rollcall.compose.workers.served_policy import scripted_engine
 from rollcall.consumers.environments.worker_boxes import WorkerBoxes
 from rollcall.consumers.environments.worker_hosts import WorkerHosts
+from rollcall.consumers.event_loop_thread import EventLoopThread
 from rollcall.consumers.request_checks import RequestChecks
-from rollcall.consumers.room import Room
 from rollcall.producers.submit import requests_of
 from rollcall.sandbox.boxes.leases import Leases
 from rollcall.sandbox.tasks.harbor import HarborTask, read_task
@@ -88,13 +88,18 @@ def test_oracle_solves_the_task_in_an_isolating_box(rig: Rig, task: HarborTask) 
 
 
 def test_default_box_kind_comes_from_the_worker(rig: Rig, task: HarborTask, tmp_path: Path) -> None:
-    room = Room(threaded=False)
+    loop_thread = EventLoopThread(threaded=False)
     told: list[Instance] = []
-    boxes = WorkerBoxes(room, Leases(tmp_path / "leases", "e1"), told.append, warm=0, box="local")
+    boxes = WorkerBoxes(
+        loop_thread, Leases(tmp_path / "leases", "e1"), told.append, warm=0, box="local"
+    )
     store = ObjectStore(str(tmp_path / "objects"))
-    hosts = WorkerHosts(room, listen=_never, processes=_never, boxes=boxes, objects=store)
+    hosts = WorkerHosts(loop_thread, listen=_never, processes=_never, boxes=boxes, objects=store)
 
-    assert rewards(rollouts(rig, task, "oracle", "", room=room, hosts=hosts)) == [1.0] * 4
+    assert (
+        rewards(rollouts(rig, task, "oracle", "", loop_thread=loop_thread, hosts=hosts))
+        == [1.0] * 4
+    )
     assert {each.driver for each in told} == {"local"}
 
 
@@ -102,15 +107,15 @@ def test_missing_image_fails_a_rollout_at_its_first_try(rig: Rig, tmp_path: Path
     if not has("bwrap"):
         left_out("bubblewrap", "rollouts whose image it cannot have")
     task = read_task(write_task(tmp_path / "sums", {"environment/Dockerfile": "FROM base\n"}))
-    room = Room(threaded=False)
+    loop_thread = EventLoopThread(threaded=False)
     told: list[Instance] = []
     boxes = WorkerBoxes(
-        room, Leases(tmp_path / "leases", "e1"), told.append, warm=0, box="bubblewrap"
+        loop_thread, Leases(tmp_path / "leases", "e1"), told.append, warm=0, box="bubblewrap"
     )
     store = ObjectStore(str(tmp_path / "objects"))
-    hosts = WorkerHosts(room, listen=_never, processes=_never, boxes=boxes, objects=store)
+    hosts = WorkerHosts(loop_thread, listen=_never, processes=_never, boxes=boxes, objects=store)
 
-    ended = rollouts(rig, task, "oracle", "", room=room, hosts=hosts)
+    ended = rollouts(rig, task, "oracle", "", loop_thread=loop_thread, hosts=hosts)
 
     assert {each.status for each in ended} == {"failed"}
     assert all(": image: image 'rollcall/task:" in each.reason for each in ended)

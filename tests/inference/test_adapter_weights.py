@@ -117,12 +117,12 @@ def test_adapters_and_full_weights_can_follow_one_another(tmp_path: Path) -> Non
     for version in (first, third, fourth, fifth):
         policies.take(engine, version)
     policies.take(fresh, first)
-    twin = engine.twin()
-    policies.take(twin, third)
+    replica = engine.replica()
+    policies.take(replica, third)
     policies.take(other := TransformersEngine("policy", directory), third)
 
     assert bodies(engine) == bodies(fresh)
-    assert bodies(twin) == bodies(other)
+    assert bodies(replica) == bodies(other)
 
 
 def test_an_adapter_in_a_bfloat16_directory_matches_the_trainers_base(tmp_path: Path) -> None:

@@ -299,17 +299,17 @@ def test_a_twin_waits_for_its_first_weights_and_keeps_them(
     engine: Engine, versions: list[PolicyVersion]
 ) -> None:
     take(engine, versions[1])
-    twin = engine.twin()
-    fresh = twin.version, twin.busy()
+    replica = engine.replica()
+    fresh = replica.version, replica.busy()
 
-    take(twin, versions[1])
-    before = body(twin, call("r0"))
+    take(replica, versions[1])
+    before = body(replica, call("r0"))
     take(engine, versions[2])
     engine.add(call("r1"))
 
     assert fresh == (-1, False)
-    assert (engine.version, twin.version) == (2, 1)
-    assert body(twin, call("r0")) == before
+    assert (engine.version, replica.version) == (2, 1)
+    assert body(replica, call("r0")) == before
     assert [answer.call.rollout_id for answer in run(engine)] == ["r1"]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollcall.inference.retelling import Retelling
+from rollcall.inference.reencoding import Reencoder
 from rollcall.schemas.messages import Message, ScoredTrajectory
 from rollcall.schemas.packed import ids_of, mask_of
 from tests.support.policies import lake, writer
@@ -28,7 +28,7 @@ def told_by_others(*messages: Message, answers: int) -> ScoredTrajectory:
 
 
 def retold(directory: Path, *messages: Message, answers: int = 2) -> ScoredTrajectory | None:
-    return Retelling(directory, "ours")(told_by_others(*messages, answers=answers))
+    return Reencoder(directory, "ours")(told_by_others(*messages, answers=answers))
 
 
 def test_foreign_text_becomes_own_prompt_and_sampled_tokens(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_foreign_text_becomes_own_prompt_and_sampled_tokens(tmp_path: Path) -> N
 
 def test_a_retold_answer_includes_its_end_token(tmp_path: Path) -> None:
     directory = writer(tmp_path / "p")
-    reads = Retelling(directory, "ours")
+    reads = Reencoder(directory, "ours")
 
     made = reads(told_by_others(Message("user", "a"), Message("assistant", "bc"), answers=1))
 
@@ -75,4 +75,4 @@ def test_a_rollout_of_two_policies_is_not_retold(tmp_path: Path) -> None:
     both = told_by_others(*TALK, answers=2)
     pair = replace(both, trajectory=replace(both.trajectory, policies=("a", "b")))
 
-    assert Retelling(lake(tmp_path / "p"), "ours")(pair) is None
+    assert Reencoder(lake(tmp_path / "p"), "ours")(pair) is None

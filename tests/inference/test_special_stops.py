@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rollcall.inference.policy_dir import make_policy
 from rollcall.inference.slot import Slot
 from rollcall.inference.slot_answer import Decoder, answer_of
-from rollcall.inference.stream_text import Spoken
+from rollcall.inference.stream_text import IncrementalText
 from rollcall.inference.transformers_engine import TransformersEngine
 from rollcall.schemas.messages import ModelAnswered
 from tests.support.policies import GPT2, call, run, take, tokens, version_of
@@ -39,7 +39,7 @@ def told(engine: TransformersEngine, sampled: Sequence[int], *stops: str) -> Mod
     """The answer if these tokens are sampled until a stop string ends it."""
     decode = Decoder(engine.policy.tokenizer)
     one = call(said="a", max_tokens=len(sampled), stop=stops)
-    row = Slot(one, [3], [3], len(sampled), 0, Spoken(decode.whole))
+    row = Slot(one, [3], [3], len(sampled), 0, IncrementalText(decode.whole))
     for token in sampled:
         if not row.finish:
             row.add(token, -1.0, 1, engine.policy.end_ids)

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcall.inference.stream_text import Spoken, cut_at
+from rollcall.inference.stream_text import IncrementalText, cut_at
 
 
 def bytewise(ids: Sequence[int]) -> str:
@@ -12,7 +12,7 @@ def bytewise(ids: Sequence[int]) -> str:
 
 @given(st.text(max_size=30))
 def test_streamed_text_grows_without_partial_characters(text: str) -> None:
-    spoken = Spoken(bytewise)
+    spoken = IncrementalText(bytewise)
     grown = ""
 
     for byte in text.encode():

@@ -14,7 +14,7 @@ from rollcall.compose.settings import ModelsSettings, OpenAISettings
 from rollcall.compose.workers.engines import server_engine
 from rollcall.inference.openai_api import TokenCompletions
 from rollcall.inference.policy_dir import load_template, vocabulary_of
-from rollcall.inference.told_tokens import LEAST, Untrue
+from rollcall.inference.reported_tokens import LEAST, InvalidReport
 from rollcall.schemas.packed import logprobs_of
 from tests.support.openai_mock import MockServer, chat, sampled, serving
 from tests.support.policies import body, call, failure, tokens
@@ -78,7 +78,7 @@ def test_one_impossible_logprob_fails_the_call_and_is_located(
     at = data.draw(st.integers(0, len(ids) - 1))
     told = [-0.1] * at + [harm] + [-0.1] * (len(ids) - at - 1)
 
-    with pytest.raises(Untrue, match=rf"token_logprobs\[{at}\] of {len(ids)} is") as caught:
+    with pytest.raises(InvalidReport, match=rf"token_logprobs\[{at}\] of {len(ids)} is") as caught:
         answered(api, spelled(api, ids), ids, logprobs={"token_logprobs": told})
     assert caught.value.code == "bad_logprobs"
 
@@ -92,7 +92,7 @@ def test_a_wrong_number_of_logprobs_fails_the_call(
         assert not answered(api, spelled(api, ids), ids, logprobs=held).untrainable
         return
 
-    with pytest.raises(Untrue, match=f"tells {count} of them for {len(ids)} token ids"):
+    with pytest.raises(InvalidReport, match=f"tells {count} of them for {len(ids)} token ids"):
         answered(api, spelled(api, ids), ids, logprobs=held)
 
 
@@ -102,7 +102,7 @@ def test_an_unknown_token_id_fails_the_call_and_is_located(
 ) -> None:
     at = data.draw(st.integers(0, len(ids)))
 
-    with pytest.raises(Untrue, match=rf"token_ids\[{at}\] is .* has ids 0 to 31") as caught:
+    with pytest.raises(InvalidReport, match=rf"token_ids\[{at}\] is .* has ids 0 to 31") as caught:
         answered(api, spelled(api, ids), [*ids[:at], harm, *ids[at:]])
     assert caught.value.code == "bad_token_ids"
 
@@ -116,7 +116,7 @@ def test_ids_that_do_not_decode_to_the_text_fail_the_call(
         assert not answered(api, text, others).untrainable
         return
 
-    with pytest.raises(Untrue, match="token ids spell"):
+    with pytest.raises(InvalidReport, match="token ids spell"):
         answered(api, text, others)
 
 
@@ -129,13 +129,13 @@ def test_arbitrary_json_as_ids_or_logprobs_is_refused(
         if ids is None:
             assert answered(api, "D", ids, logprobs=logprobs).untrainable == "no_token_ids"
             continue
-        with pytest.raises(Untrue, match=r"^told (token ids|log-prob)") as caught:
+        with pytest.raises(InvalidReport, match=r"^told (token ids|log-prob)") as caught:
             answered(api, "D", ids, logprobs=logprobs)
         assert len(str(caught.value)) < 600
 
 
 def test_more_ids_than_requested_fail_the_call(api: TokenCompletions) -> None:
-    with pytest.raises(Untrue, match="token_ids has 9 ids, asked for were 8 at most"):
+    with pytest.raises(InvalidReport, match="token_ids has 9 ids, asked for were 8 at most"):
         answered(api, "D " * 9, [D] * 9)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollcall.inference.chat import Template, template_of
 from rollcall.inference.policy_dir import load_policy, make_policy
-from rollcall.inference.tools import FORMATS, calls_in, in_words
+from rollcall.inference.tools import FORMATS, calls_in, with_tools_written
 from rollcall.schemas.errors import Refused, WorkFailed
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import ToolCall, json_text, tool_calls_of, tool_calls_text
@@ -56,7 +56,7 @@ def test_written_tool_calls_are_parsed_back_unchanged(
     )
     message = Message("assistant", text, canonical)
 
-    (spoken,) = in_words(FORMATS["hermes"], [message], "")
+    (spoken,) = with_tools_written(FORMATS["hermes"], [message], "")
 
     assert calls_in("hermes", spoken.content, ID) == (text, canonical)
 
@@ -161,7 +161,7 @@ def test_turn_by_turn_and_whole_give_the_same_tokens_with_tools(tokenizer: Any) 
     said = Message("assistant", "", tool_calls_text([ToolCall("c", "bash", '{"command":"ls"}')]))
 
     known = template.render([user], first=True, ended=False, tools=TOOLS)
-    spoken = in_words(FORMATS["hermes"], [said], "")[0].content
+    spoken = with_tools_written(FORMATS["hermes"], [said], "")[0].content
     known += tokenizer.encode(spoken, add_special_tokens=False) + list(template.end_ids)
     known += template.render([tool], first=False, ended=True, tools=TOOLS)
 
@@ -290,7 +290,7 @@ def test_tools_that_are_not_a_list_fail_the_call(tokenizer: Any, tools: str) -> 
 
 
 def test_tool_definitions_are_passed_on_completely() -> None:
-    told = in_words(FORMATS["hermes"], [], TOOLS)[0].content
+    told = with_tools_written(FORMATS["hermes"], [], TOOLS)[0].content
     lines = told.split("<tools>\n")[1].split("\n</tools>")[0].splitlines()
 
     assert [json.loads(line) for line in lines] == json.loads(TOOLS)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rollcall.inference.load_weights import Place, PublishedDigests, require_loaded
+from rollcall.inference.load_weights import PublishedDigests, TensorPlace, require_loaded
 from rollcall.inference.traced_loading import digest_of, load_and_prove
 from rollcall.schemas.errors import WorkFailed
 
@@ -67,7 +67,9 @@ def version(number: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor
     return made
 
 
-PLACES = {name: Place(number, shape) for number, (name, shape) in enumerate(PUBLISHED.items())}
+PLACES = {
+    name: TensorPlace(number, shape) for number, (name, shape) in enumerate(PUBLISHED.items())
+}
 
 
 def published(tensors: Mapping[str, Tensor], precision: str) -> PublishedDigests:
@@ -165,7 +167,7 @@ def test_a_parameter_without_a_published_tensor_is_reported() -> None:
 
 def test_one_of_two_tied_tensors_suffices_and_buffers_are_optional() -> None:
     model, tensors = Fusing(torch.float32), version(1)
-    places = PLACES | {"head": PLACES["embed"], "mask": Place(99, (1,), constant=True)}
+    places = PLACES | {"head": PLACES["embed"], "mask": TensorPlace(99, (1,), constant=True)}
     more = tensors | {"head": tensors["embed"].clone(), "mask": torch.ones(1)}
 
     def load(given: Iterable[tuple[str, Tensor]]) -> None:

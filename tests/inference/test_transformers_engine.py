@@ -201,7 +201,7 @@ def test_proven_models_and_released_engines_free_their_memory(
     for number in (1, 2, 3):
         take(engine, version_of(family, number))
         run(engine, call(f"r{number}", said="s1", max_tokens=2))
-    pinned = engine.twin()
+    pinned = engine.replica()
     take(pinned, version_of(family, 1))
     run(pinned, call("pinned", said="s1", max_tokens=2))
     assert len(_alive(kind, besides=others)) == 2
@@ -218,17 +218,17 @@ def test_a_twin_of_the_served_version_reads_and_copies_nothing(lake: Path) -> No
     memory = engine.policy.model.get_input_embeddings().weight.data_ptr()
     Path(one.full.uri.removeprefix("file://")).unlink()
 
-    twin = engine.twin()
-    take(twin, one)
-    assert twin.policy.model.get_input_embeddings().weight.data_ptr() == memory
-    before = run(twin, call("r1", max_tokens=3))
+    replica = engine.replica()
+    take(replica, one)
+    assert replica.policy.model.get_input_embeddings().weight.data_ptr() == memory
+    before = run(replica, call("r1", max_tokens=3))
 
     # Its elder's next weights lie elsewhere, and it can come to them by itself
     take(engine, two)
-    assert run(twin, call("r1", max_tokens=3)) == before
-    take(twin, two)
-    assert twin.version == 2
-    assert run(twin, call("r1", max_tokens=3))[0].body.logprobs != before[0].body.logprobs
+    assert run(replica, call("r1", max_tokens=3)) == before
+    take(replica, two)
+    assert replica.version == 2
+    assert run(replica, call("r1", max_tokens=3))[0].body.logprobs != before[0].body.logprobs
 
 
 def _alive(kind: type[torch.nn.Module], besides: list[torch.nn.Module]) -> list[torch.nn.Module]:

@@ -118,16 +118,18 @@ def test_more_prompts_than_one_vllm_step_are_all_answered(
 def test_twins_share_one_vllm_and_answer_with_their_own_weights(
     serving: VllmEngine, lake: Path
 ) -> None:
-    twin = serving.twin()
-    take(twin, version_of(lake, 1))
-    asked = {engine: [call(f"r{n}", max_tokens=80) for n in range(4)] for engine in (serving, twin)}
-    said: dict[VllmEngine, list[ModelAnswered]] = {serving: [], twin: []}
+    replica = serving.replica()
+    take(replica, version_of(lake, 1))
+    asked = {
+        engine: [call(f"r{n}", max_tokens=80) for n in range(4)] for engine in (serving, replica)
+    }
+    said: dict[VllmEngine, list[ModelAnswered]] = {serving: [], replica: []}
     turns = []
 
     for engine, calls in asked.items():
         for one in calls:
             engine.add(one)
-    while serving.busy() or twin.busy():
+    while serving.busy() or replica.busy():
         for engine, bodies in said.items():
             bodies += [answer.body for answer in engine.step()]
             if engine._shared.guest() is engine and (not turns or turns[-1] is not engine):
@@ -136,7 +138,7 @@ def test_twins_share_one_vllm_and_answer_with_their_own_weights(
 
     assert len(CORES.lent) == 1
     assert len(turns) >= 2
-    for number, engine in enumerate((serving, twin)):
+    for number, engine in enumerate((serving, replica)):
         model = weighted(lake, number)
         assert len(said[engine]) == 4
         for answered in said[engine]:

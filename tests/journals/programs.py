@@ -1,6 +1,6 @@
 """The programs of the dice. Recorded journals name them: never change one, add another."""
 
-from rollcall.consumers.agents.wishes import (
+from rollcall.consumers.agents.effects import (
     Agent,
     AsCompleted,
     CallModel,

@@ -16,8 +16,8 @@ from random import Random
 
 import fastavro
 
-from rollcall.consumers.agents.fold.rollout import Effect
-from rollcall.consumers.agents.fork import Past, Said, Saw
+from rollcall.consumers.agents.fold.rollout import Output
+from rollcall.consumers.agents.fork import Past, RecordedAnswer, RecordedObservation
 from rollcall.schemas.avro_schemas import schema_text
 from rollcall.schemas.codec import PREFIX
 from rollcall.schemas.ids import call_seed
@@ -39,7 +39,7 @@ def folder() -> Path:
     return HERE / f"v{len(versions('Event'))}"
 
 
-def digests(effects: Iterable[Effect], trajectory_schema: str) -> list[tuple[str, str]]:
+def digests(effects: Iterable[Output], trajectory_schema: str) -> list[tuple[str, str]]:
     """Of every trajectory its id and the sha256 of its bytes under a schema that was released."""
     schema = fastavro.parse_schema(json.loads(trajectory_schema))
     found = []
@@ -75,9 +75,9 @@ def forked() -> dict[str, object]:
         call_seed("parent", 1, -1),
         1,
         (
-            Saw(0, "a room", 0.0, False, False),
-            Said(1, 0, "left", "", "stop", said.added_ids, said.token_ids),
-            Saw(2, "a hall", 0.0, False, False),
+            RecordedObservation(0, "a room", 0.0, False, False),
+            RecordedAnswer(1, 0, "left", "", "stop", said.added_ids, said.token_ids),
+            RecordedObservation(2, "a hall", 0.0, False, False),
         ),
     )
     fields = {"parent_rollout_id": "parent", "parent_position": 3}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcall.producers.admission import AdmissionRule, Draws, Published
+from rollcall.producers.admission import AdmissionRule, Draws, PublishedRequests
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.ids import draw_of, group_id
 from rollcall.schemas.messages import RolloutRequest, Task
@@ -94,7 +94,7 @@ def test_a_group_not_drawn_by_admission_has_no_draw(group: str) -> None:
 
 
 def test_requests_unpublished_by_a_crash_are_found() -> None:
-    published = Published("run", first=2)
+    published = PublishedRequests("run", first=2)
     for request in [*DRAWS.group(1), *DRAWS.group(3)[1:], *DRAWS.group(4)[:2]]:
         published.take(request)
     published.take(replace(DRAWS.group(9)[0], run_id="other"))

@@ -3,7 +3,7 @@
 import pytest
 from confluent_kafka import KafkaError
 
-from rollcall.producers.error_codes import VERDICTS, Verdict, verdict_on
+from rollcall.producers.error_codes import VERDICTS, ErrorReaction, reaction_to
 
 CODES = {
     name: getattr(KafkaError, name)
@@ -21,11 +21,11 @@ def test_the_table_covers_every_error_code_of_the_client() -> None:
 def test_a_fatal_error_is_fatal_for_any_code() -> None:
     error = KafkaError(KafkaError.STALE_MEMBER_EPOCH, "fenced", True)
 
-    assert verdict_on(error) is Verdict.FATAL
+    assert reaction_to(error) is ErrorReaction.FATAL
 
 
 @pytest.mark.parametrize("retriable", [True, False])
 def test_an_unknown_code_is_judged_by_the_client(retriable: bool) -> None:
     error = KafkaError(9999, "new", False, retriable)
 
-    assert verdict_on(error) is (Verdict.WAITED if retriable else Verdict.FATAL)
+    assert reaction_to(error) is (ErrorReaction.WAITED if retriable else ErrorReaction.FATAL)

@@ -42,7 +42,7 @@ def test_an_unavailable_broker_is_logged_once_for_all_clients() -> None:
             tell(KafkaError(KafkaError._TRANSPORT))
             tell(KafkaError(KafkaError._ALL_BROKERS_DOWN))
 
-    assert [line["event"] for line in lines] == ["broker_away"]
+    assert [line["event"] for line in lines] == ["broker_unavailable"]
 
 
 def test_a_missing_partition_fails_its_delivery() -> None:

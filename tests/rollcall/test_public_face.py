@@ -10,8 +10,8 @@ import pytest
 
 import rollcall
 from rollcall import Message, ModelAnswer, Task
+from rollcall.consumers.agents.effects import CallModel, Finish
 from rollcall.consumers.agents.programs import program_of
-from rollcall.consumers.agents.wishes import CallModel, Finish
 from rollcall.schemas.former_names import FORMER
 from tests.support.pages import users_code
 from tests.support.rooms import ROOMS

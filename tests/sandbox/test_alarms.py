@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rollcall.consumers.room import Room
-from rollcall.sandbox.scorers import ScorerSpec, waiting
-from rollcall.sandbox.waiting_scores import awaited
+from rollcall.consumers.event_loop_thread import EventLoopThread
+from rollcall.sandbox.async_scoring import score_async
+from rollcall.sandbox.scorers import ScorerSpec, async_scorer_indices
 from rollcall.schemas.messages import Trajectory
 from tests.support.scored_trajectories import ended
 
@@ -68,16 +68,16 @@ def on_main() -> bool:
 def score(name: str) -> Any:
     spec = ScorerSpec(f"{HERE}:{name}", 1.0)
     trajectory = ended()
-    room = Room(threaded=False)
+    loop_thread = EventLoopThread(threaded=False)
     told: list[Any] = []
 
     async def judge() -> None:
         host: Any = None
-        told.append(await awaited(spec, trajectory, host, timeout_s=5, grace_s=1, away_s=1))
+        told.append(await score_async(spec, trajectory, host, timeout_s=5, grace_s=1, away_s=1))
 
-    room.call(lambda: None)
-    room.run(judge, 10.0)
-    room.close(5.0)
+    loop_thread.call(lambda: None)
+    loop_thread.run(judge, 10.0)
+    loop_thread.close(5.0)
     return told[0]
 
 
@@ -117,7 +117,7 @@ def test_plain_scorer_may_set_alarms_on_the_main_thread() -> None:
 
     assert checks() == 1.0
     signal.setitimer(signal.ITIMER_REAL, *of_the_tests)
-    assert waiting([ScorerSpec(f"{HERE}:checks", 1.0)]) == ()
+    assert async_scorer_indices([ScorerSpec(f"{HERE}:checks", 1.0)]) == ()
 
 
 def test_alarm_off_main_thread_is_logged_once_with_its_location(

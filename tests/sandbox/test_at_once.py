@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from rollcall.sandbox.at_once import at_once
 from rollcall.sandbox.environment import Observation
+from rollcall.sandbox.run_inline import run_inline
 from rollcall.sandbox.sessions import Sessions
 from rollcall.schemas.errors import WorkFailed
 from rollcall.schemas.messages import EnvironmentStep
@@ -23,14 +23,14 @@ def test_coroutine_result_and_error_are_passed_on() -> None:
     async def fails() -> None:
         raise KeyError(await double(2))
 
-    assert at_once(double(4)) == 8
+    assert run_inline(double(4)) == 8
     with pytest.raises(KeyError, match="4"):
-        at_once(fails())
+        run_inline(fails())
 
 
 def test_coroutine_that_waits_fails_with_bad_config() -> None:
     with pytest.raises(WorkFailed, match="`async def` or none of them") as failed:
-        at_once(double(-1))
+        run_inline(double(-1))
 
     assert failed.value.code == "bad_config"
 
@@ -44,7 +44,7 @@ def test_coroutine_that_ignores_the_failure_is_abandoned() -> None:
                 continue
 
     with pytest.raises(WorkFailed, match="it waits"):
-        at_once(clings())
+        run_inline(clings())
 
 
 def test_coroutine_that_handles_the_failure_returns_its_result() -> None:
@@ -54,7 +54,7 @@ def test_coroutine_that_handles_the_failure_returns_its_result() -> None:
         except WorkFailed:
             return 7
 
-    assert at_once(mends()) == 7
+    assert run_inline(mends()) == 7
 
 
 class Half:
@@ -80,9 +80,9 @@ class Half:
 def test_environment_with_undeclared_wait_fails_its_step_and_is_closed() -> None:
     half = Half()
     sessions = Sessions(lambda name, config: half)
-    at_once(sessions.handle(RESET))
+    run_inline(sessions.handle(RESET))
 
     with pytest.raises(WorkFailed, match="it waits") as failed:
-        at_once(sessions.handle(STEP))
+        run_inline(sessions.handle(STEP))
 
     assert (failed.value.code, len(sessions), half.closed) == ("bad_config", 0, 1)

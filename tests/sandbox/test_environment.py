@@ -12,7 +12,7 @@ import pytest
 
 from rollcall.sandbox.environment import (
     Environment,
-    Kind,
+    EnvironmentKind,
     Observation,
     WaitingEnvironment,
     check_environment,
@@ -323,15 +323,15 @@ def test_data_sets_that_differ_between_processes_are_not_replayable() -> None:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        (f"{WAITING}:Patient", Kind(waits=True, slots=("patience",), replayable=True)),
-        (f"{WAITING}:patient", Kind(waits=True, slots=("patience",), replayable=True)),
-        (f"{WAITING}:untold", Kind()),
-        (f"{WAITING}:hinted", Kind()),
-        (MINE, Kind()),
-        ("gymnasium", Kind()),
+        (f"{WAITING}:Patient", EnvironmentKind(waits=True, slots=("patience",), replayable=True)),
+        (f"{WAITING}:patient", EnvironmentKind(waits=True, slots=("patience",), replayable=True)),
+        (f"{WAITING}:untold", EnvironmentKind()),
+        (f"{WAITING}:hinted", EnvironmentKind()),
+        (MINE, EnvironmentKind()),
+        ("gymnasium", EnvironmentKind()),
     ],
 )
-def test_kind_of_environment_is_read_from_its_class(name: str, kind: Kind) -> None:
+def test_kind_of_environment_is_read_from_its_class(name: str, kind: EnvironmentKind) -> None:
     assert kind_of(name) == kind
 
 

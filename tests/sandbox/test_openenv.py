@@ -11,7 +11,7 @@ import pytest
 from rollcall.compose.services.ports import free_port
 from rollcall.sandbox.environment import (
     AnyEnvironment,
-    Kind,
+    EnvironmentKind,
     Observation,
     is_replayable,
     kind_of,
@@ -189,7 +189,7 @@ def test_unfillable_template_error_lists_the_available_fields(served: Served) ->
 
 
 def test_openenv_is_async_and_replayable_only_if_its_config_says_so() -> None:
-    assert kind_of("openenv") == Kind(waits=True)
+    assert kind_of("openenv") == EnvironmentKind(waits=True)
     assert not is_replayable("openenv", '{"url": "http://a"}')
     assert is_replayable("openenv", '{"url": "http://a", "replayable": true}')
 

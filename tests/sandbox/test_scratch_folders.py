@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from rollcall.sandbox.held_folder import scratch_folder
+from rollcall.sandbox.locked_folder import scratch_folder
 from tests.support.command_line import ROOT
 from tests.support.waiting import until
 
 HOLDER = """
 import sys
 from pathlib import Path
-from rollcall.sandbox.held_folder import scratch_folder
-from rollcall.sandbox.tied_programs import run_tied
+from rollcall.sandbox.locked_folder import scratch_folder
+from rollcall.sandbox.child_programs import run_child
 with scratch_folder("test") as folder:
     (folder / "large").write_text("x" * 1000)
     print(folder, flush=True)
-    run_tied(["sh", "-c", "mktemp; exec sleep 600", sys.argv[1]], folder)
+    run_child(["sh", "-c", "mktemp; exec sleep 600", sys.argv[1]], folder)
 """
 
 

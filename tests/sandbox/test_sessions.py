@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcall.sandbox.at_once import at_once
 from rollcall.sandbox.environment import Observation
+from rollcall.sandbox.run_inline import run_inline
 from rollcall.sandbox.sessions import Sessions as Waiting
 from rollcall.schemas.answer_cache import AnswerCache
 from rollcall.schemas.errors import Unavailable, WorkFailed
@@ -26,16 +26,16 @@ class Sessions(Waiting):
     """Sessions of environments that do not wait."""
 
     def handle(self, step: EnvironmentStep, **where: Any) -> EnvironmentStepped:  # type: ignore[override]
-        return at_once(super().handle(step, **where))
+        return run_inline(super().handle(step, **where))
 
     def drop(self, partition: int) -> int:  # type: ignore[override]
-        return at_once(super().drop(partition))
+        return run_inline(super().drop(partition))
 
     def reap(self, now: float, lease_s: float) -> int:  # type: ignore[override]
-        return at_once(super().reap(now, lease_s))
+        return run_inline(super().reap(now, lease_s))
 
     def close(self) -> None:  # type: ignore[override]
-        at_once(super().close())
+        run_inline(super().close())
 
 
 class World:
@@ -413,8 +413,8 @@ def test_split_off_sessions_continue_and_the_chosen_session_stays() -> None:
     parted = world.sessions.part(("stays", 0))
 
     assert (world.sessions.rollouts(), parted.rollouts()) == ((("stays", 0),), (("goes", 0),))
-    again = at_once(parted.handle(act(0, "a", rollout_id="goes", tries=1)))
-    on = at_once(parted.handle(act(1, "b", rollout_id="goes")))
+    again = run_inline(parted.handle(act(0, "a", rollout_id="goes", tries=1)))
+    on = run_inline(parted.handle(act(1, "b", rollout_id="goes")))
     assert (again.text, on.text) == ("5:a", "5:a,b")
     assert world.sessions.handle(act(1, "b", rollout_id="stays")).text == "5:a,b"
     assert world.open == 2

@@ -8,7 +8,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from rollcall.sandbox.scorers import Opinion, ScorerSpec, filled, given, read_result, score
+from rollcall.sandbox.scorers import (
+    ScorerResult,
+    ScorerSpec,
+    read_result,
+    result_of,
+    score,
+    with_rewards,
+)
 from rollcall.sandbox.token_scores import PerToken
 from rollcall.schemas.messages import Reward, ScoredTrajectory, Sequence, TokenScores, Trajectory
 from rollcall.schemas.packed import logprobs_of, pack_ids, pack_logprobs
@@ -62,8 +69,8 @@ def test_token_scores_of_an_async_scorer_come_with_its_reward() -> None:
     open_ = judged(ended(2), "of_places", "awaits")
     spec = ScorerSpec(f"{HERE}:awaits")
 
-    opinion = given(spec, open_.trajectory, PerToken(2.0, {0: [1.0, -1.0]}))
-    scored = filled(open_, {1: opinion})
+    opinion = result_of(spec, open_.trajectory, PerToken(2.0, {0: [1.0, -1.0]}))
+    scored = with_rewards(open_, {1: opinion})
 
     assert [each.value for each in scored.rewards] == [0.5, 2.0]
     assert [each.scorer for each in scored.token_scores] == [f"{HERE}:of_places", spec.name]
@@ -90,7 +97,7 @@ def test_token_scores_of_an_async_scorer_come_with_its_reward() -> None:
 def test_invalid_token_scores_fail_their_scorer_with_a_reason(tokens: Any, reason: str) -> None:
     wrong = PerToken(1.0, cast("Mapping[int, Iterable[float]]", tokens))
 
-    opinion = given(ScorerSpec("mine"), ended(3, 1), wrong)
+    opinion = result_of(ScorerSpec("mine"), ended(3, 1), wrong)
 
     assert (opinion.reward.value, opinion.tokens) == (None, ())
     assert reason in opinion.reward.reason
@@ -99,12 +106,12 @@ def test_invalid_token_scores_fail_their_scorer_with_a_reason(tokens: Any, reaso
 def test_infinite_score_discards_its_token_scores() -> None:
     found = read_result(PerToken(math.inf, {0: [0.0] * 3}))
 
-    assert given(ScorerSpec("mine"), ended(3), found) == Opinion(
+    assert result_of(ScorerSpec("mine"), ended(3), found) == ScorerResult(
         Reward("mine", None, "it gave inf")
     )
 
 
 def test_token_scores_are_float32_like_log_probabilities() -> None:
-    [opinion] = given(ScorerSpec("mine"), ended(1), PerToken(0.0, {0: [-0.1]})).tokens
+    [opinion] = result_of(ScorerSpec("mine"), ended(1), PerToken(0.0, {0: [-0.1]})).tokens
 
     assert logprobs_of(opinion.scores).tolist() == [np.float32(-0.1)]

@@ -12,10 +12,12 @@ from tests.support.command_line import ROOT
 PROGRAM = """
 from schemas.messages import Message
 from consumers.agents import programs
+from consumers.agents.wishes import Finish
 import rollcall, trainer.samples
 from rollcall.schemas.names import load
 def same(task):
     assert Message is rollcall.Message
+    assert Finish is rollcall.Finish
     assert trainer.samples.Sample is rollcall.Sample
     assert programs is __import__("rollcall.consumers.agents.programs", fromlist=["programs"])
     assert programs.__spec__.name == programs.__name__ == "rollcall.consumers.agents.programs"

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from rollcall.consumers.environments.worker_boxes import WorkerBoxes
-from rollcall.consumers.room import Room
+from rollcall.consumers.event_loop_thread import EventLoopThread
 from rollcall.sandbox.boxes.box import Spec
 from rollcall.sandbox.boxes.leases import Leases, LeaseTimes
 
@@ -27,5 +27,5 @@ async def hold(boxes: WorkerBoxes, driver: str, count: int) -> None:
 
 if __name__ == "__main__":
     leases = Leases(Path(sys.argv[1]), f"holder {sys.argv[2]}", QUICK)
-    boxes = WorkerBoxes(Room(threaded=False), leases, lambda instance: None, warm=1)
+    boxes = WorkerBoxes(EventLoopThread(threaded=False), leases, lambda instance: None, warm=1)
     asyncio.run(hold(boxes, sys.argv[2], int(sys.argv[3])))

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from rollcall.consumers.agents.outbox import Outbox
-from rollcall.consumers.agents.worker import Agents, Capacity
+from rollcall.consumers.agents.worker import AgentsRole, Capacity
 from rollcall.consumers.audit.audit import audit
 from rollcall.consumers.audit.report import Breach, Report
 from rollcall.consumers.log.memory_log import MemoryLog
@@ -51,7 +51,7 @@ AGENTS = (
 
 def patient(task: Any) -> Any:
     """A program that forgives: whatever fails, it asks again, and ends well."""
-    from rollcall.consumers.agents.wishes import CallModel, Finish, Reset, Step, WishFailed, user
+    from rollcall.consumers.agents.effects import CallModel, Finish, Reset, Step, WishFailed, user
 
     said, failures = [], 0
     for wish in [Reset(), CallModel([user("a")]), Step("R"), CallModel([user("b")]), Step("D")]:
@@ -227,7 +227,7 @@ class Chaos:
         hosted: float = 0.0,
         limited: float = 0.0,
         make_log: "type[HarmedLog] | None" = None,
-        agents: type[Agents] = Agents,
+        agents: type[AgentsRole] = AgentsRole,
         outbox: type[Outbox] = Outbox,
     ) -> None:
         """`make_log`, `agents` and `outbox` may be ones that make a mistake."""

@@ -1,6 +1,6 @@
 """A program of a user's that samples otherwise than its request says."""
 
-from rollcall.consumers.agents.wishes import (
+from rollcall.consumers.agents.effects import (
     Agent,
     CallModel,
     Finish,

@@ -35,7 +35,7 @@ def options(**values: object) -> list[str]:
 FORKS = multiprocessing.get_context("forkserver")
 IMPORTED = [
     "rollcall.compose.cli.app",
-    "rollcall.compose.workers.build",
+    "rollcall.compose.workers.worker_factory",
     "rollcall.compose.workers.readiness",
     "rollcall.compose.workers.shutdown",
     "rollcall.consumers.agents.worker",

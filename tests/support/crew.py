@@ -9,8 +9,8 @@ from pathlib import Path
 from random import Random
 
 from rollcall.compose.cluster import Cluster
+from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.fold.journal import Journal
-from rollcall.consumers.agents.fold.world import World
 from rollcall.consumers.agents.programs import program_of
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.log.reading import read_all
@@ -156,7 +156,7 @@ def everything(cluster: Cluster, topic: str) -> list[Record]:
 def refold(cluster: Cluster) -> dict[str, list[Trajectory]]:
     """Every trajectory that the journal implies, from a fold of it all by another reader."""
     journals: dict[int, Journal] = {}
-    world = World(program_of, Random)
+    world = FoldContext(program_of, Random)
     ended: dict[str, list[Trajectory]] = {}
     for record in everything(cluster, cluster.topics.events):
         journal = journals.setdefault(record.partition, Journal(record.partition, world, "refold"))

@@ -8,7 +8,7 @@ import httpx
 import httpx2
 import openai
 
-from rollcall.inference.dialects.dialect import AgentRequest, Declined
+from rollcall.inference.dialects.dialect import Declined, ParsedRequest
 from rollcall.inference.dialects.routes import ROUTES, HttpAnswer, answer, dialect_of, error_answer
 from rollcall.schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply
 from rollcall.schemas.messages import Message
@@ -36,7 +36,7 @@ class DialectServer:
     def __init__(self, replies: Replies, policies: Sequence[str] = ("policy",)) -> None:
         self.replies = replies
         self.policies = policies
-        self.requests: list[AgentRequest] = []
+        self.requests: list[ParsedRequest] = []
         self.calls = 0
         self.earlier: dict[str, tuple[Message, ...]] = {}
 

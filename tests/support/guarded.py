@@ -13,5 +13,5 @@ from rollcall.sandbox import process_tree
 if __name__ == "__main__":
     process_tree.adopt_orphans()
     process_tree.end_on_sigterm()
-    process_tree.tied_to(os.getppid(), signal.SIGTERM)
+    process_tree.signal_on_parent_death(os.getppid(), signal.SIGTERM)
     sys.exit(process_tree.guard(subprocess.Popen(sys.argv[1:]).pid))

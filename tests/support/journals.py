@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from rollcall.consumers.agents.effects import Program
+from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.fold.journal import Journal
-from rollcall.consumers.agents.fold.rollout import Effect
-from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.fold.rollout import Output
 from rollcall.consumers.agents.programs import SHIPPED
 from rollcall.consumers.agents.watermark import Watermark
-from rollcall.consumers.agents.wishes import Program
 from rollcall.consumers.answers import event_of
 from rollcall.inference.stream_text import cut_at
 from rollcall.schemas.codec import Codec, LocalRegistry
@@ -62,8 +62,8 @@ def programs_of(programs: dict[str, Program]) -> Callable[[str], Program]:
 
 def world_of(
     programs: dict[str, Program], guard: AbstractContextManager[object] | None = None
-) -> World:
-    return World(programs_of({**SHIPPED, **programs}), Random, guard or nullcontext())
+) -> FoldContext:
+    return FoldContext(programs_of({**SHIPPED, **programs}), Random, guard or nullcontext())
 
 
 def request(rollout_id: str = "r", agent: str = "react", **fields: object) -> RolloutRequest:
@@ -118,35 +118,35 @@ class Hand:
         self.now_ms = 1_000_000
         self._requests = 0
 
-    def read(self, event: Event) -> list[Effect]:
+    def read(self, event: Event) -> list[Output]:
         """Read one event, ten milliseconds after the last."""
         self.now_ms += 10
         entry = Entry(len(self.entries), self.now_ms, event)
         self.entries.append(entry)
-        return list(self.journal.take(event, entry.offset, entry.at_ms).effects)
+        return list(self.journal.take(event, entry.offset, entry.at_ms).outputs)
 
-    def start(self, asked: RolloutRequest | str = "react", **fields: object) -> list[Effect]:
+    def start(self, asked: RolloutRequest | str = "react", **fields: object) -> list[Output]:
         if isinstance(asked, str):
             asked = request(agent=asked, **fields)
         body = RolloutStarted(asked, self._requests, self._requests, rules=self.rules)
         self._requests += 1
         return self.read(Event.decision(asked.rollout_id, 1, "owner", body))
 
-    def say(self, command: Effect, text: str) -> list[Effect]:
+    def say(self, command: Output, text: str) -> list[Output]:
         assert isinstance(command, ModelCall)
         return self.read(answer_to(command, said(command, text)))
 
-    def show(self, command: Effect, text: str = "a room", **fields: object) -> list[Effect]:
+    def show(self, command: Output, text: str = "a room", **fields: object) -> list[Output]:
         assert isinstance(command, EnvironmentStep)
         return self.read(answer_to(command, EnvironmentStepped(text, **fields)))
 
     def fail(
-        self, command: Effect, code: str = "raised", *, retriable: bool = True
-    ) -> list[Effect]:
+        self, command: Output, code: str = "raised", *, retriable: bool = True
+    ) -> list[Output]:
         assert isinstance(command, Command)
         return self.read(answer_to(command, CallFailed(code, f"it was {code}", retriable)))
 
-    def end(self, decision: Effect) -> Trajectory:
+    def end(self, decision: Output) -> Trajectory:
         """Read a decision back; the trajectory it gives rise to."""
         assert isinstance(decision, Event)
         trajectory = self.read(decision)[0]
@@ -167,14 +167,14 @@ class Dice:
     noise: float = 0.35
     entries: list[Entry] = field(default_factory=list)
     counted: list[Entry] = field(default_factory=list)
-    effects: list[tuple[int, Effect]] = field(default_factory=list)
+    effects: list[tuple[int, Output]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.world = world_of(DICED)
         self.journal = Journal(0, self.world, "owner")
         self._offset = 0
         self._now_ms = 1_000_000
-        self._pending: list[Effect] = []
+        self._pending: list[Output] = []
         self._answered: list[Event] = []
         self._next_request = 0
 
@@ -190,11 +190,11 @@ class Dice:
         entry = Entry(self._offset, self._now_ms, event)
         self._offset += 1
         taken = self.journal.take(event, entry.offset, entry.at_ms)
-        effects = taken.effects
+        effects = taken.outputs
         self.entries.append(entry)
         if taken.counted or isinstance(event.body, RolloutStarted | RolloutRefused):
             self.counted.append(entry)
-        self.effects += [(entry.offset, effect) for effect in effects]
+        self.outputs += [(entry.offset, effect) for effect in effects]
         self._pending += [
             e
             for e in effects
@@ -277,20 +277,20 @@ class Dice:
 
 
 def fold(
-    entries: Sequence[Entry], world: World, begin: Watermark | None = None
-) -> tuple[Journal, list[tuple[int, Effect]]]:
+    entries: Sequence[Entry], world: FoldContext, begin: Watermark | None = None
+) -> tuple[Journal, list[tuple[int, Output]]]:
     """Fold as a reader that begins there; the effects by the offset of their cause."""
     journal = Journal(0, world, "owner", begin)
-    effects: list[tuple[int, Effect]] = []
+    effects: list[tuple[int, Output]] = []
     for entry in entries:
         needed = journal.needs(entry.offset, entry.event.rollout_id.encode())
         if needed and (begin is None or entry.offset >= begin.low):
             taken = journal.take(entry.event, entry.offset, entry.at_ms)
-            effects += [(entry.offset, effect) for effect in taken.effects]
+            effects += [(entry.offset, effect) for effect in taken.outputs]
     return journal, effects
 
 
-def trajectories(effects: Iterable[tuple[int, Effect]]) -> list[bytes]:
+def trajectories(effects: Iterable[tuple[int, Output]]) -> list[bytes]:
     return [CODEC.encode("t", e) for _, e in effects if isinstance(e, Trajectory)]
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from rollcall.compose.cluster import Cluster
 from rollcall.compose.runs import run_folder
 from rollcall.compose.runs.recipe import parse_recipe
-from rollcall.compose.workers.build import Workshop
 from rollcall.compose.workers.engines import weights_engine
 from rollcall.compose.workers.run_trainer import run_trainer
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.producers import provision
 from rollcall.schemas.messages import ModelCall
@@ -52,11 +52,11 @@ class LiveRun:
         }
         self.trainer = run_trainer(self._workshop("training-1"), "training-1", self.folder)
 
-    def _workshop(self, name: str) -> Workshop:
+    def _workshop(self, name: str) -> WorkerFactory:
         """What one worker is made with; its clients bear its name."""
         own = replace(self.cluster, name=name)
         self._clusters.append(own)
-        return Workshop(own.log, own.codec, own.topics, own.settings, watched=False)
+        return WorkerFactory(own.log, own.codec, own.topics, own.settings, watched=False)
 
     def close(self) -> None:
         """Close what was opened for it, the cluster too."""

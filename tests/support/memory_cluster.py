@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollcall.compose.settings import Settings
-from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.log.memory_log import MemoryLog, MemoryReader
 from rollcall.consumers.log.protocols import Commit, Record, TopicPartition
 from rollcall.consumers.loop.loop import Loop
@@ -159,13 +159,13 @@ class MemoryCluster(Rig):
             home = tempfile.mkdtemp(prefix="rollcall-crew-")
             weakref.finalize(self, shutil.rmtree, home, ignore_errors=True)
             settings = settings.model_copy(update={"state_dir": Path(home)})
-        shop = Workshop(self.log, self.codec, self.topics, settings, watched=False)
+        factory = WorkerFactory(self.log, self.codec, self.topics, settings, watched=False)
         engine = ScriptedEngine(POLICY, script)
         self.log.crew = [
-            shop.agents("agents-1"),
-            shop.models("models-1", engine),
-            shop.environments("environments-1"),
-            shop.rewards("rewards-1"),
+            factory.agents("agents-1"),
+            factory.models("models-1", engine),
+            factory.environments("environments-1"),
+            factory.rewards("rewards-1"),
         ]
         weakref.finalize(self, _dismiss, tuple(self.log.crew))
 

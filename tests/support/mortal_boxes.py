@@ -19,7 +19,7 @@ def kill(box: Box) -> None:
     real = cast(Any, box)
     confinement = getattr(real, "_confinement", None)
     # The first process of a confined box ends after all others; from another they go one by one.
-    pids = [confinement.within] if confinement else _keepers(real._keeper._process.pid)
+    pids = [confinement.within] if confinement else _supervisors(real._supervisor._process.pid)
     others = [] if confinement else [child for pid in pids for child in _below(pid)]
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -38,9 +38,9 @@ def _runs(pid: int) -> bool:
     return False
 
 
-def _keepers(guardian: int) -> list[int]:
+def _supervisors(reaper: int) -> list[int]:
     """It is only being forked where the box has just been opened."""
-    while not (found := list(process_tree.children(guardian))):
+    while not (found := list(process_tree.children(reaper))):
         os.sched_yield()
     return found
 

@@ -1,6 +1,6 @@
 """Agent programs that tests name in their requests; in some tests they come and go."""
 
-from rollcall.consumers.agents.wishes import (
+from rollcall.consumers.agents.effects import (
     Agent,
     CallModel,
     Finish,

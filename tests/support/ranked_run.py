@@ -45,7 +45,7 @@ def lead(ranks: ProcessRanks, directory: Path) -> World:
     world.begin()
     ranks.heard(str(world.folder.directory).encode())
     learner = sharded(world.folder, world.settings.training, ranks)
-    trainer = run_trainer(world.shop, "training", world.folder, learner)
+    trainer = run_trainer(world.factory, "training", world.folder, learner)
     world.train(trainer)
     trainer.saver.save_trained(wait=True)
     learner.end()

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from rollcall.consumers.agents.outbox import Outbox
-from rollcall.consumers.agents.worker import Agents
-from rollcall.consumers.answers import Answers
-from rollcall.consumers.environments.environments import Environments
+from rollcall.consumers.agents.worker import AgentsRole
+from rollcall.consumers.answers import AnswerWriter
+from rollcall.consumers.async_scorers import AsyncScorers
+from rollcall.consumers.environments.environments import EnvironmentsRole
+from rollcall.consumers.event_loop_thread import EventLoopThread
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.loop.dead_letters import DeadLetters
 from rollcall.consumers.loop.loop import Loop
 from rollcall.consumers.loop.role import Role, WorkRole
-from rollcall.consumers.models.server import Models
-from rollcall.consumers.rewards import Rewards
-from rollcall.consumers.room import Room
+from rollcall.consumers.models.server import ModelsRole
+from rollcall.consumers.rewards import RewardsRole
 from rollcall.consumers.scoring_host import ScoringHosts
-from rollcall.consumers.waiting_scorers import WaitingScorers
 from rollcall.inference.engine import Engine
 from rollcall.producers.control import write_control
 from rollcall.sandbox.environment import AnyEnvironment
@@ -110,18 +110,23 @@ class Rig:
         self.codec = Codec(self.registry, objects=objects, clock=self.clock)
         self.log = make_log(wanted(PREFIX, policies, partitions=partitions), wall=self.clock)
         self.pen = MemoryLog.publisher(self.log)
-        self._roles: list[Environments | Rewards] = []
+        self._roles: list[EnvironmentsRole | RewardsRole] = []
 
     # Workers
 
     def loop(
         self, role: Any, publisher: Any, group: str, *, make: type[Loop] = Loop, **options: Any
     ) -> Loop:
-        letters = getattr(role, "letters", None) or self.letters(publisher, group)
-        publishers = [publisher, *([role.outbox.trajectories] if isinstance(role, Agents) else [])]
-        return make(self.log, role, self.codec, publishers, letters, clock=self.clock, **options)
+        dead_letters = getattr(role, "dead_letters", None) or self.dead_letters(publisher, group)
+        publishers = [
+            publisher,
+            *([role.outbox.trajectories] if isinstance(role, AgentsRole) else []),
+        ]
+        return make(
+            self.log, role, self.codec, publishers, dead_letters, clock=self.clock, **options
+        )
 
-    def letters(self, publisher: Any, group: str) -> DeadLetters:
+    def dead_letters(self, publisher: Any, group: str) -> DeadLetters:
         return DeadLetters(publisher, self.topics, group, self.clock, self.log)
 
     def agents(
@@ -129,7 +134,7 @@ class Rig:
         name: str = "a1",
         *,
         accept: bool = False,
-        make: type[Agents] = Agents,
+        make: type[AgentsRole] = AgentsRole,
         make_outbox: type[Outbox] = Outbox,
         **options: Any,
     ) -> Loop:
@@ -139,7 +144,7 @@ class Rig:
             self.codec,
             self.topics,
             make_outbox(name, self.codec, self.topics, publisher, trajectories),
-            self.letters(publisher, "t.agents"),
+            self.dead_letters(publisher, "t.agents"),
             clock=self.clock,
             wall=self.wall,
             accept=accept,
@@ -148,11 +153,16 @@ class Rig:
         return self.loop(role, publisher, "t.agents", accept_truncation=accept)
 
     def models(
-        self, engine: Engine, name: str = "m1", *, make: type[Models] = Models, **options: Any
+        self,
+        engine: Engine,
+        name: str = "m1",
+        *,
+        make: type[ModelsRole] = ModelsRole,
+        **options: Any,
     ) -> Loop:
         publisher, group = self.log.publisher(), f"t.models.{engine.policy_id}"
-        answers = Answers(name, self.log, self.codec, self.topics, publisher, self.wall)
-        role = make(answers, self.letters(publisher, group), engine, **options)
+        answers = AnswerWriter(name, self.log, self.codec, self.topics, publisher, self.wall)
+        role = make(answers, self.dead_letters(publisher, group), engine, **options)
         return self.loop(role, publisher, group)
 
     def environments(
@@ -164,9 +174,9 @@ class Rig:
         **options: Any,
     ) -> Loop:
         publisher = self.log.publisher()
-        answers = Answers(name, self.log, self.codec, self.topics, publisher, self.wall)
-        letters = self.letters(publisher, "t.environments")
-        role = Environments(answers, letters, threads=threads, make=make, **options)
+        answers = AnswerWriter(name, self.log, self.codec, self.topics, publisher, self.wall)
+        dead_letters = self.dead_letters(publisher, "t.environments")
+        role = EnvironmentsRole(answers, dead_letters, threads=threads, make=make, **options)
         self._roles.append(role)
         make_loop = BesideARoom if threads else Loop
         return self.loop(role, publisher, "t.environments", make=make_loop)
@@ -203,16 +213,18 @@ class Rig:
                 source_offset=offset,
             )
 
-        waiting = WaitingScorers(
+        waiting = AsyncScorers(
             specs,
-            Room(threaded=threaded),
+            EventLoopThread(threaded=threaded),
             hosts or ScoringHosts(box="local", objects=self.objects),
             at_once=at_once,
             timeout_s=timeout_s,
             grace_s=grace_s,
         )
         options = {"scoring_id": "s", **options}
-        role = Rewards(name, self.codec, self.topics, publisher, judge, waiting=waiting, **options)
+        role = RewardsRole(
+            name, self.codec, self.topics, publisher, judge, waiting=waiting, **options
+        )
         self._roles.append(role)
         make_loop = BesideARoom if threaded else Loop
         return self.loop(role, publisher, "t.rewards.s", make=make_loop)

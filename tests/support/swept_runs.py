@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
+from rollcall.consumers.agents.effects import Agent, CallModel, Finish, Reset, Step, Task, user
 from rollcall.consumers.audit.report import Report
 from rollcall.consumers.history.fork_request import fork_request, parent_of
 from rollcall.consumers.history.local_programs import watched_world

@@ -11,9 +11,9 @@ from rollcall.compose.runs import run_folder
 from rollcall.compose.runs.recipe import parse_recipe
 from rollcall.compose.runs.run_folder import RunFolder
 from rollcall.compose.settings import Settings
-from rollcall.compose.workers.build import Workshop
 from rollcall.compose.workers.run_trainer import run_trainer
 from rollcall.compose.workers.served_policy import run_engine
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.history.retraining import RetrainedStep, plan, train
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.consumers.loop.loop import Loop
@@ -72,7 +72,7 @@ class World:
         log = beside.log if beside else MemoryLog()
         codec = beside.codec if beside else Codec(LocalRegistry())
         self.open(directory, folder, log, codec)
-        self.loops = [self.shop.models(f"models-{run_id}", run_engine(folder, self.settings))]
+        self.loops = [self.factory.models(f"models-{run_id}", run_engine(folder, self.settings))]
         self.loops += beside.loops if beside else self.crew()
 
     def open(self, directory: Path, folder: RunFolder, log: MemoryLog, codec: Codec) -> None:
@@ -82,21 +82,21 @@ class World:
         for topic in wanted("m.", [folder.policy_id], partitions=2):
             log.create(topic.name, topic.partitions)
         self.settings = Settings(state_dir=directory, cache_dir=directory / "cache")
-        self.shop = Workshop(log, codec, self.topics, self.settings, watched=False)
+        self.factory = WorkerFactory(log, codec, self.topics, self.settings, watched=False)
 
     def crew(self) -> list[Loop]:
         """One worker of each group that has nothing to do with a policy."""
         recipe = self.folder.recipe
         return [
-            self.shop.agents("agents"),
-            self.shop.environments("environments"),
-            self.shop.rewards("rewards", recipe.scorers, recipe.scoring_id),
+            self.factory.agents("agents"),
+            self.factory.environments("environments"),
+            self.factory.rewards("rewards", recipe.scorers, recipe.scoring_id),
         ]
 
     def serve_by(self, engine: Engine) -> Loop:
         """Kill the run's model server, and let another serve in its place."""
         source_of(self.loops[0]).kill()
-        self.loops[0] = self.shop.models("heir", engine)
+        self.loops[0] = self.factory.models("heir", engine)
         return self.loops[0]
 
     def begin(self) -> None:
@@ -122,7 +122,7 @@ class World:
             loop.stop(1.0)
 
     def trainer(self) -> Trainer:
-        return run_trainer(self.shop, "training", self.folder)
+        return run_trainer(self.factory, "training", self.folder)
 
     def train(self, trainer: Trainer, steps: int | None = None) -> None:
         """Let everybody take turns until so many steps are done, or the run is."""
@@ -136,7 +136,7 @@ class World:
 
     def trained_again(self, first: int, last: int) -> list[RetrainedStep]:
         """The run's steps again from the record, by one process."""
-        ahead = plan(self.shop, self.folder.trained(), first, last)
+        ahead = plan(self.factory, self.folder.trained(), first, last)
         return list(train(ahead, self.codec, ahead.learner(ahead.run.config)))
 
     def read(self, topic: str, kind: type) -> list[Any]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rollcall.compose.settings import Settings
-from rollcall.compose.workers.build import Workshop
 from rollcall.compose.workers.run_trainer import continuations
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.agents.worker import CONTROL_EVERY_S
 from rollcall.consumers.history.versions_in_use import VersionsInUse
 from rollcall.consumers.log.memory_log import MemoryLog
@@ -109,16 +109,16 @@ class UnevenRun:
         self.log = MemoryLog(wanted("m.", [POLICY], partitions=2))
         self.codec = Codec(LocalRegistry())
         settings = Settings(state_dir=directory, cache_dir=directory / "cache")
-        self.shop = Workshop(self.log, self.codec, self.topics, settings, watched=False)
-        agents = self.shop.agents("agents")
+        self.factory = WorkerFactory(self.log, self.codec, self.topics, settings, watched=False)
+        agents = self.factory.agents("agents")
         # What is said on `control` is heard after so many turns, however quick the machine is.
         self.now = time.time()
         agents.role.wall = lambda: self.now
         self.loops = [
             agents,
-            self.shop.models("models", ScriptedEngine(POLICY, number)),
-            self.shop.environments("environments"),
-            self.shop.rewards("rewards", [SCORING], SCORING),
+            self.factory.models("models", ScriptedEngine(POLICY, number)),
+            self.factory.environments("environments"),
+            self.factory.rewards("rewards", [SCORING], SCORING),
         ]
         self.template = RolloutRequest(
             "",
@@ -145,8 +145,8 @@ class UnevenRun:
             "t", self.log, self.codec, self.topics, self.log.publisher(), learner, config, run,
             Draws(self.template, 7, config.members, (0, TASKS)), None,
             curators_of(self.curator, TASKS),
-            in_use=VersionsInUse(self.shop, POLICY),
-            continue_=continuations(self.shop, config),
+            in_use=VersionsInUse(self.factory, POLICY),
+            continue_=continuations(self.factory, config),
         )  # fmt: skip
         return self.trainer
 

@@ -6,9 +6,9 @@ from typing import Any
 from rollcall.compose.runs import run_folder
 from rollcall.compose.runs.recipe import parse_recipe
 from rollcall.compose.settings import Settings
-from rollcall.compose.workers.build import Workshop
 from rollcall.compose.workers.run_trainer import run_trainer
 from rollcall.compose.workers.served_policy import run_engine
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.consumers.loop.loop import Loop
 from rollcall.consumers.training.trainer import Trainer
@@ -30,23 +30,25 @@ class WholeRun:
         self.log = MemoryLog(wanted("m.", [part.policy_id for part in self.parts], partitions=2))
         self.codec = Codec(LocalRegistry(), objects=objects)
         self.settings = Settings(state_dir=state, cache_dir=state / "cache")
-        self.shop = Workshop(self.log, self.codec, self.topics, self.settings, watched=False)
+        self.factory = WorkerFactory(
+            self.log, self.codec, self.topics, self.settings, watched=False
+        )
         scorers = {part.recipe.scoring_id: part.recipe.scorers for part in self.parts}
         self.loops = {
-            "agents": self.shop.agents("agents"),
-            "environments": self.shop.environments("environments"),
+            "agents": self.factory.agents("agents"),
+            "environments": self.factory.environments("environments"),
             **{part.name: self.server(part) for part in self.parts},
             **{
-                f"by-{each}": self.shop.rewards(f"rewards-{each}", names, each)
+                f"by-{each}": self.factory.rewards(f"rewards-{each}", names, each)
                 for each, names in scorers.items()
             },
         }
 
     def server(self, part: run_folder.RunFolder) -> Loop:
-        return self.shop.models(f"models-{part.name}", run_engine(part, self.settings))
+        return self.factory.models(f"models-{part.name}", run_engine(part, self.settings))
 
     def trainer(self, part: run_folder.RunFolder) -> Trainer:
-        return run_trainer(self.shop, f"training-{part.name}", part)
+        return run_trainer(self.factory, f"training-{part.name}", part)
 
     def turn(self, *trainers: Trainer) -> int:
         """One turn of everybody who is not done; how much has moved."""

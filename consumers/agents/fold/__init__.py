@@ -7,19 +7,20 @@ effect when it is read back.
 
 An answer counts if its attempt is the current one and its command is outstanding and unanswered:
 the first event per (position, try), where try is the number of failures counted at that position.
-Any other answer is ignored and counted in `Journal.ignored`. An answer to a wish that the program
-never made, or made with another body, is a DeterminismError and ends that attempt.
+Any other answer is ignored and counted in `Journal.ignored`. An answer to an effect that the
+program never made, or made with another body, is a DeterminismError and ends that attempt.
 
-Two guards keep an error inside its rollout: `World.guard` around all code that touches a program,
-`Journal.take` around the rest. After an error in either the rollout stops: its end, failed, is a
-decision like any other, and every reader comes to the same one or waits for it in the log.
+Two guards keep an error inside its rollout: `FoldContext.guard` around all code that touches a
+program, `Journal.take` around the rest. After an error in either the rollout stops: its end,
+failed, is a decision like any other, and every reader comes to the same one or waits for it in the
+log.
 
 - `journal`: one partition, its open rollouts and its chain of starts
 - `rollout`: one open rollout, its attempts, decisions and end
-- `attempt`: a running program, the wishes it waits for and the answers it has got
-- `bodies`: digests of wishes; `openings`: records a new wish
-- `outstanding`: one wish whose answer has not been counted, and its deadlines
+- `attempt`: a running program, the effects it waits for and the answers it has got
+- `effect_digests`: digests of effects; `open_effects`: records a new effect
+- `outstanding`: one effect whose answer has not been counted, and its deadlines
 - `conversation`: one token sequence that is only ever extended
-- `commands`: the commands of wishes; `trajectory`: the record of an ended rollout
-- `checks`: validation of what a program yields; `world`: the fold's dependencies
+- `commands`: the commands of effects; `trajectory`: the record of an ended rollout
+- `checks`: validation of what a program yields; `context`: the fold's dependencies
 """

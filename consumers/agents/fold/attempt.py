@@ -1,4 +1,4 @@
-"""One attempt at a rollout: runs its program, opens its wishes and applies their answers.
+"""One attempt at a rollout: runs its program, opens its effects and applies their answers.
 
 Errors of a program are returned as ProgramFailed, not raised: the caller of the attempt decides
 what follows.
@@ -11,18 +11,8 @@ from functools import partial
 from itertools import islice
 from typing import Any, cast
 
-from rollcall.consumers.agents.fold.bodies import environment_of, spelt
-from rollcall.consumers.agents.fold.checks import (
-    check_as_completed,
-    check_finish,
-    check_wishes,
-)
-from rollcall.consumers.agents.fold.conversation import Conversation, recalled_as
-from rollcall.consumers.agents.fold.openings import Reserved, open_together, open_wish
-from rollcall.consumers.agents.fold.outstanding import Outstanding
-from rollcall.consumers.agents.fold.world import DrawnOnce, World
-from rollcall.consumers.agents.wishes import (
-    WISHES,
+from rollcall.consumers.agents.effects import (
+    EFFECTS,
     Agent,
     AsCompleted,
     CallModel,
@@ -37,6 +27,20 @@ from rollcall.consumers.agents.wishes import (
     WishFailed,
     make_message,
 )
+from rollcall.consumers.agents.fold.checks import (
+    check_as_completed,
+    check_effects,
+    check_finish,
+)
+from rollcall.consumers.agents.fold.context import DrawnOnce, FoldContext
+from rollcall.consumers.agents.fold.conversation import Conversation, recalled_as
+from rollcall.consumers.agents.fold.effect_digests import environment_of, serialised_sampling
+from rollcall.consumers.agents.fold.open_effects import (
+    TokensReserved,
+    open_concurrently,
+    open_effect,
+)
+from rollcall.consumers.agents.fold.outstanding import OutstandingEffect
 from rollcall.schemas.errors import ProgramFailed
 from rollcall.schemas.ids import call_seed
 from rollcall.schemas.message_code import maker
@@ -56,7 +60,7 @@ make_environment_answer = maker(EnvironmentAnswer)
 make_step_taken = maker(StepTaken)
 
 POSITIONS_PER_TURN = 8
-"""A program that never calls a model is ended after this many wishes per allowed turn, unless its
+"""A program that never calls a model is ended after this many effects per allowed turn, unless its
 limits name another number."""
 FREE_FAILURES = {"history_needed", "prefix_needed"}
 """Requests for more data, not failures of work: each counts as a try, but the first
@@ -72,8 +76,8 @@ server that does not wait."""
 Answer = ModelAnswered | EnvironmentStepped | CallFailed
 StepRow = tuple[int, str, str | None, str, float, bool, bool, str]
 """A StepTaken, field by field."""
-Turn = list[Outstanding] | Finish | ProgramFailed
-"""The result of running a program: its new wishes (none while it waits),
+Turn = list[OutstandingEffect] | Finish | ProgramFailed
+"""The result of running a program: its new effects (none while it waits),
 its end, or its failure."""
 
 
@@ -81,8 +85,8 @@ its end, or its failure."""
 class Session:
     """One environment session of an attempt, according to the journal."""
 
-    reset: Outstanding
-    """The wish that opened it, as it stood when it was answered."""
+    reset: OutstandingEffect
+    """The effect that opened it, as it stood when it was answered."""
     environment: str
     environment_config: str
     seed: int
@@ -94,16 +98,39 @@ class Session:
 
 
 class Attempt:
-    """One attempt at a rollout: its program, its outstanding wishes, and the answers so far."""
+    """One attempt at a rollout: its program, its outstanding effects, and the answers so far."""
 
     __slots__ = (
-        "agent", "answers", "completed", "conversations", "due_ms", "failures", "how_asked",
-        "model_calls", "most_wishes", "next_position", "number", "outstanding", "over", "partition",
-        "request", "rules", "sampled_tokens", "sessions", "steps", "wished", "world",
+        "agent",
+        "answers",
+        "awaited",
+        "completed",
+        "conversations",
+        "due_ms",
+        "failures",
+        "how_asked",
+        "max_effects",
+        "model_calls",
+        "next_position",
+        "number",
+        "outstanding",
+        "over",
+        "partition",
+        "request",
+        "rules",
+        "sampled_tokens",
+        "sessions",
+        "steps",
+        "world",
     )  # fmt: skip
 
     def __init__(
-        self, number: int, request: RolloutRequest, partition: int, world: World, rules: int = 0
+        self,
+        number: int,
+        request: RolloutRequest,
+        partition: int,
+        world: FoldContext,
+        rules: int = 0,
     ) -> None:
         self.number = number
         self.rules = rules
@@ -111,26 +138,26 @@ class Attempt:
         self.partition = partition
         self.world = world
         self.agent: Agent | None = None
-        self.outstanding: dict[int, Outstanding] = {}
-        self.wished: list[int] | int | None = []
-        """Positions of the wishes that the program waits for; a number where it yielded a single
-        wish, None where it waits for whichever completes next."""
+        self.outstanding: dict[int, OutstandingEffect] = {}
+        self.awaited: list[int] | int | None = []
+        """Positions of the effects that the program waits for; a number where it yielded a single
+        effect, None where it waits for whichever completes next."""
         self.answers: dict[int, object] = {}
         self.completed: deque[Completed] = deque()
-        """Outcomes of other wishes, in log order, that came while the program
+        """Outcomes of other effects, in log order, that came while the program
         waited for something else."""
         self.over = False
-        """True if the program is not resumed any more; answers to its open wishes still count."""
+        """True if the program is not resumed any more; answers to its open effects still count."""
         self.conversations: list[Conversation] = []
         self.sessions: dict[str, Session] = {}
         self.steps: PackedRows[StepRow] = PackedRows()
         limits = request.limits
-        self.most_wishes = limits.max_wishes or (limits.max_turns + 1) * POSITIONS_PER_TURN
+        self.max_effects = limits.max_wishes or (limits.max_turns + 1) * POSITIONS_PER_TURN
         self.next_position = 0
         self.model_calls = 0
         self.sampled_tokens = 0
         self.failures = 0
-        self.how_asked = spelt(request.sampling)
+        self.how_asked = serialised_sampling(request.sampling)
         """Computed once, as nearly every call uses the request's sampling."""
         self.due_ms = 0
         """No deadline passes before this time, so that most attempts can be
@@ -151,11 +178,11 @@ class Attempt:
             max_tokens=self.request.limits.max_tokens,
             sampling=self.request.sampling,
             policy_id=self.request.policy_id,
-            max_wishes=self.most_wishes,
+            max_wishes=self.max_effects,
         )
-        return self._advance(partial(self._first_wish, program), program_task, now_ms)
+        return self._advance(partial(self._first_effect, program), program_task, now_ms)
 
-    def _first_wish(self, program: Program, task: Task) -> object:
+    def _first_effect(self, program: Program, task: Task) -> object:
         self.agent = program(task)
         if not hasattr(self.agent, "send"):
             msg = f"program {self.request.agent!r} is no generator; it must yield its wishes"
@@ -173,12 +200,12 @@ class Attempt:
         self.agent = None
 
     def _advance(self, resume: Callable[[Any], object], told: object, now_ms: int) -> Turn:
-        """Run the program to its next wish, or to its end."""
+        """Run the program to its next effect, or to its end."""
         first, calls = self.next_position, self.model_calls
         came_to: Turn
         try:
             with self.world.guard:
-                came_to = self._wishes(resume, told, now_ms)
+                came_to = self._open_effects(resume, told, now_ms)
         except BaseException as error:
             came_to = self.world.failure(self.request.agent, error)
         if not isinstance(came_to, list):
@@ -186,22 +213,22 @@ class Attempt:
             self._withdraw(first, calls)
         return came_to
 
-    def _wishes(self, resume: Callable[[Any], object], told: object, now_ms: int) -> Turn:
-        opened: list[Outstanding] = []
+    def _open_effects(self, resume: Callable[[Any], object], told: object, now_ms: int) -> Turn:
+        opened: list[OutstandingEffect] = []
         while True:
             try:
                 yielded = resume(told)
             except StopIteration:
                 yielded = Finish()
-            if isinstance(yielded, WISHES):
-                self.wished = self.next_position
-                opened.append(open_wish(self, yielded, now_ms))
+            if isinstance(yielded, EFFECTS):
+                self.awaited = self.next_position
+                opened.append(open_effect(self, yielded, now_ms))
                 return opened
             if isinstance(yielded, Finish):
                 return self._finished(check_finish(yielded))
             opened += self._open_all(yielded, now_ms)
             # An outcome that was kept answers an AsCompleted at once.
-            if self.wished is not None or not self.completed:
+            if self.awaited is not None or not self.completed:
                 return opened
             resume, told = cast(Agent, self.agent).send, self.completed.popleft()
 
@@ -211,34 +238,36 @@ class Attempt:
             self.conversations.append(recalled_as(each, policy_id, len(self.conversations)))
         return finish
 
-    def _open_all(self, yielded: object, now_ms: int) -> list[Outstanding]:
-        """Open the wishes of a yielded list or AsCompleted, to be carried out concurrently."""
+    def _open_all(self, yielded: object, now_ms: int) -> list[OutstandingEffect]:
+        """Open the effects of a yielded list or AsCompleted, to be carried out concurrently."""
         first, name = self.next_position, self.request.agent
         if not isinstance(yielded, AsCompleted):
-            wishes = check_wishes(yielded, name, first)
-            opened = open_together(self, wishes, now_ms)
-            self.wished = list(range(first, self.next_position))
+            effects = check_effects(yielded, name, first)
+            opened = open_concurrently(self, effects, now_ms)
+            self.awaited = list(range(first, self.next_position))
             return opened
-        there = (waits.wish for waits in self.outstanding.values())
-        wishes = check_as_completed(yielded, there, name, first)
-        opened = open_together(self, wishes, now_ms, self._refuse)
-        self.wished = None
+        there = (waits.effect for waits in self.outstanding.values())
+        effects = check_as_completed(yielded, there, name, first)
+        opened = open_concurrently(self, effects, now_ms, self._refuse)
+        self.awaited = None
         if not self.outstanding and not self.completed:
             msg = f"program {name!r} waits for the next outcome at position {first}; none is open"
             raise ProgramFailed("rubbish", msg)
         return opened
 
-    def _refuse(self, wish: CallModel, error: Reserved) -> None:
+    def _refuse(self, effect: CallModel, error: TokensReserved) -> None:
         """Report to the program that a call was not made, like any other outcome."""
-        self.completed.append(Completed(wish, WishFailed("token_limit", str(error))))
+        self.completed.append(Completed(effect, WishFailed("token_limit", str(error))))
 
     def _withdraw(self, first: int, model_calls: int) -> None:
-        """Discard the wishes of a turn that failed; their commands were never sent."""
+        """Discard the effects of a turn that failed; their commands were never sent."""
         self.outstanding = {at: waits for at, waits in self.outstanding.items() if at < first}
         self.next_position, self.model_calls = first, model_calls
 
-    def take(self, waits: Outstanding, answer: Answer, command_id: bytes, now_ms: int) -> Turn:
-        """Apply a fitting answer; resume the program when all wishes that
+    def take(
+        self, waits: OutstandingEffect, answer: Answer, command_id: bytes, now_ms: int
+    ) -> Turn:
+        """Apply a fitting answer; resume the program when all effects that
         it waits for are answered."""
         if isinstance(answer, ModelAnswered):
             said = self._answered(waits, answer, command_id, now_ms)
@@ -247,7 +276,7 @@ class Attempt:
             return self._settle(waits, self._observed(waits, answer), now_ms)
         return self._failed(waits, answer, now_ms)
 
-    def _failed(self, waits: Outstanding, failure: CallFailed, now_ms: int) -> Turn:
+    def _failed(self, waits: OutstandingEffect, failure: CallFailed, now_ms: int) -> Turn:
         busy = failure.code == BUSY and waits.turned_away < MOST_BUSY
         waits.turned_away += busy
         history = failure.code in FREE_FAILURES and not waits.with_history
@@ -267,18 +296,18 @@ class Attempt:
             waits.sequence.busy = False
         return self._settle(waits, WishFailed(failure.code, failure.message), now_ms)
 
-    def _send_history(self, waits: Outstanding) -> None:
+    def _send_history(self, waits: OutstandingEffect) -> None:
         """Send the full history from now on; a step then reopens its
         environment, so its timeout grows."""
-        if isinstance(waits.wish, Step) and not waits.with_history:
+        if isinstance(waits.effect, Step) and not waits.with_history:
             waits.timeout_s += self.request.limits.open_timeout_s
         waits.with_history = True
 
     def _answered(
-        self, waits: Outstanding, body: ModelAnswered, command_id: bytes, now_ms: int
+        self, waits: OutstandingEffect, body: ModelAnswered, command_id: bytes, now_ms: int
     ) -> ModelAnswer:
-        wish, sequence, sampling = waits.wish, waits.sequence, waits.sampling
-        assert isinstance(wish, CallModel)
+        effect, sequence, sampling = waits.effect, waits.sequence, waits.sampling
+        assert isinstance(effect, CallModel)
         assert sequence is not None
         assert sampling is not None
         reply = make_message("assistant", body.text, body.tool_calls)
@@ -288,27 +317,27 @@ class Attempt:
         self.sampled_tokens += sampled
         prompt = sequence.length - len(body.token_ids) // 4
         tokens = b"", b"", b""
-        if wish.with_tokens:
+        if effect.with_tokens:
             tokens = sequence.packed()[: 4 * prompt], body.token_ids, body.logprobs
         return make_model_answer(
             reply, body.finish_reason, command_id, now_ms, prompt, sampled, *tokens, body.stopped_by
         )
 
-    def _observed(self, waits: Outstanding, body: EnvironmentStepped) -> EnvironmentAnswer:
-        wish, action = waits.wish, None
-        if isinstance(wish, Reset):
+    def _observed(self, waits: OutstandingEffect, body: EnvironmentStepped) -> EnvironmentAnswer:
+        effect, action = waits.effect, None
+        if isinstance(effect, Reset):
             # A session may be opened again: its actions are those after this opening.
-            environment = environment_of(wish, self.request.task)
-            session = self.sessions[wish.session] = Session(waits, *environment, len(self.steps))
+            environment = environment_of(effect, self.request.task)
+            session = self.sessions[effect.session] = Session(waits, *environment, len(self.steps))
         else:
-            assert isinstance(wish, Step)
-            action, session = wish.action, self.sessions[wish.session]
+            assert isinstance(effect, Step)
+            action, session = effect.action, self.sessions[effect.session]
             session.applied += 1
         session.done = body.terminated or body.truncated
         self.steps.append(
             (
                 waits.position,
-                wish.session,
+                effect.session,
                 action,
                 body.text,
                 body.reward,
@@ -332,26 +361,26 @@ class Attempt:
             taken.action for taken in since if taken.session == name and taken.action is not None
         )
 
-    def _settle(self, waits: Outstanding, answer: object, now_ms: int) -> Turn:
-        """Close one wish; resume the program when all wishes that it waits for are closed."""
-        position, wished = waits.position, self.wished
+    def _settle(self, waits: OutstandingEffect, answer: object, now_ms: int) -> Turn:
+        """Close one effect; resume the program when all effects that it waits for are closed."""
+        position, awaited = waits.position, self.awaited
         del self.outstanding[position]
         if self.over:
             return []
         agent = self.agent
         assert agent is not None
-        if position == wished:
+        if position == awaited:
             if isinstance(answer, WishFailed):
                 return self._advance(agent.throw, answer, now_ms)
             return self._advance(agent.send, answer, now_ms)
-        if not isinstance(wished, list) or position not in wished:
-            completed = Completed(cast(Any, waits.wish), cast(Any, answer))
-            if wished is None:
+        if not isinstance(awaited, list) or position not in awaited:
+            completed = Completed(cast(Any, waits.effect), cast(Any, answer))
+            if awaited is None:
                 return self._advance(agent.send, completed, now_ms)
             self.completed.append(completed)
             return []
         self.answers[position] = answer
-        if any(position not in self.answers for position in wished):
+        if any(position not in self.answers for position in awaited):
             return []
-        together = [self.answers.pop(position) for position in wished]
+        together = [self.answers.pop(position) for position in awaited]
         return self._advance(agent.send, together, now_ms)

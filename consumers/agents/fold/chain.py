@@ -20,7 +20,7 @@ MOST_LEFT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class StartChain:
     """The last request that was started."""
 
     last: int | None = None
@@ -53,9 +53,9 @@ class Chain:
     def _made_anew(self, requests_id: str) -> bool:
         return "" not in (requests_id, self.requests) and requests_id != self.requests
 
-    def then(self, start: Start) -> "Chain":
+    def then(self, start: Start) -> "StartChain":
         """Return the chain after a start that counts."""
         requests, left = start.requests_id or self.requests, self.left
         if self._made_anew(requests):
             left = (self.requests, *left)[:MOST_LEFT]
-        return Chain(start.request_offset, start.request_epoch, requests, left)
+        return StartChain(start.request_offset, start.request_epoch, requests, left)

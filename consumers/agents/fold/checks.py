@@ -3,8 +3,8 @@ rollout here: later it would end the worker. Every check raises ProgramFailed(`r
 
 from collections.abc import Iterable, Sequence
 
-from rollcall.consumers.agents.wishes import (
-    WISHES,
+from rollcall.consumers.agents.effects import (
+    EFFECTS,
     AsCompleted,
     Begun,
     CallModel,
@@ -21,36 +21,36 @@ RESULT_CHARS = 200_000
 """The largest result that fits into the journal; a larger one belongs into a file."""
 
 
-def check_wishes(
+def check_effects(
     yielded: object, program_name: str, position: int
 ) -> Sequence[Reset | CallModel | Step]:
-    """Return the wishes of a yielded list."""
-    wishes = yielded if isinstance(yielded, list | tuple) else ()
-    if not wishes or any(not isinstance(wish, WISHES) for wish in wishes):
+    """Return the effects of a yielded list."""
+    effects = yielded if isinstance(yielded, list | tuple) else ()
+    if not effects or any(not isinstance(effect, EFFECTS) for effect in effects):
         msg = (
             f"program {program_name!r} yielded {shown(yielded)} at position {position}; "
             "it may yield CallModel, Step, Reset, Finish, a list, or AsCompleted"
         )
         raise ProgramFailed("rubbish", msg)
-    return wishes
+    return effects
 
 
 def check_as_completed(
     yielded: AsCompleted, open_: Iterable[object], program_name: str, position: int
 ) -> Sequence[Reset | CallModel | Step]:
-    """Return its wishes, possibly none, after checking them against the open ones."""
+    """Return its effects, possibly none, after checking them against the open ones."""
     if isinstance(yielded.wishes, list | tuple) and not yielded.wishes:
         return ()
-    wishes = check_wishes(yielded.wishes, program_name, position)
-    busy = {wish.session for wish in open_ if isinstance(wish, Reset | Step)}
-    for wish in wishes:
-        if isinstance(wish, CallModel):
+    effects = check_effects(yielded.wishes, program_name, position)
+    busy = {effect.session for effect in open_ if isinstance(effect, Reset | Step)}
+    for effect in effects:
+        if isinstance(effect, CallModel):
             continue
-        if wish.session in busy:
-            msg = f"program {program_name!r} has two wishes of session {wish.session!r} open"
+        if effect.session in busy:
+            msg = f"program {program_name!r} has two wishes of session {effect.session!r} open"
             raise ProgramFailed("rubbish", msg)
-        busy.add(wish.session)
-    return wishes
+        busy.add(effect.session)
+    return effects
 
 
 def check_finish(finish: Finish) -> Finish:
@@ -69,17 +69,17 @@ def check_finish(finish: Finish) -> Finish:
     return Finish(result, tuple(recalled))
 
 
-def check_call(wish: CallModel) -> None:
+def check_call(effect: CallModel) -> None:
     """Check everything but the messages themselves."""
-    messages, how = wish.messages, wish.sampling
+    messages, how = effect.messages, effect.sampling
     if not isinstance(messages, (list, tuple)) or not messages:
         msg = f"CallModel needs a list of Message, found {shown(messages)}"
         raise ProgramFailed("rubbish", msg)
-    if wish.begun is not None and not _is_begun(wish.begun, len(messages)):
-        msg = f"CallModel needs as begun whole tokens of its first messages, found {shown(wish)}"
+    if effect.begun is not None and not _is_begun(effect.begun, len(messages)):
+        msg = f"CallModel needs as begun whole tokens of its first messages, found {shown(effect)}"
         raise ProgramFailed("rubbish", msg)
-    if not _is_text("" if wish.tools is None else wish.tools, wish.policy_id or ""):
-        msg = f"CallModel needs texts as policy_id and tools, found {shown(wish)}"
+    if not _is_text("" if effect.tools is None else effect.tools, effect.policy_id or ""):
+        msg = f"CallModel needs texts as policy_id and tools, found {shown(effect)}"
         raise ProgramFailed("rubbish", msg)
     if how is not None and not (
         isinstance(how, Sampling)
@@ -103,16 +103,16 @@ def check_messages(messages: Sequence[object]) -> None:
             raise ProgramFailed("rubbish", msg)
 
 
-def check_reset(wish: Reset, name: str, config: str, seed: int) -> None:
+def check_reset(effect: Reset, name: str, config: str, seed: int) -> None:
     """Check a reset, given the name, configuration and seed that it resolves to."""
-    if not _is_text(wish.session, name, config) or not _is_whole(seed, 64):
-        msg = f"Reset needs texts and a 64-bit seed, found {shown(wish)}"
+    if not _is_text(effect.session, name, config) or not _is_whole(seed, 64):
+        msg = f"Reset needs texts and a 64-bit seed, found {shown(effect)}"
         raise ProgramFailed("rubbish", msg)
 
 
-def check_step(wish: Step) -> None:
-    if not _is_text(wish.session, wish.action):
-        msg = f"Step needs texts that can be written as UTF-8, found {shown(wish)}"
+def check_step(effect: Step) -> None:
+    if not _is_text(effect.session, effect.action):
+        msg = f"Step needs texts that can be written as UTF-8, found {shown(effect)}"
         raise ProgramFailed("rubbish", msg)
 
 

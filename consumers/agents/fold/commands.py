@@ -1,12 +1,12 @@
-"""The command that is sent for a wish: deterministic, so that sending it
+"""The command that is sent for an effect: deterministic, so that sending it
 again gives the same bytes."""
 
 from dataclasses import replace
 
+from rollcall.consumers.agents.effects import CallModel, Reset, Step
 from rollcall.consumers.agents.fold.attempt import Attempt
-from rollcall.consumers.agents.fold.bodies import environment_of
-from rollcall.consumers.agents.fold.outstanding import Outstanding
-from rollcall.consumers.agents.wishes import CallModel, Reset, Step
+from rollcall.consumers.agents.fold.effect_digests import environment_of
+from rollcall.consumers.agents.fold.outstanding import OutstandingEffect
 from rollcall.schemas.ids import call_seed, command_id
 from rollcall.schemas.message_code import maker
 from rollcall.schemas.messages import EnvironmentStep, ModelCall
@@ -18,25 +18,27 @@ make_call = maker(ModelCall)
 make_step = maker(EnvironmentStep)
 
 
-def command(attempt: Attempt, waits: Outstanding) -> Command:
-    """Return the command of one outstanding wish in its present state."""
-    wish = waits.wish
-    if isinstance(wish, CallModel):
-        return _call(attempt, waits, wish)
-    if isinstance(wish, Reset):
-        return _reset(attempt, waits, wish)
-    assert isinstance(wish, Step)
-    return _step(attempt, waits, wish)
+def command(attempt: Attempt, waits: OutstandingEffect) -> Command:
+    """Return the command of one outstanding effect in its present state."""
+    effect = waits.effect
+    if isinstance(effect, CallModel):
+        return _call(attempt, waits, effect)
+    if isinstance(effect, Reset):
+        return _reset(attempt, waits, effect)
+    assert isinstance(effect, Step)
+    return _step(attempt, waits, effect)
 
 
-def place(attempt: Attempt, waits: Outstanding) -> tuple[str, int, int, int, bytes, bytes]:
+def command_identity(
+    attempt: Attempt, waits: OutstandingEffect
+) -> tuple[str, int, int, int, bytes, bytes]:
     """Return the fields that identify a command, and the event that answers it."""
     rollout_id, position = attempt.request.rollout_id, waits.position
     named = command_id(rollout_id, attempt.number, position, waits.tries)
     return rollout_id, attempt.number, position, waits.tries, named, waits.digest
 
 
-def courtesy(attempt: Attempt) -> list[Command]:
+def release_commands(attempt: Attempt) -> list[Command]:
     """Return commands that release open sessions and calls; they save work
     and do not affect history."""
     closing: list[Command] = [
@@ -54,7 +56,7 @@ def courtesy(attempt: Attempt) -> list[Command]:
     return closing
 
 
-def _call(attempt: Attempt, waits: Outstanding, wish: CallModel) -> ModelCall:
+def _call(attempt: Attempt, waits: OutstandingEffect, effect: CallModel) -> ModelCall:
     request = attempt.request
     sequence, sampling = waits.sequence, waits.sampling
     assert sequence is not None
@@ -62,7 +64,7 @@ def _call(attempt: Attempt, waits: Outstanding, wish: CallModel) -> ModelCall:
     named = sequence.held() and not waits.with_history
     least, pinned = request.versions_for(sequence.policy_id)
     return make_call(
-        *place(attempt, waits),
+        *command_identity(attempt, waits),
         attempt.partition,
         waits.not_after_ms(),
         "sample",
@@ -74,40 +76,40 @@ def _call(attempt: Attempt, waits: Outstanding, wish: CallModel) -> ModelCall:
         None if named else sequence.packed(),
         sequence.length,
         sequence.hash.digest() if named else b"",
-        tools=wish.tools or "",
+        tools=effect.tools or "",
         min_policy_version=least,
         policy_version=pinned,
     )
 
 
-def _reset(attempt: Attempt, waits: Outstanding, wish: Reset) -> EnvironmentStep:
-    name, config, seed = environment_of(wish, attempt.request.task)
+def _reset(attempt: Attempt, waits: OutstandingEffect, effect: Reset) -> EnvironmentStep:
+    name, config, seed = environment_of(effect, attempt.request.task)
     return make_step(
-        *place(attempt, waits),
+        *command_identity(attempt, waits),
         attempt.partition,
         waits.not_after_ms(),
         "reset",
         name,
-        wish.session,
+        effect.session,
         config,
         seed,
         timeout_s=waits.timeout_s,
     )
 
 
-def _step(attempt: Attempt, waits: Outstanding, wish: Step) -> EnvironmentStep:
-    session = attempt.sessions[wish.session]
+def _step(attempt: Attempt, waits: OutstandingEffect, effect: Step) -> EnvironmentStep:
+    session = attempt.sessions[effect.session]
     return make_step(
-        *place(attempt, waits),
+        *command_identity(attempt, waits),
         attempt.partition,
         waits.not_after_ms(),
         "step",
         session.environment,
-        wish.session,
+        effect.session,
         session.environment_config,
         session.seed,
         session.applied,
-        wish.action,
-        attempt.actions_of(wish.session) if waits.with_history else None,
+        effect.action,
+        attempt.actions_of(effect.session) if waits.with_history else None,
         waits.timeout_s,
     )

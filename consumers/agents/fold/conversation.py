@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rollcall.consumers.agents.wishes import Begun, CallModel, Recalled
+from rollcall.consumers.agents.effects import Begun, CallModel, Recalled
 from rollcall.schemas.ids import LONG_PREFIX, prefix_hash
 from rollcall.schemas.messages import Message, ModelAnswered, Sampling
 
@@ -82,11 +82,11 @@ class Conversation:
         """Return True if some of its tokens were sampled by a policy."""
         return bool(self.answers) or self.recorded is not None
 
-    def begins(self, wish: CallModel, policy_id: str) -> bool:
+    def begins(self, effect: CallModel, policy_id: str) -> bool:
         """Return True if a call extends it by at least one message, with
         the same policy and tools."""
-        messages, known = wish.messages, len(self.messages)
-        if policy_id != self.policy_id or len(messages) <= known or not self._told_of(wish.tools):
+        messages, known = effect.messages, len(self.messages)
+        if policy_id != self.policy_id or len(messages) <= known or not self._told_of(effect.tools):
             return False
         first = messages[:known]
         return (first if isinstance(first, list) else list(first)) == self.messages
@@ -127,7 +127,7 @@ class Conversation:
 
 
 def conversation_for(
-    wish: CallModel, policy_id: str, conversations: list[Conversation]
+    effect: CallModel, policy_id: str, conversations: list[Conversation]
 ) -> Conversation:
     """Return the longest conversation that a call extends, the latest among equals; else a new one.
 
@@ -138,40 +138,40 @@ def conversation_for(
     A call with `begun` tokens begins a new one, unless a known conversation has at least as many
     messages.
     """
-    known = [c for c in conversations if not c.busy and c.begins(wish, policy_id)]
-    if wish.begun is not None:
-        known = [c for c in known if len(c.messages) >= wish.begun.messages]
+    known = [c for c in conversations if not c.busy and c.begins(effect, policy_id)]
+    if effect.begun is not None:
+        known = [c for c in known if len(c.messages) >= effect.begun.messages]
     if known:
         longest = max(known, key=lambda c: (len(c.messages), c.index))
-        longest.adopt(wish.messages)
+        longest.adopt(effect.messages)
         return longest
-    fresh = _begun_by(wish, policy_id, len(conversations))
+    fresh = _begun_by(effect, policy_id, len(conversations))
     conversations.append(fresh)
     return fresh
 
 
 def counted_after(
-    wish: CallModel, policy_id: str, conversations: list[Conversation]
+    effect: CallModel, policy_id: str, conversations: list[Conversation]
 ) -> Conversation:
     """Return a copy of the conversation for a call that only counts tokens, so that the rollout's
     own is unchanged.
 
     It is the conversation that a sampling call would extend, even if another call extends it now.
     """
-    known = [c for c in conversations if c.begins(wish, policy_id)]
+    known = [c for c in conversations if c.begins(effect, policy_id)]
     found = max(known, key=lambda c: (len(c.messages), c.index), default=None)
-    if found is None or (wish.begun is not None and wish.begun.messages > len(found.messages)):
-        return _begun_by(wish, policy_id, len(conversations))
+    if found is None or (effect.begun is not None and effect.begun.messages > len(found.messages)):
+        return _begun_by(effect, policy_id, len(conversations))
     return Conversation(found.index, policy_id, found.messages, found.packed(), found.tools)
 
 
-def _begun_by(wish: CallModel, policy_id: str, index: int) -> Conversation:
-    begun = wish.begun
+def _begun_by(effect: CallModel, policy_id: str, index: int) -> Conversation:
+    begun = effect.begun
     if begun is None:
-        return Conversation(index, policy_id, tools=wish.tools or "")
-    messages = wish.messages[: begun.messages]
+        return Conversation(index, policy_id, tools=effect.tools or "")
+    messages = effect.messages[: begun.messages]
     recorded = begun if begun.mask else None
-    return Conversation(index, policy_id, messages, begun.ids, wish.tools, recorded)
+    return Conversation(index, policy_id, messages, begun.ids, effect.tools, recorded)
 
 
 def recalled_as(recalled: Recalled, policy_id: str, index: int) -> Conversation:

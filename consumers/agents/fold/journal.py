@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
 
-from rollcall.consumers.agents.fold.chain import Chain
+from rollcall.consumers.agents.fold.chain import StartChain
 from rollcall.consumers.agents.fold.commands import Command
-from rollcall.consumers.agents.fold.rollout import Effect, Rollout
+from rollcall.consumers.agents.fold.context import FoldContext
+from rollcall.consumers.agents.fold.rollout import Output, Rollout
 from rollcall.consumers.agents.fold.trajectory import END, refused_trajectory
-from rollcall.consumers.agents.fold.world import World
 from rollcall.consumers.agents.watermark import MOST_STRAGGLERS, Watermark
 from rollcall.schemas.messages import (
     EnvironmentStep,
@@ -30,12 +30,12 @@ FEW_RECORDS = 20_000
 
 
 @dataclass(slots=True)  # not frozen: one is made for every event
-class Taken:
+class AppliedEvent:
     """The result of one event."""
 
     reason: str = ""
     """The reason why it does not count, a key of `Journal.ignored`; empty if it counts."""
-    effects: Sequence[Effect] = ()
+    outputs: Sequence[Output] = ()
     """Its outputs, in the order in which they are to be sent."""
     rollout: Rollout | None = None
     """The rollout that it began, changed or ended."""
@@ -48,7 +48,7 @@ class Taken:
 
     @property
     def commands(self) -> list[Command]:
-        return [effect for effect in self.effects if isinstance(effect, COMMANDS)]
+        return [output for output in self.outputs if isinstance(output, COMMANDS)]
 
 
 class Journal:
@@ -57,7 +57,7 @@ class Journal:
     def __init__(
         self,
         partition: int,
-        world: World,
+        world: FoldContext,
         writer: str,
         begin: Watermark | None = None,
         *,
@@ -68,7 +68,7 @@ class Journal:
         self.world = world
         self.writer = writer
         begin = begin or Watermark(0)
-        self.chain = Chain(begin.last, begin.epoch, begin.requests, begin.left)
+        self.chain = StartChain(begin.last, begin.epoch, begin.requests, begin.left)
         """The last request whose start counted."""
         self.bulk_low = begin.bulk_low
         """Below this offset only records of stragglers are read, and `stragglers`
@@ -77,7 +77,7 @@ class Journal:
         self.ignored: Counter[str] = Counter()
         self._stragglers = frozenset(begin.stragglers)
         self._keys: set[bytes | None] = set()
-        self._starts: deque[tuple[int, Chain]] = deque()
+        self._starts: deque[tuple[int, StartChain]] = deque()
         self._twice: deque[tuple[int, int]] = deque()
         self._ended: deque[tuple[int, int]] = deque()
 
@@ -95,7 +95,7 @@ class Journal:
             self._keys.add(key)
         return key in self._keys
 
-    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> Taken:
+    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> AppliedEvent:
         """Apply one event, in log order. `now_ms` is its append time.
 
         If `silent`, answers yield no commands: for readers that would not send them.
@@ -113,22 +113,22 @@ class Journal:
             del self.open[event.rollout_id]
             self._ended.append((offset, rollout.first_offset))
             trajectory, closing = rollout.end(body, offset, now_ms)
-            return Taken("", [trajectory, *closing], rollout, trajectory)
+            return AppliedEvent("", [trajectory, *closing], rollout, trajectory)
         try:
             outcomes = rollout.take(event, now_ms)
             if outcomes is None:
                 return self._ignore("late_or_twice")
-            return Taken("", rollout.effects(outcomes, silent=silent), rollout)
+            return AppliedEvent("", rollout.outputs(outcomes, silent=silent), rollout)
         except Exception as error:
-            return Taken("", [rollout.give_up(error)], rollout)
+            return AppliedEvent("", [rollout.give_up(error)], rollout)
 
-    def _ignore(self, reason: str) -> Taken:
+    def _ignore(self, reason: str) -> AppliedEvent:
         self.ignored[reason] += 1
-        return Taken(reason)
+        return AppliedEvent(reason)
 
     def _start(
         self, event: Event, body: RolloutStarted | RolloutRefused, offset: int, now_ms: int
-    ) -> Taken:
+    ) -> AppliedEvent:
         """Open a rollout if its start counts."""
         if reason := self._breaks_chain(body, offset):
             return self._ignore(reason)
@@ -137,7 +137,7 @@ class Journal:
             return self._ignore("already_open")
         if isinstance(body, RolloutRefused):
             trajectory = refused_trajectory(event, body, self.partition, offset, now_ms)
-            return Taken("", [trajectory], None, trajectory)
+            return AppliedEvent("", [trajectory], None, trajectory)
         rollout = Rollout(
             body.request,
             partition=self.partition,
@@ -150,9 +150,9 @@ class Journal:
         )
         self.open[event.rollout_id] = rollout
         try:
-            return Taken("", rollout.effects(rollout.begin(now_ms), silent=False), rollout)
+            return AppliedEvent("", rollout.outputs(rollout.begin(now_ms), silent=False), rollout)
         except Exception as error:
-            return Taken("", [rollout.give_up(error)], rollout)
+            return AppliedEvent("", [rollout.give_up(error)], rollout)
 
     def _breaks_chain(self, body: RolloutStarted | RolloutRefused, offset: int) -> str:
         """Return why a start does not count; a start that counts becomes the last of the chain.

@@ -1,10 +1,10 @@
-"""One wish whose answer has not been counted yet: the answer that fits it, and its deadlines."""
+"""One effect whose answer has not been counted yet: the answer that fits it, and its deadlines."""
 
 from dataclasses import dataclass
 from functools import lru_cache
 
+from rollcall.consumers.agents.effects import CallModel, Effect
 from rollcall.consumers.agents.fold.conversation import Conversation
-from rollcall.consumers.agents.wishes import CallModel, Wish
 from rollcall.schemas.messages import CallFailed, Event, Message, ModelAnswered, Sampling
 
 PATIENCE = 2.5
@@ -16,10 +16,10 @@ FAR_MS = 10**13
 
 
 @dataclass(slots=True)
-class Outstanding:
-    """One wish whose answer has not been counted yet."""
+class OutstandingEffect:
+    """One effect whose answer has not been counted yet."""
 
-    wish: Wish
+    effect: Effect
     position: int
     digest: bytes
     opened_ms: int
@@ -37,18 +37,18 @@ class Outstanding:
     """True if its deadline was written. It is lost in a crash, which is harmless."""
 
     def fits(self, event: Event) -> bool:
-        """Return True if the event has this wish's digest and type, and no later try."""
+        """Return True if the event has this effect's digest and type, and no later try."""
         if event.body_digest != self.digest or event.tries > self.tries:
             return False
         of_model = isinstance(event.body, ModelAnswered)
-        return of_model == isinstance(self.wish, CallModel) or isinstance(event.body, CallFailed)
+        return of_model == isinstance(self.effect, CallModel) or isinstance(event.body, CallFailed)
 
     def not_after_ms(self) -> int:
-        """Return the time after which work on this wish must not begin."""
+        """Return the time after which work on this effect must not begin."""
         return self.opened_ms + whole_ms(self.timeout_s)
 
     def deadline_ms(self) -> int:
-        """Return the time after which no answer to this wish is waited for."""
+        """Return the time after which no answer to this effect is waited for."""
         return self.opened_ms + whole_ms(PATIENCE * self.timeout_s)
 
     def try_again(self, now_ms: int) -> None:

@@ -7,13 +7,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, cast
 
+from rollcall.consumers.agents.effects import Finish
 from rollcall.consumers.agents.fold.attempt import Attempt, Turn
-from rollcall.consumers.agents.fold.commands import Command, command, courtesy, place
-from rollcall.consumers.agents.fold.outstanding import PATIENCE, Outstanding, whole_ms
+from rollcall.consumers.agents.fold.commands import (
+    Command,
+    command,
+    command_identity,
+    release_commands,
+)
+from rollcall.consumers.agents.fold.context import FoldContext
+from rollcall.consumers.agents.fold.outstanding import PATIENCE, OutstandingEffect, whole_ms
 from rollcall.consumers.agents.fold.phases import AttemptPhases
 from rollcall.consumers.agents.fold.trajectory import Terminal, ended_trajectory
-from rollcall.consumers.agents.fold.world import World
-from rollcall.consumers.agents.wishes import Finish
 from rollcall.schemas.errors import DeterminismError, Refused
 from rollcall.schemas.foreign_text import REASON_CHARS, plain, raised
 from rollcall.schemas.messages import (
@@ -29,9 +34,9 @@ from rollcall.schemas.messages import (
     Trajectory,
 )
 
-Effect = Command | Event | Trajectory
-Outcome = Outstanding | Effect
-"""An output of an event, before wishes are made into commands."""
+Output = Command | Event | Trajectory
+Outcome = OutstandingEffect | Output
+"""An output of an event, before effects are made into commands."""
 
 
 class Rollout:
@@ -52,7 +57,7 @@ class Rollout:
         started_ms: int,
         requested_ms: int = 0,
         rules: int = 0,
-        world: World,
+        world: FoldContext,
         writer: str,
     ) -> None:
         self.request = request
@@ -115,27 +120,27 @@ class Rollout:
         return self._outcomes(attempt.take(waits, answer, event.command_id, now_ms))
 
     def _outcomes(self, turn: Turn) -> Sequence[Outcome]:
-        """Return the wishes of a turn, or the decision that ends the rollout."""
+        """Return the effects of a turn, or the decision that ends the rollout."""
         if isinstance(turn, list):
             return turn
         if isinstance(turn, Finish):
             return self._finish("finished", result=turn.result)
         return self._fail(turn.code, str(turn))
 
-    def effects(self, outcomes: Sequence[Outcome], *, silent: bool) -> list[Effect]:
-        """Return the outcomes with wishes made into commands; if `silent` wishes are left out."""
+    def outputs(self, outcomes: Sequence[Outcome], *, silent: bool) -> list[Output]:
+        """Return the outcomes with effects made into commands; if `silent` effects are left out."""
         if silent:
-            return [outcome for outcome in outcomes if not isinstance(outcome, Outstanding)]
+            return [outcome for outcome in outcomes if not isinstance(outcome, OutstandingEffect)]
         return [
-            command(self.attempt, outcome) if isinstance(outcome, Outstanding) else outcome
+            command(self.attempt, outcome) if isinstance(outcome, OutstandingEffect) else outcome
             for outcome in outcomes
         ]
 
-    def resend(self) -> list[Effect]:
-        """Return the commands of all unanswered wishes, and the decision
+    def resend(self) -> list[Output]:
+        """Return the commands of all unanswered effects, and the decision
         that has not been read back."""
         attempt = self.attempt
-        sent: list[Effect] = [command(attempt, waits) for waits in attempt.outstanding.values()]
+        sent: list[Output] = [command(attempt, waits) for waits in attempt.outstanding.values()]
         return [*sent, self.decision] if self.decision else sent
 
     def at_first_command(self) -> bool:
@@ -167,11 +172,11 @@ class Rollout:
         attempt.due_ms = min([self.ends_ms(), *(at for at, _ in due if now_ms < at)])
         return [self._late(waits) for at, waits in due if now_ms >= at]
 
-    def _late(self, waits: Outstanding) -> Event:
+    def _late(self, waits: OutstandingEffect) -> Event:
         waits.deadline_written = True
         reason = f"no answer within {PATIENCE * waits.timeout_s:g} s"
         body = CallFailed("deadline", reason, True)
-        return Event(*place(self.attempt, waits), self.writer, body)
+        return Event(*command_identity(self.attempt, waits), self.writer, body)
 
     def cancelled(self, reason: str, by: str = "") -> Event:
         """Return the event that ends this rollout when it is read back."""
@@ -221,7 +226,7 @@ class Rollout:
     def _new_attempt(self, number: int, now_ms: int) -> list[Outcome] | None:
         if number != self.attempt.number + 1:
             return None
-        closing = courtesy(self.attempt)
+        closing = release_commands(self.attempt)
         self.attempt.close_program()
         self._open_attempt(number)
         return [*closing, *self.begin(now_ms)]
@@ -231,7 +236,7 @@ class Rollout:
         that close all that is open."""
         closing: list[Command] = []
         with suppress(Exception):  # only saves work elsewhere
-            closing = courtesy(self.attempt)
+            closing = release_commands(self.attempt)
         self.attempt.close_program()
         trajectory = ended_trajectory(
             self.attempt,
@@ -245,18 +250,22 @@ class Rollout:
         return trajectory, closing
 
 
-def _disagreement(event: Event, waits: Outstanding | None, attempt: Attempt) -> DeterminismError:
-    """Return the error of an answer that does not fit the program's wishes."""
+def _disagreement(
+    event: Event, waits: OutstandingEffect | None, attempt: Attempt
+) -> DeterminismError:
+    """Return the error of an answer that does not fit the program's effects."""
     found = type(event.body).__name__
     if waits is None:
-        wishes = f"has made {attempt.next_position} wishes"
+        effects = f"has made {attempt.next_position} wishes"
     elif event.body_digest != waits.digest or event.tries > waits.tries:
-        wishes = f"wishes {type(waits.wish).__name__} {waits.digest.hex()[:8]}, try {waits.tries}"
+        effects = (
+            f"wishes {type(waits.effect).__name__} {waits.digest.hex()[:8]}, try {waits.tries}"
+        )
     else:
-        wishes = f"wishes {type(waits.wish).__name__}"
+        effects = f"wishes {type(waits.effect).__name__}"
     return DeterminismError(
         f"rollout {event.rollout_id} attempt {event.attempt} position {event.position}: the "
         f"journal answers {found} {event.body_digest.hex()[:8]}, try {event.tries}, but "
-        f"program {attempt.request.agent!r} {wishes}; has the program changed? run it under a new "
+        f"program {attempt.request.agent!r} {effects}; has the program changed? run it under a new "
         "name"
     )

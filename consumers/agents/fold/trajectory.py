@@ -1,8 +1,8 @@
 """The trajectory that is written when a rollout has ended or was refused."""
 
+from rollcall.consumers.agents.effects import CallModel
 from rollcall.consumers.agents.fold.attempt import Attempt
 from rollcall.consumers.agents.fold.conversation import Conversation
-from rollcall.consumers.agents.wishes import CallModel
 from rollcall.schemas.foreign_text import raised
 from rollcall.schemas.messages import (
     DeadlinePassed,
@@ -37,7 +37,7 @@ def ended_trajectory(
     Calls without an answer are not counted: whether a program made them may depend on the guard.
     """
     status, code, reason, result = _ending(body)
-    waiting = sum(isinstance(w.wish, CallModel) for w in attempt.outstanding.values())
+    waiting = sum(isinstance(w.effect, CallModel) for w in attempt.outstanding.values())
     policies, sequences, broken = _sequences(attempt)
     if broken:
         code, reason = "broken", broken

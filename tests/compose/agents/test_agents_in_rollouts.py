@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollcall.compose.settings import Settings
-from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.audit.audit import audit
 from rollcall.inference.engine import Engine
 from rollcall.inference.policy_dir import make_policy
@@ -44,12 +44,12 @@ class Town:
         settings = Settings(prefix=PREFIX, state_dir=state)
         self.cluster = MemoryCluster(settings=settings)
         log, codec, topics = self.cluster.log, self.cluster.codec, self.cluster.topics
-        self.shop = Workshop(log, codec, topics, settings, watched=False)
+        self.factory = WorkerFactory(log, codec, topics, settings, watched=False)
         self.cluster.log.crew = [
-            self.shop.agents("agents-1"),
-            self.shop.models("models-1", engine),
-            self.shop.environments("environments-1"),
-            self.shop.rewards("rewards-1"),
+            self.factory.agents("agents-1"),
+            self.factory.models("models-1", engine),
+            self.factory.environments("environments-1"),
+            self.factory.rewards("rewards-1"),
         ]
 
     def until_called(self, times: int) -> None:
@@ -61,7 +61,7 @@ class Town:
     def replace_environments(self) -> None:
         agents, models, environments, rewards = self.cluster.log.crew
         environments.stop(0.0)
-        again = self.shop.environments("environments-2")
+        again = self.factory.environments("environments-2")
         self.cluster.log.crew = [agents, models, again, rewards]
 
     def leave(self) -> None:

@@ -21,7 +21,7 @@ from rollcall.compose.agents.installation import (
     requirements,
 )
 from rollcall.compose.processes import holds_within
-from rollcall.sandbox.agents.shipped import SHIPPED, Installed, installed, interpreter
+from rollcall.sandbox.agents.shipped import SHIPPED, InstalledAgent, installed_agent, interpreter
 from rollcall.schemas.errors import Refused, Unavailable, WorkFailed
 from tests.support import local_index
 from tests.support.command_line import call, refused, rollcall
@@ -73,7 +73,7 @@ def test_agent_is_installed_checked_and_replaced_by_another_version(
 
     # Then one has made it, and it is not used before it was tried
     assert sorted(new for _, new in made) == [False, True]
-    assert made[0][0] == made[1][0] == installed(home, name)
+    assert made[0][0] == made[1][0] == installed_agent(home, name)
     with pytest.raises(WorkFailed, match=UNTRIED):
         interpreter(home, name)
     done = rollcall("agents", "install", "smolagents", cwd=tmp_path, **environment)
@@ -114,11 +114,11 @@ def test_killed_or_failed_install_is_not_taken_for_an_installation(
         assert holds_within(lambda: any(home.glob("smolagents/*/pyvenv.cfg")), 60)
         process.send_signal(signal.SIGKILL)
 
-    assert installed(home, "smolagents") is None
+    assert installed_agent(home, "smolagents") is None
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     done = rollcall("agents", "install", "smolagents", cwd=tmp_path, **environment)
     assert "the package index does not answer" in refused(done)
-    assert installed(home, "smolagents") is None
+    assert installed_agent(home, "smolagents") is None
     assert list((home / "smolagents").iterdir()) == []
 
 
@@ -220,15 +220,15 @@ def test_invalid_install_pointer_means_not_installed(home: Path, text: str) -> N
     (home / "smolagents").mkdir(parents=True)
     (home / "smolagents" / "installed.json").write_text(text)
 
-    assert installed(home, "smolagents") is None
+    assert installed_agent(home, "smolagents") is None
     mark(home, "smolagents", "")
-    assert installed(home, "smolagents") is None
+    assert installed_agent(home, "smolagents") is None
 
 
 def test_manually_removed_environment_is_not_installed(home: Path) -> None:
-    point_to(home, "smolagents", Installed(home / "smolagents" / "gone", "1.0", (), ""))
+    point_to(home, "smolagents", InstalledAgent(home / "smolagents" / "gone", "1.0", (), ""))
 
-    assert installed(home, "smolagents") is None
+    assert installed_agent(home, "smolagents") is None
 
 
 @pytest.mark.parametrize(

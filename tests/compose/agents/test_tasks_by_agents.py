@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rollcall.compose.settings import Settings
-from rollcall.compose.workers.build import Workshop
 from rollcall.compose.workers.served_policy import scripted_engine
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.producers.submit import requests_of
 from rollcall.sandbox.tasks.harbor import read_task
 from rollcall.sandbox.tasks.task_names import request_of
@@ -40,9 +40,9 @@ def played(agent: str, script: str, tmp_path: Path, where: str = "") -> tuple[Tr
 
     settings = Settings(prefix=PREFIX, state_dir=tmp_path / "state")
     cluster = MemoryCluster(settings=settings, objects=ObjectStore(str(tmp_path / "objects")))
-    shop = Workshop(cluster.log, cluster.codec, cluster.topics, settings, watched=False)
+    factory = WorkerFactory(cluster.log, cluster.codec, cluster.topics, settings, watched=False)
     engine = scripted_engine(POLICY, script, task.directory)
-    cluster.log.crew = [shop.agents("a"), shop.models("m", engine), shop.environments("e")]
+    cluster.log.crew = [factory.agents("a"), factory.models("m", engine), factory.environments("e")]
     try:
         cluster.ask(request)
         until = time.monotonic() + PATIENCE_S

@@ -10,7 +10,7 @@ import pytest
 from rollcall.compose.benchmarks import bare_boxes, box_starts, box_turns, box_work, gradings, suite
 from rollcall.compose.benchmarks.box_drivers import require_driver
 from rollcall.compose.benchmarks.box_sessions import box_sessions
-from rollcall.compose.benchmarks.figure import Figure, LeftOut
+from rollcall.compose.benchmarks.figure import BenchmarkUnavailable, Figure
 from rollcall.compose.settings import Settings
 from rollcall.consumers.agents.programs import program_of
 from rollcall.sandbox.boxes.box import driver
@@ -48,16 +48,18 @@ def test_docker_benchmark_is_reported_as_skipped_without_an_engine(
 def test_docker_benchmark_requested_by_name_is_refused_without_an_engine(
     no_engine: Settings, figure: str
 ) -> None:
-    with pytest.raises(LeftOut, match="the docker engine at"):
+    with pytest.raises(BenchmarkUnavailable, match="the docker engine at"):
         suite.run_benchmarks([f"{figure}_docker"], no_engine, None)
 
 
 def test_grading_benchmark_names_tasks_that_are_not_built(tmp_path: Path) -> None:
     if not has("bwrap"):
-        with pytest.raises(LeftOut, match="bubblewrap is not installed"):
+        with pytest.raises(BenchmarkUnavailable, match="bubblewrap is not installed"):
             gradings.grade_s(Settings(state_dir=tmp_path))
         return
-    with pytest.raises(LeftOut, match=r"0 of 5 tasks are in .*; `rollcall tasks build suite-b`"):
+    with pytest.raises(
+        BenchmarkUnavailable, match=r"0 of 5 tasks are in .*; `rollcall tasks build suite-b`"
+    ):
         gradings.grade_s(Settings(state_dir=tmp_path))
 
 

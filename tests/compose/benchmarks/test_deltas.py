@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rollcall.compose.benchmarks import deltas
-from rollcall.compose.benchmarks.figure import LeftOut
+from rollcall.compose.benchmarks.figure import BenchmarkUnavailable
 from rollcall.compose.settings import Settings
 from tests.support.policies import lake
 
@@ -30,5 +30,5 @@ def test_delta_ratio_is_skipped_without_a_language_model(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(LeftOut, match="rollcall policy fetch smollm2"):
+    with pytest.raises(BenchmarkUnavailable, match="rollcall policy fetch smollm2"):
         deltas.delta_ratio(Settings())

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rollcall.compose.benchmarks.engine_speed import (
-    Batch,
+    CallBatch,
     Round,
     Worker,
     calls_of,
@@ -19,7 +19,7 @@ from rollcall.schemas.messages import Event, ModelAnswered
 from rollcall.schemas.packed import ids_of
 from tests.support import policies
 
-BATCH = Batch(calls=3, prompt=4, answer=5)
+BATCH = CallBatch(calls=3, prompt=4, answer=5)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_fastest_rounds_are_compared_by_cpu_time() -> None:
         "generate": [Round(0.125, 3.0), Round(0.5, 2.0)],
     }
 
-    found = figure(Batch(calls=2, prompt=9, answer=50), rounds)
+    found = figure(CallBatch(calls=2, prompt=9, answer=50), rounds)
 
     assert (found.value, found.ceiling, found.ratio) == (400, 800, 0.5)
     assert found.notes[1].startswith("generate: 800 tokens/s of CPU, 50 by the clock; 2 at once")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollcall.compose.benchmarks.lag_runs import Cell, Kept, Way, made_by
+from rollcall.compose.benchmarks.lag_runs import Cell, RunResults, Variant, recipe_digest
 from rollcall.compose.benchmarks.learning_at_lag import (
     LOSSES,
     at_lag,
@@ -29,9 +29,9 @@ WAY = '{"loss": "no_loss", "step_size": "ess", "lag": 1}'
 RUN = json.dumps(asdict(SeedRun(1, 0.9, (), 1, 2, 1.0)))
 
 
-def kept_in(path: Path, text: str) -> Kept:
+def kept_in(path: Path, text: str) -> RunResults:
     """The runs in a results file of a recipe in memory, under the current settings."""
-    return Kept.of(lambda way: made_by(at_lag(text, way), load_settings(), True), path)
+    return RunResults.of(lambda way: recipe_digest(at_lag(text, way), load_settings(), True), path)
 
 
 def run_of(success: float, staleness: float) -> SeedRun:
@@ -39,7 +39,7 @@ def run_of(success: float, staleness: float) -> SeedRun:
 
 
 @pytest.mark.parametrize("way", ways_of((1, 16), LOSSES), ids=str)
-def test_lagged_recipe_changes_only_the_compared_options(way: Way) -> None:
+def test_lagged_recipe_changes_only_the_compared_options(way: Variant) -> None:
     recipe, text = load_recipe("lake-any-start")
 
     again = parse_recipe(at_lag(text, way), "lagging")
@@ -57,7 +57,7 @@ def test_lagged_recipe_changes_only_the_compared_options(way: Way) -> None:
 
 def test_cell_shows_the_median_and_the_number_of_good_runs() -> None:
     runs = tuple(run_of(*each) for each in ((0.9, 15.0), (0.2, 16.0), (0.86, 14.0)))
-    cell = Cell(Way("m2po", "ess", 16), runs)
+    cell = Cell(Variant("m2po", "ess", 16), runs)
 
     assert str(cell) == "0.86 (2/3, 15.0)"
     assert table([cell]).row_count == 1
@@ -98,7 +98,7 @@ def test_only_runs_missing_from_the_results_file_are_run(tmp_path: Path) -> None
     recipe, told = tmp_path / "r.toml", tmp_path / "told.json"
     recipe.write_text(RECIPE.replace("steps = 4", "steps = 2"))
     kept = kept_in(told, recipe.read_text())
-    kept.add(Way("m2po", "scheduled", 1), run_of(0.123, 1.0))
+    kept.add(Variant("m2po", "scheduled", 1), run_of(0.123, 1.0))
 
     cells = learn_at_lag(str(recipe), [1], memory=True, lags="1", losses="m2po", json=told)
 
@@ -117,7 +117,7 @@ def test_results_file_of_a_different_setup_is_refused_by_the_difference(
     recipe.write_text(RECIPE)
     kept = kept_in(told, RECIPE + ("# a comment decides nothing\n"))
     for loss in ("gspo", "m2po"):
-        kept.add(Way(loss, "ess", 1), run_of(0.5, 1.0))
+        kept.add(Variant(loss, "ess", 1), run_of(0.5, 1.0))
     if other == "a learning rate":
         recipe.write_text(RECIPE.replace("[learner]", "[learner]\nlr = 1e-9"))
     elif other == "a thread":

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rollcall.compose.benchmarks import adoption, saving
-from rollcall.compose.benchmarks.figure import LeftOut
+from rollcall.compose.benchmarks.figure import BenchmarkUnavailable
 from rollcall.compose.benchmarks.one_trainer import Shape
 from rollcall.compose.settings import Settings
 from tests.support.policies import lake
@@ -38,5 +38,5 @@ def test_saving_benchmarks_are_skipped_without_a_language_model(
     monkeypatch.chdir(tmp_path)
 
     for figure in (saving.version_s, adoption.adopt_pause_ms):
-        with pytest.raises(LeftOut, match="rollcall policy fetch smollm2"):
+        with pytest.raises(BenchmarkUnavailable, match="rollcall policy fetch smollm2"):
             figure(Settings())

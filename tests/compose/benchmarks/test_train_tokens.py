@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rollcall.compose.benchmarks import train_tokens
-from rollcall.compose.benchmarks.figure import LeftOut
-from rollcall.compose.benchmarks.one_trainer import Shape, StepTaken, ours
+from rollcall.compose.benchmarks.figure import BenchmarkUnavailable
+from rollcall.compose.benchmarks.one_trainer import Shape, StepTime, ours
 from rollcall.compose.settings import Settings
 from tests.support import policies
 
@@ -15,9 +15,9 @@ SHAPE = Shape(groups=2, answers=3, prompt=4, answer=2)
 
 def test_fastest_steps_are_compared_with_trl_as_the_ceiling() -> None:
     steps = {
-        "shared": [StepTaken(0.5, 0.5, 10**9), StepTaken(0.4, 0.25, 2 * 10**9)],
-        "rows": [StepTaken(1.0, 1.0, 3 * 10**9)],
-        "trl": [StepTaken(1.0, 0.75, 4 * 10**9)],
+        "shared": [StepTime(0.5, 0.5, 10**9), StepTime(0.4, 0.25, 2 * 10**9)],
+        "rows": [StepTime(1.0, 1.0, 3 * 10**9)],
+        "trl": [StepTime(1.0, 0.75, 4 * 10**9)],
     }
 
     figure = train_tokens.figure(SHAPE, steps)
@@ -28,7 +28,7 @@ def test_fastest_steps_are_compared_with_trl_as_the_ceiling() -> None:
 
 
 def test_figure_without_trl_says_so_in_its_notes() -> None:
-    steps = {"shared": [StepTaken(0.5, 1, 1)], "rows": [StepTaken(1.0, 1, 1)]}
+    steps = {"shared": [StepTime(0.5, 1, 1)], "rows": [StepTime(1.0, 1, 1)]}
 
     figure = train_tokens.figure(SHAPE, steps)
 
@@ -41,7 +41,7 @@ def test_train_tokens_benchmark_is_skipped_without_the_language_model(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(LeftOut, match="policy fetch smollm2 --to smollm2"):
+    with pytest.raises(BenchmarkUnavailable, match="policy fetch smollm2 --to smollm2"):
         train_tokens.train_tokens_per_s(Settings())
 
 

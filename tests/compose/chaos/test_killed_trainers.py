@@ -11,7 +11,7 @@ import torch
 
 from rollcall.compose.chaos.faults import KILL, LIVES_S
 from rollcall.compose.chaos.plan import RECIPES, ChaosPlan
-from rollcall.compose.chaos.trained_again import figures_of_run
+from rollcall.compose.chaos.retraining_figures import figures_of_run
 from rollcall.compose.chaos.training_figures import TrainingFigures
 from rollcall.compose.runs.recipe import parse_recipe
 from rollcall.schemas.errors import Refused
@@ -36,7 +36,7 @@ def world(tmp_path: Path) -> World:
 
 
 def judged(world: World) -> TrainingFigures:
-    return figures_of_run(world.shop, world.folder.trained(), torch.get_num_threads())
+    return figures_of_run(world.factory, world.folder.trained(), torch.get_num_threads())
 
 
 def cut(world: World) -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rollcall.consumers.history.dead_letter_index import DeadLetterIndex, choice_of
+from rollcall.consumers.history.dead_letter_index import DeadLetterIndex, select_dead_letters
 from rollcall.consumers.history.dead_letter_replay import NotReplayed
-from rollcall.consumers.history.rate_limit import Pace
+from rollcall.consumers.history.rate_limit import RateLimit
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.loop.dead_letters import DeadLetters
 from rollcall.schemas.errors import BadMagic, Refused, WireError
@@ -124,12 +124,12 @@ def test_unknown_filter_is_refused(
 @pytest.mark.parametrize("text", ["7", "@7", "0@", "a@b", "0@7-", "-1@3"])
 def test_invalid_dead_letter_place_is_refused(text: str) -> None:
     with pytest.raises(Refused, match="PARTITION@OFFSET"):
-        choice_of([text], source="", error="", since="", every=False)
+        select_dead_letters([text], source="", error="", since="", every=False)
 
 
 def test_empty_selection_is_refused() -> None:
     with pytest.raises(Refused, match="--all"):
-        choice_of([], source="", error="", since="", every=False)
+        select_dead_letters([], source="", error="", since="", every=False)
 
 
 def test_dead_letter_is_shown_with_all_headers_and_undecodable_bytes(
@@ -281,7 +281,7 @@ class Watch:
 
 def test_pace_limits_records_per_second() -> None:
     watch = Watch()
-    pace = Pace(4.0, lambda: watch.now, watch.sleep)
+    pace = RateLimit(4.0, lambda: watch.now, watch.sleep)
 
     for _ in range(9):
         pace.wait()
@@ -291,7 +291,7 @@ def test_pace_limits_records_per_second() -> None:
 
 def test_pace_without_a_rate_does_not_sleep() -> None:
     watch = Watch()
-    pace = Pace(0.0, lambda: watch.now, watch.sleep)
+    pace = RateLimit(0.0, lambda: watch.now, watch.sleep)
 
     for _ in range(9):
         pace.wait()

@@ -4,8 +4,8 @@ import pytest
 
 from rollcall.consumers.history.dead_letter_replay import NotReplayed
 from rollcall.consumers.log.memory_source import MemorySource
-from rollcall.consumers.loop.dead_letters import Passed
-from rollcall.consumers.loop.letter_records import Skip
+from rollcall.consumers.loop.dead_letter_records import SkipOrder
+from rollcall.consumers.loop.dead_letters import SkippedRecords
 from rollcall.schemas.errors import Refused
 from tests.support.command_line import call
 from tests.support.journals import request
@@ -27,8 +27,8 @@ def cluster() -> MemoryCluster:
     return cluster
 
 
-def skipped(cluster: MemoryCluster) -> list[Skip]:
-    passed = Passed(cluster.log, cluster.topics, AGENTS)
+def skipped(cluster: MemoryCluster) -> list[SkipOrder]:
+    passed = SkippedRecords(cluster.log, cluster.topics, AGENTS)
     passed.refresh()
     return passed.skips.get((REQUESTS, 1), [])
 
@@ -58,7 +58,7 @@ def test_skip_is_stored_with_user_and_reason_and_listed(
 ) -> None:
     ask(cluster, "1@0-3")
 
-    assert skipped(cluster) == [Skip(AGENTS, REQUESTS, 1, 0, 3, "JSON by mistake", "ann")]
+    assert skipped(cluster) == [SkipOrder(AGENTS, REQUESTS, 1, 0, 3, "JSON by mistake", "ann")]
     capsys.readouterr()
     call(cluster, "dlq", "list")
     assert capsys.readouterr().out.strip() == "0 dead letters waiting, 1 ranges skipped"

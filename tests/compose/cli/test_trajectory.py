@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcall.consumers.history.divergence import moments_of, parting_of, relation
+from rollcall.consumers.history.divergence import find_divergence, moments_of, relation
 from rollcall.consumers.history.rollout_story import Story, stories
 from rollcall.consumers.history.timing import Timers, timers_of
 from rollcall.consumers.log.protocols import Record
@@ -201,7 +201,7 @@ def test_fork_and_parent_share_the_recorded_turns(
     child = forked(cluster, "a", 2)
     capsys.readouterr()
 
-    parting = parting_of(story_of(cluster, "a"), story_of(cluster, child))
+    parting = find_divergence(story_of(cluster, "a"), story_of(cluster, child))
     call(cluster, "trajectory", "--diff", child, "a", "--json")
 
     assert (len(parting.same), parting.turns) == (5, 2)
@@ -245,7 +245,7 @@ def agents_story(command: str, *, then: str = "ls") -> Story:
 def test_differences_in_tool_call_ids_are_ignored() -> None:
     one, other, strange = (agents_story("a"), agents_story("b"), agents_story("c", then="rm"))
 
-    same, parted = parting_of(one, other), parting_of(one, strange)
+    same, parted = find_divergence(one, other), find_divergence(one, strange)
 
     assert [event.body for event in one.outcomes()] != [event.body for event in other.outcomes()]
     assert (len(same.same), same.left, same.right) == (4, (), ())
@@ -258,7 +258,7 @@ def test_retried_failure_is_not_a_difference() -> None:
     smooth = told((0, STARTED, -1, 0), (1, STEPPED, 0, 0), (2, SAID, 1, 0))
     rough = told((0, STARTED, -1, 0), (1, STEPPED, 0, 0), (2, LATE, 1, 0), (9, SAID, 1, 1))
 
-    parting = parting_of(smooth, rough)
+    parting = find_divergence(smooth, rough)
 
     assert (parting.left, parting.right, parting.turns) == ((), (), 1)
     assert [moment.kind for moment in moments_of(rough)] == ["environment", "model"]

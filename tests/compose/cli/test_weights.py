@@ -32,13 +32,13 @@ def test_files_are_listed_with_their_needs_during_and_after_a_run(
 ) -> None:
     world = World(tmp_path, DELTAS)
     run = begun(world)
-    call(world.shop, "weights", run)
+    call(world.factory, "weights", run)
     assert "0 files in" in capsys.readouterr().out
     trainer = world.trainer()
     world.train(trainer, steps=2)
     capsys.readouterr()
 
-    call(world.shop, "weights", run, "--json")
+    call(world.factory, "weights", run, "--json")
 
     found = json.loads(capsys.readouterr().out)
     assert [(file["version"], file["kind"], file["base"]) for file in found["files"]] == [
@@ -62,7 +62,7 @@ def test_files_are_listed_with_their_needs_during_and_after_a_run(
     [*_, last] = world.log.all(world.topics.versions)
     world.log.append(world.topics.versions, b"somebody else", last.value)
     capsys.readouterr()
-    call(world.shop, "weights", run)
+    call(world.factory, "weights", run)
 
     said = capsys.readouterr().out
     assert "delta on 2" in said
@@ -76,7 +76,7 @@ def test_files_are_listed_with_their_needs_during_and_after_a_run(
 def test_unknown_run_is_refused(tmp_path: Path) -> None:
     world = World(tmp_path)
     with pytest.raises(Refused, match="no run 'nobody'"):
-        call(world.shop, "weights", "nobody")
+        call(world.factory, "weights", "nobody")
 
 
 def test_weights_for_replay_are_listed_as_in_the_newest_checkpoint(
@@ -91,7 +91,7 @@ def test_weights_for_replay_are_listed_as_in_the_newest_checkpoint(
     world.ask(late)  # and nobody of the agents group takes a turn
     capsys.readouterr()
 
-    call(world.shop, "weights", run, "--json")
+    call(world.factory, "weights", run, "--json")
 
     files = json.loads(capsys.readouterr().out)["files"]
     needed = {file["version"]: " ".join(file["needed_by"]) for file in files}

@@ -9,7 +9,7 @@ from rollcall.compose.runs import run_folder
 from rollcall.compose.runs.recipe import parse_recipe
 from rollcall.compose.runs.run_folder import RunFolder
 from rollcall.compose.settings import Settings
-from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, ModelAnswer, Task, user
+from rollcall.consumers.agents.effects import Agent, CallModel, Finish, ModelAnswer, Task, user
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import Trajectory
 from tests.support.tiny_run import RECIPE

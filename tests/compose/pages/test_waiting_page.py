@@ -7,25 +7,25 @@ from rollcall.compose.cli.app import app
 from rollcall.compose.pages.waiting_page import print_waiting
 from rollcall.compose.terminal import page
 from rollcall.consumers.agents.control_state import ControlState
-from rollcall.consumers.history.open_work import Place
-from rollcall.consumers.history.waiting import Waiting
+from rollcall.consumers.history.open_work import PartitionOwner
+from rollcall.consumers.history.waiting import OpenWaits
 from rollcall.consumers.history.waits import Wait
 from rollcall.schemas.messages import Control
 
 NOW_MS = 1_700_000_000_000
-STEPS = Place("t.environments", "t.env.steps", 2)
-JOURNAL = Place("t.agents", "t.rollout.events", 1)
+STEPS = PartitionOwner("t.environments", "t.env.steps", 2)
+JOURNAL = PartitionOwner("t.agents", "t.rollout.events", 1)
 CALL = Wait("r1", "g", "step", "lake 1/0/0", NOW_MS - 90_000, NOW_MS - 30_000, STEPS)
 END = Wait("r2", "g", "decision", "its end", NOW_MS - 3_000, NOW_MS + 4_000, JOURNAL)
 WHOLE = Wait("r3", "g", "group", "1 of 3", NOW_MS - 1_000, None, None)
 
 
-def waiting(*waits: Wait, words: ControlState | None = None, **given: object) -> Waiting:
+def waiting(*waits: Wait, words: ControlState | None = None, **given: object) -> OpenWaits:
     told = {"owners": {STEPS: "environments-2"}, "writers": {1: "agents-1"}, "remarks": [], **given}
-    return Waiting(list(waits), words or ControlState(), **told)  # type: ignore[arg-type]
+    return OpenWaits(list(waits), words or ControlState(), **told)  # type: ignore[arg-type]
 
 
-def show(state: Waiting) -> None:
+def show(state: OpenWaits) -> None:
     with page() as terminal:
         print_waiting(state, NOW_MS, terminal)
 

@@ -12,9 +12,9 @@ from rollcall.compose.conductor.in_memory import run_in_memory
 from rollcall.compose.runs import run_folder
 from rollcall.compose.runs.recipe import load_recipe, parse_recipe
 from rollcall.compose.settings import Settings
-from rollcall.compose.workers.build import Workshop
 from rollcall.compose.workers.run_trainer import run_trainer
 from rollcall.compose.workers.served_policy import run_engine
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.schemas.codec import Codec, LocalRegistry
 from rollcall.schemas.errors import Refused
@@ -62,13 +62,13 @@ class Run:
         settings = Settings(state_dir=self.state, cache_dir=self.state / "cache")
         self.log = MemoryLog(wanted("m.", [self.folder.policy_id], partitions=2))
         self.codec = Codec(LocalRegistry(), objects=ObjectStore(f"{self.state}/objects"))
-        shop = Workshop(self.log, self.codec, self.topics, settings, watched=False)
-        self.trainer = run_trainer(shop, "training", self.folder)
+        factory = WorkerFactory(self.log, self.codec, self.topics, settings, watched=False)
+        self.trainer = run_trainer(factory, "training", self.folder)
         self.loops = [
-            shop.agents("agents"),
-            shop.models("models", run_engine(self.folder, settings)),
-            shop.environments("environments"),
-            shop.rewards("rewards", recipe.scorers, recipe.scoring_id),
+            factory.agents("agents"),
+            factory.models("models", run_engine(self.folder, settings)),
+            factory.environments("environments"),
+            factory.rewards("rewards", recipe.scorers, recipe.scoring_id),
         ]
 
     def go(self) -> None:

@@ -59,7 +59,10 @@ def test_custom_engine_receives_the_settings(
         ("nowhere:Engine", "module 'nowhere' cannot be imported"),
         ("test_engines:missing", "has no 'missing'"),
         ("test_engines:without_options", "cannot be called .* threads=: .*device"),
-        ("test_engines:half", "SimpleNamespace without .*busy, expire, abort, twin, stage, adopt"),
+        (
+            "test_engines:half",
+            "SimpleNamespace without .*busy, expire, abort, replica, stage, adopt",
+        ),
         ("test_engines:other", "serves 'p-2'; it was asked for 'p'"),
     ],
 )

@@ -12,9 +12,9 @@ from rollcall.compose.settings import (
     RewardsSettings,
     Settings,
 )
-from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers import time_guard
-from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
+from rollcall.consumers.agents.effects import Agent, CallModel, Finish, Reset, Step, Task, user
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.sandbox.environment import Observation
 from rollcall.schemas.messages import (
@@ -82,13 +82,16 @@ def test_hanging_program_environment_and_scorer_are_ended_by_name() -> None:
         environments=EnvironmentsSettings(),
         rewards=RewardsSettings(scorers=[f"{HERE}:judges"], scorer_timeout_s=LIMIT_S),
     )
-    shop = Workshop(
+    factory = WorkerFactory(
         cluster.log, cluster.codec, cluster.topics, settings, watched=False, guarded=True
     )
     engine = ScriptedEngine(POLICY, lambda call: call.messages[-1].content.removesuffix(" it"))
     cluster.log.crew = [
-        shop.agents("a"), shop.models("m", engine), shop.environments("e"), shop.rewards("r"),
-    ]  # fmt: skip
+        factory.agents("a"),
+        factory.models("m", engine),
+        factory.environments("e"),
+        factory.rewards("r"),
+    ]
     for prompt in ("hang here", "hang it", "hang the judge", "go"):
         task = Wanted(f"{HERE}:Hangs", prompt=prompt)
         step_s = 1.0 if prompt == "hang it" else 60.0

@@ -10,7 +10,7 @@ import pytest
 from rollcall.compose.chaos.victims import agents_below
 from rollcall.compose.processes import holds_within
 from rollcall.compose.settings import Settings
-from rollcall.compose.workers.build import Workshop
+from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.loop.loop import Loop
 from rollcall.producers.publisher import Publisher
 from rollcall.schemas.messages import EnvironmentStepped, Limits, RolloutRequest, Task
@@ -50,10 +50,10 @@ def cluster(tmp_path: Path) -> Iterator[MemoryCluster]:
     """A cluster without a model server, so that every model call waits."""
     settings = Settings(prefix=PREFIX, state_dir=tmp_path / "state", cache_dir=tmp_path / "cache")
     cluster = MemoryCluster(settings=settings)
-    shop = Workshop(cluster.log, cluster.codec, cluster.topics, settings, watched=False)
-    cluster.log.crew = [shop.agents("agents-1")]
-    shop.watched = True  # with threads
-    cluster.log.crew = [*cluster.log.crew, shop.environments("environments-1")]
+    factory = WorkerFactory(cluster.log, cluster.codec, cluster.topics, settings, watched=False)
+    cluster.log.crew = [factory.agents("agents-1")]
+    factory.watched = True  # with threads
+    cluster.log.crew = [*cluster.log.crew, factory.environments("environments-1")]
     yield cluster
     for loop in cluster.log.crew:
         loop.stop(0.0)

@@ -65,7 +65,7 @@ def leading(world: World, rank: ThreadRanks, *stopping: bool) -> Iterator[None]:
     asked = iter(stopping)
     with ThreadPoolExecutor(1) as pool:
         stop = partial(next, asked, True)
-        led = pool.submit(train, world.shop, "training", world.folder, stop, rank)
+        led = pool.submit(train, world.factory, "training", world.folder, stop, rank)
         yield
         led.result(WAIT_S)
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from rollcall.consumers.agents.effects import Agent, Task
 from rollcall.consumers.agents.programs import program_of
-from rollcall.consumers.agents.wishes import Agent, Task
 from rollcall.consumers.agents.worker import Capacity
 from rollcall.producers.publisher import VALUE_LIMIT_BYTES
 from rollcall.schemas.codec import Codec, LocalRegistry, Registry

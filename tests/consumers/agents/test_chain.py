@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcall.consumers.agents.fold.chain import Chain
-from rollcall.consumers.history.counting import Law
+from rollcall.consumers.agents.fold.chain import StartChain
+from rollcall.consumers.history.counting import CountingRule
 from rollcall.schemas.messages import Event, RolloutRefused
 
 
@@ -21,7 +21,7 @@ ANY_START = st.builds(
 def test_fold_and_law_count_the_same_starts(
     starts: list[RolloutRefused],
 ) -> None:
-    chain, law = Chain(), Law()
+    chain, law = StartChain(), CountingRule()
     for number, body in enumerate(starts):
         counts = not chain.breaks(body)
         if counts:
@@ -34,7 +34,7 @@ def test_every_present_request_starts_once_at_any_log_truncation(
     happens: list[str], data: st.DataObject
 ) -> None:
     log: list[tuple[int, str]] = []  # of each request its epoch and its topic's id
-    chain, epoch, made = Chain(), 0, 0
+    chain, epoch, made = StartChain(), 0, 0
     position, started = 0, set[tuple[int, str, int]]()
 
     def read(at: int, first: int) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, ModelAnswer, Task, user
+from rollcall.consumers.agents.effects import Agent, CallModel, Finish, ModelAnswer, Task, user
 from rollcall.consumers.audit.audit import audit
 from rollcall.inference.scripted import LOGPROB, ScriptedEngine
 from rollcall.inference.text_script import added_by, text_script

@@ -164,7 +164,7 @@ def test_control_records_are_bounded_in_number_and_length(monkeypatch: pytest.Mo
     assert state.paused_runs == {"run"}
     assert list(state.rollouts) == [f"r{number}" for number in range(151, 200)]
     assert max(map(len, state.rollouts.values())) == control_state.REASON_CHARS
-    assert [entry["event"] for entry in logs] == ["control_words_too_many"]
+    assert [entry["event"] for entry in logs] == ["control_records_over_limit"]
 
 
 def test_a_cancel_is_retired_with_the_end_of_its_rollout(rig: Rig) -> None:

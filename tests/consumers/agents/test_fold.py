@@ -10,11 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollcall.consumers.agents.fold.attempt import MOST_BUSY
-from rollcall.consumers.agents.fold.journal import FEW_RECORDS, Journal
-from rollcall.consumers.agents.programs import program_of
-from rollcall.consumers.agents.watermark import read_watermark
-from rollcall.consumers.agents.wishes import (
+from rollcall.consumers.agents.effects import (
     Agent,
     Begun,
     CallModel,
@@ -27,6 +23,10 @@ from rollcall.consumers.agents.wishes import (
     WishFailed,
     user,
 )
+from rollcall.consumers.agents.fold.attempt import MOST_BUSY
+from rollcall.consumers.agents.fold.journal import FEW_RECORDS, Journal
+from rollcall.consumers.agents.programs import program_of
+from rollcall.consumers.agents.watermark import read_watermark
 from rollcall.consumers.history.counting import Counting
 from rollcall.schemas.errors import DeterminismError, ProgramFailed
 from rollcall.schemas.ids import call_seed, command_id, prefix_digest
@@ -1027,7 +1027,7 @@ def test_an_unknown_program_ends_its_rollout(name: str) -> None:
     journal = Journal(0, replace(world_of({}), program_of=program_of), "w")
     body = RolloutStarted(request(agent=name), 0, 0)
 
-    decision = one(journal.take(Event.decision("r", 1, "w", body), 0, 1).effects)
+    decision = one(journal.take(Event.decision("r", 1, "w", body), 0, 1).outputs)
 
     assert (decision.body.status, decision.body.code) == ("failed", "unknown_program")
     assert name.partition(":")[0] in decision.body.reason
@@ -1522,7 +1522,7 @@ def test_folding_twice_gives_the_same_result(seed: int) -> None:
     _, first = fold(dice.entries, dice.world)
     _, second = fold(dice.entries, dice.world)
 
-    assert first == second == dice.effects
+    assert first == second == dice.outputs
     assert trajectories(first) == trajectories(second)
 
 
@@ -1533,7 +1533,7 @@ def test_ignored_events_do_not_affect_the_fold(seed: int) -> None:
 
     _, effects = fold(dice.counted, dice.world)
 
-    assert trajectories(effects) == trajectories(dice.effects)
+    assert trajectories(effects) == trajectories(dice.outputs)
 
 
 @settings(max_examples=150, deadline=None)
@@ -1541,7 +1541,7 @@ def test_ignored_events_do_not_affect_the_fold(seed: int) -> None:
 def test_every_counted_start_has_exactly_one_end(seed: int) -> None:
     dice = Dice(Random(seed), rollouts=5).live()
 
-    ends = [effect for _, effect in dice.effects if isinstance(effect, Trajectory)]
+    ends = [effect for _, effect in dice.outputs if isinstance(effect, Trajectory)]
 
     starts = dice.rollouts - dice.journal.ignored["already_open"]
     assert len(ends) == starts
@@ -1568,7 +1568,7 @@ def test_a_fold_from_any_commit_equals_a_full_fold(seed: int) -> None:
             _, effects = fold(dice.entries, dice.world, begin)
 
             after = [effect for effect in effects if effect[0] >= commit]
-            assert after == [effect for effect in dice.effects if effect[0] >= commit]
+            assert after == [effect for effect in dice.outputs if effect[0] >= commit]
             if random.random() < 0.3:
                 journal = Journal(0, dice.world, "owner", begin, few=few)
                 for known in dice.entries[: dice.entries.index(entry) + 1]:
@@ -1598,7 +1598,7 @@ def test_a_conversation_is_only_ever_extended(seed: int) -> None:
     dice = Dice(Random(seed), noise=0.2).live()
 
     known: dict[tuple[str, int, int], bytes] = {}
-    for _, effect in dice.effects:
+    for _, effect in dice.outputs:
         samples = isinstance(effect, ModelCall) and effect.sampling.max_tokens
         if samples and effect.kind == "sample":
             place = effect.rollout_id, effect.attempt, effect.sequence
@@ -1615,7 +1615,7 @@ def test_a_retry_differs_from_its_command_only_in_its_id(seed: int) -> None:
     dice = Dice(Random(seed), rollouts=2, noise=0.0).live()
 
     asked: dict[tuple[Any, ...], Any] = {}
-    for _, effect in dice.effects:
+    for _, effect in dice.outputs:
         if isinstance(effect, ModelCall) and effect.kind == "sample":
             place = effect.rollout_id, effect.attempt, effect.position
             bare = replace(effect, tries=0, command_id=b"", not_after_ms=0)

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.effects import Agent, CallModel, Finish, Task, user
+from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.programs import program_digest
 from rollcall.consumers.agents.watermark import Watermark
-from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Task, user
 from rollcall.consumers.audit.audit import audit
 from rollcall.consumers.history.open_work import OpenWork
 from rollcall.consumers.history.waits import waits_of
 from rollcall.consumers.loop.loop import Loop
-from rollcall.consumers.time_guard import SIGNAL, Guard
+from rollcall.consumers.time_guard import SIGNAL, TimeGuard
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.producers.publisher import VALUE_LIMIT_BYTES
 from rollcall.schemas.bounds import NAME_BYTES
@@ -291,7 +291,7 @@ def test_sampling_out_of_bounds_in_a_program_fails_its_call() -> None:
 
 def test_a_program_that_never_yields_ends_only_its_own_rollout() -> None:
     rig, before = Rig(), signal.getsignal(SIGNAL)
-    guard = Guard("the program", 0.05)
+    guard = TimeGuard("the program", 0.05)
     guard.watch()
     for name, agent in (("before", ASKS), ("bad", f"{HERE}:clings"), ("after", ASKS)):
         rig.ask(request(name, agent))
@@ -312,7 +312,7 @@ def test_an_internal_error_of_the_fold_ends_only_its_rollout() -> None:
         raise RuntimeError(msg)
 
     hand = Hand(asks)
-    hand.journal.world = World(fault, Random)
+    hand.journal.world = FoldContext(fault, Random)
 
     (decision,) = hand.start("asks")
 

@@ -1,6 +1,6 @@
 """Rollouts long enough for their observations to be compressed."""
 
-from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
+from rollcall.consumers.agents.effects import Agent, CallModel, Finish, Reset, Step, Task, user
 from rollcall.schemas.messages import EnvironmentStep, Limits, ModelAnswered, Trajectory
 from rollcall.schemas.packed import pack_ids, pack_logprobs
 from rollcall.schemas.packed_rows import PACK_CHARS

@@ -1,6 +1,6 @@
 """The phases of a rollout, from its journal alone."""
 
-from rollcall.consumers.agents.fold.rollout import Effect
+from rollcall.consumers.agents.fold.rollout import Output
 from rollcall.consumers.history.counting import Counting
 from rollcall.consumers.history.rollout_story import Entry, Story
 from rollcall.consumers.history.timing import phases_of
@@ -18,7 +18,7 @@ from tests.support.journals import Hand, request
 class Timed(Hand):
     """A journal with a clock that the test sets."""
 
-    def begin(self, requested_ms: int, **fields: object) -> list[Effect]:
+    def begin(self, requested_ms: int, **fields: object) -> list[Output]:
         """A start with the time of its request."""
         body = RolloutStarted(request(**fields), 0, 0, requested_ms=requested_ms)
         return self.read(Event.decision("r", 1, "owner", body))
@@ -53,7 +53,7 @@ def test_a_rollout_is_timed_from_its_request_to_its_end() -> None:
 
 def test_openings_count_as_start_time_and_the_first_ends_scheduling() -> None:
     def opens_two(task):  # type: ignore[no-untyped-def]
-        from rollcall.consumers.agents.wishes import Finish, Reset
+        from rollcall.consumers.agents.effects import Finish, Reset
 
         yield [Reset(session="a"), Reset(session="b")]
         yield Finish()

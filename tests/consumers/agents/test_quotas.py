@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollcall.consumers.agents.call_pacing import MOST_BUCKETS, CallPacing
+from rollcall.consumers.agents.effects import Agent, CallModel, Finish, Task
 from rollcall.consumers.agents.fold.outstanding import PATIENCE
-from rollcall.consumers.agents.shares import Shares
-from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Task
+from rollcall.consumers.agents.shares import QuotaShare
 from rollcall.consumers.agents.worker import Capacity
 from rollcall.consumers.audit.audit import audit
 from rollcall.consumers.log.protocols import Record
@@ -205,7 +205,7 @@ def test_worker_shares_add_up_to_the_quota_with_at_least_one_each(
     held = [{n for n, at in enumerate(owners) if at == owner} for owner in set(owners)]
     workers = []
     for partitions in held:
-        workers.append(Shares())
+        workers.append(QuotaShare())
         workers[-1].held, workers[-1].partitions = partitions, len(owners)
     parts = [worker.part_of(limit) for worker in workers]
 
@@ -392,7 +392,7 @@ def test_a_paced_call_that_is_already_answered_is_not_sent(rig: Rig) -> None:
     _, (waits,) = (list(o.attempt.outstanding.values()) for o in
                    role_of(loop).owned[0].journal.open.values())  # fmt: skip
     rollout = role_of(loop).owned[0].journal.open["ann1"]
-    (unsent,) = rollout.effects([waits], silent=False)
+    (unsent,) = rollout.outputs([waits], silent=False)
 
     answer(rig, unsent)
     rig.settle(loop)
@@ -427,7 +427,7 @@ def test_the_audit_is_clean_while_calls_wait_and_afterwards(rig: Rig) -> None:
 
 def test_full_buckets_of_idle_users_are_dropped(rig: Rig) -> None:
     table = QuotaTable(rig.log, rig.codec, rig.topics, Quota("", calls_per_s=1.0))
-    shares = Shares()
+    shares = QuotaShare()
     shares.held, shares.partitions = {0}, 1
     pacing = CallPacing(table, shares, rig.clock)
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollcall.consumers.agents.lookback import bounds_of
-from rollcall.consumers.agents.recent_requests import Asked, First
+from rollcall.consumers.agents.recent_requests import FirstRequest, RecentRequests
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.consumers.log.protocols import Record
 
@@ -15,13 +15,13 @@ def record(key: bytes, offset: int) -> Record:
     return Record(T, 0, offset, key, None, 1000 + offset)
 
 
-def asked(keys: list[bytes], window: int) -> Asked:
+def asked(keys: list[bytes], window: int) -> RecentRequests:
     log = MemoryLog()
     log.create(T, 1)
-    return noted(Asked(log, T, 0, 0, window=window), list(enumerate(keys)))
+    return noted(RecentRequests(log, T, 0, 0, window=window), list(enumerate(keys)))
 
 
-def noted(asked: Asked, requests: list[tuple[int, bytes]]) -> Asked:
+def noted(asked: RecentRequests, requests: list[tuple[int, bytes]]) -> RecentRequests:
     for offset, key in requests:
         asked.note(key, record(key, offset))
     return asked
@@ -30,8 +30,8 @@ def noted(asked: Asked, requests: list[tuple[int, bytes]]) -> Asked:
 def test_the_first_request_is_named_for_every_repetition() -> None:
     known = asked([b"a", b"b", b"a", b"a"], window=10)
 
-    assert known.first(b"a") == First(1000, 0, 0)
-    assert known.first(b"b") == First(1001, 0, 1)
+    assert known.first(b"a") == FirstRequest(1000, 0, 0)
+    assert known.first(b"b") == FirstRequest(1001, 0, 1)
     assert known.first(b"c") is None
 
 
@@ -39,14 +39,14 @@ def test_requests_outside_the_window_are_forgotten() -> None:
     known = asked([b"a", b"b", b"c"], window=2)
 
     assert known.first(b"a") is None
-    assert known.first(b"b") == First(1001, 0, 1)
+    assert known.first(b"b") == FirstRequest(1001, 0, 1)
     assert known.first(b"b", 4) is None
 
 
 def test_a_repetition_restarts_the_window() -> None:
     known = asked([b"a", b"b", b"a", b"b"], window=2)
 
-    assert known.first(b"a", 4) == First(1000, 0, 0)
+    assert known.first(b"a", 4) == FirstRequest(1000, 0, 0)
 
 
 @given(
@@ -75,7 +75,7 @@ def test_only_the_keys_within_the_window_are_read_back() -> None:
     log.append(T, b"elsewhere", b"", 1)
     for n in range(3):
         log.append(T, f"new{n}".encode(), b"", 0)
-    known = Asked(log, T, 0, 9, window=4)
+    known = RecentRequests(log, T, 0, 9, window=4)
 
     while not known.known:
         known.read()
@@ -110,10 +110,10 @@ def test_an_added_partition_is_read_back_too() -> None:
     log.topic_names()
     log.create(T, 2)
     log.append(T, b"a", None, 1)
-    known = Asked(log, T, 1, 1)
+    known = RecentRequests(log, T, 1, 1)
 
     while not known.known:
         known.read()
 
-    assert known.first(b"a") == First(log.all(T)[0].timestamp_ms, 1, 0)
+    assert known.first(b"a") == FirstRequest(log.all(T)[0].timestamp_ms, 1, 0)
     assert bounds_of(log, T, 7)[7] == (0, 0)

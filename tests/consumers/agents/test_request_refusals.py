@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollcall.consumers.agents.wishes import Agent, CallModel, Task, user
+from rollcall.consumers.agents.effects import Agent, CallModel, Task, user
 from rollcall.consumers.audit.audit import audit
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.schemas.messages import (

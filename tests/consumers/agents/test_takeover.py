@@ -149,7 +149,7 @@ def test_a_takeover_after_a_reset_waits_for_the_registry(rig: Rig) -> None:
     rig.settle(second)
     assert len(calls(rig)) == 2
     rig.registry.away = True
-    role_of(second).outbox.codec = second.hand_over.codec = Codec(rig.registry)
+    role_of(second).outbox.codec = second.dispatcher.codec = Codec(rig.registry)
 
     role_of(second)._look_back = look_back
     rig.settle(second)

@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from rollcall.consumers.agents.fold.world import World
-from rollcall.consumers.agents.fork import Past, Said
+from rollcall.consumers.agents.effects import CallModel, Finish, Task, user
+from rollcall.consumers.agents.fold.context import FoldContext
+from rollcall.consumers.agents.fork import Past, RecordedAnswer
 from rollcall.consumers.agents.programs import program_of
-from rollcall.consumers.agents.wishes import CallModel, Finish, Task, user
 from rollcall.consumers.history.fork_request import continuation, parent_in
 from rollcall.consumers.history.rollout_story import latest, stories
 from rollcall.inference.scripted import ScriptedEngine
@@ -78,10 +78,10 @@ def test_a_continuation_of_an_untrainable_rollout_is_masked_so_far(
 ) -> None:
     rig, _ = lived(*marks)
     journal = rig.log.all(rig.topics.events)[:-1]  # as far as it came before its end
-    parent = parent_in(latest(stories("r", journal, rig.codec)), World(program_of, Random))
+    parent = parent_in(latest(stories("r", journal, rig.codec)), FoldContext(program_of, Random))
 
     past = Past.of(json.loads(continuation(parent).agent_config))
 
-    assert [bool(each.logprobs) for each in past.recorded if isinstance(each, Said)] == [
+    assert [bool(each.logprobs) for each in past.recorded if isinstance(each, RecordedAnswer)] == [
         recorded
     ] * 2

@@ -2,8 +2,8 @@
 
 import pytest
 
+from rollcall.consumers.agents.effects import Agent, CallModel, Finish, Task, user
 from rollcall.consumers.agents.programs import program_digest, program_of
-from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Task, user
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.schemas.messages import (
     RULES,

@@ -60,7 +60,7 @@ def test_any_generated_journal_passes_every_invariant(seed: int) -> None:
         log.append(topic, message.rollout_id.encode(), codec.encode(topic, message), 0)
     for _ in range(dice.rollouts):
         log.append(topics.requests, None, b"never decoded", 0)
-    for _, effect in dice.effects:
+    for _, effect in dice.outputs:
         if not isinstance(effect, Event):
             topic = topic_of(topics, effect)
             log.append(topic, effect.rollout_id.encode(), codec.encode(topic, effect), 0)

@@ -11,7 +11,7 @@ import pytest
 from rollcall.consumers.agents.fold.outstanding import PATIENCE
 from rollcall.consumers.agents.outbox import Outbox
 from rollcall.consumers.agents.watermark import Watermark
-from rollcall.consumers.agents.worker import Agents
+from rollcall.consumers.agents.worker import AgentsRole
 from rollcall.consumers.answers import Answer
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.loop.finished_offsets import above_commit
@@ -521,7 +521,7 @@ def test_a_rollout_open_far_past_its_deadline_breaks_i1() -> None:
     assert report.breaches[0].kind == "lost"
 
 
-class ForgetsDeadlines(Agents):
+class ForgetsDeadlines(AgentsRole):
     """Ends no rollout past its deadline."""
 
     def _deadlines(self) -> None:

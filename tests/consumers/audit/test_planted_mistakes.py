@@ -10,11 +10,11 @@ from rollcall.consumers.agents.fold.journal import Journal
 from rollcall.consumers.agents.fold.outstanding import PATIENCE
 from rollcall.consumers.agents.outbox import Outbox
 from rollcall.consumers.agents.watermark import Watermark
-from rollcall.consumers.agents.worker import Agents
-from rollcall.consumers.answers import Answers
+from rollcall.consumers.agents.worker import AgentsRole
+from rollcall.consumers.answers import AnswerWriter
 from rollcall.consumers.audit.report import Report
 from rollcall.consumers.log.protocols import Held, Record
-from rollcall.consumers.loop.letter_records import Skip
+from rollcall.consumers.loop.dead_letter_records import SkipOrder
 from rollcall.consumers.loop.partition_progress import PartitionProgress
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.schemas.errors import TooLarge, WireError
@@ -86,7 +86,7 @@ def is_answer_to(message: Any, rollout_id: str) -> bool:
     )
 
 
-class DropsWhatRaises(Agents):
+class DropsWhatRaises(AgentsRole):
     """Drops a rollout after an error in its fold, and continues."""
 
     def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
@@ -140,7 +140,7 @@ def test_an_oversized_command_never_answered_is_found() -> None:
     assert report.kinds.keys() == {"lost"}
 
 
-class BuriesRequestsOnly(Agents):
+class BuriesRequestsOnly(AgentsRole):
     """Buries unreadable requests without an entry in the journal."""
 
     def unreadable(self, record: Record, error: WireError) -> None:
@@ -162,7 +162,7 @@ def test_discarded_unreadable_bytes_are_found() -> None:
     agents, models = rig.agents(), rig.models(ScriptedEngine("p", yes))
     for topic in (EVENTS, "t.model.calls.p"):
         rig.log.append(topic, b"k", b"rubbish", 0)
-    models.letters.bury = lambda record, error: setattr(record, "closed", True)
+    models.dead_letters.bury = lambda record, error: setattr(record, "closed", True)
     rig.settle(agents, models)
     rig.commit(agents, models)
 
@@ -200,7 +200,7 @@ def test_a_step_never_answered_by_its_dead_thread_is_found() -> None:
     ]
 
 
-def lose_first(answers: Answers, kind: type) -> None:
+def lose_first(answers: AnswerWriter, kind: type) -> None:
     """Let a worker close the record of its first answer of a kind without writing it."""
     give, lost = answers.give, list[Any]()
 
@@ -217,7 +217,7 @@ def lose_first(answers: Answers, kind: type) -> None:
 # The law at its edges
 
 
-class TakesOverBlind(Agents):
+class TakesOverBlind(AgentsRole):
     """Starts at the commit instead of the low watermark: it misses open rollouts."""
 
     def assigned(self, held: Held, progress: PartitionProgress) -> int:
@@ -249,7 +249,7 @@ def test_a_takeover_that_forgot_open_rollouts_is_found_during_work() -> None:
     assert places(report) == [("I6", EVENTS, 0, "lost"), ("I6", EVENTS, 1, "lost")]
 
 
-class BuriesAnAnswer(Agents):
+class BuriesAnAnswer(AgentsRole):
     """Does not know the schema of one journal entry, and reads on without it."""
 
     def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
@@ -281,7 +281,7 @@ def test_a_journal_entry_skipped_by_one_reader_is_found() -> None:
     assert (TRAJECTORIES, 0) in {(b.topic, b.offset) for b in report.breaches}
 
 
-class RunsAgain(Agents):
+class RunsAgain(AgentsRole):
     """Starts every request, including repeated ones."""
 
     def __init__(self, *parts: Any, **options: Any) -> None:
@@ -363,7 +363,7 @@ def test_rewritten_records_are_counted_and_found_above_the_allowance(
     assert places(audited(rig, most_rewritten=0)) == [where]
 
 
-class RefusesForNobody(Agents):
+class RefusesForNobody(AgentsRole):
     """Skips requests on an operator's order without any record of them."""
 
     def handle(self, batch: Iterable[tuple[Record, Any]]) -> None:
@@ -418,7 +418,7 @@ def test_a_missing_answer_is_excused_only_by_a_matching_skip(
     rig.ask(request("r", ASKS))
     rig.settle(agents, models)
     rig.commit(agents, models)
-    decided = Skip(group, "t.model.calls.p", 0, first, last, "it hangs", "ann")
+    decided = SkipOrder(group, "t.model.calls.p", 0, first, last, "it hangs", "ann")
 
     rig.log.append(rig.topics.dead_letters, None, None, 0, decided.headers())
 
@@ -427,7 +427,7 @@ def test_a_missing_answer_is_excused_only_by_a_matching_skip(
 
 def test_a_command_skipped_and_buried_by_its_group_needs_no_answer() -> None:
     rig = Rig()
-    decided = Skip("t.models.p", "t.model.calls.p", 0, 0, 0, "it hangs", "ann")
+    decided = SkipOrder("t.models.p", "t.model.calls.p", 0, 0, 0, "it hangs", "ann")
     rig.log.append(rig.topics.dead_letters, None, None, 0, decided.headers())
     agents, models = rig.agents(), rig.models(ScriptedEngine("p", yes))
     rig.ask(request("r", ASKS))

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcall.consumers.environments.held_conversations import HeldConversations, Turns
+from rollcall.consumers.environments.held_conversations import HeldConversations, SharedTurns
 from rollcall.schemas.messages import Message
 
 
@@ -31,5 +31,5 @@ def test_a_continued_conversation_shares_one_list() -> None:
         said = (*said, Message("user", "asks"), Message("assistant", "says"))
         held.remember({f"resp_{number}": said})
 
-    lists = {id(turns._list) for turns in held.values() if isinstance(turns, Turns)}
+    lists = {id(turns._list) for turns in held.values() if isinstance(turns, SharedTurns)}
     assert len(lists) == 1

@@ -13,7 +13,7 @@ from rollcall.consumers.environments.body_budget import ByteRate
 from rollcall.consumers.environments.exchange import LARGE_BYTES
 from rollcall.consumers.environments.gateway import DIALECTS
 from rollcall.consumers.environments.large_bodies import LargeBodies
-from rollcall.inference.dialects.dialect import AgentRequest, Conversations, Declined
+from rollcall.inference.dialects.dialect import Conversations, Declined, ParsedRequest
 from rollcall.schemas.messages import Message
 from tests.support.fuzzed_bodies import BODIES, EARLIER
 
@@ -34,7 +34,7 @@ def on_a_loop(work: Callable[[LargeBodies], Awaitable[None]], **options: Any) ->
 
 async def read(
     large: LargeBodies, path: str, value: Any, earlier: Conversations, session: str = "s"
-) -> AgentRequest:
+) -> ParsedRequest:
     body = bytearray(json.dumps(value).encode())
     return await large.read(session, DIALECTS[path], body, ["policy"], earlier, lambda: False)
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rollcall.consumers.environments.session_thread import Work
+from rollcall.consumers.environments.async_sessions import AsyncSessions
+from rollcall.consumers.environments.session_thread import SessionStep
 from rollcall.consumers.environments.session_times import SessionTimes
 from rollcall.consumers.environments.slots import Slots
-from rollcall.consumers.environments.waiting_sessions import WaitingSessions
+from rollcall.consumers.event_loop_thread import EventLoopThread
 from rollcall.consumers.log.protocols import Record
-from rollcall.consumers.room import Room
-from rollcall.sandbox.environment import Kind, Observation
+from rollcall.sandbox.environment import EnvironmentKind, Observation
 from rollcall.schemas.errors import WorkFailed
 from rollcall.schemas.ids import command_id
 from rollcall.schemas.messages import EnvironmentStep, EnvironmentStepped, Instance
@@ -144,13 +144,13 @@ class World:
         self.answers: dict[bytes, Any] = {}
         self.lock = threading.Lock()
         self.notes: list[Instance] = []
-        self.table = WaitingSessions(
+        self.table = AsyncSessions(
             lambda step, body, record: self.answers.update({step.command_id: body}),
             lambda step: None,
             lambda: None,
-            room=Room(threaded=False),
+            loop_thread=EventLoopThread(threaded=False),
             make=lambda name, config, place: Holder(self),
-            kind_of=lambda name: Kind(waits=True, slots=("s",), replayable=True),
+            kind_of=lambda name: EnvironmentKind(waits=True, slots=("s",), replayable=True),
             slots={"s": MOST},
             times=SessionTimes(lease_s=FAR_S),
             counts=Counter(),
@@ -166,7 +166,7 @@ class World:
             index=1 if rebuild else 0, history=("a",) if rebuild else None, timeout_s=FAR_S,
         )  # fmt: skip
         record = Record("steps", rollout % 2, self.asked, b"", b"", 0)
-        self.table.hand_out([Work(record, step, self.lock)])
+        self.table.dispatch([SessionStep(record, step, self.lock)])
         return step.command_id
 
     def act(self, act: str, rollout: int) -> None:
@@ -188,7 +188,7 @@ class World:
                 self.ask(rollout, "step", act)
 
     def turn(self) -> None:
-        self.table.room.turn(busy=False)
+        self.table.loop_thread.turn(busy=False)
 
     def settle(self) -> None:
         for _ in range(20):
@@ -246,9 +246,9 @@ def test_a_reset_that_waits_for_a_slot_can_miss_its_deadline() -> None:
         world.ask(rollout, "reset")
     place = "late", 1, 0, 0
     step = EnvironmentStep(*place, b"late", b"", 0, 0, "reset", "holder", timeout_s=0.01)
-    world.table.hand_out([Work(Record("steps", 0, 0, b"", b"", 0), step, world.lock)])
+    world.table.dispatch([SessionStep(Record("steps", 0, 0, b"", b"", 0), step, world.lock)])
     while b"late" not in world.answers:
-        world.table.room.turn(busy=True)
+        world.table.loop_thread.turn(busy=True)
 
     failed = world.answers[b"late"]
     assert (failed.code, failed.retriable) == ("deadline", True)

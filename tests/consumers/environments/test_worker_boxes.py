@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from rollcall.consumers.answers import Answers
+from rollcall.consumers.answers import AnswerWriter
 from rollcall.consumers.environments.instance_records import InstanceRecords, host_name
 from rollcall.consumers.environments.worker_boxes import WorkerBoxes
 from rollcall.consumers.environments.worker_hosts import WorkerHosts
-from rollcall.consumers.room import Room
+from rollcall.consumers.event_loop_thread import EventLoopThread
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.inference.text_script import added_by, text_script
 from rollcall.sandbox.boxes.box import DRIVERS, Spec, driver
@@ -126,35 +126,35 @@ def test_boxes_of_killed_workers_are_removed_by_the_next_worker(
     holders.kill()
 
     # When another worker starts
-    room = Room(threaded=True)
+    loop_thread = EventLoopThread(threaded=True)
     told: list[Instance] = []
     leases = Leases(holders.leases, "next", QUICK)
-    boxes = WorkerBoxes(room, leases, told.append, warm=0)
+    boxes = WorkerBoxes(loop_thread, leases, told.append, warm=0)
 
     def gone() -> bool:
         boxes.tick()
-        room.watch()
+        loop_thread.watch()
         return not list(leases.all()) and not traces(idents)
 
     try:
         soon(gone, lambda: (list(leases.all()), traces(idents)))
     finally:
-        room.close()
+        loop_thread.close()
     assert {each.kind for each in told} <= {"reaped"}
     assert boxes.reaper.counts["reaped"] == len(told)
 
 
 def test_a_live_worker_keeps_its_boxes(holders: Holders) -> None:
     idents = holders.hold("local", 1)
-    room, leases = Room(threaded=True), Leases(holders.leases, "next", QUICK)
-    boxes = WorkerBoxes(room, leases, lambda instance: None, warm=0)
+    loop_thread, leases = EventLoopThread(threaded=True), Leases(holders.leases, "next", QUICK)
+    boxes = WorkerBoxes(loop_thread, leases, lambda instance: None, warm=0)
     until = time.monotonic() + 2 * QUICK.lapse_s
     while time.monotonic() < until:
         boxes.tick()
-        room.watch()
+        loop_thread.watch()
         os.sched_yield()
 
-    room.close()
+    loop_thread.close()
 
     assert boxes.reaper.counts == {}
     assert {lease.ident for lease in leases.all()} >= set(idents)
@@ -172,15 +172,17 @@ class Worker:
     """An environments worker with boxes, as it is built."""
 
     def __init__(self, rig: Rig, leases: Path, warm: int) -> None:
-        self.room = Room(threaded=False)
+        self.loop_thread = EventLoopThread(threaded=False)
         pens = rig.log.publisher()
-        self.note = InstanceRecords(Answers("e1", rig.log, rig.codec, rig.topics, pens, rig.wall))
+        self.note = InstanceRecords(
+            AnswerWriter("e1", rig.log, rig.codec, rig.topics, pens, rig.wall)
+        )
         self.leases = Leases(leases, "e1")
-        self.boxes = WorkerBoxes(self.room, self.leases, self.note, warm=warm)
-        hosts = WorkerHosts(self.room, listen=_never, processes=_never, boxes=self.boxes)
+        self.boxes = WorkerBoxes(self.loop_thread, self.leases, self.note, warm=warm)
+        hosts = WorkerHosts(self.loop_thread, listen=_never, processes=_never, boxes=self.boxes)
         self.loop = rig.environments(
             "e1",
-            room=self.room,
+            loop_thread=self.loop_thread,
             hosts=hosts,
             boxes=self.boxes,
             note=self.note,
@@ -235,7 +237,9 @@ def test_the_log_records_every_box_from_its_start_to_its_end(
 
 
 def test_a_worker_without_boxes_reports_it(rig: Rig) -> None:
-    host = WorkerHosts(Room(threaded=False), listen=_never, processes=_never)("somewhere")
+    host = WorkerHosts(EventLoopThread(threaded=False), listen=_never, processes=_never)(
+        "somewhere"
+    )
 
     with pytest.raises(WorkFailed, match="somewhere wants a box") as failed:
         _ = host.boxes
@@ -244,13 +248,13 @@ def test_a_worker_without_boxes_reports_it(rig: Rig) -> None:
 
 
 def test_a_host_without_boxes_asks_no_driver_and_starts_no_thread(tmp_path: Path) -> None:
-    class Unmoved(Room):
+    class Unmoved(EventLoopThread):
         def call(self, run: Callable[[], object]) -> None:
             pytest.fail("the room begins")
 
-    room = Unmoved(threaded=False)
+    loop_thread = Unmoved(threaded=False)
     leases = Leases(tmp_path / "leases", "e1", QUICK)
-    boxes = WorkerBoxes(room, leases, lambda instance: None, warm=4)
+    boxes = WorkerBoxes(loop_thread, leases, lambda instance: None, warm=4)
 
     boxes.tick()
 
@@ -272,7 +276,7 @@ def test_a_driver_that_delegates_to_others_has_no_pool(tmp_path: Path) -> None:
 
     async def story() -> None:
         leases = Leases(tmp_path, "e1")
-        boxes = WorkerBoxes(Room(threaded=False), leases, told.append, warm=0)
+        boxes = WorkerBoxes(EventLoopThread(threaded=False), leases, told.append, warm=0)
         boxes._drivers["chooser"] = Chooser()
         mine = boxes.of("r", 1)
         box = await mine.lend("chooser", Spec())

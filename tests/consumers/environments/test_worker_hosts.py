@@ -9,7 +9,7 @@ import pytest
 
 from rollcall.consumers.environments.listener import bind
 from rollcall.consumers.environments.worker_hosts import WorkerHosts
-from rollcall.consumers.room import Room
+from rollcall.consumers.event_loop_thread import EventLoopThread
 from rollcall.sandbox.agents.agent_processes import AgentProcesses
 from rollcall.sandbox.host import Host, Line
 from rollcall.schemas.errors import Refused, Unavailable
@@ -36,39 +36,39 @@ def ports() -> Ports:
 
 
 @pytest.fixture
-def room() -> Iterator[Room]:
-    room = Room(threaded=True)
-    yield room
-    room.close()
+def loop_thread() -> Iterator[EventLoopThread]:
+    loop_thread = EventLoopThread(threaded=True)
+    yield loop_thread
+    loop_thread.close()
 
 
 @pytest.fixture
-def hosts(room: Room, ports: Ports, tmp_path: Path) -> WorkerHosts:
+def hosts(loop_thread: EventLoopThread, ports: Ports, tmp_path: Path) -> WorkerHosts:
     return WorkerHosts(
-        room,
+        loop_thread,
         listen=ports,
         processes=lambda: AgentProcesses(tmp_path / "home", tmp_path / "scratch"),
         objects=ObjectStore(str(tmp_path / "objects")),
     )
 
 
-def in_room(room: Room, lines: list[Line], host: Host) -> None:
+def in_loop(loop_thread: EventLoopThread, lines: list[Line], host: Host) -> None:
     async def draw() -> None:
         lines.append(await host.line(["policy"], {"prompt": "x"}))
 
-    room.call(lambda: None)
-    assert room.run(draw, 30)
+    loop_thread.call(lambda: None)
+    assert loop_thread.run(draw, 30)
 
 
 def test_all_sessions_share_one_gateway_opened_with_the_first_line(
-    room: Room, ports: Ports, hosts: WorkerHosts
+    loop_thread: EventLoopThread, ports: Ports, hosts: WorkerHosts
 ) -> None:
     lines: list[Line] = []
     first, second = hosts("first"), hosts("second")
     assert ports.opened == []
 
-    in_room(room, lines, first)
-    in_room(room, lines, second)
+    in_loop(loop_thread, lines, first)
+    in_loop(loop_thread, lines, second)
 
     assert len(ports.opened) == 1
     assert lines[0].key != lines[1].key
@@ -79,10 +79,10 @@ def test_all_sessions_share_one_gateway_opened_with_the_first_line(
 
 
 def test_the_gateway_ends_with_the_event_loop_thread(
-    room: Room, ports: Ports, hosts: WorkerHosts
+    loop_thread: EventLoopThread, ports: Ports, hosts: WorkerHosts
 ) -> None:
-    in_room(room, [], hosts("somewhere"))
-    room.close()
+    in_loop(loop_thread, [], hosts("somewhere"))
+    loop_thread.close()
 
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", ports.opened[0]))
@@ -98,7 +98,7 @@ def test_a_configured_port_is_served_before_any_session(ports: Ports, hosts: Wor
     assert asyncio.run(answered()) == 404
 
 
-def test_a_gateway_without_a_port_is_retried(room: Room, tmp_path: Path) -> None:
+def test_a_gateway_without_a_port_is_retried(loop_thread: EventLoopThread, tmp_path: Path) -> None:
     tries = iter([Refused("no port"), bind()])
 
     def listen() -> socket.socket:
@@ -108,12 +108,12 @@ def test_a_gateway_without_a_port_is_retried(room: Room, tmp_path: Path) -> None
         return found
 
     hosts = WorkerHosts(
-        room, listen=listen, processes=lambda: AgentProcesses(tmp_path / "home", tmp_path)
+        loop_thread, listen=listen, processes=lambda: AgentProcesses(tmp_path / "home", tmp_path)
     )
     lines: list[Line] = []
     with pytest.raises(Refused, match="no port"):
-        in_room(room, lines, hosts("somewhere"))
-    in_room(room, lines, hosts("somewhere"))
+        in_loop(loop_thread, lines, hosts("somewhere"))
+    in_loop(loop_thread, lines, hosts("somewhere"))
 
     assert len(lines) == 1
 
@@ -125,8 +125,12 @@ def test_kept_session_files_lie_in_the_object_store(hosts: WorkerHosts, tmp_path
     assert stored.read_bytes() == b"words"
 
 
-def test_keeping_a_file_without_a_store_is_refused(room: Room, tmp_path: Path) -> None:
-    hosts = WorkerHosts(room, listen=bind, processes=lambda: AgentProcesses(tmp_path, tmp_path))
+def test_keeping_a_file_without_a_store_is_refused(
+    loop_thread: EventLoopThread, tmp_path: Path
+) -> None:
+    hosts = WorkerHosts(
+        loop_thread, listen=bind, processes=lambda: AgentProcesses(tmp_path, tmp_path)
+    )
 
     with pytest.raises(Unavailable, match=r"output.txt of somewhere .* objects.url"):
         hosts("somewhere").keep("output.txt", b"words")

@@ -294,7 +294,7 @@ def test_the_record_of_a_run_reproduces_its_held_out_figures(tmp_path: Path) -> 
     run = World(tmp_path)
     trainer = run.trainer()
     run.train(trainer)
-    cluster = SimpleNamespace(log=run.log, codec=run.shop.codec, topics=run.topics)
+    cluster = SimpleNamespace(log=run.log, codec=run.factory.codec, topics=run.topics)
 
     found = evaluate(Selection(cluster, Range(run_id=run.folder.run_id)), "evaluate", 1.0)
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollcall.consumers.agents.fork import Past, Said, forking
-from rollcall.consumers.agents.wishes import (
+from rollcall.consumers.agents.effects import (
     Agent,
     AsCompleted,
     CallModel,
@@ -19,6 +18,7 @@ from rollcall.consumers.agents.wishes import (
     WishFailed,
     user,
 )
+from rollcall.consumers.agents.fork import Past, RecordedAnswer, forking
 from rollcall.consumers.audit.audit import audit
 from rollcall.consumers.history.fork_request import fork_request, fork_requests, parent_of
 from rollcall.consumers.history.local_programs import watched_world
@@ -306,7 +306,7 @@ def test_out_of_order_outcomes_are_replayed_in_their_recorded_order() -> None:
         live = yield CallModel([user("live")])
         yield Finish(",".join([*said, live.text]))
 
-    spoken = [Said(n, n, f"to {n}", "", "stop", b"", b"") for n in range(3)]
+    spoken = [RecordedAnswer(n, n, f"to {n}", "", "stop", b"", b"") for n in range(3)]
     past = Past("pools", "", 1, 3, tuple(spoken), (2, 0, 1))
     hand = Hand(pools)
     hand.journal.world = replace(
@@ -453,7 +453,7 @@ def test_a_forks_record_of_its_parent_survives_its_config(cluster: MemoryCluster
 
 
 def test_a_recorded_answer_names_the_stop_string_that_ended_it() -> None:
-    plain = Said(0, 0, "one ", "", "stop", b"", b"")
+    plain = RecordedAnswer(0, 0, "one ", "", "stop", b"", b"")
     stopped = replace(plain, position=1, stopped_by="two")
     past = Past("react", "{}", 0, 2, (plain, stopped))
 

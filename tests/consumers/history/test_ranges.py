@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollcall.compose.cli.range_options import parse
-from rollcall.consumers.history.ranges import Range, Stretch
+from rollcall.consumers.history.ranges import OffsetRange, Range
 from rollcall.consumers.history.selection import Selection
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import RolloutRequest, Task, Trajectory
@@ -67,7 +67,7 @@ def test_options_are_parsed_into_a_range(tmp_path: Path) -> None:
     assert str(found) == (
         "since 2027-01-15T06:00:00Z, until 2027-01-15T07:30:00Z, run a, policy p@7, 2 rollout ids"
     )
-    assert parse(offsets=["0:5-7", "2:0-1"]).offsets == (Stretch(0, 5, 7), Stretch(2, 0, 1))
+    assert parse(offsets=["0:5-7", "2:0-1"]).offsets == (OffsetRange(0, 5, 7), OffsetRange(2, 0, 1))
     assert parse(policy="p").policy() == "p"
     assert not parse(policy="p@3").beyond_policy()
 
@@ -79,7 +79,7 @@ def test_offsets_are_parsed_back_as_written(partition: int, first: int, more: in
 
     found = parse(offsets=[text])
 
-    assert (str(found), found.offsets) == (text, (Stretch(partition, first, first + more),))
+    assert (str(found), found.offsets) == (text, (OffsetRange(partition, first, first + more),))
 
 
 @pytest.mark.parametrize(

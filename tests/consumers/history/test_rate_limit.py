@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from rollcall.consumers.history.rate_limit import GivingWay, Pace, others_at_work
+from rollcall.consumers.history.rate_limit import RateLimit, YieldingRateLimit, others_at_work
 from rollcall.schemas.messages import RolloutRequest, Task
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 
@@ -22,7 +22,7 @@ def request(rollout_id: str) -> RolloutRequest:
 
 def test_each_batch_waits_for_its_records_before_the_next() -> None:
     slept: list[float] = []
-    pace = Pace(100.0, lambda: 5.0, slept.append)
+    pace = RateLimit(100.0, lambda: 5.0, slept.append)
 
     for count in (50, 25, 25):
         pace.wait(count)
@@ -33,7 +33,7 @@ def test_each_batch_waits_for_its_records_before_the_next() -> None:
 @pytest.mark.parametrize(("busy", "slept"), [(True, [0.25]), (False, [])])
 def test_a_reader_is_throttled_only_while_others_are_active(busy: bool, slept: list[float]) -> None:
     found: list[float] = []
-    way = GivingWay(200.0, lambda: busy, lambda: 5.0, found.append)
+    way = YieldingRateLimit(200.0, lambda: busy, lambda: 5.0, found.append)
 
     way.wait(50)
     way.wait(50)
@@ -44,7 +44,7 @@ def test_a_reader_is_throttled_only_while_others_are_active(busy: bool, slept: l
 
 def test_a_reader_checks_regularly_if_others_are_active() -> None:
     now, busy, slept = [5.0], [True], []
-    way = GivingWay(200.0, lambda: busy[0], lambda: now[0], slept.append)
+    way = YieldingRateLimit(200.0, lambda: busy[0], lambda: now[0], slept.append)
     way.wait(50)
 
     busy[0] = False

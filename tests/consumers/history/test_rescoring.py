@@ -110,7 +110,7 @@ def test_an_async_scorer_gives_the_same_rewards(cluster: MemoryCluster) -> None:
     assert found.totals == plain.totals
     assert "ValueError: no idea" in found.first_failed[0].reason
     assert scored(cluster, found.scoring_id).keys() == scored(cluster, plain.scoring_id).keys()
-    assert not [each for each in threading.enumerate() if each.name == "room"]
+    assert not [each for each in threading.enumerate() if each.name == "event-loop"]
 
 
 def test_flipped_rewards_are_counted_and_named(cluster: MemoryCluster) -> None:

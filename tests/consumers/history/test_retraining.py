@@ -197,7 +197,7 @@ def test_a_rank_that_cannot_begin_is_named_and_blocks_no_other(world: World) -> 
 
 def say_again(world: World, step: TrainStep) -> None:
     """Write another record of a step; the last one counts."""
-    value = world.shop.codec.encode(world.topics.train_steps, step)
+    value = world.factory.codec.encode(world.topics.train_steps, step)
     world.log.append(world.topics.train_steps, step.policy_id.encode(), value)
 
 
@@ -270,7 +270,7 @@ def test_a_changed_recipe_is_refused_by_retraining_and_training(world: World) ->
     with pytest.raises(Refused, match="learner configuration"):
         again(world, "1", folder=changed)
     with pytest.raises(Refused, match="or begin a new run"):
-        run_trainer(world.shop, "training", changed)
+        run_trainer(world.factory, "training", changed)
     with pytest.raises(Refused, match="or begin a new run"):
         require_unchanged(changed)
     require_unchanged(world.folder)

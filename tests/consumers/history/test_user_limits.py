@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.programs import program_of
-from rollcall.consumers.history.waiting import NOBODY, Waiting, WaitReader
+from rollcall.consumers.history.waiting import NOBODY, OpenWaits, WaitReader
 from rollcall.consumers.quota_table import UNLIMITED
 from rollcall.producers.control import send_quota
 from rollcall.schemas.messages import Limits, Quota
@@ -34,9 +34,9 @@ def ask_many(rig: Rig, count: int, agent: str = TWICE, first: int = 0) -> None:
         ask(rig, f"ann{n}", agent, user="ann", limits=LIMITS)
 
 
-def look(rig: Rig, quota: Quota = UNLIMITED) -> Waiting:
+def look(rig: Rig, quota: Quota = UNLIMITED) -> OpenWaits:
     admin = cast(Any, MemoryAdmin(rig.log))
-    world = World(program_of, Random)
+    world = FoldContext(program_of, Random)
     return WaitReader(rig, admin, world, "s", quota=quota).waiting()
 
 

@@ -4,10 +4,10 @@ from random import Random
 
 import pytest
 
-from rollcall.consumers.agents.fold.world import World
+from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.programs import program_of
 from rollcall.consumers.history import waiting
-from rollcall.consumers.history.waiting import Waiting, WaitReader
+from rollcall.consumers.history.waiting import OpenWaits, WaitReader
 from rollcall.consumers.log.protocols import Commit
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import RolloutRequest, Task
@@ -33,8 +33,8 @@ def request(rollout_id: str, *scorings: str, group_id: str = "") -> RolloutReque
     return RolloutRequest(rollout_id, task, policy_id=POLICY, scorings=scorings, group_id=group_id)
 
 
-def look(cluster: MemoryCluster) -> Waiting:
-    world = World(program_of, Random)
+def look(cluster: MemoryCluster) -> OpenWaits:
+    world = FoldContext(program_of, Random)
     return WaitReader(cluster, cluster.admin, world, "default").waiting()
 
 

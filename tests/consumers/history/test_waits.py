@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcall.consumers.agents.fold.rollout import Effect
+from rollcall.consumers.agents.effects import Agent, CallModel, Task, user
+from rollcall.consumers.agents.fold.rollout import Output
 from rollcall.consumers.agents.watermark import Watermark
-from rollcall.consumers.agents.wishes import Agent, CallModel, Task, user
-from rollcall.consumers.history.open_work import OpenWork, Place, ScoringPosition
+from rollcall.consumers.history.open_work import OpenWork, PartitionOwner, ScoringPosition
 from rollcall.consumers.history.waits import Wait, waits_of
 from rollcall.schemas.messages import (
     AttemptStarted,
@@ -49,10 +49,10 @@ def work_of(
     return waits
 
 
-def send(waits: OpenWork, command: Effect, group: str, topic: str, partition: int = 7) -> None:
+def send(waits: OpenWork, command: Output, group: str, topic: str, partition: int = 7) -> None:
     """Put a command on its work topic."""
     assert isinstance(command, ModelCall | EnvironmentStep)
-    waits.take_command(command.command_id.hex().encode(), Place(group, topic, partition))
+    waits.take_command(command.command_id.hex().encode(), PartitionOwner(group, topic, partition))
 
 
 def scored(trajectory: Trajectory, scoring_id: str = "default") -> ScoredTrajectory:
@@ -88,7 +88,7 @@ def test_an_uncounted_request_waits_for_admission() -> None:
         77,
         None,
     )
-    assert wait.at == Place("t.agents", "t.rollout.requests", PARTITION)
+    assert wait.at == PartitionOwner("t.agents", "t.rollout.requests", PARTITION)
 
 
 def test_a_rollout_without_its_first_command_waits_for_admission() -> None:
@@ -98,7 +98,7 @@ def test_a_rollout_without_its_first_command_waits_for_admission() -> None:
     wait = only(work_of(hand))
 
     assert (wait.reason, wait.since_ms, wait.deadline_ms) == ("admission", FIRST_MS, None)
-    assert wait.at == Place("t.agents", "t.rollout.events", PARTITION)
+    assert wait.at == PartitionOwner("t.agents", "t.rollout.events", PARTITION)
 
 
 def test_a_step_waits_on_its_commands_partition() -> None:
@@ -113,7 +113,7 @@ def test_a_step_waits_on_its_commands_partition() -> None:
 
     assert (wait.reason, wait.what) == ("step", "maze 1/0/0")
     assert (wait.since_ms, wait.deadline_ms) == (FIRST_MS, FIRST_MS + 6250)
-    assert wait.at == Place("t.environments", "t.env.steps", 7)
+    assert wait.at == PartitionOwner("t.environments", "t.env.steps", 7)
 
 
 def told(waits: OpenWork, *kinds: str, attempt: int = 1, since_ms: int = 3_600_000) -> None:
@@ -159,9 +159,9 @@ def test_a_retried_call_waits_since_its_failure_and_names_its_try() -> None:
 
     assert (wait.reason, wait.what) == ("call", "p 1/1/1")
     assert (wait.since_ms, wait.deadline_ms) == (hand.now_ms, hand.now_ms + 22_500)
-    assert wait.at == Place("t.models.p", "t.model.calls.p", 7)
+    assert wait.at == PartitionOwner("t.models.p", "t.model.calls.p", 7)
     assert unsent.what == "p 1/1/1, not sent yet"
-    assert unsent.at == Place("t.agents", "t.rollout.events", PARTITION)
+    assert unsent.at == PartitionOwner("t.agents", "t.rollout.events", PARTITION)
 
 
 def test_no_wait_outlasts_its_rollouts_deadline() -> None:
@@ -225,7 +225,7 @@ def test_a_decided_end_waits_for_an_agents_worker_to_write_it() -> None:
 
     assert (wait.reason, wait.since_ms) == ("decision", hand.now_ms)
     assert wait.what == "an agents worker has to write its end: finished"
-    assert wait.at == Place("t.agents", "t.rollout.events", PARTITION)
+    assert wait.at == PartitionOwner("t.agents", "t.rollout.events", PARTITION)
 
 
 def test_a_decided_attempt_waits_for_an_agents_worker_to_begin_it() -> None:
@@ -281,7 +281,7 @@ def test_an_ended_rollout_waits_for_its_reward_until_it_is_scored(known: str) ->
         "scoring 'default'",
         trajectory.ended_ms,
     )
-    assert wait.at == Place("t.rewards.default", "t.trajectories", PARTITION)
+    assert wait.at == PartitionOwner("t.rewards.default", "t.trajectories", PARTITION)
     assert waits_of(after) == []
 
 
@@ -326,7 +326,7 @@ def test_an_end_without_its_trajectory_waits_for_an_agents_worker() -> None:
         "reward",
         "scoring 'default', its trajectory is not written yet",
     )
-    assert wait.at == Place("t.agents", "t.rollout.events", PARTITION)
+    assert wait.at == PartitionOwner("t.agents", "t.rollout.events", PARTITION)
     assert waits_of(work_of(hand, commit=len(hand.entries))) == []
 
 

@@ -11,8 +11,8 @@ from rollcall.consumers.log.kafka_log import KafkaReader, TopicWatch
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.log.reading import read_all
+from rollcall.consumers.loop.dead_letter_records import parse_dead_letter_record
 from rollcall.consumers.loop.dead_letters import DeadLetters
-from rollcall.consumers.loop.letter_records import letter_record
 from rollcall.producers.admin import Admin
 from rollcall.schemas.errors import BadMagic
 from rollcall.schemas.headers import UNREADABLE
@@ -147,7 +147,9 @@ def test_broker_records_with_non_utf8_header_names_are_buried(kafka_log: Any) ->
         letters.bury(record, BadMagic(b"v"))
     assert publisher.flush(20) == 0
 
-    said = [letter_record(record) for record in read_all(kafka_log, [topics.dead_letters])]
+    said = [
+        parse_dead_letter_record(record) for record in read_all(kafka_log, [topics.dead_letters])
+    ]
     assert [getattr(each, "origin", None) for each in said] == [
         (topics.requests, 0, n) for n in range(len(RAW))
     ]

@@ -11,8 +11,8 @@ from confluent_kafka import TopicPartition as Tp
 from rollcall.consumers.log import kafka_log
 from rollcall.consumers.log.kafka_log import Batches, KafkaReader, KafkaSource, TopicWatch, retried
 from rollcall.consumers.log.protocols import Commit, Held, TopicPartition
-from rollcall.producers.admin import Stretch
-from rollcall.producers.error_codes import VERDICTS, Verdict
+from rollcall.producers.admin import PartitionBounds
+from rollcall.producers.error_codes import VERDICTS, ErrorReaction
 from rollcall.schemas.errors import Unavailable, Unfit
 
 
@@ -50,12 +50,12 @@ class Fenced:
     def __init__(self) -> None:
         self.asked = 0
 
-    def stretches(self, partitions: list[TopicPartition]) -> dict[TopicPartition, Stretch]:
+    def stretches(self, partitions: list[TopicPartition]) -> dict[TopicPartition, PartitionBounds]:
         self.asked += 1
         if self.asked < 3:
             msg = "Failed to query partition leaders: No leaders found"
             raise Unavailable(msg)
-        return dict.fromkeys(partitions, Stretch(2, 9))
+        return dict.fromkeys(partitions, PartitionBounds(2, 9))
 
     def topic_ids(self, topics: list[str]) -> dict[str, str]:
         return dict.fromkeys(topics, "id")
@@ -286,8 +286,8 @@ class WithError:
 
 
 class Bounds:
-    def stretches(self, partitions: list[TopicPartition]) -> dict[TopicPartition, Stretch]:
-        return dict.fromkeys(partitions, Stretch(0, 100))
+    def stretches(self, partitions: list[TopicPartition]) -> dict[TopicPartition, PartitionBounds]:
+        return dict.fromkeys(partitions, PartitionBounds(0, 100))
 
     def topic_ids(self, topics: list[str]) -> dict[str, str]:
         return dict.fromkeys(topics, "id")
@@ -310,7 +310,7 @@ def test_any_error_code_at_assignment_is_waited_out_or_fatal(
     client: Any = KafkaSource({}, admin, "g", ["t"], Place())._consumer  # type: ignore[arg-type]
     assign = lambda: client.callbacks["on_assign"](client, [Tp("t", 0)])  # noqa: E731
 
-    if VERDICTS[KafkaError(code).name()] is Verdict.FATAL:
+    if VERDICTS[KafkaError(code).name()] is ErrorReaction.FATAL:
         with pytest.raises(Unfit, match="the broker refuses"):
             assign()
         return
@@ -337,7 +337,7 @@ def test_a_fatal_commit_error_ends_the_process_others_are_counted(
     source.commit([Commit("t", 0, 5, "")])
 
     assert source.refused == 1
-    if VERDICTS[KafkaError(code).name()] is Verdict.FATAL:
+    if VERDICTS[KafkaError(code).name()] is ErrorReaction.FATAL:
         with pytest.raises(Unfit, match="cannot go on"):
             source.poll(0.0)
     else:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rollcall.consumers.agents.watermark import Watermark, read_watermark
 from rollcall.consumers.loop.finished_offsets import BITMAP_BYTES, finished_above, read_finished
-from rollcall.consumers.loop.suspects import MOST_SUSPECTS, parted, suspicion_of
+from rollcall.consumers.loop.poison_detection import MOST_SUSPECTS, read_suspicion, split_metadata
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.schemas.bounded import LARGEST
 from tests.support.avro_messages import FEW
@@ -29,8 +29,8 @@ words = st.lists(st.sampled_from(PIECES), max_size=8).map("".join) | st.text(max
 
 @given(words)
 def test_any_commit_metadata_is_read_without_error(word: str) -> None:
-    own, mark = parted(word)
-    suspicion = suspicion_of(mark, 0.0)
+    own, mark = split_metadata(word)
+    suspicion = read_suspicion(mark, 0.0)
     watermark = read_watermark(own)
     finished = read_finished(own, 7)
 
@@ -99,10 +99,10 @@ def test_foreign_commit_metadata_is_reported_once(
     for _ in range(3):
         rig.settle(loop)
 
-    assert capsys.readouterr().out.count("commit_word_unreadable") == 1
+    assert capsys.readouterr().out.count("commit_metadata_invalid") == 1
 
 
 def test_excess_suspects_are_read_and_the_worst_are_rewritten() -> None:
     mark = "r3" + "".join(f",{n}.2" for n in range(100))
 
-    assert suspicion_of(mark, 0.0).mark(0, busy=False).count(",") == MOST_SUSPECTS
+    assert read_suspicion(mark, 0.0).mark(0, busy=False).count(",") == MOST_SUSPECTS

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rollcall.consumers.audit.audit import audit
-from rollcall.consumers.loop.dead_letters import KEY_BYTES, LETTER_BYTES, Passed
-from rollcall.consumers.loop.letter_records import Skip
+from rollcall.consumers.loop.dead_letter_records import SkipOrder
+from rollcall.consumers.loop.dead_letters import KEY_BYTES, LETTER_BYTES, SkippedRecords
 from rollcall.consumers.loop.loop import Loop
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.schemas.avro_schemas import canonical, schema_text
@@ -78,7 +78,7 @@ def letters(rig: Rig, topic: str) -> list[int]:
 
 
 def skip(rig: Rig, topic: str, first: int, last: int, group: str = AGENTS) -> None:
-    decided = Skip(group, topic, 0, first, last, "written by mistake", "ann")
+    decided = SkipOrder(group, topic, 0, first, last, "written by mistake", "ann")
     rig.pen.send(rig.topics.dead_letters, None, None, partition=0, headers=decided.headers())
 
 
@@ -396,19 +396,19 @@ def swapped_fields(text: str) -> str:
 def test_only_new_dead_letters_are_read(rig: Rig) -> None:
     read: list[int] = []
 
-    class Counting(Passed):
+    class Counting(SkippedRecords):
         def _take(self, headers: Headers | None) -> None:
             read.append(1)
             super()._take(headers)
 
-    passed = Counting(rig.log, rig.topics, AGENTS)
+    skipped = Counting(rig.log, rig.topics, AGENTS)
     for n in range(3):
         skip(rig, rig.topics.requests, n, n)
-        passed.refresh()
-        passed.refresh()
+        skipped.refresh()
+        skipped.refresh()
 
     assert len(read) == 3
-    assert [s.first for s in passed.skips[rig.topics.requests, 0]] == [0, 1, 2]
+    assert [s.first for s in skipped.skips[rig.topics.requests, 0]] == [0, 1, 2]
 
 
 def test_all_dead_letters_are_read_before_a_group_is_joined(rig: Rig) -> None:
@@ -417,7 +417,7 @@ def test_all_dead_letters_are_read_before_a_group_is_joined(rig: Rig) -> None:
 
     loop = rig.agents()
 
-    assert loop.letters.passed._read[0] == 3
+    assert loop.dead_letters.skipped._read[0] == 3
     assert rig.log.group(AGENTS).members == [source_of(loop)]
 
 
@@ -427,7 +427,7 @@ def test_dead_letters_are_read_after_an_assignment_without_delaying_records(
     loop = rig.loop(role := InHand("t.control"), rig.log.publisher(), "g")
     loop.turn(0.0)
     refreshed: list[int] = []
-    monkeypatch.setattr(Passed, "refresh", lambda self: refreshed.append(len(role.seen)))
+    monkeypatch.setattr(SkippedRecords, "refresh", lambda self: refreshed.append(len(role.seen)))
     rig.order("pause", reason="a record")
     loop.turn(0.0)
 
@@ -441,12 +441,12 @@ def test_no_record_is_handed_over_while_dead_letters_cannot_be_read(
     loop = rig.loop(role := InHand("t.control"), rig.log.publisher(), "g")
     asked: list[int] = []
 
-    def away(_: Passed) -> None:
+    def away(_: SkippedRecords) -> None:
         asked.append(1)
         raise Unavailable
 
     with monkeypatch.context() as patched:
-        patched.setattr(Passed, "refresh", away)
+        patched.setattr(SkippedRecords, "refresh", away)
         rig.order("pause", reason="a record")
         for _ in range(5):
             loop.turn(0.0)
@@ -475,16 +475,16 @@ def test_a_partition_waiting_for_its_schema_blocks_no_other() -> None:
 
 
 def test_a_skip_keeps_its_author_and_reason_after_retention(rig: Rig) -> None:
-    passed = Passed(rig.log, rig.topics, AGENTS)
+    skipped = SkippedRecords(rig.log, rig.topics, AGENTS)
     skip(rig, rig.topics.requests, 0, 0)
-    passed.refresh()
-    decided = Skip(AGENTS, rig.topics.steps, 3, 4, 5, "zu groß ✓", "änne")
+    skipped.refresh()
+    decided = SkipOrder(AGENTS, rig.topics.steps, 3, 4, 5, "zu groß ✓", "änne")
     rig.pen.send(rig.topics.dead_letters, None, None, partition=0, headers=decided.headers())
     rig.log.delete_before(rig.topics.dead_letters, 0, 1)
 
-    passed.refresh()
+    skipped.refresh()
 
-    assert passed.skips[rig.topics.steps, 3] == [decided]
+    assert skipped.skips[rig.topics.steps, 3] == [decided]
 
 
 def test_a_request_skipped_while_agents_are_paused_is_refused_on_resume(

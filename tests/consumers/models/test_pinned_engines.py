@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollcall.consumers.models.pinned_engines import IDLE_S, Pinned
+from rollcall.consumers.models.pinned_engines import IDLE_S, PinnedEngines
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.schemas.errors import Unavailable, WeightsMissing, WorkFailed
 from rollcall.schemas.messages import CallFailed, ModelAnswered, PolicyVersion, WeightsFile
@@ -100,7 +100,7 @@ def test_an_aborted_pinned_call_gets_no_answer(rig: Rig) -> None:
     announce(rig, 1)
     rig.settle(loop)
     asleep = talking()
-    role_of(loop).pinned.twin = lambda: asleep
+    role_of(loop).pinned.replica = lambda: asleep
     asleep.busy = lambda: False  # type: ignore[method-assign]
     send(rig, call_of(policy_version=1))
     rig.settle(loop)
@@ -125,11 +125,11 @@ def version(number: int) -> PolicyVersion:
 def test_an_engine_is_reused_only_for_newer_versions() -> None:
     clock, made = Clock(), list[Slow]()
 
-    def twin() -> Slow:
+    def replica() -> Slow:
         made.append(Slow(clock))
         return made[-1]
 
-    pinned = Pinned(twin, clock, most=1)
+    pinned = PinnedEngines(replica, clock, most=1)
 
     for number in (2, 4, 3):
         assert pinned.serving(version(number))
@@ -140,7 +140,7 @@ def test_an_engine_is_reused_only_for_newer_versions() -> None:
 
 def test_a_version_keeps_its_engine_for_ten_times_its_load_time() -> None:
     clock = Clock()
-    pinned = Pinned(lambda: Slow(clock, loads_s=0.5), clock, most=1)
+    pinned = PinnedEngines(lambda: Slow(clock, loads_s=0.5), clock, most=1)
     first = pinned.serving(version(1))
     clock.pass_by(4.9)
 
@@ -157,7 +157,7 @@ def test_a_version_keeps_its_engine_for_ten_times_its_load_time() -> None:
 
 def test_an_engine_with_calls_in_hand_is_not_reused() -> None:
     clock = Clock()
-    pinned = Pinned(lambda: Slow(clock), clock, most=1)
+    pinned = PinnedEngines(lambda: Slow(clock), clock, most=1)
     engine = pinned.serving(version(1))
     assert engine is not None
     engine.add(call_of())
@@ -172,7 +172,7 @@ def test_an_engine_with_calls_in_hand_is_not_reused() -> None:
 @pytest.mark.parametrize(("loads_s", "held_s"), [(0.0, IDLE_S), (5.0, IDLE_S), (90.0, 90.0)])
 def test_an_idle_version_frees_its_memory_after_a_while(loads_s: float, held_s: float) -> None:
     clock = Clock()
-    pinned = Pinned(lambda: Slow(clock, loads_s), clock)
+    pinned = PinnedEngines(lambda: Slow(clock, loads_s), clock)
     pinned.serving(version(1))
     clock.pass_by(held_s - 1)
     pinned.tidy()
@@ -197,13 +197,13 @@ class Later:
 @pytest.mark.parametrize(("asked", "made"), [(True, 1), (False, 2)])
 def test_a_slowly_loaded_version_is_dropped_only_if_no_call_asks(asked: bool, made: int) -> None:
     clock, thread = Clock(), Later()
-    twins: list[Slow] = []
+    replicas: list[Slow] = []
 
-    def twin() -> Slow:
-        twins.append(Slow(clock))
-        return twins[-1]
+    def replica() -> Slow:
+        replicas.append(Slow(clock))
+        return replicas[-1]
 
-    pinned = Pinned(twin, clock, thread=thread)  # type: ignore[arg-type]
+    pinned = PinnedEngines(replica, clock, thread=thread)  # type: ignore[arg-type]
     assert pinned.serving(version(1)) is None
     for _ in range(4):
         clock.pass_by(30.0)
@@ -213,7 +213,7 @@ def test_a_slowly_loaded_version_is_dropped_only_if_no_call_asks(asked: bool, ma
     pinned.tidy()
 
     assert pinned.serving(version(1)) is not None
-    assert len(twins) == made
+    assert len(replicas) == made
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_an_unavailable_store_is_awaited_and_missing_weights_given_up(
     clock = Clock()
     engine = Slow(clock)
     engine.trouble = trouble
-    pinned = Pinned(lambda: engine, clock)
+    pinned = PinnedEngines(lambda: engine, clock)
 
     for _ in range(2):
         assert pinned.serving(version(1)) is None
@@ -254,4 +254,4 @@ def test_a_call_fails_alone_if_memory_lacks_a_second_copy() -> None:
         raise RuntimeError(msg)
 
     with pytest.raises(WorkFailed, match="CUDA out of memory"):
-        Pinned(full, Clock()).serving(version(1))
+        PinnedEngines(full, Clock()).serving(version(1))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Reset, Step, Task, user
+from rollcall.consumers.agents.effects import Agent, CallModel, Finish, Reset, Step, Task, user
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.sandbox.environment import Observation
 from rollcall.schemas.messages import Event, Message, ModelAnswered, ModelCall

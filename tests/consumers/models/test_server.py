@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rollcall.consumers.agents.wishes import Agent, CallModel, Finish, Task, user
+from rollcall.consumers.agents.effects import Agent, CallModel, Finish, Task, user
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.loop.loop import Loop
-from rollcall.consumers.models.server import Models
+from rollcall.consumers.models.server import ModelsRole
 from rollcall.consumers.models.versions import AWAY_TRIES, PASSED_RETRY_S
 from rollcall.inference.engine import EngineAnswer
 from rollcall.inference.scripted import ScriptedEngine
@@ -352,7 +352,7 @@ def test_a_server_with_a_failing_canary_leaves_after_three_tries(
     with pytest.raises(CanaryOff, match=r"serves version 5 of 'p'; .* sings another song"):
         _pass_s(rig, loop, 2)
     assert engine.tried == [5, 6, 6, 6]
-    assert capsys.readouterr().out.count("canary_off") == 2
+    assert capsys.readouterr().out.count("canary_mismatch") == 2
 
 
 def test_a_passing_canary_in_between_keeps_the_server(rig: Rig) -> None:
@@ -457,7 +457,7 @@ def test_a_pinned_version_is_staged_beside_the_loop(rig: Rig) -> None:
     rig.settle(loop)
     thread.do()
     rig.clock.pass_by(0.1)
-    role_of(loop).pinned.twin = lambda: Counting(version=-1)
+    role_of(loop).pinned.replica = lambda: Counting(version=-1)
     send(rig, call_of(policy_version=1), call_of(position=1))
     rig.settle(loop)
     assert served(rig) == [{2}]
@@ -474,14 +474,14 @@ def test_a_version_being_adopted_also_serves_its_pinned_calls(rig: Rig) -> None:
     announce(rig, 1)
     loop = rig.models(engine, thread=thread)
     rig.settle(loop)
-    # A new twin reads the weights that serve at that time.
+    # A new replica reads the weights that serve at that time.
     made: list[int] = []
 
-    def twin() -> Counting:
+    def replica() -> Counting:
         made.append(engine.version)
         return Counting(version=-1)
 
-    role_of(loop).pinned.twin = twin
+    role_of(loop).pinned.replica = replica
     send(rig, call_of(policy_version=1))
     rig.settle(loop)
     before = list(made)
@@ -746,7 +746,7 @@ def lived(rig: Rig, models: Callable[[], Loop], *, turns: int = 12) -> tuple[Any
     return rig.trajectories()[0], [call for call in calls if call.kind == "sample"]
 
 
-class WithoutMemory(Models):
+class WithoutMemory(ModelsRole):
     """A server of a release without held prefixes: its engine uses the prefix in the call."""
 
     def _begin(self, record: Record, call: ModelCall) -> None:
@@ -754,8 +754,8 @@ class WithoutMemory(Models):
         self.engine.add(call)
 
 
-@pytest.mark.parametrize("make", [Models, WithoutMemory])
-def test_a_rollout_is_the_same_with_any_prefix_holder(make: type[Models]) -> None:
+@pytest.mark.parametrize("make", [ModelsRole, WithoutMemory])
+def test_a_rollout_is_the_same_with_any_prefix_holder(make: type[ModelsRole]) -> None:
     def script(call: ModelCall) -> str:
         assert call.prefix_ids is not None
         return f"{call.prefix_length} tokens, {prefix_digest(call.prefix_ids).hex()}"

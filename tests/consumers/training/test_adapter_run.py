@@ -45,7 +45,7 @@ def test_servers_add_the_adapter_and_every_step_is_retrained_bit_for_bit(
     assert all(not version.deltas for version in versions)
     adopted = [entry["version"] for entry in logs if entry["event"] == "version_adopted"]
     assert adopted[-1] >= 3
-    assert not [entry for entry in logs if entry["event"] in ("version_refused", "canary_off")]
+    assert not [entry for entry in logs if entry["event"] in ("version_refused", "canary_mismatch")]
     newest = load_latest(world.folder.run().checkpoints).checkpoint
     assert newest is not None
     assert AdapterAbout.of(newest.state.weights) is not None

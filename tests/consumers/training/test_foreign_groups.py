@@ -69,10 +69,10 @@ def test_half_of_each_batch_is_recorded_by_an_earlier_run(earlier: World, tmp_pa
     assert [step.metrics.get("recorded", 0) for step in steps] == [8, 8, 8, 8, 0, 0]
     assert [of_runs(world, step)["earlier"] for step in steps] == [2, 2, 2, 2, 0, 0]
     assert [of_runs(world, step)["later"] for step in steps] == [2, 2, 2, 2, 4, 4]
-    assert audit(world.shop).breaches == []
+    assert audit(world.factory).breaches == []
     assert max(Counter(r.rollout_id for s in steps for r in refs_of(s)).values()) == 1
     assert retrained(world) == []
-    assert audit(world.shop).breaches == []
+    assert audit(world.factory).breaches == []
 
 
 def test_a_restarted_trainer_continues_with_the_next_recorded_groups(
@@ -90,7 +90,7 @@ def test_a_restarted_trainer_continues_with_the_next_recorded_groups(
     assert [step.metrics["recorded"] for step in steps] == [8] * 6
     assert [step.metrics.get("replayed", 0) for step in steps] == [0, 0, 0, 0, 8, 8]
     assert Counter(uses.values()) == {1: 6 * 8 + 16, 2: 16}
-    assert audit(world.shop).breaches == []
+    assert audit(world.factory).breaches == []
     assert retrained(world) == []
 
 
@@ -127,4 +127,4 @@ def test_shared_groups_of_another_run_are_trained_beside_own_ones(tmp_path: Path
     assert all(sum(of_runs(world, step).values()) == 4 for step in steps)
     assert max(Counter(r.rollout_id for s in steps for r in refs_of(s)).values()) == 1
     assert retrained(world) == []
-    assert audit(world.shop).breaches == []
+    assert audit(world.factory).breaches == []

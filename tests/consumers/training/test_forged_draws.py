@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollcall.producers.admission import Published
+from rollcall.producers.admission import PublishedRequests
 from rollcall.schemas.ids import group_id, request_id
 from rollcall.schemas.messages import RolloutRequest
 from tests.support.journals import request
@@ -52,7 +52,7 @@ def test_a_restart_stays_within_admission_despite_forged_requests(
 
 @given(st.integers(0, 10**17), st.text(max_size=20), st.integers(-5, 2**31 - 1))
 def test_only_a_draws_own_ids_count(draw: int, name: str, claimed: int) -> None:
-    published = Published("run", group_size=4)
+    published = PublishedRequests("run", group_size=4)
     made_up = replace(
         request(name, "a:a"),
         run_id="run",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from rollcall.consumers.training.standstill import NO_BATCH_S
+from rollcall.consumers.training.stall_detector import NO_BATCH_S
 from tests.support.staged_run import CONFIG, Stage
 
 
@@ -28,8 +28,8 @@ def test_a_filtered_group_is_trained_after_ten_minutes_without_a_batch(
     )
     stage = Stage(tmp_path, config, rewards=lambda request: 0.0)
     clock = Clock()
-    stage.trainer.standstill.clock = clock
-    stage.trainer.standstill.begin()
+    stage.trainer.stall_detector.clock = clock
+    stage.trainer.stall_detector.begin()
 
     def groups(count: int) -> None:
         for _ in range(count):

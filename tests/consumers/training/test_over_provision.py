@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollcall.consumers.agents.fork import Past, Said, Saw
+from rollcall.consumers.agents.fork import Past, RecordedAnswer, RecordedObservation
 from rollcall.consumers.audit.audit import audit
-from rollcall.consumers.training.continuing import INTERRUPT_S
+from rollcall.consumers.training.rollout_continuation import INTERRUPT_S
 from rollcall.producers.admission import AdmissionRule
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.ids import continued_id, parted_id
@@ -215,7 +215,9 @@ def test_masked_old_tokens_are_only_read(tmp_path: Path) -> None:
         if request is not None and request.agent == "fork":  # others had no answer yet
             past = Past.of(json.loads(request.agent_config))
             assert past.continues
-            assert not any(each.logprobs for each in past.recorded if isinstance(each, Said))
+            assert not any(
+                each.logprobs for each in past.recorded if isinstance(each, RecordedAnswer)
+            )
     run.close()
 
 
@@ -236,9 +238,9 @@ def test_a_last_answer_without_a_following_call_is_in_the_trajectory(
     tmp_path: Path,
 ) -> None:
     run = UnevenRun(tmp_path, DOUBLE)
-    said = Said(1, 0, "0", "", "stop", pack_ids([5, 6]), pack_ids([7, 8]), "",
+    said = RecordedAnswer(1, 0, "0", "", "stop", pack_ids([5, 6]), pack_ids([7, 8]), "",
                 pack_logprobs([-0.25, -0.5]), pack_ids([3, 4]))  # fmt: skip
-    saw = Saw(0, "walk 1", 0.0, False, False)
+    saw = RecordedObservation(0, "walk 1", 0.0, False, False)
     past = Past("react", "", 1, 1, (saw, said), continues=True)
     task = replace(run.template.task, seed=1)
     request = replace(run.template, rollout_id="r", task=task, purpose="replay", agent="fork",
@@ -260,9 +262,16 @@ def test_a_last_answer_without_a_following_call_is_in_the_trajectory(
 
 
 def test_a_continuation_gets_its_parents_remaining_limits(tmp_path: Path) -> None:
-    said = Said(1, 0, "9", "", "stop", pack_ids([5]), pack_ids([7, 8]), "",
+    said = RecordedAnswer(1, 0, "9", "", "stop", pack_ids([5]), pack_ids([7, 8]), "",
                 pack_logprobs([-0.25, -0.5]), pack_ids([0, 0]))  # fmt: skip
-    past = Past("react", "", 1, 1, (Saw(0, "walk 1", 0.0, False, False), said), continues=True)
+    past = Past(
+        "react",
+        "",
+        1,
+        1,
+        (RecordedObservation(0, "walk 1", 0.0, False, False), said),
+        continues=True,
+    )
     run = UnevenRun(tmp_path, DOUBLE)
     task = replace(run.template.task, seed=1)
     short = replace(run.template.sampling, max_tokens=2)

@@ -115,7 +115,7 @@ def test_lost_weights_are_rewritten_for_a_starting_server_during_a_run(
     assert HeldWeights().read(world.versions()[-1]) == newest_weights(world)
     retrained = world.trained_again(1, 4)
     assert [step.identical for step in retrained] == [True] * 4
-    assert audit(world.shop).breaches == []
+    assert audit(world.factory).breaches == []
 
 
 def test_truncated_full_weights_are_rewritten_unchanged(

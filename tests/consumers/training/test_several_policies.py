@@ -38,7 +38,7 @@ def test_both_policies_learn_their_own_tokens_of_the_same_rollouts(tmp_path: Pat
     told = pair.steps(pair.other)[0].metrics
     # One token a verdict; the solver's answers are in the same rollouts, and not the verifier's.
     assert told["tokens"] == told["trajectories"] == 4
-    assert audit(pair.shop, drained=True).breaches == []
+    assert audit(pair.factory, drained=True).breaches == []
     # Held-out rollouts are answered by the version that each of them had.
     asked = [each for each in ends if each.request.purpose == "evaluate"]
     assert [each.status for each in asked] == ["finished", "finished"], asked
@@ -67,7 +67,7 @@ def test_replaced_trainers_and_servers_resume_at_their_last_step(tmp_path: Path)
         (each.policy_id, each.version) for each in pair.read(pair.topics.versions, PolicyVersion)
     ]
     assert len(versions) == len(set(versions)) == 6
-    assert audit(pair.shop, drained=True).breaches == []
+    assert audit(pair.factory, drained=True).breaches == []
 
 
 def test_no_rollout_begins_before_every_policy_has_weights(tmp_path: Path) -> None:

@@ -68,7 +68,9 @@ def test_a_run_trains_its_steps_and_references_every_trajectory(world: World) ->
     places = [(r.partition, r.offset) for step in steps for r in step.trajectories]
     assert len(places) == len(set(places)) == 4 * 8
     by_place = {
-        (record.partition, record.offset): world.shop.codec.decode(record.value, ScoredTrajectory)
+        (record.partition, record.offset): world.factory.codec.decode(
+            record.value, ScoredTrajectory
+        )
         for record in world.log.all(world.topics.scored)
     }
     for step in steps:

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollcall.consumers.environments.gateway import DIALECTS
-from rollcall.inference.dialects.dialect import AgentRequest, Declined
+from rollcall.inference.dialects.dialect import Declined, ParsedRequest
 from rollcall.inference.dialects.read_body import MOST_DEEP
 from rollcall.schemas.asks import asks_of, asks_text
 from tests.support.avro_messages import FEW
@@ -29,7 +29,7 @@ PLACES = {
 }
 
 
-def read(path: str, deep: str, *, ignored: bool) -> AgentRequest:
+def read(path: str, deep: str, *, ignored: bool) -> ParsedRequest:
     """A body that contains this value in an ignored or in a used field."""
     field = '"unknown":DEEP' if ignored or path not in PLACES else PLACES[path]
     body = json.dumps(FLAT)[:-1] + "," + field.replace("DEEP", deep) + "}"

@@ -5,7 +5,7 @@ import random
 import orjson
 import pytest
 
-from rollcall.inference.dialects.dialect import AgentRequest, Declined
+from rollcall.inference.dialects.dialect import Declined, ParsedRequest
 from rollcall.inference.dialects.routes import ROUTES
 from rollcall.schemas.asks import asks_of, asks_text
 from tests.support.dialect_server import reply_to
@@ -19,7 +19,7 @@ EVERY = 2500
 def test_a_mutated_body_is_refused_or_answered(path: str) -> None:
     rng = random.Random(path)
     dialect = ROUTES[path]
-    read: list[AgentRequest] = []
+    read: list[ParsedRequest] = []
     refused: list[Declined] = []
     for _ in range(EVERY):
         value = BODIES[path]

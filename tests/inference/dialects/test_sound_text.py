@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rollcall.inference.dialects.dialect import Declined
 from rollcall.inference.dialects.read_body import MOST_MESSAGES
 from rollcall.inference.dialects.routes import ROUTES
-from rollcall.inference.dialects.sound_text import sound
+from rollcall.inference.dialects.surrogate_repair import replace_surrogates
 
 ANY = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SURROGATES = st.text(st.characters(categories=["Cs", "Ll", "Po"]), max_size=8)
@@ -20,7 +20,7 @@ CHAT = "/v1/chat/completions"
 def test_a_valid_body_is_unchanged(value: object) -> None:
     for ascii_ in (False, True):
         body = json.dumps(value, ensure_ascii=ascii_).encode()
-        assert json.loads(sound(body)) == value
+        assert json.loads(replace_surrogates(body)) == value
 
 
 @given(SURROGATES)
@@ -28,7 +28,7 @@ def test_only_lone_surrogates_are_replaced(text: str) -> None:
     body = json.dumps({"a": text, text: "\\ud800"}).encode()
     wanted = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
-    read = json.loads(sound(body))
+    read = json.loads(replace_surrogates(body))
 
     assert read["a"].encode() == wanted.encode()
     assert "\\ud800" in read.values()
@@ -36,7 +36,7 @@ def test_only_lone_surrogates_are_replaced(text: str) -> None:
 
 @given(st.binary(max_size=30))
 def test_invalid_utf8_bytes_are_replaced(raw: bytes) -> None:
-    sound(b'"' + raw.replace(b'"', b"").replace(b"\\", b"") + b'"').decode()
+    replace_surrogates(b'"' + raw.replace(b'"', b"").replace(b"\\", b"") + b'"').decode()
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])

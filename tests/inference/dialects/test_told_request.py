@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from rollcall.consumers.environments.gateway import DIALECTS
 from rollcall.inference.dialects.dialect import Declined
-from rollcall.inference.dialects.routes import ROUTES
-from rollcall.inference.dialects.told_request import (
-    AtHand,
-    NotAtHand,
+from rollcall.inference.dialects.request_serialisation import (
+    ConversationMissing,
+    LoadedConversations,
     conversations_of,
     request_of,
-    told_conversations,
-    told_request,
+    serialise_conversations,
+    serialise_request,
 )
+from rollcall.inference.dialects.routes import ROUTES
 from rollcall.schemas.messages import Message
 from tests.support.avro_messages import FEW
 from tests.support.dialect_server import reply_to
@@ -36,7 +36,7 @@ def test_a_request_is_read_back_unchanged_by_another_process(path: str) -> None:
             request = dialect.read(written(value, rng), ["policy"], EARLIER)
         except Declined:
             continue
-        back = request_of(told_request(request))
+        back = request_of(serialise_request(request))
         reply = reply_to(request.ask, *[SAID] * request.ask.n)
 
         assert (back.ask, back.ask.d, back.turns) == (request.ask, request.ask.d, request.turns)
@@ -54,7 +54,7 @@ def test_a_step_is_read_back_unchanged_by_another_process(path: str, text: str) 
     body = written({"action": text, "result": text}, random.Random(0.5))
     request = DIALECTS[path].read(body, [], {})
 
-    assert request_of(told_request(request)) == request
+    assert request_of(serialise_request(request)) == request
 
 
 @given(st.dictionaries(TEXTS, st.lists(MESSAGES, max_size=3), max_size=3))
@@ -62,14 +62,14 @@ def test_a_step_is_read_back_unchanged_by_another_process(path: str, text: str) 
 def test_conversations_are_read_back_unchanged_by_another_process(
     said: dict[str, list[Message]],
 ) -> None:
-    assert conversations_of(told_conversations(said)) == said
+    assert conversations_of(serialise_conversations(said)) == said
 
 
 def test_an_unloaded_conversation_is_requested_and_a_missing_one_is_not() -> None:
-    some = AtHand({"a": [Message("user", "x")]}, ["b"])
+    some = LoadedConversations({"a": [Message("user", "x")]}, ["b"])
 
     assert some["a"]
     assert "b" not in some
-    with pytest.raises(NotAtHand) as needed:
+    with pytest.raises(ConversationMissing) as needed:
         some.get("c")
     assert needed.value.name == "c"

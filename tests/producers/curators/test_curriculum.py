@@ -13,7 +13,7 @@ from rollcall.producers.curators.curator import Curator, Outcome
 from rollcall.producers.curators.curators import curators_of
 from rollcall.producers.curators.curriculum import FORCE_AFTER, Curriculum
 from rollcall.producers.curators.greso import Greso
-from rollcall.producers.curators.outcomes import Outcomes
+from rollcall.producers.curators.outcomes import OutcomeFold
 from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Task
 from tests.support.scored_trajectories import scored
 
@@ -142,8 +142,8 @@ def test_outcomes_do_not_depend_on_partition_order_or_redelivery(
     assert list(in_order.ready()) == list(mixed.ready())
 
 
-def fresh() -> Outcomes:
-    return Outcomes("run", "policy", "scoring", 4)
+def fresh() -> OutcomeFold:
+    return OutcomeFold("run", "policy", "scoring", 4)
 
 
 def test_an_outcome_waits_for_earlier_draws_unless_they_are_settled() -> None:

@@ -207,7 +207,7 @@ def test_agents_end_with_their_fork_server_and_the_next_gets_another(
         gone_within_10_s(mark)
         again = await rig.start("has_a_family", mark=mark)
         await holds(lambda: len(marked(mark)) == 4)
-        os.kill(parent_of(parent_of(again.pid)), signal.SIGKILL)  # the guardian
+        os.kill(parent_of(parent_of(again.pid)), signal.SIGKILL)  # the reaper
         assert (await again.wait()).signal == signal.SIGKILL
         gone_within_10_s(mark)
         assert (await rig.run("kills_its_server")).signal == signal.SIGKILL

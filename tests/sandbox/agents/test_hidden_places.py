@@ -136,9 +136,9 @@ def lived(folder: Path, run: HostedRun) -> Trajectory:
             told.append(instance)
 
         told: list[Instance] = []
-        room: Any = SimpleNamespace(at_close=lambda close: None)
+        loop_thread: Any = SimpleNamespace(at_close=lambda close: None)
         boxes = WorkerBoxes(
-            room, Leases(folder / "state" / "leases", "x"), tell, warm=1, box="bubblewrap"
+            loop_thread, Leases(folder / "state" / "leases", "x"), tell, warm=1, box="bubblewrap"
         )
         gateway, processes = Gateway(bind()), AgentProcesses(folder / "agents", folder / "scratch")
         await gateway.start()
@@ -236,9 +236,9 @@ def test_state_directory_of_any_name_is_never_mounted_in_a_box(seen: str, tmp_pa
     (tmp_path / "above" / "state" / "other").mkdir(parents=True)
 
     async def lend(place: Path) -> Box:
-        room: Any = SimpleNamespace(at_close=lambda close: None)
+        loop_thread: Any = SimpleNamespace(at_close=lambda close: None)
         leases = Leases(tmp_path / "above" / "state" / "leases", "x")
-        boxes = WorkerBoxes(room, leases, lambda instance: None, warm=0, box="bubblewrap")
+        boxes = WorkerBoxes(loop_thread, leases, lambda instance: None, warm=0, box="bubblewrap")
         try:
             return await boxes.of("r", 1).lend(None, Spec(mounts={str(place): str(place)}))
         finally:

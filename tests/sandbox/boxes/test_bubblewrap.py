@@ -53,7 +53,7 @@ def used():
 
 async def work():
     driver, most = BubblewrapDriver(), resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = await driver.open(Spec())  # and the worker's keeper with it
+    held = await driver.open(Spec())  # and the worker's supervisor with it
     before, failed = used(), 0
     for room in range(40):
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + room, most[1]))

@@ -21,7 +21,7 @@ from rollcall.sandbox.boxes.image_rows import directory_rows
 from rollcall.sandbox.boxes.image_store import BuiltImage, collect
 from rollcall.sandbox.boxes.package_layers import build_packages, lock_place
 from rollcall.sandbox.boxes.wheels import checked, requirement_lines
-from rollcall.sandbox.held_folder import hold
+from rollcall.sandbox.locked_folder import hold
 from rollcall.schemas.errors import Refused, RollcallError
 from tests.support.engines import has, left_out
 

@@ -16,7 +16,7 @@ from rollcall.sandbox.boxes.box import Box, BoxLimits, Spec
 from rollcall.sandbox.boxes.leases import Leases
 from rollcall.sandbox.boxes.local import LocalDriver
 from rollcall.sandbox.boxes.pool import BoxPool
-from rollcall.sandbox.keeper import Keeper
+from rollcall.sandbox.process_supervisor import ProcessSupervisor
 from rollcall.schemas.errors import WorkFailed
 from rollcall.schemas.messages import Instance
 from tests.support.odd_driver import OddBox, OddDriver
@@ -397,13 +397,13 @@ def test_process_supervisor_is_reused_between_boxes_and_ends_with_the_pool(
         leases = Leases(tmp_path, "worker")
         pool = BoxPool(LocalDriver(), leases)
 
-        async def keeper_after_a_box() -> Keeper:
+        async def supervisor_after_a_box() -> ProcessSupervisor:
             await pool.give_back(await pool.lend(Spec(), ME, "ephemeral"))
-            keeper = Keeper.borrow()
-            await keeper.give_back()
-            return keeper
+            supervisor = ProcessSupervisor.borrow()
+            await supervisor.give_back()
+            return supervisor
 
-        first, second = await keeper_after_a_box(), await keeper_after_a_box()
+        first, second = await supervisor_after_a_box(), await supervisor_after_a_box()
         assert first is second
         assert first.alive
         os.kill(first._process.pid, signal.SIGKILL)
@@ -411,7 +411,7 @@ def test_process_supervisor_is_reused_between_boxes_and_ends_with_the_pool(
             while first.alive:
                 await asyncio.sleep(0.01)
 
-        another = await keeper_after_a_box()
+        another = await supervisor_after_a_box()
         assert another is not first
         assert another.alive
         await pool.close()

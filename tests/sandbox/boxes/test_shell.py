@@ -14,16 +14,16 @@ from typing import ClassVar, cast
 
 import pytest
 
-from rollcall.sandbox.boxes.box import BoxLimits, Ran, Spec, Usage, driver
+from rollcall.sandbox.boxes.box import BoxLimits, CommandResult, Spec, Usage, driver
 from rollcall.sandbox.boxes.box_commands import BoxCommands
 from rollcall.sandbox.boxes.framed import answering
-from rollcall.sandbox.boxes.kept_program import KeptProgram
 from rollcall.sandbox.boxes.shell import Shell
+from rollcall.sandbox.boxes.supervised_program import SupervisedProgram
 from rollcall.schemas.errors import WorkFailed
 from tests.support.processes_left import running
 from tests.support.waiting import until
 
-Run = Callable[..., Awaitable[Ran]]
+Run = Callable[..., Awaitable[CommandResult]]
 
 
 def in_a_shell(episode: Callable[[Run], Awaitable[None]], **options: object) -> None:
@@ -34,7 +34,7 @@ def in_a_shell(episode: Callable[[Run], Awaitable[None]], **options: object) -> 
         box = await driver("local").open(spec)
         shell = Shell(box, **options)  # type: ignore[arg-type]
 
-        async def run(command: str, timeout_s: float = 30.0) -> Ran:
+        async def run(command: str, timeout_s: float = 30.0) -> CommandResult:
             return await shell.run(command, timeout_s=timeout_s)
 
         try:
@@ -49,9 +49,9 @@ def in_a_shell(episode: Callable[[Run], Awaitable[None]], **options: object) -> 
     assert not directory.parent.parent.exists()
 
 
-def outputs(*commands: str, **options: object) -> list[Ran]:
+def outputs(*commands: str, **options: object) -> list[CommandResult]:
     """The results of commands run one after the other."""
-    came: list[Ran] = []
+    came: list[CommandResult] = []
 
     async def episode(run: Run) -> None:
         came.extend([await run(command) for command in commands])
@@ -353,8 +353,8 @@ class DeadBox(BoxCommands):
     async def start(self, *argv: str, env: Mapping[str, str] | None = None) -> Deaf:
         return self.program
 
-    async def run(self, argv: Sequence[str], **options: object) -> Ran:
-        return Ran("", 1, oom=self.spoilt)
+    async def run(self, argv: Sequence[str], **options: object) -> CommandResult:
+        return CommandResult("", 1, oom=self.spoilt)
 
     async def usage(self) -> Usage:
         return Usage()
@@ -387,8 +387,8 @@ def test_standby_shell_is_used_once_and_a_killed_shell_is_detected() -> None:
         try:
             await box.stand_by(20.0)
             await box.stand_by(20.0)
-            waited = cast(KeptProgram, await box.shell(20.0))
-            another = cast(KeptProgram, await box.shell(20.0))
+            waited = cast(SupervisedProgram, await box.shell(20.0))
+            another = cast(SupervisedProgram, await box.shell(20.0))
             assert waited.pid != another.pid
 
             await box.stand_by(20.0)
@@ -398,7 +398,7 @@ def test_standby_shell_is_used_once_and_a_killed_shell_is_detected() -> None:
             assert (await shell.run("echo $?; cd ..; ls", timeout_s=60.0)).output == "127\nsub\n"
 
             await box.stand_by(20.0)
-            dead = cast(KeptProgram, await box.shell(20.0))
+            dead = cast(SupervisedProgram, await box.shell(20.0))
             os.kill(dead.pid, signal.SIGKILL)
             with pytest.raises(WorkFailed, match="does not answer") as died:
                 await answering(dead, 20.0)
@@ -430,7 +430,7 @@ def test_thirty_concurrent_shells_keep_separate_state() -> None:
 
 
 def test_live_box_gets_a_second_attempt_to_start_its_shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def whole() -> Ran:
+    async def whole() -> CommandResult:
         box = await driver("local").open(Spec())
         begin, asked = box.shell, itertools.count()
 

@@ -2,16 +2,16 @@
 
 import pytest
 
-from rollcall.sandbox.environments.patience import HOLD, HOLD_S, Patience
+from rollcall.sandbox.environments.adaptive_wait import HOLD, HOLD_S, AdaptiveWait
 from tests.support.rig import Clock
 
 
-def waited(patience: Patience, clock: Clock) -> float:
+def waited(patience: AdaptiveWait, clock: Clock) -> float:
     return round(patience.until() - clock(), 5)
 
 
-def replied(clock: Clock, *, after_s: float) -> Patience:
-    patience = Patience(clock)
+def replied(clock: Clock, *, after_s: float) -> AdaptiveWait:
+    patience = AdaptiveWait(clock)
     patience.shown("a")
     clock.pass_by(after_s)
     patience.told("a")
@@ -21,7 +21,7 @@ def replied(clock: Clock, *, after_s: float) -> Patience:
 def test_wait_is_minimal_before_the_first_reply() -> None:
     clock = Clock()
 
-    assert waited(Patience(clock), clock) == pytest.approx(HOLD_S[0])
+    assert waited(AdaptiveWait(clock), clock) == pytest.approx(HOLD_S[0])
 
 
 def test_wait_is_a_share_of_reply_time_up_to_a_bound() -> None:

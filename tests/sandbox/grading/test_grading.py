@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollcall.sandbox.boxes.box import Box, Ran, Spec, driver
+from rollcall.sandbox.boxes.box import Box, CommandResult, Spec, driver
 from rollcall.sandbox.grading.grading import RUNS, grade, longest_s
 from rollcall.sandbox.grading.reference import Reference, reference_of
 from rollcall.sandbox.grading.verdict import Verdict
@@ -216,10 +216,10 @@ class Dying:
     def __getattr__(self, name: str) -> object:
         return getattr(self.box, name)
 
-    async def run(self, argv: list[str], **options: object) -> Ran:
+    async def run(self, argv: list[str], **options: object) -> CommandResult:
         self.lives -= 1
         if self.lives < 0:
-            return Ran("", 137, oom=self.spoilt)
+            return CommandResult("", 137, oom=self.spoilt)
         return await self.box.run(argv, **options)  # type: ignore[arg-type]
 
     async def close(self) -> None:

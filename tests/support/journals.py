@@ -167,7 +167,7 @@ class Dice:
     noise: float = 0.35
     entries: list[Entry] = field(default_factory=list)
     counted: list[Entry] = field(default_factory=list)
-    effects: list[tuple[int, Output]] = field(default_factory=list)
+    outputs: list[tuple[int, Output]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.world = world_of(DICED)
@@ -190,14 +190,14 @@ class Dice:
         entry = Entry(self._offset, self._now_ms, event)
         self._offset += 1
         taken = self.journal.take(event, entry.offset, entry.at_ms)
-        effects = taken.outputs
+        outputs = taken.outputs
         self.entries.append(entry)
         if taken.counted or isinstance(event.body, RolloutStarted | RolloutRefused):
             self.counted.append(entry)
-        self.outputs += [(entry.offset, effect) for effect in effects]
+        self.outputs += [(entry.offset, output) for output in outputs]
         self._pending += [
             e
-            for e in effects
+            for e in outputs
             if not isinstance(e, Trajectory) and getattr(e, "kind", "") not in ("abort", "close")
         ]
 

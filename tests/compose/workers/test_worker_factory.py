@@ -48,16 +48,19 @@ def test_event_loop_threads_of_a_memory_crew_end_with_the_cluster() -> None:
     cluster = MemoryCluster()
     cluster.hire(lambda call: "left")
     _, _, environments, rewards = cluster.log.crew
-    rooms: list[EventLoopThread] = [environments.role.waiting.room, rewards.role.waiting.room]  # type: ignore[attr-defined]
+    loop_threads: list[EventLoopThread] = [
+        environments.role.waiting.loop_thread,
+        rewards.role.waiting.loop_thread,
+    ]  # type: ignore[attr-defined]
     ended: list[EventLoopThread] = []
-    for room in rooms:
-        room.at_close(partial(_note, ended, room))
-        room.call(lambda: None)
+    for loop_thread in loop_threads:
+        loop_thread.at_close(partial(_note, ended, loop_thread))
+        loop_thread.call(lambda: None)
     cluster.finish()
     assert ended == []
 
     del cluster, environments, rewards
-    assert ended == rooms
+    assert ended == loop_threads
 
 
 async def _note(ended: list[EventLoopThread], room: EventLoopThread) -> None:

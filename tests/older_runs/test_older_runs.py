@@ -54,7 +54,10 @@ class Older(World):
 
         log = log_of(record, here)
         self.open(directory, folder, log, codec_of(record))
-        self.loops = [self.factory.models("models", run_engine(folder, self.settings)), *self.crew()]
+        self.loops = [
+            self.factory.models("models", run_engine(folder, self.settings)),
+            *self.crew(),
+        ]
 
 
 def recorded(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from rollcall.compose.runs.run_folder import BegunRun
 from rollcall.compose.services.service_process import RECORD, ServiceProcess, on_record
 from rollcall.compose.state_files import MOST_BYTES, read_state
 from rollcall.schemas.errors import Refused
+from tests.support.tiers import examples
 
 WHOLE = json.dumps({"run_id": "r", "policy_id": "p", "seed": 1, "starts": [["t", 0, 5]]}).encode()
 JSON = st.recursive(
@@ -19,7 +20,9 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-FEW = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(
+    max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @pytest.mark.parametrize("length", range(len(WHOLE)))

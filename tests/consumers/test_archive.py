@@ -18,6 +18,7 @@ from rollcall.consumers.tables.parquet import ParquetWriters
 from rollcall.schemas.errors import JournalGone, Unfit
 from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, StepTaken, Task, Trajectory
 from tests.support.rig import Rig, role_of, source_of
+from tests.support.tiers import examples
 
 SPAN = 3
 GROUP = "t.archive"
@@ -131,7 +132,7 @@ DOINGS = st.lists(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(DOINGS)
 def test_every_record_is_in_one_file_in_any_span_history(doings: list[str]) -> None:
     with TemporaryDirectory() as folder:

@@ -66,6 +66,7 @@ def gone_within_10_s(agents: list[int]) -> None:
     until(lambda: not any(map(started, agents)), 10, lambda: f"of {agents} some are left")
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 def test_no_agent_outlives_its_worker_and_all_resume_in_the_next(crew: Crew) -> None:
     requests: list[RolloutRequest] = []

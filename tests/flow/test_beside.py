@@ -32,6 +32,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(built.glob("*.whl"))
 
 
+@pytest.mark.thorough
 @pytest.mark.broker
 @pytest.mark.timeout(420)
 def test_two_releases_swapped_one_by_one_lose_and_double_nothing(

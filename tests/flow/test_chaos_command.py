@@ -40,6 +40,7 @@ from rollcall.schemas.messages import ModelCall, Sampling
 from tests.support.chaos_command import chaos
 from tests.support.command_line import call, options
 from tests.support.rig import Rig
+from tests.support.tiers import examples
 from tests.support.waiting import until
 
 # The door
@@ -81,7 +82,7 @@ def test_impossible_options_are_refused(given: dict[str, Any], complaint: str) -
 VICTIMS = ChaosPlan(1, ROLES, minutes=1).victims()
 
 
-@limits(max_examples=20)
+@limits(max_examples=examples(20))
 @given(st.integers())
 def test_one_seed_gives_one_schedule(seed: int) -> None:
     again = [mixed(seed, VICTIMS, seconds=600, every_s=4, session_s=6) for _ in range(2)]
@@ -93,7 +94,7 @@ def test_one_seed_gives_one_schedule(seed: int) -> None:
     )
 
 
-@limits(max_examples=30)
+@limits(max_examples=examples(30))
 @given(st.integers(), st.sets(st.sampled_from(ROLES), min_size=1), st.floats(20, 2000))
 def test_faults_hit_only_the_selected_roles_in_their_own_ways(
     seed: int, roles: set[str], seconds: float
@@ -110,7 +111,7 @@ def test_faults_hit_only_the_selected_roles_in_their_own_ways(
 KILLED = {role for role in ROLES if KILL in KINDS[role]}
 
 
-@limits(max_examples=20)
+@limits(max_examples=examples(20))
 @example(seed=-5412026)  # its faults come late
 @given(st.integers())
 def test_short_run_includes_all_roles_all_cuts_and_a_clock_fault(seed: int) -> None:
@@ -121,7 +122,7 @@ def test_short_run_includes_all_roles_all_cuts_and_a_clock_fault(seed: int) -> N
     assert {*CUTS, CLOCK} < {fault.kind for fault in faults}
 
 
-@limits(max_examples=20)
+@limits(max_examples=examples(20))
 @given(st.integers(), st.integers(1, 2000))
 def test_soak_consists_of_the_given_number_of_sigkills(seed: int, count: int) -> None:
     faults = ChaosPlan(seed, ROLES, kills=count).faults()
@@ -129,7 +130,7 @@ def test_soak_consists_of_the_given_number_of_sigkills(seed: int, count: int) ->
     assert Counter(fault.kind for fault in faults) == {KILL: count}
 
 
-@limits(max_examples=20)
+@limits(max_examples=examples(20))
 @given(st.integers())
 def test_registry_is_harmed_as_often_as_the_workers_of_a_group(seed: int) -> None:
     faults = ChaosPlan(seed, ROLES, minutes=1000).faults()  # so many that chance stays small
@@ -406,6 +407,7 @@ def test_repeated_call_of_an_answered_request_is_not_ok() -> None:
 # All of it
 
 
+@pytest.mark.thorough
 @pytest.mark.broker
 @pytest.mark.timeout(300)
 def test_short_run_loses_and_doubles_nothing(tmp_path: Path) -> None:

@@ -211,6 +211,7 @@ def test_killed_broker_returns_with_all_acked_records(broker: Endpoints, crew: C
     run.assert_whole_at_its_end()
 
 
+@pytest.mark.thorough
 def test_broker_paused_past_the_session_timeout_loses_nothing(
     broker: Endpoints, crew: Crew
 ) -> None:
@@ -227,6 +228,7 @@ def test_broker_paused_past_the_session_timeout_loses_nothing(
     run.assert_whole_at_its_end()
 
 
+@pytest.mark.thorough
 def test_broker_without_disk_space_loses_no_acked_records(broker: Endpoints, crew: Crew) -> None:
     """A file that may not grow any more looks like a full disk to the writer."""
     run = Run(crew, 700)
@@ -278,6 +280,7 @@ def test_compacted_topic_is_read_to_its_end(crew: Crew) -> None:
 # The group
 
 
+@pytest.mark.thorough
 def test_work_finished_before_sigterm_is_not_repeated(crew: Crew) -> None:
     run = Run(crew, 1000)
 
@@ -318,6 +321,7 @@ def test_resumed_zombie_changes_no_history(crew: Crew) -> None:
     assert crew.dead() == {}
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_constant_joining_and_leaving_does_not_stop_the_group(crew: Crew) -> None:
     run = Run(crew, 300)
@@ -336,6 +340,7 @@ def test_constant_joining_and_leaving_does_not_stop_the_group(crew: Crew) -> Non
     run.assert_whole_at_its_end()
 
 
+@pytest.mark.thorough
 def test_partitions_added_under_load_are_used_and_move_no_rollout(crew: Crew) -> None:
     cluster, topics = crew.cluster, crew.cluster.topics
     run = Run(crew, 800)

@@ -89,6 +89,7 @@ def test_vendor_clients_work_on_the_in_memory_log(tmp_path: Path) -> None:
     assert_all_was_as_it_should(trajectory)
 
 
+@pytest.mark.thorough
 @pytest.mark.broker
 def test_vendor_clients_work_through_the_real_broker(make_cluster: Callable[..., Cluster]) -> None:
     cluster = make_cluster(POLICY)

@@ -75,6 +75,7 @@ def test_hosted_agent_gives_the_same_tokens_and_rewards_as_native(tmp_path: Path
         assert what_was_learned_from(native[seed]) == what_was_learned_from(foreign[seed])
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_twenty_steps_on_hosted_rollouts_are_retrained_bit_identically(tmp_path: Path) -> None:
     recipe = hosted(RECIPE).replace("steps = 4", "steps = 20").replace("every = 2", "every = 20")

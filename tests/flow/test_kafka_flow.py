@@ -31,6 +31,7 @@ def crew(make_cluster: Callable[..., Cluster], tmp_path: Path) -> Iterator[Crew]
     crew.close()
 
 
+@pytest.mark.thorough
 def test_every_request_ends_once_and_is_scored_once(crew: Crew) -> None:
     requests = lake_requests(200)
     crew.start_all()

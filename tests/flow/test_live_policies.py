@@ -116,6 +116,7 @@ def helped(live: Live) -> Trajectory:
     return found[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 def test_trainers_servers_and_policies_come_and_go_without_loss(live: Live, tmp_path: Path) -> None:
     # Given a run whose policies both learn

@@ -36,6 +36,7 @@ from rollcall.schemas.packed import ids_of
 from tests.support.chaos_schedule import KINDS, Chaos
 from tests.support.lake import crossing, walk
 from tests.support.rig import Rig, source_of
+from tests.support.tiers import cases, examples
 
 SCHEDULES = int(os.environ.get("ROLLCALL_SCHEDULES", "360"))
 """`make chaos` explores thousands."""
@@ -56,7 +57,7 @@ def _quiet() -> Iterator[None]:
 # With servers that are full
 
 
-@settings(max_examples=8, deadline=None, database=None)
+@settings(max_examples=examples(8), deadline=None, database=None)
 @given(st.integers(0, 2**32), st.integers(0, 8), st.integers(1, 4))
 def test_full_servers_cost_time_but_no_retries(seed: int, tenths: int, killed_every: int) -> None:
     """Each call is turned away by chance, also a hundred times; agents and servers are killed."""
@@ -262,7 +263,7 @@ def refolded(rig: Rig) -> list[Trajectory]:
 # Under faults
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", cases(range(BATCHES), 2))
 def test_whatever_dies_every_rollout_has_one_end_and_one_history(batch: int) -> None:
     faults: Counter[str] = Counter()
     for seed in range(batch, SCHEDULES, BATCHES):
@@ -278,7 +279,7 @@ def test_whatever_dies_every_rollout_has_one_end_and_one_history(batch: int) -> 
     assert faults["expelled"] > 5
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", cases(range(40), 8))
 def test_clocks_one_hour_apart_change_no_order(seed: int) -> None:
     """Deadlines come early, or late; their decisions form one history."""
     Chaos(seed, skews_s=(0.0, 0.0, -3600.0, 3600.0)).run(steps=150).check()
@@ -301,12 +302,12 @@ def test_audit_of_a_growing_log_reports_no_pending_work_as_missing() -> None:
     assert pending > 100
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", cases(range(24), 6))
 def test_programs_that_handle_completions_as_they_come_have_one_history(seed: int) -> None:
     Chaos(seed, programs=("react", "tests.journals.programs:as_they_come")).run(150).check()
 
 
-@pytest.mark.parametrize("batch", range(2))
+@pytest.mark.parametrize("batch", cases(range(2)))
 def test_whatever_dies_agents_of_others_live_their_history_again(batch: int) -> None:
     faults, restarts = Counter[str](), 0
     for seed in range(batch, HOSTED_SCHEDULES, 2):
@@ -327,7 +328,7 @@ def test_schedules_with_small_batches_end_in_one_history(seed: int) -> None:
     Chaos(seed, small_batches=True).run().check()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", cases(range(40), 8))
 def test_every_rollout_ends_in_one_history_under_changing_quotas(seed: int) -> None:
     """Rates and quotas come and go while workers of all kinds do."""
     Chaos(seed, rollouts=6, limited=4.0, quotas=(0, 1)).run().check()
@@ -343,7 +344,7 @@ def test_deferred_rollout_that_had_begun_resumes_completely() -> None:
     Chaos(199, rollouts=8, limited=6.0, quotas=(0, 1, 2), most_live=(1, 2, 4000)).run().check()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", cases(range(40), 8))
 def test_repeated_requests_run_every_rollout_once(seed: int) -> None:
     chaos = Chaos(seed, again=3.0).run()
     report = chaos.report()
@@ -359,7 +360,7 @@ def test_repeated_requests_run_every_rollout_once(seed: int) -> None:
     assert report.ended == report.accepted == len(ran) + len(repeated)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", cases(range(40), 8))
 def test_small_workers_and_quotas_end_in_one_history(seed: int) -> None:
     Chaos(
         seed, rollouts=6, small_batches=True, quotas=(0, 1, 2), most_live=(1, 2, 4000)

@@ -17,6 +17,7 @@ from tests.support.journals import request
 from tests.support.memory_cluster import MemoryAdmin
 from tests.support.programs import ASKS
 from tests.support.rig import Rig
+from tests.support.tiers import cases
 from tests.support.whole_log import audited
 
 TOPICS: dict[str, Any] = {
@@ -59,7 +60,7 @@ def yes(call: Any) -> str:
 
 
 @pytest.mark.parametrize("topic", sorted(TOPICS))
-@pytest.mark.parametrize("aborted", [True, False])
+@pytest.mark.parametrize("aborted", cases([True, False]))
 def test_open_transaction_is_reported_with_every_lag_and_loses_nothing(
     topic: str, aborted: bool
 ) -> None:

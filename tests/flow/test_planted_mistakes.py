@@ -28,6 +28,7 @@ from rollcall.schemas.messages import (
     RolloutStarted,
 )
 from tests.support.chaos_schedule import Chaos, HarmedLog, LazyPublisher, NoPeace
+from tests.support.tiers import cases
 
 SCHEDULES = 60
 STEPS = 150
@@ -132,7 +133,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("mistake", cases(MISTAKES, 2))
 def test_planted_mistake_is_found_and_the_clean_schedule_passes(mistake: str) -> None:
     plant, expected = MISTAKES[mistake]
 

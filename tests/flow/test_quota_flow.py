@@ -47,6 +47,7 @@ def most_in_a_second(cluster: Cluster, user: str) -> int:
     return max(number - bisect_left(at, ms - 1000) for number, ms in enumerate(at, 1))
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(200)
 def test_quotas_hold_are_reported_and_can_be_raised(crew: Crew) -> None:
     # Given two users that ask for more than one of them may have

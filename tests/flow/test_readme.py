@@ -49,6 +49,7 @@ def live(services: Endpoints, tmp_path: Path) -> Iterator[LiveRun]:
     live.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.broker
 @pytest.mark.timeout(500)
 def test_documented_commands_and_foreign_client_work(live: LiveRun, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from rollcall.schemas.objects import ObjectStore
 from tests.support.engines import has, left_out
 from tests.support.rig import Rig
 from tests.support.task_directories import TASK, write_task
+from tests.support.tiers import cases
 
 SCORERS = ("resolved", "tests_passed", "no_submission")
 SHARE = 0.6
@@ -89,7 +90,7 @@ def all_scored(rig: Rig, count: int, loops: Sequence[Loop]) -> dict[str, ScoredT
 
 @pytest.mark.parametrize(
     ("kind", "mode"),
-    [("local", "persistent"), ("bubblewrap", "persistent"), ("bubblewrap", "ephemeral")],
+    cases([("local", "persistent"), ("bubblewrap", "persistent"), ("bubblewrap", "ephemeral")]),
 )
 def test_only_correct_patches_are_resolved(
     rig: Rig, kind: str, mode: str, store: ObjectStore, tmp_path: Path

@@ -120,6 +120,7 @@ def test_killed_run_reports_its_waits_and_accepts_cancels(
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_paused_agents_start_no_rollouts_until_resumed(
     crew: Crew, capsys: pytest.CaptureFixture[str]
@@ -152,6 +153,7 @@ def test_paused_agents_start_no_rollouts_until_resumed(
     assert "not paused" in printed(capsys, cluster, "resume")
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_drained_worker_leaves_under_load_without_loss(crew: Crew) -> None:
     # Given a run under way with two agents workers
@@ -177,6 +179,7 @@ def test_drained_worker_leaves_under_load_without_loss(crew: Crew) -> None:
     assert_nothing_lost_or_doubled(cluster, requests)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_dead_letters_are_listed_replayed_and_dropped(
     crew: Crew, capsys: pytest.CaptureFixture[str]

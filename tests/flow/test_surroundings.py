@@ -166,6 +166,7 @@ def test_partition_is_cut_at_a_batch_boundary_to_its_end(
     assert newest.read_bytes() == b"".join(batches[:left])[: len(held) - torn]
 
 
+@pytest.mark.thorough
 @pytest.mark.broker
 @pytest.mark.timeout(300)
 def test_clock_registry_and_store_faults_lose_and_bury_nothing(tmp_path: Path) -> None:
@@ -184,6 +185,7 @@ def test_clock_registry_and_store_faults_lose_and_bury_nothing(tmp_path: Path) -
     assert {"set back clocks", "dealt anew ids", "away store"} == set(found["faults_by_kind"])
 
 
+@pytest.mark.thorough
 @pytest.mark.broker
 @pytest.mark.timeout(600)
 def test_cut_log_is_named_by_a_worker_and_loses_no_rollout(tmp_path: Path) -> None:

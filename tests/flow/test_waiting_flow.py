@@ -16,6 +16,7 @@ from rollcall.schemas.messages import Limits, RolloutRequest, ScoredTrajectory
 from tests.support.chaos_schedule import Chaos
 from tests.support.lake import LAKE, crossing, walk
 from tests.support.rig import Rig, source_of
+from tests.support.tiers import cases
 from tests.support.waiting_lake import WAITING_LAKE
 
 SLOTS = {"hosted": 2}
@@ -86,7 +87,7 @@ def test_waiting_environments_give_the_same_rollouts_as_immediate_ones(
         assert json.loads(other.trajectory.request.task.environment_config) == LAKE  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", cases(range(24), 6))
 def test_every_waiting_rollout_ends_as_the_audit_requires_under_faults(
     seed: int,
 ) -> None:

@@ -13,6 +13,7 @@ from rollcall.inference.policy_dir import load_policy, make_policy
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.policies import CHARACTERS, GPT2, WORDS
+from tests.support.tiers import examples
 
 CONTROL = ["<|im_start|>", "<|im_end|>", "<unk>", "\n", *map(chr, range(32, 127))]
 SPECS = {
@@ -52,7 +53,7 @@ def rendered(tokenizer: Any, text: str, messages: list[dict[str, Any]], tools: A
     return tokenizer.encode(written, add_special_tokens=False)
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.sampled_from(["s1", "L", "R", "no"]), min_size=1), min_size=1))
 def test_a_conversation_renders_to_the_training_tokens(
     exported: tuple[str, Any, Any, str], turns: list[list[str]]

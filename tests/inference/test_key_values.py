@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from rollcall.inference.transformers_engine import TransformersEngine
 from tests.support.policies import call, take, version_of
+from tests.support.tiers import examples
 
 SERVING: dict[tuple[Path, int], TransformersEngine] = {}
 
@@ -23,7 +24,9 @@ def serving(policy: Path, tokens: int) -> TransformersEngine:
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(12),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     calls=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 40)), min_size=12, max_size=24),

@@ -13,6 +13,7 @@ from rollcall.inference.sampling import draw
 from rollcall.inference.transformers_engine import TransformersEngine
 from rollcall.schemas.messages import CallFailed, ModelAnswered
 from tests.support.policies import call, run, take, version_of
+from tests.support.tiers import examples
 
 BROKEN = {
     "one is not a number": lambda row: row.index_fill(0, torch.tensor([1]), math.nan),
@@ -48,7 +49,7 @@ def answered(engine: TransformersEngine, **sampling: object) -> dict[str, Engine
     return {answer.call.rollout_id: answer for answer in run(engine, *calls)}
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     kind=st.sampled_from(list(BROKEN)),
     rollouts=st.sets(st.sampled_from(["r0", "r1", "r2", "r3"]), min_size=1),

@@ -19,6 +19,7 @@ from rollcall.schemas.errors import WorkFailed
 from rollcall.schemas.messages import PolicyVersion
 from rollcall.schemas.packed import pack_ids, pack_logprobs
 from tests.support.policies import CONFIGS, WORDS, version_of
+from tests.support.tiers import examples
 
 PRECISIONS = list(DTYPES)
 LOGITS = 12.0
@@ -46,7 +47,9 @@ def logprobs_in_float32(model: torch.nn.Module, ids: list[int]) -> list[float]:
 
 
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(20),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(ids=st.lists(st.integers(0, 31), min_size=16, max_size=16), number=st.integers(0, 5))
 @pytest.mark.parametrize("precision", PRECISIONS)

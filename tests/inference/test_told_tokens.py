@@ -18,6 +18,7 @@ from rollcall.inference.reported_tokens import LEAST, InvalidReport
 from rollcall.schemas.packed import logprobs_of
 from tests.support.openai_mock import MockServer, chat, sampled, serving
 from tests.support.policies import body, call, failure, tokens
+from tests.support.tiers import examples
 
 D, U = 3, 5
 KEY = "sk-very-secret"
@@ -120,7 +121,7 @@ def test_ids_that_do_not_decode_to_the_text_fail_the_call(
         answered(api, text, others)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(ids=JSON, held=JSON)
 def test_arbitrary_json_as_ids_or_logprobs_is_refused(
     api: TokenCompletions, ids: Any, held: Any

@@ -33,6 +33,7 @@ from tests.support.policies import (
     version_of,
     weighted,
 )
+from tests.support.tiers import examples
 
 
 def serving(directory: Path, number: int = 0, **options: object) -> TransformersEngine:
@@ -83,7 +84,7 @@ def test_batched_cached_and_full_forward_agree(family: Path) -> None:
         ]
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=2, max_size=8),
     answers=st.lists(st.integers(1, 12), min_size=8, max_size=8),

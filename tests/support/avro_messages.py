@@ -19,9 +19,12 @@ from rollcall.schemas.errors import ObjectLost, StoreAway, TopicsDiffer, Unknown
 from rollcall.schemas.message_code import MessageCode
 from rollcall.schemas.messages import Claim
 from rollcall.schemas.topics import manifest
+from tests.support.tiers import examples
 
 Avro = Any
-FEW = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], database=None)
+FEW = settings(
+    max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow], database=None
+)
 """A busy machine is slow now and then, and these laws are cheap to break."""
 WRITTEN: dict[str, dict[str, Any]] = {
     path.name.removeprefix(NAMESPACE).removesuffix(".avsc"): json.loads(path.read_text())

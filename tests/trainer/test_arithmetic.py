@@ -13,6 +13,7 @@ from rollcall.trainer.arithmetic import compute_twice, computing, require_precis
 from rollcall.trainer.config import LearnerConfig
 from rollcall.trainer.step import Learner
 from tests.support.scored_trajectories import some_samples
+from tests.support.tiers import cases
 
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20)
 MODES = [
@@ -27,7 +28,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("mode", cases(MODES, 2), ids=str)
 def test_the_same_batches_give_the_same_bits_in_every_mode(
     model_directory: str, mode: dict[str, object]
 ) -> None:

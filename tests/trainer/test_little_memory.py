@@ -19,6 +19,7 @@ from rollcall.trainer.step import Learner
 from rollcall.trainer.streaming import by_group
 from rollcall.trainer.tensors import tensor_of
 from tests.support.scored_trajectories import some_samples
+from tests.support.tiers import cases
 
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20, old_logprobs="recompute")
 ENDS = (
@@ -72,7 +73,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("most", [80, 33, 12])
+@pytest.mark.parametrize("most", cases([80, 33, 12], {33}))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_that_does_not_fit_is_trained_in_smaller_pieces(
     model_directory: str, put: Put, kind: str, most: int

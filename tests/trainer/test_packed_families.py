@@ -16,6 +16,7 @@ from rollcall.trainer.samples import Sample
 from rollcall.trainer.sharing import sharing_of
 from tests.support.families import model_of
 from tests.support.scored_trajectories import VOCABULARY, scored, sequence
+from tests.support.tiers import cases
 
 SLIDES = ["sliding_attention", "full_attention"]
 MIX = {
@@ -109,7 +110,7 @@ def gradient_of(model: torch.nn.Module, pieces: list[MicroBatch]) -> dict[str, T
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", cases(FAMILIES, 4))
 def test_packed_rows_give_the_same_gradient_or_are_not_packed(family: str, batch: Batch) -> None:
     kind, own, longest = FAMILIES[family]
     model = model_of(kind, **own)

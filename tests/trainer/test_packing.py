@@ -22,6 +22,7 @@ from rollcall.trainer.step import Learner
 from rollcall.trainer.token_scores import token_scores
 from tests.support.families import model_of
 from tests.support.scored_trajectories import VOCABULARY, sample, scored, sequence, some_samples
+from tests.support.tiers import cases, examples
 
 ALWAYS = Worth(pairs=2**40, longest=2**40)
 ROOMY = Worth(pairs=240, longest=64)
@@ -88,7 +89,7 @@ def test_shared_rows_give_the_logprobs_of_separate_rows(kind: str, worth: Worth)
         torch.testing.assert_close(together[row][1], entropy, rtol=5e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", cases(["gpt2", "llama", "qwen2", "qwen3"]))
 def test_filled_packs_give_the_logprobs_of_separate_rows(kind: str) -> None:
     model, batch = model_of(kind).double(), batch_of(strangers())
     pieces = list(shared_micro_batches(batch, ROOMY, 60, fill=True))
@@ -129,7 +130,7 @@ def test_shared_prefixes_stay_shared_in_filled_packs() -> None:
 
 
 @pytest.mark.parametrize("packing", ["shared", "packed"])
-@pytest.mark.parametrize("budget", [20, 16384])
+@pytest.mark.parametrize("budget", cases([20, 16384]))
 @pytest.mark.parametrize("loss", ["ppo_clip", "gspo"])
 def test_a_packed_step_gives_the_gradient_of_separate_rows(
     model_directory: str, loss: str, budget: int, packing: str
@@ -176,7 +177,7 @@ Rows = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     Rows, st.sampled_from([ALWAYS, Worth(20, 64), Worth(0, 64)]), st.integers(1, 60), st.booleans()
 )

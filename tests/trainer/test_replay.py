@@ -16,6 +16,7 @@ from rollcall.trainer.curation import Buffer
 from rollcall.trainer.replay import Replay, ReplayRule, adopted, task_of
 from rollcall.trainer.samples import Sample, ScoredPlace
 from tests.support.scored_trajectories import CURATION, sample, scored
+from tests.support.tiers import examples
 
 CURATED = replace(CURATION, max_staleness=100)
 
@@ -89,7 +90,7 @@ def test_groups_that_are_too_old_or_too_many_are_forgotten() -> None:
     assert len(small.replay.book().groups) == 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.lists(st.tuples(st.booleans(), st.sampled_from([0.0, 1.0]), st.booleans()), max_size=30),
     st.sampled_from([0.0, 0.5]),

@@ -10,6 +10,7 @@ from rollcall.compose.settings import Settings
 from tests.support.policies import lake
 
 
+@pytest.mark.thorough
 def test_delta_ratio_covers_the_versions_after_the_first(tmp_path: Path) -> None:
     figure = deltas.ratio_of(lake(tmp_path / "policy"), 3)
 

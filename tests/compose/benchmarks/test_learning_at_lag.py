@@ -72,6 +72,7 @@ def test_invalid_lag_lists_and_unknown_losses_are_refused() -> None:
         learn_at_lag("lake-any-start", [1], memory=True, losses="m2p")
 
 
+@pytest.mark.thorough
 def test_table_contains_real_runs_with_the_staleness_of_their_lag(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,6 +94,7 @@ def test_table_contains_real_runs_with_the_staleness_of_their_lag(
     assert "m2po" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_only_runs_missing_from_the_results_file_are_run(tmp_path: Path) -> None:
     # Given a file with one of two runs, which has a success that no run comes to
     recipe, told = tmp_path / "r.toml", tmp_path / "told.json"

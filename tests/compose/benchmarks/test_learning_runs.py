@@ -56,6 +56,7 @@ def test_recipe_without_evaluation_gets_an_unreachable_goal() -> None:
     assert tomllib.loads(endless('name = "x"\n'))["evaluation"] == {"goal": ENDLESS}
 
 
+@pytest.mark.thorough
 def test_learning_runs_are_reported_as_json_and_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,6 +80,7 @@ def test_unrunnable_recipe_is_refused_before_any_seed_starts(tmp_path: Path) -> 
         learn("lake-any-start", [1], memory=True, json=None, picture=tmp_path / "no" / "x.png")
 
 
+@pytest.mark.thorough
 def test_failed_seed_is_named_with_its_last_output(tmp_path: Path) -> None:
     recipe = tmp_path / "r.toml"
     recipe.write_text(RECIPE.replace("n_head = 2", "n_head = 3"))

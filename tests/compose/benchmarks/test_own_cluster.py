@@ -11,6 +11,7 @@ from rollcall.compose.processes import module, started
 from rollcall.compose.services import embedded
 from tests.support.broker import users_cache
 from tests.support.command_line import ROOT
+from tests.support.tiers import cases
 from tests.support.waiting import until
 
 
@@ -26,7 +27,7 @@ def ignoring_ctrl_c() -> None:
 
 
 @pytest.mark.broker
-@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("ended_by", cases([signal.SIGTERM, signal.SIGKILL]))
 def test_broker_and_registry_of_a_benchmark_end_with_it(tmp_path: Path, ended_by: int) -> None:
     bench = subprocess.Popen(
         module("rollcall.compose.cli", "bench", "scan_records_per_s"),

@@ -24,6 +24,7 @@ from tests.support.journals import request
 from tests.support.lost_rig import Lost
 from tests.support.programs import ASKS
 from tests.support.rig import Rig
+from tests.support.tiers import examples
 from tests.support.waiting import until
 from tests.support.whole_log import audited
 
@@ -116,7 +117,7 @@ class Stage(Lost):
         self.worker.losses.append(str(told.value))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(at_s=st.floats(0, 30), restarted=st.booleans())
 def test_log_cut_is_reported_and_the_audit_stays_clean(at_s: float, restarted: bool) -> None:
     stage = Stage()

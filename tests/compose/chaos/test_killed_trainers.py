@@ -107,6 +107,7 @@ def test_recipes_are_shipped_or_files_and_need_a_training_victim() -> None:
         ChaosPlan(3, ("agents",), kills=1, recipe="training-async")
 
 
+@pytest.mark.thorough
 @pytest.mark.broker
 @pytest.mark.timeout(300)
 def test_killed_trainer_learns_the_same_as_an_undisturbed_one(

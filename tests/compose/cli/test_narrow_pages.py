@@ -19,6 +19,7 @@ from rollcall.schemas.foreign_text import printable
 from rollcall.schemas.messages import Limits, Quota, RolloutRequest, Task, TrainStep
 from tests.support.command_line import call
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
+from tests.support.tiers import cases
 
 LONG = "long/" + "0123456789abcdef" * 5
 EVIL = "evil\x1b]0;owned\x07\x9b31m\u202egood[red]x[/none]\x7f\x00\r:bomb:" + "-" * 40
@@ -85,7 +86,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemoryCluster, Pa
     return made, tables
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 120])
+@pytest.mark.parametrize("width", cases([40, 60, 80, 120]))
 @pytest.mark.parametrize(("words", "ids"), PAGES, ids=[" ".join(p[0])[:30] for p in PAGES])
 def test_page_shows_every_id_whole_and_only_printable_characters(
     cluster: tuple[MemoryCluster, Path],

@@ -24,6 +24,7 @@ from rollcall.schemas.ids import command_id
 from rollcall.schemas.messages import AttemptStarted, Event, Limits, Sampling, Trajectory
 from rollcall.schemas.packed import ids_of, pack_ids
 from tests.support.journals import Hand, fold, trajectories, world_of
+from tests.support.tiers import examples
 
 COUNTING = Sampling(max_tokens=0)
 
@@ -61,7 +62,7 @@ def test_outcomes_are_delivered_in_log_order(order: list[int]) -> None:
     assert hand.journal.ignored == {"late_or_twice": 3}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(2, 6), st.integers(1, 30), st.randoms(use_true_random=False))
 def test_a_pool_kept_full_receives_every_effect_once(
     width: int, wishes: int, random: Random

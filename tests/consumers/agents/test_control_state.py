@@ -18,6 +18,7 @@ from rollcall.schemas.messages import Control, Quota, RolloutStarted
 from tests.support.hand_answers import ask, calls
 from tests.support.journals import request
 from tests.support.rig import Rig, role_of
+from tests.support.tiers import examples
 
 NAMES = st.sampled_from(["", "a", "b"])
 WORDS = st.builds(
@@ -39,7 +40,7 @@ def meaning(state: ControlState) -> tuple[Any, ...]:
     return sorted(state.paused_runs), [state.cancels(each) for each in requests]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(WRITINGS, st.booleans())
 def test_compaction_leaves_the_control_state_unchanged(
     writings: list[tuple[Any, bytes | None]], tombstones: bool

@@ -62,6 +62,7 @@ from tests.support.journals import (
     trajectories,
     world_of,
 )
+from tests.support.tiers import examples
 
 SYSTEM = Message("system", "Be brief.")
 
@@ -1514,7 +1515,7 @@ def test_outstanding_commands_are_resent_unchanged() -> None:
 SEEDS = st.integers(0, 2**32)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(SEEDS)
 def test_folding_twice_gives_the_same_result(seed: int) -> None:
     dice = Dice(Random(seed)).live()
@@ -1526,7 +1527,7 @@ def test_folding_twice_gives_the_same_result(seed: int) -> None:
     assert trajectories(first) == trajectories(second)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(SEEDS)
 def test_ignored_events_do_not_affect_the_fold(seed: int) -> None:
     dice = Dice(Random(seed), noise=0.5).live()
@@ -1536,7 +1537,7 @@ def test_ignored_events_do_not_affect_the_fold(seed: int) -> None:
     assert trajectories(effects) == trajectories(dice.outputs)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(SEEDS)
 def test_every_counted_start_has_exactly_one_end(seed: int) -> None:
     dice = Dice(Random(seed), rollouts=5).live()
@@ -1550,7 +1551,7 @@ def test_every_counted_start_has_exactly_one_end(seed: int) -> None:
         assert end.model_calls >= sum(len(s.messages) > 0 for s in end.sequences or ())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(SEEDS)
 def test_a_fold_from_any_commit_equals_a_full_fold(seed: int) -> None:
     """With or without named stragglers, from any earlier commit."""
@@ -1592,7 +1593,7 @@ def test_one_old_rollout_does_not_force_rereading_of_later_records() -> None:
     assert again.last == hand.journal.last
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(SEEDS)
 def test_a_conversation_is_only_ever_extended(seed: int) -> None:
     dice = Dice(Random(seed), noise=0.2).live()
@@ -1609,7 +1610,7 @@ def test_a_conversation_is_only_ever_extended(seed: int) -> None:
                 del known[key]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(SEEDS)
 def test_a_retry_differs_from_its_command_only_in_its_id(seed: int) -> None:
     dice = Dice(Random(seed), rollouts=2, noise=0.0).live()

@@ -40,6 +40,7 @@ from tests.support.journals import Hand, request
 from tests.support.programs import ASKS, asks
 from tests.support.rig import Rig, source_of
 from tests.support.rubbish_program import RUBBISH, YIELDED
+from tests.support.tiers import examples
 
 HERE = "tests.consumers.agents.test_isolation"
 TALKS = f"{HERE}:talks"
@@ -222,7 +223,7 @@ limits_drawn = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     drawn=st.lists(st.tuples(moves, limits_drawn, numbers), min_size=1, max_size=3),
     started=st.booleans(),

@@ -30,6 +30,7 @@ from rollcall.schemas.messages import (
 from tests.support.hand_answers import answer, ask, calls, killed, steps
 from tests.support.programs import TWICE, WALKS
 from tests.support.rig import Rig, role_of
+from tests.support.tiers import examples
 
 PATIENT = Limits(call_timeout_s=200_000.0, step_timeout_s=200_000.0, rollout_timeout_s=400_000.0)
 
@@ -549,7 +550,10 @@ HAPPENS = st.one_of(
 
 
 @settings(
-    max_examples=40, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(40),
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 @given(happens=st.lists(HAPPENS, min_size=5, max_size=30))
 def test_no_quota_is_exceeded_and_every_rollout_ends(

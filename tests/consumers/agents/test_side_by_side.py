@@ -22,6 +22,7 @@ from rollcall.consumers.agents.effects import (
 from rollcall.schemas.messages import RULES, Limits, ModelCall, Sampling, Trajectory
 from rollcall.schemas.packed import pack_ids, pack_logprobs
 from tests.support.journals import Hand, answer_to, fold, said, world_of
+from tests.support.tiers import examples
 
 SESSIONS = st.lists(st.sampled_from(["left", "right", "main"]), min_size=1, max_size=5)
 
@@ -67,7 +68,7 @@ TURNS = st.lists(
 """So many calls, whether the program waits for each of them, and the tokens that each asks for."""
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(TURNS, st.integers(1, 60), st.integers(0, 2**32), st.integers(1, 60))
 def test_concurrent_calls_never_exceed_their_token_budget(
     turns: list[tuple[int, bool, int]], budget: int, seed: int, most: int

@@ -29,6 +29,7 @@ from tests.support.hand_answers import killed
 from tests.support.journals import DICED, Dice, world_of
 from tests.support.lake import crossing, walk
 from tests.support.rig import Rig
+from tests.support.tiers import cases
 from tests.support.whole_log import Whole, audited, found
 
 MEANT = {"I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I9"}
@@ -46,7 +47,7 @@ def test_a_complete_log_passes_a_real_check_of_every_invariant(
     assert report.records == sum(len(whole.log.all(t)) for t in whole.log.topics)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", cases(range(60), 10))
 def test_any_generated_journal_passes_every_invariant(seed: int) -> None:
     """Answers in any order, twice, late, by zombies: law and fold count the same."""
     dice = Dice(Random(seed), rollouts=4).live()
@@ -505,7 +506,7 @@ def only(name: str, programs: Callable[[str], Any]) -> Callable[[str], Any]:
     return program_of
 
 
-@pytest.mark.parametrize("cut", range(0, 80, 3))
+@pytest.mark.parametrize("cut", cases(range(0, 80, 3), 5))
 def test_a_log_with_a_truncated_start_has_no_breaches(whole: Whole, cut: int) -> None:
     whole.log.delete_before(whole.topics.events, 0, cut)
 

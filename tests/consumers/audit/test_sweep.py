@@ -7,6 +7,7 @@ import pytest
 from rollcall.consumers.audit.blind_spots import BLIND_SPOTS, spots_of
 from tests.support.rig import PREFIX
 from tests.support.swept_runs import HARMS, KINDS, harms
+from tests.support.tiers import cases
 from tests.support.whole_log import audited
 
 Missed = dict[tuple[str, str, str], list[int]]
@@ -26,7 +27,7 @@ def swept(kind: str) -> Missed:
     return missed
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", cases(KINDS))
 def test_a_harmed_record_is_reported_or_a_known_blind_spot(kind: str) -> None:
     unexplained = {
         named: offsets for named, offsets in swept(kind).items() if not any(spots_of(*named, kind))
@@ -35,6 +36,7 @@ def test_a_harmed_record_is_reported_or_a_known_blind_spot(kind: str) -> None:
     assert unexplained == {}
 
 
+@pytest.mark.thorough
 def test_every_listed_blind_spot_occurs_in_the_sweep() -> None:
     met = {spot for kind in KINDS for named in swept(kind) for spot in spots_of(*named, kind)}
 

@@ -243,6 +243,7 @@ def on_loop(caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
     assert [record.getMessage() for record in caplog.records] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
 def test_the_gateway_survives_fuzzed_requests(on_loop: Any) -> None:

@@ -17,6 +17,7 @@ from rollcall.schemas.messages import EnvironmentStepped, Limits, RolloutRequest
 from tests.support.hosted_rollout import CoroutineHost, model_calls_of, plain
 from tests.support.mortal_boxes import MortalHost
 from tests.support.rig import Rig
+from tests.support.tiers import examples
 from tests.support.waiting import until
 
 TASK = ("box",), ()
@@ -96,7 +97,7 @@ def test_an_agents_config_names_the_extra_slots_it_needs() -> None:
 BOX = ("box",)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), BEING, st.sampled_from(["come", "come", "go", "turn"])),

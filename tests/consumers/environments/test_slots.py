@@ -20,6 +20,7 @@ from rollcall.sandbox.environment import EnvironmentKind, Observation
 from rollcall.schemas.errors import WorkFailed
 from rollcall.schemas.ids import command_id
 from rollcall.schemas.messages import EnvironmentStep, EnvironmentStepped, Instance
+from tests.support.tiers import examples
 
 MOST = 2
 FAR_S = 1e6
@@ -370,7 +371,7 @@ def test_a_waiter_whose_notification_fails_leaves_the_line() -> None:
 NEEDS = st.sampled_from([("box",), ("hosted",), BOTH, ("hosted", "box")])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.lists(
         st.tuples(NEEDS, st.sampled_from(["come", "go", "turn"]), st.integers(0, 9)), max_size=50

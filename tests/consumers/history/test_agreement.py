@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollcall.consumers.history.agreement import LISTED, Agreement, Flip
+from tests.support.tiers import examples
 
-FEW = settings(max_examples=50)
+FEW = settings(max_examples=examples(50))
 TOTALS = st.none() | st.floats(-3, 3)
 
 

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollcall.consumers.history.estimates import Bootstrap, Estimate, pass_at_k
+from tests.support.tiers import examples
 
 COUNTS = st.integers(1, 9).flatmap(
     lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))
 )
-FEW = settings(max_examples=30)
+FEW = settings(max_examples=examples(30))
 REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=12)
 
 

@@ -21,6 +21,7 @@ from rollcall.schemas.messages import RolloutRequest, Task
 from tests.support.avro_messages import any_message
 from tests.support.memory_cluster import CORRIDOR, MemoryCluster
 from tests.support.recorded_run import recorded, scored
+from tests.support.tiers import examples
 
 REQUESTS = "t.rollout.requests"
 
@@ -100,7 +101,7 @@ def test_a_replay_under_another_name_also_repeats_replayed_rollouts(cluster: Mem
     assert again(cluster, name="more").written == 16
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(any_message(RolloutRequest))
 def test_a_replayed_id_depends_on_the_old_id_and_the_replay(request: RolloutRequest) -> None:
     once, other = replayed(request, "a"), replayed(request, "b")
@@ -127,7 +128,7 @@ def test_submit_accepts_a_replay_file(cluster: MemoryCluster, tmp_path: Path) ->
         again(cluster, to=str(file))
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(any_message(RolloutRequest))
 def test_a_line_is_read_back_as_the_same_request(request: RolloutRequest) -> None:
     values = (*astuple(request.sampling), *astuple(request.limits))

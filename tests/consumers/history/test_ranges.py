@@ -13,6 +13,7 @@ from rollcall.consumers.history.selection import Selection
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import RolloutRequest, Task, Trajectory
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
+from tests.support.tiers import examples
 
 NOW_S = 1_800_000_000.0
 TRAJECTORIES = "t.trajectories"
@@ -72,7 +73,7 @@ def test_options_are_parsed_into_a_range(tmp_path: Path) -> None:
     assert not parse(policy="p@3").beyond_policy()
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.integers(0, 99), st.integers(0, 1 << 40), st.integers(1, 1 << 20))
 def test_offsets_are_parsed_back_as_written(partition: int, first: int, more: int) -> None:
     text = f"{partition}:{first}-{first + more}"

@@ -14,6 +14,7 @@ from tests.support.avro_messages import any_message
 from tests.support.hand_answers import ask, calls
 from tests.support.lake import crossing, walk
 from tests.support.rig import Rig
+from tests.support.tiers import examples
 from tests.support.whole_log import audited
 
 ON_TOPICS = {
@@ -33,7 +34,9 @@ bodies = st.one_of([any_message(kind) for kind in BODIES])
 
 
 @given(st.lists(words, max_size=3), st.lists(bodies, max_size=3), st.integers(0, 3))
-@settings(max_examples=15, suppress_health_check=list(HealthCheck), database=None, deadline=None)
+@settings(
+    max_examples=examples(15), suppress_health_check=list(HealthCheck), database=None, deadline=None
+)
 def test_any_message_on_any_topic_at_most_raises_a_named_error(
     said: list[tuple[str, Any]], answers: list[Any], seed: int
 ) -> None:

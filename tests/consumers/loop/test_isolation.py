@@ -13,6 +13,7 @@ from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.loop.loop import Loop
 from rollcall.schemas.messages import Control
 from tests.support.rig import InHand, Rig, source_of
+from tests.support.tiers import examples
 
 MOST_DEATHS = 12
 STEP_S = 1.0
@@ -102,7 +103,7 @@ DURATION = st.sampled_from([0.0, 0.0, 0.0, 2.0, 40.0, 300.0, 900.0])
 PARTITION = st.lists(DURATION, min_size=1, max_size=12)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.lists(PARTITION, min_size=1, max_size=3), st.sampled_from([0.0, 3.0, 90.0]), st.data())
 def test_only_the_record_that_kills_workers_is_buried(
     takes_s: list[list[float]], kills_after_s: float, data: st.DataObject

@@ -10,6 +10,7 @@ from rollcall.schemas.errors import Unavailable
 from rollcall.schemas.messages import CallFailed, Event, ModelAnswered, ModelCall
 from tests.support.model_calls import Counting, announce, answers, call_of, send
 from tests.support.rig import Rig, role_of
+from tests.support.tiers import examples
 
 WANTED = st.sampled_from([1, 2, 5, MOST_AHEAD, MOST_AHEAD + 1, 10**6, 2**31 - 1])
 
@@ -18,7 +19,7 @@ def codes(rig: Rig) -> list[str]:
     return [body.code for body in answers(rig) if isinstance(body, CallFailed)]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.lists(WANTED, max_size=40), st.integers(2, 12), st.integers(1, 8), st.booleans())
 def test_a_ready_call_begins_despite_early_calls(
     wishes: list[int], most_early: int, most_in_hand: int, pinned: bool

@@ -15,6 +15,7 @@ from rollcall.schemas.messages import Event, Message, ModelAnswered, ModelCall
 from tests.support.journals import request
 from tests.support.model_calls import call_of
 from tests.support.rig import Rig, source_of
+from tests.support.tiers import examples
 
 WALKS = f"{__name__}:walks"
 
@@ -35,7 +36,7 @@ def asked(variant: int, partition: int) -> ModelCall:
 CALLS = st.tuples(st.integers(0, 2), st.integers(0, 2), st.sampled_from(["ask", "abort", "turn"]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(CALLS, max_size=14), st.booleans())
 def test_each_call_gets_its_own_answer(acts: list[tuple[int, int, str]], restarted: bool) -> None:
     rig = Rig(partitions=3)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rollcall.consumers.tables.parquet import SCHEMAS
 from rollcall.consumers.tables.query import Tables, open_tables
 from rollcall.schemas.errors import Refused
+from tests.support.tiers import examples
 
 ROWS = 5
 SECRET = "a word that stands in no table"
@@ -120,7 +121,7 @@ def test_no_wrapped_statement_writes_or_reads_other_files(home: Path, tables: Ta
     assert list(tables.ask("select count(*) from later_scores").rows) == [(0,)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.sampled_from([*KINDS, *WRAPPERS, "explain", "analyze", "(", ")"]), max_size=4))
 def test_random_statements_do_no_harm(home: Path, parts: list[str]) -> None:
     before = state(home)

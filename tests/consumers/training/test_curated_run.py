@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rollcall.schemas.messages import RolloutRequest
 from tests.support.staged_run import CONFIG, Stage
+from tests.support.tiers import examples
 
 ACTS = st.sampled_from(["finished", "finished", "failed", "restart"])
 SEVERAL = [{"name": "greso", "epoch": 2, "hard_floor": 0.0}, "adaptive_rollouts", "length_cap"]
@@ -28,7 +29,7 @@ def staged(directory: Path, curator: object, size: int = 3) -> Stage:
     return Stage(directory, config, curator=curator, tasks=8, rewards=by_task)
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(8), suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from([SEVERAL, "filter_solved", "paced", "pass_rate"]),
     st.lists(

@@ -20,6 +20,7 @@ from rollcall.schemas.weights import RawTensor, from_uri, weights_digest
 from rollcall.trainer.step_chain import StepChain
 from rollcall.trainer.weights_files import files_in
 from tests.support.staged_run import Stage
+from tests.support.tiers import examples
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def assert_one_line(stage: Stage) -> None:
     assert all(digests.get(v.version, v.weights_digest) == v.weights_digest for v in announced)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=20), st.integers(0, 2))
 def test_the_first_of_two_trainers_continues_and_the_other_leaves(
     order: list[int], before: int
@@ -118,7 +119,7 @@ def test_a_losing_trainers_step_is_not_announced(stage: Stage) -> None:
     assert [b.text for b in report.breaches if "is a fork of the chain" in b.text]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(order=st.lists(st.integers(0, 1), min_size=1, max_size=12), stop=st.integers(4, 40))
 def test_two_trainers_in_one_folder_damage_no_counted_weights(order: list[int], stop: int) -> None:
     """As on a network disk without locks: the losing trainer writes into the same folder."""

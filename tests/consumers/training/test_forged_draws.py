@@ -12,6 +12,7 @@ from rollcall.schemas.ids import group_id, request_id
 from rollcall.schemas.messages import RolloutRequest
 from tests.support.journals import request
 from tests.support.staged_run import Stage
+from tests.support.tiers import examples
 
 FAR = st.one_of(st.integers(0, 80), st.integers(81, 10**17))
 FORGED = st.tuples(FAR, st.booleans(), st.integers(0, 3))
@@ -25,7 +26,7 @@ def forge(stage: Stage, like: RolloutRequest, draw: int, own: bool, member: int)
     stage.log.append(stage.topics.requests, name.encode(), value)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.lists(FORGED, max_size=6), st.integers(0, 2))
 def test_a_restart_stays_within_admission_despite_forged_requests(
     forged: list[tuple[int, bool, int]], steps: int

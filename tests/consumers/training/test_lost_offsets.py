@@ -14,6 +14,7 @@ from rollcall.schemas.messages import RolloutRequest, Task, TrainStep
 from rollcall.trainer import checkpoint as checkpoints
 from rollcall.trainer.manifest import MANIFEST, read_body, write_body
 from tests.support.staged_run import CONFIG, Stage
+from tests.support.tiers import examples
 
 TOPICS = {
     "scored": lambda stage: stage.topics.scored,
@@ -76,7 +77,7 @@ def refused(stage: Stage, words: str) -> None:
     assert "--accept-truncation" in str(told.value)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     topic=st.sampled_from(sorted(TOPICS)),
     share=st.floats(0, 0.9),

@@ -12,6 +12,7 @@ import pytest
 from rollcall.producers.curators.curators import CURATORS
 from rollcall.schemas.errors import Refused
 from rollcall.trainer.catalogue import KINDS
+from tests.support.tiers import cases
 from tests.support.tiny_run import RECIPE, World
 
 RULES = [(kind, name) for kind, rules in {**KINDS, "curator": CURATORS}.items() for name in rules]
@@ -44,7 +45,11 @@ def text_of(pair: Rules) -> str:
     return text
 
 
-@pytest.mark.parametrize("pair", SAMPLE, ids=lambda pair: "-".join(name for _, name in pair))
+@pytest.mark.parametrize(
+    "pair",
+    cases([(pair,) for pair in SAMPLE], 4),
+    ids=lambda pair: "-".join(name for _, name in pair),
+)
 def test_a_pair_of_rules_trains_or_is_refused_in_one_line(pair: Rules, tmp_path: Path) -> None:
     try:
         world = World(tmp_path, text_of(pair))

@@ -14,6 +14,7 @@ from rollcall.schemas.trajectory_refs import refs_of
 from rollcall.trainer.config import LearnerConfig
 from rollcall.trainer.manifest import MANIFEST
 from tests.support.staged_run import CONFIG, SIZE, Stage
+from tests.support.tiers import examples
 from tests.support.tiny_run import RECIPE, World
 
 SPARE = replace(CONFIG, redundancy=1)
@@ -130,7 +131,7 @@ def test_a_group_with_too_few_trainable_members_is_dropped_once_complete(
     stage.drain()
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(12), suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2), st.sampled_from(["drop", "train_partial"]), st.lists(ACTS, max_size=50))
 def test_the_run_ends_with_whole_groups_on_every_schedule(
     staleness: int, missing: str, schedule: list[tuple[str, int]]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rollcall.schemas.trajectory_refs import refs_of
 from tests.support.staged_run import CONFIG, Stage
+from tests.support.tiers import examples
 
 REPLAYING = replace(CONFIG, steps=6, replay_ratio=0.5, success_pool=2, max_staleness=0, loss="m2po")
 
@@ -42,7 +43,7 @@ def test_a_restarted_trainer_keeps_its_replay_pool(tmp_path: Path) -> None:
     assert replayed(stage) == [0, 2, 2, 2, 2, 2]
 
 
-@settings(max_examples=4)
+@settings(max_examples=examples(4))
 @given(
     st.lists(st.sampled_from(["finished", "finished", "failed", "torn", "restart"]), max_size=14)
 )

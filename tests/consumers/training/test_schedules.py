@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rollcall.trainer.config import LearnerConfig
 from tests.support.staged_run import CONFIG, Stage
+from tests.support.tiers import examples
 
 ACTS = st.tuples(
     st.sampled_from(
@@ -36,7 +37,7 @@ def act(stage: Stage, what: str, number: int) -> None:
         stage.end(air[number % len(air)], what)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 @given(CONFIGS, st.lists(ACTS, max_size=50), st.sampled_from([(0, 0), (500, 502)]))
 def test_the_admission_rule_holds_and_the_run_ends_on_every_schedule(
     config: LearnerConfig, schedule: list[tuple[str, int]], seeds: tuple[int, int]
@@ -54,7 +55,7 @@ def test_the_admission_rule_holds_and_the_run_ends_on_every_schedule(
         assert [step.step for step in stage.steps()] == [1, 2, 3, 4]
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow])
 @given(
     CONFIGS,
     st.lists(

@@ -15,6 +15,7 @@ from rollcall.inference.dialects.routes import ROUTES
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
 from tests.support.avro_messages import FEW
+from tests.support.tiers import examples
 
 CHAT, RESPONSES, MESSAGES, COUNT = ROUTES
 GONE_ON = f"{RESPONSES}, gone on from"
@@ -140,7 +141,7 @@ def told_pairs(messages: tuple[Message, ...]) -> list[tuple[str, str]]:
 
 @PATHS
 @given(turns=TURNS)
-@settings(FEW, max_examples=150)
+@settings(FEW, max_examples=examples(150))
 def test_a_tool_result_is_paired_with_its_call_or_refused(path: str, turns: list[Turn]) -> None:
     body, held = body_of(path, turns)
     dialect = ROUTES[path.partition(",")[0]]

@@ -20,6 +20,7 @@ from rollcall.sandbox.process_supervisor import ProcessSupervisor
 from rollcall.schemas.errors import WorkFailed
 from rollcall.schemas.messages import Instance
 from tests.support.odd_driver import OddBox, OddDriver
+from tests.support.tiers import examples
 
 PLAIN = Spec(image="a")
 SMALL = Spec(image="a", limits=BoxLimits(processes=8))
@@ -328,7 +329,7 @@ ACTS = st.tuples(st.sampled_from(["lend", "own", "cold", "back", "cancel", "kill
                  st.integers(0, 9))  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     acts=st.lists(ACTS, max_size=40),
     failing=st.sets(st.integers(0, 12), max_size=4),

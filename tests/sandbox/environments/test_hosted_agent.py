@@ -25,6 +25,7 @@ from tests.support.hosted_rollout import (
     texts_of,
 )
 from tests.support.journals import Hand
+from tests.support.tiers import examples
 
 
 async def sequential(ask: Asks) -> int:
@@ -78,7 +79,7 @@ def test_agent_receives_the_stop_string_that_ended_an_answer() -> None:
 
 
 @pytest.mark.parametrize("agent", [sequential, parallel])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(seed=st.integers(0, 2**32), moves=st.sets(st.integers(1, 30), max_size=4), kills=st.sets(
     st.integers(1, 30), max_size=2))  # fmt: skip
 def test_no_model_call_repeats_after_worker_or_agent_process_death(

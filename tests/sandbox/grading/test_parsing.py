@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rollcall.sandbox.grading import parsing
 from rollcall.sandbox.grading.parsing import NotRead, parsed
+from tests.support.tiers import examples
 
 
 def hangs(text: str) -> dict[str, str]:
@@ -52,7 +53,7 @@ def test_hanging_parser_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
         asyncio.run(parsed(f"{__name__}:hangs", "x"))
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(st.text())
 def test_any_text_can_be_sent_to_the_parser_process(text: str) -> None:
     assert asyncio.run(parsed("exit-code", text)).outcomes == {}

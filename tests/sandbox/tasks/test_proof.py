@@ -15,6 +15,7 @@ from rollcall.sandbox.tasks.suite_runs import programs_first
 from rollcall.sandbox.tasks.swe import ImportedRow
 from rollcall.schemas.errors import WorkFailed
 from tests.support.swe_repository import Repository
+from tests.support.tiers import cases
 
 FILE = "tests/test_sums.py"
 ADDS = "from sums import add\n\ndef test_adds():\n    assert add(2, 3) == 5\n\n"
@@ -101,7 +102,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("kind", cases(REFUSED))
 def test_row_that_cannot_distinguish_right_from_wrong_is_refused(
     acme: Repository, tmp_path: Path, kind: str
 ) -> None:

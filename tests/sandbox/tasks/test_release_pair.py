@@ -32,6 +32,7 @@ from tests.support.source_releases import (
     WRONG,
     source_release,
 )
+from tests.support.tiers import cases
 
 PROGRAMS = Path(sys.executable).parent
 PAIR = ReleasePair("tiny", "1.0", "1.1")
@@ -127,7 +128,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("where", cases(PLACES))
 def test_tests_are_found_in_all_usual_places_of_a_release(tmp_path: Path, where: str) -> None:
     index, (file, place) = tmp_path / "index", PLACES[where]
     for version, code, tests in (("1.0", WRONG, OLD_TESTS), ("1.1", RIGHT, NEW_TESTS)):
@@ -179,7 +180,7 @@ UNIMPORTABLE = {
 }
 
 
-@pytest.mark.parametrize("code", UNIMPORTABLE)
+@pytest.mark.parametrize("code", cases(UNIMPORTABLE))
 def test_unimportable_package_is_reported_with_its_error(tmp_path: Path, code: str) -> None:
     index = tmp_path / "index"
     for version, tests in (("1.0", OLD_TESTS), ("1.1", NEW_TESTS)):

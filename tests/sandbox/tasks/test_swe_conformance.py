@@ -20,6 +20,7 @@ from rollcall.sandbox.grading.verdict import Verdict
 from rollcall.sandbox.tasks import swe
 from rollcall.sandbox.tasks.harbor import HarborTask
 from tests.support.swe_repository import Repository
+from tests.support.tiers import cases
 
 IDLE = b"diff --git a/more b/more\nnew file mode 100644\n"
 TESTS = """\
@@ -98,7 +99,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", cases(FORMS))
 def test_gold_patch_resolves_each_row_form_and_idle_patch_does_not(
     acme: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
@@ -144,7 +145,7 @@ def printed(acme: Repository, tmp_path_factory: pytest.TempPathFactory) -> Harbo
     return acme.task(tmp_path_factory.mktemp("tasks"), {"tests/log": "as follows\n"}, **row)
 
 
-@pytest.mark.parametrize(("log", "code", "verdict", "says"), LOGS)
+@pytest.mark.parametrize(("log", "code", "verdict", "says"), cases(LOGS, 4))
 def test_verdict_follows_from_log_outcomes_and_exit_code(
     printed: HarborTask, log: str, code: int, verdict: str, says: str
 ) -> None:

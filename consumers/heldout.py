@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from rollcall.producers.admission import task_of_seed
 from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Task, Trajectory
-from rollcall.trainer.samples import versions_of
+from rollcall.trainer.rules.samples import versions_of
 
 MARK = "/heldout/"
 VERSION_DIGITS = 10

@@ -8,7 +8,7 @@ from rollcall.consumers.log.protocols import Log
 from rollcall.consumers.log.reading import read_between, spans
 from rollcall.schemas.codec import Codec
 from rollcall.schemas.messages import ScoredTrajectory
-from rollcall.trainer.samples import ScoredPlace
+from rollcall.trainer.rules.samples import ScoredPlace
 
 
 def scored_at(

@@ -60,10 +60,10 @@ if TYPE_CHECKING:
     from rollcall.schemas.messages import Message, Sampling, ScoredTrajectory, Trajectory
     from rollcall.schemas.packed import ids_of, logprobs_of, mask_of
     from rollcall.schemas.rules import Rule, require
-    from rollcall.trainer.filters.group_filter import Filter
-    from rollcall.trainer.rewards import AdvantageRule, Advantages, Floats, Ints, Rewards
-    from rollcall.trainer.samples import Sample
-    from rollcall.trainer.tokens import Costs, Loss, Tokens
+    from rollcall.trainer.rules.filters import Filter
+    from rollcall.trainer.rules.rewards import AdvantageRule, Advantages, Floats, Ints, Rewards
+    from rollcall.trainer.rules.samples import Sample
+    from rollcall.trainer.rules.tokens import Costs, Loss, Tokens
 
 __all__ = [
     "AdvantageRule",
@@ -124,12 +124,12 @@ _HOMES = (
     "schemas.messages",
     "schemas.packed",
     "schemas.rules",
-    "trainer.filters.group_filter",
-    "trainer.rewards",
-    "trainer.samples",
+    "trainer.rules.filters",
+    "trainer.rules.rewards",
+    "trainer.rules.samples",
     "producers.curators.curator",
     "compose.python_api",
-    "trainer.tokens",
+    "trainer.rules.tokens",
 )
 """The modules that define the public names; the last one imports torch.
 

@@ -26,7 +26,7 @@ from rollcall.schemas.messages import Message, PolicyVersion
 
 if TYPE_CHECKING:
     from rollcall.inference.transformers_engine import TransformersEngine
-    from rollcall.trainer.step import Learner
+    from rollcall.trainer.learner.step import Learner
 
 CALLS, ADOPTIONS, ANSWER = 8, 4, 64
 PROMPT = "Tell a long story of a lake."
@@ -133,10 +133,10 @@ def _versions(directory: Path, scratch: Path, count: int) -> Iterator[PolicyVers
     """Yield versions with small changes, as a trainer publishes them; the first is full."""
     import torch
 
-    from rollcall.trainer.arithmetic import BFLOAT16
-    from rollcall.trainer.config import LearnerConfig
-    from rollcall.trainer.publication import DELTA, Publication, Publishing
-    from rollcall.trainer.step import Learner
+    from rollcall.trainer.config.learner_bounds import BFLOAT16
+    from rollcall.trainer.config.learner_config import LearnerConfig
+    from rollcall.trainer.learner.step import Learner
+    from rollcall.trainer.weights.publication import DELTA, Publication, Publishing
 
     learner = Learner(str(directory), LearnerConfig())
     learner.published = BFLOAT16

@@ -30,11 +30,11 @@ from rollcall.schemas.codec import Codec, LocalRegistry
 from rollcall.schemas.packed import pack_ids, pack_logprobs
 from rollcall.schemas.topics import Topics, wanted
 from rollcall.schemas.weights import RawTensor
-from rollcall.trainer.canary import Canary
-from rollcall.trainer.config import LearnerConfig
-from rollcall.trainer.learner_state import LearnerState
-from rollcall.trainer.samples import Sample
-from rollcall.trainer.step import Learner
+from rollcall.trainer.checkpoints.learner_state import LearnerState
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.learner.canary import Canary
+from rollcall.trainer.learner.step import Learner
+from rollcall.trainer.rules.samples import Sample
 
 STALENESS = 4
 UNBOUNDED = 1_000_000

@@ -40,7 +40,7 @@ def delta_ratio(settings: Settings, versions: int = VERSIONS) -> Figure:
 def ratio_of(directory: Path, versions: int) -> Figure:
     """Return the figure of any policy's directory."""
     from rollcall.compose.benchmarks.one_trainer import Shape, learner_and_samples
-    from rollcall.trainer.publication import rounded
+    from rollcall.trainer.weights.publication import rounded
 
     learner, samples = learner_and_samples(str(directory), Shape(2, 4, 16, 16), "shared")
     ratios, densities = [], []

@@ -122,9 +122,9 @@ class Worker(OneServer):
     """A server of version 0, on one thread."""
 
     def __init__(self, directory: Path, scratch: Path, settings: Settings) -> None:
-        from rollcall.trainer.config import LearnerConfig
-        from rollcall.trainer.publication import Publication, Publishing
-        from rollcall.trainer.step import Learner
+        from rollcall.trainer.config.learner_config import LearnerConfig
+        from rollcall.trainer.learner.step import Learner
+        from rollcall.trainer.weights.publication import Publication, Publishing
 
         super().__init__(directory, settings, threads=1)
         learner = Learner(str(directory), LearnerConfig())

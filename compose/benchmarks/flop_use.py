@@ -70,8 +70,8 @@ def _lay_model(directory: Path) -> int:
 
 def _steps(directory: str, packing: str) -> list[float]:
     """Return the seconds of each step except the first."""
-    from rollcall.trainer.config import LearnerConfig
-    from rollcall.trainer.step import Learner
+    from rollcall.trainer.config.learner_config import LearnerConfig
+    from rollcall.trainer.learner.step import Learner
 
     config = LearnerConfig(
         lr=LR, entropy=0.0, advantage="grpo", packing=packing, precision="bfloat16",

@@ -105,7 +105,7 @@ def at_lag(text: str, way: Variant) -> str:
     """Return a recipe that learns this way to its last step. Raises Refused if it cannot."""
     import tomli_w
 
-    from rollcall.trainer.config import LearnerConfig
+    from rollcall.trainer.config.learner_config import LearnerConfig
 
     values: dict[str, Any] = tomllib.loads(endless(text))
     learner = values.setdefault("learner", {})

@@ -31,11 +31,11 @@ from rollcall.schemas.messages import PolicyVersion, RolloutRequest, Task, Train
 from rollcall.schemas.published_weights import Published
 from rollcall.schemas.tensor_digests import sha256s_of
 from rollcall.schemas.topics import Topics, wanted
-from rollcall.trainer.arithmetic import BFLOAT16
-from rollcall.trainer.config import LearnerConfig
-from rollcall.trainer.publication import DELTA, Publishing, rounded
-from rollcall.trainer.samples import Sample
-from rollcall.trainer.step import Learner
+from rollcall.trainer.config.learner_bounds import BFLOAT16
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.learner.step import Learner
+from rollcall.trainer.rules.samples import Sample
+from rollcall.trainer.weights.publication import DELTA, Publishing, rounded
 
 POLICY, SCORING = "bench", "scoring"
 STALENESS = 2

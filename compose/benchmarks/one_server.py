@@ -15,7 +15,7 @@ from rollcall.schemas.published_weights import Published
 from rollcall.schemas.topics import Topics, wanted
 
 if TYPE_CHECKING:
-    from rollcall.trainer.step import Learner
+    from rollcall.trainer.learner.step import Learner
 
 POLICY = "bench"
 FAR_MS = 1 << 50

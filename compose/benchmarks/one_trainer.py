@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Sequence, Task, Trajectory
 from rollcall.schemas.packed import pack_ids, pack_logprobs
-from rollcall.trainer.samples import Sample
+from rollcall.trainer.rules.samples import Sample
 
 if TYPE_CHECKING:
-    from rollcall.trainer.step import Learner
+    from rollcall.trainer.learner.step import Learner
 
 Step = Callable[[], object]
 LR = 1e-6
@@ -75,8 +75,8 @@ def learner_and_samples(
     directory: str, shape: Shape, packing: str
 ) -> "tuple[Learner, list[Sample]]":
     """Make a learner with the learning rate of language models, and the batch."""
-    from rollcall.trainer.config import LearnerConfig
-    from rollcall.trainer.step import Learner
+    from rollcall.trainer.config.learner_config import LearnerConfig
+    from rollcall.trainer.learner.step import Learner
 
     config = LearnerConfig(
         lr=LR, entropy=0.0, advantage="grpo", packing=packing,

@@ -9,8 +9,8 @@ from rollcall.consumers.history.history import History
 from rollcall.consumers.history.retraining import plan, train
 from rollcall.consumers.history.training_record import TrainedRun, digests_of, steps_of
 from rollcall.schemas.errors import RollcallError
-from rollcall.trainer import checkpoint as checkpoints
-from rollcall.trainer.branches import branch_of
+from rollcall.trainer.checkpoints import checkpoint as checkpoints
+from rollcall.trainer.weights.branches import branch_of
 
 
 def figures_of_run(history: History, run: TrainedRun, threads: int) -> TrainingFigures:

@@ -27,8 +27,8 @@ def weights(run: Run, json: Json = False) -> None:
     from rollcall.compose.runs import run_folder
     from rollcall.compose.terminal import emit
     from rollcall.consumers.history.kept_weights import kept_weights
-    from rollcall.trainer.checkpoint import needed_by_newest
-    from rollcall.trainer.resume_points import resume_points
+    from rollcall.trainer.checkpoints.checkpoint import needed_by_newest
+    from rollcall.trainer.checkpoints.resume_points import resume_points
 
     cluster = connection.cluster()
     folder = run_folder.find(cluster.settings.state(), run)

@@ -7,7 +7,7 @@ from rollcall.compose.runs.run_folder import RunFolder
 from rollcall.consumers.heldout import HeldOut
 from rollcall.consumers.history.run_figures import RunFigures
 from rollcall.consumers.history.untrained import Untrained
-from rollcall.trainer.samples import Curation
+from rollcall.trainer.config.curation import Curation
 
 
 def figures_of(folder: RunFolder, curation: Curation | None = None) -> RunFigures:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from rollcall.compose.runs.run_folder import RunFolder
 from rollcall.consumers.history.run_figures import RunFigures
 from rollcall.schemas.errors import RollcallError
-from rollcall.trainer.samples import Curation
+from rollcall.trainer.config.curation import Curation
 
 LEAST_PATIENCE = 64
 WAITING_NAMED = 6

@@ -12,7 +12,7 @@ from rich.table import Table
 from rollcall.producers.curators.curators import CURATORS
 from rollcall.schemas import names
 from rollcall.schemas.rules import Chosen, Rule
-from rollcall.trainer.catalogue import KINDS
+from rollcall.trainer.rules.catalogue import KINDS
 
 ALL: Mapping[str, Mapping[str, Rule[Any]]] = {
     "curator": CURATORS,

@@ -12,8 +12,8 @@ from rollcall.consumers.history.history import History
 from rollcall.consumers.history.retraining import plan
 from rollcall.consumers.history.training_record import TrainedRun
 from rollcall.consumers.history.what_if import OtherwiseStep, WhatIf, require_trainable
-from rollcall.trainer.config import LearnerConfig
-from rollcall.trainer.learner_state import LearnerState
+from rollcall.trainer.checkpoints.learner_state import LearnerState
+from rollcall.trainer.config.learner_config import LearnerConfig
 
 SHOWN = ("loss", "grad_norm", "clip_fraction", "entropy", "approx_kl", "advantage_std")
 EXACT = (

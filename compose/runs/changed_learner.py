@@ -8,12 +8,12 @@ from rollcall.compose.runs.run_folder import RunFolder
 from rollcall.schemas.errors import Refused
 
 if TYPE_CHECKING:
-    from rollcall.trainer.config import LearnerConfig
+    from rollcall.trainer.config.learner_config import LearnerConfig
 
 
 def changed_learner(folder: RunFolder, changes: Sequence[str]) -> "LearnerConfig":
     """Return the recipe's learner with each `learner.KEY=VALUE` applied; raises Refused."""
-    from rollcall.trainer.config import LearnerConfig
+    from rollcall.trainer.config.learner_config import LearnerConfig
 
     values = folder.recipe.learner_values(folder.seed)
     for change in changes:

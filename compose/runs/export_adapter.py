@@ -7,9 +7,10 @@ from rollcall.compose.runs.run_folder import RunFolder
 from rollcall.schemas.adapter_weights import KIND, AdapterAbout
 from rollcall.schemas.errors import Refused, WeightsDiffer
 from rollcall.schemas.weights import from_uri, to_safetensors
-from rollcall.trainer.adapters import Adaptation, Lora, merged, peft_config
-from rollcall.trainer.forward import loaded
-from rollcall.trainer.learner_state import LearnerState
+from rollcall.trainer.checkpoints.learner_state import LearnerState
+from rollcall.trainer.config.tables import Lora
+from rollcall.trainer.learner.forward import loaded
+from rollcall.trainer.weights.adapters import Adaptation, merged, peft_config
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

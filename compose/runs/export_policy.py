@@ -27,9 +27,9 @@ from rollcall.schemas.adapter_weights import AdapterAbout
 from rollcall.schemas.errors import Refused, WeightsDiffer
 from rollcall.schemas.weights import weights_digest
 from rollcall.schemas.whole_files import appearing, refuse_used
-from rollcall.trainer.checkpoint import Checkpoint, load_latest
-from rollcall.trainer.learner_state import LearnerState
-from rollcall.trainer.tensors import DTYPES, load_tensors, tensors_of
+from rollcall.trainer.checkpoints.checkpoint import Checkpoint, load_latest
+from rollcall.trainer.checkpoints.learner_state import LearnerState
+from rollcall.trainer.weights.tensors import DTYPES, load_tensors, tensors_of
 
 ABOUT = "rollcall.json"
 TOKENIZER = "tokenizer_config.json"

@@ -39,8 +39,8 @@ def announcement_of(
     directory: Path, policy_id: str, version: int, weights_folder: Path
 ) -> PolicyVersion:
     """Write a directory's weights to a folder; return the record that announces them."""
-    from rollcall.trainer.config import LearnerConfig
-    from rollcall.trainer.step import Learner
+    from rollcall.trainer.config.learner_config import LearnerConfig
+    from rollcall.trainer.learner.step import Learner
 
     learner = Learner(str(directory), LearnerConfig())
     weights = write_weights(str(weights_folder), version, learner.tensors())

@@ -76,7 +76,7 @@ class LimitsTable(StrictTable):
 
 
 class LoraTable(StrictTable):
-    """The options of `rollcall.trainer.adapters.Lora`."""
+    """The options of `rollcall.trainer.config.tables.Lora`."""
 
     rank: Annotated[int, Field(ge=1)] = 16
     alpha: Annotated[float, Field(gt=0)] = 32.0
@@ -152,7 +152,7 @@ class Recipe(StrictTable):
     sampling: SamplingTable = SamplingTable()
     limits: LimitsTable = LimitsTable()
     learner: dict[str, Any] = {}
-    """The keys of `rollcall.trainer.config.LearnerConfig`; checked before anything is started."""
+    """The keys of `rollcall.trainer.config.learner_config.LearnerConfig`; checked before anything is started."""
     curator: str | dict[str, Any] | list[str | dict[str, Any]] = ""
     """The choice of tasks: a rule of `producers/curators/` by name, a table with its name and
     options, or several, each of which must admit a task; empty: uniform draws."""
@@ -214,7 +214,7 @@ class Recipe(StrictTable):
         )  # fmt: skip
 
     def learner_values(self, seed: int) -> dict[str, Any]:
-        """Return its values for `rollcall.trainer.config.LearnerConfig.of`."""
+        """Return its values for `rollcall.trainer.config.learner_config.LearnerConfig.of`."""
         lora: dict[str, Any] = {"lora": self.policy.lora.model_dump()} if self.policy.lora else {}
         if self.policy.weights == "adapter":
             lora["adapter_alone"] = True

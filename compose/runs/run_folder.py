@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from rollcall.consumers.history.training_record import TrainedRun
     from rollcall.consumers.training.training_run import TrainingRun
     from rollcall.schemas.messages import Task
-    from rollcall.trainer.config import LearnerConfig
-    from rollcall.trainer.publication import Publishing
+    from rollcall.trainer.config.learner_config import LearnerConfig
+    from rollcall.trainer.weights.publication import Publishing
 
 RUN_FILE = "run.json"
 RECIPE_FILE = "recipe.toml"
@@ -108,7 +108,7 @@ class RunFolder:
         return self.root / "logs"
 
     def learner(self) -> "LearnerConfig":
-        from rollcall.trainer.config import LearnerConfig
+        from rollcall.trainer.config.learner_config import LearnerConfig
 
         return LearnerConfig.of(self.recipe.learner_values(self.seed))
 
@@ -136,7 +136,7 @@ class RunFolder:
 
     def publishing(self) -> "Publishing":
         """Return how its weights are published to servers."""
-        from rollcall.trainer.publication import Publishing
+        from rollcall.trainer.weights.publication import Publishing
 
         policy = self.recipe.policy
         # Runs of one recipe share a URL, below which each has its own folder.
@@ -273,7 +273,7 @@ def require_bound(folder: RunFolder) -> None:
 
     Computed from its first weights, if they are safetensors; the trainer checks again.
     """
-    from rollcall.trainer.publication import check_bound
+    from rollcall.trainer.weights.publication import check_bound
 
     publishing, lora = folder.publishing(), folder.recipe.policy.lora
     if publishing.keep_bytes:
@@ -381,7 +381,7 @@ def require_unchanged(folder: RunFolder) -> None:
 
     Its trainer would refuse it too, but only after everything has started.
     """
-    from rollcall.trainer import checkpoint as checkpoints
+    from rollcall.trainer.checkpoints import checkpoint as checkpoints
 
     require_bound(folder)
     kept = list(checkpoints.kept(folder.directory / "checkpoints").values())

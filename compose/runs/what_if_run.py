@@ -13,7 +13,7 @@ from rollcall.compose.runs.run_folder import RunFolder
 from rollcall.compose.settings import Settings
 from rollcall.consumers.history.history import History
 from rollcall.schemas.whole_files import refuse_used
-from rollcall.trainer.learner_state import LearnerState
+from rollcall.trainer.checkpoints.learner_state import LearnerState
 
 
 def what_if(

@@ -16,8 +16,8 @@ from rollcall.schemas.errors import Refused
 if TYPE_CHECKING:
     from rollcall.compose.runs.run_folder import RunFolder
     from rollcall.compose.settings import TrainingSettings
-    from rollcall.trainer.ranks import ProcessRanks, Ranks
-    from rollcall.trainer.sharded_learner import ShardedLearner
+    from rollcall.trainer.learner.ranks import ProcessRanks, Ranks
+    from rollcall.trainer.learner.sharded_learner import ShardedLearner
 
 BEGIN, LEAVE = b"begin", b"leave"
 
@@ -43,7 +43,7 @@ def join(folder: "RunFolder", settings: "TrainingSettings") -> "ProcessRanks":
     """Join the other ranks; raises Refused, on all, if their number is not as configured."""
     import torch
 
-    from rollcall.trainer.ranks import ProcessRanks
+    from rollcall.trainer.learner.ranks import ProcessRanks
 
     die_with_parent()
     torch.set_num_threads(settings.threads)
@@ -72,8 +72,8 @@ def sharded(
     """Make this rank's part of a run's learner. Raises Refused, on all, if two disagree."""
     from functools import partial
 
-    from rollcall.trainer.sharded_learner import ShardedLearner
-    from rollcall.trainer.weights_files import of_version
+    from rollcall.trainer.learner.sharded_learner import ShardedLearner
+    from rollcall.trainer.weights.weights_files import of_version
 
     run = folder.run()
     past = partial(of_version, run.weights)
@@ -91,8 +91,8 @@ def require_same_checkpoint(ranks: "Ranks", root: Path) -> None:
 
     Rank 0 alone loads one and sends it; a rank that sees another one reads another folder.
     """
-    from rollcall.trainer.checkpoint import newest_words
-    from rollcall.trainer.ranks import require_alike
+    from rollcall.trainer.checkpoints.checkpoint import newest_words
+    from rollcall.trainer.learner.ranks import require_alike
 
     require_alike(ranks, {"newest checkpoint": newest_words(root)})
 

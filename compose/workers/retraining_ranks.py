@@ -21,9 +21,9 @@ from rollcall.schemas.errors import RollcallError, Unfit
 if TYPE_CHECKING:
     from rollcall.consumers.history.retraining import RetrainingPlan
     from rollcall.consumers.history.training_record import TrainedRun
-    from rollcall.trainer.ranks import ProcessRanks
-    from rollcall.trainer.sharded_learner import ShardedLearner
-    from rollcall.trainer.step import Learner
+    from rollcall.trainer.learner.ranks import ProcessRanks
+    from rollcall.trainer.learner.sharded_learner import ShardedLearner
+    from rollcall.trainer.learner.step import Learner
 
 LEAVE_S = 30.0
 """The time that a rank may take to end after it was released."""
@@ -49,7 +49,7 @@ def learner_of(plan: "RetrainingPlan", threads: int) -> Iterator["Learner"]:
 @contextmanager
 def _ranks(run: "TrainedRun", threads: int, count: int) -> Iterator["ProcessRanks"]:
     """Yield this process's ranks among `count`; the others have ended afterwards."""
-    from rollcall.trainer.ranks import ProcessRanks
+    from rollcall.trainer.learner.ranks import ProcessRanks
 
     with TemporaryDirectory(prefix="rollcall-ranks-") as scratch:
         meeting = f"file://{scratch}/meeting"
@@ -94,8 +94,8 @@ def _await(other: "subprocess.Popen[bytes]", rank: int, count: int) -> None:
 
 
 def _sharded(run: "TrainedRun", ranks: "ProcessRanks") -> "ShardedLearner":
-    from rollcall.trainer.sharded_learner import ShardedLearner
-    from rollcall.trainer.weights_files import of_version
+    from rollcall.trainer.learner.sharded_learner import ShardedLearner
+    from rollcall.trainer.weights.weights_files import of_version
 
     return ShardedLearner(str(run.policy), run.config, ranks, past=partial(of_version, run.weights))
 
@@ -106,7 +106,7 @@ def main(directory: str, threads: str, rank: str, count: str, meeting: str) -> i
     from transformers.utils.logging import disable_progress_bar
 
     from rollcall.compose.runs import run_folder
-    from rollcall.trainer.ranks import ProcessRanks
+    from rollcall.trainer.learner.ranks import ProcessRanks
 
     disable_progress_bar()
     torch.set_num_threads(int(threads))

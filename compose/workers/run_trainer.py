@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from rollcall.compose.runs.run_folder import RunFolder
     from rollcall.consumers.training.rollout_continuation import Continue
     from rollcall.consumers.training.trainer import Trainer
-    from rollcall.trainer.config import LearnerConfig
-    from rollcall.trainer.ranks import ProcessRanks
-    from rollcall.trainer.step import Learner
+    from rollcall.trainer.config.learner_config import LearnerConfig
+    from rollcall.trainer.learner.ranks import ProcessRanks
+    from rollcall.trainer.learner.step import Learner
 
 STAND_BY_S = 0.5
 
@@ -50,7 +50,7 @@ def run_trainer(
     Raises Refused if the run's recipe needs several processes.
     """
     from rollcall.consumers.training.trainer import Trainer
-    from rollcall.trainer.reading import reading_of
+    from rollcall.trainer.curation.reading import reading_of
 
     factory.codec.prepare(factory.topics.versions, PolicyVersion)
     factory.codec.prepare(factory.topics.train_steps, TrainStep)
@@ -79,8 +79,8 @@ def run_trainer(
 
 
 def _learner(factory: WorkerFactory, folder: "RunFolder") -> "Learner":
-    from rollcall.trainer.step import Learner
-    from rollcall.trainer.weights_files import of_version
+    from rollcall.trainer.learner.step import Learner
+    from rollcall.trainer.weights.weights_files import of_version
 
     config = folder.learner()
     if config.ranks > 1:

@@ -22,9 +22,9 @@ from rollcall.consumers.log.protocols import Record
 from rollcall.schemas.bounded import whole_metric
 from rollcall.schemas.messages import PolicyVersion, TrainStep, Trajectory, TrajectoryRef
 from rollcall.schemas.trajectory_refs import refs_of
-from rollcall.trainer.branches import descent
-from rollcall.trainer.foreign import RECORDED, SHARED
-from rollcall.trainer.step_chain import StepChain
+from rollcall.trainer.checkpoints.step_chain import StepChain
+from rollcall.trainer.rules.samples import RECORDED, SHARED
+from rollcall.trainer.weights.branches import descent
 
 TRAIN = "train"
 

@@ -9,7 +9,7 @@ from rollcall.consumers.history.training_record import TrainedRun, steps_of
 from rollcall.producers.balance import proposed_servers
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import TrainStep
-from rollcall.trainer.branches import branch_of
+from rollcall.trainer.weights.branches import branch_of
 
 STEPS = 10
 """The number of last steps that are included."""

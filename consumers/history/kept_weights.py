@@ -11,9 +11,9 @@ from rollcall.consumers.history.history import History
 from rollcall.consumers.history.training_record import TrainedRun
 from rollcall.consumers.history.version_use import VersionUse
 from rollcall.consumers.history.versions_in_use import RunOfPolicy, VersionsInUse
-from rollcall.trainer import weights_files
-from rollcall.trainer.resume_points import ResumePoint
-from rollcall.trainer.weights_needs import KeptFile, holders
+from rollcall.trainer.checkpoints.resume_points import ResumePoint
+from rollcall.trainer.weights import weights_files
+from rollcall.trainer.weights.weights_needs import KeptFile, holders
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,9 @@ def policies(rollout: RolloutRecord) -> tuple[str, ...]:
 
 def versions(rollout: RolloutRecord, policy_id: str) -> set[int]:
     """Return the versions of a policy that sampled tokens of this rollout."""
-    from rollcall.trainer.samples import versions_of  # imports numpy, which `--help` does not need
+    from rollcall.trainer.rules.samples import (
+        versions_of,  # imports numpy, which `--help` does not need
+    )
 
     if isinstance(rollout, RolloutRequest) or policy_id not in rollout.policies:
         return set()

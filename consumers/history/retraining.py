@@ -31,15 +31,15 @@ from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import TrainStep
 from rollcall.schemas.trajectory_refs import refs_of
 from rollcall.schemas.weights import RawTensor, weights_digest
-from rollcall.trainer import checkpoint as checkpoints
-from rollcall.trainer import weights_files
-from rollcall.trainer.branches import Branch, branch_of
-from rollcall.trainer.checkpoint import Checkpoint
-from rollcall.trainer.config import LearnerConfig
-from rollcall.trainer.machine import differing, machine
-from rollcall.trainer.publication import widened
-from rollcall.trainer.samples import Curation
-from rollcall.trainer.step import Learner
+from rollcall.trainer.checkpoints import checkpoint as checkpoints
+from rollcall.trainer.checkpoints.checkpoint import Checkpoint
+from rollcall.trainer.config.curation import Curation
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.learner.machine import differing, machine
+from rollcall.trainer.learner.step import Learner
+from rollcall.trainer.weights import weights_files
+from rollcall.trainer.weights.branches import Branch, branch_of
+from rollcall.trainer.weights.publication import widened
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from rollcall.consumers.log.reading import read_all, read_between
 from rollcall.schemas.errors import Refused, WireError
 from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep
 from rollcall.schemas.names import unknown
-from rollcall.trainer.branches import descent
-from rollcall.trainer.step_chain import StepChain
+from rollcall.trainer.checkpoints.step_chain import StepChain
+from rollcall.trainer.weights.branches import descent
 
 SERIES: Mapping[str, str] = {
     "reward": "reward_mean",

@@ -12,8 +12,8 @@ from rollcall.consumers.history.history import History
 from rollcall.consumers.history.phase_quantiles import PhaseTimes
 from rollcall.consumers.history.untrained import Untrained
 from rollcall.schemas.messages import ScoredTrajectory, TrainStep
-from rollcall.trainer.left_out import LeftOut
-from rollcall.trainer.step_chain import StepChain
+from rollcall.trainer.checkpoints.step_chain import StepChain
+from rollcall.trainer.curation.left_out import LeftOut
 
 WINDOW_S = 10.0
 

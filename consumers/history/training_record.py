@@ -11,11 +11,12 @@ from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import Refused, TopicRecreated
 from rollcall.schemas.messages import PolicyVersion, ScoredTrajectory, TrainStep, TrajectoryRef
 from rollcall.schemas.trajectory_refs import refs_of
-from rollcall.trainer.config import LearnerConfig
-from rollcall.trainer.foreign_samples import Retell, judge_any
-from rollcall.trainer.publication import Publishing
-from rollcall.trainer.samples import Curation, Sample
-from rollcall.trainer.step_chain import StepChain
+from rollcall.trainer.checkpoints.step_chain import StepChain
+from rollcall.trainer.config.curation import Curation
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.curation.foreign_samples import Retell, judge_any
+from rollcall.trainer.rules.samples import Sample
+from rollcall.trainer.weights.publication import Publishing
 
 CHANGED = "put [learner] and seed of the run's recipe back as they were when it was trained"
 RecordPlace = tuple[str, int, int]

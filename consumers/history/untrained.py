@@ -1,7 +1,7 @@
 """Counts rollouts of a run since its last step that cannot be trained on, with the reasons.
 
 A fold of scored trajectories, which applies the trainer's test to each
-(`rollcall.trainer.samples.judge`). The trainer's decisions on whole groups, such as staleness and
+(`rollcall.trainer.curation.judge.judge`). The trainer's decisions on whole groups, such as staleness and
 filters, are not included.
 """
 
@@ -11,7 +11,8 @@ from math import inf
 
 from rollcall.consumers.history.failures import shares
 from rollcall.schemas.messages import ScoredTrajectory
-from rollcall.trainer.samples import OUTSIDE, Curation, judge
+from rollcall.trainer.config.curation import Curation
+from rollcall.trainer.curation.judge import OUTSIDE, judge
 
 UNREAD = "claim_not_read"
 """The reason of a record whose object this process has not read; the trainer may have."""

@@ -30,8 +30,8 @@ from rollcall.schemas.messages import (
     Trajectory,
 )
 from rollcall.schemas.packed import ids_of
-from rollcall.trainer.samples import versions_of
-from rollcall.trainer.weights_needs import WeightsNeeds
+from rollcall.trainer.rules.samples import versions_of
+from rollcall.trainer.weights.weights_needs import WeightsNeeds
 
 LINGERS_MS = 600_000
 END = (RolloutFinished, RolloutCancelled, DeadlinePassed)

@@ -25,7 +25,7 @@ from rollcall.schemas.messages import (
     ScoredTrajectory,
     Trajectory,
 )
-from rollcall.trainer.resume_points import ResumePoint
+from rollcall.trainer.checkpoints.resume_points import ResumePoint
 
 M = TypeVar("M")
 Starts = Mapping[TopicPartition, int]

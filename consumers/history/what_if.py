@@ -18,9 +18,9 @@ from rollcall.consumers.history.training_record import samples_of
 from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.weights import RawTensor
-from rollcall.trainer.config import LearnerConfig
-from rollcall.trainer.learner_state import LearnerState
-from rollcall.trainer.samples import Sample
+from rollcall.trainer.checkpoints.learner_state import LearnerState
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.rules.samples import Sample
 
 COLLECTED = (
     "group_size", "groups_per_step", "batch", "redundancy", "over_provision", "max_staleness",

@@ -11,11 +11,11 @@ from rollcall.schemas.messages import Consumed, PolicyVersion, TrainStep, Weight
 from rollcall.schemas.published_weights import Published
 from rollcall.schemas.topics import Topics
 from rollcall.schemas.trajectory_refs import fitted
-from rollcall.trainer.drops import Tally
-from rollcall.trainer.left_out import LeftOut, remedy_for
-from rollcall.trainer.machine import machine
-from rollcall.trainer.samples import Sample
-from rollcall.trainer.step import Learner
+from rollcall.trainer.curation.drops import Tally
+from rollcall.trainer.curation.left_out import LeftOut, remedy_for
+from rollcall.trainer.learner.machine import machine
+from rollcall.trainer.learner.step import Learner
+from rollcall.trainer.rules.samples import Sample
 
 NOT_OURS = frozenset({"other_run", "other_purpose", "other_policy", "duplicate"})
 """Drop reasons of records that are not rollouts of the run, or that were counted before."""

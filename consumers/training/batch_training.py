@@ -13,10 +13,9 @@ from rollcall.consumers.training.step_balance import StepBalance
 from rollcall.consumers.training.step_saver import StepSaver
 from rollcall.consumers.training.streamed_step import StreamedStep
 from rollcall.schemas.errors import BatchFailed, Unfit
-from rollcall.trainer.config import LearnerConfig
-from rollcall.trainer.foreign import RECORDED, SHARED
-from rollcall.trainer.reading import Reading
-from rollcall.trainer.samples import Sample
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.curation.reading import Reading
+from rollcall.trainer.rules.samples import RECORDED, SHARED, Sample
 
 MOST_STRETCHES = 32
 """The most ranges of offsets that are named of one batch."""

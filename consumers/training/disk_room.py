@@ -8,10 +8,10 @@ from pathlib import Path
 from rollcall.consumers.training.training_run import TrainingRun
 from rollcall.schemas.errors import DiskFull
 from rollcall.schemas.store_urls import local_path
-from rollcall.trainer import checkpoint as checkpoints
-from rollcall.trainer import weights_files
-from rollcall.trainer.learner_state import LearnerState
-from rollcall.trainer.weights_needs import besides
+from rollcall.trainer.checkpoints import checkpoint as checkpoints
+from rollcall.trainer.checkpoints.learner_state import LearnerState
+from rollcall.trainer.weights import weights_files
+from rollcall.trainer.weights.weights_needs import besides
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 NEWEST = 2

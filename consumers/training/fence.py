@@ -1,6 +1,6 @@
 """Fencing of trainers by the log: one trainer per run, also across hosts, unlike a file lock.
 
-Every step names the step before it and its writer (`rollcall.trainer.step_chain`). A trainer writes
+Every step names the step before it and its writer (`rollcall.trainer.checkpoints.step_chain`). A trainer writes
 a step, reads it back, and announces its version only if the step counts. A trainer that finds a
 step of another trainer in the log stops: the other one continues.
 """
@@ -21,8 +21,8 @@ from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import RunTaken, Unavailable
 from rollcall.schemas.messages import TrainStep
 from rollcall.schemas.topics import Topics
-from rollcall.trainer.checkpoint import Checkpoint
-from rollcall.trainer.step_chain import StepChain, step_id, writer_of
+from rollcall.trainer.checkpoints.checkpoint import Checkpoint
+from rollcall.trainer.checkpoints.step_chain import StepChain, step_id, writer_of
 
 READ_BACK_S = 30.0
 POLL_S = 0.02

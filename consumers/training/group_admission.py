@@ -12,9 +12,9 @@ from rollcall.consumers.training.training_run import TrainingRun
 from rollcall.producers.curators.curriculum import Curriculum
 from rollcall.producers.submit import Submitter
 from rollcall.schemas.messages import RolloutRequest
-from rollcall.trainer.accounts import Accounts
-from rollcall.trainer.config import LearnerConfig
-from rollcall.trainer.step import Learner
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.curation.accounts import Accounts
+from rollcall.trainer.learner.step import Learner
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from rollcall.consumers.training.evaluations import Evaluations
 from rollcall.producers.curators.curriculum import Curriculum
 from rollcall.schemas.ids import draw_of, scored_id
 from rollcall.schemas.messages import REPEATED, RolloutRequest, ScoredTrajectory, Trajectory
-from rollcall.trainer.accounts import Accounts
-from rollcall.trainer.checkpoint import Checkpoint
-from rollcall.trainer.consumption import Consumption, Leader, counted
-from rollcall.trainer.curation import Buffer
+from rollcall.trainer.checkpoints.checkpoint import Checkpoint
+from rollcall.trainer.checkpoints.consumption import Consumption, Leader, counted
+from rollcall.trainer.curation.accounts import Accounts
+from rollcall.trainer.curation.buffer import Buffer
 
 FARTHEST = 10_000
 """The most draws that may be missing below a newly met one, as partitions are read unevenly."""

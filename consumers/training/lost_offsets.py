@@ -16,11 +16,11 @@ from rollcall.consumers.training.training_run import TrainingRun
 from rollcall.schemas.errors import JournalGone
 from rollcall.schemas.messages import Consumed
 from rollcall.schemas.topics import Topics
-from rollcall.trainer.book import Book
-from rollcall.trainer.checkpoint import Checkpoint
-from rollcall.trainer.consumption import counted
-from rollcall.trainer.replay import ReplayBook
-from rollcall.trainer.samples import ScoredPlace
+from rollcall.trainer.checkpoints.checkpoint import Checkpoint
+from rollcall.trainer.checkpoints.consumption import counted
+from rollcall.trainer.curation.drawn_groups import Book
+from rollcall.trainer.curation.replay import ReplayBook
+from rollcall.trainer.rules.samples import ScoredPlace
 
 log = structlog.get_logger()
 

@@ -17,10 +17,11 @@ from rollcall.consumers.log.reading import read_between, spans
 from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import ScoredTrajectory
-from rollcall.trainer.foreign import Recorded
-from rollcall.trainer.foreign_groups import Mark
-from rollcall.trainer.foreign_samples import judge_recorded
-from rollcall.trainer.samples import Curation, Sample, ScoredPlace, group_of, group_size_of
+from rollcall.trainer.config.curation import Curation
+from rollcall.trainer.config.tables import Recorded
+from rollcall.trainer.curation.foreign_groups import Mark
+from rollcall.trainer.curation.foreign_samples import judge_recorded
+from rollcall.trainer.rules.samples import Sample, ScoredPlace, group_of, group_size_of
 
 log = structlog.get_logger()
 

@@ -10,15 +10,15 @@ from rollcall.consumers.training.intake import Intake
 from rollcall.consumers.training.recorded_groups import EarlierRun
 from rollcall.consumers.training.resumption import RunLog
 from rollcall.producers.curators.curriculum import Curriculum
-from rollcall.trainer.accounts import Accounts
-from rollcall.trainer.checkpoint import Checkpoint, Ranges
-from rollcall.trainer.config import LearnerConfig
-from rollcall.trainer.consumption import Consumption
-from rollcall.trainer.curation import Buffer
-from rollcall.trainer.foreign_groups import Mark
-from rollcall.trainer.foreign_samples import Retell
-from rollcall.trainer.group_gate import group_filters, worth_training
-from rollcall.trainer.samples import Curation
+from rollcall.trainer.checkpoints.checkpoint import Checkpoint, Ranges
+from rollcall.trainer.checkpoints.consumption import Consumption
+from rollcall.trainer.config.curation import Curation
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.curation.accounts import Accounts
+from rollcall.trainer.curation.buffer import Buffer
+from rollcall.trainer.curation.foreign_groups import Mark
+from rollcall.trainer.curation.foreign_samples import Retell
+from rollcall.trainer.curation.group_gate import group_filters, worth_training
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,13 +29,13 @@ from rollcall.schemas.messages import (
     TrainStep,
 )
 from rollcall.schemas.topics import Topics
-from rollcall.trainer.accounts import Accounts
-from rollcall.trainer.book import Book
-from rollcall.trainer.checkpoint import Checkpoint
-from rollcall.trainer.consumption import Asked, Leader
-from rollcall.trainer.curation import Buffer
-from rollcall.trainer.replay import ReplayBook
-from rollcall.trainer.samples import judge
+from rollcall.trainer.checkpoints.checkpoint import Checkpoint
+from rollcall.trainer.checkpoints.consumption import Asked, Leader
+from rollcall.trainer.curation.accounts import Accounts
+from rollcall.trainer.curation.buffer import Buffer
+from rollcall.trainer.curation.drawn_groups import Book
+from rollcall.trainer.curation.judge import judge
+from rollcall.trainer.curation.replay import ReplayBook
 
 log = structlog.get_logger()
 

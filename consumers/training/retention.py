@@ -1,6 +1,6 @@
 """Retention of a run's weights and checkpoints, applied after each version.
 
-The rule is `rollcall.trainer.weights_needs`; the journal is read only if a file could be deleted
+The rule is `rollcall.trainer.weights.weights_needs`; the journal is read only if a file could be deleted
 but for it, and at most once a minute. If the run has a bound, older checkpoints are deleted too,
 the oldest first, until the rest fits. The newest one is kept, and all that is needed.
 """
@@ -19,13 +19,13 @@ from rollcall.consumers.training.training_run import TrainingRun
 from rollcall.schemas.errors import Unavailable
 from rollcall.schemas.store_urls import local_path
 from rollcall.schemas.weights_store import remove
-from rollcall.trainer import checkpoint as checkpoints
-from rollcall.trainer import weights_files
-from rollcall.trainer.config import LearnerConfig
-from rollcall.trainer.learner_state import LearnerState
-from rollcall.trainer.publication import check_bound
-from rollcall.trainer.resume_points import ResumePoint, resume_points
-from rollcall.trainer.weights_needs import KeptFile, WeightsNeeds, may_go
+from rollcall.trainer.checkpoints import checkpoint as checkpoints
+from rollcall.trainer.checkpoints.learner_state import LearnerState
+from rollcall.trainer.checkpoints.resume_points import ResumePoint, resume_points
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.weights import weights_files
+from rollcall.trainer.weights.publication import check_bound
+from rollcall.trainer.weights.weights_needs import KeptFile, WeightsNeeds, may_go
 
 if TYPE_CHECKING:
     from rollcall.consumers.history.version_use import VersionUse

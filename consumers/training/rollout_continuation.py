@@ -15,9 +15,9 @@ from rollcall.consumers.training.cancels import Cancels
 from rollcall.producers.submit import Submitter
 from rollcall.schemas.ids import continued_id, parted_id
 from rollcall.schemas.messages import UNFINISHED, RolloutRequest, Trajectory
-from rollcall.trainer.accounts import Accounts
-from rollcall.trainer.curation import Buffer
-from rollcall.trainer.samples import Member
+from rollcall.trainer.curation.accounts import Accounts
+from rollcall.trainer.curation.buffer import Buffer
+from rollcall.trainer.curation.judge import Member
 
 Continue = Callable[[Sequence[Trajectory]], Sequence[RolloutRequest]]
 """Returns the requests that continue cancelled rollouts, in order, under their old ids."""

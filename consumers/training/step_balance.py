@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollcall.consumers.training.announcement import NOT_OURS
-from rollcall.trainer.drops import Tally
-from rollcall.trainer.left_out import CANCELLED
-from rollcall.trainer.samples import Sample
+from rollcall.trainer.curation.drops import Tally
+from rollcall.trainer.curation.left_out import CANCELLED
+from rollcall.trainer.rules.samples import Sample
 
 
 @dataclass(eq=False)

@@ -30,16 +30,16 @@ from rollcall.schemas.errors import RollcallError, Unavailable, Unfit
 from rollcall.schemas.headers import full_headers
 from rollcall.schemas.published_weights import Published
 from rollcall.schemas.store_urls import local_path
-from rollcall.trainer import checkpoint as checkpoints
-from rollcall.trainer.arithmetic import FLOAT32
-from rollcall.trainer.checkpoint import Checkpoint
-from rollcall.trainer.config import LearnerConfig
-from rollcall.trainer.consumption import Asked
-from rollcall.trainer.learner_state import LearnerState
-from rollcall.trainer.publication import Publication
-from rollcall.trainer.rank_files import PublishedFile
-from rollcall.trainer.samples import Sample
-from rollcall.trainer.snapshot import Snapshot
+from rollcall.trainer.checkpoints import checkpoint as checkpoints
+from rollcall.trainer.checkpoints.checkpoint import Checkpoint
+from rollcall.trainer.checkpoints.consumption import Asked
+from rollcall.trainer.checkpoints.learner_state import LearnerState
+from rollcall.trainer.checkpoints.rank_files import PublishedFile
+from rollcall.trainer.config.learner_bounds import FLOAT32
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.learner.snapshot import Snapshot
+from rollcall.trainer.rules.samples import Sample
+from rollcall.trainer.weights.publication import Publication
 
 FLUSH_S = 30.0
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import structlog
 
 from rollcall.schemas.errors import BatchFailed, Unavailable
-from rollcall.trainer.curation import Buffer
-from rollcall.trainer.samples import Sample
-from rollcall.trainer.step import Learner
-from rollcall.trainer.streaming import Streaming
+from rollcall.trainer.curation.buffer import Buffer
+from rollcall.trainer.learner.step import Learner
+from rollcall.trainer.learner.streaming import Streaming
+from rollcall.trainer.rules.samples import Sample
 
 log = structlog.get_logger()
 

@@ -42,13 +42,13 @@ from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import Refused, Unavailable
 from rollcall.schemas.messages import UNFINISHED, RolloutRequest
 from rollcall.schemas.topics import Topics
-from rollcall.trainer import checkpoint as checkpoints
-from rollcall.trainer import weights_files
-from rollcall.trainer.config import LearnerConfig
-from rollcall.trainer.consumption import Asked
-from rollcall.trainer.foreign_samples import Retell
-from rollcall.trainer.reading import Reading
-from rollcall.trainer.step import Learner
+from rollcall.trainer.checkpoints import checkpoint as checkpoints
+from rollcall.trainer.checkpoints.consumption import Asked
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.curation.foreign_samples import Retell
+from rollcall.trainer.curation.reading import Reading
+from rollcall.trainer.learner.step import Learner
+from rollcall.trainer.weights import weights_files
 
 ACK_S = 1.0
 """The longest wait of a turn for acks before a step."""

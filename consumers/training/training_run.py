@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rollcall.consumers.log.protocols import TopicPartition
 from rollcall.producers.admission import AdmissionRule
-from rollcall.trainer.publication import Publishing
+from rollcall.trainer.weights.publication import Publishing
 
 
 @dataclass(frozen=True, slots=True)

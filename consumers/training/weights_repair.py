@@ -12,8 +12,8 @@ from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import WireError
 from rollcall.schemas.messages import PolicyVersion
 from rollcall.schemas.published_weights import Published
-from rollcall.trainer.publication import Publication
-from rollcall.trainer.step import Learner
+from rollcall.trainer.learner.step import Learner
+from rollcall.trainer.weights.publication import Publication
 
 log = structlog.get_logger()
 

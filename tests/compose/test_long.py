@@ -39,8 +39,8 @@ from rollcall.schemas.messages import (
 )
 from rollcall.schemas.objects import ObjectStore
 from rollcall.schemas.trajectory_refs import refs_of
-from rollcall.trainer.config import LearnerConfig
-from rollcall.trainer.step import Learner
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.learner.step import Learner
 from tests.support.command_line import call
 from tests.support.memory_cluster import POLICY, MemoryCluster
 

@@ -13,8 +13,8 @@ from rollcall.consumers.log.reading import read_all
 from rollcall.schemas.messages import Event, ModelAnswered, PolicyVersion
 from rollcall.schemas.packed import ids_of
 from rollcall.schemas.published_weights import HeldWeights
-from rollcall.trainer.checkpoint import load_latest
-from rollcall.trainer.publication import widened
+from rollcall.trainer.checkpoints.checkpoint import load_latest
+from rollcall.trainer.weights.publication import widened
 from tests.support.live_run import LiveRun
 from tests.support.rig import role_of
 from tests.support.s3_store import s3_server

@@ -23,8 +23,8 @@ from rollcall.schemas.codec import Codec, LocalRegistry
 from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Task, Trajectory
 from rollcall.schemas.rules import choose
 from rollcall.schemas.topics import Topics, wanted
-from rollcall.trainer.catalogue import FILTERS
-from rollcall.trainer.samples import Sample
+from rollcall.trainer.rules.catalogue import FILTERS
+from rollcall.trainer.rules.samples import Sample
 from tests.support.command_line import ROOT
 from tests.support.crew import everything
 from tests.support.live_run import LiveRun

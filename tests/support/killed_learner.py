@@ -21,17 +21,17 @@ import torch
 from rollcall.compose.processes import die_with_parent
 from rollcall.schemas.store_urls import local_path
 from rollcall.schemas.weights_store import remove
-from rollcall.trainer import checkpoint as checkpoints
-from rollcall.trainer import weights_files
-from rollcall.trainer.adapters import Lora
-from rollcall.trainer.checkpoint import Checkpoint
-from rollcall.trainer.config import LearnerConfig
-from rollcall.trainer.learner_state import LearnerState
-from rollcall.trainer.publication import Publication, Publishing
-from rollcall.trainer.rank_files import PublishedFile
-from rollcall.trainer.snapshot import Snapshot
-from rollcall.trainer.step import Learner
-from rollcall.trainer.weights_needs import besides
+from rollcall.trainer.checkpoints import checkpoint as checkpoints
+from rollcall.trainer.checkpoints.checkpoint import Checkpoint
+from rollcall.trainer.checkpoints.learner_state import LearnerState
+from rollcall.trainer.checkpoints.rank_files import PublishedFile
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.config.tables import Lora
+from rollcall.trainer.learner.snapshot import Snapshot
+from rollcall.trainer.learner.step import Learner
+from rollcall.trainer.weights import weights_files
+from rollcall.trainer.weights.publication import Publication, Publishing
+from rollcall.trainer.weights.weights_needs import besides
 from tests.support.scored_trajectories import some_samples
 
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=100_000, save="async")

@@ -20,15 +20,15 @@ from rollcall.compose.workers.rank_processes import require_same_checkpoint
 from rollcall.schemas.errors import RollcallError
 from rollcall.schemas.rules import Choice
 from rollcall.schemas.weights import to_safetensors
-from rollcall.trainer.adapters import Lora
-from rollcall.trainer.checkpoint import Checkpoint, load_latest, seal
-from rollcall.trainer.config import LearnerConfig
-from rollcall.trainer.manifest import tensors_of
-from rollcall.trainer.rank_files import RankFiles, parts_of_state, write_rank
-from rollcall.trainer.ranks import ProcessRanks, Words
-from rollcall.trainer.sharded_learner import ShardedLearner
-from rollcall.trainer.shards import PartsFile
-from rollcall.trainer.step import Learner
+from rollcall.trainer.checkpoints.checkpoint import Checkpoint, load_latest, seal
+from rollcall.trainer.checkpoints.manifest import tensors_of
+from rollcall.trainer.checkpoints.rank_files import RankFiles, parts_of_state, write_rank
+from rollcall.trainer.checkpoints.shards import PartsFile
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.config.tables import Lora
+from rollcall.trainer.learner.ranks import ProcessRanks, Words
+from rollcall.trainer.learner.sharded_learner import ShardedLearner
+from rollcall.trainer.learner.step import Learner
 from tests.support.scored_trajectories import some_samples
 
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20, micro_batch_tokens=30)

@@ -19,7 +19,7 @@ from rollcall.compose.settings import Settings
 from rollcall.compose.workers.rank_processes import sharded
 from rollcall.compose.workers.run_trainer import run_trainer
 from rollcall.schemas.errors import RollcallError
-from rollcall.trainer.ranks import ProcessRanks
+from rollcall.trainer.learner.ranks import ProcessRanks
 from tests.support.tiny_run import World
 
 RECIPE, SAID, AGAIN = "recipe.toml", "said.json", "again.json"

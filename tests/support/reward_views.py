@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from rollcall.schemas.rules import choose
-from rollcall.trainer.catalogue import ADVANTAGES
-from rollcall.trainer.rewards import Advantages, Floats, Rewards
+from rollcall.trainer.rules.catalogue import ADVANTAGES
+from rollcall.trainer.rules.rewards import Advantages, Floats, Rewards
 
 
 def view(

@@ -16,7 +16,9 @@ from rollcall.schemas.messages import (
     Trajectory,
 )
 from rollcall.schemas.packed import pack_ids, pack_logprobs
-from rollcall.trainer.samples import Curation, Sample, judge
+from rollcall.trainer.config.curation import Curation
+from rollcall.trainer.curation.judge import judge
+from rollcall.trainer.rules.samples import Sample
 
 CURATION = Curation("run", "policy")
 VOCABULARY = 12

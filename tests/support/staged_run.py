@@ -35,12 +35,12 @@ from rollcall.schemas.messages import (
 from rollcall.schemas.topics import Topics, wanted
 from rollcall.schemas.trajectory_refs import refs_of
 from rollcall.schemas.weights import RawTensor
-from rollcall.trainer.canary import Canary
-from rollcall.trainer.config import LearnerConfig
-from rollcall.trainer.learner_state import LearnerState
-from rollcall.trainer.publication import Publishing
-from rollcall.trainer.samples import Sample
-from rollcall.trainer.snapshot import Snapshot
+from rollcall.trainer.checkpoints.learner_state import LearnerState
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.learner.canary import Canary
+from rollcall.trainer.learner.snapshot import Snapshot
+from rollcall.trainer.rules.samples import Sample
+from rollcall.trainer.weights.publication import Publishing
 from tests.support.scored_trajectories import scored
 
 SIZE = 2

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollcall.trainer.tokens import Loss, StepTokens, Tokens
+from rollcall.trainer.rules.tokens import Loss, StepTokens, Tokens
 
 
 def piece(

@@ -32,8 +32,8 @@ from rollcall.schemas.messages import (
     Trajectory,
 )
 from rollcall.schemas.topics import Topics, wanted
-from rollcall.trainer.config import LearnerConfig
-from rollcall.trainer.samples import Sample
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.rules.samples import Sample
 from tests.support.staged_run import Counting
 
 POLICY = "policy"

@@ -22,7 +22,7 @@ from rollcall.compose.benchmarks.learning_runs import ENDLESS, Evaluated, SeedRu
 from rollcall.compose.runs.recipe import load_recipe, parse_recipe
 from rollcall.compose.settings import load_settings
 from rollcall.schemas.errors import Refused
-from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.config.learner_config import LearnerConfig
 from tests.support.tiny_run import RECIPE
 
 WAY = '{"loss": "no_loss", "step_size": "ess", "lag": 1}'

@@ -15,7 +15,7 @@ from rollcall.compose.chaos.retraining_figures import figures_of_run
 from rollcall.compose.chaos.training_figures import TrainingFigures
 from rollcall.compose.runs.recipe import parse_recipe
 from rollcall.schemas.errors import Refused
-from rollcall.trainer import checkpoint as checkpoints
+from rollcall.trainer.checkpoints import checkpoint as checkpoints
 from tests.support.chaos_command import chaos
 from tests.support.tiny_run import RECIPE, World
 

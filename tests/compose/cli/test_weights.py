@@ -10,7 +10,7 @@ import pytest
 from rollcall.compose.runs.run_folder import RUN_FILE
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import RolloutRequest, Task
-from rollcall.trainer.resume_points import resume_points
+from rollcall.trainer.checkpoints.resume_points import resume_points
 from tests.support.command_line import call
 from tests.support.tiny_run import RECIPE, World
 

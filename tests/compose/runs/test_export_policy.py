@@ -16,9 +16,9 @@ from rollcall.inference.policy_dir import load_policy, make_policy
 from rollcall.schemas.errors import Refused, Unfit
 from rollcall.schemas.messages import Message
 from rollcall.schemas.weights import weights_digest
-from rollcall.trainer.checkpoint import Checkpoint, save
-from rollcall.trainer.learner_state import LearnerState
-from rollcall.trainer.tensors import tensors_of
+from rollcall.trainer.checkpoints.checkpoint import Checkpoint, save
+from rollcall.trainer.checkpoints.learner_state import LearnerState
+from rollcall.trainer.weights.tensors import tensors_of
 from tests.support import policies
 
 Make = Callable[[Path], Path]

@@ -22,8 +22,8 @@ from rollcall.schemas.messages import ModelCall, RolloutRequest, ScoredTrajector
 from rollcall.schemas.objects import ObjectStore
 from rollcall.schemas.rules import NoOptions
 from rollcall.schemas.topics import Topics, wanted
-from rollcall.trainer.advantages.grpo import GRPO
-from rollcall.trainer.rewards import Rewards
+from rollcall.trainer.rules.advantages import GRPO
+from rollcall.trainer.rules.rewards import Rewards
 from tests.support.command_line import call
 from tests.support.engines import has, left_out
 from tests.support.task_directories import write_task

@@ -14,8 +14,8 @@ from rollcall.inference.gguf_policy import make_gguf_policy
 from rollcall.inference.policy_dir import load_policy
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import Message
-from rollcall.trainer.adapters import with_adapters
-from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.weights.adapters import with_adapters
 from tests.support import tiny_gguf
 from tests.support.command_line import call
 

@@ -12,7 +12,7 @@ import torch
 
 from rollcall.compose.workers.rank_processes import follow
 from rollcall.compose.workers.run_trainer import sole_trainer, train
-from rollcall.trainer import checkpoint as checkpoints
+from rollcall.trainer.checkpoints import checkpoint as checkpoints
 from tests.support.tiny_run import RECIPE, World
 
 WAIT_S = 120.0

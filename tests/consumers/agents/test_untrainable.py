@@ -16,7 +16,8 @@ from rollcall.consumers.history.rollout_story import latest, stories
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.schemas.messages import ModelAnswered, ModelCall, ScoredTrajectory, Trajectory
 from rollcall.schemas.packed import ids_of
-from rollcall.trainer.samples import Curation, judge
+from rollcall.trainer.config.curation import Curation
+from rollcall.trainer.curation.judge import judge
 from tests.support.journals import request, said
 from tests.support.rig import Rig
 

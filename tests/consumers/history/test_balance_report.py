@@ -14,7 +14,7 @@ from rollcall.schemas.codec import Codec, LocalRegistry
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import TrainStep
 from rollcall.schemas.topics import Topics, wanted
-from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.config.learner_config import LearnerConfig
 
 RUN = TrainedRun("run", "policy", LearnerConfig(), Path(), Path())
 QUIET = {

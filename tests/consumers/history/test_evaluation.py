@@ -29,7 +29,8 @@ from rollcall.schemas.messages import (
     Trajectory,
     WeightsFile,
 )
-from rollcall.trainer.samples import OUTSIDE, Curation, judge
+from rollcall.trainer.config.curation import Curation
+from rollcall.trainer.curation.judge import OUTSIDE, judge
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 from tests.support.recorded_run import page, recorded, scored
 from tests.support.scored_trajectories import sequence

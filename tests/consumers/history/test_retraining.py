@@ -17,7 +17,7 @@ from rollcall.compose.workers.run_trainer import run_trainer
 from rollcall.consumers.history.retraining import plan
 from rollcall.schemas.errors import Refused, TopicRecreated, Unfit
 from rollcall.schemas.messages import ScoredTrajectory, TrainStep
-from rollcall.trainer.samples import group_of
+from rollcall.trainer.rules.samples import group_of
 from tests.support.tiny_run import RECIPE, World
 
 

@@ -24,7 +24,7 @@ from rollcall.schemas.messages import (
     Task,
 )
 from rollcall.schemas.topics import Topics, wanted
-from rollcall.trainer.resume_points import ResumePoint
+from rollcall.trainer.checkpoints.resume_points import ResumePoint
 from tests.support.journals import sampled_by
 from tests.support.scored_trajectories import scored
 

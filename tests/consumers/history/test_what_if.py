@@ -13,7 +13,7 @@ from rollcall.inference.policy_dir import load_policy
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import ScoredTrajectory
 from rollcall.schemas.weights import weights_digest
-from rollcall.trainer.tensors import tensors_of
+from rollcall.trainer.weights.tensors import tensors_of
 from tests.support.tiny_run import World
 
 

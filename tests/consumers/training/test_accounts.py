@@ -13,8 +13,8 @@ from rollcall.consumers.log.memory_publisher import MemoryPublisher
 from rollcall.schemas import trajectory_refs
 from rollcall.schemas.errors import DeliveryFailed, Refused
 from rollcall.schemas.messages import PolicyVersion
-from rollcall.trainer import checkpoint as checkpoints
-from rollcall.trainer.manifest import MANIFEST
+from rollcall.trainer.checkpoints import checkpoint as checkpoints
+from rollcall.trainer.checkpoints.manifest import MANIFEST
 from tests.support.staged_run import CONFIG, SCORING, Stage
 from tests.support.tiny_run import RECIPE
 

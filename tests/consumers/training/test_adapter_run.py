@@ -12,8 +12,8 @@ from rollcall.compose.runs.recipe import parse_recipe
 from rollcall.schemas.adapter_weights import AdapterAbout
 from rollcall.schemas.errors import Refused, Unfit
 from rollcall.schemas.published_weights import HeldWeights
-from rollcall.trainer.checkpoint import kept, load, load_latest
-from rollcall.trainer.publication import rounded
+from rollcall.trainer.checkpoints.checkpoint import kept, load, load_latest
+from rollcall.trainer.weights.publication import rounded
 from tests.support.tiny_run import RECIPE, World
 
 ALONE = (

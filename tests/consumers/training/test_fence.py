@@ -17,8 +17,8 @@ from rollcall.schemas.errors import RunTaken
 from rollcall.schemas.messages import PolicyVersion, TrainStep
 from rollcall.schemas.trajectory_refs import refs_of
 from rollcall.schemas.weights import RawTensor, from_uri, weights_digest
-from rollcall.trainer.step_chain import StepChain
-from rollcall.trainer.weights_files import files_in
+from rollcall.trainer.checkpoints.step_chain import StepChain
+from rollcall.trainer.weights.weights_files import files_in
 from tests.support.staged_run import Stage
 from tests.support.tiers import examples
 

@@ -10,8 +10,8 @@ import pytest
 
 from rollcall.schemas import whole_files
 from rollcall.schemas.errors import DiskFull
-from rollcall.trainer import checkpoint as checkpoints
-from rollcall.trainer import shards
+from rollcall.trainer.checkpoints import checkpoint as checkpoints
+from rollcall.trainer.checkpoints import shards
 from tests.support.tiny_run import RECIPE, World
 
 ASYNC = RECIPE.replace("group_size = 4\n", 'group_size = 4\nsave = "async"\n').replace(

@@ -7,7 +7,7 @@ import pytest
 
 from rollcall.schemas.messages import RolloutRequest
 from rollcall.schemas.trajectory_refs import refs_of
-from rollcall.trainer.curation import HELD_BACK
+from rollcall.trainer.curation.buffer import HELD_BACK
 from tests.support.staged_run import CONFIG, Stage
 
 WAITING = replace(

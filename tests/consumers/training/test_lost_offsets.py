@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rollcall.consumers.training.lost_offsets import LostOffsets
 from rollcall.schemas.errors import JournalGone
 from rollcall.schemas.messages import RolloutRequest, Task, TrainStep
-from rollcall.trainer import checkpoint as checkpoints
-from rollcall.trainer.manifest import MANIFEST, read_body, write_body
+from rollcall.trainer.checkpoints import checkpoint as checkpoints
+from rollcall.trainer.checkpoints.manifest import MANIFEST, read_body, write_body
 from tests.support.staged_run import CONFIG, Stage
 from tests.support.tiers import examples
 

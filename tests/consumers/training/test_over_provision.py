@@ -16,8 +16,8 @@ from rollcall.schemas.errors import Refused
 from rollcall.schemas.ids import continued_id, parted_id
 from rollcall.schemas.messages import UNFINISHED, Control, ScoredTrajectory, Sequence, Trajectory
 from rollcall.schemas.packed import ids_of, logprobs_of, mask_of, pack_ids, pack_logprobs
-from rollcall.trainer.config import LearnerConfig
-from rollcall.trainer.samples import versions_of
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.rules.samples import versions_of
 from tests.support.staged_run import CONFIG, Stage
 from tests.support.tiny_run import RECIPE, World
 from tests.support.uneven_run import UnevenRun

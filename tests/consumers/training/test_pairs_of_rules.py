@@ -11,7 +11,7 @@ import pytest
 
 from rollcall.producers.curators.curators import CURATORS
 from rollcall.schemas.errors import Refused
-from rollcall.trainer.catalogue import KINDS
+from rollcall.trainer.rules.catalogue import KINDS
 from tests.support.tiers import cases
 from tests.support.tiny_run import RECIPE, World
 

@@ -12,9 +12,9 @@ from rollcall.schemas.errors import Unavailable
 from rollcall.schemas.messages import PolicyVersion
 from rollcall.schemas.published_weights import HeldWeights
 from rollcall.schemas.weights import weights_digest
-from rollcall.trainer import publication, weights_files
-from rollcall.trainer.checkpoint import load_latest
-from rollcall.trainer.publication import rounded
+from rollcall.trainer.checkpoints.checkpoint import load_latest
+from rollcall.trainer.weights import publication, weights_files
+from rollcall.trainer.weights.publication import rounded
 from tests.support.tiny_run import RECIPE, World
 
 PUBLISHED = RECIPE.replace(

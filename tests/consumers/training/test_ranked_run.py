@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rollcall.trainer import checkpoint as checkpoints
-from rollcall.trainer.tensors import tensor_of
+from rollcall.trainer.checkpoints import checkpoint as checkpoints
+from rollcall.trainer.weights.tensors import tensor_of
 from tests.support.ranked_run import AGAIN, RUN_ID, SAID, announced
 from tests.support.ranked_run import RECIPE as RECIPE_FILE
 from tests.support.tiers import cases, selected

@@ -9,9 +9,9 @@ from rollcall.consumers.training.recorded_groups import EarlierRun
 from rollcall.schemas.codec import Codec, LocalRegistry
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.topics import Topics, wanted
-from rollcall.trainer.foreign import RECORDED, Recorded
-from rollcall.trainer.foreign_groups import Mark
-from rollcall.trainer.samples import Sample
+from rollcall.trainer.config.tables import Recorded
+from rollcall.trainer.curation.foreign_groups import Mark
+from rollcall.trainer.rules.samples import RECORDED, Sample
 from tests.support.scored_trajectories import CURATION, scored
 
 RULE = Recorded(run="earlier", policy="policy")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import RolloutRequest
 from rollcall.schemas.trajectory_refs import refs_of
-from rollcall.trainer.config import LearnerConfig
-from rollcall.trainer.manifest import MANIFEST
+from rollcall.trainer.checkpoints.manifest import MANIFEST
+from rollcall.trainer.config.learner_config import LearnerConfig
 from tests.support.staged_run import CONFIG, SIZE, Stage
 from tests.support.tiers import examples
 from tests.support.tiny_run import RECIPE, World

@@ -23,11 +23,11 @@ from rollcall.schemas.messages import (
     ScoredTrajectory,
     Task,
 )
-from rollcall.trainer import checkpoint as checkpoints
-from rollcall.trainer import weights_files
-from rollcall.trainer.publication import Publishing
-from rollcall.trainer.samples import versions_of
-from rollcall.trainer.weights_needs import YOUNG_S
+from rollcall.trainer.checkpoints import checkpoint as checkpoints
+from rollcall.trainer.rules.samples import versions_of
+from rollcall.trainer.weights import weights_files
+from rollcall.trainer.weights.publication import Publishing
+from rollcall.trainer.weights.weights_needs import YOUNG_S
 from tests.support.journals import sampled_by
 from tests.support.scored_trajectories import scored
 from tests.support.staged_run import CONFIG, SCORING, Stage

@@ -12,8 +12,8 @@ from rollcall.compose.workers.engines import weights_engine
 from rollcall.consumers.models import versions
 from rollcall.schemas.messages import PolicyVersion
 from rollcall.schemas.published_weights import HeldWeights
-from rollcall.trainer import weights_files
-from rollcall.trainer.checkpoint import load_latest
+from rollcall.trainer.checkpoints.checkpoint import load_latest
+from rollcall.trainer.weights import weights_files
 from tests.support.s3_store import Wire, s3_server
 from tests.support.tiny_run import RECIPE, World
 

@@ -26,12 +26,13 @@ from rollcall.schemas.errors import DiskFull, Refused, Unavailable
 from rollcall.schemas.messages import PolicyVersion
 from rollcall.schemas.store_urls import local_path
 from rollcall.schemas.weights import RawTensor
-from rollcall.trainer import checkpoint as checkpoints
-from rollcall.trainer import publication, shards
-from rollcall.trainer.config import LearnerConfig
-from rollcall.trainer.publication import Publication, Publishing
-from rollcall.trainer.rank_files import PublishedFile
-from rollcall.trainer.shards import digests_of, parts_of
+from rollcall.trainer.checkpoints import checkpoint as checkpoints
+from rollcall.trainer.checkpoints import shards
+from rollcall.trainer.checkpoints.rank_files import PublishedFile
+from rollcall.trainer.checkpoints.shards import digests_of, parts_of
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.weights import publication
+from rollcall.trainer.weights.publication import Publication, Publishing
 from tests.support.later_executor import Died, LaterExecutor
 from tests.support.staged_run import CONFIG, Counting, Stage
 from tests.support.tiny_run import RECIPE, World

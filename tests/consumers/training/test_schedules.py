@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.config.learner_config import LearnerConfig
 from tests.support.staged_run import CONFIG, Stage
 from tests.support.tiers import examples
 

@@ -12,7 +12,7 @@ from rollcall.consumers.training.training_run import TrainingRun
 from rollcall.producers.admission import AdmissionRule
 from rollcall.schemas.messages import PolicyVersion, RolloutRequest, Task, Trajectory, WeightsFile
 from rollcall.schemas.packed import pack_ids
-from rollcall.trainer.samples import versions_of
+from rollcall.trainer.rules.samples import versions_of
 from tests.support.rig import Rig, source_of
 from tests.support.two_policies import Pair
 

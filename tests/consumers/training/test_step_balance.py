@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollcall.consumers.training.step_balance import StepBalance
-from rollcall.trainer.drops import Tally
+from rollcall.trainer.curation.drops import Tally
 from tests.support.scored_trajectories import sample, scored
 from tests.support.staged_run import CONFIG, Stage
 

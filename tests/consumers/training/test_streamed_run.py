@@ -8,9 +8,9 @@ import torch
 from rollcall.compose.pages.retraining_page import retrain_and_tell
 from rollcall.consumers.training.streamed_step import StreamedStep
 from rollcall.schemas.errors import BatchFailed, Unavailable
-from rollcall.trainer.curation import Buffer
-from rollcall.trainer.samples import Sample
-from rollcall.trainer.streaming import Streaming
+from rollcall.trainer.curation.buffer import Buffer
+from rollcall.trainer.learner.streaming import Streaming
+from rollcall.trainer.rules.samples import Sample
 from tests.support.scored_trajectories import CURATION, sample, scored
 from tests.support.tiny_run import RECIPE, World
 

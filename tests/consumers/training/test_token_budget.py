@@ -9,7 +9,7 @@ import pytest
 from rollcall.consumers.audit.audit import audit
 from rollcall.schemas.ids import parted_id
 from rollcall.schemas.rules import Choice
-from rollcall.trainer.config import LearnerConfig
+from rollcall.trainer.config.learner_config import LearnerConfig
 from tests.support.uneven_run import UnevenRun
 
 TOKENS = 40

@@ -26,8 +26,8 @@ from rollcall.schemas.messages import (
     TrainStep,
 )
 from rollcall.schemas.packed import pack_ids, pack_logprobs
-from rollcall.trainer.samples import versions_of
-from rollcall.trainer.step import Learner
+from rollcall.trainer.learner.step import Learner
+from rollcall.trainer.rules.samples import versions_of
 from tests.support.tiny_run import RECIPE, World
 
 

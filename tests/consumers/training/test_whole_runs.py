@@ -13,8 +13,8 @@ from rollcall.consumers.training import trainer as trainer_module
 from rollcall.schemas.errors import Unavailable, Unfit
 from rollcall.schemas.trajectory_refs import refs_of
 from rollcall.schemas.weights import RawTensor
-from rollcall.trainer.learner_state import LearnerState
-from rollcall.trainer.samples import Sample
+from rollcall.trainer.checkpoints.learner_state import LearnerState
+from rollcall.trainer.rules.samples import Sample
 from tests.support.faults import Fault, calls, places
 from tests.support.faulty_files import faulty_files
 from tests.support.staged_run import CONFIG, Counting, Stage

@@ -1,0 +1,1 @@
+"""The state that a trainer resumes from, and how it is stored."""

@@ -1,0 +1,1 @@
+"""The learner's configuration: the table `[learner]` of a recipe, checked before a model is loaded."""

@@ -1,0 +1,145 @@
+"""The rules that a learner's configuration names, with their options and needs."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import Choice, Chosen, Rule, choose
+from rollcall.trainer.rules.catalogue import (
+    ADVANTAGES,
+    COMPLETIONS,
+    CORRECTIONS,
+    DISTILS,
+    EXPLORATIONS,
+    FILTERS,
+    KLS,
+    LOSSES,
+    OLDS,
+    SHAPINGS,
+    STEP_SIZES,
+)
+from rollcall.trainer.rules.completion import Completion
+from rollcall.trainer.rules.filters import Filter
+from rollcall.trainer.rules.objective import Objective
+from rollcall.trainer.rules.rewards import AdvantageRule, Exploration, Shaping
+from rollcall.trainer.rules.samples import LIMITS
+from rollcall.trainer.rules.step_sizes import StepSize
+from rollcall.trainer.rules.tokens import Distil, Loss
+
+if TYPE_CHECKING:
+    from rollcall.trainer.config.learner_config import LearnerConfig
+
+LOOKS = frozenset({"prox", "ref", "entropy", "norms"})
+"""The needs of reward rules that require an extra pass over the tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenRules:
+    """The chosen rules. Each is looked up when it is read, and raises Refused if it is unknown.
+
+    A configuration looks all of them up when it is created, so it is validated then.
+    """
+
+    config: "LearnerConfig"
+
+    @property
+    def advantage(self) -> Chosen[AdvantageRule]:
+        """The rule that turns rewards into advantages."""
+        return choose("advantage", self.config.advantage, ADVANTAGES)
+
+    @property
+    def loss(self) -> Chosen[Loss]:
+        """The loss, with options from its table and from the flat keys `clip_*`."""
+        config = self.config
+        choice = Choice.of("loss", config.loss)
+        dual = config.clip_dual or None
+        spelled = {"low": config.clip_low, "high": config.clip_high, "dual": dual}
+        flat = {key: value for key, value in spelled.items() if value is not None}
+        twice = sorted(flat.keys() & dict(choice.options))
+        if twice:
+            msg = (
+                f"clip_{twice[0]} and {twice[0]!r} of the table of the loss are the same; give one"
+            )
+            raise Refused(msg)
+        merged = Choice(choice.name, tuple(sorted((dict(choice.options) | flat).items())))
+        return choose("loss", merged, LOSSES)
+
+    @property
+    def distil(self) -> Chosen[Distil]:
+        """The rule that adds a teacher's term to advantages."""
+        return choose("distill", self.config.distill, DISTILS)
+
+    @property
+    def objective(self) -> Objective:
+        """The objective of each token. Raises Refused for incompatible rules."""
+        return Objective(
+            self.loss,
+            self.distil,
+            choose("old_logprobs", self.config.old_logprobs, OLDS),
+            choose("correction", self.config.correction, CORRECTIONS),
+            choose("kl", self.config.kl, KLS),
+        )
+
+    @property
+    def step_size(self) -> Chosen[StepSize]:
+        """The rule for the factor of a step's learning rate."""
+        return choose("step_size", self.config.step_size, STEP_SIZES)
+
+    @property
+    def exploration(self) -> Chosen[Exploration]:
+        """The rule for the entropy coefficient of each trajectory."""
+        return choose("exploration", self.config.exploration, EXPLORATIONS)
+
+    @property
+    def shaping(self) -> list[Chosen[Shaping]]:
+        """The rules that change totals, in order."""
+        return [choose("shaping", each, SHAPINGS) for each in self.config.shaping]
+
+    @property
+    def filters(self) -> list[Chosen[Filter]]:
+        return [choose("filters", each, FILTERS) for each in self.config.filters]
+
+    @property
+    def turn_filters(self) -> list[Chosen[Filter]]:
+        """The filters that select turns of a batch; the others select groups."""
+        return [each for each in self.filters if each.needs("entropy")]
+
+    @property
+    def completion(self) -> Rule[Completion]:
+        """The rule that decides when a batch is complete."""
+        return choose("batch", self.config.batch, COMPLETIONS).rule
+
+    @property
+    def teacher(self) -> str:
+        """The prefix of the name of the scorer whose token scores are needed; empty for none."""
+        chosen = self.distil
+        return str(getattr(chosen.options, "scorer", "")) if chosen.needs("teacher") else ""
+
+    @property
+    def looks(self) -> frozenset[str]:
+        """The quantities that rules need of a batch's tokens before its gradient."""
+        rules = [self.step_size, self.advantage, self.exploration, *self.turn_filters]
+        heard = {"prox"} if self.config.share else set[str]()
+        return self.objective.needs.union(heard, *(rule.everything_needed for rule in rules))
+
+    @property
+    def values_look(self) -> bool:
+        """True if advantages or bonuses need an extra pass over the tokens of the whole batch."""
+        return any(rule.everything_needed & LOOKS for rule in (self.advantage, self.exploration))
+
+    @property
+    def reference(self) -> str:
+        """The directory of the frozen reference; empty for the initial policy."""
+        return next(iter(self.references), "")
+
+    @property
+    def references(self) -> set[str]:
+        """The directories named by rules that use a reference."""
+        rules = (self.objective.kl, self.advantage)
+        return {getattr(each.options, "directory", "") for each in rules if each.needs("ref")}
+
+    @property
+    def admitted_limits(self) -> frozenset[str]:
+        """The limits at which a rollout may end and still be trained on, if shaping values it."""
+        told = any(rule.needs("limits") for rule in self.shaping)
+        return LIMITS if told else frozenset()

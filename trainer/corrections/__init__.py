@@ -1,1 +1,0 @@
-"""Importance corrections for the mismatch of engine and trainer, one rule per file."""

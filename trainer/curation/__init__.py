@@ -1,0 +1,1 @@
+"""From scored trajectories to complete groups: which are trained on, and when."""

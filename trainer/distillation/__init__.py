@@ -1,1 +1,0 @@
-"""Distillation rules: terms of a teacher added to the advantage, one per file."""

@@ -1,1 +1,0 @@
-"""Exploration rules, one per file: from the rewards of a batch to entropy coefficients."""

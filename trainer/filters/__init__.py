@@ -1,1 +1,0 @@
-"""Filters that select scored groups or turns for training, one rule per file."""

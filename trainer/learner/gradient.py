@@ -1,0 +1,97 @@
+"""The gradient of a batch, accumulated piece by piece in the parameters of a model.
+
+Pieces are summed, never averaged: each token's weight contains every denominator already, so a
+batch in pieces gives the gradient of the whole.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rollcall.trainer.batch.pieces import MicroBatch
+from rollcall.trainer.batch.rows import Batch
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.learner.forward import forward
+from rollcall.trainer.learner.step_metrics import numbers_per_token
+from rollcall.trainer.rules.objective import Objective
+from rollcall.trainer.rules.tokens import StepTokens, Tokens
+
+
+@dataclass
+class Gradient:
+    """The gradient of one update: `add` the pieces, then read the sums."""
+
+    model: nn.Module
+    config: LearnerConfig
+    objective: Objective
+    version: int
+    """The version of the weights at the step's start."""
+    step: StepTokens | None = None
+    words: tuple[int, ...] | None = None
+    """Token ids for KL(uniform ‖ policy), if a rule needs it; empty: all tokens."""
+    cost: float = 0.0
+    told: tuple[str, ...] = ()
+    """Names of further metrics per token that rules return."""
+    tokens: dict[int, np.ndarray] = field(default_factory=dict)
+    """Metrics per token of each added row."""
+
+    def add(self, micro: MicroBatch) -> None:
+        """Add the gradient of a piece to that in the parameters."""
+        said = forward(self.model, micro, self.config.temperature, self.words)
+        costs, told = self.objective(tokens_of(micro, said.lp_BT, self.step, self.version))
+        cost_BT = costs.cost_BT - micro.entropy_B1 * said.entropy_BT
+        cost_M = cost_BT[said.b_M, said.t_M] * micro.weight_B[said.b_M]
+        if said.uniform_M is not None:
+            worth_M = micro.uniform_BT[said.b_M, said.t_M] * micro.weight_B[said.b_M]
+            cost_M = cost_M + worth_M * said.uniform_M
+        cost = cost_M.sum()
+        cost.backward()
+        self.cost += float(cost.detach())
+        self.told = tuple(told)
+        self.tokens |= numbers_per_token(micro, said, costs, told.values())
+
+    def numbers(self) -> list[np.ndarray]:
+        """Return the metrics per token of each added row, in log order."""
+        return [self.tokens[row] for row in sorted(self.tokens)]
+
+
+def tokens_of(micro: MicroBatch, lp_BT: Tensor, step: StepTokens | None, version: int) -> Tokens:
+    """Return the input of a loss for a piece."""
+    return Tokens(
+        lp_BT,
+        micro.behaviour_logprobs_BT,
+        micro.behaviour_logprobs_BT,
+        micro.advantage_BT,
+        micro.mask_BT,
+        micro.reward_B,
+        micro.versions_BT,
+        version=version,
+        prox_BT=micro.seen.get("prox"),
+        ref_BT=micro.seen.get("ref"),
+        ewma_BT=micro.seen.get("ewma"),
+        snapshot_BT=micro.seen.get("snapshot"),
+        noted_BT=micro.seen.get("noted"),
+        teacher_BT=micro.teacher_BT,
+        step=step,
+    )
+
+
+def step_tokens(batch: Batch) -> StepTokens | None:
+    """Return the sampled tokens of an update in log order; None without a pass before the step."""
+    prox = [row.seen["prox"][row.mask] for row in batch.rows if "prox" in row.seen]
+    if not prox:
+        return None
+    mu_K = _gathered([row.behaviour_logprobs[row.mask] for row in batch.rows])
+    owners = [np.full(int(row.mask.sum()), b) for b, row in enumerate(batch.rows)]
+    return StepTokens(
+        _gathered(prox),
+        mu_K,
+        _gathered([row.advantages[row.mask] for row in batch.rows]),
+        torch.from_numpy(np.concatenate(owners)),
+    )
+
+
+def _gathered(arrays: list[np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.concatenate(arrays).astype(np.float64))

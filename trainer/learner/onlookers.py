@@ -1,0 +1,122 @@
+"""Extra models beside the trained one, as rules need them, and their passes over a batch."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import nn
+
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.weights import RawTensor
+from rollcall.trainer.batch.rows import Batch
+from rollcall.trainer.learner.extra_pass import (
+    PastWeights,
+    Pieces,
+    gradient_norms,
+    looked_at,
+    with_looks,
+    with_own_words,
+    with_snapshots,
+)
+from rollcall.trainer.learner.forward import loaded
+from rollcall.trainer.learner.moving_average import MovingAverage
+from rollcall.trainer.learner.noted import Noted
+from rollcall.trainer.rules.objective import Objective
+from rollcall.trainer.rules.rewards import Rewards
+
+
+class Onlookers:
+    """The reference, the moving average and old versions, and the model itself before a step."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        needs: frozenset[str],
+        reference: str,
+        past: PastWeights | None,
+    ) -> None:
+        self.model = model
+        self.needs = needs
+        self.past = past
+        self.reference = _reference(model, reference) if "ref" in needs else None
+        self.average = MovingAverage(model, objective.decay) if "ewma" in needs else None
+        self.scratch = _frozen(model) if "snapshot" in needs else None
+        self.noted = Noted() if "noted" in needs else None
+        if self.scratch is not None and past is None:
+            msg = "old_logprobs 'snapshot' needs the folder of a run, where its weights are kept"
+            raise Refused(msg + "; use recompute")
+
+    def before_step(self, batch: Batch, pieces: Pieces, temperature: float) -> Batch:
+        """Run the passes that serve all updates of a step; return the batch with their results."""
+        models = {"prox": self.model} if self.needs & {"prox", "step", "entropy"} else {}
+        if self.reference is not None:
+            models["ref"] = self.reference
+        if models:
+            sure_of = "prox" if "entropy" in self.needs else ""
+            batch = with_own_words(looked_at(batch, pieces, models, temperature, sure_of))
+        if self.noted is not None:
+            batch = self.noted.seen(batch)
+        if self.scratch is not None and self.past is not None:
+            return with_snapshots(batch, pieces, self.scratch, self.past, temperature)
+        return batch
+
+    def note(self, batch: Batch, pieces: Pieces, temperature: float, ages: tuple[int, int]) -> None:
+        """Note the model's log-probabilities of its own tokens before it changes, if needed.
+
+        `ages` are the current version, and the oldest that may still be trained on.
+        """
+        if self.noted is not None:
+            self.noted.note(looked_at(batch, pieces, {"prox": self.model}, temperature), *ages)
+
+    def for_rewards(
+        self, batch: Batch, rewards: Rewards, pieces: Pieces, temperature: float
+    ) -> Rewards:
+        """Add to the rewards the quantities that reward rules need from extra passes."""
+        rewards = with_looks(batch, rewards)
+        if "norms" not in self.needs:
+            return rewards
+        norms_N = gradient_norms(batch, pieces, self.model, temperature)
+        return replace(rewards, gradient_norms_N=norms_N)
+
+    def before_update(self, batch: Batch, pieces: Pieces, temperature: float) -> Batch:
+        """Run the passes whose model changes with every update."""
+        if self.average is None:
+            return batch
+        return looked_at(batch, pieces, {"ewma": self.average.model}, temperature)
+
+    def after_update(self) -> None:
+        if self.average is not None:
+            self.average.update(self.model)
+
+    def state(self) -> dict[str, RawTensor]:
+        """Return the state for a checkpoint."""
+        parts = [each.state() for each in (self.average, self.noted) if each is not None]
+        return {name: raw for part in parts for name, raw in part.items()}
+
+    def load(self, state: Mapping[str, RawTensor]) -> None:
+        """Restore from `state`; the model's weights must be loaded before."""
+        if self.average is not None:
+            self.average.load(state, self.model)
+        if self.noted is not None:
+            self.noted.load(state)
+
+
+def _frozen(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(model).requires_grad_(False)
+
+
+def _reference(model: nn.Module, named: str) -> nn.Module:
+    """Load a reference. Raises Refused for another vocabulary or a shorter context."""
+    reference = loaded(named).to(next(model.parameters()).device).eval().requires_grad_(False)
+    theirs, ours = reference.config.vocab_size, model.config.vocab_size
+    if theirs != ours:
+        msg = f"the reference {named!r} has {theirs} tokens, the policy {ours}; give one of its own"
+        raise Refused(msg + " tokens, such as what the policy began as")
+    reads, needed = (
+        getattr(each.config, "max_position_embeddings", 0) for each in (reference, model)
+    )
+    if reads and reads < needed:
+        msg = f"the reference {named!r} reads {reads} positions, the policy {needed}; give one "
+        raise Refused(msg + "that reads as many, such as what the policy began as")
+    return reference

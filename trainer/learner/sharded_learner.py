@@ -1,0 +1,253 @@
+"""A learner of several processes. The trainer calls rank 0, which sends the calls to the others.
+
+Every rank makes the same calls in the same order, since a call on a model with sharded weights
+needs all ranks: rank 0 broadcasts each call, then all execute it. Each computes its own rows;
+gradients are summed, never averaged, so any number of ranks gives the gradient of one. A rank that
+cannot continue ends, and the others end with it, so that none waits for ever.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+
+from rollcall.schemas.errors import Unfit
+from rollcall.schemas.weights import RawTensor, weights_digest
+from rollcall.trainer.batch.batch_words import array_of, raw, read, written
+from rollcall.trainer.batch.piece_budget import LESS_MEMORY, NoRoom, out_of_memory
+from rollcall.trainer.batch.pieces import MicroBatch, padded
+from rollcall.trainer.batch.rows import Batch
+from rollcall.trainer.checkpoints.learner_state import LearnerState
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.learner.canary import Canary
+from rollcall.trainer.learner.extra_pass import PastWeights
+from rollcall.trainer.learner.gradient import Gradient
+from rollcall.trainer.learner.ranks import Ranks, Words, own_rows, require_alike
+from rollcall.trainer.learner.snapshot import Snapshot
+from rollcall.trainer.learner.step import Learner
+from rollcall.trainer.rules.samples import Sample
+
+PARTS = ("weights", "optimiser", "rng")
+STEP, LOOK, LOAD, END = "step", "look", "load", "end"
+STATE, TENSORS, CANARY = "state", "tensors", "canary"
+
+T = TypeVar("T")
+
+
+class ShardedLearner(Learner):
+    """A `Learner` over several ranks: rank 0 is called, the others run `follow`.
+
+    Raises Refused, on all ranks, if they differ in configuration or starting weights.
+    """
+
+    def __init__(
+        self, model_directory: str, config: LearnerConfig, ranks: Ranks, *, device: str = "cpu",
+        version: int = 0, past: PastWeights | None = None,
+    ) -> None:  # fmt: skip
+        self.ranks = ranks
+        self._together = False
+        """True while all ranks execute one call."""
+        require_alike(ranks, {"world size": str(ranks.count), **_written(config)})
+        super().__init__(model_directory, config, device=device, version=version, past=past)
+
+    def step(self, samples: Sequence[Sample], *, version: int | None = None) -> dict[str, float]:
+        """Take a step as `Learner.step`. Raises Unfit if the ranks cannot compute the batch."""
+        if not samples:
+            return super().step(samples)
+        try:
+            with self._or_nothing(len(samples)):  # the other ranks take no part yet
+                batch = self._made(samples)
+                told = written(batch)
+        except NoRoom as error:
+            self._lower(error)
+        with self._all(STEP, told, now=self.version, count=len(samples), version=version):
+            return self._step_together(batch, len(samples), version)
+
+    def load(self, state: LearnerState) -> None:
+        parts = {part: getattr(state, part) for part in PARTS}
+        told = {f"{part}/{name}": tensor for part in PARTS for name, tensor in parts[part].items()}
+        with self._all(LOAD, told, step=state.step, version=state.version, skipped=state.skipped):
+            super().load(state)
+
+    def state(self) -> LearnerState:
+        with self._all(STATE):
+            return super().state()
+
+    def snapshot(self) -> Snapshot[LearnerState]:
+        """Return a snapshot that is copied at once: a later copy would need all ranks."""
+        state = self.state()
+        return Snapshot(lambda: state)
+
+    def tensors(self) -> dict[str, RawTensor]:
+        with self._all(TENSORS):
+            return super().tensors()
+
+    def canary(self) -> Canary:
+        with self._all(CANARY, published=self.published):
+            return super().canary()
+
+    def follow(self) -> None:
+        """Execute the calls of rank 0 until it ends; run by the other ranks."""
+        self._together = True
+        while True:
+            words = Words.of(self.ranks.heard())
+            if words.plain["call"] == END:
+                return
+            self._follow(str(words.plain["call"]), words)
+
+    def end(self) -> None:
+        """End the other ranks' `follow`."""
+        with self._all(END):
+            pass
+
+    def _follow(self, call: str, words: Words) -> None:
+        plain: Any = words.plain
+        if call == STEP:
+            self.version = plain["now"]
+            self._step_together(read(words.tensors), plain["count"], plain["version"])
+        elif call == LOAD:
+            super().load(_state_of(words))
+        elif call == CANARY:
+            self.published = plain["published"]
+            super().canary()
+        elif call == LOOK:
+            self._before_step(read(words.tensors))
+        else:
+            # The result is dropped: this rank only takes part in the collective operations.
+            {STATE: super().state, TENSORS: super().tensors}[call]()
+
+    @contextmanager
+    def _all(
+        self, call: str, tensors: dict[str, RawTensor] | None = None, **plain: int | str | None
+    ) -> Iterator[None]:
+        """Broadcast this call to the other ranks, unless all ranks are within one already."""
+        if self._together:
+            yield
+            return
+        self.ranks.heard(Words({"call": call, **plain}, tensors or {}).packed())
+        self._together = True
+        try:
+            yield
+        finally:
+            self._together = False
+
+    def _step_together(self, batch: Batch, count: int, version: int | None) -> dict[str, float]:
+        return self._or_end(
+            lambda: self._step(lambda: self._updated(self._looked(batch)), count, version)
+        )
+
+    def _or_end(self, do: Callable[[], T]) -> T:
+        """Turn recoverable errors into Unfit: the other ranks are in the middle of the call."""
+        try:
+            return do()
+        except Exception as error:
+            if isinstance(error, Unfit) or out_of_memory(error):
+                raise
+            msg = f"rank {self.ranks.rank} of {self.ranks.count}: {error}; the others wait for it"
+            raise Unfit(msg) from error
+
+    def _lower(self, error: NoRoom) -> NoReturn:
+        """Raise Unfit: the other ranks are in the middle of a step with unchanged pieces."""
+        msg = (
+            f"rank {self.ranks.rank} of {self.ranks.count}: {error}; lower micro_batch_tokens, or "
+        )
+        raise Unfit(msg + LESS_MEMORY) from error
+
+    def _spread(self) -> None:
+        digest = weights_digest(super().tensors())
+        require_alike(self.ranks, {"starting weights": digest[:16]})
+        self.ranks.spread(self.model)
+
+    def _before_step(self, batch: Batch) -> Batch:
+        """Run the passes before a step, within a call of all ranks or as a call of its own."""
+        if self._together:
+            return self._all_seen(super()._before_step(batch))
+        with self._all(LOOK, written(batch)):
+            return self._or_end(lambda: self._before_step(batch))
+
+    def _before_update(self, batch: Batch) -> Batch:
+        return self._all_seen(super()._before_update(batch))
+
+    def _pieces(self, batch: Batch) -> list[MicroBatch]:  # type: ignore[override]
+        """Return the pieces of this rank's rows, and idle ones, so that all ranks have as many."""
+        own = own_rows(batch, self.ranks.rank, self.ranks.count)
+        part = replace(batch, rows=tuple(batch.rows[b] for b in own))
+        pieces = [
+            replace(micro, rows=tuple(own[b] for b in micro.rows))
+            for micro in super()._pieces(part)
+        ]
+        counts = self.ranks.exchanged(str(len(pieces)).encode())
+        idle = max(map(int, counts)) - len(pieces)
+        return pieces + [_idle(batch, self.device, self.config.precision)] * idle
+
+    def add(self, gradient: Gradient, batch: Batch) -> None:
+        super().add(gradient, batch)
+        said = [Words.of(words) for words in self.ranks.exchanged(_told(gradient).packed())]
+        gradient.cost = sum(float(str(words.plain["cost"])) for words in said)
+        gradient.told = tuple(map(str, said[0].plain["told"]))  # type: ignore[call-overload]
+        for words in said:
+            gradient.tokens |= {int(b): array_of(told) for b, told in words.tensors.items()}
+
+    def _all_seen(self, batch: Batch) -> Batch:
+        """Exchange the results of passes, which each rank has for its own rows."""
+        if not self._onlookers.needs:
+            return batch
+        seen = {
+            f"{b}/{name}": raw(array)
+            for b in own_rows(batch, self.ranks.rank, self.ranks.count)
+            for name, array in batch.rows[b].seen.items()
+        }
+        rows = list(batch.rows)
+        for words in map(Words.of, self.ranks.exchanged(Words({}, seen).packed())):
+            for key, tensor in words.tensors.items():
+                b, _, name = key.partition("/")
+                row = rows[int(b)]
+                rows[int(b)] = replace(row, seen={**row.seen, name: array_of(tensor)})
+        return replace(batch, rows=tuple(rows))
+
+
+def _state_of(words: Words) -> LearnerState:
+    plain: Any = words.plain
+    parts = {
+        part: {
+            name.removeprefix(f"{part}/"): tensor
+            for name, tensor in words.tensors.items()
+            if name.startswith(f"{part}/")
+        }
+        for part in PARTS
+    }
+    return LearnerState(plain["step"], plain["version"], plain["skipped"], **parts)
+
+
+def _written(config: LearnerConfig) -> dict[str, str]:
+    """Return each value of a configuration by its name in a recipe."""
+    return {f"[learner] {each.name}": repr(getattr(config, each.name)) for each in fields(config)}
+
+
+def _told(gradient: Gradient) -> Words:
+    """Pack a gradient's results; the cost as text, since JSON has no nan and repr is exact."""
+    tokens = {str(row): raw(numbers) for row, numbers in gradient.tokens.items()}
+    return Words({"cost": repr(gradient.cost), "told": gradient.told}, tokens)
+
+
+def _idle(batch: Batch, device: str, precision: str) -> MicroBatch:
+    """Return a piece for a rank without rows left: two tokens of weight 0."""
+    like, nothing = batch.rows[0], np.zeros(2, np.float32)
+    row = replace(
+        like,
+        token_ids=np.zeros(2, np.int32),
+        mask=np.array([False, True]),
+        behaviour_logprobs=nothing,
+        versions=np.zeros(2, np.int32),
+        advantages=np.zeros(2),
+        reward=0.0,
+        weight=0.0,
+        entropy=0.0,
+        uniform=np.zeros(2),
+        seen=dict.fromkeys(like.seen, nothing),
+        teacher=None if like.teacher is None else nothing,
+    )
+    micro = padded(replace(batch, rows=(row,)), [0], device)
+    return replace(micro, rows=(), precision=precision)

@@ -1,1 +1,0 @@
-"""Losses, one per file: an objective J per token, to be maximised."""

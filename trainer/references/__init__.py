@@ -1,1 +1,0 @@
-"""Penalties for the distance from a frozen reference, one KL estimate per file."""

@@ -1,1 +1,0 @@
-"""Rules for a factor of the scheduled learning rate, one per file."""

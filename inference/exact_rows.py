@@ -2,8 +2,8 @@
 
 It replaces `rollcall.inference.key_values.BatchKv` and is slower, as it has no KV cache: each token
 is computed from all tokens before it, one row at a time, in the shapes of
-`rollcall.schemas.exact_widths`, as `rollcall.trainer.learner.forward` does where `[learner] exact` is set.
-Only the tokens of a row are kept.
+`rollcall.schemas.exact_widths`, as `rollcall.trainer.learner.forward` does where `[learner] exact`
+is set. Only the tokens of a row are kept.
 """
 
 from collections.abc import Sequence

@@ -17,7 +17,12 @@ from types import ModuleType
 PACKAGE = "rollcall"
 FORMER = ("schemas", "producers", "consumers", "inference", "sandbox", "trainer", "compose")
 """Packages that could be imported without `rollcall.` before it."""
-MOVED: Mapping[str, str] = {"consumers.agents.wishes": "consumers.agents.effects"}
+MOVED: Mapping[str, str] = {
+    "consumers.agents.wishes": "consumers.agents.effects",
+    "trainer.rewards": "trainer.rules.rewards",
+    "trainer.samples": "trainer.rules.samples",
+    "trainer.tokens": "trainer.rules.tokens",
+}
 """Modules that have moved since, by their former name; today's name without `rollcall.`."""
 
 

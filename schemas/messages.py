@@ -611,7 +611,7 @@ class TrainStep:
     writer: str = ""
     """The trainer that took the step, one life of it; empty where the writer does not say."""
     predecessor: str = ""
-    """The last step of the run that its writer knew of, by `trainer.step_chain.step_id`."""
+    """The run's last step that its writer knew of (`rollcall.trainer.checkpoints.step_chain`)."""
 
 
 @dataclass(frozen=True, slots=True)

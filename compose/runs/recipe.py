@@ -152,7 +152,7 @@ class Recipe(StrictTable):
     sampling: SamplingTable = SamplingTable()
     limits: LimitsTable = LimitsTable()
     learner: dict[str, Any] = {}
-    """The keys of `rollcall.trainer.config.learner_config.LearnerConfig`; checked before anything is started."""
+    """The keys of `rollcall.trainer.config.learner_config.LearnerConfig`, checked first."""
     curator: str | dict[str, Any] | list[str | dict[str, Any]] = ""
     """The choice of tasks: a rule of `producers/curators/` by name, a table with its name and
     options, or several, each of which must admit a task; empty: uniform draws."""

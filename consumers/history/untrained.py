@@ -1,7 +1,7 @@
 """Counts rollouts of a run since its last step that cannot be trained on, with the reasons.
 
 A fold of scored trajectories, which applies the trainer's test to each
-(`rollcall.trainer.curation.judge.judge`). The trainer's decisions on whole groups, such as staleness and
+(`rollcall.trainer.curation.judge`). The trainer's decisions on whole groups, such as staleness and
 filters, are not included.
 """
 

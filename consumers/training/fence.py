@@ -1,8 +1,8 @@
 """Fencing of trainers by the log: one trainer per run, also across hosts, unlike a file lock.
 
-Every step names the step before it and its writer (`rollcall.trainer.checkpoints.step_chain`). A trainer writes
-a step, reads it back, and announces its version only if the step counts. A trainer that finds a
-step of another trainer in the log stops: the other one continues.
+Every step names the step before it and its writer (`rollcall.trainer.checkpoints.step_chain`). A
+trainer writes a step, reads it back, and announces its version only if the step counts. A trainer
+that finds a step of another trainer in the log stops: the other one continues.
 """
 
 from collections import deque

@@ -1,8 +1,8 @@
 """Retention of a run's weights and checkpoints, applied after each version.
 
-The rule is `rollcall.trainer.weights.weights_needs`; the journal is read only if a file could be deleted
-but for it, and at most once a minute. If the run has a bound, older checkpoints are deleted too,
-the oldest first, until the rest fits. The newest one is kept, and all that is needed.
+The rule is `rollcall.trainer.weights.weights_needs`; the journal is read only if a file could be
+deleted but for it, and at most once a minute. If the run has a bound, older checkpoints are deleted
+too, the oldest first, until the rest fits. The newest one is kept, and all that is needed.
 """
 
 import time

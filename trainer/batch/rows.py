@@ -1,9 +1,8 @@
-"""Conversion of samples to padded tensors, and of a batch to micro-batches.
+"""Conversion of samples to the rows of a batch, with advantages and weights.
 
-Shapes: N trajectories, B sequences (rows) of a micro-batch, T tokens of its longest one. Rows stay
-in log order. All denominators are computed over the whole batch before it is split: each row
-carries its final weight, so the gradients of micro-batches are summed, never averaged. Padding is
-on the right, where no real token of a causal model attends to it.
+Shapes: N trajectories, T tokens of a row. Rows stay in log order. All denominators are computed
+over the whole batch before it is split: each row carries its final weight, so the gradients of
+micro-batches are summed, never averaged.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -6,10 +6,10 @@ checkpoint, and a rewritten one is the old one until the rename. Loading verifie
 including the manifest's, and skips incomplete or damaged directories with a reason. Nothing in a
 checkpoint is ever unpickled: tensors are safetensors, the manifest is JSON.
 
-The manifest lists the parts of every tensor (`rollcall.trainer.checkpoints.shards`), so that any number of
-ranks can load a checkpoint of any other number. Ranks are plain numbers here: the caller carries
-`RankFiles` from each rank to the one that calls `seal`. Formats 1 (one rank, whole tensors) and 2
-(every digest is a sha256) are still read.
+The manifest lists the parts of every tensor (`rollcall.trainer.checkpoints.shards`), so that any
+number of ranks can load a checkpoint of any other number. Ranks are plain numbers here: the caller
+carries `RankFiles` from each rank to the one that calls `seal`. Formats 1 (one rank, whole tensors)
+and 2 (every digest is a sha256) are still read.
 
 `pending` holds the records that announce this version. A crash between the save and the
 announcement would lose them; the process that loads the checkpoint publishes the same bytes again.

@@ -1,1 +1,1 @@
-"""The learner's configuration: the table `[learner]` of a recipe, checked before a model is loaded."""
+"""The table `[learner]` of a recipe, and the checks of its values."""

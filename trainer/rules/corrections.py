@@ -4,7 +4,7 @@ The level of a correction's ratio is a token, or all sampled tokens of a sequenc
 
 - `none`: every weight is 1.
 - `tis`: truncated importance sampling.
-- `icepop`: masking on two sides: tokens whose ratio trainer/engine is outside a window are left out.
+- `icepop`: two-sided masking: tokens whose ratio trainer/engine is outside a window are left out.
 - `mis`: masked importance sampling: ratios in a range are the weights, others are masked.
 """
 

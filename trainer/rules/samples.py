@@ -1,4 +1,4 @@
-"""Scored trajectories that can be trained on: the input of rules over groups and rewards."""
+"""Scored trajectories that can be trained on, which rules take groups and rewards from."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from rollcall.schemas.messages import Sequence as TokenSequence
 from rollcall.schemas.packed import ids_of, mask_of
 
 RECORDED, SHARED = "recorded", "shared"
+"""The sources of samples that another run requested."""
 
 ScoredPlace = tuple[int, int]
 """Partition and offset."""

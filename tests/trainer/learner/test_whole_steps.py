@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import rollcall.trainer
+import rollcall.trainer.learner
 from rollcall.schemas.errors import BatchFailed, Unfit
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.learner.step import Learner
@@ -20,7 +20,10 @@ CHANGING = (
 )  # fmt: skip
 """Where a step keeps what it changes; what is raised further down comes through these."""
 OPTIMISER = "/torch/optim/"
-FILES = (*(f"{Path(rollcall.trainer.__file__).parent}/{name}" for name in CHANGING), OPTIMISER)
+FILES = (
+    *(f"{Path(rollcall.trainer.learner.__file__).parent}/{name}" for name in CHANGING),
+    OPTIMISER,
+)
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20)
 KINDS = {
     "all that follows from step to step": replace(

@@ -1,10 +1,11 @@
-"""The rules that a learner's configuration names, with their options and needs."""
+"""The rules that a learner's values name, with their options and needs."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.rules import Choice, Chosen, Rule, choose
+from rollcall.trainer.config.curation import ReplayRule
+from rollcall.trainer.config.learner_values import LearnerValues
 from rollcall.trainer.rules.catalogue import (
     ADVANTAGES,
     COMPLETIONS,
@@ -26,9 +27,6 @@ from rollcall.trainer.rules.samples import LIMITS
 from rollcall.trainer.rules.step_sizes import StepSize
 from rollcall.trainer.rules.tokens import Distil, Loss
 
-if TYPE_CHECKING:
-    from rollcall.trainer.config.learner_config import LearnerConfig
-
 LOOKS = frozenset({"prox", "ref", "entropy", "norms"})
 """The needs of reward rules that require an extra pass over the tokens."""
 
@@ -40,20 +38,20 @@ class ChosenRules:
     A configuration looks all of them up when it is created, so it is validated then.
     """
 
-    config: "LearnerConfig"
+    values: LearnerValues
 
     @property
     def advantage(self) -> Chosen[AdvantageRule]:
         """The rule that turns rewards into advantages."""
-        return choose("advantage", self.config.advantage, ADVANTAGES)
+        return choose("advantage", self.values.advantage, ADVANTAGES)
 
     @property
     def loss(self) -> Chosen[Loss]:
         """The loss, with options from its table and from the flat keys `clip_*`."""
-        config = self.config
-        choice = Choice.of("loss", config.loss)
-        dual = config.clip_dual or None
-        spelled = {"low": config.clip_low, "high": config.clip_high, "dual": dual}
+        values = self.values
+        choice = Choice.of("loss", values.loss)
+        dual = values.clip_dual or None
+        spelled = {"low": values.clip_low, "high": values.clip_high, "dual": dual}
         flat = {key: value for key, value in spelled.items() if value is not None}
         twice = sorted(flat.keys() & dict(choice.options))
         if twice:
@@ -67,7 +65,7 @@ class ChosenRules:
     @property
     def distil(self) -> Chosen[Distil]:
         """The rule that adds a teacher's term to advantages."""
-        return choose("distill", self.config.distill, DISTILS)
+        return choose("distill", self.values.distill, DISTILS)
 
     @property
     def objective(self) -> Objective:
@@ -75,29 +73,29 @@ class ChosenRules:
         return Objective(
             self.loss,
             self.distil,
-            choose("old_logprobs", self.config.old_logprobs, OLDS),
-            choose("correction", self.config.correction, CORRECTIONS),
-            choose("kl", self.config.kl, KLS),
+            choose("old_logprobs", self.values.old_logprobs, OLDS),
+            choose("correction", self.values.correction, CORRECTIONS),
+            choose("kl", self.values.kl, KLS),
         )
 
     @property
     def step_size(self) -> Chosen[StepSize]:
         """The rule for the factor of a step's learning rate."""
-        return choose("step_size", self.config.step_size, STEP_SIZES)
+        return choose("step_size", self.values.step_size, STEP_SIZES)
 
     @property
     def exploration(self) -> Chosen[Exploration]:
         """The rule for the entropy coefficient of each trajectory."""
-        return choose("exploration", self.config.exploration, EXPLORATIONS)
+        return choose("exploration", self.values.exploration, EXPLORATIONS)
 
     @property
     def shaping(self) -> list[Chosen[Shaping]]:
         """The rules that change totals, in order."""
-        return [choose("shaping", each, SHAPINGS) for each in self.config.shaping]
+        return [choose("shaping", each, SHAPINGS) for each in self.values.shaping]
 
     @property
     def filters(self) -> list[Chosen[Filter]]:
-        return [choose("filters", each, FILTERS) for each in self.config.filters]
+        return [choose("filters", each, FILTERS) for each in self.values.filters]
 
     @property
     def turn_filters(self) -> list[Chosen[Filter]]:
@@ -107,7 +105,7 @@ class ChosenRules:
     @property
     def completion(self) -> Rule[Completion]:
         """The rule that decides when a batch is complete."""
-        return choose("batch", self.config.batch, COMPLETIONS).rule
+        return choose("batch", self.values.batch, COMPLETIONS).rule
 
     @property
     def teacher(self) -> str:
@@ -119,7 +117,7 @@ class ChosenRules:
     def looks(self) -> frozenset[str]:
         """The quantities that rules need of a batch's tokens before its gradient."""
         rules = [self.step_size, self.advantage, self.exploration, *self.turn_filters]
-        heard = {"prox"} if self.config.share else set[str]()
+        heard = {"prox"} if self.values.share else set[str]()
         return self.objective.needs.union(heard, *(rule.everything_needed for rule in rules))
 
     @property
@@ -143,3 +141,48 @@ class ChosenRules:
         """The limits at which a rollout may end and still be trained on, if shaping values it."""
         told = any(rule.needs("limits") for rule in self.shaping)
         return LIMITS if told else frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedValues(LearnerValues):
+    """The values, and what follows from them; nothing is checked yet."""
+
+    @property
+    def rules(self) -> ChosenRules:
+        """The rules that the values name."""
+        return ChosenRules(self)
+
+    def replay(self) -> ReplayRule:
+        """The rule that selects data to train on again."""
+        return ReplayRule(
+            self.replay_ratio,
+            self.replay_capacity,
+            self.replay_max_age,
+            self.replay_max_uses,
+            self.success_pool,
+        )
+
+    @property
+    def cuts_off(self) -> bool:
+        """True if rollouts that run when a batch is complete are cancelled and resumed."""
+        return self.over_provision > 1 or self.refills
+
+    @property
+    def interrupts(self) -> bool:
+        """True if a step waits for the rollouts that it cuts off, so that they can be scored."""
+        return self.rules.objective.old.needs("noted")
+
+    @property
+    def refills(self) -> bool:
+        """True if the number of rollouts in flight is kept constant."""
+        return "cut_off" in self.rules.completion.needs
+
+    @property
+    def fresh_groups(self) -> int:
+        """The number of groups of a step that are trained on for the first time."""
+        return self.replay().fresh(self.groups_per_step)
+
+    @property
+    def members(self) -> int:
+        """Rollouts that are started for a group."""
+        return self.group_size + self.redundancy

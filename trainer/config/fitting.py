@@ -1,13 +1,10 @@
 """Checks of combinations of settings: incompatible ones are refused before anything starts."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from rollcall.schemas.errors import Refused
+from rollcall.trainer.config.chosen_rules import DerivedValues
 from rollcall.trainer.config.tables import groups_of
-
-if TYPE_CHECKING:
-    from rollcall.trainer.config.learner_config import LearnerConfig
 
 COUNTS_TOKENS = {
     "token_mean": True,
@@ -18,7 +15,7 @@ COUNTS_TOKENS = {
 """True if an aggregate's denominator counts all tokens; else it counts trajectories with any."""
 
 
-def require_fitting(config: "LearnerConfig") -> None:
+def require_fitting(config: DerivedValues) -> None:
     """Raise Refused for the first incompatible combination, with the reason and a remedy."""
     _batches(config)
     _costs(config)
@@ -50,7 +47,7 @@ def require_fitting(config: "LearnerConfig") -> None:
         raise Refused(msg)
 
 
-def require_own_aggregate(config: "LearnerConfig") -> None:
+def require_own_aggregate(config: DerivedValues) -> None:
     """Raise Refused if a rule is defined with another aggregate than the default.
 
     To be called only if the configuration does not name its aggregate: a named one is accepted.
@@ -68,7 +65,7 @@ def require_own_aggregate(config: "LearnerConfig") -> None:
             raise Refused(msg)
 
 
-def _batches(config: "LearnerConfig") -> None:
+def _batches(config: DerivedValues) -> None:
     """Check sizes of batches and groups against the rules."""
     if config.capacity_groups < config.groups_per_step:
         msg = (
@@ -98,7 +95,7 @@ def _batches(config: "LearnerConfig") -> None:
         raise Refused(msg)
 
 
-def _costs(config: "LearnerConfig") -> None:
+def _costs(config: DerivedValues) -> None:
     """Check the loss, its aggregate and the distillation against each other."""
     if config.aggregate == "seq_mean_token_sum_norm" and config.aggregate_norm < 1:
         msg = f"aggregate_norm is {config.aggregate_norm}; set it to the maximum of new tokens"
@@ -113,7 +110,7 @@ def _costs(config: "LearnerConfig") -> None:
         raise Refused(msg)
 
 
-def _exact(config: "LearnerConfig") -> None:
+def _exact(config: DerivedValues) -> None:
     others = {
         "packing": (config.packing, "rows"),
         "precision": (config.precision, "float32"),
@@ -129,7 +126,7 @@ def _exact(config: "LearnerConfig") -> None:
             raise Refused(msg)
 
 
-def _one_reference(config: "LearnerConfig") -> None:
+def _one_reference(config: DerivedValues) -> None:
     named = sorted(config.rules.references)
     if len(named) > 1:
         both = " and ".join(map(repr, named))
@@ -137,7 +134,7 @@ def _one_reference(config: "LearnerConfig") -> None:
         raise Refused(msg)
 
 
-def _corrected_successes(config: "LearnerConfig") -> None:
+def _corrected_successes(config: DerivedValues) -> None:
     objective = config.rules.objective
     if config.success_pool and not (objective.corrects or objective.loss.needs("mu")):
         msg = (
@@ -148,7 +145,7 @@ def _corrected_successes(config: "LearnerConfig") -> None:
         raise Refused(msg)
 
 
-def _what_is_cut_off(config: "LearnerConfig") -> None:
+def _what_is_cut_off(config: DerivedValues) -> None:
     cutting = (
         "over_provision" if config.over_provision > 1 else f"batch {config.rules.completion.name!r}"
     )
@@ -166,7 +163,7 @@ def _what_is_cut_off(config: "LearnerConfig") -> None:
         raise Refused(msg)
 
 
-def _budget(config: "LearnerConfig") -> None:
+def _budget(config: DerivedValues) -> None:
     """Check a batch that does not count groups: it cannot contain a share of groups."""
     rule = config.rules.completion
     if rule.name == "groups":
@@ -185,7 +182,7 @@ def _budget(config: "LearnerConfig") -> None:
         raise Refused(msg)
 
 
-def _foreign(config: "LearnerConfig") -> None:
+def _foreign(config: DerivedValues) -> None:
     """Check groups of other runs: they have no versions of ours, and shared text has no μ."""
     objective = config.rules.objective
     tables = {"[learner.recorded]": config.recorded, "[learner.share]": config.share}
@@ -223,7 +220,7 @@ def _foreign(config: "LearnerConfig") -> None:
         _refuse_any("[learner.share]", reasons)
 
 
-def _require_own_groups(config: "LearnerConfig") -> None:
+def _require_own_groups(config: DerivedValues) -> None:
     """Raise Refused if a batch would contain no new group of the run itself."""
     groups, own = config.groups_per_step, config.fresh_groups
     for rule in (config.recorded, config.share):
@@ -236,7 +233,7 @@ def _require_own_groups(config: "LearnerConfig") -> None:
         raise Refused(msg)
 
 
-def _streamed(config: "LearnerConfig") -> None:
+def _streamed(config: DerivedValues) -> None:
     """Check streaming: it excludes rules over several groups, and off-policy data."""
     advantage, loss = config.rules.advantage, config.rules.loss
     rules = [advantage, config.rules.exploration, *config.rules.turn_filters]
@@ -260,7 +257,7 @@ def _streamed(config: "LearnerConfig") -> None:
     _refuse_any("stream", reasons)
 
 
-def _ranks(config: "LearnerConfig") -> None:
+def _ranks(config: DerivedValues) -> None:
     name = config.rules.advantage.rule.name
     reasons = {
         f"advantage {name!r}, which takes the gradient of each trajectory by itself, of which a "
@@ -271,7 +268,7 @@ def _ranks(config: "LearnerConfig") -> None:
     _refuse_any(f"ranks {config.ranks}", reasons)
 
 
-def _adapters(config: "LearnerConfig") -> None:
+def _adapters(config: DerivedValues) -> None:
     """Check adapters: rules that need other full weights, such as an average, are excluded."""
     out = "take one of them out"
     reasons = {

@@ -2,16 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from math import isfinite
-from typing import TYPE_CHECKING
 
 from rollcall.schemas import names
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.rules import choose
+from rollcall.trainer.config.learner_values import LearnerValues
 from rollcall.trainer.rules.catalogue import KINDS
-
-if TYPE_CHECKING:
-    from rollcall.trainer.config.learner_config import LearnerConfig
-
 
 FLOAT32, BFLOAT16 = PRECISIONS = ("float32", "bfloat16")
 
@@ -57,7 +53,7 @@ BOUNDS: Mapping[str, tuple[Callable[[float], bool], str]] = {
 }
 
 
-def require_bounds(config: "LearnerConfig") -> None:
+def require_bounds(config: LearnerValues) -> None:
     """Raise Refused for the first value that is out of bounds or unknown."""
     for key, rules in KINDS.items():
         value = getattr(config, key)

@@ -6,14 +6,11 @@ usable, and new ones by an older trainer. Therefore such a default must never ch
 
 import dataclasses
 import hashlib
-from typing import TYPE_CHECKING
 
 import orjson
 
 from rollcall.schemas.rules import Choice
-
-if TYPE_CHECKING:
-    from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.config.learner_values import LearnerValues
 
 FIRST = frozenset({
     "advantage", "loss", "clip_low", "clip_high", "clip_dual", "aggregate", "aggregate_norm",
@@ -29,7 +26,7 @@ FREE = frozenset({
 """Settings that do not affect what is learned, so they may change between checkpoints."""
 
 
-def learning_digest(config: "LearnerConfig") -> str:
+def learning_digest(config: LearnerValues) -> str:
     """Return the sha256, in hexadecimal."""
     values = {
         field.name: _plain(getattr(config, field.name))

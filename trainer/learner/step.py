@@ -55,7 +55,7 @@ from rollcall.trainer.learner.onlookers import Onlookers
 from rollcall.trainer.learner.sharing import sharing_with
 from rollcall.trainer.learner.snapshot import Snapshot
 from rollcall.trainer.learner.step_metrics import batch_metrics, generation_gap, token_metrics
-from rollcall.trainer.learner.streaming import Streaming, by_group
+from rollcall.trainer.learner.streaming import Streaming, by_group, undivided
 from rollcall.trainer.learner.trainable_model import trainable
 from rollcall.trainer.rules.rewards import Rewards
 from rollcall.trainer.rules.samples import Sample
@@ -122,13 +122,13 @@ class Learner:
     def streaming(self) -> Streaming:
         """Begin a step to which groups are added one by one; only one may be open at a time."""
         self._updates.clear()
-        return Streaming(self)
+        return Streaming()
 
     def stream(self, streaming: Streaming, samples: Sequence[Sample]) -> None:
         """Add one group to a step. Raises BatchFailed and Unavailable, which discard the step."""
         try:
             with self._or_nothing(len(samples)):
-                streaming.add(samples)
+                self._add_group(streaming, samples)
             return
         except NoRoom as error:
             self._lower(error)
@@ -149,11 +149,27 @@ class Learner:
     def _streamed(self, samples: Sequence[Sample]) -> dict[str, float]:
         streaming = self.streaming()
         for group in by_group(samples):
-            streaming.add(group)
+            self._add_group(streaming, group)
         return self._applied(streaming)
 
+    def _add_group(self, streaming: Streaming, samples: Sequence[Sample]) -> None:
+        """Add the undivided gradient of one whole group."""
+        batch = self.begin(samples)
+        group, count = undivided(batch, self.config.aggregate)
+        gradient = self.gradient_of(group)
+        self.add(gradient, group)
+        streaming.add(samples, batch, gradient, count)
+
     def _applied(self, streaming: Streaming) -> dict[str, float]:
-        return streaming.apply(self.config.lr_at(self.steps_done), self._step_size)
+        """Divide and clip once, update the weights; return the metrics. Raises Unfit."""
+        batch = streaming.batch()
+        pace: Pace = self._step_size(step_start(batch))
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(streaming.count)
+        known = streaming.metrics(batch, self.version, pace.told)
+        lr = self.config.lr_at(self.steps_done)
+        return known | self.apply(streaming.cost / streaming.count, lr * pace.factor)
 
     def _at_once(self, samples: Sequence[Sample]) -> dict[str, float]:
         return self._updated(self.begin(samples))

@@ -6,30 +6,23 @@ the same order gives the same bits. The weights do not change until the end. Sou
 Periodic Asynchrony: g = Σ_m (b_m/B)·∇L_m(θ_k).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rollcall.schemas.rules import Chosen
 from rollcall.trainer.batch.rows import Batch
 from rollcall.trainer.config.fitting import COUNTS_TOKENS
-from rollcall.trainer.learner.extra_pass import step_start
+from rollcall.trainer.learner.gradient import Gradient
 from rollcall.trainer.learner.step_metrics import batch_metrics, generation_gap, token_metrics
 from rollcall.trainer.rules.rewards import Ints
 from rollcall.trainer.rules.samples import Sample
-from rollcall.trainer.rules.step_sizes import Pace, StepSize
-
-if TYPE_CHECKING:
-    from rollcall.trainer.learner.step import Learner
 
 
 @dataclass(eq=False)
 class Streaming:
-    """An open step: the parameters hold the undivided sum of gradients."""
+    """An open step: the parameters hold the undivided sum of its groups' gradients."""
 
-    learner: "Learner"
     count: int = 0
     """The denominator for the end."""
     cost: float = 0.0
@@ -39,14 +32,8 @@ class Streaming:
     _numbers: list[np.ndarray] = field(default_factory=list)
     _told: tuple[str, ...] = ()
 
-    def add(self, samples: Sequence[Sample]) -> None:
-        """Add the undivided gradient of one whole group."""
-        batch = self.learner.begin(samples)
-        count = denominator(batch.lengths_N, tokens=COUNTS_TOKENS[self.learner.config.aggregate])
-        # Remove the group's own denominator; `apply` divides by that of the batch.
-        rows = tuple(replace(row, weight=row.weight * count) for row in batch.rows)
-        gradient = self.learner.gradient_of(undivided := replace(batch, rows=rows))
-        self.learner.add(gradient, undivided)
+    def add(self, samples: Sequence[Sample], batch: Batch, gradient: Gradient, count: int) -> None:
+        """Count a group whose undivided gradient was added; `count` is its denominator."""
         self.count += count
         self.cost += gradient.cost
         self.samples += samples
@@ -54,18 +41,25 @@ class Streaming:
         self._batches.append(batch)
         self._told = gradient.told
 
-    def apply(self, lr: float, step_size: Chosen[StepSize]) -> dict[str, float]:
-        """Divide and clip once, update the weights; return the metrics. Raises Unfit."""
-        batch = joined(self._batches)
-        pace: Pace = step_size(step_start(batch))
-        for parameter in self.learner.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.div_(self.count)
-        version = self.learner.version
+    def batch(self) -> Batch:
+        """Return all added groups as one batch."""
+        return joined(self._batches)
+
+    def metrics(self, batch: Batch, version: int, told: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics of the whole batch; `told` holds further ones."""
         gap = generation_gap(batch, self._numbers, version)
-        known = batch_metrics(batch, version) | gap | dict(pace.told)
-        known |= token_metrics(self._numbers, self._told)
-        return known | self.learner.apply(self.cost / self.count, lr * pace.factor)
+        known = batch_metrics(batch, version) | gap | dict(told)
+        return known | token_metrics(self._numbers, self._told)
+
+
+def undivided(batch: Batch, aggregate: str) -> tuple[Batch, int]:
+    """Return a group without its own denominator, and that denominator.
+
+    The end of the step divides by the sum of all groups' denominators.
+    """
+    count = denominator(batch.lengths_N, tokens=COUNTS_TOKENS[aggregate])
+    rows = tuple(replace(row, weight=row.weight * count) for row in batch.rows)
+    return replace(batch, rows=rows), count
 
 
 def denominator(lengths_N: Ints, *, tokens: bool) -> int:

@@ -7,7 +7,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from rollcall.schemas.foreign_text import printable
+from rollcall.schemas.untrusted_text import printable
 
 
 def safe(text: str, style: str = "") -> Text:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from rollcall.schemas.atomic_files import write_atomically
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.whole_files import write_whole
 
 
 def refuse_no_folder(path: Path | None, option: str = "--json") -> None:
@@ -24,4 +24,4 @@ def write_json(path: Path, value: object) -> None:
     if path.is_symlink() or (path.exists() and not path.is_file()):
         path.write_bytes(data)
     else:
-        write_whole(path, data)
+        write_atomically(path, data)

@@ -8,8 +8,8 @@ from typing import Any, TextIO
 import structlog
 
 from rollcall.compose.tracebacks import hide_in_tracebacks
-from rollcall.schemas.foreign_text import printable
-from rollcall.schemas.hidden import without_secrets
+from rollcall.schemas.redaction import redact
+from rollcall.schemas.untrusted_text import printable
 
 
 def set_up(role: str, worker: str, out: TextIO | None = None) -> None:
@@ -38,13 +38,13 @@ class _Hiding(logging.Formatter):
     """A formatter that hides secrets in lines of libraries, which may quote URLs."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return without_secrets(super().format(record))
+        return redact(super().format(record))
 
 
 def _hidden(logger: object, name: str, line: Any) -> str:
     """Hide secrets in a line of ours; its fields may quote a library."""
     del logger, name
-    return without_secrets(str(line))
+    return redact(str(line))
 
 
 def _escaped(logger: object, name: str, fields: Any) -> Any:

@@ -70,7 +70,7 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def apart(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+def run_in_new_process(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Call a function of a module in a new process; return or raise its result.
 
     The memory of all that it loads is freed with that process, which ends with the call, also if
@@ -124,7 +124,7 @@ def end(running: Collection[ChildProcess], grace_s: float) -> None:
             process.wait()
 
 
-def holds_within(condition: Callable[[], bool], timeout_s: float, every_s: float = 0.02) -> bool:
+def wait_until(condition: Callable[[], bool], timeout_s: float, every_s: float = 0.02) -> bool:
     """Poll a condition until it holds; False if it does not hold in time."""
     until = time.monotonic() + timeout_s
     while not condition():

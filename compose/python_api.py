@@ -13,7 +13,7 @@ from rollcall.compose.cli.range_options import parse, selection_of
 from rollcall.consumers.history.selection import Selection
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Trajectory
-from rollcall.schemas.names import unknown
+from rollcall.schemas.names import unknown_name
 
 
 def run(
@@ -47,7 +47,7 @@ def run(
         settings = connection.settings()
         return run_in_memory(str(recipe), settings, seed=seed, summary=summary, tasks=tasks)
     if log != "kafka":
-        raise unknown("log", log, ["kafka", "memory"])
+        raise unknown_name("log", log, ["kafka", "memory"])
     from rollcall.compose.conductor.conductor import conduct
     from rollcall.compose.console import PlainConsole
 

@@ -25,9 +25,14 @@ from rollcall.sandbox.boxes.box import AUTO
 from rollcall.sandbox.boxes.driver_name import DriverName
 from rollcall.schemas import names
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.foreign_text import shown
-from rollcall.schemas.hidden import NAMES, hide, hide_in, hide_in_url
 from rollcall.schemas.messages import Quota
+from rollcall.schemas.redaction import (
+    NAMES,
+    add_secret,
+    add_secrets_of_settings,
+    add_secrets_of_url,
+)
+from rollcall.schemas.untrusted_text import describe_value
 
 PREFIX = "ROLLCALL_"
 FILE = Path("rollcall.toml")
@@ -192,12 +197,12 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _hide_secrets(self) -> "Settings":
         """Know what is secret before anything can be said of it."""
-        hide_in(self.kafka.client)
-        hide_in(self.registry.client)
+        add_secrets_of_settings(self.kafka.client)
+        add_secrets_of_settings(self.registry.client)
         urls = self.registry.url, self.objects.url, self.models.openai.base_url
         for url in (*urls, self.kafka.bootstrap_servers):
-            hide_in_url(url)
-        hide(os.environ.get(self.models.openai.api_key_env, ""))
+            add_secrets_of_url(url)
+        add_secret(os.environ.get(self.models.openai.api_key_env, ""))
         return self
 
     def state(self) -> Path:
@@ -251,7 +256,7 @@ def reject_unknown(
     for name in environ.keys() - {image_store.DIRECTORY}:
         spelt = name.upper()
         if spelt.startswith(PREFIX) and spelt not in known and spelt.split("__")[0] not in open_:
-            raise names.unknown("setting", spelt, known)
+            raise names.unknown_name("setting", spelt, known)
 
 
 def _is_table(annotation: Any) -> bool:
@@ -266,4 +271,4 @@ def _complaint(error: Mapping[str, Any]) -> str:
     # What clients are given holds passwords, under names that are theirs.
     name = ".".join(place).partition(".client")[1:]
     secret = name[0] and (not name[1] or NAMES.search(name[1]))
-    return told if secret else f"{told}, found {shown(error['input'])}"
+    return told if secret else f"{told}, found {describe_value(error['input'])}"

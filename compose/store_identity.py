@@ -18,8 +18,8 @@ from rollcall.schemas.errors import (
     Unavailable,
     WireError,
 )
-from rollcall.schemas.foreign_text import shown
 from rollcall.schemas.messages import Claim, StoreIdentity
+from rollcall.schemas.untrusted_text import describe_value
 
 if TYPE_CHECKING:
     from rollcall.consumers.log.protocols import Log
@@ -133,7 +133,7 @@ class NoStore:
         """Raise ObjectLost, or StoresDiffer if the cluster has got a store since."""
         if identity := recorded(self._here):
             raise _without(identity)
-        msg = f"object {shown(claim.sha256)} is nowhere: {NO_STORE}"
+        msg = f"object {describe_value(claim.sha256)} is nowhere: {NO_STORE}"
         raise ObjectLost(msg)
 
 

@@ -5,7 +5,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ConfigDict
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.names import unknown
+from rollcall.schemas.names import unknown_name
 
 
 class StrictTable(BaseModel):
@@ -22,4 +22,4 @@ def unknown_key(root: Any, word: str, place: list[str]) -> Refused:
         named = not hasattr(model, "model_fields")
         model = get_args(model)[1] if named else model.model_fields[part].annotation
     known = [".".join([*place[:-1], name]) for name in model.model_fields]
-    return unknown(word, ".".join(place), known)
+    return unknown_name(word, ".".join(place), known)

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollcall.schemas.foreign_text import printable, printable_json
-from rollcall.schemas.hidden import without_secrets
+from rollcall.schemas.redaction import redact
+from rollcall.schemas.untrusted_text import printable, printable_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,7 +33,7 @@ def emit_json(result: object, *, one_line: bool = False) -> None:
 
     options = orjson.OPT_NON_STR_KEYS | (0 if one_line else orjson.OPT_INDENT_2)
     with quiet_pipes():
-        print(printable_json(without_secrets(orjson.dumps(result, option=options).decode())))
+        print(printable_json(redact(orjson.dumps(result, option=options).decode())))
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def page() -> Iterator["Console"]:
     with terminal.capture() as written:
         yield terminal
     with quiet_pipes():
-        shown = without_secrets(written.get())
+        shown = redact(written.get())
         print("\n".join(line.rstrip() for line in shown.splitlines()))
 
 

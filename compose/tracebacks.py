@@ -5,7 +5,7 @@ import threading
 import traceback
 from types import TracebackType
 
-from rollcall.schemas.hidden import without_secrets
+from rollcall.schemas.redaction import redact
 
 
 def hide_in_tracebacks() -> None:
@@ -17,7 +17,7 @@ def hide_in_tracebacks() -> None:
 def _tell(
     kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
 ) -> None:
-    sys.stderr.write(without_secrets("".join(traceback.format_exception(kind, error, trace))))
+    sys.stderr.write(redact("".join(traceback.format_exception(kind, error, trace))))
 
 
 def _tell_of_thread(args: threading.ExceptHookArgs) -> None:

@@ -24,11 +24,11 @@ from rollcall.producers.publisher import Publisher
 from rollcall.schemas.bounds import fitting
 from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import ProgramFailed, TooLarge, Unavailable, WireError, WorkFailed
-from rollcall.schemas.foreign_text import REASON_CHARS, plain, raised
 from rollcall.schemas.headers import full_headers
 from rollcall.schemas.ids import scored_id
 from rollcall.schemas.messages import ScoredTrajectory, Trajectory
 from rollcall.schemas.topics import Topics
+from rollcall.schemas.untrusted_text import REASON_CHARS, clean_text, describe_exception
 
 Score = Callable[[Trajectory, str, int, int], ScoredTrajectory]
 """Scores a trajectory, given its place in the log: topic, partition, offset.
@@ -170,7 +170,7 @@ class RewardsRole(WorkRole):
             with self.guard:
                 scored = self.score(trajectory, *place)
         except Exception as error:  # a user's scorer may raise anything, also one of our errors
-            reason = str(error) if isinstance(error, ProgramFailed) else raised(error)
+            reason = str(error) if isinstance(error, ProgramFailed) else describe_exception(error)
             scored = ScoredTrajectory(self.scoring_id, trajectory, (), None, *place, reason)
         return scored
 
@@ -180,7 +180,7 @@ class RewardsRole(WorkRole):
             self._write(scored, record, record.value, partial(self._write_barest, scored, record))
         except (TooLarge, WireError) as error:
             code = "too_large" if isinstance(error, TooLarge) else "unwritable"
-            reason = plain(f"{code}: {error}", REASON_CHARS)
+            reason = clean_text(f"{code}: {error}", REASON_CHARS)
             unscored = replace(scored, total=None, reason=reason, token_scores=())
             write_reduced_form(
                 scored.trajectory,
@@ -191,7 +191,7 @@ class RewardsRole(WorkRole):
     def _write_barest(self, scored: ScoredTrajectory, record: Record, error: WorkFailed) -> None:
         """Write the smallest form of a record that its topic refused."""
         *_, barest = reduced_forms(scored.trajectory)
-        reason = plain(f"{error.code}: {error}", REASON_CHARS)
+        reason = clean_text(f"{error.code}: {error}", REASON_CHARS)
         unscored = replace(scored, trajectory=barest, total=None, reason=reason, token_scores=())
         self._write(unscored, record, None)
 

@@ -21,9 +21,9 @@ from transformers.utils import logging as hf_logging
 
 from rollcall.inference.chat import template_of
 from rollcall.inference.policy_dir import load_policy
+from rollcall.schemas.atomic_files import atomic_path, require_free_space
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.foreign_text import plain
-from rollcall.schemas.whole_files import appearing, refuse_full
+from rollcall.schemas.untrusted_text import clean_text
 
 FLOAT32_BYTES = 4
 
@@ -48,7 +48,7 @@ def make_gguf_policy(
     `kept` are files to write beside the weights, such as their licence. Raises Refused if the
     file is no GGUF or one that transformers cannot read, or if the disk has no room for it.
     """
-    refuse_full(directory, _numbers_in(file) * FLOAT32_BYTES)
+    require_free_space(directory, _numbers_in(file) * FLOAT32_BYTES)
     read = _read(file)
     try:
         template_of(template, read.tokenizer)
@@ -56,7 +56,7 @@ def make_gguf_policy(
         msg = f"{file.name}: {error}"
         raise Refused(msg) from error
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with appearing(directory) as hidden:
+    with atomic_path(directory) as hidden:
         hidden.mkdir()
         for name, data in kept.items():
             (hidden / name).write_bytes(data)
@@ -142,5 +142,5 @@ def _refuse_if_other(file: Path, directory: Path, read: PlainModel) -> None:
 
 
 def _unreadable(file: Path, error: Exception) -> Refused:
-    said = plain(" ".join(f"{type(error).__name__}: {error}".split()), 200)
+    said = clean_text(" ".join(f"{type(error).__name__}: {error}".split()), 200)
     return Refused(f"{file.name} is no GGUF that transformers can read ({said})")

@@ -18,10 +18,10 @@ from rollcall.inference.reported_tokens import reported_ids, reported_logprobs
 from rollcall.inference.stream_text import cut_at
 from rollcall.inference.tools import NONE, calls_in
 from rollcall.schemas.errors import WorkFailed
-from rollcall.schemas.foreign_text import plain, shown
 from rollcall.schemas.messages import Message, ModelAnswered, ModelCall
 from rollcall.schemas.packed import ids_of, pack_ids, pack_logprobs
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
+from rollcall.schemas.untrusted_text import clean_text, describe_value
 
 VERSION = 0
 """The version of all answers: we do not change the server's weights, so there is only one."""
@@ -95,7 +95,7 @@ class ChatMessages:
         choice = _choice(payload)
         message = choice.get("message")
         if not isinstance(message, dict):
-            msg = f"its choice holds no message, found {shown(message)}"
+            msg = f"its choice holds no message, found {describe_value(message)}"
             raise BadAnswer(msg)
         text = _text(message.get("content") or message.get("refusal") or "")
         text, stopped_by = _stopped(choice, text, asked.call)
@@ -191,23 +191,23 @@ def _tools(tools: str) -> Any:
     try:
         return json.loads(tools)
     except (ValueError, RecursionError) as error:
-        msg = f"tools must be a JSON list, found {plain(tools, 80)!r}"
+        msg = f"tools must be a JSON list, found {clean_text(tools, 80)!r}"
         raise WorkFailed("not_renderable", msg, retriable=False) from error
 
 
 def _choice(payload: Mapping[str, Any]) -> dict[str, Any]:
     choices = payload.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        msg = f"it holds no choice, found {shown(dict(payload))}"
+        msg = f"it holds no choice, found {describe_value(dict(payload))}"
         raise BadAnswer(msg)
     return choices[0]
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        msg = f"its text is none, found {shown(value)}"
+        msg = f"its text is none, found {describe_value(value)}"
         raise BadAnswer(msg)
-    return plain(value)
+    return clean_text(value)
 
 
 def _tool_calls(value: Any, command_id: bytes) -> str:
@@ -219,7 +219,7 @@ def _tool_calls(value: Any, command_id: bytes) -> str:
             for at, one in enumerate(each["function"] for each in value or ())
         ]
     except (TypeError, KeyError, IndexError) as error:
-        msg = f"its tool calls are none, found {shown(value)}"
+        msg = f"its tool calls are none, found {describe_value(value)}"
         raise BadAnswer(msg) from error
     return tool_calls_text(calls)
 

@@ -20,7 +20,7 @@ import aiohttp
 from rollcall.inference.openai_api import BadAnswer
 from rollcall.inference.reported_tokens import InvalidReport
 from rollcall.schemas.errors import WorkFailed
-from rollcall.schemas.foreign_text import plain, raised
+from rollcall.schemas.untrusted_text import clean_text, describe_exception
 
 T = TypeVar("T")
 
@@ -105,10 +105,11 @@ class OpenAIClient:
             msg = f"did not answer within {self._server.timeout_s:g} s"
             raise _Trouble("server_away", msg) from error
         except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError) as error:
-            msg = f"broke off its answer: {self._clean(raised(error, SAID_CHARS))}"
+            msg = f"broke off its answer: {self._clean(describe_exception(error, SAID_CHARS))}"
             raise _Trouble("bad_answer", msg, bad=True) from error
         except (aiohttp.ClientError, OSError) as error:
-            msg = f"cannot be reached ({self._clean(raised(error, SAID_CHARS))}); is it running?"
+            why = self._clean(describe_exception(error, SAID_CHARS))
+            msg = f"cannot be reached ({why}); is it running?"
             raise _Trouble("server_away", msg) from error
         payload = _json(said)
         status = response.status
@@ -197,7 +198,7 @@ def _words(error: object, payload: Any, said: bytes) -> str:
         words = str(error or payload.get("message") or payload.get("detail") or payload)
     else:
         words = said[: 4 * SAID_CHARS].decode(errors="replace")
-    return plain(" ".join(words.split()), SAID_CHARS) or "nothing"
+    return clean_text(" ".join(words.split()), SAID_CHARS) or "nothing"
 
 
 def _after_s(headers: Mapping[str, str]) -> float:

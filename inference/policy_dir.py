@@ -24,10 +24,10 @@ from transformers.utils import logging as hf_logging
 
 from rollcall.inference.base_weights import BaseWeights
 from rollcall.inference.chat import Template, template_of
+from rollcall.schemas.atomic_files import atomic_path
 from rollcall.schemas.context_length import positions_used
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.ids import digest
-from rollcall.schemas.whole_files import appearing
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -75,7 +75,7 @@ def make_policy(
     directory.parent.mkdir(parents=True, exist_ok=True)
     about = {"template": dict(template), "precision": precision, "made_from": made_from}
     try:
-        with appearing(directory) as hidden:
+        with atomic_path(directory) as hidden:
             tokenizer = _tokenizer(words, template)
             tokenizer.save_pretrained(hidden)
             _model(config, tokenizer, seed, precision).save_pretrained(hidden)

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from rollcall.inference.stream_text import UNFINISHED
-from rollcall.schemas.foreign_text import shown
 from rollcall.schemas.messages import Sampling
+from rollcall.schemas.untrusted_text import describe_value
 
 UNSHAPED = (1.0, 1.0, 0)
 """Temperature, top-p and top-k that leave the model's distribution as it is."""
@@ -44,10 +44,12 @@ def reported_ids(
     if ids is None:
         return None
     if not isinstance(ids, list):
-        _refuse_ids(f"token_ids is {shown(ids)}, not a list")
+        _refuse_ids(f"token_ids is {describe_value(ids)}, not a list")
     for at, each in enumerate(ids):
         if type(each) is not int or not 0 <= each < size:
-            _refuse_ids(f"token_ids[{at}] is {shown(each)}, the policy has ids 0 to {size - 1}")
+            _refuse_ids(
+                f"token_ids[{at}] is {describe_value(each)}, the policy has ids 0 to {size - 1}"
+            )
     if len(ids) > most:
         _refuse_ids(f"token_ids has {len(ids)} ids, asked for were {most} at most")
     _require_spelled(ids, text, tokenizer)
@@ -68,13 +70,13 @@ def reported_logprobs(
         return "no_logprobs", []
     found = held.get("token_logprobs") if isinstance(held, dict) else None
     if not isinstance(found, list):
-        _refuse_logprobs(f"it tells no list logprobs.token_logprobs, found {shown(held)}")
+        _refuse_logprobs(f"it tells no list logprobs.token_logprobs, found {describe_value(held)}")
     if len(found) != count:
         _refuse_logprobs(f"it tells {len(found)} of them for {count} token ids")
     shaped = (sampling.temperature, sampling.top_p, sampling.top_k) != UNSHAPED
     for at, each in enumerate(found):
         if why := _impossible(each, -math.inf if shaped else LEAST):
-            _refuse_logprobs(f"token_logprobs[{at}] of {count} is {shown(each)}, {why}")
+            _refuse_logprobs(f"token_logprobs[{at}] of {count} is {describe_value(each)}, {why}")
     return ("raw_logprobs", []) if shaped else ("", [float(each) for each in found])
 
 

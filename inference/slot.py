@@ -9,9 +9,9 @@ import numpy as np
 from rollcall.inference.policy_dir import Policy
 from rollcall.inference.stream_text import IncrementalText, TokenDecoder
 from rollcall.schemas.errors import WorkFailed
-from rollcall.schemas.foreign_text import raised
 from rollcall.schemas.messages import CallFailed, ModelCall, Sampling
 from rollcall.schemas.packed import ids_of
+from rollcall.schemas.untrusted_text import describe_exception
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ def slot_or_failure(call: ModelCall, policy: Policy, decode: TokenDecoder) -> Sl
     except WorkFailed as error:
         return CallFailed(error.code, str(error), error.retriable)
     except Exception as error:  # a chat template is foreign code, and so are its tools
-        return CallFailed("not_renderable", raised(error), False)
+        return CallFailed("not_renderable", describe_exception(error), False)
 
 
 def slot_of(call: ModelCall, policy: Policy, decode: TokenDecoder) -> Slot:

@@ -29,10 +29,10 @@ from rollcall.inference.scripted import TOOLS, Script
 from rollcall.inference.tools import FORMATS, with_tools_written
 from rollcall.schemas import names
 from rollcall.schemas.errors import Refused, WireError, WorkFailed
-from rollcall.schemas.foreign_text import plain, raised
 from rollcall.schemas.interrupts import is_from_outside
 from rollcall.schemas.messages import ModelCall
 from rollcall.schemas.packed import ids_of
+from rollcall.schemas.untrusted_text import clean_text, describe_exception
 
 Speak = Callable[..., str]
 """A function of the conversation, and of the call's `seed` if it has such a parameter."""
@@ -83,12 +83,12 @@ def text_script(speak: Speak, name: str) -> Script:
         except BaseException as error:
             if is_from_outside(error):
                 raise
-            msg = f"script {name!r} raised: {raised(error)}"
+            msg = f"script {name!r} raised: {describe_exception(error)}"
             raise WorkFailed("script_failed", msg, retriable=False) from error
         if not isinstance(said, str):
             msg = f"script {name!r} said {type(said).__name__}; it must say text"
             raise WorkFailed("script_failed", msg, retriable=False)
-        return plain(said)
+        return clean_text(said)
 
     return script
 

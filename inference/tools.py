@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Any
 
 from rollcall.schemas.errors import Refused, WorkFailed
-from rollcall.schemas.foreign_text import plain
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import (
     ToolCall,
@@ -25,6 +24,7 @@ from rollcall.schemas.tool_calls import (
     tool_calls_of,
     tool_calls_text,
 )
+from rollcall.schemas.untrusted_text import clean_text
 
 NONE = "none"
 """The format of a template that has no form for tools."""
@@ -72,7 +72,7 @@ def offered_in(tools: str) -> list[Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, list):
-        msg = f"tools must be a JSON list, found {plain(tools, 80)!r}"
+        msg = f"tools must be a JSON list, found {clean_text(tools, 80)!r}"
         raise WorkFailed("not_renderable", msg, retriable=False)
     return value
 

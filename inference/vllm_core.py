@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from rollcall.inference.traced_loading import Loaded
 from rollcall.schemas.errors import EngineDied, WorkFailed
-from rollcall.schemas.foreign_text import raised
 from rollcall.schemas.messages import Sampling
+from rollcall.schemas.untrusted_text import describe_exception
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ class VllmCore:
         try:
             return asyncio.run_coroutine_threadsafe(coming, self._loop).result(timeout_s)
         except Exception as error:
-            msg = f"vLLM is of no use any more: {raised(error)}; {REMEDY}"
+            msg = f"vLLM is of no use any more: {describe_exception(error)}; {REMEDY}"
             raise EngineDied(msg) from error
 
     async def _start(self) -> None:
@@ -217,7 +217,7 @@ def _failure(error: Exception) -> WorkFailed | EngineDied:
 
     if isinstance(error, EngineDeadError):
         return EngineDied(f"vLLM's processes are gone; {REMEDY}")
-    return WorkFailed("raised", f"vLLM: {raised(error)}", retriable=True)
+    return WorkFailed("raised", f"vLLM: {describe_exception(error)}", retriable=True)
 
 
 def _end(running: list[Any], loop: asyncio.AbstractEventLoop) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.ids import digest, draw_of, group_id, parted_id, request_id
+from rollcall.schemas.ids import digest, draw_of, group_id, request_id, split_continued_id
 from rollcall.schemas.messages import RolloutRequest, Task
 
 MOST_MEMBERS = 4096
@@ -155,7 +155,7 @@ class PublishedRequests:
         """Note one record of `rollout.requests`; return its draw, -1 if it has none."""
         ours = request.run_id == self.run_id and request.purpose == "train"
         draw = draw_of(self.run_id, request.group_id) if ours else -1
-        base, generation = parted_id(request.rollout_id)
+        base, generation = split_continued_id(request.rollout_id)
         if draw < 0 or base not in self._members(draw, request.group_size):
             return -1
         goes_on = generation > 0

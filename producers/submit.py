@@ -173,7 +173,7 @@ def _checked(place: str, kind: type, name: str, value: Any) -> Any:
     fields = {field.name: str(field.type) for field in dataclasses.fields(kind)}
     fields.pop("claim", None)
     if name not in fields:
-        raise names.unknown("key", f"{place}{name}", [f"{place}{known}" for known in fields])
+        raise names.unknown_name("key", f"{place}{name}", [f"{place}{known}" for known in fields])
     wanted = PYTHON.get(getattr(fields[name], "__name__", _plain(fields[name])))
     if wanted is None or not isinstance(value, wanted) or (wanted is int and value is True):
         msg = f"{place}{name} must be {_plain(fields[name])}, found {value!r:.80}"

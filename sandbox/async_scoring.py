@@ -16,9 +16,9 @@ from rollcall.sandbox.host import ScoringHost
 from rollcall.sandbox.scorers import ScorerResult, ScorerSpec, call_of, read_result, result_of
 from rollcall.sandbox.token_scores import PerToken
 from rollcall.schemas.errors import ProgramFailed, RollcallError, Unavailable, WorkFailed
-from rollcall.schemas.foreign_text import REASON_CHARS, plain, raised
 from rollcall.schemas.interrupts import is_from_outside
 from rollcall.schemas.messages import Reward, Trajectory
+from rollcall.schemas.untrusted_text import REASON_CHARS, clean_text, describe_exception
 
 TRIES = 3
 AWAY_S = 1.0
@@ -56,7 +56,9 @@ async def score_async(
             again = isinstance(error, WorkFailed) and error.retriable
             if not again or tries == TRIES:
                 text = f"{error} ({tries} times)" if again else str(error)
-                return ScorerResult(Reward(spec.name, None, plain(text, REASON_CHARS), spec.weight))
+                return ScorerResult(
+                    Reward(spec.name, None, clean_text(text, REASON_CHARS), spec.weight)
+                )
             log.warning("scoring_retried", scorer=spec.name, tries=tries, error=str(error))
         else:
             return result_of(spec, trajectory, found)
@@ -72,7 +74,9 @@ async def _called(spec: ScorerSpec, trajectory: Trajectory, host: ScoringHost) -
     except BaseException as error:
         if is_from_outside(error):
             raise
-        raise WorkFailed("raised", f"it raised: {raised(error)}", retriable=False) from error
+        raise WorkFailed(
+            "raised", f"it raised: {describe_exception(error)}", retriable=False
+        ) from error
 
 
 async def _within(

@@ -24,8 +24,8 @@ from rollcall.sandbox.host import ScoringHost
 from rollcall.sandbox.token_scores import PerToken, packed_scores
 from rollcall.sandbox.user_code import complaint, convert_errors, load
 from rollcall.schemas.errors import ProgramFailed, Refused, RollcallError, WorkFailed
-from rollcall.schemas.foreign_text import REASON_CHARS, plain
 from rollcall.schemas.messages import Reward, ScoredTrajectory, Task, TokenScores, Trajectory
+from rollcall.schemas.untrusted_text import REASON_CHARS, clean_text
 
 
 class Explained(NamedTuple):
@@ -188,16 +188,18 @@ def _opinion(spec: ScorerSpec, trajectory: Trajectory) -> ScorerResult:
     except ProgramFailed:
         raise  # the scorer is stuck: the others cannot run
     except RollcallError as error:
-        return ScorerResult(Reward(spec.name, None, plain(str(error), REASON_CHARS), spec.weight))
+        return ScorerResult(
+            Reward(spec.name, None, clean_text(str(error), REASON_CHARS), spec.weight)
+        )
 
 
 def read_result(result: object) -> PerToken:
     """Convert a scorer's result into a PerToken. Raises any exception of its conversion."""
     if isinstance(result, PerToken):
         value, tokens, said = result
-        return PerToken(float(value), tokens, plain(said, REASON_CHARS))
+        return PerToken(float(value), tokens, clean_text(said, REASON_CHARS))
     if isinstance(result, Explained):
-        return PerToken(float(result.value), {}, plain(result.reason, REASON_CHARS))
+        return PerToken(float(result.value), {}, clean_text(result.reason, REASON_CHARS))
     return PerToken(float(result), {})  # type: ignore[arg-type]
 
 
@@ -209,7 +211,9 @@ def result_of(spec: ScorerSpec, trajectory: Trajectory, found: PerToken) -> Scor
         with convert_errors("raised", "its token scores raised"):
             tokens = packed_scores(spec.name, found.tokens, trajectory) if found.tokens else ()
     except WorkFailed as error:
-        return ScorerResult(Reward(spec.name, None, plain(str(error), REASON_CHARS), spec.weight))
+        return ScorerResult(
+            Reward(spec.name, None, clean_text(str(error), REASON_CHARS), spec.weight)
+        )
     return ScorerResult(Reward(spec.name, found.value, found.reason, spec.weight), tokens)
 
 

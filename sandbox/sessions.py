@@ -27,7 +27,7 @@ from rollcall.sandbox.environment import AnyEnvironment, Observation, make_plain
 from rollcall.sandbox.user_code import convert_errors
 from rollcall.schemas.answer_cache import AnswerCache
 from rollcall.schemas.errors import RollcallError, WorkFailed
-from rollcall.schemas.ids import Whose, whose
+from rollcall.schemas.ids import RolloutKey, rollout_of
 from rollcall.schemas.message_code import maker
 from rollcall.schemas.messages import EnvironmentStep, EnvironmentStepped
 
@@ -88,7 +88,7 @@ class Sessions:
         self._kept = kept if kept is not None else AnswerCache()
         self._replayable = replayable
         """A function of an environment's name: its `replayable`, if known before one is made."""
-        self._rollouts: dict[Whose, _RolloutSessions] = {}
+        self._rollouts: dict[RolloutKey, _RolloutSessions] = {}
 
     def __len__(self) -> int:
         return sum(len(rollout.sessions) for rollout in self._rollouts.values())
@@ -106,7 +106,7 @@ class Sessions:
 
     async def finish(self, step: EnvironmentStep) -> None:
         """Close the session of a step that ended its episode: no more steps will come."""
-        await self._forget(whose(step), (step.session,))
+        await self._forget(rollout_of(step), (step.session,))
 
     async def drop(self, partition: int) -> int:
         """Close all sessions of a partition that now belongs to another worker; return how many."""
@@ -120,7 +120,7 @@ class Sessions:
         """Close everything. May be called twice."""
         await self._forget_where(lambda _: True)
 
-    def part(self, stays: Whose | None) -> "Sessions":
+    def part(self, stays: RolloutKey | None) -> "Sessions":
         """Move all rollouts except `stays` to a new table, for another thread.
 
         This table's thread may be within a step of `stays`. Rollouts with an environment that is
@@ -137,12 +137,12 @@ class Sessions:
         held = (each for rollout in self._rollouts.values() for each in rollout.sessions.values())
         return all(session.replayable for session in held)
 
-    def rollouts(self) -> tuple[Whose, ...]:
+    def rollouts(self) -> tuple[RolloutKey, ...]:
         """Return the rollouts with open sessions."""
         return tuple(self._rollouts)
 
     async def _run(self, step: EnvironmentStep) -> EnvironmentStepped:
-        rollout = self._rollouts.get(whose(step))
+        rollout = self._rollouts.get(rollout_of(step))
         if rollout is not None and rollout.attempt != step.attempt:
             await self._replace(step, rollout)
         match step.kind:
@@ -157,13 +157,13 @@ class Sessions:
         """Close an older attempt's sessions; raise `stale_attempt` if the step's is older."""
         if step.attempt < rollout.attempt:
             raise stale(place_of(step), rollout.attempt)
-        await self._forget(whose(step), tuple(rollout.sessions))
+        await self._forget(rollout_of(step), tuple(rollout.sessions))
 
     async def _reset(self, step: EnvironmentStep) -> EnvironmentStepped:
         session = self._held(step)
         if session and session.opened_by == step.command_id:
             return self._opened(step, session)
-        await self._forget(whose(step), (step.session,))
+        await self._forget(rollout_of(step), (step.session,))
         session, opened = await self._build(step)
         session.opened_by = step.command_id
         self._kept.keep((session, RESET), opened)
@@ -188,14 +188,14 @@ class Sessions:
                 return answer
         # A retry whose answer is no longer kept ends up here too: a replay finds it again.
         if session is None or step.index != session.applied:
-            await self._forget(whose(step), (step.session,))
+            await self._forget(rollout_of(step), (step.session,))
             session, last = await self._build(step)
             self._hold(step, session, last)
         try:
             answer = await _advance(step, session, step.action)
         except RollcallError as error:
             if getattr(error, "code", "") != "episode_over":
-                await self._forget(whose(step), (step.session,))
+                await self._forget(rollout_of(step), (step.session,))
             raise
         self._keep(session, answer)
         return answer
@@ -213,11 +213,11 @@ class Sessions:
     async def _close(self, step: EnvironmentStep) -> EnvironmentStepped:
         """Close a session if it is held; this is optional for clients, so it never fails."""
         held = self._held(step)
-        rollout = self._rollouts.get(whose(step))
+        rollout = self._rollouts.get(rollout_of(step))
         if held:
-            await self._forget(whose(step), (step.session,))
+            await self._forget(rollout_of(step), (step.session,))
         elif rollout and rollout.attempt < step.attempt:
-            await self._forget(whose(step), tuple(rollout.sessions))
+            await self._forget(rollout_of(step), tuple(rollout.sessions))
         return EnvironmentStepped(
             "", index=held.applied if held else step.index, session=step.session
         )
@@ -240,7 +240,7 @@ class Sessions:
         return session, last
 
     def _held(self, step: EnvironmentStep) -> _OpenEnvironment | None:
-        rollout = self._rollouts.get(whose(step))
+        rollout = self._rollouts.get(rollout_of(step))
         if rollout is None or rollout.attempt != step.attempt:
             return None
         return rollout.sessions.get(step.session)
@@ -248,12 +248,12 @@ class Sessions:
     def _hold(
         self, step: EnvironmentStep, session: _OpenEnvironment, last: EnvironmentStepped
     ) -> EnvironmentStepped:
-        rollout = self._rollouts.setdefault(whose(step), _RolloutSessions(step.attempt))
+        rollout = self._rollouts.setdefault(rollout_of(step), _RolloutSessions(step.attempt))
         rollout.sessions[step.session] = session
         self._keep(session, last)
         return last
 
-    async def _forget(self, rollout_of: Whose, names: Iterable[str]) -> int:
+    async def _forget(self, rollout_of: RolloutKey, names: Iterable[str]) -> int:
         """Close these sessions of a rollout; return how many were held."""
         rollout = self._rollouts.get(rollout_of)
         if rollout is None:
@@ -269,9 +269,9 @@ class Sessions:
 
     async def _forget_where(self, wanted: Callable[[_OpenEnvironment], bool]) -> int:
         closed = 0
-        for rollout_of, rollout in tuple(self._rollouts.items()):
+        for key, rollout in tuple(self._rollouts.items()):
             names = [name for name, held in rollout.sessions.items() if wanted(held)]
-            closed += await self._forget(rollout_of, names)
+            closed += await self._forget(key, names)
         return closed
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from rollcall.schemas import names
 from rollcall.schemas.errors import Refused, RollcallError, WorkFailed
-from rollcall.schemas.foreign_text import raised
 from rollcall.schemas.former_names import accept_former_names
 from rollcall.schemas.interrupts import is_from_outside
+from rollcall.schemas.untrusted_text import describe_exception
 
 
 def complaint(kind: str, name: str, shipped: Mapping[str, str]) -> str:
@@ -22,7 +22,7 @@ def complaint(kind: str, name: str, shipped: Mapping[str, str]) -> str:
         return ""
     module, colon, attribute = name.partition(":")
     if not colon:
-        return f"{names.unknown(kind, name, shipped)} (your own goes by 'module:name')"
+        return f"{names.unknown_name(kind, name, shipped)} (your own goes by 'module:name')"
     if not attribute.isidentifier() or not all(map(str.isidentifier, module.split("."))):
         return f"{kind} {name!r} is not of the form 'module:name'"
     if not _findable(module):
@@ -66,7 +66,9 @@ class convert_errors:  # in lower case, since it is used like a keyword
         if error is None or isinstance(error, RollcallError) or is_from_outside(error):
             return
         what = self._what() if callable(self._what) else self._what
-        raise WorkFailed(self._code, f"{what}: {raised(error)}", retriable=False) from error
+        raise WorkFailed(
+            self._code, f"{what}: {describe_exception(error)}", retriable=False
+        ) from error
 
 
 def _findable(module: str) -> bool:

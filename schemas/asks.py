@@ -21,8 +21,8 @@ import orjson
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from rollcall.schemas.errors import WireError
-from rollcall.schemas.foreign_text import plain, shown
 from rollcall.schemas.messages import Message
+from rollcall.schemas.untrusted_text import clean_text, describe_value
 
 Kind = Literal["model", "step", "finish"]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -375,7 +375,7 @@ def _read(of: type[T], text: str, name: str) -> T:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
-        found = plain(shown(first["input"]))
+        found = clean_text(describe_value(first["input"]))
         msg = f"{name} does not fit at {place}: {first['msg']}, found {found}"
         raise WireError(msg) from error
     return read

@@ -10,10 +10,10 @@ from functools import cache
 from operator import attrgetter
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.foreign_text import shown
 from rollcall.schemas.ids import digest
 from rollcall.schemas.messages import Quota, RolloutRequest, Sampling
 from rollcall.schemas.topics import DAY_MS, checked, manifest
+from rollcall.schemas.untrusted_text import describe_value
 
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 """Avro's int has 32 bits and its long 64."""
@@ -102,7 +102,9 @@ def check_request(request: RolloutRequest) -> None:
 def checked_scoring(scoring_id: str) -> str:
     """Return the scoring id itself; raise Refused where it cannot be part of a group's name."""
     if not isinstance(scoring_id, str) or not SCORING_ID.fullmatch(scoring_id):
-        msg = f"scoring id {shown(scoring_id, most=80)} must be 1-200 of A-Z a-z 0-9 _ . + -"
+        msg = (
+            f"scoring id {describe_value(scoring_id, most=80)} must be 1-200 of A-Z a-z 0-9 _ . + -"
+        )
         raise Refused(msg)
     return scoring_id
 
@@ -128,7 +130,8 @@ def _check_name(name: str, found: str) -> None:
     _check_text(name, found)
     if len(found) * 4 > NAME_BYTES and len(found.encode()) > NAME_BYTES:
         size = len(found.encode())
-        msg = f"{name} may have {NAME_BYTES} bytes, found {size:,}: {shown(found, most=60)}..."
+        shown = describe_value(found, most=60)
+        msg = f"{name} may have {NAME_BYTES} bytes, found {size:,}: {shown}..."
         raise Refused(msg)
 
 
@@ -146,7 +149,7 @@ def check_sampling(sampling: Sampling) -> None:
     if 0 < sampling.temperature < COLDEST:
         msg = (
             f"sampling.temperature must be 0 (the likeliest token) or at least {COLDEST:g}, found "
-            f"{shown(sampling.temperature, most=80)}"
+            f"{describe_value(sampling.temperature, most=80)}"
         )
         raise Refused(msg)
     _check_number("sampling.top_p", sampling.top_p, math.nextafter(0, 1), 1)
@@ -169,14 +172,14 @@ def _check_number(name: str, found: object, least: float, most: float) -> None:
     # Not a number is neither below nor above anything, so it lies between no two.
     if not isinstance(found, int | float) or not least <= found <= most:
         above = "above 0" if 0 < least < SHORTEST_S else str(least)
-        msg = f"{name} must be from {above} to {most}, found {shown(found, most=80)}"
+        msg = f"{name} must be from {above} to {most}, found {describe_value(found, most=80)}"
         raise Refused(msg)
 
 
 def _check_text(name: str, found: object) -> None:
     if isinstance(found, str) and _is_written(found):
         return
-    msg = f"{name} must be a text that UTF-8 can write, found {shown(found, most=80)}"
+    msg = f"{name} must be a text that UTF-8 can write, found {describe_value(found, most=80)}"
     raise Refused(msg)
 
 

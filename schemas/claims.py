@@ -48,7 +48,7 @@ class Objects(Protocol):
         ...
 
 
-class OnlyRead:
+class ReadOnlyObjects:
     """A store that nothing is put into: whoever only compares writes every value whole."""
 
     above_bytes = sys.maxsize
@@ -122,14 +122,14 @@ BESIDE: dict[type, dict[str, Any]] = {ScoredTrajectory: {"token_scores": ()}}
 """Further heavy fields that the light record leaves out."""
 
 
-def lightened(message: Any, claim: Claim) -> Any:
+def replace_by_claim(message: Any, claim: Claim) -> Any:
     """The light message; None where nothing in it can bear a claim."""
     kind = type(message)
     if kind in LIGHT:
         return LIGHT[kind](message, claim)
     field = HOLDERS.get(kind)
     held = field and getattr(message, field)
-    inner = lightened(held, claim) if held else None
+    inner = replace_by_claim(held, claim) if held else None
     return inner and field and replace(message, **{field: inner}, **BESIDE.get(kind, {}))
 
 
@@ -148,10 +148,10 @@ def without_object(light: Any) -> Any:
     return replace(light, body=replace(body, request=replace(started.request, claim=None)))
 
 
-def claimed(message: Any) -> Claim | None:
+def claim_in(message: Any) -> Claim | None:
     """The claim of a light message; None where the message is whole."""
     bearer = message
     while (field := HOLDERS.get(type(bearer))) is not None:
         bearer = getattr(bearer, field)
     claim: Claim | None = bearer.claim if type(bearer) in LIGHT else None
-    return None if claim is None or lightened(message, claim) != message else claim
+    return None if claim is None or replace_by_claim(message, claim) != message else claim

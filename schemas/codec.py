@@ -20,7 +20,6 @@ import fastavro
 from fastavro.schema import to_parsing_canonical_form
 
 from rollcall.schemas import avro_code, fastavro_values
-from rollcall.schemas.availability import Patience
 from rollcall.schemas.avro_schemas import (
     NAMESPACE,
     Schema,
@@ -28,13 +27,14 @@ from rollcall.schemas.avro_schemas import (
     schema_of,
     schema_text,
 )
+from rollcall.schemas.circuit_breaker import CircuitBreaker
 from rollcall.schemas.claims import (
     NO_STORE,
     Objects,
-    OnlyRead,
+    ReadOnlyObjects,
+    claim_in,
     claim_of,
-    claimed,
-    lightened,
+    replace_by_claim,
     without_object,
 )
 from rollcall.schemas.errors import (
@@ -49,7 +49,7 @@ from rollcall.schemas.fastavro_values import NOT_WRITABLE, message_of
 from rollcall.schemas.message_code import MessageCode, message_code, writers_around
 from rollcall.schemas.messages import Claim
 from rollcall.schemas.schema_memory import SchemaMemory
-from rollcall.schemas.store_calls import told
+from rollcall.schemas.store_errors import as_store_unavailable
 
 M = TypeVar("M")
 
@@ -130,8 +130,8 @@ class Codec:
         self.objects = objects
         self.clock = clock
         self.memory = memory or SchemaMemory()
-        self._ask_registry = Patience(clock).ask
-        self._ask_put, self._ask_get = Patience(clock).ask, Patience(clock).ask
+        self._ask_registry = CircuitBreaker(clock).ask
+        self._ask_put, self._ask_get = CircuitBreaker(clock).ask, CircuitBreaker(clock).ask
         self._lights: dict[bytes, None] = {}
         """Values that were read as light ones, the last of them."""
         self._prefixes: dict[str, bytes] = {}
@@ -162,23 +162,23 @@ class Codec:
         objects = self.objects
         if objects is None or len(value) <= objects.above_bytes:
             return value
-        if lightened(message, claim_of(b"")) is None:
+        if replace_by_claim(message, claim_of(b"")) is None:
             return value
         claim = self._ask_put(lambda: self._put(objects, value))
-        return self._encoded(topic, lightened(message, claim))
+        return self._encoded(topic, replace_by_claim(message, claim))
 
     def _put(self, objects: Objects, value: bytes) -> Claim:
-        with told("the object store takes nothing"):
+        with as_store_unavailable("the object store takes nothing"):
             return objects.put(value)
 
     def _get(self, objects: Objects, claim: Claim) -> bytes:
-        with told("the object store is not to be read"):
+        with as_store_unavailable("the object store is not to be read"):
             return objects.get(claim)
 
     def writing_whole(self) -> "Codec":
         """A codec that reads the same and writes every value whole: for whoever compares."""
         same = copy.copy(self)
-        same.objects = self.objects and OnlyRead(self.objects)
+        same.objects = self.objects and ReadOnlyObjects(self.objects)
         return same
 
     def encode_around(self, topic: str, message: Any, field: str, value: bytes | None) -> bytes:
@@ -226,7 +226,7 @@ class Codec:
         A light one is read whole, from the store of objects.
         """
         message = self._decoded(value, expected)
-        claim = claimed(message)
+        claim = claim_in(message)
         if claim is None:
             return message
         try:
@@ -256,7 +256,7 @@ class Codec:
             msg = f"a {expected.__name__} claims object {claim.sha256[:80]!r}: {NO_STORE}"
             raise ObjectLost(msg)
         message = self._decoded(self._ask_get(lambda: self._get(objects, claim)), expected)
-        if claimed(message) is not None:
+        if claim_in(message) is not None:
             msg = f"object {claim.uri} holds a {expected.__name__} that claims another object"
             raise BadBytes(msg)
         if len(self._lights) >= LIGHTS:

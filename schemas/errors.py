@@ -13,22 +13,22 @@ RollcallError
       + ProgramFailed      its program raised, yielded rubbish, or never ended
   + BatchFailed      one batch cannot be trained on         -> dropped with a reason, the next
   + Unavailable      a service is away                      -> wait, say so once, try again
-      + RegistryDiffers, StoreAway, WeightsMissing, MemberMoved
+      + RegistryDiffers, StoreUnavailable, WeightsMissing, MembershipLost
   + Unfit            this process must not go on            -> exit before the commit
       + JournalGone, RequestsSkipped, TopicRecreated, TopicsDiffer, StoresDiffer,
-        RegistryEmptied, DeliveryFailed, StormOfDeadLetters, EventLoopBlocked, DiskFull,
-        CanaryOff, EngineDied, RunTaken
+        RegistryEmptied, DeliveryFailed, DeadLetterStorm, EventLoopBlocked, DiskFull,
+        CanaryMismatch, EngineDied, RunSuperseded
 """
 
-from rollcall.schemas.foreign_text import REASON_CHARS, plain
-from rollcall.schemas.hidden import without_secrets
+from rollcall.schemas.redaction import redact
+from rollcall.schemas.untrusted_text import REASON_CHARS, clean_text
 
 
 class RollcallError(Exception):
     """The root of the tree; the text is for people, and no secret stands in it."""
 
     def __init__(self, *words: object) -> None:
-        super().__init__(*(without_secrets(w) if isinstance(w, str) else w for w in words))
+        super().__init__(*(redact(w) if isinstance(w, str) else w for w in words))
 
 
 class Refused(RollcallError):
@@ -102,7 +102,7 @@ class WorkFailed(RollcallError):
     """One command cannot be done; `code` is one of CallFailed's. Its text can be written down."""
 
     def __init__(self, code: str, message: str, *, retriable: bool) -> None:
-        super().__init__(plain(message, REASON_CHARS))
+        super().__init__(clean_text(message, REASON_CHARS))
         self.code = code
         self.retriable = retriable
 
@@ -146,7 +146,7 @@ class ProgramFailed(RolloutBroken):
     """
 
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(plain(message, REASON_CHARS))
+        super().__init__(clean_text(message, REASON_CHARS))
         self.code = code
 
 
@@ -162,7 +162,7 @@ class RegistryDiffers(Unavailable):
     """A registry that gives a schema id another meaning than it had; nothing it says counts."""
 
 
-class StoreAway(Unavailable):
+class StoreUnavailable(Unavailable):
     """A store of objects or weights that does not answer."""
 
 
@@ -170,7 +170,7 @@ class WeightsMissing(Unavailable):
     """A weights file that is not there: not copied yet, or deleted already."""
 
 
-class MemberMoved(Unavailable):
+class MembershipLost(Unavailable):
     """A group that refuses a member: its membership has ended, and it has to join again."""
 
 
@@ -206,11 +206,11 @@ class DeliveryFailed(Unfit):
     """The producer gave a record up."""
 
 
-class StormOfDeadLetters(Unfit):
+class DeadLetterStorm(Unfit):
     """So much input is unreadable that somebody has to look first."""
 
 
-class CanaryOff(Unfit):
+class CanaryMismatch(Unfit):
     """A model server cannot make its weights score as the trainer's do."""
 
 
@@ -218,7 +218,7 @@ class EngineDied(Unfit):
     """A model engine whose own processes do not start, or are gone."""
 
 
-class RunTaken(Unfit):
+class RunSuperseded(Unfit):
     """Another trainer of the same run came first in the log, and goes on."""
 
 

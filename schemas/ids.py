@@ -19,7 +19,7 @@ def command_id(rollout_id: str, attempt: int, position: int, tries: int) -> byte
     return blake2b(place.encode(), digest_size=16).digest()
 
 
-class Asked(Protocol):
+class CommandOrigin(Protocol):
     """The fields of every command that identify the asking rollout."""
 
     @property
@@ -32,17 +32,17 @@ class Asked(Protocol):
     def answer_partition(self) -> int: ...
 
 
-Whose = tuple[str, int]
+RolloutKey = tuple[str, int]
 """A rollout among all that run: its id, and the journal partition that it lives in. Two of one id
 may run at once, in different partitions."""
 
 
-def whose(command: Asked) -> Whose:
+def rollout_of(command: CommandOrigin) -> RolloutKey:
     """The rollout that a command is of."""
     return command.rollout_id, command.answer_partition
 
 
-def command_key(command: Asked) -> tuple[bytes, bytes, int]:
+def command_key(command: CommandOrigin) -> tuple[bytes, bytes, int]:
     """Return a command's unique key: ids alone repeat if a rollout id is used again."""
     return command.command_id, command.body_digest, command.answer_partition
 
@@ -77,11 +77,11 @@ def request_id(run_id: str, draw: int, member: int) -> str:
 
 def continued_id(rollout_id: str, generation: int) -> str:
     """The id of a request that goes on with a cancelled one: of its so manieth generation."""
-    base, _ = parted_id(rollout_id)
+    base, _ = split_continued_id(rollout_id)
     return f"{base}:{generation}" if generation else base
 
 
-def parted_id(rollout_id: str) -> tuple[str, int]:
+def split_continued_id(rollout_id: str) -> tuple[str, int]:
     """The id that a request began with, and how often it was gone on with."""
     base, _, generation = rollout_id.partition(":")
     if generation.isascii() and generation.isdigit() and len(generation) <= DRAW_DIGITS:

@@ -6,15 +6,15 @@ from difflib import get_close_matches
 from typing import Any
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.foreign_text import shown, where
 from rollcall.schemas.former_names import accept_former_names
 from rollcall.schemas.interrupts import is_from_outside
+from rollcall.schemas.untrusted_text import code_location, describe_value
 
 MOST = 24
 """So many known names are listed where none is near."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> Refused:
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> Refused:
     """The error for a name that nobody knows, naming the nearest known one."""
     return Refused(f"unknown {kind} {name!r}; {hint(name, known)}")
 
@@ -45,7 +45,7 @@ def load(kind: str, reference: str) -> Callable[..., Any]:
     except BaseException as error:  # a user's module may do anything when imported
         if is_from_outside(error):
             raise
-        said = shown(error, str, 1000) + where(error)
+        said = describe_value(error, str, 1000) + code_location(error)
         msg = f"{kind} {reference!r}: module {module_name!r} cannot be imported: {said}"
         raise Refused(msg) from error
     try:

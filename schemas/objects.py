@@ -15,13 +15,13 @@ from typing import Any
 import fsspec
 import structlog
 
+from rollcall.schemas.atomic_files import put_durably
 from rollcall.schemas.claims import ABOVE_BYTES, checked, claim_of
 from rollcall.schemas.errors import ObjectLost, WireError
 from rollcall.schemas.messages import Claim
 from rollcall.schemas.private_folders import is_open, make_private
-from rollcall.schemas.store_calls import told
+from rollcall.schemas.store_errors import as_store_unavailable
 from rollcall.schemas.store_urls import local_path, require_openable
-from rollcall.schemas.whole_files import put_durably
 
 MARK = "rollcall-objects"
 """Lies in every store: where it is not, the store is away, and no object of it is gone. Beside it
@@ -78,7 +78,7 @@ class ObjectStore:
             raise WireError(msg)
         self._ask_identity(write=True)
         claim = claim_of(value)
-        with told(f"the object store at {self.url!r} takes nothing"):
+        with as_store_unavailable(f"the object store at {self.url!r} takes nothing"):
             files, root = self._files()
             if not self._marked:
                 self._make_private(root)
@@ -94,7 +94,7 @@ class ObjectStore:
             msg = f"{claim.sha256[:80]!r} names no object; a claim holds a SHA-256 in hex"
             raise ObjectLost(msg)
         self._ask_identity(write=False)
-        with told(f"the object store at {self.url!r} is not to be read"):
+        with as_store_unavailable(f"the object store at {self.url!r} is not to be read"):
             files, root = self._files()
             path = f"{root}/{claim.sha256[:2]}/{claim.sha256}"
             files.invalidate_cache()  # others write there too
@@ -126,7 +126,7 @@ class ObjectStore:
 
         Raises Unavailable.
         """
-        with told(f"the object store at {self.url!r} is not to be read"):
+        with as_store_unavailable(f"the object store at {self.url!r} is not to be read"):
             files, root = self._files()
             files.invalidate_cache()
             try:
@@ -137,7 +137,7 @@ class ObjectStore:
 
     def bear(self, identity: str) -> None:
         """Let it be the store of that cluster as well. Raises Unavailable."""
-        with told(f"the object store at {self.url!r} takes nothing"):
+        with as_store_unavailable(f"the object store at {self.url!r} takes nothing"):
             files, root = self._files()
             self._make_private(root)
             put_durably(files, f"{root}/{MARK}.{identity}", b"")
@@ -160,7 +160,7 @@ class ObjectStore:
 
     def kept(self) -> Iterator[StoredObject]:
         """Everything that lies there; raises Unavailable."""
-        with told(f"the object store at {self.url!r} is not to be read"):
+        with as_store_unavailable(f"the object store at {self.url!r} is not to be read"):
             files, root = self._files()
             found = files.find(root, detail=True) if files.exists(root) else {}
         now = time.time()
@@ -171,7 +171,7 @@ class ObjectStore:
     def remove(self, kept: StoredObject) -> None:
         """Remove one; raises Unavailable."""
         with (
-            told(f"the object store at {self.url!r} gives nothing away"),
+            as_store_unavailable(f"the object store at {self.url!r} gives nothing away"),
             suppress(FileNotFoundError),
         ):
             self._files()[0].rm_file(kept.path)  # unless somebody else was quicker

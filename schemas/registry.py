@@ -23,7 +23,7 @@ from rollcall.schemas.errors import (
     Unfit,
     UnknownSchema,
 )
-from rollcall.schemas.hidden import hide_in, hide_in_url
+from rollcall.schemas.redaction import add_secrets_of_settings, add_secrets_of_url
 
 T = TypeVar("T")
 NOT_FOUND = 404
@@ -71,8 +71,8 @@ class HttpRegistry:
 
     def __init__(self, url: str, settings: Mapping[str, str] | None = None) -> None:
         self.url = url
-        hide_in_url(url)
-        hide_in(settings or {})
+        add_secrets_of_url(url)
+        add_secrets_of_settings(settings or {})
         try:
             given = {k: float(v) if k in NUMBERS else v for k, v in (settings or {}).items()}
             self._client = SchemaRegistryClient({"url": url, **PATIENCE, **given})

@@ -122,7 +122,7 @@ def options_of(rule: Rule[F_co], given: Mapping[str, Any]) -> Any:
                 msg = f"{rule.kind} {rule.name!r} has no options, found {key!r}"
                 raise Refused(msg)
             place = f"option of {rule.kind} {rule.name!r}"
-            raise names.unknown(place, key, fields)
+            raise names.unknown_name(place, key, fields)
         if not _fits(value, fields[key]):
             wanted = getattr(fields[key], "__name__", str(fields[key]))
             msg = f"{rule.kind} {rule.name!r}: {key} is {value!r}; give a finite {wanted}"
@@ -143,7 +143,7 @@ def require(key: str, value: object, holds: bool, remedy: str) -> None:
 
 def _users(kind: str, name: str, known: Iterable[str]) -> Rule[Any]:
     if ":" not in name:
-        raise names.unknown(kind, name, known)
+        raise names.unknown_name(kind, name, known)
     found = names.load(kind, name)
     return found if isinstance(found, Rule) else _plain(kind, name, found)
 

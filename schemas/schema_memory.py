@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 
-from rollcall.schemas.availability import Patience
 from rollcall.schemas.bounded import whole_number
+from rollcall.schemas.circuit_breaker import CircuitBreaker
 from rollcall.schemas.errors import RegistryDiffers
-from rollcall.schemas.foreign_text import plain
 from rollcall.schemas.headers import Headers, texts
+from rollcall.schemas.untrusted_text import clean_text
 
 FINGERPRINT_CHARS = 32
 HEX = frozenset("0123456789abcdef")
@@ -42,7 +42,7 @@ class SchemaMemory:
         """Ask `first` about ids that are new to this process; without it only this object knows."""
         self._first = first or first_in({})
         self._agreed: dict[int, str] = {}
-        self._ask = Patience(clock).ask
+        self._ask = CircuitBreaker(clock).ask
         self._lock = threading.Lock()
 
     def tie(self, schema_id: int, canonical: str) -> None:
@@ -97,7 +97,7 @@ class IdRecord:
         told = (
             (FINGERPRINT, self.fingerprint)
             if self.fingerprint
-            else (FORGOTTEN_BY, plain(self.forgotten_by, NAME_CHARS))
+            else (FORGOTTEN_BY, clean_text(self.forgotten_by, NAME_CHARS))
         )
         return [(name, text.encode()) for name, text in ((SCHEMA_ID, str(self.schema_id)), told)]
 

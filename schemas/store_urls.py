@@ -5,7 +5,7 @@ from pathlib import Path
 import fsspec
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.hidden import hide_in_url
+from rollcall.schemas.redaction import add_secrets_of_url
 
 
 def require_openable(setting: str, url: str) -> None:
@@ -13,7 +13,7 @@ def require_openable(setting: str, url: str) -> None:
 
     Its secrets are shown nowhere from then on.
     """
-    hide_in_url(url)
+    add_secrets_of_url(url)
     try:
         fsspec.get_filesystem_class(fsspec.utils.get_protocol(url))
     except (ValueError, ImportError) as error:

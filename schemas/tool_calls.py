@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from rollcall.schemas.errors import WireError
-from rollcall.schemas.foreign_text import shown
+from rollcall.schemas.untrusted_text import describe_value
 
 MOST_DEEP = 200
 
@@ -52,7 +52,9 @@ def tool_calls_of(text: str) -> tuple[ToolCall, ...]:
             for arguments in [one["function"]["arguments"]]
         )
     except (orjson.JSONDecodeError, KeyError, TypeError, IndexError) as error:
-        msg = f'tool calls must be a JSON list of {{"id", "function"}}, found {shown(text)}'
+        msg = (
+            f'tool calls must be a JSON list of {{"id", "function"}}, found {describe_value(text)}'
+        )
         raise WireError(msg) from error
 
 
@@ -96,13 +98,13 @@ def _deep(text: str, value: object) -> bool:
 
 def _list(value: object) -> list[Any]:
     if not isinstance(value, list):
-        msg = f"a list was meant, found {shown(value)}"
+        msg = f"a list was meant, found {describe_value(value)}"
         raise TypeError(msg)
     return value
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        msg = f"a text was meant, found {shown(value)}"
+        msg = f"a text was meant, found {describe_value(value)}"
         raise TypeError(msg)
     return value

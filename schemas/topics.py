@@ -10,7 +10,7 @@ from typing import Any
 
 from rollcall.schemas import messages
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.foreign_text import shown
+from rollcall.schemas.untrusted_text import describe_value
 
 DAY_MS = 86_400_000
 POLICY_ID = re.compile(r"[a-z0-9-]{1,200}")
@@ -189,7 +189,7 @@ def wanted(
 def checked(policy_id: str) -> str:
     """The policy id itself; raises Refused when it cannot be part of a topic's name."""
     if not POLICY_ID.fullmatch(policy_id):
-        found = shown(policy_id, most=80)
+        found = describe_value(policy_id, most=80)
         msg = f"policy id {found} must be made of at most 200 a-z, 0-9 and '-'; it names a topic"
         raise Refused(msg)
     return policy_id

@@ -23,7 +23,7 @@ DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 def write_uncached(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write a file that is not there yet; durable it is after `whole_files.to_disk`.
+    """Write a file that is not there yet; durable it is after `atomic_files.sync_to_disk`.
 
     Raises OSError, and leaves what was written.
     """

@@ -7,10 +7,10 @@ from typing import Any, BinaryIO
 
 import fsspec
 
+from rollcall.schemas.atomic_files import stream_durably
 from rollcall.schemas.errors import WeightsMissing
-from rollcall.schemas.hidden import hide_in_url
-from rollcall.schemas.store_calls import told
-from rollcall.schemas.whole_files import stream_durably
+from rollcall.schemas.redaction import add_secrets_of_url
+from rollcall.schemas.store_errors import as_store_unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ def put(directory_uri: str, pieces: Iterable[bytes | memoryview], name: Callable
 
     On a local disk it is durable when this returns. Raises Unavailable.
     """
-    with told(f"weights cannot be written to {directory_uri!r}"):
+    with as_store_unavailable(f"weights cannot be written to {directory_uri!r}"):
         files, directory = _files(directory_uri)
         final = stream_durably(files, directory.rstrip("/"), pieces, name)
     return str(files.unstrip_protocol(final))
@@ -35,7 +35,7 @@ def put(directory_uri: str, pieces: Iterable[bytes | memoryview], name: Callable
 @contextmanager
 def opened(uri: str) -> Iterator[tuple[BinaryIO, int]]:
     """A file to read from, and how many bytes it has. Raises WeightsMissing, Unavailable."""
-    with told(f"weights at {uri!r} cannot be read now"):
+    with as_store_unavailable(f"weights at {uri!r} cannot be read now"):
         try:
             files, path = _files(uri)
             with files.open(path, "rb") as stream:
@@ -53,7 +53,7 @@ def content(uri: str) -> bytes:
 
 def listed(directory_uri: str) -> list[StoredFile]:
     """The files of a folder, none where it is not there. Raises Unavailable."""
-    with told(f"weights in {directory_uri!r} cannot be listed now"):
+    with as_store_unavailable(f"weights in {directory_uri!r} cannot be listed now"):
         files, directory = _files(directory_uri)
         files.invalidate_cache()  # others write there too
         try:
@@ -68,7 +68,7 @@ def listed(directory_uri: str) -> list[StoredFile]:
 
 def remove(directory_uri: str, name: str) -> None:
     """Remove a file of a folder; what is gone already is none to mind. Raises Unavailable."""
-    with told(f"weights in {directory_uri!r} cannot be removed now"):
+    with as_store_unavailable(f"weights in {directory_uri!r} cannot be removed now"):
         files, directory = _files(directory_uri)
         try:
             files.rm_file(f"{directory.rstrip('/')}/{name}")
@@ -78,6 +78,6 @@ def remove(directory_uri: str, name: str) -> None:
 
 def _files(uri: str) -> tuple[Any, str]:
     """The file system of a URI and the path there."""
-    hide_in_url(uri)
+    add_secrets_of_url(uri)
     files, path = fsspec.core.url_to_fs(uri)
     return files, str(path)

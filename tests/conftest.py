@@ -16,7 +16,7 @@ from rollcall.compose.cluster import Cluster, answers
 from rollcall.compose.services.embedded import Endpoints, down, up
 from rollcall.compose.settings import KafkaSettings, RegistrySettings, Settings
 from rollcall.producers import provision
-from rollcall.schemas import hidden
+from rollcall.schemas import redaction
 from rollcall.schemas.topics import wanted
 from tests.support.broker import BROKER, BrokerLog, users_cache
 from tests.support.tiers import FULL, QUICK, SHARE
@@ -64,10 +64,10 @@ def signals_as_they_were() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def secrets_as_they_were() -> Iterator[None]:
     """Forget the secrets that a test declared."""
-    before = dict(hidden._known)
+    before = dict(redaction._known)
     yield
-    hidden._known.clear()
-    hidden._known.update(before)
+    redaction._known.clear()
+    redaction._known.update(before)
 
 
 @pytest.fixture(scope="session")

@@ -18,10 +18,10 @@ import orjson
 from rollcall.compose.services.artifacts import exclusive
 from rollcall.sandbox.agents.shipped import POINTER, SHIPPED, InstalledAgent, installed_agent
 from rollcall.sandbox.child_programs import run_child
+from rollcall.schemas.atomic_files import write_atomically
 from rollcall.schemas.errors import Refused, Unavailable
-from rollcall.schemas.names import hint, unknown
+from rollcall.schemas.names import hint, unknown_name
 from rollcall.schemas.private_folders import make_private
-from rollcall.schemas.whole_files import write_whole
 
 MAKING = ".making"
 """The suffix of the folder for temporary files of a running install."""
@@ -56,7 +56,7 @@ def requirements(spec: str) -> tuple[str, tuple[str, ...]]:
     """Parse NAME or NAME==VERSION into an agent's name and its requirements. Raises Refused."""
     name, pinned, version = spec.partition("==")
     if name not in SHIPPED:
-        raise unknown("agent", name, SHIPPED)
+        raise unknown_name("agent", name, SHIPPED)
     first, *others = SHIPPED[name].requirements or [""]
     if not first:
         msg = f"agent {name!r} needs no installing: it is {SHIPPED[name].summary}"
@@ -106,7 +106,7 @@ def mark(home: Path, name: str, broken: str) -> None:
 def point_to(home: Path, name: str, made: InstalledAgent) -> None:
     """Make this the agent's environment."""
     pointer = {**asdict(made), "directory": made.directory.name}
-    write_whole(home / name / POINTER, orjson.dumps(pointer, option=orjson.OPT_INDENT_2))
+    write_atomically(home / name / POINTER, orjson.dumps(pointer, option=orjson.OPT_INDENT_2))
 
 
 def size_bytes(directory: Path) -> int:

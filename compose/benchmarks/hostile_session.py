@@ -22,7 +22,7 @@ from typing import IO, Any
 import orjson
 
 from rollcall.compose.benchmarks.figure import Figure
-from rollcall.compose.processes import die_with_parent, holds_within, module
+from rollcall.compose.processes import die_with_parent, module, wait_until
 from rollcall.compose.services.service_errors import ServicesError
 from rollcall.compose.settings import Settings
 
@@ -185,7 +185,7 @@ def _measure() -> _Seen:
                 words, _ = process.communicate()
             seen.done.append(orjson.loads(words))
             gateway.renew()
-            if not holds_within(lambda: not any(gateway.held().values()), EMPTY_S):
+            if not wait_until(lambda: not any(gateway.held().values()), EMPTY_S):
                 msg = f"the gateway holds {gateway.held()} after the hostile session was closed"
                 raise ServicesError(msg)
         seen.above = gateway.memory("VmHWM") - idle

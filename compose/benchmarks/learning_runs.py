@@ -23,7 +23,7 @@ from rollcall.compose.files import refuse_no_folder, write_json
 from rollcall.compose.processes import module
 from rollcall.compose.runs.recipe import load_recipe
 from rollcall.schemas.errors import RollcallError
-from rollcall.schemas.foreign_text import shown
+from rollcall.schemas.untrusted_text import describe_value
 
 ENDLESS = 2.0
 """A goal that no share of rollouts can reach."""
@@ -147,7 +147,7 @@ def run_seed(file: Path, seed: int, folder: Path, goal: float, memory: bool) -> 
         env={**os.environ, "ROLLCALL_STATE_DIR": str(folder / f"state-{seed}")},
     )
     if done.returncode:
-        why = shown(done.stderr[-400:], str, 400)
+        why = describe_value(done.stderr[-400:], str, 400)
         msg = f"seed {seed} of {file.name} ended with exit code {done.returncode}: {why}"
         raise RunFailed(msg)
     return read_summary(orjson.loads(summary.read_bytes()), goal)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rollcall.compose.benchmarks.load import POLICY
 from rollcall.compose.cluster import Cluster, answers
-from rollcall.compose.processes import ChildProcess, end, holds_within, module, spawn
+from rollcall.compose.processes import ChildProcess, end, module, spawn, wait_until
 from rollcall.compose.services import embedded
 from rollcall.compose.services.service_errors import ServicesError, last_lines
 from rollcall.compose.settings import Settings
@@ -164,7 +164,7 @@ def wait_for(
             raise late
         return False
 
-    if not holds_within(holds, timeout_s):
+    if not wait_until(holds, timeout_s):
         raise late
 
 

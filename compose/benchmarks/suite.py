@@ -44,7 +44,7 @@ from rollcall.compose.services.service_errors import ServicesError
 from rollcall.compose.settings import Settings
 from rollcall.schemas.errors import RollcallError
 from rollcall.schemas.message_code import message_code
-from rollcall.schemas.names import unknown
+from rollcall.schemas.names import unknown_name
 
 BOX_FIGURES: Mapping[str, Callable[..., Figure]] = {
     "box_warm_ms": box_starts.warm,
@@ -110,7 +110,7 @@ def run_benchmarks(names: list[str], settings: Settings, json: Path | None) -> N
     """
     for name in names:
         if name not in BENCHMARKS:
-            raise unknown("benchmark", name, BENCHMARKS)
+            raise unknown_name("benchmark", name, BENCHMARKS)
     terminal = Console()
     figures: dict[str, Figure] = {}
     failures: dict[str, Exception] = {}

@@ -10,7 +10,7 @@ from itertools import islice
 from random import Random
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.names import unknown
+from rollcall.schemas.names import unknown_name
 
 WORKERS = ("agents", "models", "environments", "rewards")
 SERVICES = ("broker", "registry")
@@ -103,7 +103,7 @@ def roles_of(text: str) -> tuple[str, ...]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in ROLES:
-            raise unknown("role", name, ROLES)
+            raise unknown_name("role", name, ROLES)
     if not names:
         msg = f"--kill names nobody; choose among {', '.join(ROLES)}"
         raise Refused(msg)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rollcall.compose.extras import require
-from rollcall.compose.processes import ChildProcess, end, holds_within, spawn
+from rollcall.compose.processes import ChildProcess, end, spawn, wait_until
 from rollcall.compose.services.service_errors import ServicesError
 from rollcall.sandbox.boxes.docker_driver import LABEL
 from rollcall.sandbox.process_tree import kill_tree
@@ -72,7 +72,7 @@ class OwnEngine:
         words = [f"--{name}={at / place}" for name, place in places.items()]
         self._holder = spawn([HOLDER, *words], self._log)
         self.begin()
-        if not holds_within(self._answers_now, READY_S, every_s=0.1):
+        if not wait_until(self._answers_now, READY_S, every_s=0.1):
             msg = f"the docker engine of this run does not answer; see {self._log}"
             raise ServicesError(msg)
         with closing(self._client()) as client:

@@ -22,7 +22,7 @@ from rollcall.compose.chaos.faults import (
     mixed,
 )
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.names import unknown
+from rollcall.schemas.names import unknown_name
 
 WORKERS = {"agents": 3, "models": 2, "environments": 2, "rewards": 2}
 """The number of the workload's workers, by role."""
@@ -94,7 +94,7 @@ class ChaosPlan:
 
     def _refuse_recipe(self) -> None:
         if self.recipe not in RECIPES and not Path(self.recipe).is_file():
-            raise unknown("recipe", self.recipe, RECIPES)
+            raise unknown_name("recipe", self.recipe, RECIPES)
         if self.recipe != TRAINING and not self.trains:
             msg = f"--recipe {self.recipe} is of a run that nobody harms; name training in --kill"
             raise Refused(msg)

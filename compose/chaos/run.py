@@ -26,7 +26,7 @@ from rollcall.compose.log_setup import set_up
 from rollcall.compose.pages.audit_page import audit_with_bar, print_report
 from rollcall.compose.settings import Settings
 from rollcall.consumers.audit.report import Report
-from rollcall.schemas.whole_files import refuse_used
+from rollcall.schemas.atomic_files import require_unused
 
 WHERE = "the log is in {0}/services, the workers' logs are in {0}/logs"
 
@@ -63,7 +63,7 @@ def _directory(keep: Path | None, terminal: Console) -> Iterator[Path]:
     if keep is None:
         directory = Path(tempfile.mkdtemp(prefix="rollcall-chaos-"))
     else:
-        refuse_used(keep, "--keep")
+        require_unused(keep, "--keep")
         directory = keep.absolute()
         directory.mkdir(parents=True, exist_ok=True)
     try:

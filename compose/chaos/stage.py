@@ -18,7 +18,7 @@ from rollcall.compose.chaos.proxy import Ports, Proxy, listeners
 from rollcall.compose.chaos.victims import WorkerVictim, to_registry
 from rollcall.compose.chaos.wall_clock import WallClock
 from rollcall.compose.cluster import Cluster, answers, complete_topics
-from rollcall.compose.processes import apart
+from rollcall.compose.processes import run_in_new_process
 from rollcall.compose.runs import run_folder
 from rollcall.compose.runs.recipe import parse_recipe
 from rollcall.compose.runs.run_folder import RunFolder
@@ -225,7 +225,7 @@ def _training_run(cluster: Cluster, plan: ChaosPlan, release: str) -> RunFolder:
         msg = f"recipe {name!r}: scorers is {recipe.scorers}; the rollouts here get {SCORER!r}"
         raise Refused(msg)
     # Making a policy imports half a gigabyte of libraries.
-    folder = apart(run_folder.create, cluster.settings.state(), recipe, text, seed)
+    folder = run_in_new_process(run_folder.create, cluster.settings.state(), recipe, text, seed)
     _provision(cluster, folder.policy_id, Path(release) if release else None)
     return run_folder.begin(folder, cluster)
 

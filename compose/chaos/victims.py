@@ -31,7 +31,7 @@ from rollcall.compose.chaos.other_release import name_in
 from rollcall.compose.chaos.proxy import Proxy
 from rollcall.compose.chaos.wall_clock import WallClock
 from rollcall.compose.cluster import answers
-from rollcall.compose.processes import ChildProcess, holds_within, module, spawn
+from rollcall.compose.processes import ChildProcess, module, spawn, wait_until
 from rollcall.compose.services import embedded
 from rollcall.compose.services.service_errors import ServicesError
 from rollcall.sandbox.process_tree import children
@@ -329,7 +329,7 @@ class ServiceVictim(BriefVictim):
         """Send SIGKILL; it has ended when this returns."""
         if (pid := self._pid()) is not None:
             os.kill(pid, signal.SIGKILL)
-        if not holds_within(lambda: self._pid() is None, GONE_S):
+        if not wait_until(lambda: self._pid() is None, GONE_S):
             msg = f"{self.name} outlives SIGKILL"
             raise ServicesError(msg)
 

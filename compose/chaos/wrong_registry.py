@@ -18,7 +18,7 @@ TIMEOUT_S = 5.0
 BY_ID = re.compile(r"(?<=/schemas/ids/)\d+")
 
 
-def turned(ids: Sequence[int], by: int) -> dict[int, int]:
+def rotated_ids(ids: Sequence[int], by: int) -> dict[int, int]:
     """Map each id to the one `by` places behind it, in a circle."""
     return {each: ids[(place + by) % len(ids)] for place, each in enumerate(ids)}
 
@@ -58,7 +58,7 @@ class WrongRegistry:
             ids = sorted({int(json.loads(self._ask(url)[1])["id"]) for url in latest})
         except (OSError, ValueError, KeyError, TypeError):
             return False
-        self._given, self._meant = turned(ids, 1), turned(ids, -1)
+        self._given, self._meant = rotated_ids(ids, 1), rotated_ids(ids, -1)
         return len(ids) > 1
 
     def answer(self, handler: BaseHTTPRequestHandler, body: bytes | None) -> None:

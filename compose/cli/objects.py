@@ -7,7 +7,7 @@ import typer
 
 from rollcall.compose.cli.connection import cluster
 from rollcall.compose.terminal import say
-from rollcall.schemas.hidden import without_secrets
+from rollcall.schemas.redaction import redact
 
 if TYPE_CHECKING:
     from rollcall.schemas.objects import ObjectStore, StoredObject
@@ -29,7 +29,7 @@ def list_objects() -> None:
     here, store = cluster(), _store()
     objects = list(store.kept())
     ages = [each.age_s / DAY_S for each in objects]
-    say(f"{len(objects):,} objects, {_megabytes(objects)} in {without_secrets(store.url)}")
+    say(f"{len(objects):,} objects, {_megabytes(objects)} in {redact(store.url)}")
     if ages:
         say(f"from {min(ages):.1f} to {max(ages):.1f} days old")
     try:

@@ -32,7 +32,7 @@ def tail(
         records_of,
         topic_named,
     )
-    from rollcall.schemas.foreign_text import printable_json
+    from rollcall.schemas.untrusted_text import printable_json
 
     history = cluster()
     name = topic_named(history, topic)

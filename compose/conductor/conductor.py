@@ -30,7 +30,7 @@ from rollcall.compose.conductor.preflight import preflight
 from rollcall.compose.conductor.run_watch import RunWatch, watch_of
 from rollcall.compose.extras import require
 from rollcall.compose.files import refuse_no_folder, write_json
-from rollcall.compose.processes import apart, memory_bytes
+from rollcall.compose.processes import memory_bytes, run_in_new_process
 from rollcall.compose.runs import run_folder
 from rollcall.compose.runs.recipe import Recipe, load_recipe
 from rollcall.compose.runs.run_folder import RunFolder
@@ -133,11 +133,11 @@ def _prepared(
     state = settings.state()
     # In another process: reading a learner's settings imports half a gigabyte of libraries.
     if resume:
-        yield apart(_unfinished, settings, recipe.name)
+        yield run_in_new_process(_unfinished, settings, recipe.name)
         return
-    folder = apart(_created, state, recipe, text, seed, tasks)
+    folder = run_in_new_process(_created, state, recipe, text, seed, tasks)
     try:
-        yield folder, apart(_tried, settings, folder)
+        yield folder, run_in_new_process(_tried, settings, folder)
     finally:
         if not (folder.directory / run_folder.RUN_FILE).exists():
             rmtree(folder.directory, ignore_errors=True)
@@ -381,7 +381,7 @@ def _summary(run: ConductorState) -> dict[str, Any]:
 
 def _words(run: ConductorState, result: dict[str, Any], picture: Path) -> str:
     folder, settings = run.folder, run.cluster.settings
-    words = run_summary.words(run.figures, run.others, result)
+    words = run_summary.summary_lines(run.figures, run.others, result)
     return (
         f"\n{words}\n"
         f"memory   {result['peak_rss_bytes'] / 1e9:.2f} GB at most\n"

@@ -61,7 +61,9 @@ def run_in_memory(
         figures, others = _turns(folder, settings, store, terminal)
     wall_s = time.monotonic() - began
     result = run_summary.summary(figures, others, seed=seed, wall_s=wall_s)
-    terminal.print(run_summary.words(figures, others, result), highlight=False, soft_wrap=True)
+    terminal.print(
+        run_summary.summary_lines(figures, others, result), highlight=False, soft_wrap=True
+    )
     terminal.print_json(orjson.dumps(result).decode())
     if summary is not None:
         write_json(summary, result)

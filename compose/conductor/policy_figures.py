@@ -43,7 +43,7 @@ def summary_of(others: Mapping[str, RunFigures]) -> dict[str, Any]:
     return told
 
 
-def words_of(others: Mapping[str, RunFigures]) -> list[str]:
+def policy_lines(others: Mapping[str, RunFigures]) -> list[str]:
     """Return a line for each policy."""
     return [f"{name}: {_words(figures)}" for name, figures in others.items()]
 

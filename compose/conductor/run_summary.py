@@ -6,7 +6,7 @@ Figures come from the run's records alone; only `wall_seconds` and memory are th
 from collections.abc import Mapping
 from typing import Any
 
-from rollcall.compose.conductor.policy_figures import rounded, summary_of, words_of
+from rollcall.compose.conductor.policy_figures import policy_lines, rounded, summary_of
 from rollcall.compose.pages.phase_lines import phase_lines
 from rollcall.consumers.history.run_figures import RunFigures
 
@@ -53,11 +53,13 @@ def summary(
     } | ({"policies": summary_of(others)} if others else {})
 
 
-def words(figures: RunFigures, others: Mapping[str, RunFigures], told: Mapping[str, Any]) -> str:
+def summary_lines(
+    figures: RunFigures, others: Mapping[str, RunFigures], told: Mapping[str, Any]
+) -> str:
     """Return the figures as lines of text."""
     lines = [
         _held_out(figures, told),
-        *words_of(others),
+        *policy_lines(others),
         _sizes(figures, told),
         *phase_lines(figures.phases),
     ]

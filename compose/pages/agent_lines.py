@@ -14,7 +14,7 @@ Said = tuple[str, str]
 """The content and the tool calls of an answer."""
 
 
-def spoken(content: str, tool_calls: str) -> str:
+def message_text(content: str, tool_calls: str) -> str:
     """Return the content of an assistant's message, and a line for each call."""
     try:
         calls = [f"calls {call.name} {call.arguments}" for call in tool_calls_of(tool_calls)]
@@ -23,18 +23,18 @@ def spoken(content: str, tool_calls: str) -> str:
     return "\n".join(filter(None, (content, *calls)))
 
 
-def agent_words(step: EnvironmentStepped, said: Collection[Said] = ()) -> str | None:
+def describe_requests(step: EnvironmentStepped, said: Collection[Said] = ()) -> str | None:
     """Return a line per request; None if this is no observation of an agent's process.
 
     Repetitions of answers that the policy has `said` are left out.
     """
-    asked = asked_words(step.session, step.text, said)
+    asked = describe_asked(step.session, step.text, said)
     if asked is not None and step.terminated:
         return "\n".join(filter(None, (asked, _end(step.info))))
     return "asks nothing more yet" if asked == "" else asked
 
 
-def asked_words(session: str, text: str, said: Collection[Said] = ()) -> str | None:
+def describe_asked(session: str, text: str, said: Collection[Said] = ()) -> str | None:
     """Return the requests of an observation, as above; empty if there are none."""
     if session != AGENT:
         return None
@@ -51,7 +51,7 @@ def _lines(told: AskDifference, said: Collection[Said]) -> Iterator[str]:
         return
     for message in told.new:
         if message.role != "assistant" or (message.content, message.tool_calls) not in said:
-            yield f"{message.role}: {spoken(message.content, message.tool_calls)}"
+            yield f"{message.role}: {message_text(message.content, message.tool_calls)}"
     if not told.new:
         yield f"asks again what it asked in {told.like[:8]}"
 

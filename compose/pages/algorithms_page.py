@@ -38,7 +38,7 @@ class RuleRow:
 def rows_of(kind: str = "") -> list[RuleRow]:
     """Return all rules, or those of one kind. Raises Refused for an unknown kind."""
     if kind and kind not in ALL:
-        raise names.unknown("kind of rules", kind, ALL)
+        raise names.unknown_name("kind of rules", kind, ALL)
     return [
         row_of(rule) for each, rules in ALL.items() if kind in ("", each)
         for _, rule in sorted(rules.items())

@@ -6,11 +6,11 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from rollcall.compose.console import safe
-from rollcall.compose.pages.agent_lines import asked_words
+from rollcall.compose.pages.agent_lines import describe_asked
 from rollcall.compose.pages.rollout_page import counted, short
 from rollcall.consumers.history.divergence import Divergence, Moment
 from rollcall.consumers.history.rollout_story import Story
-from rollcall.schemas.foreign_text import printable
+from rollcall.schemas.untrusted_text import printable
 
 CONTEXT = 2
 """The number of common moments that are shown before the difference."""
@@ -48,6 +48,6 @@ def _lived(moment: Moment) -> str:
         remarks.append(f"reward {moment.reward:+g}")
     remarks += ["ends"] * moment.ends + ["recorded"] * moment.recorded
     small = f"  ({', '.join(remarks)})" if remarks else ""
-    asked = asked_words(moment.session, moment.text)
+    asked = describe_asked(moment.session, moment.text)
     kind, text = (moment.kind, moment.text) if asked is None else ("agent", asked)
     return f"{kind}  {printable(short(text))}{small}"

@@ -9,13 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from rollcall.compose.console import safe
-from rollcall.compose.pages.agent_lines import Said, agent_words, spoken
+from rollcall.compose.pages.agent_lines import Said, describe_requests, message_text
 from rollcall.compose.pages.phase_lines import NAMES
 from rollcall.consumers.history.rollout_story import Entry, Story
 from rollcall.consumers.history.times import iso
 from rollcall.consumers.history.timing import Timers, phases_of, timers_of
 from rollcall.schemas.as_json import plain
-from rollcall.schemas.foreign_text import printable
 from rollcall.schemas.messages import (
     AttemptStarted,
     CallFailed,
@@ -34,6 +33,7 @@ from rollcall.schemas.messages import (
     TokenScores,
 )
 from rollcall.schemas.packed import ids_of, logprobs_of
+from rollcall.schemas.untrusted_text import printable
 
 PROMPT_CHARS = 120
 Summary = tuple[str, str, str]
@@ -192,9 +192,9 @@ def _summary(event: Event, story: Story, said: Collection[Said] = ()) -> Summary
     if isinstance(body, AttemptStarted):
         return "began anew", body.reason, by
     if isinstance(body, ModelAnswered):
-        return "model", spoken(body.text, body.tool_calls), answer_remarks(body)
+        return "model", message_text(body.text, body.tool_calls), answer_remarks(body)
     if isinstance(body, EnvironmentStepped):
-        asked = agent_words(body, said)
+        asked = describe_requests(body, said)
         if asked is not None:
             return "agent", asked, ""
         return "environment", body.text, _step_remarks(body)

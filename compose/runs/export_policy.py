@@ -24,9 +24,9 @@ from rollcall.inference.chat import RoleTemplate
 from rollcall.inference.exported_template import exported_template
 from rollcall.inference.policy_dir import Policy, load_policy
 from rollcall.schemas.adapter_weights import AdapterAbout
+from rollcall.schemas.atomic_files import atomic_path, require_unused
 from rollcall.schemas.errors import Refused, WeightsDiffer
 from rollcall.schemas.weights import weights_digest
-from rollcall.schemas.whole_files import appearing, refuse_used
 from rollcall.trainer.checkpoints.checkpoint import Checkpoint, load_latest
 from rollcall.trainer.checkpoints.learner_state import LearnerState
 from rollcall.trainer.weights.tensors import DTYPES, load_tensors, tensors_of
@@ -55,7 +55,7 @@ def export(folder: RunFolder, out: Path, *, merge: bool = False) -> int:
     With `merge` an adapter is added to its base. Raises Refused, and Unfit if the base is gone.
     """
     out = out.expanduser().absolute()
-    refuse_used(out, "--out")
+    require_unused(out, "--out")
     checkpoint = _newest(folder)
     about = AdapterAbout.of(checkpoint.state.weights)
     if about is not None and not merge:
@@ -69,7 +69,7 @@ def export(folder: RunFolder, out: Path, *, merge: bool = False) -> int:
 def export_state(folder: RunFolder, state: LearnerState, out: Path) -> None:
     """Write a learner's state as a policy directory."""
     out = out.expanduser().absolute()
-    refuse_used(out, "--out")
+    require_unused(out, "--out")
     _export_whole(folder, Checkpoint(state, -1), out)
 
 
@@ -85,7 +85,7 @@ def _export_whole(folder: RunFolder, checkpoint: Checkpoint, out: Path) -> None:
 def _made(out: Path) -> Iterator[Path]:
     """Yield a directory to fill, which appears under its name when complete."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    with appearing(out) as hidden:
+    with atomic_path(out) as hidden:
         hidden.mkdir()
         yield hidden
 

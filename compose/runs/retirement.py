@@ -15,7 +15,7 @@ from rollcall.consumers.history.local_programs import watched_world
 from rollcall.consumers.history.run_curve import steps_of_runs
 from rollcall.consumers.history.waiting import WaitReader
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.names import unknown
+from rollcall.schemas.names import unknown_name
 from rollcall.schemas.weights_store import listed
 from rollcall.schemas.weights_store import remove as delete
 
@@ -55,7 +55,7 @@ def remains_of(cluster: "Cluster", name: str, *, folder: bool) -> Remains:
     run_id = own.run_id if own else name
     steps = {} if own else steps_of_runs(cluster)
     if own is None and run_id not in steps:
-        raise unknown("run", name, sorted(steps))
+        raise unknown_name("run", name, sorted(steps))
     if own is None and folder:
         msg = f"run {run_id!r} has no folder in {cluster.settings.state()}; leave --folder out"
         raise Refused(msg)

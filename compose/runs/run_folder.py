@@ -16,11 +16,11 @@ from rollcall.compose.teacher_scorer import check_teachers
 from rollcall.producers.admission import AdmissionRule, Draws
 from rollcall.producers.curators.curator import Curator
 from rollcall.producers.curators.curators import curators_of
+from rollcall.schemas.atomic_files import write_atomically
 from rollcall.schemas.errors import Refused, WireError
-from rollcall.schemas.names import unknown
+from rollcall.schemas.names import unknown_name
 from rollcall.schemas.private_folders import PRIVATE, make_private
 from rollcall.schemas.weights import elements_in
-from rollcall.schemas.whole_files import write_whole
 
 if TYPE_CHECKING:
     from rollcall.compose.cluster import Cluster
@@ -259,7 +259,7 @@ def _check_recorded(state: Path, folder: RunFolder) -> None:
     part = {each.policy_id: each for each in earlier.parts()}.get(recorded.policy_id)
     if part is None:
         known = [each.policy_id for each in earlier.parts()]
-        raise unknown("policy of that run", recorded.policy_id, known)
+        raise unknown_name("policy of that run", recorded.policy_id, known)
     if vocabulary_digest(part.policy) != vocabulary_digest(folder.policy):
         msg = (
             f"[learner.recorded]: run {recorded.run!r} has another vocabulary than this policy, so "
@@ -324,7 +324,7 @@ def begin(folder: RunFolder, cluster: "Cluster") -> RunFolder:
     places = [(topic, partition, at) for (topic, partition), at in sorted(starts.items())]
     body = BegunRun(folder.run_id, folder.policy_id, folder.seed, places)
     # Written last: a folder with this file counts as a run that has begun.
-    write_whole(folder.directory / RUN_FILE, orjson.dumps(body, option=orjson.OPT_INDENT_2))
+    write_atomically(folder.directory / RUN_FILE, orjson.dumps(body, option=orjson.OPT_INDENT_2))
     return load(folder.directory)
 
 
@@ -365,7 +365,7 @@ def find(state: Path, name: str) -> RunFolder:
         if not known:
             msg = f"no run {name!r}: there are none in {state / 'runs'}"
             raise Refused(msg)
-        raise unknown("run", name, known)
+        raise unknown_name("run", name, known)
     return known[name]
 
 

@@ -12,7 +12,7 @@ from rollcall.compose.runs.held_out_trial import held_out, require_alone
 from rollcall.compose.runs.run_folder import RunFolder
 from rollcall.compose.settings import Settings
 from rollcall.consumers.history.history import History
-from rollcall.schemas.whole_files import refuse_used
+from rollcall.schemas.atomic_files import require_unused
 from rollcall.trainer.checkpoints.learner_state import LearnerState
 
 
@@ -36,7 +36,7 @@ def what_if(
     if playing is not None:
         require_alone(folder)
     if out is not None:
-        refuse_used(out.expanduser().absolute(), "--out")
+        require_unused(out.expanduser().absolute(), "--out")
     config = changed_learner(folder, changes)
     report, (then, now) = train_otherwise(
         history,

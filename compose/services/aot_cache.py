@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollcall.compose.services.artifacts import mark
-from rollcall.schemas.whole_files import write_whole
+from rollcall.schemas.atomic_files import write_atomically
 
 KEPT = 3
 """The most caches of a service; each virtual environment's Java runtime has its own."""
@@ -77,7 +77,7 @@ class AotCache:
     def keep(self, made: Path) -> None:
         """Use a complete file of a JVM as the cache; remove all but the newest few."""
         made.rename(self.file())
-        write_whole(self.file("mark"), json.dumps(mark(self.file())))
+        write_atomically(self.file("mark"), json.dumps(mark(self.file())))
         caches = self.folder.glob(f"{self.service}-*.aot")
         for old in sorted(caches, key=lambda path: path.stat().st_mtime_ns)[:-KEPT]:
             for rest in self.folder.glob(f"{old.stem}.*"):

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from rollcall.compose.processes import end, holds_within, module, spawn, started
+from rollcall.compose.processes import end, module, spawn, started, wait_until
 from rollcall.compose.services.service_errors import ServicesError, last_lines
 from rollcall.compose.services.service_process import Service
 
@@ -81,10 +81,10 @@ def _written(service: Service, lives: Callable[[], bool]) -> Path:
         return process.poll() is not None or not lives()
 
     try:
-        holds_within(lambda: over() or service.is_ready(), READY_DEADLINE_S, every_s=0.2)
+        wait_until(lambda: over() or service.is_ready(), READY_DEADLINE_S, every_s=0.2)
         ready = not over()
         process.terminate()
-        holds_within(over, WRITING_DEADLINE_S if ready else 0.0, every_s=0.2)
+        wait_until(over, WRITING_DEADLINE_S if ready else 0.0, every_s=0.2)
     finally:
         end([process], 0.0)
     if not lives():

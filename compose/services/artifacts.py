@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollcall.compose.services.service_errors import ServicesError
+from rollcall.schemas.atomic_files import write_atomically
 from rollcall.schemas.private_folders import make_private
-from rollcall.schemas.whole_files import write_whole
 
 LOCKS = Path(__file__).parent / "locks"
 COLD_CACHE_BYTES = 600_000_000
@@ -183,7 +183,7 @@ class _Checked:
 
     def record(self, paths: dict[str, Path]) -> None:
         self.marks = {name: mark(path) for name, path in paths.items()}
-        write_whole(self.file, json.dumps(self.marks))
+        write_atomically(self.file, json.dumps(self.marks))
 
 
 def mark(path: Path) -> list[int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from rollcall.compose.processes import holds_within, spawn, started
+from rollcall.compose.processes import spawn, started, wait_until
 from rollcall.compose.services.aot_training import train_beside
 from rollcall.compose.services.artifacts import LOCKS, exclusive, missing, require_space
 from rollcall.compose.services.kafka_broker import KafkaBroker
@@ -311,7 +311,7 @@ def _wait_until_ready(service: Service, process: ServiceProcess, log: Path, *, s
             raise ServicesError(msg)
         return answered
 
-    if not holds_within(answers, READY_DEADLINE_S, every_s=0.05):
+    if not wait_until(answers, READY_DEADLINE_S, every_s=0.05):
         msg = (
             f"{service.name} (pid {process.pid}) lives but has not answered for "
             f"{READY_DEADLINE_S:.0f} s; take it down, then up again. The end of {log}:\n"

@@ -18,8 +18,8 @@ from pathlib import Path
 from rollcall.compose.services.aot_cache import AotCache
 from rollcall.compose.services.artifacts import LOCKS, fetch, locate_java, read_lock
 from rollcall.compose.services.service_errors import ServicesError, cannot_run, last_lines
+from rollcall.schemas.atomic_files import write_atomically
 from rollcall.schemas.private_folders import make_private
-from rollcall.schemas.whole_files import write_whole
 
 _FIXED = """\
 process.roles=broker,controller
@@ -108,8 +108,8 @@ class KafkaBroker:
         make_private(self.home)
         settings = properties(self.port, self.controller_port, self.extra)
         lines = (f"{key}={value}\n" for key, value in settings.items())
-        write_whole(self.home / "server.properties", "".join(lines))
-        write_whole(self.home / "log4j2.xml", LOGGING)
+        write_atomically(self.home / "server.properties", "".join(lines))
+        write_atomically(self.home / "log4j2.xml", LOGGING)
         self._format_once(jars)
         return self._java(jars, "kafka.Kafka", "server.properties")
 

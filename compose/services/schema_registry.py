@@ -22,8 +22,8 @@ from rollcall.compose.services.artifacts import (
     read_lock,
 )
 from rollcall.compose.services.service_errors import ServicesError
+from rollcall.schemas.atomic_files import atomic_path, write_atomically
 from rollcall.schemas.private_folders import make_private
-from rollcall.schemas.whole_files import appearing, write_whole
 
 JAR = "quarkus-run.jar"
 
@@ -39,7 +39,7 @@ def unpack(lock: Path, cache_dir: Path) -> Path:
         if not _is_as_unpacked(folder):
             for rest in (folder, *folder.parent.glob(f".{folder.name}.*")):
                 shutil.rmtree(rest, ignore_errors=True)
-            with appearing(folder) as hidden:
+            with atomic_path(folder) as hidden:
                 _extract(archive, hidden)
     return folder
 
@@ -57,7 +57,7 @@ def _extract(archive: Path, folder: Path) -> None:
             tar.extractall(folder)
         files = [path for path in folder.rglob("*") if path.is_file()]
         marks = {str(path.relative_to(folder)): mark(path) for path in files}
-        write_whole(folder / "marks.json", json.dumps(marks))
+        write_atomically(folder / "marks.json", json.dumps(marks))
     except OSError as error:
         msg = f"cannot unpack {archive.name} to {folder} ({error.strerror}); look after that disk"
         raise ServicesError(msg) from error

@@ -13,12 +13,12 @@ from typing import Protocol
 
 import structlog
 
-from rollcall.compose.processes import holds_within, started
+from rollcall.compose.processes import started, wait_until
 from rollcall.compose.services.aot_cache import AotCache
 from rollcall.compose.services.service_errors import ServicesError
 from rollcall.compose.state_files import read_state
+from rollcall.schemas.atomic_files import write_atomically
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.whole_files import write_whole
 
 log = structlog.get_logger()
 
@@ -56,7 +56,7 @@ class ServiceProcess:
 
     def note(self, home: Path) -> None:
         """Write the record."""
-        write_whole(home / RECORD, json.dumps(asdict(self)))
+        write_atomically(home / RECORD, json.dumps(asdict(self)))
 
     def end(self, *, grace_s: float = GRACE_S) -> bool | None:
         """End it; True if it took SIGKILL, None if it did not run; raises ServicesError."""
@@ -65,7 +65,7 @@ class ServiceProcess:
         for sent, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, sent)
-            if holds_within(lambda: not self.lives, wait_s):
+            if wait_until(lambda: not self.lives, wait_s):
                 return sent is signal.SIGKILL
         msg = f"process {self.pid} outlives SIGKILL; it hangs in the kernel, look at its disk"
         raise ServicesError(msg)

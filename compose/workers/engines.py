@@ -39,7 +39,7 @@ def options_of(models: "ModelsSettings") -> dict[str, Any]:
 def check_engine(name: str) -> None:
     """Raise Refused for an unknown name; nothing is imported."""
     if name not in (*ENGINES, OPENAI) and ":" not in name:
-        raise names.unknown("engine", name, [*ENGINES, OPENAI])
+        raise names.unknown_name("engine", name, [*ENGINES, OPENAI])
 
 
 def check_loads_weights(name: str, what: str) -> None:

@@ -13,8 +13,8 @@ import structlog
 
 from rollcall.producers.control import control_key
 from rollcall.schemas.bounds import NAME_BYTES
-from rollcall.schemas.foreign_text import plain
 from rollcall.schemas.messages import Control, RolloutRequest
+from rollcall.schemas.untrusted_text import clean_text
 
 REASON_CHARS = 200
 """The kept length of a record's reason."""
@@ -68,7 +68,9 @@ class ControlState:
         longest = max(len(key) - KEY_BYTES, len(subject[1].encode(errors="replace")) - NAME_BYTES)
         if word.kind == "unknown" or longest > 0:
             return
-        self.words[key] = ControlRecord(word.kind, subject, plain(word.reason, REASON_CHARS), at_ms)
+        self.words[key] = ControlRecord(
+            word.kind, subject, clean_text(word.reason, REASON_CHARS), at_ms
+        )
         if subject[0]:
             self._keys[subject] = (*self._keys.get(subject, ()), key)
             self._note_pause(subject)

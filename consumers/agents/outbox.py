@@ -30,7 +30,6 @@ from rollcall.schemas.errors import (
     WireError,
     WorkFailed,
 )
-from rollcall.schemas.foreign_text import plain, raised
 from rollcall.schemas.headers import Headers, full_headers, hot_headers
 from rollcall.schemas.ids import digest
 from rollcall.schemas.messages import (
@@ -45,6 +44,7 @@ from rollcall.schemas.messages import (
     Trajectory,
 )
 from rollcall.schemas.topics import POLICY_ID, Topics
+from rollcall.schemas.untrusted_text import clean_text, describe_exception
 
 REASON_CHARS = 2000
 """The kept length of a reason in the journal."""
@@ -93,7 +93,9 @@ class Outbox:
             except Exception as error:
                 if isinstance(output, Trajectory):
                     raise  # nothing is left to leave out
-                log.warning("rollout_broken", rollout_id=output.rollout_id, error=raised(error))
+                log.warning(
+                    "rollout_broken", rollout_id=output.rollout_id, error=describe_exception(error)
+                )
                 self._write_bare_end(output, error, partition, cause)
 
     def retire_word(self, key: bytes) -> None:
@@ -161,7 +163,7 @@ class Outbox:
         if not isinstance(output, Event) and output.kind in COURTESY:
             return
         begins = isinstance(output, Event) and isinstance(output.body, AttemptStarted)
-        body = RolloutFinished("failed", "broken", raised(error, REASON_CHARS))
+        body = RolloutFinished("failed", "broken", describe_exception(error, REASON_CHARS))
         end = Event.decision(output.rollout_id, output.attempt - begins, self.name, body)
         self.write(end, partition, cause)
 
@@ -211,7 +213,7 @@ class Outbox:
         except Refused as error:
             self._fail(command, CallFailed("out_of_bounds", str(error), False), cause)
         except WireError as error:
-            reason = plain(str(error), REASON_CHARS)
+            reason = clean_text(str(error), REASON_CHARS)
             self._fail(command, CallFailed("unwritable", reason, False), cause)
         except Unavailable as error:
             self._send_later(command, command.answer_partition, cause, error)
@@ -243,7 +245,7 @@ class Outbox:
             raise
         except Exception as error:
             code = "too_large" if isinstance(error, TooLarge) else "unwritable"
-            reason = plain(str(error), REASON_CHARS)
+            reason = clean_text(str(error), REASON_CHARS)
             explained = replace(trajectory, code=code, reason=reason)
             write_reduced_form(explained, lambda bare: self._send_trajectory(bare, cause), error)
 

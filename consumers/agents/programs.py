@@ -57,7 +57,7 @@ def program_of(name: str) -> Program:
     if name in SHIPPED:
         return SHIPPED[name]
     if ":" not in name:
-        raise names.unknown("program", name, SHIPPED)
+        raise names.unknown_name("program", name, SHIPPED)
     return cast(Program, names.load("program", name))
 
 

@@ -17,7 +17,6 @@ from rollcall.consumers.loop.dead_letter_records import resent_from
 from rollcall.consumers.loop.dead_letters import SkippedRecords
 from rollcall.schemas.bounds import check_names, check_request, fitting
 from rollcall.schemas.errors import KilledWorkers, Refused, Skipped, TopicsDiffer, WireError
-from rollcall.schemas.foreign_text import plain, raised
 from rollcall.schemas.messages import (
     REPEATED,
     RULES,
@@ -27,6 +26,7 @@ from rollcall.schemas.messages import (
     RolloutStarted,
 )
 from rollcall.schemas.topics import Topics
+from rollcall.schemas.untrusted_text import clean_text, describe_exception
 
 READ_AT_ONCE = 8
 """The number of windows of requests that are read back at a time; each has a client of its own."""
@@ -181,7 +181,7 @@ class RequestStarts:
         except (Refused, *PROCESS):
             raise
         except Exception as error:  # loading a user's module may raise anything
-            msg = f"program {name!r} cannot be had: {raised(error)}"
+            msg = f"program {name!r} cannot be had: {describe_exception(error)}"
             raise Refused(msg) from error
 
     def _check_policy(self, policy_id: str) -> None:
@@ -209,7 +209,7 @@ class RequestStarts:
         unnamed = f"unreadable-{record.partition}-{record.offset}"
         rollout_id = fitting(rollout_id) or unnamed
         kept = request if request is not None and _names_fit(request) else None
-        reason = plain(reason, REASON_CHARS)
+        reason = clean_text(reason, REASON_CHARS)
         body = RolloutRefused(code, reason, span, record.offset, kept, *self._names(record))
         event = Event.decision(rollout_id, attempt, self.outbox.name, body)
         if not self.outbox.write(event, record.partition, record):

@@ -13,7 +13,7 @@ from random import Random
 from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.programs import program_of
 from rollcall.consumers.audit.audit_state import AuditState
-from rollcall.consumers.audit.columns import find_one, split
+from rollcall.consumers.audit.columns import find_one, unpack_place
 from rollcall.consumers.audit.journal_facts import JournalFacts
 from rollcall.consumers.audit.quota_use import QuotaUse
 from rollcall.consumers.audit.report import Breach, Report
@@ -268,7 +268,7 @@ class Audit:
         most, seen = self.most_repeated, self.report.repeated
         if most is not None and seen > most:
             text = f"{seen} answers repeat work done before, {most} are allowed; the last is here"
-            place = self.topics.events, *split(self.journal.implied.last_repeated)
+            place = self.topics.events, *unpack_place(self.journal.implied.last_repeated)
             self.report.add(Breach("I9", text, *place, "doubled"))
         most, seen, last = self.most_rewritten, self.report.duplicates, self.report.last_duplicate
         if most is not None and seen > most and last is not None:
@@ -278,7 +278,7 @@ class Audit:
     def _before_window(self) -> None:
         """Count rollouts that the journal mentions and that began before the window."""
         for owner, first in self.journal.strays.items():
-            cut = (self.topics.events, split(first)[0]) in self.window.starts
+            cut = (self.topics.events, unpack_place(first)[0]) in self.window.starts
             if cut and find_one(self.journal.starts.owners, owner) < 0:
                 self.report.before_window += 1
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rollcall.consumers.audit.columns import find_one, place, split, word_of
+from rollcall.consumers.audit.columns import find_one, pack_place, unpack_place, word_of
 from rollcall.consumers.audit.journal_facts import JournalFacts
 from rollcall.consumers.audit.report import Breach, Report
 from rollcall.consumers.audit.window import AuditWindow
@@ -100,7 +100,7 @@ class AuditState:
 
     def owed(self, cause: int) -> bool:
         """Return True if the effect of a journal entry, given by its place, is due by now."""
-        partition, offset = split(cause)
+        partition, offset = unpack_place(cause)
         below = self.commit(self.topics.group("agents"), self.topics.events, partition)
         if self.drained or offset < below:
             return True
@@ -118,5 +118,5 @@ class AuditState:
         owner = word_of(rollout_id.encode())
         if find_one(self.journal.starts.owners, owner) >= 0:
             return False
-        self.journal.strays.setdefault(owner, place(partition, 0))
+        self.journal.strays.setdefault(owner, pack_place(partition, 0))
         return True

@@ -21,19 +21,19 @@ PARTITIONS = (1 << PARTITION_BITS) - 1
 WORD = (1 << 64) - 1
 
 
-def place(partition: int, offset: int, mark: int = 0) -> int:
+def pack_place(partition: int, offset: int, mark: int = 0) -> int:
     """Pack partition and offset into one word, with a small mark in the bits above them."""
     return (mark << PARTITION_BITS | partition) << OFFSET_BITS | offset
 
 
-def place_of(partition: int, offset: int) -> int | None:
+def pack_named_place(partition: int, offset: int) -> int | None:
     """Pack the place that a record names; return None for one that no topic can have."""
     if 0 <= partition <= PARTITIONS and 0 <= offset <= OFFSETS:
-        return place(partition, offset)
+        return pack_place(partition, offset)
     return None
 
 
-def split(word: int) -> tuple[int, int]:
+def unpack_place(word: int) -> tuple[int, int]:
     """Return partition and offset of a word, without its mark."""
     return word >> OFFSET_BITS & PARTITIONS, word & OFFSETS
 
@@ -48,7 +48,7 @@ def word_of(value: bytes | memoryview) -> int:
     return hash(value) & WORD or 1
 
 
-def words(values: "Sequence[int] | array[int]") -> Words:
+def to_words(values: "Sequence[int] | array[int]") -> Words:
     """Convert to a numpy array."""
     return np.array(values, np.uint64)
 

@@ -8,7 +8,7 @@ from array import array
 import numpy as np
 
 from rollcall.consumers.agents.fold.commands import Command
-from rollcall.consumers.audit.columns import Words, find, firsts, sort_together, words
+from rollcall.consumers.audit.columns import Words, find, firsts, sort_together, to_words
 from rollcall.schemas.ids import prefix_digest
 from rollcall.schemas.messages import CallFailed, Event, ModelCall
 
@@ -187,7 +187,7 @@ class ImpliedCommands:
 
     def _count_late(self) -> None:
         """Count answers after the end of a rollout as repeats, except the first to each command."""
-        rows = find(self.ids, words(self._late_ids))
+        rows = find(self.ids, to_words(self._late_ids))
         known = set(self.ids[rows[rows >= 0]].tolist())
         for late, at in zip(self._late_ids, self._late_places, strict=True):
             if late in self._undone:

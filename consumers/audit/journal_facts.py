@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rollcall.consumers.agents.fold.context import FoldContext
-from rollcall.consumers.audit.columns import words
+from rollcall.consumers.audit.columns import to_words
 from rollcall.consumers.audit.ends import RolloutEnds
 from rollcall.consumers.audit.implied import ImpliedCommands
 from rollcall.consumers.audit.partition_facts import PartitionFacts
@@ -70,7 +70,7 @@ class JournalFacts:
         self.implied.close(self.owners_at_work)
         self.ends.close()
         self.starts.close()
-        self.owners_not_run = words(sorted(self.not_run))
+        self.owners_not_run = to_words(sorted(self.not_run))
         self.report.open = sum(len(partition.open) for partition in self.partitions.values())
         self.report.not_run_again = len(self.owners_not_run)
         self.report.repeated = self.implied.repeated

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollcall.consumers.audit.audit_state import AuditState
-from rollcall.consumers.audit.columns import Words, split
+from rollcall.consumers.audit.columns import Words, unpack_place
 from rollcall.consumers.audit.report import Breach
 from rollcall.consumers.scoring_retirement import retired
 
@@ -44,7 +44,7 @@ class OwedScores:
         scored_by_any = np.any([self.unseen, *self.scores.values()], axis=0)
         for row in np.flatnonzero(self.written).tolist():
             named = named_sets[int(asked[row])]
-            here = self.case.topics.trajectories, *split(int(self.first[row]))
+            here = self.case.topics.trajectories, *unpack_place(int(self.first[row]))
             found = any([self._by(each, row, here, named) for each in self._takers(named)])
             if not (found or named or scored_by_any[row]) and self.case.scorings is None:
                 self._unscored(here)
@@ -98,7 +98,7 @@ class OwedScores:
             unnamed = self.case.journal.ends.asked == 0
             scored = self.scores.get(scoring_id, self.unseen) & self.written & unnamed
             begins: dict[int, int] = {}
-            for number, offset in map(split, map(int, self.first[scored])):
+            for number, offset in map(unpack_place, map(int, self.first[scored])):
                 begins[number] = min(offset, begins.get(number, offset))
             self._begins[scoring_id] = begins
         return self._begins[scoring_id].get(partition, np.iinfo(np.int64).max)

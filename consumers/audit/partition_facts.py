@@ -13,7 +13,7 @@ from rollcall.consumers.agents.fold.commands import Command
 from rollcall.consumers.agents.fold.journal import AppliedEvent, Journal
 from rollcall.consumers.agents.fold.rollout import Rollout
 from rollcall.consumers.agents.watermark import Watermark, read_watermark
-from rollcall.consumers.audit.columns import place, word_of
+from rollcall.consumers.audit.columns import pack_place, word_of
 from rollcall.consumers.audit.ends import OPTIONAL
 from rollcall.consumers.audit.implied import DEADLINE, IMPLIED, NEVER_SENT, GivenUp, word_of_id
 from rollcall.consumers.audit.report import Breach
@@ -195,7 +195,7 @@ class PartitionFacts:
             return
         facts.report.accepted += 1
         at = REFUSED if refused else body.request_offset % REFUSED  # foreign ones may be negative
-        facts.starts.note(owner, place(self.partition, offset), at)
+        facts.starts.note(owner, pack_place(self.partition, offset), at)
         if isinstance(body, RolloutRefused):
             self._note_end(taken, event.rollout_id, 0, offset, at_ms)
             return
@@ -227,10 +227,10 @@ class PartitionFacts:
         """Note an event of a rollout that is not open: it is late, or began before the window."""
         facts = self.facts
         owner = word_of(event.rollout_id.encode())
-        facts.strays.setdefault(owner, place(self.partition, offset))
+        facts.strays.setdefault(owner, pack_place(self.partition, offset))
         if isinstance(event.body, PLACED):
             done = isinstance(event.body, ANSWERS)
-            facts.implied.stray(event, place(self.partition, offset), done=done)
+            facts.implied.stray(event, pack_place(self.partition, offset), done=done)
 
     # Work
 
@@ -239,7 +239,7 @@ class PartitionFacts:
         report.checked["I2"] += 1
         report.checked["I9"] += 1
         if self._was_implied(life, event):
-            self.facts.implied.answer(life.implied, event, place(self.partition, offset))
+            self.facts.implied.answer(life.implied, event, pack_place(self.partition, offset))
 
     def _was_implied(self, life: OpenRollout, event: Event) -> bool:
         """Return True if a command was implied; assume so if the program was not run."""
@@ -256,7 +256,7 @@ class PartitionFacts:
             else:
                 horizon = facts.horizons.steps
             mark = OPTIONAL if at_ms < horizon else 0
-            facts.implied.imply(command, place(self.partition, offset, mark))
+            facts.implied.imply(command, pack_place(self.partition, offset, mark))
             life.implied.setdefault(command.command_id, IMPLIED)
 
     # Ends
@@ -301,7 +301,7 @@ class PartitionFacts:
         facts.report.ended += 1
         mark = OPTIONAL if at_ms < facts.horizons.trajectories else 0
         owner = word_of(rollout_id.encode())
-        at = place(self.partition, offset)
+        at = pack_place(self.partition, offset)
         facts.ends.note(ended if known else None, at, owner, applied, mark, named)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rollcall.consumers.audit.columns import find, sort_together, words
+from rollcall.consumers.audit.columns import find, sort_together, to_words
 from rollcall.schemas.messages import Quota
 
 HEARD_MS = 5000
@@ -91,7 +91,7 @@ class QuotaUse:
 
 
 def _columns(rows: tuple["array[int]", ...]) -> list[NDArray[np.uint64]]:
-    return [words(column) for column in rows]
+    return [to_words(column) for column in rows]
 
 
 def _figure(quota: Quota, since_ms: int, began: Times, ended: Times) -> QuotaFigure:

@@ -11,7 +11,15 @@ import numpy as np
 
 from rollcall.consumers.agents.fold.commands import Command
 from rollcall.consumers.audit.audit_state import AuditState
-from rollcall.consumers.audit.columns import Words, find, find_one, marks, split, word_of, words
+from rollcall.consumers.audit.columns import (
+    Words,
+    find,
+    find_one,
+    marks,
+    to_words,
+    unpack_place,
+    word_of,
+)
 from rollcall.consumers.audit.ends import OPTIONAL
 from rollcall.consumers.audit.implied import COURTESY, UNKNOWN, content_of, word_of_id
 from rollcall.consumers.audit.report import Breach
@@ -35,7 +43,7 @@ class SentCommands:
         self.case = case
         self.implied = case.journal.implied
         self._seen = np.zeros(len(self.implied.ids), bool)
-        self._silent = words(sorted(self.implied.unanswered))
+        self._silent = to_words(sorted(self.implied.unanswered))
         self._unanswered: list[_Unanswered] = []
         self._aborted: dict[int, int] = {}
         """The last attempt whose calls were aborted, by owner."""
@@ -126,7 +134,9 @@ class SentCommands:
             if word in self.implied.excused or not self.case.owed(cause):
                 continue
             text = f"the journal implies command {word:016x} here, but it is on no work topic"
-            self.case.report.add(Breach("I3", text, self.case.topics.events, *split(cause), "lost"))
+            self.case.report.add(
+                Breach("I3", text, self.case.topics.events, *unpack_place(cause), "lost")
+            )
 
     def _finish_answers(self) -> None:
         """Report finished commands without an answer, unless they were aborted or put aside."""

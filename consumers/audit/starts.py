@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollcall.consumers.agents.recent_requests import WINDOW
-from rollcall.consumers.audit.columns import TopicPlace, Words, firsts, sort_together, split
+from rollcall.consumers.audit.columns import TopicPlace, Words, firsts, sort_together, unpack_place
 
 REFUSED = (1 << 64) - 1
 """Replaces the request's offset for a start that was refused at once, and so runs nothing."""
@@ -43,7 +43,7 @@ class RolloutStarts:
         for row in np.flatnonzero(~firsts(owners)).tolist():
             if REFUSED in (requests[row], requests[row - 1]):
                 continue
-            before, here = split(int(places[row - 1])), split(int(places[row]))
+            before, here = unpack_place(int(places[row - 1])), unpack_place(int(places[row]))
             request, far = int(requests[row]), int(requests[row]) - int(requests[row - 1])
             if here[0] != before[0] or far <= WINDOW:
                 self.second[here[0], request] = SecondStart(int(owners[row]), before, here)

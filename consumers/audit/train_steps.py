@@ -11,10 +11,10 @@ from rollcall.consumers.audit.columns import (
     TopicPlace,
     Words,
     firsts,
-    place,
-    place_of,
+    pack_named_place,
+    pack_place,
     sort_together,
-    split,
+    unpack_place,
     word_of,
 )
 from rollcall.consumers.audit.report import Breach
@@ -113,11 +113,11 @@ class Lineage:
             self.case.breach("I7", record, text)
             return
         here = record.partition, record.offset
-        self._run_of[place(*here)] = step.run_id
+        self._run_of[pack_place(*here)] = step.run_id
         refs = self._refer(record, named)
         first, replayed = step.step <= 1, whole_metric(step.metrics.get("replayed"))
         lent = sum(whole_metric(step.metrics.get(how)) for how in (RECORDED, SHARED))
-        self._lent[place(*here)] = lent
+        self._lent[pack_place(*here)] = lent
         run.steps[step.version] = _RecordedStep(
             step.version,
             step.parent,
@@ -165,14 +165,14 @@ class Lineage:
         """Note the references of a step, to be joined with the scored records."""
         begin = len(self._places)
         for ref in refs:
-            named = place_of(ref.partition, ref.offset)
+            named = pack_named_place(ref.partition, ref.offset)
             if named is None or ref.topic != self.case.topics.scored:
                 place_ = f"{ref.topic} {ref.partition}@{ref.offset}"
                 self.case.breach("I7", record, f"this step names {place_}, where no record can be")
                 continue
             self._places.append(named)
             self._members.append(member_word(ref.rollout_id, ref.attempt))
-            self._steps.append(place(record.partition, record.offset))
+            self._steps.append(pack_place(record.partition, record.offset))
         return slice(begin, len(self._places))
 
     def _check_number(self, record: Record, step: TrainStep) -> None:
@@ -220,30 +220,30 @@ class Lineage:
         if not members:
             return
         consumed, by = sort_together(members, places)
-        replayed = {place(step.partition, step.offset): step.replayed for step in steps}
+        replayed = {pack_place(step.partition, step.offset): step.replayed for step in steps}
         for at in np.flatnonzero(~firsts(consumed)):
             here = int(by[at])
             # A step may use as many earlier rollouts again as its record says.
             if replayed[here] > 0:
                 replayed[here] -= 1
                 continue
-            before = split(int(by[at - 1]))
+            before = unpack_place(int(by[at - 1]))
             text = (
                 f"this step of run {run_id!r} consumes a rollout that the step at "
                 f"{before[0]}@{before[1]} has consumed"
             )
             topic = self.case.topics.train_steps
-            self.case.report.add(Breach("I7", text, topic, *split(int(by[at])), "doubled"))
+            self.case.report.add(Breach("I7", text, topic, *unpack_place(int(by[at])), "doubled"))
 
     def refers_to(self, record: Record) -> bool:
         """Return True if a step names the place of a scored record."""
         if not len(self.places):
             return False
-        return len(rows_of(self.places, place(record.partition, record.offset))) > 0
+        return len(rows_of(self.places, pack_place(record.partition, record.offset))) > 0
 
     def scored(self, record: Record, trajectory: Trajectory) -> None:
         """Compare a scored record with the references to its place."""
-        for at in rows_of(self.places, place(record.partition, record.offset)):
+        for at in rows_of(self.places, pack_place(record.partition, record.offset)):
             self._met[at] = True
             if self.members[at] != member_word(trajectory.rollout_id, trajectory.attempt):
                 here = f"{record.partition}@{record.offset}"
@@ -297,14 +297,14 @@ class Lineage:
         self._check_announced()
         topic, starts = self.case.topics.scored, self.case.window.starts
         for at in np.flatnonzero(~self._met):
-            partition, offset = split(int(self.places[at]))
+            partition, offset = unpack_place(int(self.places[at]))
             if offset >= starts.get((topic, partition), 0):
                 text = f"this step names {topic} {partition}@{offset}, where no record can be read"
                 self._wrong(int(at), text)
 
     def _wrong(self, at: int, text: str) -> None:
         topic = self.case.topics.train_steps
-        self.case.report.add(Breach("I7", text, topic, *split(int(self.by[at]))))
+        self.case.report.add(Breach("I7", text, topic, *unpack_place(int(self.by[at]))))
 
 
 def member_word(rollout_id: str, attempt: int) -> int:

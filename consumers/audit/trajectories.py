@@ -9,7 +9,14 @@ from numpy.typing import NDArray
 
 from rollcall.consumers.agents.fork import recorded_answers
 from rollcall.consumers.audit.audit_state import AuditState
-from rollcall.consumers.audit.columns import find, find_one, place, place_of, split, word_of
+from rollcall.consumers.audit.columns import (
+    find,
+    find_one,
+    pack_named_place,
+    pack_place,
+    unpack_place,
+    word_of,
+)
 from rollcall.consumers.audit.ends import OPTIONAL
 from rollcall.consumers.audit.owed_scores import OwedScores
 from rollcall.consumers.audit.report import Breach
@@ -77,7 +84,7 @@ class OutcomeChecks:
             self.case.report.duplicate(record.topic, record.partition, record.offset)
             return
         self._written[row] = True
-        self._first[row] = place(record.partition, record.offset)
+        self._first[row] = pack_place(record.partition, record.offset)
 
     def _body(self, record: Record) -> int | None:
         """Return the word of a trajectory in the present schema."""
@@ -108,7 +115,7 @@ class OutcomeChecks:
     def _row_of(self, trajectory: Trajectory | _ScoredEnd, record: Record) -> int:
         """Return the row of the terminal event that a trajectory names; report a missing one."""
         ends = self.case.journal.ends
-        named = place_of(trajectory.journal_partition, trajectory.last_offset)
+        named = pack_named_place(trajectory.journal_partition, trajectory.last_offset)
         row = -1 if named is None else find_one(ends.places, named)
         if row >= 0 and ends.owners[row] == word_of(trajectory.rollout_id.encode()):
             return row
@@ -231,7 +238,7 @@ class OutcomeChecks:
             if self.case.owed(cause):
                 text = "a rollout ended here, but no trajectory of it was written"
                 self.case.report.add(
-                    Breach("I8", text, self.case.topics.events, *split(cause), "lost")
+                    Breach("I8", text, self.case.topics.events, *unpack_place(cause), "lost")
                 )
 
 

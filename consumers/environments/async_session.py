@@ -17,7 +17,7 @@ from rollcall.sandbox.environment import AnyEnvironment
 from rollcall.sandbox.sessions import Sessions, place_of
 from rollcall.schemas.answer_cache import AnswerCache
 from rollcall.schemas.errors import RollcallError, WorkFailed
-from rollcall.schemas.ids import Whose
+from rollcall.schemas.ids import RolloutKey
 from rollcall.schemas.messages import CallFailed, EnvironmentStepped, Instance
 
 Wanted = tuple[tuple[str, ...], tuple[str, ...]]
@@ -36,7 +36,7 @@ class SessionContext:
     slots_of: Callable[[str, str], Wanted]
     """Returns the slots that a session of that name and config takes, and those beside it."""
     replayable: Callable[[str], bool | None]
-    slots_for: Callable[[Whose, int], RolloutSlots]
+    slots_for: Callable[[RolloutKey, int], RolloutSlots]
     """Returns the slots that all sessions of a rollout's attempt take from."""
     late: Late
     told: Callable[[SessionStep, Body | None], None]

@@ -23,7 +23,7 @@ from rollcall.sandbox.boxes.box_removal import Tell
 from rollcall.sandbox.environment import AnyEnvironment, EnvironmentKind, slots_beside
 from rollcall.sandbox.sessions import place_of, stale
 from rollcall.schemas.answer_cache import AnswerCache
-from rollcall.schemas.ids import Whose
+from rollcall.schemas.ids import RolloutKey
 from rollcall.schemas.messages import CallFailed
 
 LEAVE_S = 15.0
@@ -56,14 +56,14 @@ class AsyncSessions:
         self.counts = counts
         self.kind_of = kind_of
         self.slots = Slots(slots)
-        self._of_attempts = WeakValueDictionary[tuple[Whose, int], RolloutSlots]()
+        self._of_attempts = WeakValueDictionary[tuple[RolloutKey, int], RolloutSlots]()
         """Kept for as long as one of their sessions exists."""
         self.given = 0
         self.done = 0
         self.answered_here = 0
         """Steps answered by the loop's thread, while the event loop was blocked."""
         self.standing = 0
-        self.rollouts: dict[Whose, dict[str, AsyncSession]] = {}
+        self.rollouts: dict[RolloutKey, dict[str, AsyncSession]] = {}
         self._taking = True
         """False if new work is left to another worker."""
         self._pushing = False
@@ -206,7 +206,7 @@ class AsyncSessions:
         beside = slots_beside(name, kind, config_json)
         return kind.slots, tuple(each for each in beside if each in self.slots.most)
 
-    def _slots_for(self, whose: Whose, attempt: int) -> RolloutSlots:
+    def _slots_for(self, whose: RolloutKey, attempt: int) -> RolloutSlots:
         key = whose, attempt
         found = self._of_attempts.get(key)
         if found is None:

@@ -29,7 +29,7 @@ from rollcall.sandbox.environment import (
 from rollcall.sandbox.host import Host
 from rollcall.schemas.answer_cache import AnswerCache
 from rollcall.schemas.errors import KilledWorkers, NoSuchPartition, WireError
-from rollcall.schemas.ids import command_key, whose
+from rollcall.schemas.ids import command_key, rollout_of
 from rollcall.schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
 
 Make = Callable[[str, str], AnyEnvironment]
@@ -124,7 +124,7 @@ class EnvironmentsRole(WorkRole):
             record.closed = True
             return
         if isinstance(body, EnvironmentStepped):
-            session = *whose(step), step.attempt, step.session
+            session = *rollout_of(step), step.attempt, step.session
             self.kept.keep(command_key(step), body, session)
         elif body.code == BOX_DIED:
             self.counts[BOX_DIED] += 1

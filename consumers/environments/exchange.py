@@ -25,7 +25,7 @@ from rollcall.inference.dialects.routes import (
     rest_of_stream,
 )
 from rollcall.schemas.asks import ModelReply, Reply, StepReply
-from rollcall.schemas.foreign_text import plain
+from rollcall.schemas.untrusted_text import clean_text
 
 LARGE_BYTES = 256 * 1024
 """Bodies from this size are read by a process; smaller ones take a few milliseconds."""
@@ -112,7 +112,7 @@ class Exchange:
         except BaseException as error:
             body.clear()  # a failure keeps this frame until the garbage collector runs
             if isinstance(error, web.RequestPayloadError):
-                msg = f"the body cannot be read: {plain(str(error), SAID_CHARS)}"
+                msg = f"the body cannot be read: {clean_text(str(error), SAID_CHARS)}"
                 raise Declined(400, "invalid_request_error", msg) from error
             if isinstance(error, TimeoutError):
                 msg = f"the body did not come to its end within {self.limits.body_s:g} s"

@@ -43,7 +43,7 @@ from rollcall.inference.dialects.routes import (
     error_answer,
     models_body,
 )
-from rollcall.schemas.foreign_text import plain
+from rollcall.schemas.untrusted_text import clean_text
 
 DIALECTS = {**ROUTES, **ADAPTER_ROUTES}
 """The dialect of each path that takes POST."""
@@ -188,7 +188,7 @@ class Gateway:
             self._belong(connection, line)
             return response_of(HttpAnswer(200, {"Content-Type": JSON}, DOCUMENTS[path](line)))
         msg = f"{request.method} {path or request.path}: there is no such route"
-        raise Declined(404, "not_found", plain(msg))
+        raise Declined(404, "not_found", clean_text(msg))
 
     def _belong(self, connection: Connection, line: GatewayLine) -> None:
         """Assign the connection to a line. Raises TooManyOpen."""
@@ -247,4 +247,4 @@ def _declined(request: BaseRequest, declined: Declined) -> web.Response:
 
 def _complain(request: BaseRequest, status: int, message: str) -> web.Response:
     code = "invalid_request_error" if status < 500 else "internal_error"
-    return _declined(request, Declined(status, code, plain(message, SAID_CHARS)))
+    return _declined(request, Declined(status, code, clean_text(message, SAID_CHARS)))

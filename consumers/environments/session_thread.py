@@ -12,7 +12,7 @@ from rollcall.consumers.time_guard import TimeGuard
 from rollcall.sandbox.run_inline import run_inline
 from rollcall.sandbox.sessions import Sessions, make_stepped
 from rollcall.schemas.errors import ProgramFailed, RollcallError, WorkFailed
-from rollcall.schemas.ids import Whose, whose
+from rollcall.schemas.ids import RolloutKey, rollout_of
 from rollcall.schemas.messages import CallFailed, EnvironmentStep, EnvironmentStepped
 
 Body = EnvironmentStepped | CallFailed
@@ -39,7 +39,7 @@ class SessionStep:
         self.record = record
         self.step = step
         self.rollout_id = step.rollout_id
-        self.whose = whose(step)
+        self.whose = rollout_of(step)
         self.timeout_s = step.timeout_s
         self.taken_at = time.monotonic()
         self._lock = lock
@@ -79,7 +79,7 @@ class ThreadTask:
 
     __slots__ = ("run", "timeout_s")
     rollout_id = ""
-    whose: Whose | None = None
+    whose: RolloutKey | None = None
 
     def __init__(self, run: Callable[[Sessions], object], timeout_s: float) -> None:
         self.run = run

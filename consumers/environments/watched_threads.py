@@ -19,7 +19,7 @@ from rollcall.consumers.time_guard import TimeGuard
 from rollcall.sandbox.run_inline import run_inline
 from rollcall.sandbox.sessions import Make, Sessions
 from rollcall.schemas.answer_cache import AnswerCache
-from rollcall.schemas.ids import Whose
+from rollcall.schemas.ids import RolloutKey
 from rollcall.schemas.messages import CallFailed, EnvironmentStepped
 
 REAP_EVERY_S = 30.0
@@ -56,7 +56,7 @@ class WatchedThreads:
         self._threaded = count > 0
         last: AnswerCache[EnvironmentStepped] = AnswerCache()
         self.shared = [self._thread(Sessions(make, last)) for _ in range(max(1, count))]
-        self.apart: dict[Whose, SessionThread] = {}
+        self.apart: dict[RolloutKey, SessionThread] = {}
         """Threads of rollouts that a slow step has separated, or that are bound to such threads."""
         self._reap_due = 0.0
 
@@ -73,7 +73,7 @@ class WatchedThreads:
         for thread, share in shares.items():
             thread.ask(share)
 
-    def _home(self, whose: Whose) -> SessionThread:
+    def _home(self, whose: RolloutKey) -> SessionThread:
         apart = self.apart.get(whose)
         return apart or self.shared[zlib.crc32(whose[0].encode()) % len(self.shared)]
 
@@ -128,7 +128,7 @@ class WatchedThreads:
             self.counts["left_alone"] += 1
             self._part(thread, request.whose)
 
-    def _part(self, thread: SessionThread, stays: Whose | None) -> SessionThread:
+    def _part(self, thread: SessionThread, stays: RolloutKey | None) -> SessionThread:
         """Replace a thread by a new one; the old one keeps one rollout and those bound to it."""
         new = self.shared[self.shared.index(thread)] = self._thread(thread.sessions.part(stays))
         for whose in filter(None, (stays, *thread.sessions.rollouts())):

@@ -25,7 +25,7 @@ from rollcall.consumers.loop.dead_letter_records import (
 )
 from rollcall.schemas.bounded import whole_number
 from rollcall.schemas.errors import Refused, WireError
-from rollcall.schemas.names import unknown
+from rollcall.schemas.names import unknown_name
 
 PLACE = re.compile(r"(\d+)@(\d+)(?:-(\d+))?", re.ASCII)
 
@@ -157,7 +157,7 @@ class DeadLetterIndex:
         if letter is None or record is None:
             places = sorted(letter.place() for letter in self.letters.values())
             none = Refused("there are no dead letters")
-            raise unknown("dead letter", place, places) if places else none
+            raise unknown_name("dead letter", place, places) if places else none
         return letter, record
 
     def _add(self, record: Record, said: BuriedRecord) -> None:
@@ -180,8 +180,8 @@ class DeadLetterIndex:
         errors = {error.__name__ for error in WireError.__subclasses__()}
         errors |= {letter.error for letter in self.letters.values()}
         if choice.source and choice.source.removeprefix(prefix) not in topics:
-            raise unknown("topic", choice.source, topics)
+            raise unknown_name("topic", choice.source, topics)
         if choice.error and choice.error not in errors:
-            raise unknown("error", choice.error, errors)
+            raise unknown_name("error", choice.error, errors)
         letters = [x for x in self.letters.values() if choice.takes(x, prefix, since_ms)]
         return sorted(letters, key=lambda letter: (letter.buried_ms, letter.at))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from rollcall.consumers.history.phase_quantiles import PhaseTimes
-from rollcall.consumers.history.ranges import versions
+from rollcall.consumers.history.ranges import versions_of_policy
 from rollcall.consumers.history.selection import Selection
 from rollcall.schemas.bounded import json_object
 from rollcall.schemas.errors import Refused
@@ -60,7 +60,7 @@ class Evaluation:
         if request is None or request.purpose != self.purpose:
             self.left_out += 1
             return
-        sampled = versions(trajectory, request.policy_id)
+        sampled = versions_of_policy(trajectory, request.policy_id)
         version = min(sampled, default=max(request.policy_version, request.min_policy_version))
         by_version = self.by_scoring.setdefault(scored.scoring_id, {})
         tasks = by_version.setdefault((request.policy_id, version), {})

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollcall.consumers.history.first_of_each import FirstOfEach
-from rollcall.consumers.history.ranges import behind
+from rollcall.consumers.history.ranges import range_behind
 from rollcall.consumers.history.selection import Selection
 from rollcall.consumers.tables.parquet import SCHEMAS, ParquetWriters
 from rollcall.consumers.tables.rows import key_of
+from rollcall.schemas.atomic_files import atomic_path, require_unused
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import Trajectory
-from rollcall.schemas.whole_files import appearing, refuse_used
 
 FILE = "export.parquet"
 MARK = "part"
@@ -55,8 +55,8 @@ def export(
 def _new_directory(directory: Path) -> Iterator[Path]:
     """Provide a hidden folder that becomes the directory on success."""
     directory = directory.absolute()
-    refuse_used(directory, "--parquet")
-    with appearing(directory) as hidden:
+    require_unused(directory, "--parquet")
+    with atomic_path(directory) as hidden:
         try:
             hidden.mkdir(parents=True)
         except OSError as error:
@@ -77,7 +77,7 @@ def _fill(writers: ParquetWriters, selection: Selection, progress: Callable[[int
         progress(taken := taken + 1)
     topic_id = log.topic_id(topics.scored)
     with suppress(Refused):  # the range is empty: no scores yet
-        for record, scored in replace(selection, span=behind(first_ms)).scored():
+        for record, scored in replace(selection, span=range_behind(first_ms)).scored():
             if scored.trajectory in ends:
                 writers.scored(record, topic_id, scored)
                 progress(taken := taken + 1)

@@ -63,7 +63,7 @@ class Failures:
     def __str__(self) -> str:
         """`3,728: unknown_environment (98 %), e.g. ID; deadline (2 %), e.g. ID`."""
         examples = {code: failure.rollout_id for code, failure in self.examples.items()}
-        words = shares(self.by_code, examples)
+        words = describe_shares(self.by_code, examples)
         return f"{self.count:,}: {'; '.join(words)}" if words else "0"
 
     def why(self) -> str:
@@ -83,7 +83,7 @@ class Failures:
         }
 
 
-def shares(counts: Counter[str], examples: Mapping[str, str] = NO_EXAMPLES) -> list[str]:
+def describe_shares(counts: Counter[str], examples: Mapping[str, str] = NO_EXAMPLES) -> list[str]:
     """Return `stale (98 %)` for the most frequent reasons, with an example if there is one.
 
     The others are counted together, last.

@@ -18,10 +18,10 @@ from rollcall.consumers.history.selection import Selection, keys
 from rollcall.producers.publisher import Publisher, flush_all
 from rollcall.producers.replay import checked_name, is_replayed, line_of, replayed
 from rollcall.producers.submit import Submitter
+from rollcall.schemas.atomic_files import atomic_path
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import RolloutRequest
-from rollcall.schemas.names import unknown
-from rollcall.schemas.whole_files import appearing
+from rollcall.schemas.names import unknown_name
 
 REPLAY_FLUSH_S = 60.0
 FIRST_IDS = 5
@@ -74,7 +74,7 @@ def replay(
     history = selection.history
     topic, file = _destination(history, to)
     if of not in ("", "requests", "trajectories"):
-        raise unknown("kind of record", of, ["requests", "trajectories"])
+        raise unknown_name("kind of record", of, ["requests", "trajectories"])
     if topic == history.topics.trajectories:
         if name or of == "requests":
             msg = "trajectories are written as they are: --to trajectories goes without --name"
@@ -145,7 +145,7 @@ def _requests(
 def _sink(history: History, file: Path | None) -> Iterator[RequestSink]:
     """Provide the destination of requests: a file that appears only when complete, or the topic."""
     if file:
-        with appearing(file) as hidden, hidden.open("wb") as out:
+        with atomic_path(file) as hidden, hidden.open("wb") as out:
             yield lambda request: out.writelines((line_of(request), b"\n"))
         return
     publisher = history.log.publisher()

@@ -82,8 +82,8 @@ class Range:
         if self.run_id and (request is None or request.run_id != self.run_id):
             return False
         if self.version is not None:
-            return versions(rollout, self.policy_id) == {self.version}
-        return not self.policy_id or self.policy_id in policies(rollout)
+            return versions_of_policy(rollout, self.policy_id) == {self.version}
+        return not self.policy_id or self.policy_id in policies_of(rollout)
 
 
 def parse_policy(text: str) -> tuple[str, int | None]:
@@ -101,14 +101,14 @@ def request_of(rollout: RolloutRecord) -> RolloutRequest | None:
     return rollout.request if isinstance(rollout, Trajectory) else rollout
 
 
-def policies(rollout: RolloutRecord) -> tuple[str, ...]:
+def policies_of(rollout: RolloutRecord) -> tuple[str, ...]:
     """Return the policies that sampled in a rollout, or the requested one if none did."""
     request = request_of(rollout)
     sampled = rollout.policies if isinstance(rollout, Trajectory) else ()
     return sampled or ((request.policy_id,) if request else ())
 
 
-def versions(rollout: RolloutRecord, policy_id: str) -> set[int]:
+def versions_of_policy(rollout: RolloutRecord, policy_id: str) -> set[int]:
     """Return the versions of a policy that sampled tokens of this rollout."""
     from rollcall.trainer.rules.samples import (
         versions_of,  # imports numpy, which `--help` does not need
@@ -119,7 +119,7 @@ def versions(rollout: RolloutRecord, policy_id: str) -> set[int]:
     return versions_of(rollout.sequences or (), rollout.policies.index(policy_id))
 
 
-def behind(since_ms: int) -> Range:
+def range_behind(since_ms: int) -> Range:
     """Return the range for records that were derived from records of that time or later."""
     return Range(since_ms=max(0, since_ms - SKEW_MS))
 

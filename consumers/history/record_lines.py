@@ -12,7 +12,7 @@ from rollcall.consumers.log.reading import from_now_on, to_the_end
 from rollcall.consumers.loop.dead_letter_records import buried_topic
 from rollcall.schemas.as_json import plain, text_of
 from rollcall.schemas.errors import Refused, WireError
-from rollcall.schemas.names import unknown
+from rollcall.schemas.names import unknown_name
 from rollcall.schemas.topics import Topics
 
 BY_TIME = attrgetter("timestamp_ms", "partition", "offset")
@@ -30,7 +30,7 @@ def topic_named(history: History, text: str) -> str:
     if not ours:
         msg = f"no topic {text!r}, nor any other under {prefix!r}; run `rollcall topics apply`"
         raise Refused(msg)
-    raise unknown("topic", text.removeprefix(prefix), ours)
+    raise unknown_name("topic", text.removeprefix(prefix), ours)
 
 
 def records_of(

@@ -13,7 +13,7 @@ from typing import Any
 
 from rollcall.consumers.history.agreement import Agreement
 from rollcall.consumers.history.first_of_each import FirstOfEach
-from rollcall.consumers.history.ranges import behind, extent_of
+from rollcall.consumers.history.ranges import extent_of, range_behind
 from rollcall.consumers.history.selection import Selection, read_paced
 from rollcall.consumers.log.protocols import Record
 from rollcall.schemas.codec import Codec
@@ -30,7 +30,7 @@ RewardSink = Callable[[ScoredTrajectory, Record], None]
 
 
 @dataclass(frozen=True, slots=True)
-class NotJudged:
+class NotScored:
     """A finished trajectory without a reward."""
 
     rollout_id: str
@@ -51,7 +51,7 @@ class Rescoring:
     """Rollouts that did not finish; their reward is unknown."""
     failed: int = 0
     """Trajectories without a reward because the scorer raised or timed out."""
-    first_failed: list[NotJudged] = field(default_factory=list)
+    first_failed: list[NotScored] = field(default_factory=list)
     agreements: list[Agreement] = field(default_factory=list)
     seconds: float = 0.0
     totals: dict[tuple[str, int], float | None] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Rescoring:
         else:
             self.failed += 1
             if self.failed <= FAILED_LISTED:
-                self.first_failed.append(NotJudged(*name, scored.reason))
+                self.first_failed.append(NotScored(*name, scored.reason))
 
     def plain(self) -> dict[str, Any]:
         """Return all but the single rewards, as JSON values."""
@@ -94,7 +94,7 @@ def rescore(
     history, began = selection.history, time.monotonic()
     trajectories = selection.trajectories()
     # Determined before the first reward is written, so that our own are not compared.
-    since = behind(selection.span.since_ms)
+    since = range_behind(selection.span.since_ms)
     before = extent_of(history.log, history.topics.scored, since)
     with sink as write:
         for record, scored in judge(trajectories):

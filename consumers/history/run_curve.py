@@ -17,7 +17,7 @@ from rollcall.consumers.history.ranges import Range, extent_of
 from rollcall.consumers.log.reading import read_all, read_between
 from rollcall.schemas.errors import Refused, WireError
 from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Task, TrainStep
-from rollcall.schemas.names import unknown
+from rollcall.schemas.names import unknown_name
 from rollcall.trainer.checkpoints.step_chain import StepChain
 from rollcall.trainer.weights.branches import descent
 
@@ -148,7 +148,7 @@ def curve_of(
         if rule:
             msg = f"run {run_id!r} has no step and no held-out result in the log yet"
             raise Refused(msg)
-        raise unknown("run", run_id, sorted(steps))
+        raise unknown_name("run", run_id, sorted(steps))
     written = steps.get(run_id, [])
     at_ms = {step.version: at for step, at in written}
     return RunCurve.of(run_id, [step for step, _ in written], heldout, at_ms, known)

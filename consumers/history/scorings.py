@@ -12,7 +12,7 @@ from rollcall.consumers.history.history import History, LiveHistory
 from rollcall.consumers.log.protocols import Commit
 from rollcall.consumers.scoring_retirement import retired, retired_word
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.names import unknown
+from rollcall.schemas.names import unknown_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def retire_scoring(history: LiveHistory, scoring_id: str, reason: str) -> Scorin
         raise Refused(msg)
     known = {scoring.scoring_id: scoring for scoring in scorings(history)}
     if scoring_id not in known:
-        raise unknown("scoring", scoring_id, sorted(known))
+        raise unknown_name("scoring", scoring_id, sorted(known))
     group = history.topics.group("rewards", scoring_id)
     members = sorted({member.client_id for member in history.admin.members([group])})
     if members:

@@ -19,9 +19,9 @@ from rollcall.consumers.history.ranges import (
     RolloutRecord,
     extent_of,
     filled_extent,
-    policies,
+    policies_of,
     request_of,
-    versions,
+    versions_of_policy,
 )
 from rollcall.consumers.history.rate_limit import RateLimit
 from rollcall.consumers.log.protocols import Log, Record
@@ -155,11 +155,11 @@ class SeenNames:
         if span.run_id and request is not None:
             self.runs.add(request.run_id)
         if span.policy_id:
-            self.policies.update(policies(rollout))
+            self.policies.update(policies_of(rollout))
         taken = span.has(rollout)
         self.taken += taken
         if not taken and span.version is not None:
-            self.versions |= versions(rollout, span.policy_id)
+            self.versions |= versions_of_policy(rollout, span.policy_id)
         return taken
 
     def note_id(self, rollout_id: str) -> None:

@@ -15,7 +15,7 @@ from rollcall.consumers.log.reading import read_between
 from rollcall.consumers.loop.dead_letter_records import SkipOrder
 from rollcall.producers.publisher import flush_all
 from rollcall.schemas.errors import Refused, WireError
-from rollcall.schemas.names import unknown
+from rollcall.schemas.names import unknown_name
 
 SKIP_FLUSH_S = 30.0
 
@@ -48,7 +48,7 @@ def _group(history: History, text: str) -> str:
     for name in (text, f"{history.topics.prefix}{text}"):
         if name in names:
             return name
-    raise unknown("group", text, names)
+    raise unknown_name("group", text, names)
 
 
 def _require_skippable(history: LiveHistory, decided: SkipOrder) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from math import inf
 
-from rollcall.consumers.history.failures import shares
+from rollcall.consumers.history.failures import describe_shares
 from rollcall.schemas.messages import ScoredTrajectory
 from rollcall.trainer.config.curation import Curation
 from rollcall.trainer.curation.judge import OUTSIDE, judge
@@ -60,7 +60,7 @@ class Untrained:
         """`812 cannot be trained on: sampling_not_followed (100 %), e.g. ID; 9 can, ...`."""
         words = []
         if lost := self.by_reason.total():
-            reasons = ", ".join(shares(self.by_reason))
+            reasons = ", ".join(describe_shares(self.by_reason))
             words.append(f"{lost:,} cannot be trained on: {reasons}, e.g. {self.example}")
         if can := self.ended - lost:
             words.append(f"{can:,} can be trained on{self._rewards()}")

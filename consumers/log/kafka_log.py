@@ -43,7 +43,7 @@ from rollcall.producers.error_codes import ErrorReaction, reaction_to
 from rollcall.producers.kafka_publisher import KafkaPublisher
 from rollcall.schemas.errors import (
     JournalGone,
-    MemberMoved,
+    MembershipLost,
     Refused,
     TopicsDiffer,
     Unavailable,
@@ -365,7 +365,7 @@ class KafkaSource(_Polling):
         until = time.monotonic() + PLACE_S
         try:
             held = _offsets_of(consumer, partitions, PLACE_S)
-        except MemberMoved as moved:
+        except MembershipLost as moved:
             self._leave_unplaced(consumer, partitions, moved)
             return
         # The admin client is asked: the consumer does not know partitions added since it began.
@@ -410,7 +410,9 @@ class KafkaSource(_Polling):
         # With the epoch the client itself detects a tail that is lost between this and the read.
         return Tp(*tp, start, leader_epoch=commit.leader_epoch)
 
-    def _leave_unplaced(self, consumer: Consumer, partitions: list[Tp], moved: MemberMoved) -> None:
+    def _leave_unplaced(
+        self, consumer: Consumer, partitions: list[Tp], moved: MembershipLost
+    ) -> None:
         """Accept an assignment of a membership that has ended, without reading it.
 
         The client learns that the partitions are lost only after this callback has returned.
@@ -468,7 +470,7 @@ def _commit_of(tp: Tp) -> Commit:
 def retried(call: Callable[[], T], timeout_s: float = 30.0) -> T:
     """Repeat a call while the broker is unavailable, or the membership changes, until the timeout.
 
-    Raises Unavailable, MemberMoved or Unfit.
+    Raises Unavailable, MembershipLost or Unfit.
     """
     began = time.monotonic()
     while True:
@@ -492,7 +494,7 @@ def _check_patience(error: Exception, waited_s: float, timeout_s: float) -> None
         raise Unfit(msg) from error
     if verdict is ErrorReaction.PASSING and waited_s > min(MEMBER_S, timeout_s):
         msg = f"the group has refused this member for {waited_s:.0f} s: {said.str()}"
-        raise MemberMoved(msg) from error
+        raise MembershipLost(msg) from error
     if waited_s > timeout_s:
         msg = f"the broker has not answered for {timeout_s:g} s: {said.str()}"
         raise Unavailable(msg) from error
@@ -501,7 +503,7 @@ def _check_patience(error: Exception, waited_s: float, timeout_s: float) -> None
 def _offsets_of(looker: Consumer, partitions: list[Tp], timeout_s: float) -> list[Tp]:
     """Return a group's commits; an error on one partition is an error, not a missing commit.
 
-    Raises Unavailable, MemberMoved or Unfit.
+    Raises Unavailable, MembershipLost or Unfit.
     """
 
     def ask() -> list[Tp]:

@@ -24,7 +24,13 @@ from rollcall.consumers.loop.dead_letter_records import (
     parse_dead_letter_record,
 )
 from rollcall.producers.publisher import Publisher
-from rollcall.schemas.errors import Skipped, StoreAway, StormOfDeadLetters, Unavailable, WireError
+from rollcall.schemas.errors import (
+    DeadLetterStorm,
+    Skipped,
+    StoreUnavailable,
+    Unavailable,
+    WireError,
+)
 from rollcall.schemas.headers import Headers, as_given, dead_letter_headers
 from rollcall.schemas.topics import Topics
 
@@ -133,7 +139,7 @@ def place_of(record: Record) -> tuple[str, int, int]:
 def log_unavailable(topic: str, error: Unavailable) -> None:
     """Log which service is unavailable that a topic's records are read with; one
     event name for all callers."""
-    away = "store_unavailable" if isinstance(error, StoreAway) else "registry_unavailable"
+    away = "store_unavailable" if isinstance(error, StoreUnavailable) else "registry_unavailable"
     log.warning(away, topic=topic, error=str(error))
 
 
@@ -181,7 +187,7 @@ class DeadLetters:
     def bury(self, record: Record, error: WireError) -> None:
         """Write the original bytes, key and headers, and close the record: it waits for that ack.
 
-        Records that an operator skipped do not count towards a storm. Raises StormOfDeadLetters.
+        Records that an operator skipped do not count towards a storm. Raises DeadLetterStorm.
         """
         if isinstance(error, Skipped):
             self._write_once(record, error)
@@ -205,7 +211,7 @@ class DeadLetters:
                 "starting this group again: it would stop again here. `rollcall dlq skip "
                 f"{self.group} {record.topic} {record.partition}@FIRST-LAST` takes it past them"
             )
-            raise StormOfDeadLetters(msg)
+            raise DeadLetterStorm(msg)
 
     def bury_once(self, found: Iterable[tuple[Record, WireError]]) -> None:
         """Bury records that many workers read, except those that this group has buried before.

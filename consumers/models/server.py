@@ -30,7 +30,7 @@ from rollcall.inference.engine import Engine
 from rollcall.producers.control import write_control
 from rollcall.schemas.answer_cache import AnswerCache
 from rollcall.schemas.errors import KilledWorkers, NoSuchPartition, WireError, WorkFailed
-from rollcall.schemas.ids import command_key, whose
+from rollcall.schemas.ids import command_key, rollout_of
 from rollcall.schemas.messages import CallFailed, Control, ModelAnswered, ModelCall
 
 VERSIONS_EVERY_S = 0.05
@@ -234,7 +234,7 @@ class ModelsRole(WorkRole):
         self.pinned.abort(call.rollout_id, call.attempt)
 
         def gone(other: ModelCall) -> bool:
-            return whose(other) == whose(call) and other.attempt <= call.attempt
+            return rollout_of(other) == rollout_of(call) and other.attempt <= call.attempt
 
         self.load.abort(gone)
         self._early.abort(gone)
@@ -301,7 +301,9 @@ class ModelsRole(WorkRole):
             return
         self.load.speed.note_answer()
         if isinstance(body, ModelAnswered):
-            self.kept.keep(command_key(call), body, (*whose(call), call.attempt, call.sequence))
+            self.kept.keep(
+                command_key(call), body, (*rollout_of(call), call.attempt, call.sequence)
+            )
             self.prefixes.keep(call, body)
         for record in records:
             self.answers.give(call, body, record)

@@ -25,7 +25,13 @@ from rollcall.consumers.models.staging import Staging
 from rollcall.inference.engine import Engine
 from rollcall.schemas.bounds import VERSIONS_END
 from rollcall.schemas.codec import Codec
-from rollcall.schemas.errors import CanaryOff, Unavailable, WeightsDiffer, WireError, WorkFailed
+from rollcall.schemas.errors import (
+    CanaryMismatch,
+    Unavailable,
+    WeightsDiffer,
+    WireError,
+    WorkFailed,
+)
 from rollcall.schemas.messages import PolicyVersion
 
 RETRY_S = 1.0
@@ -207,7 +213,7 @@ class Versions:
         self._refuse(version, str(error))
 
     def _note_canary(self, version: PolicyVersion, error: WorkFailed) -> None:
-        """Retry a wrong canary if other weights are in service meanwhile. Raises CanaryOff."""
+        """Retry a wrong canary if other weights are in service meanwhile. Raises CanaryMismatch."""
         self._canaries_off += 1
         if self.engine.version < 0:
             self._pass_for_good(version, error)
@@ -218,7 +224,7 @@ class Versions:
                 f"{CANARIES} canaries in a row are off, so this server leaves while it serves "
                 f"version {self.engine.version} of {version.policy_id!r}; the last: {error}"
             )
-            raise CanaryOff(msg)
+            raise CanaryMismatch(msg)
         self._away[number] = _Away(self._canaries_off, self.wall() + RETRY_S)
         log.warning(
             "canary_mismatch",

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.tables import rows
 from rollcall.consumers.tables.rows import OWNERS, SCORES, TRAJECTORIES, TURNS, Row
+from rollcall.schemas.atomic_files import appear_durably
 from rollcall.schemas.messages import ScoredTrajectory, Trajectory
-from rollcall.schemas.whole_files import appear_durably
 
 DAY_MS = 86_400_000
 COMPRESSION = "zstd"

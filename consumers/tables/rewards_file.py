@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollcall.consumers.tables.parquet import TYPES
+from rollcall.schemas.atomic_files import atomic_path, require_unused
 from rollcall.schemas.messages import ScoredTrajectory
 from rollcall.schemas.packed import logprobs_of
-from rollcall.schemas.whole_files import appearing, refuse_used
 
 FILE = "rewards.parquet"
 ROWS_AT_ONCE = 500
@@ -32,10 +32,10 @@ def rewards_file(directory: Path) -> Iterator[Callable[[ScoredTrajectory], None]
 
     Raises Refused if the directory exists and is not empty.
     """
-    refuse_used(directory, "--parquet")
+    require_unused(directory, "--parquet")
     directory.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
-    with appearing(directory / FILE) as hidden, pq.ParquetWriter(hidden, SCHEMA) as writer:
+    with atomic_path(directory / FILE) as hidden, pq.ParquetWriter(hidden, SCHEMA) as writer:
 
         def write() -> None:
             writer.write_table(pa.Table.from_pylist(rows, SCHEMA))

@@ -18,7 +18,7 @@ from rollcall.consumers.decode_in_order import decoded
 from rollcall.consumers.log.protocols import Log, Reader, Record
 from rollcall.consumers.training.training_run import TrainingRun
 from rollcall.schemas.codec import Codec
-from rollcall.schemas.errors import RunTaken, Unavailable
+from rollcall.schemas.errors import RunSuperseded, Unavailable
 from rollcall.schemas.messages import TrainStep
 from rollcall.schemas.topics import Topics
 from rollcall.trainer.checkpoints.checkpoint import Checkpoint
@@ -51,7 +51,8 @@ class Fence:
     """The reason for which this trainer stops; once set it stays."""
 
     def begin(self, held: Checkpoint | None) -> None:
-        """Read the steps so far. Raises Unavailable, and RunTaken if another trainer continued."""
+        """Read the steps so far. Raises Unavailable, and RunSuperseded if another trainer
+        continued."""
         self.writer = f"{self.name}-{token_hex(4)}"
         topic = self.topics.train_steps
         bounds = self.log.bounds(topic)
@@ -66,7 +67,8 @@ class Fence:
             self._require_ours(held)
 
     def _require_ours(self, held: Checkpoint) -> None:
-        """Raise RunTaken unless the checkpoint's step counts and no trainer continued after it."""
+        """Raise RunSuperseded unless the checkpoint's step counts and no trainer continued after
+        it."""
         step = None
         if "step" in held.pending:
             step = self.codec.decode(held.pending["step"], TrainStep)
@@ -89,14 +91,15 @@ class Fence:
         return stamped
 
     def follow(self) -> None:
-        """Read new steps. Raises RunTaken if another trainer's step counts, and Unavailable."""
+        """Read new steps. Raises RunSuperseded if another trainer's step counts, and
+        Unavailable."""
         with self._lock:
             self._read(0.0)
             if self._taken:
                 self._leave(self._taken)
 
     def settle(self, value: bytes) -> None:
-        """Wait until a written step is read back. Raises RunTaken and Unavailable."""
+        """Wait until a written step is read back. Raises RunSuperseded and Unavailable."""
         step = self.codec.decode(value, TrainStep)
         until = self.clock() + READ_BACK_S
         with self._lock:
@@ -139,7 +142,7 @@ class Fence:
     def _leave(self, why: str) -> None:
         self._taken = why
         msg = f"another trainer of run {self.run.run_id!r} came first: {why}"
-        raise RunTaken(msg)
+        raise RunSuperseded(msg)
 
     def close(self) -> None:
         if self._reader is not None:

@@ -13,7 +13,7 @@ import structlog
 
 from rollcall.consumers.training.cancels import Cancels
 from rollcall.producers.submit import Submitter
-from rollcall.schemas.ids import continued_id, parted_id
+from rollcall.schemas.ids import continued_id, split_continued_id
 from rollcall.schemas.messages import UNFINISHED, RolloutRequest, Trajectory
 from rollcall.trainer.curation.accounts import Accounts
 from rollcall.trainer.curation.buffer import Buffer
@@ -78,7 +78,7 @@ class RolloutContinuation:
 def _next(member: Member, request: RolloutRequest, min_version: int) -> RolloutRequest:
     """Return the request under its next id, with another sampling seed."""
     own = member.scored.trajectory.rollout_id
-    generation = parted_id(own)[1] + 1
+    generation = split_continued_id(own)[1] + 1
     seed, _, _ = request.seed_key.partition("+")
     return replace(
         request,

@@ -116,7 +116,7 @@ class StepSaver:
         return checkpoints.next_version(self.highest, self.learner.version)
 
     def _begin_again(self, held: Checkpoint, seen: NewestOnLog) -> None:
-        """Announce what was not announced. Raises RunTaken if another trainer has the run."""
+        """Announce what was not announced. Raises RunSuperseded if another trainer has the run."""
         self.fence.begin(held)
         self.parent, self.pending = held.parent, held.pending
         repaired = self._repair_weights()
@@ -233,7 +233,7 @@ class StepSaver:
     def _save_and_announce(self, unsaved: _Unsaved) -> None:
         """Write 1. weights  2. checkpoint, with the records  3. step  4. version.
 
-        With early announcement 2 comes last. Raises RunTaken.
+        With early announcement 2 comes last. Raises RunSuperseded.
         """
         self.fence.follow()
         try:

@@ -8,8 +8,8 @@ import orjson
 
 from rollcall.schemas.asks import Ask, Choice, ModelReply
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.foreign_text import plain
 from rollcall.schemas.messages import Message
+from rollcall.schemas.untrusted_text import clean_text
 
 NAME_CHARS = 80
 Conversations = Mapping[str, Sequence[Message]]
@@ -99,7 +99,7 @@ def policy_of(model: str | None, policies: Sequence[str]) -> str:
         return model
     if len(policies) == 1:
         return policies[0]
-    found = plain(repr(model), NAME_CHARS)
+    found = clean_text(repr(model), NAME_CHARS)
     msg = f"model {found} is no policy of this rollout; it has {', '.join(policies)}"
     raise Declined(404, "model_not_found", msg, param="model")
 

@@ -15,8 +15,8 @@ from pydantic_core import ErrorDetails, from_json
 from rollcall.inference.dialects.dialect import Declined
 from rollcall.inference.dialects.surrogate_repair import replace_surrogates
 from rollcall.schemas.asks import FUNCTION
-from rollcall.schemas.foreign_text import plain
 from rollcall.schemas.tool_calls import json_text
+from rollcall.schemas.untrusted_text import clean_text
 
 B = TypeVar("B")
 T = TypeVar("T")
@@ -139,7 +139,7 @@ def tool_choice_of(word: str, name: str, names: Sequence[str]) -> str:
         return word
     if name not in names:
         tools = ", ".join(names) or "none"
-        msg = f"names {plain(name, 80)!r}, which is none of the tools: {tools}"
+        msg = f"names {clean_text(name, 80)!r}, which is none of the tools: {tools}"
         raise malformed(msg, "tool_choice")
     return FUNCTION + name
 
@@ -160,7 +160,7 @@ def _declined(error: ValidationError, body: bytes) -> Declined:
     path, _, found = next(one for one in told if len(one[0]) == furthest)
     wanted = dict.fromkeys(words for at, words, _ in told if at == path)
     place = _written(path)
-    words = plain(f"{place or 'the body'} {' or '.join(wanted)}{found}", WORDS_CHARS)
+    words = clean_text(f"{place or 'the body'} {' or '.join(wanted)}{found}", WORDS_CHARS)
     return Declined(400, "invalid_request_error", words, param=place or None)
 
 
@@ -222,7 +222,7 @@ def _written(path: Path) -> str:
 
 def _found(value: object) -> str:
     if isinstance(value, str | bytes):
-        return plain(repr(value[:FOUND_CHARS]))
+        return clean_text(repr(value[:FOUND_CHARS]))
     return {dict: "an object", list: "a list", type(None): "null"}.get(
-        type(value), plain(repr(value), FOUND_CHARS)
+        type(value), clean_text(repr(value), FOUND_CHARS)
     )

@@ -14,9 +14,9 @@ from pydantic import Discriminator, Tag
 from rollcall.inference.dialects.dialect import Conversations, Declined
 from rollcall.inference.dialects.read_body import Many
 from rollcall.inference.dialects.tool_results import BodyMessage, ToolCallPlace, match_results
-from rollcall.schemas.foreign_text import plain
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
+from rollcall.schemas.untrusted_text import clean_text
 
 NAME_CHARS = 80
 MOST_DIGITS = 6
@@ -144,8 +144,9 @@ def _referred(reference: _ItemReference, earlier: Conversations) -> _InputMessag
     at = int(number) if number.isdecimal() and len(number) <= MOST_DIGITS else len(calls)
     if at < len(calls):
         return _Called("function_call", calls[at].id, calls[at].name, calls[at].arguments)
+    name = clean_text(reference.id, NAME_CHARS)
     msg = (
-        f"Item with id '{plain(reference.id, NAME_CHARS)}' not found. Items are not persisted when "
+        f"Item with id '{name}' not found. Items are not persisted when "
         "`store` is set to false. Try again with `store` set to true, or remove this item from "
         "your input."
     )

@@ -39,9 +39,9 @@ from rollcall.inference.dialects.response_input import Item, turns_of
 from rollcall.inference.dialects.response_items import items_of
 from rollcall.inference.dialects.sampled_logprobs import check_top_logprobs
 from rollcall.schemas.asks import Ask, ModelReply, shared_length
-from rollcall.schemas.foreign_text import plain
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import json_text
+from rollcall.schemas.untrusted_text import clean_text
 
 Value = dict[str, Any]
 LOOKED_AT = 8
@@ -138,7 +138,7 @@ def _before(response_id: str | None, earlier: Conversations) -> tuple[Message, .
     if response_id is None:
         return ()
     if response_id not in earlier:
-        msg = f"Previous response with id '{plain(response_id, NAME_CHARS)}' not found."
+        msg = f"Previous response with id '{clean_text(response_id, NAME_CHARS)}' not found."
         raise Declined(400, "previous_response_not_found", msg, param="previous_response_id")
     return tuple(earlier[response_id])
 

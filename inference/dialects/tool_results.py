@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from rollcall.inference.dialects.dialect import Declined
-from rollcall.schemas.foreign_text import plain
 from rollcall.schemas.messages import Message
+from rollcall.schemas.untrusted_text import clean_text
 
 ID_CHARS = 80
 NAMED = 8
@@ -113,4 +113,4 @@ def _declined(place: str, name: str, message: str) -> Declined:
 
 
 def _shown(name: str) -> str:
-    return plain(repr(name), ID_CHARS)
+    return clean_text(repr(name), ID_CHARS)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rollcall.producers.curators.curator import Outcome
-from rollcall.schemas.ids import draw_of, parted_id, request_id
+from rollcall.schemas.ids import draw_of, request_id, split_continued_id
 from rollcall.schemas.messages import UNFINISHED, ScoredTrajectory, Trajectory
 from rollcall.schemas.packed import ids_of, mask_of
 
@@ -57,7 +57,7 @@ class OutcomeFold:
         if at is None:
             seats = {request_id(self.run_id, draw, member): member for member in range(size)}
             at = _OpenDraw(request.task.seed, seats)
-        seat = at.seats.get(parted_id(trajectory.rollout_id)[0])
+        seat = at.seats.get(split_continued_id(trajectory.rollout_id)[0])
         if seat is not None and seat not in at.heard:
             self._open[draw] = at
             at.heard[seat] = _reward(scored), trajectory.model_calls, self._newest(trajectory)

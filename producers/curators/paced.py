@@ -22,7 +22,7 @@ class PacedOptions:
         require("keep", self.keep, 0 <= self.keep <= 1, "give a number in [0, 1]")
 
 
-def weight(p: float, options: PacedOptions) -> float:
+def paced_weight(p: float, options: PacedOptions) -> float:
     """Return p^α·(1 − p)^β, for p in [0, 1]. Source: PACED, the weight of a task."""
     return float(p**options.alpha * (1 - p) ** options.beta)
 
@@ -41,12 +41,12 @@ class Paced(Curator):
     def __post_init__(self) -> None:
         self.rates = SuccessRates(self.options.keep, self.options.success_above)
         alpha, beta = self.options.alpha, self.options.beta
-        self.peak = weight(alpha / (alpha + beta), self.options)
+        self.peak = paced_weight(alpha / (alpha + beta), self.options)
 
     def chance(self, task: int) -> float:
         """Return P(admit): the weight over the largest possible one."""
         p = self.rates.hedged(task)
-        return 1.0 if p is None else weight(p, self.options) / self.peak
+        return 1.0 if p is None else paced_weight(p, self.options) / self.peak
 
     def admit(self, task: int, version: int, random: Random) -> bool:
         return random.random() < self.chance(task)

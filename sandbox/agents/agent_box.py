@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.names import unknown
+from rollcall.schemas.names import unknown_name
 
 if TYPE_CHECKING:
     from rollcall.sandbox.boxes.box import Box
@@ -75,7 +75,7 @@ def check_agent_box(config: Mapping[str, Any], environment: str, shown: Mapping[
     """Check the setting before anything is started. Raises Refused."""
     name = config.get("box", "none")
     if not isinstance(name, str) or name not in WHERE:
-        raise unknown("agent_config.box", str(name), WHERE)
+        raise unknown_name("agent_config.box", str(name), WHERE)
     if name == "task" and (environment != SHELL or shown.get("box") == LOCAL):
         has = f"{environment!r} with box 'local'" if environment == SHELL else repr(environment)
         msg = "agent_config.box is 'task': the agent lives in the box of its task, and that is one "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollcall.schemas.errors import Refused, WorkFailed
-from rollcall.schemas.names import hint, unknown
+from rollcall.schemas.names import hint, unknown_name
 
 ADAPTERS = Path(__file__).parent / "adapters"
 POINTER = "installed.json"
@@ -79,7 +79,7 @@ def check_agent(config: Mapping[str, Any]) -> None:
         msg = f"agent_config.agent is {name!r}; it names the agent to host: {hint('', SHIPPED)}"
         raise Refused(msg)
     if name not in SHIPPED:
-        raise unknown("agent", name, SHIPPED)
+        raise unknown_name("agent", name, SHIPPED)
     for option, wrong in SHIPPED[name].options.items():
         expected = wrong(config.get(option))
         if expected:

@@ -310,7 +310,7 @@ VARIABLES: Mapping[str, str] = {
 def check_box(name: str) -> str:
     """Return the name if it is a driver's; raise Refused if not."""
     if name not in (kinds := (AUTO, *DRIVERS)):
-        raise names.unknown("box", name, kinds)
+        raise names.unknown_name("box", name, kinds)
     return name
 
 

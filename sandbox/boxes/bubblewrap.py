@@ -31,7 +31,7 @@ from rollcall.sandbox.boxes.box import IDENT, BoxLimits, Driver, Spec, Usage, dr
 from rollcall.sandbox.boxes.box_commands import BoxCommands
 from rollcall.sandbox.boxes.cgroups import Cgroups
 from rollcall.sandbox.boxes.images import ImageTree, image_tree
-from rollcall.sandbox.boxes.interior import HOME, USER, WAIT, variables
+from rollcall.sandbox.boxes.interior import HOME, USER, WAIT, box_environment
 from rollcall.sandbox.boxes.pipes import ReadEnd
 from rollcall.sandbox.boxes.supervised_program import (
     SupervisedProgram,
@@ -79,7 +79,7 @@ class BubblewrapBox(BoxCommands):
         self._confinement = Confinement(user=user, seccomp=seccomp_filter.compiled())
         self._programs = SupervisedPrograms(
             supervisor,
-            env=variables(spec),
+            env=box_environment(spec),
             cwd=HOME,
             limits=_rlimits(spec.limits, cgroups),
         )

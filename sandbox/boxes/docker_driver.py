@@ -22,7 +22,7 @@ from rollcall.sandbox.boxes.docker_engine import DockerEngine, listens, missing,
 from rollcall.sandbox.boxes.engine_builds import engine_build
 from rollcall.sandbox.boxes.failed_builds import FailedBuilds
 from rollcall.sandbox.boxes.images import engine_image
-from rollcall.sandbox.boxes.interior import HOME, USER, WAIT, variables
+from rollcall.sandbox.boxes.interior import HOME, USER, WAIT, box_environment
 from rollcall.sandbox.boxes.supervised_program import (
     SupervisedProgram,
     SupervisedPrograms,
@@ -54,7 +54,7 @@ class DockerBox(BoxCommands):
         self._spec = spec
         self._programs = SupervisedPrograms(
             supervisor,
-            env=variables(spec),
+            env=box_environment(spec),
             cwd=HOME,
             limits=rlimits(
                 RLIMIT_FSIZE=spec.limits.file_bytes, RLIMIT_NOFILE=spec.limits.open_files
@@ -69,7 +69,7 @@ class DockerBox(BoxCommands):
         first, environment = await self._engine.ask(
             lambda client: _started(client, image, self.ident, self._spec)
         )
-        self._programs.env = variables(self._spec, environment)
+        self._programs.env = box_environment(self._spec, environment)
         folders = self._folders = folders_of(first)
         self._confinement = Confinement(
             user=USER,

@@ -16,7 +16,7 @@ from rollcall.sandbox.boxes.box import ImageBuild
 from rollcall.sandbox.boxes.disk_floor import make_room
 from rollcall.sandbox.boxes.failed_builds import FailedBuilds
 from rollcall.schemas.errors import Refused, WorkFailed
-from rollcall.schemas.foreign_text import REASON_CHARS, plain
+from rollcall.schemas.untrusted_text import REASON_CHARS, clean_text
 
 LABEL = "rollcall.image"
 LINE_CHARS = 300
@@ -50,9 +50,9 @@ def engine_build(client: Any, name: str, build: ImageBuild, failed: FailedBuilds
         if not hasattr(error, "explanation"):  # not an answer of the engine
             raise
         lines.append(str(error.explanation or error))
-    last = [plain(line, LINE_CHARS) for line in lines if line.strip()] or ["it says nothing"]
+    last = [clean_text(line, LINE_CHARS) for line in lines if line.strip()] or ["it says nothing"]
     msg = f"image {name!r} cannot be built: {last[-1]}\n"  # this first line is shown everywhere
-    msg += f"{plain(build.directory, LINE_CHARS)}/Dockerfile ended with:\n"
+    msg += f"{clean_text(build.directory, LINE_CHARS)}/Dockerfile ended with:\n"
     msg += "\n".join(last)[-(REASON_CHARS - len(msg)) :]
     log.warning("image_not_built", image=name, reason=last[-1], took_s=time.monotonic() - began)
     raise failed.add(name, msg)

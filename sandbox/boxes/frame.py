@@ -16,7 +16,7 @@ FORGED = 255
 _decoder = getincrementaldecoder("utf-8")
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Quote a text as one word of a shell."""
     return "'" + text.replace("'", "'\\''") + "'"
 
@@ -42,7 +42,7 @@ class Frame:
         """
         before = f"(exit {status}); " if status else ""
         opening, closing = "()" if subshell else "{}"
-        body = f"{opening} command eval {quoted(command)}; {closing} </dev/null 2>&1 1>&2"
+        body = f"{opening} command eval {quote(command)}; {closing} </dev/null 2>&1 1>&2"
         first = f"command printf '%s<' {self._nonce}"
         last = f"command printf '%s>%03d' {self._nonce} $?"
         return f"{first}; {before}{body}; {last}\n".encode("utf-8", "replace")

@@ -14,7 +14,7 @@ WAIT = f"env --ignore-signal=CHLD sleep {TTL_S}"
 """The command of a box's first process, which holds the namespaces."""
 
 
-def variables(spec: Spec, image: Iterable[str] = ()) -> dict[str, str]:
+def box_environment(spec: Spec, image: Iterable[str] = ()) -> dict[str, str]:
     """Return the environment of every program in a box.
 
     It includes the variables of the image, as `NAME=value`: images of conda, Go or Rust state the

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from rollcall.sandbox.boxes.box import Box, BoxProgram, CommandResult
-from rollcall.sandbox.boxes.frame import Frame, HeadAndTail, quoted
+from rollcall.sandbox.boxes.frame import Frame, HeadAndTail, quote
 from rollcall.sandbox.boxes.framed import SIGNALLED, TIMED_OUT, framed_code
 from rollcall.sandbox.boxes.probe import memory_held, probe
 from rollcall.schemas.errors import WorkFailed
@@ -43,7 +43,7 @@ class Shell:
     ) -> None:
         self._box = box
         self._subshell = not stateful
-        self._first = f"cd -- {quoted(workdir)}\n".encode() if workdir else b""
+        self._first = f"cd -- {quote(workdir)}\n".encode() if workdir else b""
         self._head_chars, self._tail_chars = head_chars, tail_chars
         self._open_s = open_s
         self._program: BoxProgram | None = None

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from rollcall.sandbox.boxes.image_python import INTERPRETER, ImagePython
 from rollcall.sandbox.package_index import QUIETLY, last_error, pip, refuse_without_index
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.foreign_text import plain
+from rollcall.schemas.untrusted_text import clean_text
 
 SHEBANG_BYTES = 1024
 HASH = " --hash="
@@ -63,11 +63,12 @@ def checked(line: str, source: str) -> str:
     try:
         requirement = Requirement(stated)
     except InvalidRequirement as error:
-        said = plain(str(error).partition("\n")[0], 200)
-        msg = f"{plain(repr(line), 200)} in {source} is no requirement such as six==1.16.0: {said}"
+        said = clean_text(str(error).partition("\n")[0], 200)
+        found = clean_text(repr(line), 200)
+        msg = f"{found} in {source} is no requirement such as six==1.16.0: {said}"
         raise Refused(msg) from error
     if requirement.url or not all(DIGEST.fullmatch(each.strip()) for each in hashes):
-        msg = f"{plain(repr(line), 200)} in {source}: packages come from the index, by their "
+        msg = f"{clean_text(repr(line), 200)} in {source}: packages come from the index, by their "
         msg += "names, and their digests are sha256"
         raise Refused(msg)
     return line
@@ -78,7 +79,7 @@ def fetched(requirements: Sequence[str], python: ImagePython, folder: Path) -> l
     asked = folder / "requirements.txt"
     asked.write_text("".join(f"{each}\n" for each in requirements))
     found = folder / "wheels"
-    what = plain(", ".join(each.partition(HASH)[0] for each in requirements), 200)
+    what = clean_text(", ".join(each.partition(HASH)[0] for each in requirements), 200)
     code, said = pip(
         "download", *QUIETLY, *python.options(), "-d", str(found), "-r", str(asked),
         what=what, scratch=folder,
@@ -86,7 +87,7 @@ def fetched(requirements: Sequence[str], python: ImagePython, folder: Path) -> l
     if code:
         refuse_without_index(what, said)
         msg = f"{what} cannot be had as wheels for Python {python.version}, which is all that is "
-        msg += f"taken: {plain(last_error(said), 500)}"
+        msg += f"taken: {clean_text(last_error(said), 500)}"
         raise Refused(msg)
     return sorted(map(_read, found.iterdir()), key=lambda wheel: wheel.name)
 
@@ -101,7 +102,7 @@ def unpacked(wheels: Sequence[Wheel], python: ImagePython, tree: Path) -> None:
         scratch=tree.parent,
     )  # fmt: skip
     if code:
-        msg = f"wheels cannot be unpacked: {plain(last_error(said), 500)}"
+        msg = f"wheels cannot be unpacked: {clean_text(last_error(said), 500)}"
         raise Refused(msg)
     if missing := sorted(set(_missing(place, python))):
         msg = "; ".join(missing[:5])

@@ -50,8 +50,8 @@ from rollcall.schemas.asks import (
     told_by,
 )
 from rollcall.schemas.errors import Unavailable, WorkFailed
-from rollcall.schemas.foreign_text import plain
 from rollcall.schemas.known_asks import KnownPrints
+from rollcall.schemas.untrusted_text import clean_text
 
 CATCH_UP_S = 10.0
 """Seconds that a process may take from one recorded ask to the next while it replays its history
@@ -297,7 +297,7 @@ class HostedAgent:
         """Return the error for a process that does not repeat its recorded asks."""
         first = self._told.first_left()
         asks = f"asks {held[0].d[:8]}: {_last_of(held[0])}" if held else "asks nothing"
-        msg = plain(
+        msg = clean_text(
             f"agent {self._agent!r} has diverged from its history: what was told "
             f"{first.d[:8]} ({_said(first)}) is not asked for, and it {asks}"
         )

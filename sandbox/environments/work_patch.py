@@ -15,7 +15,7 @@ from rollcall.sandbox.boxes.probe import probe
 from rollcall.sandbox.grading.patches import MOST_BYTES
 from rollcall.sandbox.tasks.git_trees import ATTRIBUTES
 from rollcall.sandbox.tasks.testbed import EXCLUDED
-from rollcall.schemas.foreign_text import plain
+from rollcall.schemas.untrusted_text import clean_text
 
 CHUNK_BYTES = 1 << 16
 TAKE_S = 60.0
@@ -226,7 +226,7 @@ class _Taken:
     def named(self) -> tuple[str, ...]:
         """Return some of the names, and the number of others."""
         whole = self._names.split(b"\0")[:-1][:MOST_NAMED]
-        names = [plain(name.decode(errors="backslashreplace"), MOST_NAME) for name in whole]
+        names = [clean_text(name.decode(errors="backslashreplace"), MOST_NAME) for name in whole]
         more = self._count - len(names)
         return (*names, f"and {more:,} more") if more else tuple(names)
 

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from rollcall.sandbox.boxes.box import ImageBuild
 from rollcall.sandbox.tasks.task_file import TaskFile, parsed
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.foreign_text import plain
+from rollcall.schemas.untrusted_text import clean_text
 
 TASK_FILE, INSTRUCTION = "task.toml", "instruction.md"
 TESTBED, TEST_FILES, GOLD = "environment/testbed", "tests/testbed", "solution/gold.patch"
@@ -111,7 +111,7 @@ def read_task(directory: Path) -> HarborTask:
         more = f"; and {len(faults) - MOST_SAID:,} more" if len(faults) > MOST_SAID else ""
         said = "; ".join(map(str, faults[:MOST_SAID]))
         msg = f"task {str(directory)!r} cannot be used: {said}{more}"
-        raise Refused(plain(msg))
+        raise Refused(clean_text(msg))
     return task
 
 
@@ -151,12 +151,12 @@ def _walk(directory: Path) -> tuple[list[_TaskFile], list[TaskFault]]:
         for entry in _entries(directory):
             wrong = _wrong(directory, entry)
             if wrong:
-                faults.append(TaskFault(plain(repr(entry.path)[1:-1]), wrong))
+                faults.append(TaskFault(clean_text(repr(entry.path)[1:-1]), wrong))
             entries.append(entry)
             if len(entries) > MOST_FILES:
                 return [], [TaskFault(".", f"holds more than {MOST_FILES:,} files")]
     except OSError as error:
-        return [], [TaskFault(plain(str(error.filename)), f"cannot be read: {error.strerror}")]
+        return [], [TaskFault(clean_text(str(error.filename)), f"cannot be read: {error.strerror}")]
     size = sum(entry.size for entry in entries)
     if size > MOST_BYTES:
         faults.append(TaskFault(".", f"holds {size:,} bytes; a box takes {MOST_BYTES:,}"))
@@ -210,7 +210,7 @@ def _leads_out(directory: Path, path: str) -> str:
     if path in (TASK_FILE, INSTRUCTION, *PARTS, TESTBED, TEST_FILES):
         return "is a link; it must be there itself"
     if os.path.isabs(target) or not f"{place}/".startswith(f"{root}/"):
-        return f"is a link to {plain(target, 200)!r}, which leads out of {root}/"
+        return f"is a link to {clean_text(target, 200)!r}, which leads out of {root}/"
     return ""
 
 

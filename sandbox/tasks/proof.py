@@ -14,7 +14,7 @@ from rollcall.sandbox.grading.verdict import Verdict
 from rollcall.sandbox.tasks.harbor import HarborTask
 from rollcall.sandbox.tasks.verifier import Verifier
 from rollcall.schemas.errors import Refused, WorkFailed
-from rollcall.schemas.foreign_text import plain
+from rollcall.schemas.untrusted_text import clean_text
 
 IDLE = b"diff --git a/.mends-nothing b/.mends-nothing\nnew file mode 100644\n"
 """A patch that adds an empty file, since an empty patch is refused without a run."""
@@ -59,14 +59,14 @@ def prover(open_box: OpenBox, most_s: float, spec: Spec | None = None) -> Prover
 
     def proven(task: HarborTask) -> Proof:
         if wrong := too_long(task.file.verifier.timeout_sec, most_s):
-            raise Refused(plain(wrong))
+            raise Refused(clean_text(wrong))
         try:
             return asyncio.run(prove(open_box, task, spec=spec))
         except WorkFailed as error:
             if error.code in NO_BOX:
                 return unproven(task, str(error))
             msg = f"the judge cannot judge it: {error}"
-            raise Refused(plain(msg)) from error
+            raise Refused(clean_text(msg)) from error
 
     return proven
 
@@ -94,12 +94,12 @@ async def prove(
             reference = replace(reference, verifier=without(reference.verifier, verdict))
     else:
         msg = f"other tests fail each time that the judge judges its own gold patch: {verdict}"
-        raise Refused(plain(msg))
+        raise Refused(clean_text(msg))
     verdict = await grade(open_box, reference, IDLE)
     if verdict.code != "failed":
         msg = f"with a patch that mends nothing it must fail, and the judge says {verdict}; is the "
         msg += "package installed in the image, or part of the test runner itself?"
-        raise Refused(plain(msg))
+        raise Refused(clean_text(msg))
     verifier = reference.verifier
     return Proof(
         verifier.fail_to_pass, verifier.pass_to_pass, count(given.verifier) - count(verifier)
@@ -113,7 +113,7 @@ def without(verifier: Verifier, verdict: Verdict) -> Verifier:
     keep = tuple(test for test in verifier.pass_to_pass if test not in failing)
     if not mend or not failing:
         msg = f"the judge does not resolve it with its own gold patch: {verdict}"
-        raise Refused(plain(msg))
+        raise Refused(clean_text(msg))
     return verifier.model_copy(update={"fail_to_pass": mend, "pass_to_pass": keep})
 
 

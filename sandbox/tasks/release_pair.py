@@ -38,10 +38,10 @@ from rollcall.sandbox.tasks.release_layout import (
 from rollcall.sandbox.tasks.sdists import NAME, VERSION, Sdist, fetch, unpack
 from rollcall.sandbox.tasks.statement import statement
 from rollcall.sandbox.tasks.suite_runs import RELEASE_TESTS, RUNS, SuiteBox, SuiteRuns, runs_of
+from rollcall.schemas.atomic_files import atomic_path, require_unused
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.foreign_text import plain
 from rollcall.schemas.private_folders import PRIVATE, make_private
-from rollcall.schemas.whole_files import appearing, refuse_used
+from rollcall.schemas.untrusted_text import clean_text
 
 MADE_BY_A_BUILD = ("PKG-INFO", "*.egg-info", "*.dist-info")
 COMPILED = shutil.ignore_patterns("__pycache__", "*.pyc", "*.pyo", ".git")
@@ -106,7 +106,7 @@ async def build_pair(
     WorkFailed.
     """
     check_pair(pair)
-    refuse_used(into / pair.title, "task")
+    require_unused(into / pair.title, "task")
     with scratch_folder("pair") as scratch:
         releases = fetched(pair, scratch, say, get)
         directory = scratch / "task" / pair.title
@@ -121,7 +121,7 @@ async def build_pair(
             mend, keep = list(proof.fail_to_pass), list(proof.pass_to_pass)
             write_words(releases, directory, mend, keep, box.image)
         make_private(into)
-        with appearing(into / pair.title) as hidden:
+        with atomic_path(into / pair.title) as hidden:
             shutil.copytree(directory, hidden, symlinks=True)
             hidden.chmod(PRIVATE)
     return read_task(into / pair.title)
@@ -209,7 +209,7 @@ async def check_imports(releases: Releases, testbed: Path, box: SuiteBox) -> Non
         why = lacking(said, releases.old, pair.name)
         last = (said.strip().splitlines() or ["nothing was printed"])[-1]
         msg = f"{pair.name} {pair.old} cannot be imported in the box: {why or last}"
-        raise Refused(plain(msg, 500))
+        raise Refused(clean_text(msg, 500))
 
 
 async def discovered(
@@ -239,7 +239,7 @@ async def discovered(
         say(f"{pair.title}: {len(flaky):,} flaky tests count for nothing: {few}")
     mend, keep = sorted(after.always - old.ever), sorted(after.always & old.always)
     if not mend:
-        raise Refused(plain(_nothing_to_mend(releases, after), 600))
+        raise Refused(clean_text(_nothing_to_mend(releases, after), 600))
     found = len(mend), len(keep)
     if any(known not in (-1, count) for known, count in zip(pair.counts, found, strict=True)):
         msg = "{} to mend and {} to keep".format(*found)

@@ -47,7 +47,7 @@ def scripted_policy(
 ) -> ScriptedPolicy:
     """Return the policy of that name for these tasks. Raises Refused."""
     if name not in POLICIES:
-        raise names.unknown("scripted policy", name, POLICIES)
+        raise names.unknown_name("scripted policy", name, POLICIES)
     if (gold_share is not None) != (name == NOISY):
         msg = f"the share of gold is for {NOISY!r}, which needs one; the policy is {name!r}"
         raise Refused(msg)

@@ -16,8 +16,8 @@ from pathlib import Path
 from rollcall.sandbox.boxes.tar_streams import MOST_BYTES, checked
 from rollcall.sandbox.package_index import QUIETLY, last_error, pip, refuse_without_index
 from rollcall.schemas.errors import Refused, WorkFailed
-from rollcall.schemas.foreign_text import plain
 from rollcall.schemas.names import hint
+from rollcall.schemas.untrusted_text import clean_text
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 VERSION = re.compile(r"[A-Za-z0-9.!+_-]+")
@@ -61,7 +61,7 @@ def unpack(sdist: Sdist, into: Path) -> Path:
         with gzip.open(sdist.path) as packed:
             unpack_tar(packed.read(MOST_BYTES + 1), into)
     except (WorkFailed, OSError, EOFError, zlib.error) as error:
-        msg = f"{sdist.file} cannot be unpacked: {plain(str(error), 200)}"
+        msg = f"{sdist.file} cannot be unpacked: {clean_text(str(error), 200)}"
         raise Refused(msg) from error
     folders = list(into.iterdir())
     if len(folders) != 1 or not folders[0].is_dir():

@@ -16,7 +16,7 @@ from rollcall.sandbox.boxes.box import (
 from rollcall.sandbox.grading.parsers import PYTEST_SUMMARY, pytest_summary
 from rollcall.sandbox.grading.verdict import PASSED
 from rollcall.schemas.errors import Refused, WorkFailed
-from rollcall.schemas.foreign_text import plain
+from rollcall.schemas.untrusted_text import clean_text
 
 PYTEST = "python3 -m pytest -q -rA -p no:cacheprovider -o addopts= -W ignore"
 """The command that reports every test, without the options that a project sets for pytest."""
@@ -72,13 +72,13 @@ async def suite_box(name: str, image: str = "", programs: Path | None = None) ->
     if why := await chosen.unavailable():
         msg = f"no box of driver {chosen.name!r} can be had here: {why}; `--box local` isolates "
         msg += "nothing, and is for tests that you trust"
-        raise Refused(plain(msg))
+        raise Refused(clean_text(msg))
     if image:
         try:
             await (await chosen.open(Spec(image=image))).close()
         except WorkFailed as error:
             msg = f"no box of image {image!r} can be had here: {error}"
-            raise Refused(plain(msg)) from error
+            raise Refused(clean_text(msg)) from error
     return SuiteBox(chosen, image, variables)
 
 
@@ -128,7 +128,7 @@ async def run_once(box: SuiteBox, tree: Path, command: str) -> tuple[frozenset[s
         elif NO_PYTEST in ran.output:
             why = f"the box has no pytest for its python3; {REMEDY}"
         msg = f"the tests of {tree.name} cannot be run: {why}"
-        raise Refused(plain(msg))
+        raise Refused(clean_text(msg))
     outcomes = pytest_summary(ran.output).outcomes
     passed = frozenset(test for test, outcome in outcomes.items() if outcome == PASSED)
     return passed, ran.output

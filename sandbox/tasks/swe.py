@@ -31,10 +31,10 @@ from rollcall.sandbox.tasks.proof import Prover
 from rollcall.sandbox.tasks.sdists import unpack_tar
 from rollcall.sandbox.tasks.suite_runs import PYTEST
 from rollcall.sandbox.tasks.swe_rows import InstallConfig, SweRow, as_lines, row_of
+from rollcall.schemas.atomic_files import atomic_path
 from rollcall.schemas.errors import Refused, WorkFailed
-from rollcall.schemas.foreign_text import plain
 from rollcall.schemas.private_folders import PRIVATE, make_private
-from rollcall.schemas.whole_files import appearing
+from rollcall.schemas.untrusted_text import clean_text
 
 PARSERS = {"pytest": "pytest", "unittest": "unittest", "django": "unittest"}
 """Our parsers, by a word in the name of a row's parser."""
@@ -83,7 +83,7 @@ def import_rows(
             name = row.instance_id
             yield _imported(row, into, repositories, prover)
         except Refused as error:
-            yield ImportedRow(name, refused=plain(str(error)))
+            yield ImportedRow(name, refused=clean_text(str(error)))
 
 
 def _imported(row: SweRow, into: Path, repositories: Path | None, prover: Prover) -> ImportedRow:
@@ -106,7 +106,7 @@ def _imported(row: SweRow, into: Path, repositories: Path | None, prover: Prover
             "pass_to_pass": list(proof.pass_to_pass),
         }
         _write_task_file(says, directory)
-        with appearing(place) as hidden:
+        with atomic_path(place) as hidden:
             shutil.copytree(directory, hidden, symlinks=True)
             hidden.chmod(PRIVATE)
     task = read_task(place)

@@ -19,9 +19,9 @@ from rollcall.compose.log_setup import set_up
 from rollcall.compose.settings import Settings, load_settings
 from rollcall.compose.terminal import emit_json, page
 from rollcall.compose.workers.supervisor import Supervisor
-from rollcall.schemas import hidden, weights_store
+from rollcall.schemas import redaction, weights_store
 from rollcall.schemas.errors import Refused, RollcallError
-from rollcall.schemas.hidden import SHOWN, hide_in_url, without_secrets
+from rollcall.schemas.redaction import SHOWN, add_secrets_of_url, redact
 
 CANARY = "kanarienvogel-7%2F"
 URLS = [
@@ -56,10 +56,10 @@ def is_clean(text: str) -> bool:
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """Forget the secrets of one test before the next."""
-    before = dict(hidden._known)
+    before = dict(redaction._known)
     yield
-    hidden._known.clear()
-    hidden._known.update(before)
+    redaction._known.clear()
+    redaction._known.update(before)
 
 
 @pytest.fixture
@@ -78,15 +78,15 @@ def logged() -> Iterator[io.StringIO]:
 
 @pytest.mark.parametrize("url", URLS)
 def test_url_is_shown_without_its_secrets_even_when_unregistered(url: str) -> None:
-    assert is_clean(without_secrets(f"cannot open {url!r}: 403, as '{url}' says"))
+    assert is_clean(redact(f"cannot open {url!r}: 403, as '{url}' says"))
 
 
 @pytest.mark.parametrize("url", URLS)
 def test_secret_of_a_known_url_is_hidden_in_every_spelling(url: str) -> None:
-    hide_in_url(url)
+    add_secrets_of_url(url)
 
     for each in spelt(CANARY):
-        assert is_clean(without_secrets(f"login as user with {each} failed"))
+        assert is_clean(redact(f"login as user with {each} failed"))
 
 
 @pytest.mark.parametrize(("part", "name"), [(p, name) for p in CLIENT for name in CLIENT[p]])
@@ -161,7 +161,7 @@ def test_errors_of_unreachable_stores_and_registries_contain_no_secrets(
 def test_tracebacks_of_uncaught_errors_contain_no_secrets(
     capsys: pytest.CaptureFixture[str], logged: io.StringIO
 ) -> None:
-    hide_in_url(f"ftp://user:{CANARY}@host")
+    add_secrets_of_url(f"ftp://user:{CANARY}@host")
 
     def fail() -> None:
         msg = f"login {CANARY}"
@@ -212,12 +212,12 @@ def test_no_command_line_of_a_worker_holds_a_secret(tmp_path: Path) -> None:
     assert all(is_clean(path.read_text()) for path in (tmp_path / "logs").iterdir())
 
 
-@given(st.text(), st.text(min_size=hidden.SHORTEST))
+@given(st.text(), st.text(min_size=redaction.SHORTEST))
 def test_hiding_a_secret_leaves_other_text_unchanged(before: str, secret: str) -> None:
-    hidden._known.clear()
-    hidden.hide(secret)
+    redaction._known.clear()
+    redaction.add_secret(secret)
 
-    assert secret not in without_secrets(f"{before}{secret}") or secret in SHOWN
-    hidden._known.clear()
+    assert secret not in redact(f"{before}{secret}") or secret in SHOWN
+    redaction._known.clear()
     if "://" not in before and "=" not in before:
-        assert without_secrets(before) == before
+        assert redact(before) == before

@@ -11,13 +11,13 @@ from rollcall.compose.cli import connection
 from rollcall.compose.settings import Settings
 from rollcall.sandbox.tasks.proof import unproven
 from rollcall.sandbox.tasks.swe import import_rows
+from rollcall.schemas.atomic_files import write_atomically
 from rollcall.schemas.objects import ObjectStore
 from rollcall.schemas.private_folders import make_private, tighten
-from rollcall.schemas.whole_files import write_whole
 
 MAKERS: dict[str, Callable[[Path], object]] = {
     "objects": lambda place: ObjectStore(str(place)).put(b"x"),
-    "state": lambda place: write_whole(place / "run.json", "{}"),
+    "state": lambda place: write_atomically(place / "run.json", "{}"),
     "tasks": lambda place: list(import_rows([], place, None, lambda task: unproven(task, ""))),
 }
 

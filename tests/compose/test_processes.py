@@ -9,13 +9,13 @@ import pytest
 
 from rollcall.compose.processes import (
     ChildProcess,
-    apart,
     end,
-    holds_within,
     memory_bytes,
     module,
+    run_in_new_process,
     spawn,
     started,
+    wait_until,
 )
 from rollcall.schemas.errors import Refused, Unfit
 from rollcall.schemas.topics import checked
@@ -46,7 +46,7 @@ def test_end_waits_for_the_grace_period_and_then_kills(tmp_path: Path) -> None:
         spawn(["python3", "-c", code.format(handler)], log)
         for log, handler in zip(logs, handlers, strict=True)
     ]
-    assert holds_within(lambda: all(log.exists() and lines_of(log) for log in logs), 20)
+    assert wait_until(lambda: all(log.exists() and lines_of(log) for log in logs), 20)
     assert memory_bytes([both[0].pid]) > 1_000_000
 
     end(both, grace_s=1.0)
@@ -73,7 +73,7 @@ for name, outlives in (("dies", False), ("outlives", True)):
     assert process.wait(20) == 0
     dying, living = (int(line) for line in lines_of(log))
     try:
-        assert holds_within(lambda: started(dying) is None, 10)
+        assert wait_until(lambda: started(dying) is None, 10)
         assert started(living) is not None
     finally:
         os.kill(living, signal.SIGKILL)
@@ -82,17 +82,17 @@ for name, outlives in (("dies", False), ("outlives", True)):
 def test_holds_within_gives_up_after_its_deadline() -> None:
     asked: list[int] = []
 
-    assert not holds_within(lambda: bool(asked.append(1)), 0.05, every_s=0.0)
+    assert not wait_until(lambda: bool(asked.append(1)), 0.05, every_s=0.0)
     assert asked
 
 
 def test_apart_returns_and_raises_like_the_function_in_another_process() -> None:
-    assert apart(os.getpid) != os.getpid()
-    assert apart(dict, both=2) == {"both": 2}
+    assert run_in_new_process(os.getpid) != os.getpid()
+    assert run_in_new_process(dict, both=2) == {"both": 2}
     with pytest.raises(Refused, match="no such name"):
-        apart(checked, "no such name")
+        run_in_new_process(checked, "no such name")
     with pytest.raises(Unfit, match="'abort' was killed"):
-        apart(os.abort)
+        run_in_new_process(os.abort)
 
 
 CALLER = """
@@ -110,12 +110,13 @@ if __name__ == "__main__":
 
 
 def caller_of(folder: Path) -> tuple[ChildProcess, Path, int]:
-    """A process that waits for its call of `apart`, its log, and the pid of that child."""
+    """A process that waits for its call of `run_in_new_process`, its log, and the pid of that
+    child."""
     script, told, log = folder / "caller.py", folder / "pid", folder / "log"
     script.write_text(CALLER)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     caller = spawn([sys.executable, str(script), str(told)], log, environment=environment)
-    assert holds_within(lambda: told.exists() and told.read_text() != "", 20)
+    assert wait_until(lambda: told.exists() and told.read_text() != "", 20)
     return caller, log, int(told.read_text())
 
 
@@ -125,7 +126,7 @@ def test_apart_process_ends_with_its_caller(tmp_path: Path) -> None:
     os.kill(caller.pid, signal.SIGKILL)
 
     caller.wait(20)
-    assert holds_within(lambda: started(child) is None, 20)
+    assert wait_until(lambda: started(child) is None, 20)
 
 
 def test_ctrl_c_ends_the_apart_process_and_interrupts_only_its_caller(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rollcall.compose.chaos.cut_log import cut_off
 from rollcall.compose.chaos.faults import AROUND, STORE, USUAL, Fault
 from rollcall.compose.chaos.plan import ChaosPlan
 from rollcall.compose.chaos.surroundings import StoreVictim
-from rollcall.compose.chaos.wrong_registry import WrongRegistry, turned
+from rollcall.compose.chaos.wrong_registry import WrongRegistry, rotated_ids
 from rollcall.compose.cli.chaos import EVERYBODY
 from rollcall.schemas.errors import Refused, Unavailable
 from rollcall.schemas.objects import ObjectStore
@@ -40,7 +40,7 @@ def test_surroundings_are_harmed_by_default_but_not_beside_another_release(
 
 @given(st.sets(st.integers(1, 1000), min_size=2))
 def test_reassigned_ids_are_a_permutation_without_fixed_points(ids: set[int]) -> None:
-    given_, meant = turned(sorted(ids), 1), turned(sorted(ids), -1)
+    given_, meant = rotated_ids(sorted(ids), 1), rotated_ids(sorted(ids), -1)
 
     assert set(given_) == set(given_.values()) == ids
     assert all(given_[each] != each and meant[given_[each]] == each for each in ids)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rollcall.schemas import fastavro_values
 from rollcall.schemas.avro_code import Writers
 from rollcall.schemas.avro_schemas import class_of, schema_of
-from rollcall.schemas.claims import claimed
+from rollcall.schemas.claims import claim_in
 from rollcall.schemas.codec import NOT_AVRO, PREFIX, TOO_SHORT, Codec
 from rollcall.schemas.errors import WireError
 from rollcall.schemas.message_code import PLAIN, message_code
@@ -86,7 +86,7 @@ def judged(value: bytes, record: type) -> set[str]:
         again = fastavro_values.write(message)
     except (WireError, *NOT_AVRO, *TOO_SHORT):
         return {REFUSED}
-    if claimed(message) is not None:
+    if claim_in(message) is not None:
         return {REFUSED}
     if again == value[PREFIX.size :]:
         return {repr(message)}

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from rollcall.schemas.availability import AGAIN_S
-from rollcall.schemas.claims import HOLDERS, LIGHT, claimed, lightened
+from rollcall.schemas.circuit_breaker import AGAIN_S
+from rollcall.schemas.claims import HOLDERS, LIGHT, claim_in, replace_by_claim
 from rollcall.schemas.codec import Codec, LocalRegistry
 from rollcall.schemas.errors import BadBytes, ObjectLost, Unavailable, WireError
 from rollcall.schemas.messages import (
@@ -27,7 +27,7 @@ TOPIC = "a.topic"
 HEAVY = {
     name: message
     for name, message in one_of_each_kind().items()
-    if lightened(message, Claim("", "", 0)) is not None
+    if replace_by_claim(message, Claim("", "", 0)) is not None
 }
 """Of each record that can bear a claim, somewhere in it, a whole one."""
 EACH_HEAVY = pytest.mark.parametrize("name", HEAVY)
@@ -84,7 +84,7 @@ def test_a_heavy_record_is_read_back_and_its_object_is_stored_first(
     whole = Codec(codec.registry).encode(TOPIC, message)
     assert list(shelf.held.values()) == [whole]
     light = light_of(codec, value, type(message))
-    assert claimed(light) == Claim(*[next(iter(shelf.held))] * 2, len(whole))
+    assert claim_in(light) == Claim(*[next(iter(shelf.held))] * 2, len(whole))
     assert codec.decode(value, type(message)) == message
 
 
@@ -220,7 +220,7 @@ def test_an_object_with_a_claim_of_its_own_is_refused(codec: Codec, shelf: Shelf
     bare = Codec(codec.registry)
 
     with pytest.raises(BadBytes, match="claims another object"):
-        codec.decode(bare.encode(TOPIC, lightened(HEAVY["ModelCall"], claim)), ModelCall)
+        codec.decode(bare.encode(TOPIC, replace_by_claim(HEAVY["ModelCall"], claim)), ModelCall)
 
 
 def test_an_object_of_another_record_is_refused(codec: Codec, shelf: Shelf) -> None:
@@ -228,7 +228,7 @@ def test_an_object_of_another_record_is_refused(codec: Codec, shelf: Shelf) -> N
     bare = Codec(codec.registry)
 
     with pytest.raises(WireError):
-        codec.decode(bare.encode(TOPIC, lightened(HEAVY["ModelCall"], claim)), ModelCall)
+        codec.decode(bare.encode(TOPIC, replace_by_claim(HEAVY["ModelCall"], claim)), ModelCall)
 
 
 def test_a_claim_beside_a_complete_value_is_ignored(codec: Codec) -> None:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcall.schemas.availability import AGAIN_S
 from rollcall.schemas.avro_schemas import schema_of, schema_text
+from rollcall.schemas.circuit_breaker import AGAIN_S
 from rollcall.schemas.codec import PREFIX, Codec, LocalRegistry
 from rollcall.schemas.errors import (
     BadBytes,

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.names import load, unknown
+from rollcall.schemas.names import load, unknown_name
 
 
 def test_a_misspelt_name_gets_the_nearest_suggestion() -> None:
-    assert str(unknown("agent", "reakt", ["react", "single_turn"])) == (
+    assert str(unknown_name("agent", "reakt", ["react", "single_turn"])) == (
         "unknown agent 'reakt'; did you mean 'react'?"
     )
 
 
 def test_an_unrecognisable_name_gets_the_list_of_known_names() -> None:
-    error = unknown("agent", "xyz", {"single_turn", "react"})
+    error = unknown_name("agent", "xyz", {"single_turn", "react"})
 
     assert isinstance(error, Refused)
     assert str(error) == "unknown agent 'xyz'; known are react, single_turn"

@@ -17,12 +17,12 @@ from rollcall.schemas import weights_store
 from rollcall.schemas.errors import (
     ObjectLost,
     RollcallError,
-    StoreAway,
+    StoreUnavailable,
     Unavailable,
     WeightsMissing,
 )
 from rollcall.schemas.objects import ObjectStore
-from rollcall.schemas.store_calls import told
+from rollcall.schemas.store_errors import as_store_unavailable
 from tests.support.faulty_files import Faults, faulty_files
 from tests.support.s3_store import s3_server
 
@@ -109,9 +109,9 @@ def test_any_error_at_any_store_call_means_unavailable(name: str, faults: Faults
         for at in range(1, calls + 1):
             KEPT.fill()
             faults.calls, faults.at, faults.error = 0, at, error
-            with pytest.raises(StoreAway) as raised:
+            with pytest.raises(StoreUnavailable) as raised:
                 CALLS[name]()
-            assert type(raised.value) is StoreAway, (error, at)
+            assert type(raised.value) is StoreUnavailable, (error, at)
             faults.at = None
     KEPT.fill()
     CALLS[name]()  # and when it is back all is as before
@@ -132,7 +132,7 @@ def test_a_missing_file_at_any_call_is_unavailable_or_missing(name: str, faults:
 
 def test_own_errors_and_interrupts_are_not_wrapped() -> None:
     for error in (RollcallError("ours"), KeyboardInterrupt()):
-        with pytest.raises(type(error)) as raised, told("the store is away"):
+        with pytest.raises(type(error)) as raised, as_store_unavailable("the store is away"):
             raise error
         assert raised.value is error
 

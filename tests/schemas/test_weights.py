@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcall.schemas import whole_files
+from rollcall.schemas import atomic_files
 from rollcall.schemas.errors import BadBytes, LengthsDisagree, Unavailable, WeightsDiffer, WireError
 from rollcall.schemas.messages import WeightsFile
 from rollcall.schemas.tensor_digests import PREFIX, is_by_tensor, sha256s_of
@@ -186,7 +186,7 @@ def test_a_failed_write_leaves_no_files(tmp_path: Path, monkeypatch: pytest.Monk
     def full(path: str) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    monkeypatch.setattr(whole_files, "to_disk", full)
+    monkeypatch.setattr(atomic_files, "sync_to_disk", full)
 
     with pytest.raises(Unavailable, match="no space left"):
         write_weights(str(tmp_path), 1, ONE)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from rollcall.schemas.whole_files import appearing, write_whole
+from rollcall.schemas.atomic_files import atomic_path, write_atomically
 
 
 def test_a_replaced_file_leaves_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.json"
 
-    write_whole(path, "first")
-    write_whole(path, b"second")
+    write_atomically(path, "first")
+    write_atomically(path, b"second")
 
     assert path.read_bytes() == b"second"
     assert os.listdir(path.parent) == ["a.json"]
@@ -24,7 +24,7 @@ def test_an_interrupted_write_keeps_the_old_content(tmp_path: Path, folder: bool
     path = tmp_path / "out"
     path.write_text("before")
 
-    with suppress(KeyError), appearing(path) as hidden:
+    with suppress(KeyError), atomic_path(path) as hidden:
         file = hidden
         if folder:
             hidden.mkdir()
@@ -41,7 +41,7 @@ def test_a_folder_does_not_replace_a_folder_with_content(tmp_path: Path) -> None
     path.mkdir()
     (path / "kept").touch()
 
-    with pytest.raises(OSError, match="not empty"), appearing(path) as hidden:
+    with pytest.raises(OSError, match="not empty"), atomic_path(path) as hidden:
         hidden.mkdir()
 
     assert os.listdir(tmp_path) == ["out"]

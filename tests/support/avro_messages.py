@@ -15,7 +15,7 @@ from rollcall.schemas import messages
 from rollcall.schemas.avro_schemas import NAMESPACE
 from rollcall.schemas.claims import checked, claim_of
 from rollcall.schemas.codec import PREFIX, Codec, LocalRegistry
-from rollcall.schemas.errors import ObjectLost, StoreAway, TopicsDiffer, UnknownSchema
+from rollcall.schemas.errors import ObjectLost, StoreUnavailable, TopicsDiffer, UnknownSchema
 from rollcall.schemas.message_code import MessageCode
 from rollcall.schemas.messages import Claim
 from rollcall.schemas.topics import manifest
@@ -264,7 +264,7 @@ class Shelf:
         self._answer()
         if self.full:
             msg = "the shelf is full"
-            raise StoreAway(msg)
+            raise StoreUnavailable(msg)
         claim = claim_of(value)
         self.held[claim.sha256] = value
         return claim
@@ -279,7 +279,7 @@ class Shelf:
     def _answer(self) -> None:
         if self.away:
             msg = "the shelf is away"
-            raise StoreAway(msg)
+            raise StoreUnavailable(msg)
 
 
 def damaged(value: bytes, rng: random.Random) -> bytes:

@@ -20,7 +20,7 @@ from rollcall.producers.admission import AdmissionRule, Draws
 from rollcall.producers.curators.curators import curators_of
 from rollcall.sandbox.environment import Observation
 from rollcall.schemas.codec import Codec, LocalRegistry
-from rollcall.schemas.ids import parted_id
+from rollcall.schemas.ids import split_continued_id
 from rollcall.schemas.messages import (
     Control,
     Limits,
@@ -79,7 +79,7 @@ class Looking(Counting):
 
     def note(self, samples: Sequence[Sample]) -> None:
         for sample in samples:
-            name, _ = parted_id(sample.scored.trajectory.rollout_id)
+            name, _ = split_continued_id(sample.scored.trajectory.rollout_id)
             self.noted.add((name, self.version))
 
     def step(self, samples: Sequence[Sample], *, version: int) -> dict[str, float]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rollcall.schemas.ids import parted_id
+from rollcall.schemas.ids import split_continued_id
 from rollcall.schemas.packed import ids_of, logprobs_of
 from rollcall.trainer.batch.uniform import first_of_turns
 from rollcall.trainer.config.learner_config import LearnerConfig
@@ -111,7 +111,7 @@ def laid_out(samples: Sequence[Sample], config: LearnerConfig) -> tuple[Batch, R
         np.zeros(len(samples)),
         scored.lengths_N,
         versions_N,
-        tuple(parted_id(sample.scored.trajectory.rollout_id)[0] for sample in samples),
+        tuple(split_continued_id(sample.scored.trajectory.rollout_id)[0] for sample in samples),
     )
     return batch, scored
 

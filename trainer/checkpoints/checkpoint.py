@@ -30,9 +30,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rollcall.schemas.atomic_files import sync_to_disk
 from rollcall.schemas.errors import Refused, RollcallError, WeightsDiffer
 from rollcall.schemas.messages import Consumed
-from rollcall.schemas.whole_files import to_disk
 from rollcall.trainer.checkpoints.consumption import Leader
 from rollcall.trainer.checkpoints.learner_state import LearnerState
 from rollcall.trainer.checkpoints.manifest import (
@@ -136,9 +136,9 @@ def seal(root: str | Path, checkpoint: Checkpoint, written: Sequence[RankFiles])
         "tensors": {kind: written_tensors(each) for kind, each in tensors.items()},
     }
     # The names of the files must be durable before a manifest refers to them.
-    to_disk(directory)
+    sync_to_disk(directory)
     write_body(directory, body)
-    to_disk(Path(root))
+    sync_to_disk(Path(root))
     # Only now: until the rename of the manifest the old checkpoint needs its files.
     _clear(directory, named)
     return directory

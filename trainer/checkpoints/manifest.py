@@ -13,9 +13,9 @@ from typing import Any
 
 import orjson
 
+from rollcall.schemas.atomic_files import appear_durably
 from rollcall.schemas.errors import WeightsDiffer
 from rollcall.schemas.messages import Consumed
-from rollcall.schemas.whole_files import appear_durably
 from rollcall.trainer.checkpoints.shards import PartsFile, Shard, ShardedTensor, require_files
 from rollcall.trainer.curation.drawn_groups import Book
 from rollcall.trainer.curation.replay import ReplayBook

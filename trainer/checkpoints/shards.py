@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from rollcall.schemas.atomic_files import sync_to_disk
 from rollcall.schemas.errors import Refused, WeightsDiffer
 from rollcall.schemas.uncached_files import BUFFER_BYTES, write_uncached
 from rollcall.schemas.weights import LENGTH_BYTES, SIZE_BYTES, RawTensor, laid_out, safetensors_head
-from rollcall.schemas.whole_files import to_disk
 
 PREFIX = "xxh3:"
 
@@ -127,7 +127,7 @@ def write_parts(
     digests = dict(known or {})
     try:
         write_uncached(hidden, chain([head], _read_once(tensors, digests)))
-        to_disk(hidden)
+        sync_to_disk(hidden)
         described = _described(stem, head, parts, digests)
         hidden.replace(directory / described.name)
     finally:

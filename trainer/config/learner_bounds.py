@@ -69,7 +69,7 @@ def require_bounds(config: LearnerValues) -> None:
         raise Refused(msg)
     for key, known in NAMED.items():
         if getattr(config, key) not in known:
-            raise names.unknown(key, getattr(config, key), known)
+            raise names.unknown_name(key, getattr(config, key), known)
     for key in SWITCHES:
         if not isinstance(getattr(config, key), bool):
             msg = f"{key} is {getattr(config, key)!r}; give true or false"

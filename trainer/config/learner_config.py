@@ -37,7 +37,7 @@ class LearnerConfig(DerivedValues):
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
-                raise names.unknown("key of the learner", key, known)
+                raise names.unknown_name("key of the learner", key, known)
         given = {key: _written(key, value) for key, value in values.items()}
         require_types(cls, given, KINDS)
         made = cls(**given)  # type: ignore[arg-type]

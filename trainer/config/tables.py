@@ -29,7 +29,7 @@ class Table:
         for key in values:
             if key not in known:
                 where = f"key of {cls.__name__.lower()}"
-                raise names.unknown(where, key, known)
+                raise names.unknown_name(where, key, known)
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
 

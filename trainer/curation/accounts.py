@@ -11,7 +11,7 @@ thousand of them; no count includes them.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from rollcall.schemas.ids import group_id, parted_id
+from rollcall.schemas.ids import group_id, split_continued_id
 from rollcall.schemas.messages import Consumed
 from rollcall.trainer.curation.drawn_groups import Book, DrawnGroups
 from rollcall.trainer.curation.named_rollouts import NamedRollouts, group_in
@@ -100,7 +100,7 @@ class Accounts:
         if at.seen(member):
             return "duplicate"
         # A lower generation was continued already; a higher one was never requested.
-        if (passed := parted_id(rollout_id)[1] - at.generations.get(member, 0)) != 0:
+        if (passed := split_continued_id(rollout_id)[1] - at.generations.get(member, 0)) != 0:
             return "duplicate" if passed < 0 else "not_drawn"
         if at.won or at.left:
             at.spare += not at.left
@@ -154,7 +154,7 @@ class Accounts:
         if at.left:
             self.drawn.mark_ended(draw, member)
             return False
-        at.generations[member] = parted_id(rollout_id)[1] + 1
+        at.generations[member] = split_continued_id(rollout_id)[1] + 1
         return True
 
     def went_on(self, draw: int, rollout_id: str) -> None:
@@ -162,7 +162,7 @@ class Accounts:
         member = self.drawn.seat(draw, rollout_id) if draw >= self.low else None
         if member is not None and not self.drawn.at(draw).ended >> member & 1:
             known = self.drawn.opened(draw).generations
-            known[member] = max(known.get(member, 0), parted_id(rollout_id)[1])
+            known[member] = max(known.get(member, 0), split_continued_id(rollout_id)[1])
 
     def leave(self, group: str) -> None:
         """Record that a group leaves the buffer: members that arrive later are late."""

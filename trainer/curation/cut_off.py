@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rollcall.schemas.ids import parted_id
+from rollcall.schemas.ids import split_continued_id
 from rollcall.trainer.config.curation import Curation
 from rollcall.trainer.curation.accounts import Accounts
 from rollcall.trainer.curation.judge import Member, judge
@@ -24,7 +24,7 @@ class CutOff:
 
     def hold(self, member: Member) -> bool:
         """Hold a member; return False if it was continued `retention` times already."""
-        _, generation = parted_id(member.scored.trajectory.rollout_id)
+        _, generation = split_continued_id(member.scored.trajectory.rollout_id)
         if 0 < self._curation.retention <= generation:
             return False
         self._members.append(member)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rollcall.schemas.ids import continued_id, draw_of, group_id, parted_id, request_id
+from rollcall.schemas.ids import continued_id, draw_of, group_id, request_id, split_continued_id
 from rollcall.schemas.messages import Consumed
 
 
@@ -122,7 +122,7 @@ class DrawnGroups:
         at = self.opened(draw)
         if not at.seats:
             at.seats = {request_id(self.run_id, draw, m): m for m in range(self.group_size)}
-        return at.seats.get(parted_id(rollout_id)[0])
+        return at.seats.get(split_continued_id(rollout_id)[0])
 
     def size(self, draw: int) -> int:
         """Return the number of members of a draw."""

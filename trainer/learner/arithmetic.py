@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.foreign_text import raised
+from rollcall.schemas.untrusted_text import describe_exception
 from rollcall.trainer.config.learner_bounds import BFLOAT16, FLOAT32
 
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -57,7 +57,8 @@ def on(device: str, model: nn.Module) -> nn.Module:
     try:
         moved: nn.Module = model.to(device)
     except (RuntimeError, AssertionError) as error:
-        msg = f"device {device!r} cannot be used: {raised(error)}; give cpu, or what is there"
+        why = describe_exception(error)
+        msg = f"device {device!r} cannot be used: {why}; give cpu, or what is there"
         raise Refused(msg) from error
     return moved
 
@@ -107,5 +108,5 @@ def _why_no_bfloat16(model: nn.Module, device: torch.device) -> str:
         with torch.no_grad(), computing(BFLOAT16, device):
             logits = model(input_ids=ids, use_cache=False).logits
     except Exception as error:  # a model that does not support bfloat16 may raise anything
-        return raised(error)
+        return describe_exception(error)
     return "" if bool(logits.isfinite().all()) else "its logits are not finite"

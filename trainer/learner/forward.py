@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.foreign_text import raised
+from rollcall.schemas.untrusted_text import describe_exception
 from rollcall.trainer.batch.packing import ModelInput
 from rollcall.trainer.batch.pieces import MicroBatch
 from rollcall.trainer.batch.uniform import uniform_kl_of
@@ -118,7 +118,7 @@ def loaded(model_directory: str) -> nn.Module:
             model_directory, local_files_only=True, dtype=torch.float32
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        msg = f"{wrong}: {raised(error).partition(chr(10))[0]}; {remedy}"
+        msg = f"{wrong}: {describe_exception(error).partition(chr(10))[0]}; {remedy}"
         raise Refused(msg) from error
 
 

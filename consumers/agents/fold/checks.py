@@ -14,8 +14,8 @@ from rollcall.consumers.agents.effects import (
     Step,
 )
 from rollcall.schemas.errors import ProgramFailed
-from rollcall.schemas.foreign_text import plain, shown
 from rollcall.schemas.messages import Message, Sampling
+from rollcall.schemas.untrusted_text import clean_text, describe_value
 
 RESULT_CHARS = 200_000
 """The largest result that fits into the journal; a larger one belongs into a file."""
@@ -28,7 +28,7 @@ def check_effects(
     effects = yielded if isinstance(yielded, list | tuple) else ()
     if not effects or any(not isinstance(effect, EFFECTS) for effect in effects):
         msg = (
-            f"program {program_name!r} yielded {shown(yielded)} at position {position}; "
+            f"program {program_name!r} yielded {describe_value(yielded)} at position {position}; "
             "it may yield CallModel, Step, Reset, Finish, a list, or AsCompleted"
         )
         raise ProgramFailed("rubbish", msg)
@@ -58,11 +58,16 @@ def check_finish(finish: Finish) -> Finish:
     ProgramFailed(`result_too_large`), and (`rubbish`) for malformed conversations."""
     recalled = finish.recalled
     if not isinstance(recalled, (list, tuple)) or not all(map(_is_recalled, recalled)):
-        msg = f"Finish needs as recalled conversations with all their tokens, found {shown(finish)}"
+        found = describe_value(finish)
+        msg = f"Finish needs as recalled conversations with all their tokens, found {found}"
         raise ProgramFailed("rubbish", msg)
     for each in recalled:
         check_messages(each.messages)
-    result = plain(finish.result) if isinstance(finish.result, str) else shown(finish.result)
+    result = (
+        clean_text(finish.result)
+        if isinstance(finish.result, str)
+        else describe_value(finish.result)
+    )
     if len(result) > RESULT_CHARS:
         msg = f"the result has {len(result):,} characters, more than {RESULT_CHARS:,}"
         raise ProgramFailed("result_too_large", msg)
@@ -73,13 +78,14 @@ def check_call(effect: CallModel) -> None:
     """Check everything but the messages themselves."""
     messages, how = effect.messages, effect.sampling
     if not isinstance(messages, (list, tuple)) or not messages:
-        msg = f"CallModel needs a list of Message, found {shown(messages)}"
+        msg = f"CallModel needs a list of Message, found {describe_value(messages)}"
         raise ProgramFailed("rubbish", msg)
     if effect.begun is not None and not _is_begun(effect.begun, len(messages)):
-        msg = f"CallModel needs as begun whole tokens of its first messages, found {shown(effect)}"
+        found = describe_value(effect)
+        msg = f"CallModel needs as begun whole tokens of its first messages, found {found}"
         raise ProgramFailed("rubbish", msg)
     if not _is_text("" if effect.tools is None else effect.tools, effect.policy_id or ""):
-        msg = f"CallModel needs texts as policy_id and tools, found {shown(effect)}"
+        msg = f"CallModel needs texts as policy_id and tools, found {describe_value(effect)}"
         raise ProgramFailed("rubbish", msg)
     if how is not None and not (
         isinstance(how, Sampling)
@@ -90,7 +96,7 @@ def check_call(effect: CallModel) -> None:
         and isinstance(how.stop, list | tuple)
         and _is_text(*how.stop)
     ):
-        msg = f"CallModel needs a Sampling, found {shown(how)}"
+        msg = f"CallModel needs a Sampling, found {describe_value(how)}"
         raise ProgramFailed("rubbish", msg)
 
 
@@ -99,20 +105,20 @@ def check_messages(messages: Sequence[object]) -> None:
         if not isinstance(m, Message) or not _is_text(
             m.role, m.content, m.tool_calls, m.tool_call_id, m.name
         ):
-            msg = f"CallModel needs a list of Message made of texts, found {shown(m)}"
+            msg = f"CallModel needs a list of Message made of texts, found {describe_value(m)}"
             raise ProgramFailed("rubbish", msg)
 
 
 def check_reset(effect: Reset, name: str, config: str, seed: int) -> None:
     """Check a reset, given the name, configuration and seed that it resolves to."""
     if not _is_text(effect.session, name, config) or not _is_whole(seed, 64):
-        msg = f"Reset needs texts and a 64-bit seed, found {shown(effect)}"
+        msg = f"Reset needs texts and a 64-bit seed, found {describe_value(effect)}"
         raise ProgramFailed("rubbish", msg)
 
 
 def check_step(effect: Step) -> None:
     if not _is_text(effect.session, effect.action):
-        msg = f"Step needs texts that can be written as UTF-8, found {shown(effect)}"
+        msg = f"Step needs texts that can be written as UTF-8, found {describe_value(effect)}"
         raise ProgramFailed("rubbish", msg)
 
 

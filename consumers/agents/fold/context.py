@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rollcall.consumers.agents.effects import Program, WishFailed
 from rollcall.schemas.errors import ProgramFailed
-from rollcall.schemas.foreign_text import raised
 from rollcall.schemas.interrupts import is_from_outside
+from rollcall.schemas.untrusted_text import describe_exception
 
 if TYPE_CHECKING:
     from random import Random
@@ -53,4 +53,4 @@ class FoldContext:
             raise error
         code = getattr(error, "code", None) if type(error) is WishFailed else None
         code = code if type(code) is str else "raised"
-        return ProgramFailed(code, f"program {program_name!r} raised {raised(error)}")
+        return ProgramFailed(code, f"program {program_name!r} raised {describe_exception(error)}")

@@ -20,7 +20,6 @@ from rollcall.consumers.agents.fold.outstanding import PATIENCE, OutstandingEffe
 from rollcall.consumers.agents.fold.phases import AttemptPhases
 from rollcall.consumers.agents.fold.trajectory import Terminal, ended_trajectory
 from rollcall.schemas.errors import DeterminismError, Refused
-from rollcall.schemas.foreign_text import REASON_CHARS, plain, raised
 from rollcall.schemas.messages import (
     AttemptStarted,
     Body,
@@ -33,6 +32,7 @@ from rollcall.schemas.messages import (
     RolloutRequest,
     Trajectory,
 )
+from rollcall.schemas.untrusted_text import REASON_CHARS, clean_text, describe_exception
 
 Output = Command | Event | Trajectory
 Outcome = OutstandingEffect | Output
@@ -187,7 +187,7 @@ class Rollout:
 
         Its state stays as it is: answers still count until the end is read, here and elsewhere.
         """
-        self._fail("broken", f"it cannot be gone on with: {raised(error)}")
+        self._fail("broken", f"it cannot be gone on with: {describe_exception(error)}")
         return cast(Event, self.decision)
 
     def _event(self, body: Body) -> Event:
@@ -201,9 +201,9 @@ class Rollout:
         self, status: str, *, code: str = "", reason: str = "", result: str = ""
     ) -> list[Outcome]:
         positions = self.attempt.next_position
-        reason = plain(reason, REASON_CHARS)
+        reason = clean_text(reason, REASON_CHARS)
         return self._decide(
-            self._event(RolloutFinished(status, plain(code), reason, result, positions))
+            self._event(RolloutFinished(status, clean_text(code), reason, result, positions))
         )
 
     def _fail(self, code: str, reason: str) -> list[Outcome]:

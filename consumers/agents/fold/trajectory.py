@@ -3,7 +3,6 @@
 from rollcall.consumers.agents.effects import CallModel
 from rollcall.consumers.agents.fold.attempt import Attempt
 from rollcall.consumers.agents.fold.conversation import Conversation
-from rollcall.schemas.foreign_text import raised
 from rollcall.schemas.messages import (
     DeadlinePassed,
     Event,
@@ -15,6 +14,7 @@ from rollcall.schemas.messages import (
     Sequence,
     Trajectory,
 )
+from rollcall.schemas.untrusted_text import describe_exception
 
 Terminal = RolloutFinished | RolloutCancelled | DeadlinePassed
 # As a tuple: `isinstance` with A | B makes the union anew each time.
@@ -107,7 +107,7 @@ def _sequences(
     try:
         sequences = tuple(_sequence(c, policies.index(c.policy_id), asked) for c in answered)
     except Exception as error:
-        return policies, None, f"its sequences cannot be put together: {raised(error)}"
+        return policies, None, f"its sequences cannot be put together: {describe_exception(error)}"
     return policies, sequences, ""
 
 
@@ -124,7 +124,7 @@ def _sequence(conversation: Conversation, policy_index: int, asked: Sampling) ->
         columns = _columns(conversation, policy_index)
     ids, mask, logprobs, versions, policy = columns
     samplings = conversation.samplings
-    as_asked = all(_drawn(sampling) == _drawn(asked) for sampling in samplings)
+    as_asked = all(_sampling_of(sampling) == _sampling_of(asked) for sampling in samplings)
     return Sequence(
         token_ids=ids,
         loss_mask=mask,
@@ -172,6 +172,6 @@ def _begun_columns(conversation: Conversation, policy_index: int) -> tuple[bytes
     return recorded.mask, recorded.logprobs, recorded.versions, policy
 
 
-def _drawn(sampling: Sampling) -> tuple[float, float, int]:
+def _sampling_of(sampling: Sampling) -> tuple[float, float, int]:
     """Return the parameters that decide the distribution from which tokens are sampled."""
     return sampling.temperature, sampling.top_p, sampling.top_k

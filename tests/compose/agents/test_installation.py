@@ -20,7 +20,7 @@ from rollcall.compose.agents.installation import (
     refusal,
     requirements,
 )
-from rollcall.compose.processes import holds_within
+from rollcall.compose.processes import wait_until
 from rollcall.sandbox.agents.shipped import SHIPPED, InstalledAgent, installed_agent, interpreter
 from rollcall.schemas.errors import Refused, Unavailable, WorkFailed
 from tests.support import local_index
@@ -111,7 +111,7 @@ def test_killed_or_failed_install_is_not_taken_for_an_installation(
     ]
 
     with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
-        assert holds_within(lambda: any(home.glob("smolagents/*/pyvenv.cfg")), 60)
+        assert wait_until(lambda: any(home.glob("smolagents/*/pyvenv.cfg")), 60)
         process.send_signal(signal.SIGKILL)
 
     assert installed_agent(home, "smolagents") is None
@@ -140,12 +140,12 @@ def test_next_install_removes_files_of_a_killed_install(
     ]
     environment = {**os.environ, "ROLLCALL_CACHE_DIR": str(tmp_path / "cache")}
     with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
-        assert holds_within(lambda: len(list(home.glob("smolagents/*/pyvenv.cfg"))) == 2, 60)
+        assert wait_until(lambda: len(list(home.glob("smolagents/*/pyvenv.cfg"))) == 2, 60)
         process.send_signal(signal.SIGKILL)
     (left,) = home.glob("smolagents/*.making")
 
     # Then none of its processes is alive, and its files are removed
-    assert holds_within(lambda: running_below(left.with_suffix("")) == [], 20)
+    assert wait_until(lambda: running_below(left.with_suffix("")) == [], 20)
     assert install(home, name, wanted) == (there, False)
     assert {path.name for path in (home / name).iterdir()} == {
         there.directory.name, "installed.json",

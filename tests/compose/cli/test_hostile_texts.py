@@ -15,8 +15,8 @@ from rollcall.compose.terminal import say
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.loop.dead_letters import DeadLetters
 from rollcall.schemas.errors import BadBytes
-from rollcall.schemas.foreign_text import printable, printable_json
 from rollcall.schemas.messages import Control, Limits, Quota, RolloutRequest, Task
+from rollcall.schemas.untrusted_text import printable, printable_json
 from tests.support.command_line import call
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 

@@ -15,8 +15,8 @@ from rollcall.compose.settings import Settings
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.loop.dead_letters import DeadLetters
 from rollcall.schemas.errors import BadBytes
-from rollcall.schemas.foreign_text import printable
 from rollcall.schemas.messages import Limits, Quota, RolloutRequest, Task, TrainStep
+from rollcall.schemas.untrusted_text import printable
 from tests.support.command_line import call
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 from tests.support.tiers import cases

@@ -11,7 +11,7 @@ from rich.console import Console
 from rollcall.compose.conductor.curve_files import write_files
 from rollcall.compose.conductor.in_memory import run_in_memory
 from rollcall.compose.conductor.live_panel import line
-from rollcall.compose.conductor.run_summary import summary, words
+from rollcall.compose.conductor.run_summary import summary, summary_lines
 from rollcall.compose.conductor.run_watch import KeepsFailing, RunWatch, watch_of
 from rollcall.compose.pages.curve_page import print_chart
 from rollcall.compose.runs import run_folder
@@ -93,7 +93,7 @@ def test_status_line_and_summary_name_failures_and_missing_measurements() -> Non
     assert told["success_after"] is None
     assert told["held_out_curve"] == [[0, None]]
     assert told["failures"]["bad_config"]["rollouts"] == 4
-    said = words(figures, {}, told)
+    said = summary_lines(figures, {}, told)
     assert "held-out success v0 not measured: 4 of 4 failed before" in said
     assert "failed 4: bad_config (100 %), e.g. r-0" in said
     assert "failed 4: bad_config (100 %)" in line(figures, 0.0, RunWatch(9, 9))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollcall.compose.pages.agent_lines import agent_words, spoken
+from rollcall.compose.pages.agent_lines import describe_requests, message_text
 from rollcall.schemas.asks import Ask, asks_text
 from rollcall.schemas.messages import EnvironmentStepped, Message
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
@@ -19,16 +19,18 @@ def stepped(*asks: Ask, **fields: object) -> EnvironmentStepped:
 
 
 def test_tool_calls_are_shown_by_name_and_arguments() -> None:
-    assert spoken("I look.", CALLS) == 'I look.\ncalls bash {"command":"ls"}'
-    assert spoken("", CALLS) == 'calls bash {"command":"ls"}'
-    assert spoken("", "no JSON") == "no JSON"
+    assert message_text("I look.", CALLS) == 'I look.\ncalls bash {"command":"ls"}'
+    assert message_text("", CALLS) == 'calls bash {"command":"ls"}'
+    assert message_text("", "no JSON") == "no JSON"
 
 
 def test_earlier_policy_answers_are_not_repeated_on_later_lines() -> None:
     step = stepped(Ask("model", (*FIRST.messages, SAID, SEEN)))
 
-    assert agent_words(step, {("I look.", CALLS)}) == "tool: notes.txt"
-    assert agent_words(step) == ('assistant: I look.\ncalls bash {"command":"ls"}\ntool: notes.txt')
+    assert describe_requests(step, {("I look.", CALLS)}) == "tool: notes.txt"
+    assert describe_requests(step) == (
+        'assistant: I look.\ncalls bash {"command":"ls"}\ntool: notes.txt'
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,9 +46,9 @@ def test_earlier_policy_answers_are_not_repeated_on_later_lines() -> None:
 def test_other_agent_requests_are_described_in_words(
     asks: list[Ask], fields: dict[str, object], words: str
 ) -> None:
-    assert agent_words(stepped(*asks, **fields)) == words
+    assert describe_requests(stepped(*asks, **fields)) == words
 
 
 def test_steps_of_other_environments_are_not_agent_requests() -> None:
-    assert agent_words(stepped(FIRST, session="main")) is None
-    assert agent_words(EnvironmentStepped(session="agent", text="a door")) is None
+    assert describe_requests(stepped(FIRST, session="main")) is None
+    assert describe_requests(EnvironmentStepped(session="agent", text="a door")) is None

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rollcall.compose.conductor.run_summary import summary, words
+from rollcall.compose.conductor.run_summary import summary, summary_lines
 from rollcall.compose.pages.evaluation_page import print_evaluation
 from rollcall.compose.pages.phase_lines import phase_lines
 from rollcall.consumers.heldout import HeldOut, HeldOutPlan
@@ -71,6 +71,6 @@ def test_run_summary_prints_both_lines() -> None:
     figures = RunFigures("run", "s", HeldOut(plan), phases=phases())
     told = summary(figures, {}, seed=1, wall_s=1.0)
 
-    said = words(figures, {}, told).splitlines()
+    said = summary_lines(figures, {}, told).splitlines()
 
     assert [line for line in said if "p50" in line] == phase_lines(phases())

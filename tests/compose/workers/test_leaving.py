@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollcall.compose.chaos.victims import agents_below
-from rollcall.compose.processes import holds_within
+from rollcall.compose.processes import wait_until
 from rollcall.compose.settings import Settings
 from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.loop.loop import Loop
@@ -37,7 +37,7 @@ class AwayBroker:
 
     def flush(self, timeout_s: float) -> int:
         assert timeout_s > 0
-        self.left.append(not holds_within(lambda: children_of_agents() == [], 10))
+        self.left.append(not wait_until(lambda: children_of_agents() == [], 10))
         return 1
 
 

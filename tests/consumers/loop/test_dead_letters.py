@@ -13,7 +13,7 @@ from rollcall.consumers.loop.loop import Loop
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.schemas.avro_schemas import canonical, schema_text
 from rollcall.schemas.codec import PREFIX, Codec, LocalRegistry
-from rollcall.schemas.errors import StormOfDeadLetters, Unavailable, UnknownSchema
+from rollcall.schemas.errors import DeadLetterStorm, Unavailable, UnknownSchema
 from rollcall.schemas.headers import Headers
 from rollcall.schemas.messages import Control, Event, RolloutRefused, Trajectory
 from rollcall.schemas.schema_memory import SchemaMemory, first_in
@@ -102,7 +102,7 @@ def test_a_group_stopped_by_a_storm_skips_it_and_accounts_for_all(
     garbage(rig, rig.topics.requests, 60)
     ask(rig, "after")
     loop = rig.agents()
-    with pytest.raises(StormOfDeadLetters, match=r"dlq skip t.agents t.rollout.requests 0@FIRST"):
+    with pytest.raises(DeadLetterStorm, match=r"dlq skip t.agents t.rollout.requests 0@FIRST"):
         rig.settle(loop)
     source_of(loop).kill()
 

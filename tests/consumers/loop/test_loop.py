@@ -18,7 +18,7 @@ from rollcall.consumers.loop.partition_progress import PartitionProgress
 from rollcall.consumers.loop.role import SPAN_RECORDS
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.schemas.codec import Codec
-from rollcall.schemas.errors import DeliveryFailed, StormOfDeadLetters, WireError
+from rollcall.schemas.errors import DeadLetterStorm, DeliveryFailed, WireError
 from rollcall.schemas.messages import (
     CallFailed,
     Control,
@@ -359,7 +359,7 @@ def test_a_storm_of_unreadable_records_stops_the_worker(rig: Rig) -> None:
         bury_bytes(rig)
     loop, _ = working(rig)
 
-    with pytest.raises(StormOfDeadLetters, match="51 unreadable"):
+    with pytest.raises(DeadLetterStorm, match="51 unreadable"):
         loop.turn(0.0)
 
     assert len(rig.log.all("t.dead.letters")) == 51
@@ -371,7 +371,7 @@ def test_a_storm_names_the_remedy_and_leaves_no_dead_letter_pending(rig: Rig) ->
         bury_bytes(rig)
     loop, _ = working(rig)
 
-    with pytest.raises(StormOfDeadLetters, match=f"`rollcall dlq list --source {TOPIC}`"):
+    with pytest.raises(DeadLetterStorm, match=f"`rollcall dlq list --source {TOPIC}`"):
         loop.turn(0.0)
 
     assert loop.publishers[0].waiting() == 0
@@ -397,7 +397,7 @@ def test_a_storm_stops_every_restart_at_the_same_offset(rig: Rig, at_a_time: int
 
     # When the worker is started again and again, then it stops each time where it did before
     for _ in range(3):
-        with pytest.raises(StormOfDeadLetters):
+        with pytest.raises(DeadLetterStorm):
             rain(rig, loop, at_a_time)
         assert rig.committed("g", TOPIC) in (3, 4)
         source_of(loop).kill()

@@ -16,7 +16,7 @@ from rollcall.inference.engine import EngineAnswer
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.schemas import messages
 from rollcall.schemas.codec import Codec
-from rollcall.schemas.errors import CanaryOff, Unavailable, WeightsMissing, WorkFailed
+from rollcall.schemas.errors import CanaryMismatch, Unavailable, WeightsMissing, WorkFailed
 from rollcall.schemas.ids import LONG_PREFIX, prefix_digest
 from rollcall.schemas.messages import (
     CallFailed,
@@ -349,7 +349,7 @@ def test_a_server_with_a_failing_canary_leaves_after_three_tries(
     assert engine.tried == [5, 6]
 
     # And after three tries, a second apart, the server leaves with the reason
-    with pytest.raises(CanaryOff, match=r"serves version 5 of 'p'; .* sings another song"):
+    with pytest.raises(CanaryMismatch, match=r"serves version 5 of 'p'; .* sings another song"):
         _pass_s(rig, loop, 2)
     assert engine.tried == [5, 6, 6, 6]
     assert capsys.readouterr().out.count("canary_mismatch") == 2

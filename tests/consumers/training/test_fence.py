@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rollcall.consumers.audit.audit import audit
 from rollcall.consumers.training.trainer import Trainer
-from rollcall.schemas.errors import RunTaken
+from rollcall.schemas.errors import RunSuperseded
 from rollcall.schemas.messages import PolicyVersion, TrainStep
 from rollcall.schemas.trajectory_refs import refs_of
 from rollcall.schemas.weights import RawTensor, from_uri, weights_digest
@@ -43,7 +43,7 @@ def turned(stage: Stage, trainers: list[Trainer], order: Iterator[int]) -> dict[
         end_all(stage)
         try:
             trainers[number].turn(0.0)
-        except RunTaken as error:
+        except RunSuperseded as error:
             left[number] = str(error)
         if any(trainer.done() for trainer in trainers) or len(left) == len(trainers):
             return left
@@ -88,7 +88,7 @@ def test_the_first_of_two_trainers_continues_and_the_other_leaves(
 
         winner = next(n for n, trainer in enumerate(trainers) if trainer.done())
         assert counted(stage)[-1].writer == trainers[winner].saver.fence.writer
-        with pytest.raises(RunTaken, match="another trainer of run 'run' came first: step"):
+        with pytest.raises(RunSuperseded, match="another trainer of run 'run' came first: step"):
             trainers[1 - winner].turn(0.0)
         assert set(left) <= {1 - winner}
         steps = [step for step in counted(stage) if step.step > before]
@@ -106,7 +106,7 @@ def test_a_losing_trainers_step_is_not_announced(stage: Stage) -> None:
     for _ in range(4):
         end_all(stage)
         for trainer in (one, two):
-            with suppress(RunTaken):
+            with suppress(RunSuperseded):
                 trainer.turn(0.0)
         if len(stage.steps()) > 1:
             break
@@ -144,7 +144,7 @@ def test_two_trainers_in_one_folder_damage_no_counted_weights(order: list[int], 
         said = ""
         try:
             again = stage.begin()
-        except RunTaken as error:
+        except RunSuperseded as error:
             said = str(error)
         if said:
             assert "move it away" in said or "remove elsewhere" in said
@@ -159,7 +159,9 @@ def test_a_trainer_that_left_stays_away_after_a_restart(stage: Stage) -> None:
     two = stage.begin()
     turned(stage, [one, two], iter([0, 0, 0, 0, 1]))
 
-    with pytest.raises(RunTaken, match="remove elsewhere of this folder to go on from version 0"):
+    with pytest.raises(
+        RunSuperseded, match="remove elsewhere of this folder to go on from version 0"
+    ):
         stage.begin()
     (stage.directory / "elsewhere").unlink()
     back = stage.begin()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollcall.schemas import whole_files
+from rollcall.schemas import atomic_files
 from rollcall.schemas.errors import DiskFull
 from rollcall.trainer.checkpoints import checkpoint as checkpoints
 from rollcall.trainer.checkpoints import shards
@@ -74,7 +74,7 @@ def test_a_full_disk_stops_training_before_the_step(disk: Path, text: str) -> No
 
 
 @pytest.mark.parametrize("text", [RECIPE, ASYNC], ids=["sync", "async"])
-@pytest.mark.parametrize("writer", [whole_files, shards], ids=["weights", "checkpoint"])
+@pytest.mark.parametrize("writer", [atomic_files, shards], ids=["weights", "checkpoint"])
 def test_a_disk_that_fills_between_writes_leaves_announced_versions_intact(
     disk: Path, text: str, writer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

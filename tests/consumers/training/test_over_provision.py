@@ -13,7 +13,7 @@ from rollcall.consumers.audit.audit import audit
 from rollcall.consumers.training.rollout_continuation import INTERRUPT_S
 from rollcall.producers.admission import AdmissionRule
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.ids import continued_id, parted_id
+from rollcall.schemas.ids import continued_id, split_continued_id
 from rollcall.schemas.messages import UNFINISHED, Control, ScoredTrajectory, Sequence, Trajectory
 from rollcall.schemas.packed import ids_of, logprobs_of, mask_of, pack_ids, pack_logprobs
 from rollcall.trainer.config.learner_config import LearnerConfig
@@ -39,14 +39,16 @@ def columns(sequence: Sequence) -> list[list[float]]:
 def of_generations(run: UnevenRun) -> dict[str, list[Trajectory]]:
     """All trajectories of a rollout, by its first id, in order."""
     found: dict[str, list[Trajectory]] = {}
-    for each in sorted(run.trajectories(), key=lambda t: parted_id(t.rollout_id)[1]):
-        found.setdefault(parted_id(each.rollout_id)[0], []).append(each)
+    for each in sorted(run.trajectories(), key=lambda t: split_continued_id(t.rollout_id)[1]):
+        found.setdefault(split_continued_id(each.rollout_id)[0], []).append(each)
     return {base: lives for base, lives in found.items() if len(lives) > 1}
 
 
 def trained(run: UnevenRun) -> list[str]:
     """By their first ids."""
-    return [parted_id(ref.rollout_id)[0] for step in run.steps() for ref in step.trajectories]
+    return [
+        split_continued_id(ref.rollout_id)[0] for step in run.steps() for ref in step.trajectories
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +94,7 @@ def test_a_continuation_keeps_its_parents_tokens_and_adds_its_own(
 
 def test_a_sample_of_two_versions_is_trained_with_both(finished: UnevenRun) -> None:
     samples = [sample for batch in finished.learner.seen for sample in batch]
-    gone_on = [s for s in samples if parted_id(s.scored.trajectory.rollout_id)[1]]
+    gone_on = [s for s in samples if split_continued_id(s.scored.trajectory.rollout_id)[1]]
     versions = [
         {int(v) for q in s.scored.trajectory.sequences or () for v in ids_of(q.versions) if v >= 0}
         for s in gone_on
@@ -169,7 +171,7 @@ def test_a_step_waits_for_cut_off_rollouts_and_scores_their_tokens(tmp_path: Pat
     later = 0
     for number, batch in enumerate(run.learner.seen):
         for sample in batch:
-            name, _ = parted_id(sample.scored.trajectory.rollout_id)
+            name, _ = split_continued_id(sample.scored.trajectory.rollout_id)
             for version in versions_of(sample.scored.trajectory.sequences or (), 0):
                 later += version < number
                 assert version == number or (name, version) in run.learner.noted
@@ -207,7 +209,7 @@ def test_masked_old_tokens_are_only_read(tmp_path: Path) -> None:
     run.train(6)
 
     samples = [sample for batch in run.learner.seen for sample in batch]
-    gone_on = [s for s in samples if parted_id(s.scored.trajectory.rollout_id)[1]]
+    gone_on = [s for s in samples if split_continued_id(s.scored.trajectory.rollout_id)[1]]
     assert gone_on
     for step in run.steps():
         assert step.metrics["staleness_max"] == 0
@@ -226,7 +228,7 @@ def test_a_rollout_that_cannot_be_replayed_begins_again(tmp_path: Path) -> None:
 
     run.train(4)
 
-    again = [request for request in run.asked() if parted_id(request.rollout_id)[1]]
+    again = [request for request in run.asked() if split_continued_id(request.rollout_id)[1]]
     assert again
     acted = [request for request in again if request.agent == "fork"]
     assert all(len(Past.of(json.loads(r.agent_config)).recorded) < 3 for r in acted)

@@ -21,7 +21,7 @@ from rollcall.consumers.log.memory_publisher import MemoryPublisher
 from rollcall.consumers.training.disk_room import disk_full
 from rollcall.consumers.training.training_run import TrainingRun
 from rollcall.producers.admission import AdmissionRule
-from rollcall.schemas import whole_files
+from rollcall.schemas import atomic_files
 from rollcall.schemas.errors import DiskFull, Refused, Unavailable
 from rollcall.schemas.messages import PolicyVersion
 from rollcall.schemas.store_urls import local_path
@@ -260,8 +260,8 @@ class Kills:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left: int | None = None
-        for module in (whole_files, shards, checkpoints):
-            monkeypatch.setattr(module, "to_disk", lambda path: self.point())
+        for module in (atomic_files, shards, checkpoints):
+            monkeypatch.setattr(module, "sync_to_disk", lambda path: self.point())
         put = MemoryPublisher._put
 
         def puts(publisher: MemoryPublisher, outgoing: Any) -> None:
@@ -400,9 +400,9 @@ def test_a_disk_that_fills_during_a_save_stops_training_by_name(
 
     with monkeypatch.context() as patch:
         if place == "weights":
-            patch.setattr(whole_files, "to_disk", full)
+            patch.setattr(atomic_files, "sync_to_disk", full)
         else:
-            patch.setattr(shards, "to_disk", full)
+            patch.setattr(shards, "sync_to_disk", full)
         with pytest.raises(DiskFull, match="nothing announced is missing"):
             stage.drain()
 

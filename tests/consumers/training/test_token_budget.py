@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollcall.consumers.audit.audit import audit
-from rollcall.schemas.ids import parted_id
+from rollcall.schemas.ids import split_continued_id
 from rollcall.schemas.rules import Choice
 from rollcall.trainer.config.learner_config import LearnerConfig
 from tests.support.uneven_run import UnevenRun
@@ -52,7 +52,9 @@ def test_every_batch_has_its_tokens_and_no_rollout_is_lost_or_doubled(
     assert [step.step for step in run.steps()] == [1, 2, 3, 4, 5]
     assert most <= 12
     assert all(sum(groups) >= TOKENS > sum(groups) - max(groups) for groups in seen)
-    trained = [parted_id(ref.rollout_id)[0] for step in run.steps() for ref in step.trajectories]
+    trained = [
+        split_continued_id(ref.rollout_id)[0] for step in run.steps() for ref in step.trajectories
+    ]
     assert max(Counter(trained).values()) == 1
     assert run.cancelled()
     assert max(Counter(request.rollout_id for request in run.asked()).values()) == 1
@@ -69,7 +71,7 @@ def test_a_rollout_cut_off_too_often_is_purged(tmp_path: Path) -> None:
     run.settle()
     run.trainer.turn(0.0)
 
-    generations = [parted_id(request.rollout_id)[1] for request in run.asked()]
+    generations = [split_continued_id(request.rollout_id)[1] for request in run.asked()]
     assert max(generations) == 1
     assert run.trainer.buffer.drops()["retention"].count > 0
     run.close()

@@ -16,7 +16,7 @@ from rollcall.producers.curators.curators import CURATORS, curators_of
 from rollcall.producers.curators.filter_solved import FilterSolved
 from rollcall.producers.curators.greso import Greso, GresoOptions
 from rollcall.producers.curators.length_cap import LengthCap, LengthCapOptions
-from rollcall.producers.curators.paced import Paced, PacedOptions, weight
+from rollcall.producers.curators.paced import Paced, PacedOptions, paced_weight
 from rollcall.producers.curators.pass_rate import PassRate, PassRateOptions
 from rollcall.schemas.errors import Refused
 from tests.support.golden import golden
@@ -100,7 +100,7 @@ def test_the_probabilities_stay_within_their_bounds() -> None:
 def test_a_task_is_weighted_by_its_learnability() -> None:
     rates = [0.1, 0.25, 0.5, 0.75, 0.9]
 
-    weights = [weight(p, PacedOptions()) for p in rates]
+    weights = [paced_weight(p, PacedOptions()) for p in rates]
     shares = [each / sum(weights) for each in weights]
 
     assert weights == pytest.approx([0.09, 0.1875, 0.25, 0.1875, 0.09], abs=1e-12)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rollcall.compose.agents.scripted_endpoint import KEY, ScriptedEndpoint
-from rollcall.compose.processes import holds_within
+from rollcall.compose.processes import wait_until
 from rollcall.sandbox.agents.agent_processes import AgentExit, AgentProcess, AgentProcesses
 from rollcall.schemas.errors import WorkFailed
 from tests.support.waiting import holds
@@ -71,7 +71,7 @@ def marked(mark: str) -> list[str]:
 
 
 def gone_within_10_s(mark: str) -> None:
-    assert holds_within(lambda: marked(mark) == [], 10), marked(mark)
+    assert wait_until(lambda: marked(mark) == [], 10), marked(mark)
 
 
 def test_agent_function_receives_its_task_and_its_return_value_is_submitted(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_closing_a_killed_agent_removes_its_directory(
         await process.close()
 
         assert (ended.code, ended.signal) == (None, signal.SIGKILL)
-        assert holds_within(lambda: not process.directory.exists(), 10)
+        assert wait_until(lambda: not process.directory.exists(), 10)
 
     rigged(tmp_path, test)
 
@@ -285,14 +285,14 @@ def test_no_agent_process_is_left_when_the_worker_is_killed(tmp_path: Path, numb
         command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL
     ) as worker:
         try:
-            assert holds_within(lambda: len(marked(mark)) == 5, 60), marked(mark)
-            assert holds_within(lambda: len(inside(tmp_path)) >= 8, 20), inside(tmp_path)
+            assert wait_until(lambda: len(marked(mark)) == 5, 60), marked(mark)
+            assert wait_until(lambda: len(inside(tmp_path)) >= 8, 20), inside(tmp_path)
         except BaseException:
             worker.kill()
             raise
         worker.send_signal(number)
 
-    assert holds_within(lambda: inside(tmp_path) == [], 10), inside(tmp_path)
+    assert wait_until(lambda: inside(tmp_path) == [], 10), inside(tmp_path)
     gone_within_10_s(mark)
 
 

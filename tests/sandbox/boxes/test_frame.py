@@ -5,7 +5,7 @@ import shlex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcall.sandbox.boxes.frame import Frame, HeadAndTail, quoted
+from rollcall.sandbox.boxes.frame import Frame, HeadAndTail, quote
 
 PIECES = st.lists(st.integers(1, 40), max_size=30)
 
@@ -61,7 +61,7 @@ def test_frame_marks_of_another_command_are_plain_output() -> None:
 
 @given(st.text(max_size=200))
 def test_quoted_text_is_one_shell_word(text: str) -> None:
-    assert shlex.split(quoted(text)) == [text]
+    assert shlex.split(quote(text)) == [text]
 
 
 @given(

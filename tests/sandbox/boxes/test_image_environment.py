@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollcall.sandbox.boxes.box import VARIABLES, ImageBuild, Spec, driver
-from rollcall.sandbox.boxes.interior import variables
+from rollcall.sandbox.boxes.interior import box_environment
 from tests.support.engines import IMAGE, left_out
 
 SYSTEM = VARIABLES["PATH"]
@@ -39,10 +39,10 @@ def test_box_variables_extend_those_of_the_image(layout: str) -> None:
     _, own = LAYOUTS[layout]
     image = [f"{name}={value}" for name, value in {**own, "HOME": "/root", "TZ": "CET"}.items()]
 
-    found = variables(Spec(env={"TZ": "EST"}), [*image, "no value"])
+    found = box_environment(Spec(env={"TZ": "EST"}), [*image, "no value"])
 
     assert found == {**VARIABLES, **own, "HOME": "/w", "TMPDIR": "/tmp", "TZ": "EST"}
-    assert variables(Spec(), []) == variables(Spec())
+    assert box_environment(Spec(), []) == box_environment(Spec())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -23,7 +23,7 @@ from rollcall.sandbox.boxes.failed_builds import FailedBuilds
 from rollcall.sandbox.boxes.image_rows import engine_rows
 from rollcall.sandbox.boxes.images import engine_image
 from rollcall.schemas.errors import Refused, WorkFailed
-from rollcall.schemas.foreign_text import REASON_CHARS
+from rollcall.schemas.untrusted_text import REASON_CHARS
 from tests.support.engines import has, left_out
 
 DAY_S = 86_400

@@ -11,7 +11,7 @@ import orjson
 import pytest
 import xxhash
 
-from rollcall.schemas import whole_files
+from rollcall.schemas import atomic_files
 from rollcall.schemas.errors import Refused, WeightsDiffer
 from rollcall.schemas.messages import Consumed
 from rollcall.schemas.weights import RawTensor, write_weights
@@ -258,7 +258,7 @@ class Died(Exception):
 def test_a_crash_at_any_point_leaves_the_old_or_new_checkpoint(
     again: bool, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every write comes to the disk by `to_disk`; the same version may be written once more."""
+    """Every write comes to the disk by `sync_to_disk`; the same version may be written once more."""
     version = checkpoint.version if again else 4
     older = replace(checkpoint, state=replace(checkpoint.state, version=version), used=1)
     reached, outcomes = 0, []
@@ -274,8 +274,8 @@ def test_a_crash_at_any_point_leaves_the_old_or_new_checkpoint(
                 raise Died
 
         with monkeypatch.context() as patch:
-            for module in (whole_files, shards, checkpoint_module):
-                patch.setattr(module, "to_disk", dies)
+            for module in (atomic_files, shards, checkpoint_module):
+                patch.setattr(module, "sync_to_disk", dies)
             with suppress(Died):
                 save(root, checkpoint)
         outcomes.append(load_latest(root).checkpoint)

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from transformers import AutoConfig
 
 from rollcall.compose.conductor.live_panel import line
-from rollcall.compose.conductor.run_summary import summary, words
+from rollcall.compose.conductor.run_summary import summary, summary_lines
 from rollcall.compose.conductor.run_watch import RunWatch
 from rollcall.consumers.heldout import HeldOut, HeldOutPlan
 from rollcall.consumers.history.run_figures import RunFigures
@@ -172,5 +172,5 @@ def test_a_run_with_unknown_tokens_reports_it(tmp_path: Path) -> None:
     assert [each["reason"] for each in warned] == ["unknown_words"]
     told = summary(figures, {}, seed=1, wall_s=1.0)
     assert told["left_out"]["unknown_words"]["share"] == 1.0
-    assert "unknown_words: trained on, though they read words" in words(figures, {}, told)
+    assert "unknown_words: trained on, though they read words" in summary_lines(figures, {}, told)
     assert "left out unknown_words 16 (100 %) of 16 rollouts" in line(figures, 0.0, RunWatch(2, 9))

@@ -2,8 +2,8 @@
 
 Two nets, for neither catches everything. What stands in a URL's user part, or behind a parameter
 that is named after a secret, is found by its form. What settings hold under the name of a secret,
-and every password of a URL that a store or a client is made of, is known by `hide`, and is found
-wherever a library quotes it.
+and every password of a URL that a store or a client is made of, is known by `add_secret`, and is
+found wherever a library quotes it.
 """
 
 import json
@@ -24,7 +24,7 @@ _known: dict[str, None] = {}
 """The longest first, so that none is left in part."""
 
 
-def hide(*secrets: str) -> None:
+def add_secret(*secrets: str) -> None:
     """Never show these again, in whatever spelling a URL has for them."""
     spelt = {each for text in secrets for each in (text, unquote(text), quote(text, ""))}
     spelt |= {quote_plus(text) for text in secrets} | {repr(text)[1:-1] for text in secrets}
@@ -36,7 +36,7 @@ def hide(*secrets: str) -> None:
         _known.update(dict.fromkeys(kept))
 
 
-def hide_in_url(url: str) -> None:
+def add_secrets_of_url(url: str) -> None:
     """Know the secrets of a URL: its password, or all of its user part, and its parameters."""
     rest = url.partition("://")[2]
     if not rest:
@@ -45,7 +45,9 @@ def hide_in_url(url: str) -> None:
     if at and "/" not in user.partition(":")[0]:
         name, colon, password = user.partition(":")
         secret = password if colon else name
-        hide(secret, *secret.split("@"))  # whoever takes the first @ for the last quotes a part
+        add_secret(
+            secret, *secret.split("@")
+        )  # whoever takes the first @ for the last quotes a part
     try:
         query = urlsplit(url).query
     except ValueError:
@@ -53,19 +55,19 @@ def hide_in_url(url: str) -> None:
     for pair in re.split("[&;]", query):
         name, _, value = pair.partition("=")
         if NAMES.search(name) or name == "sig":
-            hide(value)
+            add_secret(value)
 
 
-def hide_in(values: Mapping[str, str]) -> None:
+def add_secrets_of_settings(values: Mapping[str, str]) -> None:
     """Know the secrets of a client's settings, by the names that they have."""
     for name, value in values.items():
         if NAMES.search(name):
-            hide(value, *(part for part in value.split(":", 1)[1:] if "user.info" in name))
+            add_secret(value, *(part for part in value.split(":", 1)[1:] if "user.info" in name))
         else:
-            hide_in_url(value)
+            add_secrets_of_url(value)
 
 
-def without_secrets(text: str) -> str:
+def redact(text: str) -> str:
     """The text as it may be shown."""
     if "://" in text or "=" in text:
         text = PARAMETER.sub(rf"\1{SHOWN}", USER.sub(f"{SHOWN}@", text))

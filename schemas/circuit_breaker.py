@@ -15,7 +15,7 @@ AGAIN_TIMES = 4
 AGAIN_MOST_S = 10.0
 
 
-class Patience:
+class CircuitBreaker:
     """Stands before one service; for one thread, or for several that may ask once too often."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

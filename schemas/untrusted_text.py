@@ -19,12 +19,12 @@ PLACE_CHARS = 80
 PYTHON = sysconfig.get_path("stdlib")
 
 
-def plain(text: object, most: int | None = None) -> str:
+def clean_text(text: object, most: int | None = None) -> str:
     """The text as it can be written: lone surrogates become `?`, and it is cut at `most`.
 
     What is no text although it should be is shown.
     """
-    text = text if isinstance(text, str) else shown(text)
+    text = text if isinstance(text, str) else describe_value(text)
     text = text if most is None else text[:most]
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
@@ -49,24 +49,28 @@ def _number(found: re.Match[str]) -> str:
     return "".join(f"\\u{units[n : n + 2].hex()}" for n in range(0, len(units), 2))
 
 
-def shown(value: object, show: Callable[[object], str] = repr, most: int = SHOWN_CHARS) -> str:
+def describe_value(
+    value: object, show: Callable[[object], str] = repr, most: int = SHOWN_CHARS
+) -> str:
     """A foreign object in words, of which there are at most so many characters."""
     try:
-        return plain(show(value), most)
+        return clean_text(show(value), most)
     except BaseException as error:  # its own words may raise anything
         if is_from_outside(error):
             raise
         return f"a {type(value).__name__}"
 
 
-def raised(error: BaseException, most: int = REASON_CHARS) -> str:
+def describe_exception(error: BaseException, most: int = REASON_CHARS) -> str:
     """Describe an exception of user code: its type, message and place."""
-    place = where(error)
-    text = plain(f"{type(error).__name__}: {shown(error, str, most)}", most - len(place))
+    place = code_location(error)
+    text = clean_text(
+        f"{type(error).__name__}: {describe_value(error, str, most)}", most - len(place)
+    )
     return f"{text}{place}"
 
 
-def where(error: BaseException) -> str:
+def code_location(error: BaseException) -> str:
     """` (file.py:12)`, of the last call that stands in no library and in no module of ours.
 
     Empty where there is no such call. Only names of files are told: where they lie differs from
@@ -80,7 +84,7 @@ def where(error: BaseException) -> str:
             name = code.co_filename.replace("\\", "/").rpartition("/")[2]
             place = f" ({name[-PLACE_CHARS:]}:{trace.tb_lineno})"
         trace = trace.tb_next
-    return plain(place)
+    return clean_text(place)
 
 
 def _is_library(path: str) -> bool:

@@ -17,7 +17,7 @@ from rollcall.schemas.errors import Refused
 from rollcall.schemas.private_folders import make_private
 
 
-def refuse_used(directory: Path, option: str) -> None:
+def require_unused(directory: Path, option: str) -> None:
     """Raise Refused where a directory that is to be filled is there and not empty, or a file."""
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
         msg = f"{option} {directory} is there already and is no directory; choose another"
@@ -27,7 +27,7 @@ def refuse_used(directory: Path, option: str) -> None:
         raise Refused(msg)
 
 
-def refuse_full(directory: Path, needed_bytes: int) -> None:
+def require_free_space(directory: Path, needed_bytes: int) -> None:
     """Raise Refused where the disk has no room for a directory that need not be there yet."""
     there = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
     free_bytes = shutil.disk_usage(there).free
@@ -40,7 +40,7 @@ def refuse_full(directory: Path, needed_bytes: int) -> None:
 
 
 @contextmanager
-def appearing(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """A hidden name to write a file or a folder under, which then gets the name `path`.
 
     A file of that name is replaced, a folder only where it is empty; raises OSError otherwise. When
@@ -57,10 +57,10 @@ def appearing(path: Path) -> Iterator[Path]:
             hidden.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, data: bytes | str) -> None:
+def write_atomically(path: Path, data: bytes | str) -> None:
     """Replace a file so that readers see what it held or what it holds now, never a part."""
     make_private(path.parent)
-    with appearing(path) as hidden:
+    with atomic_path(path) as hidden:
         hidden.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
@@ -91,7 +91,7 @@ def stream_durably(
             for piece in pieces:
                 stream.write(piece)
         if local:
-            to_disk(temporary)
+            sync_to_disk(temporary)
         path = f"{folder}/{name()}"
         files.mv(temporary, path)
     except BaseException:
@@ -99,18 +99,18 @@ def stream_durably(
             files.rm(temporary)
         raise
     if local:
-        to_disk(folder)
+        sync_to_disk(folder)
     return path
 
 
 def appear_durably(hidden: Path, path: Path) -> None:
     """Give a file that is written its name; it is durable when this returns."""
-    to_disk(hidden)
+    sync_to_disk(hidden)
     hidden.replace(path)
-    to_disk(path.parent)
+    sync_to_disk(path.parent)
 
 
-def to_disk(path: str | Path) -> None:
+def sync_to_disk(path: str | Path) -> None:
     """Bring a local file, or the entries of a local directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -82,15 +82,15 @@ def test_a_disk_that_fills_between_writes_leaves_announced_versions_intact(
     trainer = world.trainer()
     world.train(trainer, steps=1)
     trainer.saver.save_trained(wait=True)
-    to_disk: Callable[..., Any] = writer.to_disk
+    sync_to_disk: Callable[..., Any] = writer.sync_to_disk
 
     def too_late(*arguments: Any, **named: Any) -> Any:
         if not (disk / "ballast").exists():
             fill(disk)
-        return to_disk(*arguments, **named)
+        return sync_to_disk(*arguments, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "to_disk", too_late)
+        patch.setattr(writer, "sync_to_disk", too_late)
         with pytest.raises(DiskFull, match="nothing announced is missing"):
             train_and_save(world, trainer)
 

@@ -258,7 +258,8 @@ class Died(Exception):
 def test_a_crash_at_any_point_leaves_the_old_or_new_checkpoint(
     again: bool, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every write comes to the disk by `sync_to_disk`; the same version may be written once more."""
+    """Every write comes to the disk by `sync_to_disk`;
+    the same version may be written once more."""
     version = checkpoint.version if again else 4
     older = replace(checkpoint, state=replace(checkpoint.state, version=version), used=1)
     reached, outcomes = 0, []

@@ -97,7 +97,7 @@ def test_apart_returns_and_raises_like_the_function_in_another_process() -> None
 
 CALLER = """
 import os, sys, threading
-from rollcall.compose.processes import apart
+from rollcall.compose.processes import run_in_new_process
 
 def say(path):
     with open(path, "w") as file:
@@ -105,7 +105,7 @@ def say(path):
     threading.Event().wait()
 
 if __name__ == "__main__":
-    apart(say, sys.argv[1])
+    run_in_new_process(say, sys.argv[1])
 """
 
 

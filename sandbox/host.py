@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Line(Protocol):
+class AgentEndpoint(Protocol):
     """The environment's end of an HTTP endpoint that one process uses like a model (a line).
 
     It is used on the event loop of one of the worker's threads.
@@ -162,7 +162,7 @@ class Host(AgentStarter, Protocol):
         policies: Sequence[str],
         task: Mapping[str, object],
         listener: "socket.socket | None" = None,
-    ) -> Line:
+    ) -> AgentEndpoint:
         """Open an endpoint for these policies, which also serves the task.
 
         With a listener it is reachable there alone, and it owns the listener.

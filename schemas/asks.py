@@ -28,7 +28,7 @@ Kind = Literal["model", "step", "finish"]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 T = TypeVar("T")
-AnyAsk = TypeVar("AnyAsk", "Ask", "AskPrint")
+AnyAsk = TypeVar("AnyAsk", "Ask", "RequestFingerprint")
 
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 PRINT_BYTES = 16
@@ -67,7 +67,7 @@ class Ask:
     seed: int | None = None
     d: str = ""
     """Its name: 32 hexadecimal digits; made when it is not given."""
-    own: "AskPrint | None" = field(default=None, compare=False, repr=False)
+    own: "RequestFingerprint | None" = field(default=None, compare=False, repr=False)
     """The digests of the whole ask, where its first messages are left out."""
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class Ask:
             return self
         return replace(self, messages=(*like.messages[:same], *self.messages[same:]), tools=tools)
 
-    def shortened(self, own: "AskPrint", same: int) -> "Ask":
+    def shortened(self, own: "RequestFingerprint", same: int) -> "Ask":
         """The same without its first messages, which it shared with the ask that it was told by."""
         return replace(self, messages=self.messages[same - self.left_out :], own=own)
 
@@ -105,7 +105,7 @@ class Ask:
         """The number of first messages that are left out."""
         return self.own.count - len(self.messages) if self.own else 0
 
-    def value(self, like: "AskPrint | None" = None, same: int = 0) -> dict[str, Any]:
+    def value(self, like: "RequestFingerprint | None" = None, same: int = 0) -> dict[str, Any]:
         """Return JSON values, as a difference to an ask whose first `same` messages it shares.
 
         It must not be without more than that.
@@ -121,7 +121,7 @@ class Ask:
 
 
 @dataclass(slots=True)
-class AskPrint:
+class RequestFingerprint:
     """The part of an ask that is kept so that later asks can be sent as a difference to it.
 
     A digest stands for each message. An agent sends all of its conversation with every ask: whoever
@@ -134,8 +134,8 @@ class AskPrint:
     """PRINT_BYTES of each."""
 
     @classmethod
-    def of(cls, ask: "Ask | AskPrint") -> "AskPrint":
-        if isinstance(ask, AskPrint):
+    def of(cls, ask: "Ask | RequestFingerprint") -> "RequestFingerprint":
+        if isinstance(ask, RequestFingerprint):
             return ask
         if ask.own is not None:
             return ask.own
@@ -148,13 +148,13 @@ class AskPrint:
         """The number of messages of the ask."""
         return len(self.messages) // PRINT_BYTES
 
-    def share(self, other: "AskPrint") -> None:
+    def share(self, other: "RequestFingerprint") -> None:
         """Hold the same bytes as another one that begins alike: as a rule one goes on from it."""
         same = other.messages[: len(self.messages)]
         if same == self.messages:
             self.messages = same
 
-    def shared_messages(self, other: "AskPrint") -> int:
+    def shared_messages(self, other: "RequestFingerprint") -> int:
         """Return the length of their common prefix."""
         some, others = self.messages, other.messages
         size = min(len(some), len(others))
@@ -163,13 +163,15 @@ class AskPrint:
         places = (slice(at, at + PRINT_BYTES) for at in range(0, size, PRINT_BYTES))
         return next(number for number, at in enumerate(places) if some[at] != others[at])
 
-    def closest(self, known: Sequence["AskPrint"]) -> "tuple[AskPrint | None, int]":
+    def closest(
+        self, known: Sequence["RequestFingerprint"]
+    ) -> "tuple[RequestFingerprint | None, int]":
         """The one with which it shares most of its first messages, and how many those are."""
-        return _closest(self, known, AskPrint.shared_messages)
+        return _closest(self, known, RequestFingerprint.shared_messages)
 
 
 @dataclass(frozen=True, slots=True)
-class AskDifference:
+class RequestDifference:
     """An ask as it is told: what it has beyond the first `same` messages of the ask `like`."""
 
     __pydantic_config__ = STRICT
@@ -316,40 +318,40 @@ class _ActionValue:
 class _AsksValue:
     __pydantic_config__ = STRICT
 
-    asks: tuple[AskDifference, ...]
+    asks: tuple[RequestDifference, ...]
 
 
-def asks_text(asks: Iterable[Ask], known: Iterable[Ask | AskPrint]) -> str:
+def asks_text(asks: Iterable[Ask], known: Iterable[Ask | RequestFingerprint]) -> str:
     """Asks as an observation; each is told by its difference to those heard before it."""
-    return text_of(told_by(asks, known))
+    return text_of(choose_bases(asks, known))
 
 
 @dataclass(frozen=True, slots=True)
-class ToldAsk:
+class RequestWithBase:
     """An ask as it is told: by which other one, and how many messages both begin with."""
 
     ask: Ask
-    own: AskPrint
-    like: AskPrint | None
+    own: RequestFingerprint
+    like: RequestFingerprint | None
     same: int
 
 
-def told_by(
+def choose_bases(
     asks: Iterable[Ask],
-    known: Iterable[Ask | AskPrint],
-    seen: Mapping[str, AskPrint] | None = None,
-) -> list[ToldAsk]:
+    known: Iterable[Ask | RequestFingerprint],
+    seen: Mapping[str, RequestFingerprint] | None = None,
+) -> list[RequestWithBase]:
     """By which of those heard before it each is to be told; `seen` are prints at hand, by name."""
-    heard, told = [AskPrint.of(each) for each in known], []
+    heard, told = [RequestFingerprint.of(each) for each in known], []
     prints = {**(seen or {}), **{each.d: each for each in heard}}
     for ask in asks:
-        own = prints.get(ask.d) or AskPrint.of(ask)
-        told.append(ToldAsk(ask, own, *own.closest(heard)))
+        own = prints.get(ask.d) or RequestFingerprint.of(ask)
+        told.append(RequestWithBase(ask, own, *own.closest(heard)))
         heard.append(own)
     return told
 
 
-def text_of(told: Iterable[ToldAsk]) -> str:
+def text_of(told: Iterable[RequestWithBase]) -> str:
     """Asks as an observation."""
     return orjson.dumps({"asks": [each.ask.value(each.like, each.same) for each in told]}).decode()
 
@@ -364,7 +366,7 @@ def asks_of(text: str, known: Mapping[str, Ask]) -> tuple[Ask, ...]:
     return tuple(asks)
 
 
-def differences_of(text: str) -> tuple[AskDifference, ...]:
+def differences_of(text: str) -> tuple[RequestDifference, ...]:
     """The asks of an observation as they are told. Raises WireError for what is none."""
     return _read(_AsksValue, text, "an observation of asks").asks
 

@@ -7,11 +7,11 @@ between them. So both come to the same by themselves, and a process that is begu
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-from rollcall.schemas.asks import AgentAction, Ask, AskPrint
+from rollcall.schemas.asks import AgentAction, Ask, RequestFingerprint
 
 ANSWERED = 16
 """So many asks are known after their replies: agents go on from one of the last."""
-Held = TypeVar("Held", Ask, AskPrint)
+Held = TypeVar("Held", Ask, RequestFingerprint)
 
 
 class _Known(Generic[Held]):
@@ -44,7 +44,7 @@ class _Known(Generic[Held]):
         return self._asks
 
 
-class KnownAsks(_Known[Ask]):
+class KnownRequests(_Known[Ask]):
     """Receiver side: keeps asks in full."""
 
     def see(self, ask: Ask) -> None:
@@ -53,14 +53,14 @@ class KnownAsks(_Known[Ask]):
             self._asks[ask.d] = ask.sharing(list(self._asks.values()))
 
 
-class KnownPrints(_Known[AskPrint]):
+class KnownFingerprints(_Known[RequestFingerprint]):
     """Sender side: keeps digests of asks."""
 
     def see(self, ask: Ask) -> None:
         """It was asked; whether the other end knows it is told by the next action."""
         if ask.d in self._asks:
             return
-        seen = AskPrint.of(ask)
+        seen = RequestFingerprint.of(ask)
         for other in self._asks.values():
             other.share(seen)
             seen.share(other)

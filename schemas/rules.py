@@ -48,7 +48,7 @@ class Rule(Generic[F_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RuleChoice:
     """The configuration of one plug-in point: a name, perhaps with options."""
 
     name: str
@@ -73,7 +73,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen(Generic[F_co]):
+class ChosenRule(Generic[F_co]):
     """A rule with the options that it is used with."""
 
     rule: Rule[F_co]
@@ -99,17 +99,17 @@ def table(*rules: Rule[F_co]) -> dict[str, Rule[F_co]]:
     return {rule.name: rule for rule in rules}
 
 
-def choose(kind: str, value: object, known: Mapping[str, Rule[F_co]]) -> Chosen[F_co]:
+def choose(kind: str, value: object, known: Mapping[str, Rule[F_co]]) -> ChosenRule[F_co]:
     """The rule that a configuration means, ours or `module:name`, with its options checked.
 
     Raises Refused.
     """
-    choice = Choice.of(kind, value)
+    choice = RuleChoice.of(kind, value)
     rule = known.get(choice.name) or _users(kind, choice.name, known)
     if rule.kind != kind:
         msg = f"{kind} {choice.name!r} is a rule of kind {rule.kind!r}; give one of kind {kind!r}"
         raise Refused(msg)
-    return Chosen(rule, options_of(rule, dict(choice.options)))
+    return ChosenRule(rule, options_of(rule, dict(choice.options)))
 
 
 def options_of(rule: Rule[F_co], given: Mapping[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 
-from rollcall.schemas.asks import AskDifference, differences_of
+from rollcall.schemas.asks import RequestDifference, differences_of
 from rollcall.schemas.bounded import json_object
 from rollcall.schemas.errors import WireError
 from rollcall.schemas.messages import EnvironmentStepped
@@ -45,7 +45,7 @@ def describe_asked(session: str, text: str, said: Collection[Said] = ()) -> str 
     return "\n".join(line for each in told for line in _lines(each, said))
 
 
-def _lines(told: AskDifference, said: Collection[Said]) -> Iterator[str]:
+def _lines(told: RequestDifference, said: Collection[Said]) -> Iterator[str]:
     if told.kind != "model":
         yield f"{'acts' if told.kind == 'step' else 'hands in'}: {told.text}"
         return

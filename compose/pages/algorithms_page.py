@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rollcall.producers.curators.curators import CURATORS
 from rollcall.schemas import names
-from rollcall.schemas.rules import Chosen, Rule
+from rollcall.schemas.rules import ChosenRule, Rule
 from rollcall.trainer.rules.catalogue import KINDS
 
 ALL: Mapping[str, Mapping[str, Rule[Any]]] = {
@@ -47,7 +47,7 @@ def rows_of(kind: str = "") -> list[RuleRow]:
 
 def row_of(rule: Rule[Any]) -> RuleRow:
     """Return the row of a rule."""
-    chosen = Chosen(rule, rule.options())
+    chosen = ChosenRule(rule, rule.options())
     needs = tuple(sorted(chosen.everything_needed))
     options = dataclasses.asdict(chosen.options)
     return RuleRow(rule.kind, rule.name, rule.stage, needs, options, rule.source)

@@ -42,7 +42,7 @@ from rollcall.schemas.asks import (
     asks_of,
 )
 from rollcall.schemas.errors import ProgramFailed
-from rollcall.schemas.known_asks import KnownAsks
+from rollcall.schemas.known_asks import KnownRequests
 from rollcall.schemas.messages import Sampling
 
 AGENT, MAIN = "agent", "main"
@@ -56,7 +56,7 @@ def hosted(task: Task) -> Agent:
 
 
 @dataclass(slots=True, eq=False)
-class _OpenAsk:
+class _OpenRequest:
     """One occurrence of an ask, and its outcomes so far."""
 
     ask: Ask
@@ -68,16 +68,16 @@ class HostedRollout:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.known = KnownAsks()
-        self.waiting: list[_OpenAsk] = []
+        self.known = KnownRequests()
+        self.waiting: list[_OpenRequest] = []
         """Received and not answered."""
         self.replies: list[Reply] = []
         """Replies to send next."""
         self.wishes: list[Reset | CallModel | Step] = []
         """Wishes to open next."""
-        self.calls: list[tuple[CallModel, _OpenAsk, int]] = []
+        self.calls: list[tuple[CallModel, _OpenRequest, int]] = []
         """The open calls, each with its ask and the index of its choice."""
-        self.actions: deque[_OpenAsk] = deque()
+        self.actions: deque[_OpenRequest] = deque()
         """Steps for the task's environment, executed one after another; the first is open."""
         self.main_over = not task.environment
         self.turns = self.sampled = self.wished = 0
@@ -161,7 +161,7 @@ class HostedRollout:
         if code:
             self._refuse(ask, code)
             return
-        asked = _OpenAsk(ask)
+        asked = _OpenRequest(ask)
         self.waiting.append(asked)
         sampling, self.turns = self._sampling(ask), self.turns + ask.n
         for number in range(ask.n):
@@ -188,7 +188,7 @@ class HostedRollout:
         if code := self._spent(replace(ask, n=1)) if self.turns < self.task.max_turns else "":
             self._refuse(ask, code)
             return
-        self.actions.append(_OpenAsk(ask))
+        self.actions.append(_OpenRequest(ask))
         self.waiting.append(self.actions[-1])
         if len(self.actions) == 1:
             self.wishes.append(Step(ask.text, MAIN))

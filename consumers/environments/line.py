@@ -131,7 +131,7 @@ class Client:
 
 
 class GatewayLine:
-    """One session's end of the gateway: `rollcall.sandbox.host.Line` on one event loop."""
+    """One session's end of the gateway: `rollcall.sandbox.host.AgentEndpoint` on one event loop."""
 
     def __init__(
         self,

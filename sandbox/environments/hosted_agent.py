@@ -38,7 +38,7 @@ from rollcall.sandbox.boxes.box import Box, Spec
 from rollcall.sandbox.environment import Observation, kind_of
 from rollcall.sandbox.environments.adaptive_wait import AdaptiveWait
 from rollcall.sandbox.environments.reply_history import ReplyHistory
-from rollcall.sandbox.host import Host, Line, Process
+from rollcall.sandbox.host import AgentEndpoint, Host, Process
 from rollcall.schemas.asks import (
     STARVED,
     AgentAction,
@@ -46,11 +46,11 @@ from rollcall.schemas.asks import (
     ModelReply,
     Reply,
     StepReply,
+    choose_bases,
     text_of,
-    told_by,
 )
 from rollcall.schemas.errors import Unavailable, WorkFailed
-from rollcall.schemas.known_asks import KnownPrints
+from rollcall.schemas.known_asks import KnownFingerprints
 from rollcall.schemas.untrusted_text import clean_text
 
 CATCH_UP_S = 10.0
@@ -91,13 +91,13 @@ class HostedAgent:
         """The box of its task, which ends with the episode."""
         self._killed_before = 0
         """The number of OOM kills in the task's box before the agent started."""
-        self._line: Line | None = None
+        self._line: AgentEndpoint | None = None
         self._process: Process | None = None
         self._exit: asyncio.Task[AgentExit] | None = None
         self._told = ReplyHistory()
         self._open: Counter[str] = Counter()
         """Asks that were shown, or that the rollout reports as open: they are not shown again."""
-        self._known = KnownPrints()
+        self._known = KnownFingerprints()
         self._patience = AdaptiveWait(self._now)
 
     @staticmethod
@@ -236,7 +236,7 @@ class HostedAgent:
 
     def _shown(self, new: Sequence[Ask]) -> Observation:
         assert self._line is not None
-        told = told_by(new, self._known.at_both_ends(), self._known.by_name())
+        told = choose_bases(new, self._known.at_both_ends(), self._known.by_name())
         for each in told:
             if each.same < each.ask.left_out:
                 msg = f"ask {each.ask.d} cannot be told again: what it went on from is forgotten"

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from rollcall.schemas.asks import (
     AgentAction,
     Ask,
-    AskPrint,
     Choice,
     ErrorReply,
     ModelReply,
+    RequestFingerprint,
     StepReply,
     asks_of,
     asks_text,
+    choose_bases,
     shared_length,
     text_of,
-    told_by,
 )
 from rollcall.schemas.errors import WireError
-from rollcall.schemas.known_asks import KnownAsks, KnownPrints
+from rollcall.schemas.known_asks import KnownFingerprints, KnownRequests
 from rollcall.schemas.messages import Message
 from tests.support.avro_messages import FEW
 
@@ -152,7 +152,11 @@ def test_an_ask_is_encoded_against_the_closest_earlier_one() -> None:
     other = Ask("model", (Message("user", "a"), Message("user", "z")))
     longer = replace(main, d="", messages=(*main.messages, Message("assistant", "d")))
 
-    value = longer.value(*AskPrint.of(longer).closest([AskPrint.of(main), AskPrint.of(other)]))
+    value = longer.value(
+        *RequestFingerprint.of(longer).closest(
+            [RequestFingerprint.of(main), RequestFingerprint.of(other)]
+        )
+    )
 
     assert (value["like"], value["same"], len(value["new"])) == (main.d, 3, 1)
 
@@ -206,7 +210,7 @@ def test_an_invalid_action_is_refused(text: str) -> None:
 
 
 def test_messages_of_a_growing_conversation_are_held_once() -> None:
-    known = KnownAsks()
+    known = KnownRequests()
     for turns in range(1, 9):
         messages = [Message("user", f"turn {n} " + "x" * 100) for n in range(turns)]
         ask = Ask("model", tuple(messages), tools=f"[{turns - turns}]")
@@ -225,13 +229,13 @@ def test_cached_prints_do_not_change_the_encoding_of_an_ask(
     asks: list[Ask], data: st.DataObject
 ) -> None:
     *heard, new = [*asks, *data.draw(st.lists(st.sampled_from(asks), max_size=2))]
-    known = KnownPrints()
+    known = KnownFingerprints()
     for ask in [*heard, new]:
         known.see(ask)
 
-    told = text_of(told_by([new], heard, known.by_name()))
+    told = text_of(choose_bases([new], heard, known.by_name()))
 
-    assert told == text_of(told_by([new], heard))
+    assert told == text_of(choose_bases([new], heard))
 
 
 @given(st.lists(MESSAGES, max_size=4), st.integers(0, 4), st.lists(MESSAGES, max_size=2))

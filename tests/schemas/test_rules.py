@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.rules import Choice, NoOptions, Rule, choose, require, table
+from rollcall.schemas.rules import NoOptions, Rule, RuleChoice, choose, require, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,5 +80,5 @@ def test_a_rule_of_another_kind_is_refused() -> None:
 
 def test_a_choice_is_written_back_unchanged() -> None:
     for value in ("shrink", {"name": "shrink", "factor": 0.25}):
-        assert Choice.of("size", value).plain() == value
-    assert hash(Choice.of("size", {"name": "shrink", "factor": [1, [2]]}))
+        assert RuleChoice.of("size", value).plain() == value
+    assert hash(RuleChoice.of("size", {"name": "shrink", "factor": [1, [2]]}))

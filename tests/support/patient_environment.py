@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from rollcall.sandbox.environment import Observation
-from rollcall.sandbox.host import Host, Line
+from rollcall.sandbox.host import AgentEndpoint, Host
 
 
 class Nowhere:
@@ -11,7 +11,7 @@ class Nowhere:
 
     place = "nowhere"
 
-    async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> Line:
+    async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> AgentEndpoint:
         raise NotImplementedError
 
     def keep(self, name: str, content: bytes) -> str:

@@ -18,7 +18,7 @@ import torch.distributed.fsdp
 from rollcall.compose.processes import die_with_parent
 from rollcall.compose.workers.rank_processes import require_same_checkpoint
 from rollcall.schemas.errors import RollcallError
-from rollcall.schemas.rules import Choice
+from rollcall.schemas.rules import RuleChoice
 from rollcall.schemas.weights import to_safetensors
 from rollcall.trainer.checkpoints.checkpoint import Checkpoint, load_latest, seal
 from rollcall.trainer.checkpoints.manifest import tensors_of
@@ -141,7 +141,7 @@ JOBS: dict[str, tuple[LearnerConfig, Callable[[Any, Path], None]]] = {
             CONFIG,
             loss="ppo_ewma",
             packing="packed",
-            advantage=Choice("reinforce_pp", (("beta", 0.1),)),
+            advantage=RuleChoice("reinforce_pp", (("beta", 0.1),)),
         ),
         train_once,
     ),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rollcall.schemas.rules import Chosen
+from rollcall.schemas.rules import ChosenRule
 from rollcall.trainer.batch.rows import Batch, BatchRow
 from rollcall.trainer.rules.filters import Filter
 from rollcall.trainer.rules.rewards import Bools
@@ -34,7 +34,7 @@ def turns_of(batch: Batch) -> list[Turn]:
     ]
 
 
-def without_turns(batch: Batch, filters: Sequence[Chosen[Filter]]) -> Batch:
+def without_turns(batch: Batch, filters: Sequence[ChosenRule[Filter]]) -> Batch:
     """Keep the turns that every filter keeps; add the metric `turns_kept`, their share.
 
     Rows without turns left are removed; weights of tokens stay unchanged.

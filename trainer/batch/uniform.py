@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.rules import Chosen
+from rollcall.schemas.rules import ChosenRule
 from rollcall.trainer.rules.rewards import Bools, Exploration
 
 
-def words_of(rule: Chosen[Exploration], vocabulary: int) -> tuple[int, ...] | None:
+def words_of(rule: ChosenRule[Exploration], vocabulary: int) -> tuple[int, ...] | None:
     """Return the token ids of a rule's uniform distribution, () for all; None without such a rule.
 
     Raises Refused for ids that the model does not have.

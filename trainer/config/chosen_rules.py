@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.rules import Choice, Chosen, Rule, choose
+from rollcall.schemas.rules import ChosenRule, Rule, RuleChoice, choose
 from rollcall.trainer.config.curation import ReplayRule
 from rollcall.trainer.config.learner_values import LearnerValues
 from rollcall.trainer.rules.catalogue import (
@@ -41,15 +41,15 @@ class ChosenRules:
     values: LearnerValues
 
     @property
-    def advantage(self) -> Chosen[AdvantageRule]:
+    def advantage(self) -> ChosenRule[AdvantageRule]:
         """The rule that turns rewards into advantages."""
         return choose("advantage", self.values.advantage, ADVANTAGES)
 
     @property
-    def loss(self) -> Chosen[Loss]:
+    def loss(self) -> ChosenRule[Loss]:
         """The loss, with options from its table and from the flat keys `clip_*`."""
         values = self.values
-        choice = Choice.of("loss", values.loss)
+        choice = RuleChoice.of("loss", values.loss)
         dual = values.clip_dual or None
         spelled = {"low": values.clip_low, "high": values.clip_high, "dual": dual}
         flat = {key: value for key, value in spelled.items() if value is not None}
@@ -59,11 +59,11 @@ class ChosenRules:
                 f"clip_{twice[0]} and {twice[0]!r} of the table of the loss are the same; give one"
             )
             raise Refused(msg)
-        merged = Choice(choice.name, tuple(sorted((dict(choice.options) | flat).items())))
+        merged = RuleChoice(choice.name, tuple(sorted((dict(choice.options) | flat).items())))
         return choose("loss", merged, LOSSES)
 
     @property
-    def distil(self) -> Chosen[Distil]:
+    def distil(self) -> ChosenRule[Distil]:
         """The rule that adds a teacher's term to advantages."""
         return choose("distill", self.values.distill, DISTILS)
 
@@ -79,26 +79,26 @@ class ChosenRules:
         )
 
     @property
-    def step_size(self) -> Chosen[StepSize]:
+    def step_size(self) -> ChosenRule[StepSize]:
         """The rule for the factor of a step's learning rate."""
         return choose("step_size", self.values.step_size, STEP_SIZES)
 
     @property
-    def exploration(self) -> Chosen[Exploration]:
+    def exploration(self) -> ChosenRule[Exploration]:
         """The rule for the entropy coefficient of each trajectory."""
         return choose("exploration", self.values.exploration, EXPLORATIONS)
 
     @property
-    def shaping(self) -> list[Chosen[Shaping]]:
+    def shaping(self) -> list[ChosenRule[Shaping]]:
         """The rules that change totals, in order."""
         return [choose("shaping", each, SHAPINGS) for each in self.values.shaping]
 
     @property
-    def filters(self) -> list[Chosen[Filter]]:
+    def filters(self) -> list[ChosenRule[Filter]]:
         return [choose("filters", each, FILTERS) for each in self.values.filters]
 
     @property
-    def turn_filters(self) -> list[Chosen[Filter]]:
+    def turn_filters(self) -> list[ChosenRule[Filter]]:
         """The filters that select turns of a batch; the others select groups."""
         return [each for each in self.filters if each.needs("entropy")]
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import floor
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.rules import Choice
+from rollcall.schemas.rules import RuleChoice
 from rollcall.trainer.config.tables import Recorded, Share
 from rollcall.trainer.rules.staleness import ON_STALE
 
@@ -57,8 +57,8 @@ class Curation:
     """The longest time that a step is held back, in seconds of the log."""
     stale_wait_steps: int = 0
     """The number of batches that may accumulate meanwhile; 0: any number."""
-    filters: tuple[str | Choice, ...] = ("none",)
-    batch: str | Choice = "groups"
+    filters: tuple[str | RuleChoice, ...] = ("none",)
+    batch: str | RuleChoice = "groups"
     """The rule that decides when a batch is complete."""
     needs_group: bool = True
     """True if the advantage rule compares within a group, so that a group of one is useless."""

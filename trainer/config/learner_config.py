@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from rollcall.schemas import names
 from rollcall.schemas.messages import UNFINISHED
-from rollcall.schemas.rules import Choice, choose
+from rollcall.schemas.rules import RuleChoice, choose
 from rollcall.trainer.config.chosen_rules import DerivedValues
 from rollcall.trainer.config.curation import Curation
 from rollcall.trainer.config.fitting import require_fitting, require_own_aggregate
@@ -99,4 +99,4 @@ def _written(key: str, value: object) -> object:
         return TABLES[key](value)
     if isinstance(value, list):
         return tuple(_written(key, each) for each in value)
-    return Choice.of(key, value) if isinstance(value, Mapping) else value
+    return RuleChoice.of(key, value) if isinstance(value, Mapping) else value

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rollcall.schemas.rules import Choice
+from rollcall.schemas.rules import RuleChoice
 from rollcall.trainer.config.tables import Lora, Recorded, Share
 
 
@@ -10,11 +10,11 @@ from rollcall.trainer.config.tables import Lora, Recorded, Share
 class LearnerValues:
     """Rules go by name or as `module:function`; a table with `name` gives one its options too."""
 
-    advantage: str | Choice = "batch_normalised"
-    loss: str | Choice = "clip_higher"
-    exploration: str | Choice = "even"
+    advantage: str | RuleChoice = "batch_normalised"
+    loss: str | RuleChoice = "clip_higher"
+    exploration: str | RuleChoice = "even"
     """The rule that weights the entropy of each sequence; `entropy` is the weight of most."""
-    shaping: tuple[str | Choice, ...] = ()
+    shaping: tuple[str | RuleChoice, ...] = ()
     """The rules that change total rewards before advantages are computed, in order."""
     clip_low: float | None = None
     """The options `low`, `high` and `dual` of a loss that clips, as they were first spelled."""
@@ -36,13 +36,13 @@ class LearnerValues:
     max_staleness: int = 2
     """In versions: a group with a token older than this is dropped."""
     groups_per_step: int = 8
-    batch: str | Choice = "groups"
+    batch: str | RuleChoice = "groups"
     """The rule that completes a batch: `groups_per_step` groups, or a number of tokens
     (`token_budget`)."""
     group_size: int = 8
     capacity_groups: int = 64
     """Complete groups that may wait before the trainer pauses its partitions."""
-    filters: tuple[str | Choice, ...] = ("none",)
+    filters: tuple[str | RuleChoice, ...] = ("none",)
     missing: str = "drop"
     order: str = "edf"
     """Which complete group goes first: the one that is stale next, or (`fifo`) that came first."""
@@ -98,15 +98,15 @@ class LearnerValues:
     """The number of passes over a batch in one step."""
     minibatch: int = 0
     """Trajectories to one update of the weights; 0: all of the batch."""
-    distill: str | Choice = "none"
+    distill: str | RuleChoice = "none"
     """The rule that adds a teacher's token scores to the advantage."""
-    old_logprobs: str | Choice = "none"
+    old_logprobs: str | RuleChoice = "none"
     """The source of the trainer's own log-probabilities at sampling time."""
-    correction: str | Choice = "none"
+    correction: str | RuleChoice = "none"
     """The rule that weights a token whose log-probability differs between engine and trainer."""
-    kl: str | Choice = "none"
+    kl: str | RuleChoice = "none"
     """The penalty for leaving a frozen reference policy."""
-    step_size: str | Choice = "scheduled"
+    step_size: str | RuleChoice = "scheduled"
     """The rule that scales a step relative to the schedule."""
     checkpoint_keep_every: int = 20
     """Besides the newest checkpoints the first stays, and one in so many versions; 0 keeps none.

@@ -9,7 +9,7 @@ import hashlib
 
 import orjson
 
-from rollcall.schemas.rules import Choice
+from rollcall.schemas.rules import RuleChoice
 from rollcall.trainer.config.learner_values import LearnerValues
 
 FIRST = frozenset({
@@ -41,4 +41,4 @@ def _plain(value: object) -> object:
     """Return a value as it is written in a configuration."""
     if isinstance(value, tuple):
         return tuple(_plain(each) for each in value)
-    return value.plain() if isinstance(value, Choice) else value
+    return value.plain() if isinstance(value, RuleChoice) else value

@@ -8,7 +8,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.rules import Choice
+from rollcall.schemas.rules import RuleChoice
 
 MOST = 2**63 - 1
 """The largest integer that a checkpoint's manifest can hold."""
@@ -17,7 +17,7 @@ WORDS = {
     int: "a whole number",
     float: "a number",
     str: "a name",
-    Choice: "a table with a name",
+    RuleChoice: "a table with a name",
 }
 
 
@@ -28,7 +28,7 @@ def require_types(owner: type, values: Mapping[str, Any], rules: Mapping[str, An
     """
     hints = get_type_hints(owner)
     for key, value in values.items():
-        wanted = hints[key] | Choice if hints[key] is str and key in rules else hints[key]
+        wanted = hints[key] | RuleChoice if hints[key] is str and key in rules else hints[key]
         if not fits(value, wanted):
             msg = f"{key} is {_shown(value)}; give {words_of(wanted)}"
             raise Refused(msg)
@@ -65,6 +65,6 @@ def words_of(wanted: Any) -> str:
 
 def _shown(value: object) -> str:
     """Return a value as written, shortened to one line."""
-    if isinstance(value, Choice):
+    if isinstance(value, RuleChoice):
         return f"a table with name = {value.name!r}"
     return repr(list(value) if isinstance(value, tuple) else value)[:200]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rollcall.schemas.rules import Chosen, choose
+from rollcall.schemas.rules import ChosenRule, choose
 from rollcall.trainer.config.curation import Curation
 from rollcall.trainer.rules.catalogue import FILTERS
 from rollcall.trainer.rules.filters import Filter
@@ -42,12 +42,12 @@ class GroupGate:
         return forced
 
 
-def group_filters(curation: Curation) -> list[Chosen[Filter]]:
+def group_filters(curation: Curation) -> list[ChosenRule[Filter]]:
     """Return the filters that select groups; the others select turns of a batch."""
     chosen = [choose("filters", each, FILTERS) for each in curation.filters]
     return [each for each in chosen if not each.needs("entropy")]
 
 
-def worth_training(filters: Sequence[Chosen[Filter]], samples: Sequence[Sample]) -> bool:
+def worth_training(filters: Sequence[ChosenRule[Filter]], samples: Sequence[Sample]) -> bool:
     """Return True if no filter rejects a group."""
     return all(each(samples) for each in filters)

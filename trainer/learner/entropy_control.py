@@ -7,7 +7,7 @@ from math import nan
 
 import torch
 
-from rollcall.schemas.rules import Chosen
+from rollcall.schemas.rules import ChosenRule
 from rollcall.schemas.weights import RawTensor
 from rollcall.trainer.rules.rewards import Exploration
 from rollcall.trainer.weights.tensors import raw_of, tensor_of
@@ -19,7 +19,7 @@ PLACE = "followed/entropy"
 class EntropyControl:
     """The current entropy coefficient, and the entropy of the previous step."""
 
-    def __init__(self, rule: Chosen[Exploration], weight: float) -> None:
+    def __init__(self, rule: ChosenRule[Exploration], weight: float) -> None:
         self.follows = rule.needs("history")
         self._options = rule.options
         self._first = weight

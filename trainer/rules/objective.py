@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.rules import Chosen
+from rollcall.schemas.rules import ChosenRule
 from rollcall.trainer.rules.corrections import NO_CORRECTION, whole_sequences
 from rollcall.trainer.rules.kl import NO_REFERENCE
 from rollcall.trainer.rules.tokens import (
@@ -26,11 +26,11 @@ from rollcall.trainer.rules.tokens import (
 class Objective:
     """Loss times correction, plus the KL penalty to the reference."""
 
-    loss: Chosen[Loss]
-    distil: Chosen[Distil]
-    old: Chosen[OldLogprobs]
-    correction: Chosen[Correction]
-    kl: Chosen[KlEstimate]
+    loss: ChosenRule[Loss]
+    distil: ChosenRule[Distil]
+    old: ChosenRule[OldLogprobs]
+    correction: ChosenRule[Correction]
+    kl: ChosenRule[KlEstimate]
 
     def __post_init__(self) -> None:
         if self.corrects:

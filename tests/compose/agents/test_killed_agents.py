@@ -23,7 +23,7 @@ from rollcall.compose.services.embedded import Endpoints, down, up
 from rollcall.consumers.audit.audit import audit
 from rollcall.inference.policy_dir import make_policy
 from rollcall.schemas.asks import AgentAction, ModelReply, asks_of
-from rollcall.schemas.known_asks import KnownAsks
+from rollcall.schemas.known_asks import KnownRequests
 from rollcall.schemas.messages import (
     Limits,
     RolloutRequest,
@@ -206,7 +206,7 @@ def siege(make_cluster: Callable[..., Cluster], untaught: Path, tmp_path: Path) 
 
 def asked_again(trajectory: Trajectory) -> int:
     """Model asks that reached the rollout though they had been answered."""
-    known, told, again = KnownAsks(), set[str](), 0
+    known, told, again = KnownRequests(), set[str](), 0
     for step in trajectory.steps or ():
         if step.session != "agent":
             continue

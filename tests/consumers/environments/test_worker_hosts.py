@@ -11,7 +11,7 @@ from rollcall.consumers.environments.listener import bind
 from rollcall.consumers.environments.worker_hosts import WorkerHosts
 from rollcall.consumers.event_loop_thread import EventLoopThread
 from rollcall.sandbox.agents.agent_processes import AgentProcesses
-from rollcall.sandbox.host import Host, Line
+from rollcall.sandbox.host import AgentEndpoint, Host
 from rollcall.schemas.errors import Refused, Unavailable
 from rollcall.schemas.objects import ObjectStore
 from tests.support.raw_http import exchange, request
@@ -52,7 +52,7 @@ def hosts(loop_thread: EventLoopThread, ports: Ports, tmp_path: Path) -> WorkerH
     )
 
 
-def in_loop(loop_thread: EventLoopThread, lines: list[Line], host: Host) -> None:
+def in_loop(loop_thread: EventLoopThread, lines: list[AgentEndpoint], host: Host) -> None:
     async def draw() -> None:
         lines.append(await host.line(["policy"], {"prompt": "x"}))
 
@@ -63,7 +63,7 @@ def in_loop(loop_thread: EventLoopThread, lines: list[Line], host: Host) -> None
 def test_all_sessions_share_one_gateway_opened_with_the_first_line(
     loop_thread: EventLoopThread, ports: Ports, hosts: WorkerHosts
 ) -> None:
-    lines: list[Line] = []
+    lines: list[AgentEndpoint] = []
     first, second = hosts("first"), hosts("second")
     assert ports.opened == []
 
@@ -110,7 +110,7 @@ def test_a_gateway_without_a_port_is_retried(loop_thread: EventLoopThread, tmp_p
     hosts = WorkerHosts(
         loop_thread, listen=listen, processes=lambda: AgentProcesses(tmp_path / "home", tmp_path)
     )
-    lines: list[Line] = []
+    lines: list[AgentEndpoint] = []
     with pytest.raises(Refused, match="no port"):
         in_loop(loop_thread, lines, hosts("somewhere"))
     in_loop(loop_thread, lines, hosts("somewhere"))

@@ -8,14 +8,14 @@ import pytest
 
 from rollcall.consumers.audit.audit import audit
 from rollcall.schemas.ids import split_continued_id
-from rollcall.schemas.rules import Choice
+from rollcall.schemas.rules import RuleChoice
 from rollcall.trainer.config.learner_config import LearnerConfig
 from tests.support.uneven_run import UnevenRun
 
 TOKENS = 40
 CONFIG = LearnerConfig(
     steps=5, groups_per_step=1, group_size=2, max_staleness=8,
-    batch=Choice("token_budget", (("tokens", TOKENS),)),
+    batch=RuleChoice("token_budget", (("tokens", TOKENS),)),
 )  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_every_batch_has_its_tokens_and_no_rollout_is_lost_or_doubled(
 
 
 def test_a_rollout_cut_off_too_often_is_purged(tmp_path: Path) -> None:
-    short = Choice("token_budget", (("tokens", 4),))
+    short = RuleChoice("token_budget", (("tokens", 4),))
     run = UnevenRun(
         tmp_path, replace(CONFIG, batch=short, retention=1, missing="train_partial"), max_running=24
     )

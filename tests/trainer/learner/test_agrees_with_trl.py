@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rollcall.schemas.packed import ids_of, logprobs_of
-from rollcall.schemas.rules import Choice
+from rollcall.schemas.rules import RuleChoice
 from rollcall.trainer.batch.pieces import micro_batches
 from rollcall.trainer.batch.rows import make_batch
 from rollcall.trainer.config.learner_config import LearnerConfig
@@ -75,7 +75,7 @@ CASES = {
     "soft_gate": Case(
         {"loss": "soft_gate", "aggregate": "seq_mean_token_mean"}, {"loss_type": "sapo"}
     ),
-    "k3": Case({"loss": "ppo_clip", "kl": Choice("k3", (("weight", 0.3),))}, {"beta": 0.3}),
+    "k3": Case({"loss": "ppo_clip", "kl": RuleChoice("k3", (("weight", 0.3),))}, {"beta": 0.3}),
 }
 
 

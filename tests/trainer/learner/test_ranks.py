@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rollcall.schemas.errors import Refused, Unavailable, Unfit
 from rollcall.schemas.packed import logprobs_of
-from rollcall.schemas.rules import Choice
+from rollcall.schemas.rules import RuleChoice
 from rollcall.schemas.weights import RawTensor, from_safetensors
 from rollcall.trainer.batch.batch_words import read, written
 from rollcall.trainer.batch.rows import Batch, BatchRow, make_batch
@@ -294,10 +294,10 @@ class Alone:
 
 
 @pytest.mark.parametrize(
-    "advantage", ["batch_normalised", Choice("reinforce_pp", (("beta", 0.1),))]
+    "advantage", ["batch_normalised", RuleChoice("reinforce_pp", (("beta", 0.1),))]
 )
 def test_a_rank_that_cannot_read_past_weights_ends(
-    model_directory: str, advantage: str | Choice
+    model_directory: str, advantage: str | RuleChoice
 ) -> None:
     def away(version: int) -> None:
         msg = "the store does not answer"

@@ -10,7 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.rules import Choice, NoOptions
+from rollcall.schemas.rules import NoOptions, RuleChoice
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.learner.step import Learner
 from rollcall.trainer.rules.catalogue import KLS
@@ -73,7 +73,7 @@ def test_only_k2_has_the_gradient_of_the_kl() -> None:
 
 def test_a_kl_penalty_keeps_the_policy_near_its_start(model_directory: str) -> None:
     """Rewards drive both away; the penalised policy stays nearer, and starts at distance 0."""
-    kl = Choice("k2", (("weight", 5.0),))
+    kl = RuleChoice("k2", (("weight", 5.0),))
     held, free = Learner(model_directory, replace(CONFIG, kl=kl)), Learner(model_directory, CONFIG)
     told = [held.step(some_samples(n)) for n in range(4)]
     for number in range(4):
@@ -107,7 +107,7 @@ def test_a_reference_with_another_vocabulary_is_refused(
 ) -> None:
     small = GPT2Config(vocab_size=5, n_positions=8, n_embd=4, n_layer=1, n_head=1)
     GPT2LMHeadModel(small).save_pretrained(tmp_path / "other")
-    kl = Choice("k3", (("directory", str(tmp_path / "other")),))
+    kl = RuleChoice("k3", (("directory", str(tmp_path / "other")),))
 
     with pytest.raises(Refused, match="has 5 tokens, the policy"):
         Learner(model_directory, replace(CONFIG, kl=kl))
@@ -119,7 +119,7 @@ def test_a_reference_with_a_shorter_context_is_refused(
     config = GPT2Config.from_pretrained(model_directory)
     config.n_positions //= 2
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "short")
-    kl = Choice("k2", (("directory", str(tmp_path / "short")),))
+    kl = RuleChoice("k2", (("directory", str(tmp_path / "short")),))
 
     with pytest.raises(Refused, match=r"reads \d+ positions, the policy \d+; give one that reads"):
         Learner(model_directory, replace(CONFIG, kl=kl))
@@ -131,7 +131,7 @@ def test_a_reference_that_is_not_a_model_is_refused_without_network(
 ) -> None:
     if body is not None:
         (tmp_path / "config.json").write_text(body)
-    kl = Choice("k2", (("directory", str(tmp_path)),))
+    kl = RuleChoice("k2", (("directory", str(tmp_path)),))
 
     with pytest.raises(Refused, match=r"no causal language model at .*; give a local") as refused:
         Learner(model_directory, replace(CONFIG, kl=kl))
@@ -151,7 +151,7 @@ def test_a_reference_with_damaged_weights_is_refused_in_one_line(
     else:
         config = json.loads((tmp_path / "p" / "config.json").read_text())
         (tmp_path / "p" / "config.json").write_text(json.dumps({**config, "n_embd": 8}))
-    kl = Choice("k2", (("directory", str(tmp_path / "p")),))
+    kl = RuleChoice("k2", (("directory", str(tmp_path / "p")),))
 
     with pytest.raises(Refused, match=r"no causal language model at .*; give a local") as refused:
         Learner(model_directory, replace(CONFIG, kl=kl))

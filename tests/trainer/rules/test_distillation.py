@@ -11,7 +11,7 @@ import torch
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import ScoredTrajectory, TokenScores
 from rollcall.schemas.packed import pack_logprobs
-from rollcall.schemas.rules import Choice
+from rollcall.schemas.rules import RuleChoice
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.curation.judge import judge
 from rollcall.trainer.learner.step import Learner
@@ -167,4 +167,4 @@ def test_distillation_options_are_checked_and_old_digests_stay() -> None:
     assert LearnerConfig(distill="none").rules.teacher == ""
     for wrong in ("reverse", {"name": "reverse_kl", "weight": 0.0}, {"name": "none", "weight": 1}):
         with pytest.raises(Refused, match="distill"):
-            LearnerConfig(distill=Choice.of("distill", wrong))
+            LearnerConfig(distill=RuleChoice.of("distill", wrong))

@@ -30,7 +30,7 @@ RewardSink = Callable[[ScoredTrajectory, Record], None]
 
 
 @dataclass(frozen=True, slots=True)
-class NotScored:
+class UnscoredTrajectory:
     """A finished trajectory without a reward."""
 
     rollout_id: str
@@ -51,7 +51,7 @@ class Rescoring:
     """Rollouts that did not finish; their reward is unknown."""
     failed: int = 0
     """Trajectories without a reward because the scorer raised or timed out."""
-    first_failed: list[NotScored] = field(default_factory=list)
+    first_failed: list[UnscoredTrajectory] = field(default_factory=list)
     agreements: list[Agreement] = field(default_factory=list)
     seconds: float = 0.0
     totals: dict[tuple[str, int], float | None] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Rescoring:
         else:
             self.failed += 1
             if self.failed <= FAILED_LISTED:
-                self.first_failed.append(NotScored(*name, scored.reason))
+                self.first_failed.append(UnscoredTrajectory(*name, scored.reason))
 
     def plain(self) -> dict[str, Any]:
         """Return all but the single rewards, as JSON values."""

@@ -4,6 +4,10 @@ A server that is unreachable, overloaded or broken is retried with exponential b
 call's deadline; a `Retry-After` of the server (429) is obeyed. Errors that a retry cannot fix (the
 key, the model, the body) fail the call at once, in one line with its remedy. No message contains
 the key, even if the server echoes it.
+
+The package `openai` is not used: it reads an answer of any size into memory, retries by count and
+not until a deadline, and takes errors under status 200 for answers. Nearly all of this module says
+what an error means, which it does not do.
 """
 
 import asyncio

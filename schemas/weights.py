@@ -1,8 +1,9 @@
 """The weights file of trainer and engines: what is read is what was written, bit for bit.
 
-The format is safetensors (a u64 header length, a JSON header, raw little-endian tensors), written
-and read here in plain Python: no framework, and none of its interfaces that change. Tensors go to
-the file one by one and are hashed meanwhile, on other cores; nothing is joined in memory. A file
+The format is safetensors (a u64 header length, a JSON header, raw little-endian tensors). The
+library writes the same bytes, but to a local path only or whole in memory, and takes twice the
+memory to read; its `serialize` takes dicts in some releases, addresses in others. Here tensors go
+to any file system one by one, hashed meanwhile on other cores; nothing is joined in memory. A file
 appears under its name whole or not at all, and a reader checks size, digest of the bytes and digest
 of the weights before it hands out one tensor. Two runs, two frameworks or two layouts with equal
 weights have equal digests of one kind; -0.0 and 0.0 differ, a NaN equals itself: bits are compared.

@@ -3,7 +3,7 @@
 A scoring owes a score to each trajectory whose request names it. `rollcall scorings retire` writes
 `retired;TIME;REASON` into the metadata of each commit of its group and leaves the offsets as they
 are. A worker that is started again for that scoring continues there, and its own metadata
-replace the mark; a worker of an earlier release treats the mark as no metadata.
+replace the mark.
 """
 
 from collections.abc import Collection

@@ -1,7 +1,4 @@
-"""The trajectories of a step: plainly where they fit the record, packed where they do not.
-
-Readers of the first releases know the plain field alone, so it is used as long as it can be.
-"""
+"""The trajectories of a step: plainly where they fit the record, packed where they do not."""
 
 import re
 from collections.abc import Sequence

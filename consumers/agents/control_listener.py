@@ -113,7 +113,7 @@ class ControlListener:
             self._retire_old(publisher, group)
 
     def _say_again(self, publisher: Publisher) -> None:
-        """Write records of an earlier release, which had no keys, again with keys."""
+        """Write records of commit c73aa9c, which had no keys, again with keys."""
         for key, word in self._keyless.items():
             if key in self.state.words and word.kind != "resume":
                 write_control(publisher, self._codec, self._topics, word)

@@ -102,7 +102,7 @@ FORMS: Mapping[frozenset[str], str] = {
     frozenset({SKIP, "dlq_group", "dlq_reason", "dlq_by"}): SKIP,
     frozenset({RESEND, "dlq_sha256", "dlq_by"}): RESEND,
     **{frozenset({mark, "dlq_marked_at", "dlq_by"}): mark for mark in MARKS},
-    # Written by earlier releases, which did not state the author.
+    # Written at commit c73aa9c, without the author.
     **{frozenset({mark, "dlq_marked_at"}): mark for mark in MARKS},
 }
 """The header names of each order, and the one that determines its kind."""

@@ -34,7 +34,7 @@ DELTA, FULL = "delta", "full"
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """Settings of a recipe; with the defaults, servers of the last release can read the files."""
+    """Settings of a recipe for published weights."""
 
     precision: str = ""
     """float32 or bfloat16; empty: float32."""
@@ -53,7 +53,7 @@ class Publishing:
 
     @property
     def by_tensor(self) -> bool:
-        """True if digests are over digests of tensors, which the last release does not support."""
+        """True if digests are over digests of tensors; with the defaults, over the whole."""
         return bool(self.precision or self.weights)
 
     def of(self, tensors: Mapping[str, RawTensor]) -> Mapping[str, RawTensor]:

@@ -52,8 +52,8 @@ class Intake:
 
     def restore(self, held: Checkpoint) -> None:
         """Restore the state of a checkpoint."""
-        self.buffer.restore(held.recent if held.book else (), held.drops, held.used)
-        self.unaccounted = held.book.unreadable if held.book else 0
+        self.buffer.restore(held.recent, held.drops, held.used)
+        self.unaccounted = held.book.unreadable
         for topic, partition, offset, epoch in held.leaders:
             if topic == self.consumption.topic:
                 self._epochs[partition] = Epochs(offset, epoch)

@@ -18,7 +18,6 @@ from rollcall.schemas.messages import Consumed
 from rollcall.schemas.topics import Topics
 from rollcall.trainer.checkpoints.checkpoint import Checkpoint
 from rollcall.trainer.checkpoints.consumption import counted
-from rollcall.trainer.curation.drawn_groups import Book
 from rollcall.trainer.curation.replay import ReplayBook
 from rollcall.trainer.rules.samples import ScoredPlace
 
@@ -100,7 +99,7 @@ class LostOffsets:
 
     def _marks(self) -> list[Consumed]:
         """Return the checkpoint's offsets, and for all other partitions the start of the run."""
-        held = (*self.held.consumed, *(self.held.book or Book()).asked) if self.held else ()
+        held = (*self.held.consumed, *self.held.book.asked) if self.held else ()
         starts = (Consumed(*tp, at, ()) for tp, at in self.run.starts.items())
         known = {(mark.topic, mark.partition): mark for mark in (*starts, *held)}
         return [mark for mark in known.values() if mark.topic in self.ids]
@@ -125,7 +124,7 @@ class LostOffsets:
         run, held = replace(self.run, starts=kept), self.held
         if held is None:
             return Beginning(run, None, lost)
-        book = held.book and replace(held.book, asked=self._repaired(held.book.asked, gone, anew))
+        book = replace(held.book, asked=self._repaired(held.book.asked, gone, anew))
         held = replace(
             held,
             consumed=self._repaired(held.consumed, gone, anew),

@@ -56,15 +56,13 @@ class RunRequests:
 
     published: PublishedRequests
     evaluations: set[str] = field(default_factory=set)
-    first_draws: dict[int, int] = field(default_factory=dict)
-    """The first draw that was found in each partition."""
 
-    def take(self, request: RolloutRequest, partition: int) -> None:
+    def take(self, request: RolloutRequest) -> None:
         draw = self.published.take(request)
-        if draw >= 0:
-            self.first_draws.setdefault(partition, draw)
-        elif request.purpose == "evaluate" and request.group_id.startswith(
-            f"{self.published.run_id}{MARK}"
+        if (
+            draw < 0
+            and request.purpose == "evaluate"
+            and request.group_id.startswith(f"{self.published.run_id}{MARK}")
         ):
             self.evaluations.add(request.rollout_id)
 
@@ -119,12 +117,9 @@ class RunLog:
         asked = self._asked(held)
         read_from = self.begin(self.topics.requests) if curriculum.curators else asked.marks
         size = curriculum.group_size
-        requests = self._requests(read_from, book.next_draw if book else 0, size)
-        if held and book is None:
-            accounts = self._without_book(requests, held.consumed, size)
-        else:
-            accounts = Accounts(self.run.run_id, size, book)
-            self._leave_out_made_up(requests.published, accounts, held)
+        requests = self._requests(read_from, book.next_draw, size)
+        accounts = Accounts(self.run.run_id, size, book)
+        self._leave_out_made_up(requests.published, accounts, held)
         curriculum.knows(requests.published.drawn)
         self._tell(curriculum, accounts)
         version = held.version if held else -1
@@ -187,7 +182,7 @@ class RunLog:
     def _asked(self, held: Checkpoint | None) -> Asked:
         """Return the position in the request topic by the checkpoint, or the start of the run."""
         topic, leaders = self.topics.requests, held.leaders if held else ()
-        marks = self.begin(topic, held.book.asked if held and held.book else ())
+        marks = self.begin(topic, held.book.asked if held else ())
         return Asked(marks, tuple(leader for leader in leaders if leader.topic == topic))
 
     def _leave_out_made_up(
@@ -232,37 +227,8 @@ class RunLog:
         for record in read_all(self.log, [self.topics.requests], _starts(marks)):
             request = decoded(self.codec, record, RolloutRequest)
             if request is not None:
-                requests.take(request, record.partition)
+                requests.take(request)
         return requests
-
-    def _without_book(
-        self, requests: RunRequests, consumed: Iterable[Consumed], group_size: int
-    ) -> Accounts:
-        """Rebuild the accounts for a checkpoint that holds none, from all requests.
-
-        Rollouts that it consumed have ended, and so have those whose request retention has deleted:
-        retention is longer than the life of a rollout.
-        """
-        published, topic = requests.published, self.topics.requests
-        cut = [
-            mark.partition
-            for mark in self.begin(topic)
-            if mark.next_offset > self.run.starts.get((topic, mark.partition), mark.next_offset)
-        ]
-        published.first = max((requests.first_draws.get(number, 0) for number in cut), default=0)
-        book = Book(published.highest_draw + 1, published.first)
-        accounts = Accounts(self.run.run_id, group_size, book)
-        marks = {mark.partition: mark for mark in consumed}
-        starts = _starts(self.begin(self.topics.scored))
-        for record in read_all(self.log, [self.topics.scored], starts):
-            mark, at = marks.get(record.partition), record.offset
-            if mark is None or not (at < mark.next_offset or at in mark.above):
-                continue
-            scored = decoded(self.codec, record, ScoredTrajectory)
-            request = scored.trajectory.request if scored else None
-            if scored and request and scored.scoring_id == self.run.scoring_id:
-                accounts.settle(request.group_id, request.rollout_id)
-        return accounts
 
 
 def _starts(marks: Iterable[Consumed]) -> dict[TopicPartition, int]:

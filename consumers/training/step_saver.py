@@ -309,7 +309,7 @@ class StepSaver:
             parent=self.parent,
             config_digest=self.config.digest(),
             consumed=self.intake.consumption.marks(),
-            recent=(*buffer.recent(), *accounts.left()),
+            recent=buffer.recent(),
             drops=buffer.drops(),
             abandoned=self.abandoned,
             used=buffer.used,

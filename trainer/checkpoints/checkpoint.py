@@ -8,8 +8,7 @@ checkpoint is ever unpickled: tensors are safetensors, the manifest is JSON.
 
 The manifest lists the parts of every tensor (`rollcall.trainer.checkpoints.shards`), so that any
 number of ranks can load a checkpoint of any other number. Ranks are plain numbers here: the caller
-carries `RankFiles` from each rank to the one that calls `seal`. Formats 1 (one rank, whole tensors)
-and 2 (every digest is a sha256) are still read.
+carries `RankFiles` from each rank to the one that calls `seal`.
 
 `pending` holds the records that announce this version. A crash between the save and the
 announcement would lose them; the process that loads the checkpoint publishes the same bytes again.
@@ -61,7 +60,6 @@ from rollcall.trainer.curation.drops import Tally
 from rollcall.trainer.curation.replay import ReplayBook
 
 FORMAT = 3
-FORMATS = (1, 2, FORMAT)
 NEWEST = 3
 """The number of newest checkpoints to resume from: the next one if a newer one is damaged."""
 UNREADABLE = (RollcallError, OSError, ValueError, KeyError, TypeError)
@@ -80,7 +78,7 @@ class Checkpoint:
     config_digest: str = ""
     consumed: tuple[Consumed, ...] = ()
     recent: tuple[str, ...] = ()
-    """Names of ended rollouts and groups: `Buffer.recent()`, for old readers `Accounts.left()`."""
+    """Names of ended rollouts and groups that were not drawn: `Buffer.recent()`."""
     drops: Mapping[str, Tally] = field(default_factory=dict)
     abandoned: Ranges = ()
     """Ranges, both ends included, of announced versions that are not on the current branch."""
@@ -88,8 +86,8 @@ class Checkpoint:
     """Encoded records of this step, by a name that the caller chooses, to be published again."""
     used: int = 0
     """The number of trajectories trained on so far."""
-    book: Book | None = None
-    """`Accounts.book()`; None in checkpoints of releases that did not have it."""
+    book: Book = field(default_factory=Book)
+    """`Accounts.book()`."""
     replay: ReplayBook = field(default_factory=ReplayBook)
     """The used samples that may be replayed."""
     leaders: tuple[Leader, ...] = ()
@@ -162,8 +160,8 @@ def load(directory: Path, rank: int = 0, world: int = 1) -> Checkpoint:
     manifest.
     """
     body = read_body(directory)
-    if body["format"] not in FORMATS:
-        msg = f"{directory / MANIFEST} has format {body['format']}; known are 1 to 3"
+    if body["format"] != FORMAT:
+        msg = f"{directory / MANIFEST} has format {body['format']}; known is {FORMAT}"
         raise WeightsDiffer(msg)
     return Checkpoint(
         LearnerState(
@@ -180,7 +178,7 @@ def load(directory: Path, rank: int = 0, world: int = 1) -> Checkpoint:
         tuple((first, last) for first, last in body["abandoned"]),
         {name: base64.b64decode(data) for name, data in body["pending"].items()},
         body["used"],
-        book_of(body["book"]) if body.get("book") else None,
+        book_of(body["book"]),
         replay_of(body.get("replay", {})),
         tuple(Leader(*leader) for leader in body.get("leaders", ())),
     )
@@ -283,7 +281,7 @@ def _body(checkpoint: Checkpoint) -> dict[str, Any]:
         "abandoned": checkpoint.abandoned,
         "used": checkpoint.used,
         "pending": {n: base64.b64encode(data).decode() for n, data in checkpoint.pending.items()},
-        "book": written_book(checkpoint.book) if checkpoint.book else None,
+        "book": written_book(checkpoint.book),
         "leaders": [tuple(leader) for leader in checkpoint.leaders],
     } | (
         {"replay": dataclasses.asdict(checkpoint.replay)}

@@ -77,7 +77,7 @@ def tensors_of(written: Mapping[str, Any]) -> dict[str, ShardedTensor]:
                     tuple(shard["shape"]),
                     shard["file"],
                     shard["begin"],
-                    shard["digest"] if "digest" in shard else shard["sha256"],
+                    shard["digest"],
                 )
                 for shard in tensor["shards"]
             ),
@@ -87,7 +87,7 @@ def tensors_of(written: Mapping[str, Any]) -> dict[str, ShardedTensor]:
 
 
 def written_book(book: Book) -> dict[str, Any]:
-    """Return a book as plain values; unused fields are left out for older readers."""
+    """Return a book as plain values; unused fields are left out."""
     written = dataclasses.asdict(book) | {"ended": base64.b64encode(book.ended).decode()}
     for key in ("won", "sizes", "begun", "continued"):
         if not written[key]:

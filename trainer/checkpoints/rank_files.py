@@ -1,20 +1,17 @@
 """The parts of a checkpoint's tensors that one rank writes and reads."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollcall.schemas.messages import WeightsFile
-from rollcall.schemas.weights import RawTensor, read_weights
+from rollcall.schemas.weights import RawTensor
 from rollcall.trainer.checkpoints.learner_state import LearnerState
 from rollcall.trainer.checkpoints.manifest import require_written, tensors_of
 from rollcall.trainer.checkpoints.shards import (
     PartsFile,
     ShardedTensor,
     TensorPart,
-    held_of,
     link_parts,
     parts_of,
     read_part,
@@ -96,12 +93,6 @@ def read_rank(
     directory: Path, body: Mapping[str, Any], rank: int, world: int
 ) -> dict[str, dict[str, RawTensor]]:
     """Read one rank's parts of weights, optimiser state and generators."""
-    if body["format"] == 1:
-        whole = {kind: _read_whole(directory, body["shards"][kind]) for kind in KINDS}
-        return {
-            kind: tensors if kind == "rng" else _held(tensors, rank, world)
-            for kind, tensors in whole.items()
-        }
     require_written(directory, body["files"])
     kinds = {kind: tensors_of(body["tensors"][kind]) for kind in KINDS}
     kinds["rng"] = _own(kinds["rng"], rank)
@@ -118,13 +109,3 @@ def _own(generators: Mapping[str, ShardedTensor], rank: int) -> dict[str, Sharde
     """Return the generator states of one rank; those of rank 0 for a rank without its own."""
     first = {name: each for name, each in generators.items() if OF_RANK not in name}
     return {name: generators.get(f"{name}{OF_RANK}{rank}", each) for name, each in first.items()}
-
-
-def _read_whole(directory: Path, entry: Mapping[str, Any]) -> dict[str, RawTensor]:
-    """Read a shard of format 1: all tensors of a kind in one weights file."""
-    file = WeightsFile(**entry)
-    return read_weights(dataclasses.replace(file, uri=str(directory / file.uri)))
-
-
-def _held(tensors: Mapping[str, RawTensor], rank: int, world: int) -> dict[str, RawTensor]:
-    return {name: held_of(tensor, rank, world) for name, tensor in tensors.items()}

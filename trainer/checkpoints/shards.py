@@ -7,7 +7,7 @@ digest, and no region that the parts do not cover. Source: ByteCheckpoint, arXiv
 
 Digests protect against damage, not against an attacker: they are XXH3 of 128 bits, prefixed by
 `xxh3:`, at a thirtieth of the CPU time of sha256 on a core that also trains. If a tensor's sha256
-is known already, it is used, in hexadecimal; digests of format 2 are sha256 too.
+is known already, it is used, in hexadecimal.
 """
 
 import hashlib

@@ -18,7 +18,7 @@ FIRST = frozenset({
     "groups_per_step", "group_size", "capacity_groups", "filters", "missing", "on_stale",
     "temperature", "seed", "micro_batch_tokens", "max_skipped",
 })  # fmt: skip
-"""Settings of the first release, which are always in the digest."""
+"""Settings that are always in the digest, also with their defaults."""
 
 FREE = frozenset({
     "checkpoint_keep_every", "gradient_checkpointing", "ranks", "save", "announce", "adapter_alone",

@@ -11,13 +11,10 @@ thousand of them; no count includes them.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from rollcall.schemas.ids import group_id, split_continued_id
+from rollcall.schemas.ids import split_continued_id
 from rollcall.schemas.messages import Consumed
 from rollcall.trainer.curation.drawn_groups import Book, DrawnGroups
 from rollcall.trainer.curation.named_rollouts import NamedRollouts, group_in
-
-OLD_GROUPS = 1024
-"""The number of draws that are named for older trainers, which do not read the bitmap."""
 
 
 class Accounts:
@@ -173,13 +170,6 @@ class Accounts:
             at = self.drawn.opened(draw)
             at.left, at.spare = True, 0
 
-    def settle(self, group: str, rollout_id: str) -> None:
-        """Record that a rollout has ended earlier, and that its group has left the buffer."""
-        draw = self.drawn.number(group)
-        if self.low <= draw and (member := self.drawn.seat(draw, rollout_id)) is not None:
-            self.drawn.opened(draw).left = True
-            self.drawn.mark_ended(draw, member)
-
     def lose(self) -> int:
         """Mark all running rollouts as ended; return their number. Late arrivals are duplicates."""
         lost = self.running()
@@ -213,9 +203,3 @@ class Accounts:
     def know(self, names: Iterable[str]) -> None:
         """Take in names of ended rollouts and groups, but of drawn groups: the bitmap has them."""
         self._named.know(name for name in names if self.drawn.number(group_in(name)) < 0)
-
-    def left(self) -> tuple[str, ...]:
-        """Return the draws that left recently, as names: for older trainers without the bitmap."""
-        recent = range(max(0, self.next_draw - OLD_GROUPS), self.next_draw)
-        gone = (d for d in recent if d < self.low or self.drawn.at(d).left)
-        return tuple(f"g:{group_id(self.run_id, draw)}" for draw in gone)

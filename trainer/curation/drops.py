@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rollcall.trainer.curation.judge import RENAMED, Member
+from rollcall.trainer.curation.judge import Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Drops:
     """Counts of dropped records by reason, and the ones not yet reported."""
 
     def __init__(self, tallies: Mapping[str, Tally] | None = None) -> None:
-        self.tallies = under_names_of_now(tallies or {})
+        self.tallies = dict(tallies or {})
         self._released: list[Dropped] = []
 
     def add(self, member: Member, reason: str) -> None:
@@ -50,13 +50,3 @@ class Drops:
         """Return the records dropped since the last call."""
         released, self._released = tuple(self._released), []
         return released
-
-
-def under_names_of_now(drops: Mapping[str, Tally]) -> dict[str, Tally]:
-    """Return the counts under current reason names, mapping those of older releases."""
-    counted: dict[str, Tally] = {}
-    for reason, tally in drops.items():
-        name = RENAMED.get(reason, reason)
-        before = counted.get(name, Tally())
-        counted[name] = Tally(before.count + tally.count, before.length + tally.length)
-    return counted

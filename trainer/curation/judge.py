@@ -42,13 +42,6 @@ UNTOLD = "untold"
 BESIDE_LIMIT = "beside_limit"
 """The reason of a usable rollout whose group is incomplete because a member hit a limit."""
 
-RENAMED = {
-    "unknown_token": "vocabulary",
-    "beyond_context": "too_long",
-    "reward_out_of_range": "unscored",
-}
-"""Reason names of the first releases in checkpoints and steps, and the current names."""
-
 
 @dataclass(frozen=True, slots=True)
 class Member:

@@ -84,52 +84,6 @@ def test_a_restart_needs_only_requests_since_the_oldest_unfinished_draw(tmp_path
     stage.drain()
 
 
-@pytest.mark.parametrize("cut", [False, True])
-def test_a_checkpoint_without_a_book_is_resumed_and_the_next_has_one(
-    tmp_path: Path, cut: bool
-) -> None:
-    # Given a checkpoint as the first release wrote it, with the ids that it remembered
-    stage = Stage(tmp_path)
-    stage.train(2)
-    root = tmp_path / "checkpoints"
-    found = checkpoints.load_latest(root).checkpoint
-    assert found is not None
-    recent = tuple(f"r:1:{rollout_id}" for rollout_id in stage.ended)
-    checkpoints.save(root, replace(found, book=None, recent=recent))
-    if cut:
-        stage.log.delete_before(stage.topics.requests, 0, 2)
-
-    # When a current trainer takes over, and all records are written again
-    stage.begin()
-    for number in range(len(stage.written)):
-        stage.again(number)
-    stage.turn()
-
-    # Then it knows the open rollouts,
-    assert stage.trainer.running() == len(stage.in_the_air())
-
-    # and nothing is asked for or trained on twice, and the next checkpoint has a book
-    stage.drain()
-    saved = checkpoints.load_latest(root).checkpoint
-    assert saved is not None
-    assert saved.book is not None
-    assert saved.book.low > 0
-
-
-def test_first_release_trainers_find_the_finished_groups_by_name(
-    tmp_path: Path,
-) -> None:
-    stage = Stage(tmp_path)
-    stage.train(2)
-
-    saved = checkpoints.load_latest(tmp_path / "checkpoints").checkpoint
-
-    assert saved is not None
-    trained = {request.group_id for request in stage.asked() if request.rollout_id in {
-        ref.rollout_id for step in stage.steps() for ref in step.trajectories}}  # fmt: skip
-    assert {f"g:{group}" for group in trained} <= set(saved.recent)
-
-
 def test_a_run_without_checkpoints_requests_no_rollout_twice(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     for _ in range(3):

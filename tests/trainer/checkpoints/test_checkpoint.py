@@ -1,27 +1,24 @@
 """A checkpoint is complete or absent, and resuming from it changes no bit."""
 
-import hashlib
 import shutil
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 import xxhash
 
 from rollcall.schemas import atomic_files
 from rollcall.schemas.errors import Refused, WeightsDiffer
 from rollcall.schemas.messages import Consumed
-from rollcall.schemas.weights import RawTensor, write_weights
+from rollcall.schemas.weights import RawTensor
 from rollcall.trainer.checkpoints import checkpoint as checkpoint_module
 from rollcall.trainer.checkpoints import shards
 from rollcall.trainer.checkpoints.checkpoint import (
     Checkpoint,
     abandon,
     kept,
-    load,
     load_latest,
     next_version,
     prune,
@@ -30,7 +27,7 @@ from rollcall.trainer.checkpoints.checkpoint import (
     seal,
 )
 from rollcall.trainer.checkpoints.consumption import Leader
-from rollcall.trainer.checkpoints.manifest import MANIFEST, read_body, write_body
+from rollcall.trainer.checkpoints.manifest import MANIFEST, read_body
 from rollcall.trainer.checkpoints.rank_files import parts_of_state, write_rank
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.curation.drawn_groups import Book
@@ -87,77 +84,6 @@ def test_a_saved_checkpoint_loads_unchanged(checkpoint: Checkpoint, tmp_path: Pa
     assert found.checkpoint == checkpoint
     assert (found.path, found.passed_over) == (path, ())
     assert not list(tmp_path.rglob("*.tmp"))
-
-
-def test_a_checkpoint_of_the_first_release_loads_without_a_book(
-    checkpoint: Checkpoint, tmp_path: Path
-) -> None:
-    path = save(tmp_path, checkpoint) / MANIFEST
-    body = orjson.loads(path.read_bytes())["body"]
-    del body["book"]
-    sha256 = hashlib.sha256(orjson.dumps(body)).hexdigest()
-    path.write_bytes(orjson.dumps({"sha256": sha256, "body": body}))
-
-    assert load_latest(tmp_path).checkpoint == replace(checkpoint, book=None)
-
-
-def in_format_1(root: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint as releases before parts did: a weights file for each kind."""
-    path = save(root, checkpoint)
-    body = read_body(path)
-    shards = {}
-    for kind in ("weights", "optimiser", "rng"):
-        (path / kind).mkdir()
-        file = write_weights(str(path / kind), checkpoint.version, getattr(checkpoint.state, kind))
-        shards[kind] = asdict(file) | {"uri": f"{kind}/{Path(file.uri).name}"}
-        for part in path.glob(f"{kind}-*"):
-            part.unlink()
-    del body["tensors"], body["files"]
-    write_body(path, body | {"format": 1, "shards": shards})
-    return path
-
-
-def in_format_2(root: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint as releases did by which each part was known by its sha256."""
-    path = save(root, checkpoint)
-    body = read_body(path)
-    for kind, tensors in body["tensors"].items():
-        for name, tensor in tensors.items():
-            [shard] = tensor["shards"]
-            del shard["digest"]
-            data = getattr(checkpoint.state, kind)[name].data
-            shard["sha256"] = hashlib.sha256(data).hexdigest()
-    write_body(path, body | {"format": 2})
-    return path
-
-
-def test_a_checkpoint_of_format_2_is_verified_and_replaced(
-    checkpoint: Checkpoint, tmp_path: Path
-) -> None:
-    path = in_format_2(tmp_path, checkpoint)
-
-    assert load_latest(tmp_path).checkpoint == checkpoint
-    [weights] = path.glob("weights-*")
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.write_bytes(data)
-    assert "was the file cut short or written over" in load_latest(tmp_path).passed_over[0]
-    save(tmp_path, checkpoint)
-    assert load_latest(tmp_path).checkpoint == checkpoint
-
-
-def test_a_checkpoint_of_format_1_is_loaded_and_replaced(
-    checkpoint: Checkpoint, tmp_path: Path
-) -> None:
-    path = in_format_1(tmp_path, checkpoint)
-
-    assert load_latest(tmp_path).checkpoint == checkpoint
-    parts = [load(path, rank, 2).state.weights for rank in (0, 1)]
-    for name, tensor in checkpoint.state.weights.items():
-        assert b"".join(part[name].data for part in parts) == tensor.data
-    save(tmp_path, checkpoint)
-    assert load_latest(tmp_path).checkpoint == checkpoint
-    assert not [each for each in path.iterdir() if each.is_dir()]
 
 
 def by_ranks(root: Path, checkpoint: Checkpoint, world: int) -> Path:

@@ -31,6 +31,15 @@ def end(of: Accounts, draw: int, member: int) -> None:
     of.end(group_id("run", draw), request_id("run", draw, member), 1)
 
 
+def end_all(of: Accounts, draw: int) -> None:
+    """Let all members of a draw come, and end."""
+    for member in range(SIZE):
+        come(of, draw, member)
+    of.leave(group_id("run", draw))
+    for member in range(SIZE):
+        end(of, draw, member)
+
+
 @dataclass
 class Model:
     """The same accounts as sets of pairs."""
@@ -91,13 +100,10 @@ def test_an_ended_member_is_a_duplicate_however_old_it_is() -> None:
 def test_the_book_grows_with_unfinished_members_only() -> None:
     found = accounts(draws=8_000)
     for draw in range(1, 8_000):
-        for member in range(SIZE):
-            found.settle(group_id("run", draw), request_id("run", draw, member))
+        end_all(found, draw)
 
     one_missing = found.book()
-    found.settle(group_id("run", 0), request_id("run", 0, 0))
-    found.settle(group_id("run", 0), request_id("run", 0, 1))
-    found.settle(group_id("run", 0), request_id("run", 0, 2))
+    end_all(found, 0)
 
     assert len(one_missing.ended) == 8_000 * SIZE / 8
     assert found.book() == Book(8_000, 8_000)
@@ -141,7 +147,7 @@ def test_a_group_not_drawn_by_admission_is_tracked_by_name_only() -> None:
     found.end("mine", "a", 1)
 
     again = Accounts("run", SIZE, found.book())
-    again.know((*found.names(), *found.left()))
+    again.know(found.names())
 
     assert [again.enter("mine", "a", 1), again.enter("mine", "b", 1)] == ["duplicate", "late"]
     assert again.names() == found.names()

@@ -1,4 +1,4 @@
-"""Rollouts that ended at a limit, answers without ids, and reasons of earlier releases."""
+"""Rollouts that ended at a limit, and answers without ids."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,6 @@ import pytest
 from rollcall.schemas.messages import ScoredTrajectory
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.curation.buffer import Buffer
-from rollcall.trainer.curation.drops import Tally
 from rollcall.trainer.curation.judge import UNASKED, judge
 from rollcall.trainer.rules.samples import LIMITS
 from tests.support.scored_trajectories import CURATION, scored, sequence
@@ -70,14 +69,6 @@ def test_answers_without_token_ids_are_distinguished_from_no_answers(
     record = replace(record, trajectory=replace(record.trajectory, model_calls=calls))
 
     assert judge(record, 0, 0, CURATION).reason == reason
-
-
-def test_drop_reasons_of_earlier_releases_are_counted_under_current_names() -> None:
-    buffer = Buffer(CURATION)
-
-    buffer.restore((), {"unknown_token": Tally(2, 8), "vocabulary": Tally(1, 1)})
-
-    assert buffer.drops() == {"vocabulary": Tally(3, 9)}
 
 
 def test_a_joining_policy_does_not_wait_for_rollouts_without_it() -> None:

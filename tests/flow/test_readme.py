@@ -54,7 +54,7 @@ def live(services: Endpoints, tmp_path: Path) -> Iterator[LiveRun]:
 @pytest.mark.timeout(500)
 def test_documented_commands_and_foreign_client_work(live: LiveRun, tmp_path: Path) -> None:
     # Given the history of a small run, and its groups still at work
-    a_task, every_day = blocks("sh", "README.md")[1:]
+    to_try = blocks("sh", "README.md")[1]
     while_it_runs, day_after = blocks("sh", "compose/README.md")
     live.until(live.trainer.done)
 
@@ -67,12 +67,14 @@ def test_documented_commands_and_foreign_client_work(live: LiveRun, tmp_path: Pa
     assert scored.startswith("finished ")
     assert "'content': 's7'" in scored
 
-    # And every day's commands find the rollout that they submit
+    # And the commands of the first page find the rollout that they submit, and the shipped tasks
     (line,) = blocks("json", "producers/README.md")
     (tmp_path / "requests.jsonl").write_text(line)
     rollout_id = json.loads(line)["rollout_id"]
-    printed = live.beside(*BASH, script(every_day), cwd=tmp_path, ROLLOUT=rollout_id)
+    (tmp_path / "compose").symlink_to(ROOT / "compose")
+    printed = live.beside(*BASH, script(to_try), cwd=tmp_path, ROLLOUT=rollout_id)
     assert rollout_id in printed
+    assert "compose/recipes/repairs/sums" in printed
 
     # And a run is steered: one rollout of an unserved policy, and an unread bad record
     ask_for_what_nobody_serves(live)
@@ -84,11 +86,6 @@ def test_documented_commands_and_foreign_client_work(live: LiveRun, tmp_path: Pa
 
     # And the day after all of it is read again
     live.beside(*BASH, script(day_after), cwd=tmp_path)
-
-    # And the tasks and boxes of this machine are told of
-    (tmp_path / "compose").symlink_to(ROOT / "compose")
-    printed = live.beside(*BASH, script(a_task), cwd=tmp_path, ROLLOUT=rollout_id)
-    assert "compose/recipes/repairs/sums" in printed
 
 
 def ask_for_what_nobody_serves(live: LiveRun) -> None:

@@ -16,6 +16,8 @@ CLIENTS_STAMP := $(CLIENTS)/.installed
 # vLLM pins its own torch: the workers that serve by it have an environment of their own, 6.1 GB.
 VLLM := $(VENV)/vllm
 VLLM_STAMP := $(VLLM)/.installed
+# Tests start processes by the hundred; without compiled files each would compile what it imports.
+export PYTHONDONTWRITEBYTECODE :=
 # The releases that all this was last seen green with; `pip install` without it takes the newest.
 LOCK := compose/python.lock
 EXTRAS := models,training,pretrained,lora,environments,boxes,docker,openenv,embedded,archive,tasks,plots,dev

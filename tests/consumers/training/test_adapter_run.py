@@ -14,6 +14,7 @@ from rollcall.schemas.errors import Refused, Unfit
 from rollcall.schemas.published_weights import HeldWeights
 from rollcall.trainer.checkpoints.checkpoint import kept, load, load_latest
 from rollcall.trainer.weights.publication import rounded
+from tests.support.tiers import cases
 from tests.support.tiny_run import RECIPE, World
 
 ALONE = (
@@ -31,7 +32,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("save", ["sync", "async"])
+@pytest.mark.parametrize("save", cases(["sync", "async"], {"async"}))
 def test_servers_add_the_adapter_and_every_step_is_retrained_bit_for_bit(
     tmp_path: Path, save: str
 ) -> None:

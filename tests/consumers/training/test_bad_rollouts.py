@@ -18,6 +18,7 @@ from rollcall.schemas.errors import Unfit
 from rollcall.schemas.ids import digest
 from rollcall.schemas.messages import ModelAnswered, ScoredTrajectory, Trajectory
 from rollcall.schemas.packed import ids_of, logprobs_of, pack_ids, pack_logprobs
+from tests.support.tiers import cases
 from tests.support.tiny_run import RECIPE, World
 
 SOME = 5
@@ -107,7 +108,7 @@ def trained(world: World) -> list[str]:
     return [ref.rollout_id for step in steps for ref in step.trajectories]
 
 
-@pytest.mark.parametrize("name", BENDS)
+@pytest.mark.parametrize("name", cases(BENDS, 3))
 def test_an_untrainable_answer_costs_its_member_and_is_counted(tmp_path: Path, name: str) -> None:
     bend, reason = BENDS[name]
     world = World(tmp_path, ONE_TURN)

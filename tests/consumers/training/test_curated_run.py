@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollcall.schemas.messages import RolloutRequest
 from tests.support.staged_run import CONFIG, Stage
-from tests.support.tiers import examples
+from tests.support.tiers import cases, examples
 
 ACTS = st.sampled_from(["finished", "finished", "failed", "restart"])
 SEVERAL = [{"name": "greso", "epoch": 2, "hard_floor": 0.0}, "adaptive_rollouts", "length_cap"]
@@ -119,7 +119,7 @@ def test_a_restart_without_curators_reads_no_trajectories(tmp_path: Path) -> Non
     assert stage.trainer.curriculum.outcomes.next_draw == 0
 
 
-@pytest.mark.parametrize("curator", ["", SEVERAL])
+@pytest.mark.parametrize("curator", cases(["", SEVERAL], [SEVERAL]))
 def test_a_run_with_equal_rewards_still_ends(tmp_path: Path, curator: object) -> None:
     stage = staged(tmp_path, curator)
     stage.rewards = lambda request: 0.0

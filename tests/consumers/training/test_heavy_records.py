@@ -10,6 +10,7 @@ from rollcall.schemas.messages import Claim, PolicyVersion
 from rollcall.schemas.trajectory_refs import refs_of
 from tests.support.avro_messages import Shelf
 from tests.support.staged_run import SIZE, Stage
+from tests.support.tiers import cases
 
 HEAVY = '{"x": "' + "word " * 1000 + '"}'
 
@@ -38,7 +39,7 @@ def ids(stage: Stage) -> list[str]:
     return sorted(request.rollout_id for request in stage.asked())
 
 
-@pytest.mark.parametrize("room", range(8))
+@pytest.mark.parametrize("room", cases(range(8), 3))
 def test_a_store_full_during_a_draw_loses_and_doubles_no_request(tmp_path: Path, room: int) -> None:
     store = Narrow(room)
     stage = Stage(tmp_path, objects=store, agent_config=HEAVY)

@@ -9,6 +9,7 @@ from rollcall.schemas.messages import RolloutRequest
 from rollcall.schemas.trajectory_refs import refs_of
 from rollcall.trainer.curation.buffer import HELD_BACK
 from tests.support.staged_run import CONFIG, Stage
+from tests.support.tiers import cases
 
 WAITING = replace(
     CONFIG, on_stale="wait", max_staleness=1, groups_per_step=2, group_size=2, capacity_groups=2,
@@ -57,7 +58,7 @@ def end(stage: Stage, slow: str) -> None:
         stage.end(request)
 
 
-@pytest.mark.parametrize("capacity", [2, 64])
+@pytest.mark.parametrize("capacity", cases([2, 64]))
 def test_a_step_trains_the_group_it_waits_for(tmp_path: Path, capacity: int) -> None:
     stage = Stage(tmp_path, replace(WAITING, capacity_groups=capacity))
     slow = held_back(stage)

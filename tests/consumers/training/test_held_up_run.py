@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 
 from rollcall.consumers.training.stall_detector import NO_BATCH_S
 from tests.support.staged_run import CONFIG, Stage
+from tests.support.tiers import cases
 
 
 class Clock:
@@ -52,7 +53,7 @@ def test_a_filtered_group_is_trained_after_ten_minutes_without_a_batch(
     assert "10 minutes" in said["why"]
 
 
-@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("restart", cases([False, True], {True}))
 def test_a_step_waits_for_a_straggler_even_after_a_restart(tmp_path: Path, restart: bool) -> None:
     # Given a run at version 1 in which one member of the first groups has not ended
     config = replace(

@@ -19,6 +19,7 @@ from rollcall.schemas.packed import ids_of, logprobs_of, mask_of, pack_ids, pack
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.rules.samples import versions_of
 from tests.support.staged_run import CONFIG, Stage
+from tests.support.tiers import cases
 from tests.support.tiny_run import RECIPE, World
 from tests.support.uneven_run import UnevenRun
 
@@ -116,7 +117,7 @@ def test_no_rollout_is_trained_twice_and_the_audit_is_clean(
     assert [str(breach) for breach in report.breaches] == []
 
 
-@pytest.mark.parametrize("every", [3, 11])
+@pytest.mark.parametrize("every", cases([3, 11]))
 def test_a_repeatedly_dying_trainer_continues_every_rollout_once(
     tmp_path: Path, every: int
 ) -> None:
@@ -136,7 +137,7 @@ def test_a_repeatedly_dying_trainer_continues_every_rollout_once(
     run.close()
 
 
-@pytest.mark.parametrize("every", [0, 7])
+@pytest.mark.parametrize("every", cases([0, 7], {7}))
 def test_cut_off_rollouts_continue_beside_curators_and_replay(tmp_path: Path, every: int) -> None:
     """Also for a repeatedly dying trainer: each new rollout is trained once."""
     config = replace(DOUBLE, steps=8, groups_per_step=4, replay_ratio=0.5, replay_max_age=4)

@@ -15,6 +15,7 @@ from rollcall.schemas.weights import weights_digest
 from rollcall.trainer.checkpoints.checkpoint import load_latest
 from rollcall.trainer.weights import publication, weights_files
 from rollcall.trainer.weights.publication import rounded
+from tests.support.tiers import cases
 from tests.support.tiny_run import RECIPE, World
 
 PUBLISHED = RECIPE.replace(
@@ -93,7 +94,7 @@ def test_steps_published_in_bfloat16_are_retrained_bit_for_bit(world: World) -> 
 
 
 @pytest.mark.parametrize("save", ["sync", "async"])
-@pytest.mark.parametrize("lost", ["delta", "full"])
+@pytest.mark.parametrize("lost", cases(["delta", "full"]))
 def test_lost_weights_are_rewritten_for_a_starting_server_during_a_run(
     tmp_path: Path, lost: str, save: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

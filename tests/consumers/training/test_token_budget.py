@@ -10,6 +10,7 @@ from rollcall.consumers.audit.audit import audit
 from rollcall.schemas.ids import split_continued_id
 from rollcall.schemas.rules import RuleChoice
 from rollcall.trainer.config.learner_config import LearnerConfig
+from tests.support.tiers import cases
 from tests.support.uneven_run import UnevenRun
 
 TOKENS = 40
@@ -30,7 +31,7 @@ def sizes(run: UnevenRun) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("every", [0, 7])
+@pytest.mark.parametrize("every", cases([0, 7], {7}))
 def test_every_batch_has_its_tokens_and_no_rollout_is_lost_or_doubled(
     tmp_path: Path, every: int
 ) -> None:

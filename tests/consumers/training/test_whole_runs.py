@@ -18,6 +18,7 @@ from rollcall.trainer.rules.samples import Sample
 from tests.support.faults import Fault, calls, places
 from tests.support.faulty_files import faulty_files
 from tests.support.staged_run import CONFIG, Counting, Stage
+from tests.support.tiers import cases
 from tests.support.tiny_run import RECIPE, World
 
 STORED = RECIPE.replace("[policy]\n", '[policy]\nweights_url = "faulty://weights"\n').replace(
@@ -114,7 +115,7 @@ def end_of(stage: Stage, fault: Fault) -> str:
     return how
 
 
-@pytest.mark.parametrize("text", [STORED, STREAMED], ids=["at once", "group by group"])
+@pytest.mark.parametrize("text", cases([STORED, STREAMED]), ids=["at once", "group by group"])
 def test_a_store_outage_while_past_weights_are_read_costs_no_rollout(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from rollcall.trainer.learner.step import Learner
 from rollcall.trainer.rules.samples import Sample
 from rollcall.trainer.weights.tensors import tensors_of
 from tests.support.scored_trajectories import some_samples
+from tests.support.tiers import cases
 
 GROUP = 4
 
@@ -40,7 +41,7 @@ FIRST_SHIPPED = {"lake-any-start": LAKE, "syllogisms": SYLLOGISMS}
 """How two were first shipped: runs of then are still resumed and trained again."""
 
 
-@pytest.mark.parametrize("recipe", ["lake-any-start", "syllogisms", "repairs"])
+@pytest.mark.parametrize("recipe", cases(["lake-any-start", "syllogisms", "repairs"]))
 def test_five_steps_give_the_bits_of_a_plain_implementation(
     recipe: str, model_directory: str
 ) -> None:

@@ -17,6 +17,7 @@ from rollcall.trainer.weights.adapters import merged, with_adapters
 from rollcall.trainer.weights.publication import rounded, widened
 from rollcall.trainer.weights.tensors import load_tensors
 from tests.support.scored_trajectories import some_samples
+from tests.support.tiers import cases
 
 LORA = Lora(rank=2, alpha=8.0)
 CONFIG = LearnerConfig(entropy=0.01, lr=1e-2, steps=20, lora=LORA)
@@ -66,7 +67,7 @@ def test_announced_tensors_give_the_logits_of_the_adapted_model(model_directory:
     torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("published", ["", "bfloat16"])
+@pytest.mark.parametrize("published", cases(["", "bfloat16"], {"bfloat16"}))
 def test_the_canary_is_scored_by_the_announced_tensors(
     model_directory: str, published: str
 ) -> None:
@@ -173,7 +174,7 @@ def test_an_adapter_alone_names_its_base_and_is_small(model_directory: str) -> N
     assert sizes[0] < sizes[1] / 2
 
 
-@pytest.mark.parametrize("published", ["", "bfloat16"])
+@pytest.mark.parametrize("published", cases(["", "bfloat16"], {"bfloat16"}))
 def test_the_canary_of_an_adapter_alone_matches_the_servers_weights(
     model_directory: str, published: str
 ) -> None:

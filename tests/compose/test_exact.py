@@ -20,12 +20,13 @@ from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.learner.forward import forward
 from tests.support.policies import CONFIGS, after, call, lake, run, take, version_of, weighted
 from tests.support.scored_trajectories import sample, scored, sequence
+from tests.support.tiers import cases
 from tests.support.tiny_run import RECIPE, World
 
 EXACT = RECIPE.replace("steps = 4", "steps = 4\nexact = true")
 
 
-@pytest.fixture(scope="module", params=sorted(CONFIGS))
+@pytest.fixture(scope="module", params=cases(sorted(CONFIGS)))
 def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return lake(tmp_path_factory.mktemp("exact") / request.param, request.param)
 

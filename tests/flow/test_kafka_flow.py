@@ -46,6 +46,7 @@ def test_every_request_ends_once_and_is_scored_once(crew: Crew) -> None:
     assert_nothing_lost_or_doubled(crew.cluster, requests)
 
 
+@pytest.mark.thorough
 def test_workers_of_every_group_join_and_leave_during_a_run(crew: Crew) -> None:
     # Given a run under way with one worker a group
     requests = lake_requests(2600)

@@ -13,7 +13,7 @@ from rollcall.inference.policy_dir import load_policy, make_policy
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.policies import CHARACTERS, GPT2, WORDS
-from tests.support.tiers import examples
+from tests.support.tiers import cases, examples
 
 CONTROL = ["<|im_start|>", "<|im_end|>", "<unk>", "\n", *map(chr, range(32, 127))]
 SPECS = {
@@ -25,7 +25,7 @@ SPECS = {
 TOOLS = '[{"type": "function", "function": {"name": "f", "parameters": {}}}]'
 
 
-@pytest.fixture(scope="module", params=list(SPECS))
+@pytest.fixture(scope="module", params=cases(SPECS))
 def exported(
     request: pytest.FixtureRequest, lake: Path, writer: Path, tmp_path_factory: Any
 ) -> tuple[str, Any, Any, str]:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from rollcall.compose.benchmarks import slow_rollouts
 from rollcall.compose.benchmarks.async_speedup import Scale, async_speedup, bench_of
 from rollcall.compose.benchmarks.slow_rollouts import STRAGGLE, SlowEngine, latency_s
@@ -60,6 +62,7 @@ def test_sampling_overlaps_training_only_with_positive_staleness(
     assert sum(in_the_air[4]) > 0
 
 
+@pytest.mark.thorough
 def test_async_speedup_is_compared_with_the_slower_of_sampling_and_training() -> None:
     figure = async_speedup(Settings(), steps=(2, 3), scale=SMALL)
 

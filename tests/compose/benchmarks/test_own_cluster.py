@@ -11,7 +11,6 @@ from rollcall.compose.processes import module, started
 from rollcall.compose.services import embedded
 from tests.support.broker import users_cache
 from tests.support.command_line import ROOT
-from tests.support.tiers import cases
 from tests.support.waiting import until
 
 
@@ -26,8 +25,9 @@ def ignoring_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+@pytest.mark.thorough
 @pytest.mark.broker
-@pytest.mark.parametrize("ended_by", cases([signal.SIGTERM, signal.SIGKILL]))
+@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGKILL])
 def test_broker_and_registry_of_a_benchmark_end_with_it(tmp_path: Path, ended_by: int) -> None:
     bench = subprocess.Popen(
         module("rollcall.compose.cli", "bench", "scan_records_per_s"),

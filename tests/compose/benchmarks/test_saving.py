@@ -11,6 +11,7 @@ from rollcall.compose.settings import Settings
 from tests.support.policies import lake
 
 
+@pytest.mark.thorough
 def test_saving_run_records_version_times_and_saving_costs(tmp_path: Path) -> None:
     found = saving.seen(lake(tmp_path / "policy"), Shape(2, 4, 8, 8), 2)
 

@@ -1,22 +1,30 @@
-"""Run an agent against a scripted endpoint, and report its requests."""
+"""Run an agent at the gateway with a scripted model behind it, and report its requests."""
 
 import asyncio
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from rollcall.compose.agents.scripted_endpoint import KEY, ScriptedAnswer, ScriptedEndpoint
+from rollcall.compose.agents.scripted_model import ScriptedAnswer, ScriptedModel, answer_line
+from rollcall.consumers.environments.adapter_dialect import ADAPTER_ROUTES
+from rollcall.consumers.environments.gateway import Gateway, SeenRequest
+from rollcall.consumers.environments.line import GatewayLine
+from rollcall.consumers.environments.listener import bind
 from rollcall.inference.dialects.dialect import ParsedRequest
-from rollcall.sandbox.agents.agent_processes import AgentProcesses
+from rollcall.sandbox.agents.agent_processes import AgentExit, AgentProcess, AgentProcesses
 from rollcall.schemas.errors import WorkFailed
 
 LONGEST_S = 300.0
 """The timeout of a trial, without the agent's import."""
+POLICY = "policy"
+MAX_TURNS = 100
+"""The limit that an agent is told; the script sets none."""
 RESULT = "the end"
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
@@ -67,7 +75,7 @@ ANY = [AgentTrial((ScriptedAnswer(RESULT),))]
 
 @dataclass(slots=True)
 class Played:
-    """The record of one trial, by the endpoint and the kernel."""
+    """The record of one trial, by the gateway and the kernel."""
 
     config: Mapping[str, Any]
     wrong: str = ""
@@ -77,10 +85,21 @@ class Played:
     """The number of threads of its fork server; more than one makes forking unsafe."""
     calls: list[str] = field(default_factory=list)
     """Its model calls, a line each."""
+    declined: list[str] = field(default_factory=list)
+    """The requests that the gateway declined, each with its status and the error's message."""
     actions: list[str] = field(default_factory=list)
     """Its actions in the environment."""
     result: str | None = None
     last_words: str = ""
+
+    def see(self, seen: SeenRequest) -> None:
+        """Record a request at the gateway."""
+        if seen.declined is not None:
+            message = str(seen.declined).removeprefix(f"{seen.method} {seen.path}: ")
+            status = seen.declined.status
+            self.declined.append(f"{seen.method} {seen.path}: {status}, {message}")
+        elif seen.asked is not None and seen.path not in ADAPTER_ROUTES:
+            self.calls.append(described(seen.path, seen.asked))
 
 
 def check(home: Path, name: str, config: Mapping[str, Any]) -> list[Played]:
@@ -106,33 +125,75 @@ async def _check(home: Path, name: str, config: Mapping[str, Any]) -> list[Playe
 async def _play(
     processes: AgentProcesses, name: str, config: Mapping[str, Any], trial: AgentTrial
 ) -> Played:
-    task = {"prompt": "Look around.", "system": "", "seed": 0, "limits": {}, "config": dict(config)}
-    seen = Played(config)
-    async with ScriptedEndpoint(task, trial.answers, trial.steps).serving() as endpoint:
+    played = Played(config)
+    model = ScriptedModel(trial.answers, trial.steps)
+    async with _served(played, model) as line:
         try:
             ready = await processes.prepare(name, config)
-            seen.import_s, seen.threads = ready["import_s"], ready["threads"]
-            process = await processes.start(name, config, url=endpoint.url, key=KEY)
+            played.import_s, played.threads = ready["import_s"], ready["threads"]
+            process = await processes.start(name, config, url=line.url, key=line.key)
         except WorkFailed as error:
-            seen.wrong = str(error)
-            return seen
-        try:
-            async with asyncio.timeout(LONGEST_S):
-                ended = await process.wait()
-        except TimeoutError:
-            ended = await process.close()
-            seen.wrong = f"it did not end within {LONGEST_S:g} s"
-        seen.calls = [described(path, request) for path, request in endpoint.calls]
-        seen.actions, seen.result = endpoint.actions, endpoint.result
-        seen.last_words = ended.last_words
+            played.wrong = str(error)
+            return played
+        in_time = await _ends(process)
+        ended = await process.close()
+    played.actions, played.result = model.actions, model.result
+    played.last_words = ended.last_words
+    late = f"it did not end within {LONGEST_S:g} s"
+    wrong = _wrong(name, ended, model.result) if in_time else late
+    played.wrong = wrong and wrong + _at_the_gateway(played)
+    return played
+
+
+@asynccontextmanager
+async def _served(played: Played, model: ScriptedModel) -> AsyncIterator[GatewayLine]:
+    """Open a gateway with one line, answered by the script."""
+    gateway = Gateway(bind(), observe=played.see)
+    await gateway.start()
+    line = gateway.line([POLICY], _task(played.config))
+    answering = asyncio.create_task(answer_line(line, model.reply_to))
+    try:
+        yield line
+    finally:
+        await gateway.close()
+        await answering
+
+
+def _task(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a task with the keys that it has in a rollout."""
+    limits = {"max_turns": MAX_TURNS, "max_tokens": 0}
+    shown = {"observation": "", "environment": "", "limits": limits, "seed": 0}
+    return {"prompt": "Look around.", "system": "", "config": dict(config), **shown}
+
+
+async def _ends(process: AgentProcess) -> bool:
+    """Wait for the agent's end; return False if it has not come after LONGEST_S."""
+    try:
+        async with asyncio.timeout(LONGEST_S):
+            await process.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _wrong(name: str, ended: AgentExit, result: str | None) -> str:
+    """Say why an agent that has ended cannot be used; return an empty text if it can."""
+    if ended.code != 0:
         how = f"code {ended.code}" if ended.code is not None else f"signal {ended.signal}"
-        if ended.code != 0:
-            seen.wrong = (
-                seen.wrong or f"it ended with {how}, saying {_last_line(seen.last_words)!r}"
-            )
-        elif name in TRIALS and (seen.result or "").strip() != RESULT:
-            seen.wrong = f"it handed in {seen.result!r}, {RESULT!r} was expected"
-    return seen
+        last = _last_line(ended.last_words)
+        return f"it ended with {how}, " + (f"saying {last!r}" if last else "without output")
+    if name in TRIALS and (result or "").strip() != RESULT:
+        return f"it handed in {result!r}, {RESULT!r} was expected"
+    return ""
+
+
+def _at_the_gateway(played: Played) -> str:
+    """Say what a failure may come from: the last declined request, or that none was made."""
+    count = len(played.declined)
+    if count:
+        which = "" if count == 1 else f"{count} requests, the last one "
+        return f"; the gateway declined {which}{played.declined[-1]}"
+    return "" if played.calls else "; it made no model call"
 
 
 def described(path: str, request: ParsedRequest) -> str:

@@ -13,9 +13,9 @@ import sys
 
 import orjson
 
+from rollcall.compose.agents.scripted_model import answer_line
 from rollcall.compose.log_setup import set_up
 from rollcall.consumers.environments.gateway import Gateway
-from rollcall.consumers.environments.line import GatewayLine
 from rollcall.consumers.environments.listener import bind
 from rollcall.consumers.loop.loop import GC_THRESHOLDS
 from rollcall.schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply, StepReply
@@ -33,27 +33,19 @@ def replied(ask: Ask) -> Reply:
     return ModelReply(ask.d, (Choice(ask.messages[-1].content),) * ask.n)
 
 
-async def answer(line: GatewayLine) -> None:
-    """Reply to all asks on the line."""
-    while not line.over:
-        for ask in line.asked():
-            line.tell(replied(ask))
-        await line.wait(None)
-
-
 async def serve() -> None:
     """Serve both sessions until the input ends."""
     gateway = Gateway(bind())
     await gateway.start()
     lines = [gateway.line([POLICY], {}) for _ in range(2)]
-    answering = [asyncio.create_task(answer(line)) for line in lines]
+    answering = [asyncio.create_task(answer_line(line, replied)) for line in lines]
     port = int(gateway.address.rpartition(":")[2])
     _say({"port": port, "keys": [line.key for line in lines]})
     while order := await asyncio.to_thread(sys.stdin.readline):
         if order.strip() == "next":
             await lines.pop().close()
             lines.append(gateway.line([POLICY], {}))
-            answering.append(asyncio.create_task(answer(lines[-1])))
+            answering.append(asyncio.create_task(answer_line(lines[-1], replied)))
             _say({"key": lines[-1].key})
             continue
         _say(

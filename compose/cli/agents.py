@@ -52,7 +52,7 @@ def install(names: Names) -> None:
 
 
 def check(name: Name, config: Config = "{}", json: Json = False) -> None:
-    """Play an agent against an endpoint that answers as told, and say what it asked.
+    """Run an agent at the gateway with a scripted model behind it, and print its requests.
 
     Example: rollcall agents check mini-swe-agent
     """

@@ -30,6 +30,10 @@ def print_played(terminal: "Console", played: "Sequence[Played]") -> None:
         terminal.print(f"  imported in {trial.import_s:.1f} s{threads}")
         for call in trial.calls:
             terminal.print(f"  {one_line(call)}", markup=False)
+        for request in trial.declined:
+            terminal.print(f"  declined {one_line(request)}", markup=False)
+        if not trial.calls:
+            terminal.print("  made no model call")
         for action in trial.actions:
             terminal.print(f"  step {one_line(action)!r}", markup=False)
         if trial.result is not None:

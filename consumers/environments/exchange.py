@@ -79,14 +79,17 @@ class Exchange:
         self.dialect = dialect
         self.limits = limits
 
-    async def run(self) -> web.StreamResponse:
-        """Ask what the body asks, and write the reply.
+    async def read(self) -> AgentRequest:
+        """Read and parse the body. Raises Declined."""
+        with self.budget.body(self.line.key) as held:
+            return await self._read(await self._body(held))
+
+    async def answer(self, asked: AgentRequest) -> web.StreamResponse:
+        """Ask what the body asked, and write the reply.
 
         Raises Declined and TooManyOpen before anything is asked, ConnectionError if the client
         leaves while it is written to.
         """
-        with self.budget.body(self.line.key) as held:
-            asked = await self._read(await self._body(held))
         client = self._attach(asked)
         asked = replace(asked, ask=asked.ask.without_words())  # the wait may be long
         if asked.stream and not await client.told_within(self.limits.hold_s):

@@ -13,6 +13,7 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -34,7 +35,7 @@ from rollcall.consumers.environments.exchange import (
 from rollcall.consumers.environments.large_bodies import LargeBodies
 from rollcall.consumers.environments.line import GatewayLine, OpenCalls, TooManyOpen
 from rollcall.consumers.environments.listener import address_of
-from rollcall.inference.dialects.dialect import Declined
+from rollcall.inference.dialects.dialect import ParsedRequest, Declined
 from rollcall.inference.dialects.routes import (
     JSON,
     ROUTES,
@@ -47,14 +48,39 @@ from rollcall.schemas.untrusted_text import clean_text
 
 DIALECTS = {**ROUTES, **ADAPTER_ROUTES}
 """The dialect of each path that takes POST."""
+PROBES = frozenset({"", "/", "/api/hello"})
+"""The paths of HEAD by which clients check that their base URL answers; they send no key there."""
 LEAVE_S = 5.0
 """Time in which the rest of the body of a declined request is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRequest:
+    """A request that the gateway has parsed, or declined."""
+
+    method: str
+    path: str
+    """The path behind the base URL; the whole path of a request that is not below one."""
+    asked: ParsedRequest | None = None
+    """The parsed request; None if it was declined."""
+    declined: Declined | None = None
+
+
+def _ignore(_: SeenRequest) -> None:
+    pass
 
 
 class Gateway:
     """Serves the lines of one worker, on the event loop on which `start` is awaited."""
 
-    def __init__(self, listener: socket.socket, limits: GatewayLimits | None = None) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        limits: GatewayLimits | None = None,
+        observe: Callable[[SeenRequest], None] = _ignore,
+    ) -> None:
+        """Take over the listener; `observe` is called with each call and each refusal."""
+        self._observe = observe
         self.limits = limits or GatewayLimits()
         self.open_calls = OpenCalls(self.limits.open_calls, self.limits.open_calls_of_session)
         self.address = address_of(listener)
@@ -76,7 +102,7 @@ class Gateway:
         serve = partial(self._serve, "")
         most = min(self.limits.connections, room_for_connections())
         self._door = await Door.open(
-            self._listener, serve, _complain, most, self.limits.first_request_s
+            self._listener, serve, self._complain, most, self.limits.first_request_s
         )
 
     async def close(self) -> None:
@@ -106,7 +132,7 @@ class Gateway:
         most = self.limits.connections_of_session
         serve = partial(self._serve, line.key)
         self._doors[line.key] = await Door.open(
-            listener, serve, _complain, most, self.limits.first_request_s
+            listener, serve, self._complain, most, self.limits.first_request_s
         )
         return line
 
@@ -165,11 +191,11 @@ class Gateway:
         except TooManyOpen as error:
             retry_after_s = self.limits.retry_after_s
             declined = Declined(429, "rate_limit_exceeded", str(error), retry_after_s=retry_after_s)
-            response = _declined(request, declined)
+            response = self._decline(request, declined)
             response.force_close()  # thousands may come at once, and connections are few
             return response
         except Declined as declined:
-            return _declined(request, declined)
+            return self._decline(request, declined)
 
     async def _answer(
         self, door: str, request: BaseRequest, connection: Connection
@@ -179,16 +205,40 @@ class Gateway:
         if request.method == "POST" and path in DIALECTS:
             line = self._line(door, request, key)
             self._belong(connection, line)
-            dialect = DIALECTS[path]
-            return await Exchange(
-                request, connection, line, dialect, self.limits, self.budget, self.large
-            ).run()
+            exchange = Exchange(
+                request, connection, line, DIALECTS[path], self.limits, self.budget, self.large
+            )
+            return await exchange.answer(await self._read(exchange, path))
         if request.method == "GET" and path in DOCUMENTS:
             line = self._line(door, request, key)
             self._belong(connection, line)
             return response_of(HttpAnswer(200, {"Content-Type": JSON}, DOCUMENTS[path](line)))
+        if (
+            request.method == "HEAD"
+            and path in PROBES
+            and self._is_at(door, key)
+            and key in self._lines
+        ):
+            return web.Response()
         msg = f"{request.method} {path or request.path}: there is no such route"
         raise Declined(404, "not_found", clean_text(msg))
+
+    async def _read(self, exchange: Exchange, path: str) -> ParsedRequest:
+        """Parse a request and show it to the observer. Raises Declined."""
+        asked = await exchange.read()
+        self._observe(SeenRequest("POST", path, asked))
+        return asked
+
+    def _decline(self, request: BaseRequest, declined: Declined) -> web.Response:
+        """Return the refusal in the form of the path's dialect, whether or not its key is valid."""
+        key, path = _place(request)
+        seen = path or ("/" if key else request.path)
+        self._observe(SeenRequest(request.method, clean_text(seen, SAID_CHARS), declined=declined))
+        return response_of(error_answer(dialect_of(path), declined))
+
+    def _complain(self, request: BaseRequest, status: int, message: str) -> web.Response:
+        code = "invalid_request_error" if status < 500 else "internal_error"
+        return self._decline(request, Declined(status, code, clean_text(message, SAID_CHARS)))
 
     def _belong(self, connection: Connection, line: GatewayLine) -> None:
         """Assign the connection to a line. Raises TooManyOpen."""
@@ -203,12 +253,16 @@ class Gateway:
         given = _credential(request).encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, key.encode()):
             raise Declined(401, "invalid_api_key", "the request's key is not that of its URL")
-        if key != door if door else key in self._doors:
+        if not self._is_at(door, key):
             raise Declined(401, "invalid_api_key", "the key is that of a line with another door")
         line = self._lines.get(key)
         if line is None:
             raise over()
         return line
+
+    def _is_at(self, door: str, key: str) -> bool:
+        """Return False if the key's line, if there is one, is served at another door."""
+        return key == door if door else key not in self._doors
 
 
 DOCUMENTS: Mapping[str, Callable[[GatewayLine], bytes]] = {
@@ -219,10 +273,10 @@ DOCUMENTS: Mapping[str, Callable[[GatewayLine], bytes]] = {
 
 
 def _place(request: BaseRequest) -> tuple[str, str]:
-    """Split /r/KEY/PATH into key and path; return two empty strings for other paths."""
+    """Split /r/KEY or /r/KEY/PATH into key and path; return two empty strings for other paths."""
     parts = request.rel_url.raw_path.split("/", 3)
-    if len(parts) == 4 and parts[:2] == ["", "r"] and parts[2]:
-        return parts[2], f"/{parts[3]}"
+    if len(parts) >= 3 and parts[:2] == ["", "r"] and parts[2]:
+        return parts[2], "".join(f"/{part}" for part in parts[3:])
     return "", ""
 
 
@@ -237,14 +291,3 @@ def _credential(request: BaseRequest) -> str:
     if scheme.lower() == "bearer":
         return token.strip()
     return request.headers.get("x-api-key", "")
-
-
-def _declined(request: BaseRequest, declined: Declined) -> web.Response:
-    """Return the refusal in the form of the path's dialect, whether or not its key is valid."""
-    _, path = _place(request)
-    return response_of(error_answer(dialect_of(path), declined))
-
-
-def _complain(request: BaseRequest, status: int, message: str) -> web.Response:
-    code = "invalid_request_error" if status < 500 else "internal_error"
-    return _declined(request, Declined(status, code, clean_text(message, SAID_CHARS)))

@@ -139,6 +139,31 @@ def test_the_key_is_required_in_the_path_and_the_header() -> None:
     on_a_gateway(test)
 
 
+def test_head_of_the_base_url_says_whether_its_line_is_served_there() -> None:
+    async def test(served: ServedLine) -> None:
+        listener = bind()
+        own = await served.gateway.line_within(["policy"], TASK, listener)
+        others, door = served.line.key, listener.getsockname()[1]
+
+        async def status(port: int, path: str) -> int:
+            raw = await Raw.to(port)
+            await raw.send(request(path, method="HEAD"))
+            head = await raw.reader.readuntil(b"\r\n\r\n")
+            await raw.close()
+            return int(head.split()[1])
+
+        for below in ("", "/", "/api/hello"):
+            assert await status(served.port, f"/r/{others}{below}") == 200
+            assert await status(door, f"/r/{own.key}{below}") == 200
+            assert await status(served.port, f"/r/{own.key}{below}") == 404
+            assert await status(door, f"/r/{others}{below}") == 404
+            assert await status(served.port, f"/r/never-drawn{below}") == 404
+        assert await status(served.port, f"/r/{others}/v1/models") == 404
+        await own.close()
+
+    on_a_gateway(test)
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [

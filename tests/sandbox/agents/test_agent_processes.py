@@ -7,16 +7,18 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rollcall.compose.agents.scripted_endpoint import KEY, ScriptedEndpoint
 from rollcall.compose.processes import wait_until
+from rollcall.consumers.environments.line import GatewayLine
 from rollcall.sandbox.agents.agent_processes import AgentExit, AgentProcess, AgentProcesses
+from rollcall.schemas.asks import Ask, StepReply
 from rollcall.schemas.errors import WorkFailed
+from tests.support.served_line import ServedLine, serving
 from tests.support.waiting import holds
 
 ROOT = Path(__file__).parents[3]
@@ -25,27 +27,43 @@ FUNCTIONS = ROOT / "tests" / "support" / "agent_functions.py"
 
 
 class Rig:
-    """Agent processes beside an endpoint that has their task."""
+    """Agent processes beside a line of a gateway that has their task."""
 
-    def __init__(self, processes: AgentProcesses, endpoint: ScriptedEndpoint) -> None:
+    def __init__(self, processes: AgentProcesses, served: ServedLine) -> None:
         self.processes = processes
-        self.endpoint = endpoint
+        self.served = served
+
+    @property
+    def line(self) -> GatewayLine:
+        return self.served.line
+
+    @property
+    def result(self) -> str:
+        """The result that was returned last."""
+        return self.served.asks[-1].text
+
+    async def start_by(self, agent: str, config: Mapping[str, Any], **more: Any) -> AgentProcess:
+        given = {"url": self.line.url, "key": self.line.key, **more}
+        return await self.processes.start(agent, config, **given)
 
     async def start(self, function: str, **task: Any) -> AgentProcess:
-        self.endpoint.task = task
-        config = {"agent": "python", "function": f"{FUNCTIONS}:{function}"}
-        return await self.processes.start("python", config, url=self.endpoint.url, key=KEY)
+        self.line.task = task
+        return await self.start_by("python", {"function": f"{FUNCTIONS}:{function}"})
 
     async def run(self, function: str, **task: Any) -> AgentExit:
         return await (await self.start(function, **task)).wait()
 
 
+def acknowledged(ask: Ask) -> StepReply:
+    return StepReply(ask.d, "")
+
+
 def rigged(tmp_path: Path, test: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
-        async with ScriptedEndpoint({}, []).serving() as endpoint:
+        async with serving(acknowledged) as served:
             processes = AgentProcesses(tmp_path / "home", tmp_path / "scratch")
             try:
-                await test(Rig(processes, endpoint))
+                await test(Rig(processes, served))
             finally:
                 await processes.close()
         assert list((tmp_path / "scratch").iterdir()) == []
@@ -80,7 +98,7 @@ def test_agent_function_receives_its_task_and_its_return_value_is_submitted(tmp_
 
         assert (ended.code, ended.signal) == (0, None)
         assert ended.output == b"hello\n"
-        assert rig.endpoint.result == "hello"
+        assert rig.result == "hello"
 
     rigged(tmp_path, test)
 
@@ -94,7 +112,7 @@ def test_agent_inherits_no_worker_environment_or_descriptors(tmp_path: Path) -> 
         os.close(leak)
 
         assert ended.code == 0, ended.last_words
-        found = json.loads(rig.endpoint.result or "")
+        found = json.loads(rig.result)
         assert found["leads"]
         assert found["input"] == ""
         assert sorted(set(found["descriptors"])) == ["/dev/null", found["descriptors"][1]]
@@ -106,11 +124,11 @@ def test_agent_inherits_no_worker_environment_or_descriptors(tmp_path: Path) -> 
             "LC_ALL": "C.UTF-8",
         }
         assert environment["HOME"] == environment["TMPDIR"] == found["directory"]
-        assert environment["OPENAI_BASE_URL"] == f"{rig.endpoint.url}/v1"
+        assert environment["OPENAI_BASE_URL"] == f"{rig.line.url}/v1"
         assert not {"ROLLCALL_SECRET", "PYTHONPATH", "VIRTUAL_ENV"} & environment.keys()
         again = await rig.run("tells_surroundings")
         assert again.code == 0
-        assert json.loads(rig.endpoint.result or "")["hash"] == found["hash"]
+        assert json.loads(rig.result)["hash"] == found["hash"]
 
     try:
         rigged(tmp_path, test)
@@ -221,9 +239,7 @@ def test_close_ends_a_hundred_concurrently_forked_agents(tmp_path: Path) -> None
 
     async def test(rig: Rig) -> None:
         config = {"agent": "python", "function": f"{FUNCTIONS}:waits"}
-        started = [
-            rig.processes.start("python", config, url=rig.endpoint.url, key=KEY) for _ in range(100)
-        ]
+        started = [rig.start_by("python", config) for _ in range(100)]
         alive.extend(await asyncio.gather(*started))
         assert len({process.pid for process in alive}) == 100
         assert len({parent_of(process.pid) for process in alive}) == 1
@@ -240,9 +256,7 @@ def test_killing_agents_during_shutdown_logs_no_errors(
 ) -> None:
     async def test(rig: Rig) -> None:
         config = {"agent": "python", "function": f"{FUNCTIONS}:waits"}
-        started = (
-            rig.processes.start("python", config, url=rig.endpoint.url, key=KEY) for _ in range(10)
-        )
+        started = (rig.start_by("python", config) for _ in range(10))
         agents = await asyncio.gather(*started)
 
         async def end_again_and_again(agent: AgentProcess) -> None:
@@ -260,16 +274,18 @@ def test_killing_agents_during_shutdown_logs_no_errors(
 WORKER = """
 import asyncio, sys
 from pathlib import Path
-from rollcall.compose.agents.scripted_endpoint import KEY, ScriptedEndpoint
 from rollcall.sandbox.agents.agent_processes import AgentProcesses
+from tests.support.served_line import serving
 
 async def main():
     task = {"mark": sys.argv[1], "config": {"argv": ["sh", "-c", "sleep 600 & setsid sleep 600"]}}
-    async with ScriptedEndpoint(task, []).serving() as endpoint:
+    async with serving(lambda ask: None) as served:
+        line = served.line
+        line.task = task
         processes = AgentProcesses(Path("home"), Path("scratch"))
         config = {"agent": "python", "function": sys.argv[2]}
-        await processes.start("python", config, url=endpoint.url, key=KEY)
-        await processes.start("command", task["config"], url=endpoint.url, key=KEY)
+        await processes.start("python", config, url=line.url, key=line.key)
+        await processes.start("command", task["config"], url=line.url, key=line.key)
         await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -328,7 +344,7 @@ def test_agent_import_error_fails_with_agent_missing(
         config = {"agent": "python", "function": f"{tmp_path}/agent.py:run"}
         for _ in range(2):
             with pytest.raises(WorkFailed, match="cannot be imported") as failed:
-                await rig.processes.start("python", config, url=rig.endpoint.url, key=KEY)
+                await rig.start_by("python", config)
             assert (failed.value.code, failed.value.retriable) == ("agent_missing", False)
             assert words in str(failed.value)
 
@@ -362,8 +378,8 @@ def test_edited_agent_file_is_reloaded_without_disturbing_running_agents(
 
     async def test(rig: Rig) -> None:
         async def start(**task: Any) -> AgentProcess:
-            rig.endpoint.task = task
-            return await rig.processes.start("python", config, url=rig.endpoint.url, key=KEY)
+            rig.line.task = task
+            return await rig.start_by("python", config)
 
         async def said() -> str:
             ended = await (await start()).wait()
@@ -404,7 +420,7 @@ def test_edited_agent_file_is_reloaded_without_disturbing_running_agents(
 def test_uninstalled_agent_fails_and_names_the_install_command(tmp_path: Path, agent: str) -> None:
     async def test(rig: Rig) -> None:
         with pytest.raises(WorkFailed, match=f"run `rollcall agents install {agent}`") as failed:
-            await rig.processes.start(agent, {}, url=rig.endpoint.url, key=KEY)
+            await rig.start_by(agent, {})
         assert (failed.value.code, failed.value.retriable) == ("agent_missing", False)
 
     rigged(tmp_path, test)
@@ -426,7 +442,7 @@ def test_invalid_agent_config_fails_at_start_without_retry(
 ) -> None:
     async def test(rig: Rig) -> None:
         with pytest.raises(WorkFailed) as failed:
-            await rig.processes.start(agent, config, url=rig.endpoint.url, key=KEY)
+            await rig.start_by(agent, config)
         assert (failed.value.code, failed.value.retriable) == ("agent_missing", False)
         assert words in str(failed.value)
 
@@ -436,18 +452,16 @@ def test_invalid_agent_config_fails_at_start_without_retry(
 def test_command_agent_receives_its_task_and_endpoint_url(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         script = 'cat task.json; echo "$OPENAI_BASE_URL $EXTRA $(ls /proc/self/fd | wc -l)"; exit 4'
-        rig.endpoint.task = {"prompt": "p", "config": {"argv": ["sh", "-c", script]}}
-        process = await rig.processes.start(
-            "command", ARGV, url=rig.endpoint.url, key=KEY, environment={"EXTRA": "more"}
-        )
+        rig.line.task = {"prompt": "p", "config": {"argv": ["sh", "-c", script]}}
+        process = await rig.start_by("command", ARGV, environment={"EXTRA": "more"})
         ended = await process.wait()
 
         told, said = ended.output.decode().rsplit("}", 1)
-        assert json.loads(told + "}") == rig.endpoint.task
-        assert said == f"{rig.endpoint.url}/v1 more 4\n"
+        assert json.loads(told + "}") == rig.line.task
+        assert said == f"{rig.line.url}/v1 more 4\n"
         assert ended.code == 4
-        rig.endpoint.task = {"config": {"argv": ["no-such-program"]}}
-        process = await rig.processes.start("command", ARGV, url=rig.endpoint.url, key=KEY)
+        rig.line.task = {"config": {"argv": ["no-such-program"]}}
+        process = await rig.start_by("command", ARGV)
         assert "FileNotFoundError" in (await process.wait()).last_words
 
     rigged(tmp_path, test)
@@ -456,9 +470,7 @@ def test_command_agent_receives_its_task_and_endpoint_url(tmp_path: Path) -> Non
 def test_agent_with_an_invalid_key_exits_with_the_401_message(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         config = {"agent": "python", "function": f"{FUNCTIONS}:says"}
-        process = await rig.processes.start(
-            "python", config, url=rig.endpoint.url, key="of another"
-        )
+        process = await rig.start_by("python", config, key="of another")
         ended = await process.wait()
 
         assert ended.code == 1
@@ -471,12 +483,7 @@ def test_cancelled_agent_start_leaves_no_process_and_no_directory(tmp_path: Path
     async def test(rig: Rig) -> None:
         await rig.run("says", say="so that there is a server")
         config = {"agent": "python", "function": f"{FUNCTIONS}:says"}
-        starts = [
-            asyncio.create_task(
-                rig.processes.start("python", config, url=rig.endpoint.url, key=KEY)
-            )
-            for _ in range(5)
-        ]
+        starts = [asyncio.create_task(rig.start_by("python", config)) for _ in range(5)]
         await asyncio.sleep(0)
         for start in starts:
             start.cancel()

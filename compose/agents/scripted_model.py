@@ -1,0 +1,78 @@
+"""A model and an environment with scripted answers, behind one line of the gateway."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollcall.consumers.environments.line import GatewayLine
+from rollcall.schemas.asks import Ask, Choice, ModelReply, Reply, StepReply
+from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
+
+TOKEN_ID, LOGPROB = 1, -0.5
+"""The one token that every answer is said to consist of, for agents that want tokens."""
+
+
+async def answer_line(line: GatewayLine, reply_to: Callable[[Ask], Reply]) -> None:
+    """Reply to each ask of a line at once, until the line is closed."""
+    while not line.over:
+        for ask in line.asked():
+            line.tell(reply_to(ask))
+        await line.wait(None)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedAnswer:
+    """The policy's answer to a call: text, or a call of one tool."""
+
+    text: str = ""
+    tool: str = ""
+    arguments: str = "{}"
+
+
+@dataclass(slots=True)
+class ScriptedModel:
+    """Answers model calls and steps from lists; the last entry repeats."""
+
+    answers: Sequence[ScriptedAnswer]
+    steps: Sequence[Mapping[str, Any]]
+    """The environment's answers, by the fields of a step's answer that are not the default."""
+    calls: int = 0
+    """The number of answered model calls, without those that only count tokens."""
+    actions: list[str] = field(default_factory=list)
+    """The actions for the environment."""
+    result: str | None = None
+    """The result that the agent returned."""
+
+    def reply_to(self, ask: Ask) -> Reply:
+        """Return the reply to an ask, and record what it says."""
+        if ask.kind == "model":
+            return self._answered(ask)
+        if ask.kind == "finish":
+            self.result = ask.text
+            return StepReply(ask.d, "")
+        self.actions.append(ask.text)
+        return StepReply(ask.d, **{"info": "{}", **_entry(self.steps, len(self.actions))})
+
+    def _answered(self, ask: Ask) -> ModelReply:
+        if ask.max_tokens == 0:  # it only counts the tokens of its messages
+            return ModelReply(ask.d, (Choice(""),), prompt_tokens=1)
+        self.calls += 1
+        said = _entry(self.answers, self.calls)
+        calls = [ToolCall(f"call_{self.calls}", said.tool, said.arguments)] if said.tool else []
+        choice = Choice(
+            said.text,
+            tool_calls=tool_calls_text(calls),
+            sampled_tokens=1,
+            token_ids=(TOKEN_ID,) if ask.token_ids or ask.logprobs else None,
+            logprobs=(LOGPROB,) if ask.logprobs else None,
+        )
+        prompt_ids = (TOKEN_ID,) if ask.token_ids else None
+        name = f"{self.calls:032x}"
+        return ModelReply(
+            ask.d, (choice,) * ask.n, name, prompt_tokens=1, prompt_token_ids=prompt_ids
+        )
+
+
+def _entry(script: Sequence[Any], number: int) -> Any:
+    """Return a script's entry for the request of a number, from 1."""
+    return script[min(number, len(script)) - 1]

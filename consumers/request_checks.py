@@ -1,4 +1,7 @@
-"""Checks of a request before it is published: refuse the ones that would certainly fail."""
+"""Checks of a request before it is published: refuse the ones that would certainly fail.
+
+They are the checks of the worker that starts it, and those of its task and of its size.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,6 +9,7 @@ from typing import Any
 import orjson
 
 from rollcall.consumers.agents.programs import program_of
+from rollcall.consumers.agents.start_checks import StartChecks, UnknownPolicy
 from rollcall.consumers.history.history import History
 from rollcall.producers.publisher import VALUE_LIMIT_BYTES
 from rollcall.producers.submit import grouped, new_rollout_id
@@ -14,10 +18,8 @@ from rollcall.sandbox.agents.shipped import check_agent
 from rollcall.sandbox.environment import check_environment, make_plain
 from rollcall.sandbox.environments.shell_config import check_shell
 from rollcall.sandbox.tasks.task_names import named_task
-from rollcall.schemas.bounds import check_request
 from rollcall.schemas.errors import Refused, WireError, WorkFailed
 from rollcall.schemas.messages import RolloutRequest, Task
-from rollcall.schemas.topics import checked
 
 
 class RequestChecks:
@@ -26,7 +28,8 @@ class RequestChecks:
     def __init__(self, history: History) -> None:
         self.topics = history.topics
         self.codec = history.codec
-        self.topic_names = set(history.log.topic_names())
+        self.topic_names = history.log.topic_names()
+        self.starts = StartChecks(history.log, history.topics, program_of)
         self.rollout_ids: set[str] = set()
         self.named_tasks: set[str] = set()
 
@@ -36,10 +39,8 @@ class RequestChecks:
             msg = f"rollout_id {request.rollout_id!r} came before; every rollout needs its own"
             raise Refused(msg)
         self.rollout_ids.add(request.rollout_id)
-        program_of(request.agent)
-        self._check_policy(request.policy_id)
+        self._check_start(request)
         self._check_shell(_check_task(request))
-        check_request(request)
         self._check_size(request)
 
     def _check_shell(self, config: dict[str, Any] | None) -> None:
@@ -52,19 +53,23 @@ class RequestChecks:
             self.named_tasks.add(name)
         check_shell(config)
 
-    def _check_policy(self, policy_id: str) -> None:
-        if self.topics.calls(checked(policy_id)) in self.topic_names:
-            return
+    def _check_start(self, request: RolloutRequest) -> None:
+        try:
+            self.starts.check(request)
+        except UnknownPolicy as error:
+            raise self._without_topic(request.policy_id) from error
+
+    def _without_topic(self, policy_id: str) -> Refused:
+        """Return the error for a policy without a topic, with those that have one."""
         calls = self.topics.calls("")
         known = sorted(
             name.removeprefix(calls) for name in self.topic_names if name.startswith(calls)
         )
-        msg = (
+        return Refused(
             f"policy {policy_id!r} has no topic {self.topics.calls(policy_id)!r}; run `rollcall "
             f"topics apply --policy {policy_id}`, or name one that is there with --policy "
             f"({', '.join(known) or 'there is none'})"
         )
-        raise Refused(msg)
 
     def _check_size(self, request: RolloutRequest) -> None:
         try:

@@ -8,15 +8,15 @@ from itertools import islice
 import structlog
 
 from rollcall.consumers.agents.effects import Program
-from rollcall.consumers.agents.outbox import PROCESS, REASON_CHARS, Outbox
+from rollcall.consumers.agents.outbox import REASON_CHARS, Outbox
 from rollcall.consumers.agents.owned_journal import OwnedJournal
-from rollcall.consumers.agents.programs import program_digest
 from rollcall.consumers.agents.recent_requests import FirstRequest, RecentRequests
+from rollcall.consumers.agents.start_checks import StartChecks
 from rollcall.consumers.log.protocols import Held, Log, Record
 from rollcall.consumers.loop.dead_letter_records import resent_from
 from rollcall.consumers.loop.dead_letters import SkippedRecords
-from rollcall.schemas.bounds import check_names, check_request, fitting
-from rollcall.schemas.errors import KilledWorkers, Refused, Skipped, TopicsDiffer, WireError
+from rollcall.schemas.bounds import check_names, fitting
+from rollcall.schemas.errors import KilledWorkers, Refused, Skipped, WireError
 from rollcall.schemas.messages import (
     REPEATED,
     RULES,
@@ -26,7 +26,7 @@ from rollcall.schemas.messages import (
     RolloutStarted,
 )
 from rollcall.schemas.topics import Topics
-from rollcall.schemas.untrusted_text import clean_text, describe_exception
+from rollcall.schemas.untrusted_text import clean_text
 
 READ_AT_ONCE = 8
 """The number of windows of requests that are read back at a time; each has a client of its own."""
@@ -52,7 +52,7 @@ class RequestStarts:
         self.log = log_
         self.topics = topics
         self.outbox = outbox
-        self.programs = programs
+        self.checks = StartChecks(log_, topics, programs)
         self.skipped = skipped
         self.journals = journals
         """The journals of this worker, by partition."""
@@ -97,9 +97,7 @@ class RequestStarts:
             self._repeated(record, span, request.rollout_id, first)
             return
         try:
-            check_request(request)
-            digest = self._program_digest(request.agent)
-            self._check_policy(request.policy_id)
+            digest = self.checks.check(request)
         except Refused as error:
             self._refuse(record, span, request.rollout_id, "refused", str(error), request)
             return
@@ -173,27 +171,6 @@ class RequestStarts:
             "to run it again, ask under a new id: `rollcall submit --again`"
         )
         self._refuse(record, span, rollout_id, REPEATED, reason, None, attempt=0)
-
-    def _program_digest(self, name: str) -> str:
-        """Load a program and return the digest of its source; raises Refused."""
-        try:
-            return program_digest(self.programs(name))
-        except (Refused, *PROCESS):
-            raise
-        except Exception as error:  # loading a user's module may raise anything
-            msg = f"program {name!r} cannot be had: {describe_exception(error)}"
-            raise Refused(msg) from error
-
-    def _check_policy(self, policy_id: str) -> None:
-        """Raise Refused for an unknown policy."""
-        try:
-            self.log.partitions(self.topics.calls(policy_id))
-        except TopicsDiffer as error:
-            msg = (
-                f"unknown policy {policy_id!r}; its calls topic is missing, add it with "
-                f"`rollcall topics apply --policy {policy_id}`"
-            )
-            raise Refused(msg) from error
 
     def _refuse(
         self,

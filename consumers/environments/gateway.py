@@ -35,7 +35,7 @@ from rollcall.consumers.environments.exchange import (
 from rollcall.consumers.environments.large_bodies import LargeBodies
 from rollcall.consumers.environments.line import GatewayLine, OpenCalls, TooManyOpen
 from rollcall.consumers.environments.listener import address_of
-from rollcall.inference.dialects.dialect import ParsedRequest, Declined
+from rollcall.inference.dialects.dialect import Declined, ParsedRequest
 from rollcall.inference.dialects.routes import (
     JSON,
     ROUTES,

@@ -1,12 +1,15 @@
 """Requests and records that an agents worker refuses, cannot read or cannot write."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from rollcall.consumers.agents.effects import Agent, CallModel, Task, user
 from rollcall.consumers.audit.audit import audit
+from rollcall.consumers.request_checks import RequestChecks
 from rollcall.inference.scripted import ScriptedEngine
+from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import (
     CallFailed,
     Event,
@@ -22,18 +25,19 @@ from tests.support.programs import ASKS
 from tests.support.resent import send_again
 from tests.support.rig import Rig, role_of
 
+INVALID: list[tuple[dict[str, Any], str]] = [
+    ({"agent": "raect"}, "unknown program 'raect'; did you mean 'react'?"),
+    ({"agent": "nowhere:program"}, "No module named 'nowhere'"),
+    ({"agent": "tests.support.broken_module:p"}, "no such weather"),
+    ({"group_size": 0}, "group_size must be from 1 to 2147483647, found 0"),
+]
+
 
 @pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"agent": "raect"}, "unknown program 'raect'; did you mean 'react'?"),
-        ({"agent": "nowhere:program"}, "No module named 'nowhere'"),
-        ({"agent": "tests.support.broken_module:p"}, "no such weather"),
-        ({"policy_id": "q"}, "unknown policy 'q'"),
-    ],
+    ("fields", "reason"), [*INVALID, ({"policy_id": "q"}, "unknown policy 'q'")]
 )
 def test_an_invalid_request_is_refused_with_a_trajectory(
-    rig: Rig, fields: dict[str, str], reason: str
+    rig: Rig, fields: dict[str, Any], reason: str
 ) -> None:
     loop = rig.agents()
     rig.ask(
@@ -50,6 +54,22 @@ def test_an_invalid_request_is_refused_with_a_trajectory(
     assert (trajectory.rollout_id, trajectory.status) == ("r", "refused")
     assert [call.rollout_id for call in calls(rig)] == ["next"]
     assert rig.log.all(rig.topics.dead_letters) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"), [*INVALID, ({"policy_id": "q"}, "policy 'q' has no topic")]
+)
+def test_an_invalid_request_is_refused_before_it_is_published(
+    rig: Rig, fields: dict[str, Any], reason: str
+) -> None:
+    values = {"rollout_id": "r", "task": WireTask(prompt="x"), "agent": "single_turn"}
+    checks = RequestChecks(rig)
+
+    checks.check(RolloutRequest(**values | {"policy_id": "p"}))
+    with pytest.raises(Refused) as refused:
+        checks.check(RolloutRequest(**values | {"rollout_id": "s", "policy_id": "p"} | fields))
+
+    assert reason in str(refused.value)
 
 
 def test_a_repeated_rollout_is_refused_with_the_first_ones_place(

@@ -79,12 +79,12 @@ class Exchange:
         self.dialect = dialect
         self.limits = limits
 
-    async def read(self) -> AgentRequest:
+    async def read(self) -> ParsedRequest:
         """Read and parse the body. Raises Declined."""
         with self.budget.body(self.line.key) as held:
             return await self._read(await self._body(held))
 
-    async def answer(self, asked: AgentRequest) -> web.StreamResponse:
+    async def answer(self, asked: ParsedRequest) -> web.StreamResponse:
         """Ask what the body asked, and write the reply.
 
         Raises Declined and TooManyOpen before anything is asked, ConnectionError if the client

@@ -81,7 +81,7 @@ def line(
     """Return the same in one line, for output without a terminal."""
     beside = "".join(f"  {name}: {_learned(each)}" for name, each in others.items())
     failed = f"  failed {figures.failures}" if figures.failures.count else ""
-    left_out = f"  left out {figures.left_out}" if figures.left_out.said() else ""
+    left_out = f"  left out {figures.left_out}" if figures.left_out.reported() else ""
     return (
         f"{watch.elapsed()}  {watch.doing(figures)}  "
         f"step {len(figures.steps)}  rollouts {figures.rollouts}  "

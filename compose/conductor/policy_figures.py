@@ -51,7 +51,7 @@ def policy_lines(others: Mapping[str, RunFigures]) -> list[str]:
 def _words(figures: RunFigures) -> str:
     measured = figures.heldout.measured()
     held_out = f"{measured[0]} before, {measured[-1]} after" if measured else "was not measured"
-    left_out = f", left out {figures.left_out}" if figures.left_out.said() else ""
+    left_out = f", left out {figures.left_out}" if figures.left_out.reported() else ""
     return f"held-out success {held_out}, {len(figures.steps)} steps{left_out}"
 
 

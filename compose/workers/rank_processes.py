@@ -63,7 +63,7 @@ def begins(ranks: "Ranks", ours: bool = False) -> bool:
 
     A standby that was told to stop reads nothing, as another trainer still writes there.
     """
-    return ranks.heard(BEGIN if ours else LEAVE) == BEGIN
+    return ranks.broadcast(BEGIN if ours else LEAVE) == BEGIN
 
 
 def sharded(

@@ -14,7 +14,7 @@ from rollcall.schemas.trajectory_refs import refs_of
 from rollcall.trainer.checkpoints.step_chain import StepChain
 from rollcall.trainer.config.curation import Curation
 from rollcall.trainer.config.learner_config import LearnerConfig
-from rollcall.trainer.curation.foreign_samples import Retell, judge_any
+from rollcall.trainer.curation.borrowed_samples import Retell, judge_any
 from rollcall.trainer.rules.samples import Sample
 from rollcall.trainer.weights.publication import Publishing
 

@@ -91,7 +91,7 @@ class Announcements:
     def _say_left_out(self, step: TrainStep) -> None:
         """Log each reason once, if more than a few rollouts are left out for it."""
         self.left_out.take(step)
-        for reason, count in self.left_out.said().items():
+        for reason, count in self.left_out.reported().items():
             if reason not in self._said:
                 self._said.add(reason)
                 log.warning(

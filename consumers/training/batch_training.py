@@ -83,7 +83,7 @@ class BatchTraining:
         metrics["save_stall_s"], self.saver.stalled_s = self.saver.stalled_s, 0.0
         metrics["kept_bytes"] = float(self.saver.retention.kept_bytes)
         metrics |= self.balance.step(began, fresh, intake.buffer.drops(), intake.buffer.held())
-        metrics |= _lent(samples) | self.reading.told(fresh)
+        metrics |= _borrowed(samples) | self.reading.metrics(fresh)
         for sample in fresh:
             intake.consumption.consumed(sample.partition, sample.offset)
         self.saver.trained(samples, metrics, parent)
@@ -92,7 +92,7 @@ class BatchTraining:
         """Take a step; return its metrics, and its samples in the order of summation."""
         version, learner = self.saver.next_version(), self.intake.learner
         if self.config.interrupts:
-            learner.note([*self.intake.buffer.noteworthy(), *samples])
+            learner.cache_logprobs([*self.intake.buffer.cacheable(), *samples])
         if self.config.stream:
             return self.streamed.take(samples, version)
         return learner.step(samples, version=version), samples
@@ -138,11 +138,11 @@ def stretches(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int
         yield stretch
 
 
-def _lent(samples: Sequence[Sample]) -> dict[str, float]:
+def _borrowed(samples: Sequence[Sample]) -> dict[str, float]:
     """Count the samples that were used before, recorded by another run, or shared; omit zeros."""
     counts = {
         "replayed": sum(sample.uses > 0 for sample in samples),
-        RECORDED: sum(sample.lent == RECORDED for sample in samples),
-        SHARED: sum(sample.lent == SHARED for sample in samples),
+        RECORDED: sum(sample.borrowed == RECORDED for sample in samples),
+        SHARED: sum(sample.borrowed == SHARED for sample in samples),
     }
     return {name: float(count) for name, count in counts.items() if count}

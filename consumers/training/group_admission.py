@@ -13,7 +13,7 @@ from rollcall.producers.curators.curriculum import Curriculum
 from rollcall.producers.submit import Submitter
 from rollcall.schemas.messages import RolloutRequest
 from rollcall.trainer.config.learner_config import LearnerConfig
-from rollcall.trainer.curation.accounts import Accounts
+from rollcall.trainer.curation.group_ledger import GroupLedger
 from rollcall.trainer.learner.step import Learner
 
 
@@ -24,7 +24,7 @@ class GroupAdmission:
     run: TrainingRun
     config: LearnerConfig
     learner: Learner
-    accounts: Accounts
+    accounts: GroupLedger
     curriculum: Curriculum
     evaluations: Evaluations
     others: OtherPolicies

@@ -20,8 +20,8 @@ from rollcall.schemas.ids import draw_of, scored_id
 from rollcall.schemas.messages import REPEATED, RolloutRequest, ScoredTrajectory, Trajectory
 from rollcall.trainer.checkpoints.checkpoint import Checkpoint
 from rollcall.trainer.checkpoints.consumption import Consumption, Leader, counted
-from rollcall.trainer.curation.accounts import Accounts
 from rollcall.trainer.curation.buffer import Buffer
+from rollcall.trainer.curation.group_ledger import GroupLedger
 
 FARTHEST = 10_000
 """The most draws that may be missing below a newly met one, as partitions are read unevenly."""
@@ -47,7 +47,7 @@ class Intake:
         self.codec, self.run, self.learner = self.words.codec, self.words.run, self.words.learner
 
     @property
-    def accounts(self) -> Accounts:
+    def accounts(self) -> GroupLedger:
         return self.buffer.accounts
 
     def restore(self, held: Checkpoint) -> None:

@@ -18,7 +18,7 @@ from rollcall.schemas.messages import Consumed
 from rollcall.schemas.topics import Topics
 from rollcall.trainer.checkpoints.checkpoint import Checkpoint
 from rollcall.trainer.checkpoints.consumption import counted
-from rollcall.trainer.curation.replay import ReplayBook
+from rollcall.trainer.curation.replay import ReplayState
 from rollcall.trainer.rules.samples import ScoredPlace
 
 log = structlog.get_logger()
@@ -153,7 +153,7 @@ class LostOffsets:
                 repaired.append(Consumed(topic, number, low, (), self.ids[topic]))
         return tuple(repaired)
 
-    def _replayed(self, book: ReplayBook, gone: Gone, anew: set[str]) -> ReplayBook:
+    def _replayed(self, book: ReplayState, gone: Gone, anew: set[str]) -> ReplayState:
         """Keep the samples for replay whose offsets still hold them."""
 
         def is_there(place: ScoredPlace) -> bool:

@@ -19,8 +19,8 @@ from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import ScoredTrajectory
 from rollcall.trainer.config.curation import Curation
 from rollcall.trainer.config.tables import Recorded
-from rollcall.trainer.curation.foreign_groups import Mark
-from rollcall.trainer.curation.foreign_samples import judge_recorded
+from rollcall.trainer.curation.borrowed_groups import Mark
+from rollcall.trainer.curation.borrowed_samples import judge_recorded
 from rollcall.trainer.rules.samples import Sample, ScoredPlace, group_of, group_size_of
 
 log = structlog.get_logger()

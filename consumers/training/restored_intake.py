@@ -14,11 +14,11 @@ from rollcall.trainer.checkpoints.checkpoint import Checkpoint, Ranges
 from rollcall.trainer.checkpoints.consumption import Consumption
 from rollcall.trainer.config.curation import Curation
 from rollcall.trainer.config.learner_config import LearnerConfig
-from rollcall.trainer.curation.accounts import Accounts
+from rollcall.trainer.curation.borrowed_groups import Mark
+from rollcall.trainer.curation.borrowed_samples import Retell
 from rollcall.trainer.curation.buffer import Buffer
-from rollcall.trainer.curation.foreign_groups import Mark
-from rollcall.trainer.curation.foreign_samples import Retell
 from rollcall.trainer.curation.group_gate import group_filters, worth_training
+from rollcall.trainer.curation.group_ledger import GroupLedger
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class IntakeMaker:
     config: LearnerConfig
     words: Announcements
     curriculum: Curriculum
-    accounts: Accounts
+    accounts: GroupLedger
     evaluations: Evaluations
     retell: Retell | None
     clock: Callable[[], float]

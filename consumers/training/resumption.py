@@ -31,11 +31,11 @@ from rollcall.schemas.messages import (
 from rollcall.schemas.topics import Topics
 from rollcall.trainer.checkpoints.checkpoint import Checkpoint
 from rollcall.trainer.checkpoints.consumption import Asked, Leader
-from rollcall.trainer.curation.accounts import Accounts
 from rollcall.trainer.curation.buffer import Buffer
-from rollcall.trainer.curation.drawn_groups import Book
+from rollcall.trainer.curation.drawn_groups import LedgerState
+from rollcall.trainer.curation.group_ledger import GroupLedger
 from rollcall.trainer.curation.judge import judge
-from rollcall.trainer.curation.replay import ReplayBook
+from rollcall.trainer.curation.replay import ReplayState
 
 log = structlog.get_logger()
 
@@ -71,7 +71,7 @@ class RunRequests:
 class Resumption:
     """The state that a trainer continues with."""
 
-    accounts: Accounts
+    accounts: GroupLedger
     asked: Asked
     unfinished: tuple[RolloutRequest, ...]
     """Members of begun groups that were not published because of a crash."""
@@ -113,12 +113,12 @@ class RunLog:
 
         If curators choose the draws, they are given all results of the run's draws so far.
         """
-        book = held.book if held else Book()
+        book = held.book if held else LedgerState()
         asked = self._asked(held)
         read_from = self.begin(self.topics.requests) if curriculum.curators else asked.marks
         size = curriculum.group_size
         requests = self._requests(read_from, book.next_draw, size)
-        accounts = Accounts(self.run.run_id, size, book)
+        accounts = GroupLedger(self.run.run_id, size, book)
         self._leave_out_made_up(requests.published, accounts, held)
         curriculum.knows(requests.published.drawn)
         self._tell(curriculum, accounts)
@@ -133,7 +133,7 @@ class RunLog:
             tuple(requests.published.continued),
         )
 
-    def _tell(self, curriculum: Curriculum, accounts: Accounts) -> None:
+    def _tell(self, curriculum: Curriculum, accounts: GroupLedger) -> None:
         """Pass the results of every draw to the curators; read nothing if there are none."""
         if not curriculum.curators:
             return
@@ -145,7 +145,7 @@ class RunLog:
         curriculum.settle(accounts.low)
         log.info("curators_resumed", draws=curriculum.outcomes.next_draw)
 
-    def replay(self, buffer: Buffer, book: ReplayBook) -> None:
+    def replay(self, buffer: Buffer, book: ReplayState) -> None:
         """Read the samples for replay; log and forget those that retention has deleted."""
         wanted = book.places()
         samples = {
@@ -186,7 +186,7 @@ class RunLog:
         return Asked(marks, tuple(leader for leader in leaders if leader.topic == topic))
 
     def _leave_out_made_up(
-        self, published: PublishedRequests, accounts: Accounts, held: Checkpoint | None
+        self, published: PublishedRequests, accounts: GroupLedger, held: Checkpoint | None
     ) -> None:
         """Limit the published draws to the number that admission can have granted.
 

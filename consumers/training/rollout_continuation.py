@@ -15,8 +15,8 @@ from rollcall.consumers.training.cancels import Cancels
 from rollcall.producers.submit import Submitter
 from rollcall.schemas.ids import continued_id, split_continued_id
 from rollcall.schemas.messages import UNFINISHED, RolloutRequest, Trajectory
-from rollcall.trainer.curation.accounts import Accounts
 from rollcall.trainer.curation.buffer import Buffer
+from rollcall.trainer.curation.group_ledger import GroupLedger
 from rollcall.trainer.curation.judge import Member
 
 Continue = Callable[[Sequence[Trajectory]], Sequence[RolloutRequest]]
@@ -34,7 +34,7 @@ class RolloutContinuation:
     """Cancels the running rollouts when a batch is complete, and asks for their continuations."""
 
     buffer: Buffer
-    accounts: Accounts
+    accounts: GroupLedger
     cancels: Cancels
     submitter: Submitter
     continue_: Continue
@@ -70,7 +70,7 @@ class RolloutContinuation:
         ]
         self.submitter.publish(*requests)
         for member in members:
-            self.buffer.went_on(member)
+            self.buffer.resumed(member)
         log.info("rollouts_resumed", rollouts=len(members))
         return len(members)
 

@@ -45,7 +45,7 @@ from rollcall.schemas.topics import Topics
 from rollcall.trainer.checkpoints import checkpoint as checkpoints
 from rollcall.trainer.checkpoints.consumption import Asked
 from rollcall.trainer.config.learner_config import LearnerConfig
-from rollcall.trainer.curation.foreign_samples import Retell
+from rollcall.trainer.curation.borrowed_samples import Retell
 from rollcall.trainer.curation.reading import Reading
 from rollcall.trainer.learner.step import Learner
 from rollcall.trainer.weights import weights_files

@@ -26,7 +26,7 @@ from rollcall.trainer.checkpoints.rank_files import RankFiles, parts_of_state, w
 from rollcall.trainer.checkpoints.shards import PartsFile
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.config.tables import Lora
-from rollcall.trainer.learner.ranks import ProcessRanks, Words
+from rollcall.trainer.learner.ranks import ProcessRanks, RankMessage
 from rollcall.trainer.learner.sharded_learner import ShardedLearner
 from rollcall.trainer.learner.step import Learner
 from tests.support.scored_trajectories import some_samples
@@ -56,7 +56,7 @@ class SavingRanks(ExactRanks):
         with self._all(SAVE, root=str(root)):
             self._save(root)
 
-    def _follow(self, call: str, words: Words) -> None:
+    def _follow(self, call: str, words: RankMessage) -> None:
         if call == SAVE:
             self._save(Path(str(words.plain["root"])))
         else:
@@ -65,7 +65,7 @@ class SavingRanks(ExactRanks):
     def _save(self, root: Path) -> None:
         state = self.state()
         parts = parts_of_state(state, self.ranks.rank, self.ranks.count)
-        said = self.ranks.exchanged(orjson.dumps(asdict(write_rank(root, parts))))
+        said = self.ranks.all_gather(orjson.dumps(asdict(write_rank(root, parts))))
         if self.ranks.rank == 0:
             seal(root, Checkpoint(state, parent=-1), list(map(files_of, said)))
 

@@ -43,7 +43,7 @@ def lead(ranks: ProcessRanks, directory: Path) -> World:
     """Train the run to its end, and leave what was announced in a file."""
     world = World(directory, (directory / RECIPE).read_text(), run_id=RUN_ID)
     world.begin()
-    ranks.heard(str(world.folder.directory).encode())
+    ranks.broadcast(str(world.folder.directory).encode())
     learner = sharded(world.folder, world.settings.training, ranks)
     trainer = run_trainer(world.factory, "training", world.folder, learner)
     world.train(trainer)
@@ -65,7 +65,7 @@ def train_again(world: World, directory: Path) -> None:
 
 def follow(ranks: ProcessRanks) -> None:
     """Do what rank 0 says, of the run that it names."""
-    folder = run_folder.load(Path(ranks.heard().decode()))
+    folder = run_folder.load(Path(ranks.broadcast().decode()))
     settings = Settings().training
     sharded(folder, settings, ranks).follow()
 

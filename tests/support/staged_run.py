@@ -67,7 +67,7 @@ class Counting:
         self.version = version
         return {"reward_mean": 0.0, "staleness_mean": 0.0, "loss": 0.0, "staleness_max": stale}
 
-    def note(self, samples: Sequence[Sample]) -> None:
+    def cache_logprobs(self, samples: Sequence[Sample]) -> None:
         """There is nothing to score."""
 
     def canary(self) -> Canary:

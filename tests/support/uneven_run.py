@@ -77,7 +77,7 @@ class Looking(Counting):
         self.noted: set[tuple[str, int]] = set()
         """Of which rollout, under its first id, the tokens of which version were scored."""
 
-    def note(self, samples: Sequence[Sample]) -> None:
+    def cache_logprobs(self, samples: Sequence[Sample]) -> None:
         for sample in samples:
             name, _ = split_continued_id(sample.scored.trajectory.rollout_id)
             self.noted.add((name, self.version))

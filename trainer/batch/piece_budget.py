@@ -28,7 +28,7 @@ LESS_MEMORY = (
 )
 
 
-class NoRoom(Exception):
+class OutOfMemory(Exception):
     """Raised when memory of device or machine was not enough; nothing has changed."""
 
 
@@ -43,7 +43,7 @@ class PieceBudget:
     def lowered(self) -> bool:
         return self.tokens < self.configured
 
-    def noted(self, pieces: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
+    def measured(self, pieces: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield the pieces, and remember the size of the last one."""
         for micro in pieces:
             self._rows = len(micro.rows)
@@ -58,7 +58,7 @@ class PieceBudget:
         self.tokens = max(1, min(self.tokens, self._given) // 2)
         return True
 
-    def told(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return the metric for a step's record; empty if the limit is not lowered."""
         return {PIECE_TOKENS: float(self.tokens)} if self.lowered else {}
 
@@ -67,29 +67,29 @@ class PieceBudget:
         self.tokens = int(metrics.get(PIECE_TOKENS, self.configured))
 
 
-def out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Return True if the error means that memory of device or machine was not enough."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    said = str(error).lower()
-    return isinstance(error, RuntimeError) and any(words in said for words in OUT_OF_MEMORY)
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(part in text for part in OUT_OF_MEMORY)
 
 
-def meaning_of(error: BaseException, count: int, torn: str) -> BaseException:
+def error_for(error: BaseException, count: int, broken: str) -> BaseException:
     """Map an exception raised while training on `count` samples to the one to raise."""
     if isinstance(error, Unfit | Unavailable) or not isinstance(error, Exception):
         return error
     what = f"{type(error).__name__}: {error}"
-    if torn:
-        return Unfit(torn + (f"; {LESS_MEMORY}" if out_of_memory(error) else ""))
-    if out_of_memory(error):
-        return NoRoom(f"{count} samples did not fit into memory: {what}")
+    if broken:
+        return Unfit(broken + (f"; {LESS_MEMORY}" if is_out_of_memory(error) else ""))
+    if is_out_of_memory(error):
+        return OutOfMemory(f"{count} samples did not fit into memory: {what}")
     if isinstance(error, torch.AcceleratorError):
         return Unfit(f"the device failed while {count} samples were trained on: {what}")
     return BatchFailed(f"{count} samples cannot be trained on: {what}")
 
 
-def give_back() -> None:
+def free_memory() -> None:
     """Free the memory of an interrupted computation."""
     gc.collect()
     if torch.cuda.is_available():

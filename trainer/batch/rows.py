@@ -43,7 +43,7 @@ class BatchRow:
     seen: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     """Results of extra forward passes before the gradient, where a rule needs them: `prox`, `ref`,
     `ewma`, `snapshot`, `noted`, `entropy`."""
-    heard: int = 0
+    off_policy_text: int = 0
     """1 for text of another policy, tokenised for ours: its tokens have no log-probability of a
     sampler, so the trainer's at the step's start is taken for μ."""
     teacher: NDArray[np.float32] | None = None
@@ -62,7 +62,7 @@ class Batch:
     """-1 for trajectories of other runs."""
     names: tuple[str, ...] = ()
     """The id under which each trajectory was first requested."""
-    told: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     """Further metrics of the step, such as `turns_kept`."""
 
     @property
@@ -70,14 +70,14 @@ class Batch:
         return int(self.lengths_N.sum())
 
 
-Look = Callable[[Batch, Rewards], tuple[Batch, Rewards]]
+Scoring = Callable[[Batch, Rewards], tuple[Batch, Rewards]]
 """A function that adds the results of extra passes to a batch and its rewards."""
 
 
 def make_batch(
     samples: Sequence[Sample],
     config: LearnerConfig,
-    look: Look | None = None,
+    score: Scoring | None = None,
     entropy: float | None = None,
 ) -> Batch:
     """Return rows in the order of the samples, with advantages and weights over all of them.
@@ -87,8 +87,8 @@ def make_batch(
     configuration's.
     """
     batch, scored = laid_out(samples, config)
-    if look is not None:
-        batch, scored = look(batch, scored)
+    if score is not None:
+        batch, scored = score(batch, scored)
     worth = _valued(scored, config)
     given = config.rules.exploration(scored, config.entropy if entropy is None else entropy)
     bonuses = given if isinstance(given, Bonuses) else Bonuses(given, np.zeros(len(samples)))
@@ -185,12 +185,12 @@ def _rows(number: int, sample: Sample, weight: float, teacher: str) -> Iterator[
             ids_of(sequence.token_ids),
             mask,
             logprobs_of(sequence.behaviour_logprobs),
-            np.full(len(mask), -1, np.int32) if sample.lent else ids_of(sequence.versions),
+            np.full(len(mask), -1, np.int32) if sample.borrowed else ids_of(sequence.versions),
             np.zeros(len(mask), dtype=np.float64),
             sample.reward,
             weight,
             0.0,
             np.zeros(len(mask), dtype=np.float64),
-            heard=int(sample.lent == SHARED),
+            off_policy_text=int(sample.borrowed == SHARED),
             teacher=taught[at] if taught else None,
         )

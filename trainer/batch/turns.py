@@ -50,8 +50,8 @@ def without_turns(batch: Batch, filters: Sequence[ChosenRule[Filter]]) -> Batch:
     for turn, stays in zip(turns, kept, strict=True):
         masks[turn.row][turn.first : turn.end] = stays
     rows = [_masked(row, mask) for row, mask in zip(batch.rows, masks, strict=True) if mask.any()]
-    told = {**batch.told, "turns_kept": float(kept.mean())}
-    return replace(batch, rows=tuple(rows), told=told)
+    metrics = {**batch.metrics, "turns_kept": float(kept.mean())}
+    return replace(batch, rows=tuple(rows), metrics=metrics)
 
 
 def _masked(row: BatchRow, mask: Bools) -> BatchRow:

@@ -36,13 +36,13 @@ from rollcall.trainer.checkpoints.consumption import Leader
 from rollcall.trainer.checkpoints.learner_state import LearnerState
 from rollcall.trainer.checkpoints.manifest import (
     MANIFEST,
-    book_of,
+    ledger_of,
     marks_of,
     read_body,
     replay_of,
     write_body,
-    written_book,
     written_files,
+    written_ledger,
     written_tensors,
 )
 from rollcall.trainer.checkpoints.rank_files import (
@@ -55,9 +55,9 @@ from rollcall.trainer.checkpoints.rank_files import (
     write_rank,
 )
 from rollcall.trainer.checkpoints.shards import merged, rows_of
-from rollcall.trainer.curation.drawn_groups import Book
+from rollcall.trainer.curation.drawn_groups import LedgerState
 from rollcall.trainer.curation.drops import Tally
-from rollcall.trainer.curation.replay import ReplayBook
+from rollcall.trainer.curation.replay import ReplayState
 
 FORMAT = 3
 NEWEST = 3
@@ -86,9 +86,9 @@ class Checkpoint:
     """Encoded records of this step, by a name that the caller chooses, to be published again."""
     used: int = 0
     """The number of trajectories trained on so far."""
-    book: Book = field(default_factory=Book)
-    """`Accounts.book()`."""
-    replay: ReplayBook = field(default_factory=ReplayBook)
+    book: LedgerState = field(default_factory=LedgerState)
+    """`GroupLedger.book()`."""
+    replay: ReplayState = field(default_factory=ReplayState)
     """The used samples that may be replayed."""
     leaders: tuple[Leader, ...] = ()
     """Leader epochs at the offsets of `consumed` and `asked`; empty in older checkpoints."""
@@ -178,7 +178,7 @@ def load(directory: Path, rank: int = 0, world: int = 1) -> Checkpoint:
         tuple((first, last) for first, last in body["abandoned"]),
         {name: base64.b64decode(data) for name, data in body["pending"].items()},
         body["used"],
-        book_of(body["book"]),
+        ledger_of(body["book"]),
         replay_of(body.get("replay", {})),
         tuple(Leader(*leader) for leader in body.get("leaders", ())),
     )
@@ -281,11 +281,11 @@ def _body(checkpoint: Checkpoint) -> dict[str, Any]:
         "abandoned": checkpoint.abandoned,
         "used": checkpoint.used,
         "pending": {n: base64.b64encode(data).decode() for n, data in checkpoint.pending.items()},
-        "book": written_book(checkpoint.book),
+        "book": written_ledger(checkpoint.book),
         "leaders": [tuple(leader) for leader in checkpoint.leaders],
     } | (
         {"replay": dataclasses.asdict(checkpoint.replay)}
-        if checkpoint.replay != ReplayBook()
+        if checkpoint.replay != ReplayState()
         else {}
     )
 

@@ -17,8 +17,8 @@ from rollcall.schemas.atomic_files import appear_durably
 from rollcall.schemas.errors import WeightsDiffer
 from rollcall.schemas.messages import Consumed
 from rollcall.trainer.checkpoints.shards import PartsFile, Shard, ShardedTensor, require_files
-from rollcall.trainer.curation.drawn_groups import Book
-from rollcall.trainer.curation.replay import ReplayBook
+from rollcall.trainer.curation.drawn_groups import LedgerState
+from rollcall.trainer.curation.replay import ReplayState
 
 MANIFEST = "manifest.json"
 
@@ -86,7 +86,7 @@ def tensors_of(written: Mapping[str, Any]) -> dict[str, ShardedTensor]:
     }
 
 
-def written_book(book: Book) -> dict[str, Any]:
+def written_ledger(book: LedgerState) -> dict[str, Any]:
     """Return a book as plain values; unused fields are left out."""
     written = dataclasses.asdict(book) | {"ended": base64.b64encode(book.ended).decode()}
     for key in ("won", "sizes", "begun", "continued"):
@@ -95,9 +95,9 @@ def written_book(book: Book) -> dict[str, Any]:
     return written
 
 
-def book_of(written: Mapping[str, Any]) -> Book:
+def ledger_of(written: Mapping[str, Any]) -> LedgerState:
     """Read a book from plain values."""
-    return Book(
+    return LedgerState(
         **{
             **written,
             "ended": base64.b64decode(written["ended"]),
@@ -111,9 +111,9 @@ def book_of(written: Mapping[str, Any]) -> Book:
     )
 
 
-def replay_of(written: Mapping[str, Any]) -> ReplayBook:
+def replay_of(written: Mapping[str, Any]) -> ReplayState:
     """Read the replay state from plain values."""
-    return ReplayBook(
+    return ReplayState(
         tuple(
             (uses, tuple((partition, offset) for partition, offset in places))
             for uses, places in written.get("groups", ())

@@ -27,7 +27,7 @@ from rollcall.trainer.rules.samples import LIMITS
 from rollcall.trainer.rules.step_sizes import StepSize
 from rollcall.trainer.rules.tokens import Distil, Loss
 
-LOOKS = frozenset({"prox", "ref", "entropy", "norms"})
+SCORES = frozenset({"prox", "ref", "entropy", "norms"})
 """The needs of reward rules that require an extra pass over the tokens."""
 
 
@@ -114,16 +114,16 @@ class ChosenRules:
         return str(getattr(chosen.options, "scorer", "")) if chosen.needs("teacher") else ""
 
     @property
-    def looks(self) -> frozenset[str]:
+    def needed_scores(self) -> frozenset[str]:
         """The quantities that rules need of a batch's tokens before its gradient."""
         rules = [self.step_size, self.advantage, self.exploration, *self.turn_filters]
-        heard = {"prox"} if self.values.share else set[str]()
-        return self.objective.needs.union(heard, *(rule.everything_needed for rule in rules))
+        shared = {"prox"} if self.values.share else set[str]()
+        return self.objective.needs.union(shared, *(rule.everything_needed for rule in rules))
 
     @property
-    def values_look(self) -> bool:
+    def rewards_need_scores(self) -> bool:
         """True if advantages or bonuses need an extra pass over the tokens of the whole batch."""
-        return any(rule.everything_needed & LOOKS for rule in (self.advantage, self.exploration))
+        return any(rule.everything_needed & SCORES for rule in (self.advantage, self.exploration))
 
     @property
     def reference(self) -> str:
@@ -139,8 +139,8 @@ class ChosenRules:
     @property
     def admitted_limits(self) -> frozenset[str]:
         """The limits at which a rollout may end and still be trained on, if shaping values it."""
-        told = any(rule.needs("limits") for rule in self.shaping)
-        return LIMITS if told else frozenset()
+        valued = any(rule.needs("limits") for rule in self.shaping)
+        return LIMITS if valued else frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,7 +261,7 @@ def _ranks(config: DerivedValues) -> None:
     name = config.rules.advantage.rule.name
     reasons = {
         f"advantage {name!r}, which takes the gradient of each trajectory by itself, of which a "
-        "rank has only its part; use rloo": "norms" in config.rules.looks,
+        "rank has only its part; use rloo": "norms" in config.rules.needed_scores,
         "stream: groups are too few to share out; take it out": config.stream,
         "old_logprobs 'interrupt', whose notes one process takes; use recompute": config.interrupts,
     }
@@ -272,8 +272,10 @@ def _adapters(config: DerivedValues) -> None:
     """Check adapters: rules that need other full weights, such as an average, are excluded."""
     out = "take one of them out"
     reasons = {
-        f"what needs 'ewma', an average of the weights; {out}": "ewma" in config.rules.looks,
-        f"what needs 'snapshot', the weights of then; {out}": "snapshot" in config.rules.looks,
+        f"what needs 'ewma', an average of the weights; {out}": "ewma"
+        in config.rules.needed_scores,
+        f"what needs 'snapshot', the weights of then; {out}": "snapshot"
+        in config.rules.needed_scores,
     }
     _refuse_any("[policy.lora]", reasons)
 

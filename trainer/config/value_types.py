@@ -12,7 +12,7 @@ from rollcall.schemas.rules import RuleChoice
 
 MOST = 2**63 - 1
 """The largest integer that a checkpoint's manifest can hold."""
-WORDS = {
+DESCRIPTIONS = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
@@ -30,7 +30,7 @@ def require_types(owner: type, values: Mapping[str, Any], rules: Mapping[str, An
     for key, value in values.items():
         wanted = hints[key] | RuleChoice if hints[key] is str and key in rules else hints[key]
         if not fits(value, wanted):
-            msg = f"{key} is {_shown(value)}; give {words_of(wanted)}"
+            msg = f"{key} is {_shown(value)}; give {described(wanted)}"
             raise Refused(msg)
 
 
@@ -51,16 +51,16 @@ def fits(value: object, wanted: Any) -> bool:
     return isinstance(value, wanted)
 
 
-def words_of(wanted: Any) -> str:
+def described(wanted: Any) -> str:
     """Describe an annotated type for an error message."""
     arguments = get_args(wanted)
     if get_origin(wanted) is tuple:
         if arguments[-1] is Ellipsis:
-            return f'a list, such as ["NAME"], each {words_of(arguments[0])}'
+            return f'a list, such as ["NAME"], each {described(arguments[0])}'
         return f"a list of {len(arguments)} numbers"
     if isinstance(wanted, UnionType):
-        return " or ".join(words_of(each) for each in arguments if each is not NoneType)
-    return WORDS.get(wanted, "a table")
+        return " or ".join(described(each) for each in arguments if each is not NoneType)
+    return DESCRIPTIONS.get(wanted, "a table")
 
 
 def _shown(value: object) -> str:

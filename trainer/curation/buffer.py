@@ -21,14 +21,14 @@ from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import ScoredTrajectory
 from rollcall.schemas.rules import choose
 from rollcall.trainer.config.curation import Curation, ReplayRule
-from rollcall.trainer.curation.accounts import Accounts
+from rollcall.trainer.curation.borrowed_groups import BorrowedGroups, RecordedGroups
+from rollcall.trainer.curation.borrowed_samples import Retell
 from rollcall.trainer.curation.cut_off import CutOff
 from rollcall.trainer.curation.drops import Dropped, Drops, Tally
-from rollcall.trainer.curation.foreign_groups import Foreign, RecordedGroups
-from rollcall.trainer.curation.foreign_samples import Retell
 from rollcall.trainer.curation.group_gate import GroupGate
+from rollcall.trainer.curation.group_ledger import GroupLedger
 from rollcall.trainer.curation.judge import BESIDE_LIMIT, OUTSIDE, Member, judge
-from rollcall.trainer.curation.replay import Replay, ReplayBook
+from rollcall.trainer.curation.replay import Replay, ReplayState
 from rollcall.trainer.curation.waiting_group import WaitingGroup
 from rollcall.trainer.rules.catalogue import COMPLETIONS
 from rollcall.trainer.rules.completion import Waiting
@@ -45,7 +45,7 @@ class Buffer:
     def __init__(
         self,
         curation: Curation,
-        accounts: Accounts | None = None,
+        accounts: GroupLedger | None = None,
         replay: ReplayRule | None = None,
         recorded: RecordedGroups | None = None,
         retell: Retell | None = None,
@@ -54,8 +54,8 @@ class Buffer:
         self.curation = curation
         self.clock = clock
         self.replay = Replay(replay or ReplayRule())
-        self.accounts = accounts or Accounts()
-        self.foreign = Foreign.of(curation, self.accounts, recorded, retell)
+        self.accounts = accounts or GroupLedger()
+        self.borrowed = BorrowedGroups.of(curation, self.accounts, recorded, retell)
         self.gate = GroupGate(curation)
         self.cut_off = CutOff(curation, self.accounts)
         self._completion = choose("batch", curation.batch, COMPLETIONS)
@@ -79,7 +79,7 @@ class Buffer:
         """Add one record of `trajectories.scored`; it is held or dropped when this returns."""
         if scored.trajectory.ended_ms > self._log_ms:
             self._log_ms, self._log_at = scored.trajectory.ended_ms, self.clock()
-        if self.foreign.takes(scored, partition, offset, self._drops):
+        if self.borrowed.takes(scored, partition, offset, self._drops):
             return
         member = judge(scored, partition, offset, self.curation)
         reason = self._already_known(member)
@@ -98,7 +98,7 @@ class Buffer:
         if group.all_there():
             self._complete(group)
 
-    def went_on(self, member: Member) -> None:
+    def resumed(self, member: Member) -> None:
         """Release a record that was cut off: its rollout continues under its next id."""
         self.cut_off.let_go(member)
         key, rollout_id = group_of(member.scored), member.scored.trajectory.rollout_id
@@ -118,7 +118,7 @@ class Buffer:
         `groups` is `groups_per_step`; the completion rule decides how many are taken. Groups with
         v_now − min_version > max_staleness are dropped first, complete or not. Under `wait` the
         result is also None while the step would make a running group stale. Replay contributes a
-        share of used groups (`uses` above 0), and other runs a share of theirs (`lent`).
+        share of used groups (`uses` above 0), and other runs a share of theirs (`borrowed`).
         Raises Refused, and Unavailable with nothing taken.
         """
         if groups > self.curation.capacity_groups:
@@ -131,14 +131,14 @@ class Buffer:
         wanted, self._asked = self.whole(groups), (groups, v_now)
         if not wanted or self._held_back(wanted, v_now):
             return None
-        samples = self.foreign.draw(groups, self._drops)
+        samples = self.borrowed.draw(groups, self._drops)
         self._asked, self._took_ms = (0, v_now), self._now_ms()
         self.used += sum(sample.fresh for sample in samples)
         fresh = [self._use(self._groups[heapq.heappop(self._ready)[2]]) for _ in range(wanted)]
         samples += self.replay.draw(self.replay.rule.groups(groups), v_now)
         samples += [sample for group in fresh for sample in group]
         for group in fresh:
-            samples += self.replay.lend(group, samples)
+            samples += self.replay.success_added(group, samples)
             self.used += len(group)
         for group in fresh:
             self.replay.keep(group)
@@ -148,11 +148,11 @@ class Buffer:
         """Return the number of waiting groups that form a batch now; 0 if there is none."""
         keys = [key for _, _, key in sorted(self._ready)]
         tokens = tuple(sum(s.length for s in self._groups[key].samples()) for key in keys)
-        wanted = self.replay.rule.fresh(groups) - self.foreign.ready(groups)
+        wanted = self.replay.rule.fresh(groups) - self.borrowed.ready(groups)
         taken: int = self._completion(Waiting(tokens, wanted, self.curation.capacity_groups))
         return max(0, min(taken, len(keys)))
 
-    def noteworthy(self) -> list[Sample]:
+    def cacheable(self) -> list[Sample]:
         """Return all held samples with tokens of our policy, including cut-off rollouts."""
         samples = [each for group in self._groups.values() for each in group.samples()]
         return samples + self.cut_off.samples()
@@ -204,9 +204,9 @@ class Buffer:
         losers, self._losers = tuple(self._losers), []
         return losers
 
-    def replay_book(self) -> ReplayBook:
+    def replay_book(self) -> ReplayState:
         """Return the replay state and the position in recorded groups, for the checkpoint."""
-        return replace(self.replay.book(), recorded=self.foreign.mark)
+        return replace(self.replay.book(), recorded=self.borrowed.mark)
 
     def recent(self) -> tuple[str, ...]:
         """Return names of ended rollouts and groups that were not drawn, for `restore`."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from rollcall.schemas.ids import split_continued_id
 from rollcall.trainer.config.curation import Curation
-from rollcall.trainer.curation.accounts import Accounts
+from rollcall.trainer.curation.group_ledger import GroupLedger
 from rollcall.trainer.curation.judge import Member, judge
 from rollcall.trainer.rules.samples import Sample
 
@@ -12,7 +12,7 @@ from rollcall.trainer.rules.samples import Sample
 class CutOff:
     """The cut-off rollouts of one run that wait to be continued."""
 
-    def __init__(self, curation: Curation, accounts: Accounts) -> None:
+    def __init__(self, curation: Curation, accounts: GroupLedger) -> None:
         self._curation, self._accounts = curation, accounts
         self._members: list[Member] = []
 

@@ -9,7 +9,7 @@ from rollcall.schemas.messages import Consumed
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class LedgerState:
     """The published draws and ended members; held members are left out: they are read again."""
 
     next_draw: int = 0
@@ -57,7 +57,7 @@ class Draw:
 class DrawnGroups:
     """The drawn groups of one run; with a group size of 0 there are none."""
 
-    def __init__(self, run_id: str, group_size: int, book: Book) -> None:
+    def __init__(self, run_id: str, group_size: int, book: LedgerState) -> None:
         self.run_id, self.group_size = run_id, group_size
         self.next_draw, self.low = book.next_draw, book.low
         self.ended = book.low * group_size
@@ -159,7 +159,7 @@ class DrawnGroups:
         gone = {d for d in waiting if self.at(d).left or self.at(d).won}
         return {group_id(self.run_id, d): self._begun[d] for d in waiting if d not in gone}
 
-    def book(self) -> Book:
+    def book(self) -> LedgerState:
         """Return the state for a checkpoint."""
         open_draws = {draw: at for draw, at in self._draws.items() if draw >= self.low}
         window = max(open_draws, default=self.low - 1) + 1 - self.low
@@ -167,7 +167,7 @@ class DrawnGroups:
         for draw, at in open_draws.items():
             bits[draw - self.low] = [at.ended >> m & 1 for m in range(self.group_size)]
         left = tuple(sorted(d for d, at in open_draws.items() if at.left and not self._whole(at)))
-        return Book(
+        return LedgerState(
             self.next_draw,
             self.low,
             np.packbits(bits, axis=None, bitorder="little").tobytes(),

@@ -16,7 +16,7 @@ UNKNOWN, CONTEXT, WINDOW = "unknown_words", "context_full", "window_full"
 PARTS = (UNKNOWN, CONTEXT, WINDOW)
 """Metrics of a step that count rollouts that the policy could read only in part."""
 
-SAID_ABOVE = 0.01
+REPORTED_ABOVE = 0.01
 """Reasons with a share of at most this are not reported."""
 
 CANCELLED = frozenset({"redundant", "cancelled", "continued"})
@@ -67,20 +67,20 @@ class LeftOut:
         """Return the share of a reason in all rollouts."""
         return self.by_reason[reason] / self.rollouts if self.rollouts else 0.0
 
-    def said(self) -> dict[str, int]:
-        """Return the counts of reasons above SAID_ABOVE, the most frequent first."""
+    def reported(self) -> dict[str, int]:
+        """Return the counts of reasons above REPORTED_ABOVE, the most frequent first."""
         common = sorted(self.by_reason.items(), key=lambda item: (-item[1], item[0]))
-        return {reason: count for reason, count in common if self.share(reason) > SAID_ABOVE}
+        return {reason: count for reason, count in common if self.share(reason) > REPORTED_ABOVE}
 
     def __str__(self) -> str:
         """`beside_limit 313 (10 %), token_limit 47 (2 %) of 3,200 rollouts`; empty for nothing."""
-        told = [f"{r} {n:,} ({100 * self.share(r):.0f} %)" for r, n in self.said().items()]
-        return f"{', '.join(told)} of {self.rollouts:,} rollouts" if told else ""
+        parts = [f"{r} {n:,} ({100 * self.share(r):.0f} %)" for r, n in self.reported().items()]
+        return f"{', '.join(parts)} of {self.rollouts:,} rollouts" if parts else ""
 
     def lines(self) -> list[str]:
         """Return the same as lines, with a remedy per reason."""
-        said = self.said()
-        return [f"left out {self}", *(f"       {r}: {remedy_for(r)}" for r in said)] if said else []
+        remedies = [f"       {reason}: {remedy_for(reason)}" for reason in self.reported()]
+        return [f"left out {self}", *remedies] if remedies else []
 
     def plain(self) -> dict[str, dict[str, int | float | str]]:
         """Return by reason the count, the share and the remedy, as plain values."""
@@ -90,7 +90,7 @@ class LeftOut:
                 "share": round(self.share(reason), 4),
                 "remedy": remedy_for(reason),
             }
-            for reason, count in self.said().items()
+            for reason, count in self.reported().items()
         }
 
 

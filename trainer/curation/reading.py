@@ -28,7 +28,7 @@ class Reading:
     window: bool = False
     """True if a sliding window or longrope limits them, and the model has more."""
 
-    def told(self, samples: Sequence[Sample]) -> dict[str, float]:
+    def metrics(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Return the number of samples read only in part, by reason; zeros are left out."""
         full = WINDOW if self.window else CONTEXT
         counts = {

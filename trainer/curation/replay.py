@@ -16,7 +16,7 @@ from rollcall.trainer.rules.samples import Sample, ScoredPlace, group_size_of
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayBook:
+class ReplayState:
     """The kept samples in a checkpoint, as places in `trajectories.scored`."""
 
     groups: tuple[tuple[int, tuple[ScoredPlace, ...]], ...] = ()
@@ -72,18 +72,18 @@ class Replay:
 
     def success_for(self, samples: Sequence[Sample]) -> Sample | None:
         """Return the stored success of a failed group's task; None for other groups."""
-        if not (self.rule.pool and samples and wholly_failed(samples)):
+        if not (self.rule.pool and samples and all_failed(samples)):
             return None
         return self._successes.get(task_of(samples[0]))
 
-    def lend(self, samples: Sequence[Sample], taken: Iterable[Sample]) -> list[Sample]:
+    def success_added(self, samples: Sequence[Sample], taken: Iterable[Sample]) -> list[Sample]:
         """Return the stored success for a failed group, unless the batch contains it already."""
         stored = self.success_for(samples)
         if stored is None or any(_place(stored) == _place(sample) for sample in taken):
             return []
-        (lent,) = _used_again((stored,))
-        self._successes[task_of(lent)] = lent
-        return [lent]
+        (borrowed,) = _used_again((stored,))
+        self._successes[task_of(borrowed)] = borrowed
+        return [borrowed]
 
     def forget(self, samples: Iterable[Sample]) -> None:
         """Remove samples that cannot be trained on."""
@@ -95,15 +95,15 @@ class Replay:
             if _place(sample) in gone:
                 del self._successes[task]
 
-    def book(self) -> ReplayBook:
+    def book(self) -> ReplayState:
         """Return the state for a checkpoint."""
-        return ReplayBook(
+        return ReplayState(
             tuple((group[0].uses, tuple(map(_place, group))) for group in self._groups),
             tuple((sample.uses, _place(sample)) for sample in self._successes.values()),
         )
 
     def restore(
-        self, book: ReplayBook, read: Callable[[ScoredPlace], Sample | None]
+        self, book: ReplayState, read: Callable[[ScoredPlace], Sample | None]
     ) -> list[ScoredPlace]:
         """Restore a checkpoint's state; return the places for which `read` has no sample."""
         gone = []
@@ -140,7 +140,7 @@ def adopted(samples: Sequence[Sample]) -> list[Sample]:
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
         groups.setdefault(sample.group, []).append(sample)
-    failed = [members for members in groups.values() if wholly_failed(members)]
+    failed = [members for members in groups.values() if all_failed(members)]
     joins: dict[ScoredPlace, str] = {}
     for members in groups.values():
         lone = members[0]
@@ -154,7 +154,7 @@ def adopted(samples: Sequence[Sample]) -> list[Sample]:
     return [replace(s, compared_in=joins[_place(s)]) if _place(s) in joins else s for s in samples]
 
 
-def wholly_failed(samples: Sequence[Sample]) -> bool:
+def all_failed(samples: Sequence[Sample]) -> bool:
     """Return True if no sample of a group has a reward above 0."""
     return all(sample.reward <= 0 for sample in samples)
 

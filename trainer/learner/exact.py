@@ -24,10 +24,10 @@ def exact_logits(model: nn.Module, micro: MicroBatch) -> Tensor:
         places[row, width_of(at, most)].append((number, at - 1))
     found: list[Tensor] = []
     order: list[int] = []
-    for (row, width), told in places.items():
+    for (row, width), tokens in places.items():
         logits_WV = _row_logits(model, micro.token_ids_BT[row], width)
-        found.append(logits_WV[[at for _, at in told]])
-        order += [number for number, _ in told]
+        found.append(logits_WV[[at for _, at in tokens]])
+        order += [number for number, _ in tokens]
     if not found:
         return torch.zeros(0, model.get_output_embeddings().weight.shape[0])
     # Passes are grouped by row and width; argsort restores the order of the mask.

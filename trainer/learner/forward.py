@@ -36,19 +36,19 @@ class Forward:
 
 
 def forward(
-    model: nn.Module, micro: MicroBatch, temperature: float, words: tuple[int, ...] | None = None
+    model: nn.Module, micro: MicroBatch, temperature: float, tokens: tuple[int, ...] | None = None
 ) -> Forward:
     """lp[b,t] = log softmax(logits[b,t−1] / temperature)[token[b,t]], 0 where mask is 0.
 
-    `words` requests KL(uniform ‖ policy) over these token ids, or over all if it is empty.
+    `tokens` requests KL(uniform ‖ policy) over these token ids, or over all if it is empty.
     """
     if micro.shared is not None:
-        return _forward_shared(model, micro, micro.shared, temperature, words)
+        return _forward_shared(model, micro, micro.shared, temperature, tokens)
     b_M, t_M = micro.mask_BT.nonzero(as_tuple=True)
     logits_MV = exact_logits(model, micro) if micro.exact else _logits(model, micro)[b_M, t_M - 1]
     log_p_MV = (logits_MV.float() / temperature).log_softmax(dim=-1)
     lp_M = log_p_MV.gather(1, micro.token_ids_BT[b_M, t_M][:, None])[:, 0]
-    uniform_M = None if words is None else uniform_kl_of(log_p_MV, words, 1.0)
+    uniform_M = None if tokens is None else uniform_kl_of(log_p_MV, tokens, 1.0)
     return replace(_placed(micro, lp_M, entropy(log_p_MV), (b_M, t_M)), uniform_M=uniform_M)
 
 
@@ -69,7 +69,7 @@ def _forward_shared(
     micro: MicroBatch,
     given: ModelInput,
     temperature: float,
-    words: tuple[int, ...] | None,
+    tokens: tuple[int, ...] | None,
 ) -> Forward:
     """Compute the same with shared prefixes once, and logits only where they are needed."""
     b_M, t_M = micro.mask_BT.nonzero(as_tuple=True)
@@ -77,10 +77,10 @@ def _forward_shared(
         logits_UV = kept_logits(model, given).flatten(0, 1)
     tokens_M = micro.token_ids_BT[b_M, t_M]
     lp_M, entropy_M = token_scores(logits_UV, given.place_M, tokens_M, temperature)
-    said = _placed(micro, lp_M, entropy_M, (b_M, t_M))
-    if words is None:
-        return said
-    return replace(said, uniform_M=uniform_kl_of(logits_UV, words, temperature)[given.place_M])
+    scores = _placed(micro, lp_M, entropy_M, (b_M, t_M))
+    if tokens is None:
+        return scores
+    return replace(scores, uniform_M=uniform_kl_of(logits_UV, tokens, temperature)[given.place_M])
 
 
 def kept_logits(model: nn.Module, given: ModelInput) -> Tensor:

@@ -29,28 +29,28 @@ class Gradient:
     version: int
     """The version of the weights at the step's start."""
     step: StepTokens | None = None
-    words: tuple[int, ...] | None = None
+    uniform_tokens: tuple[int, ...] | None = None
     """Token ids for KL(uniform ‖ policy), if a rule needs it; empty: all tokens."""
     cost: float = 0.0
-    told: tuple[str, ...] = ()
+    metric_names: tuple[str, ...] = ()
     """Names of further metrics per token that rules return."""
     tokens: dict[int, np.ndarray] = field(default_factory=dict)
     """Metrics per token of each added row."""
 
     def add(self, micro: MicroBatch) -> None:
         """Add the gradient of a piece to that in the parameters."""
-        said = forward(self.model, micro, self.config.temperature, self.words)
-        costs, told = self.objective(tokens_of(micro, said.lp_BT, self.step, self.version))
-        cost_BT = costs.cost_BT - micro.entropy_B1 * said.entropy_BT
-        cost_M = cost_BT[said.b_M, said.t_M] * micro.weight_B[said.b_M]
-        if said.uniform_M is not None:
-            worth_M = micro.uniform_BT[said.b_M, said.t_M] * micro.weight_B[said.b_M]
-            cost_M = cost_M + worth_M * said.uniform_M
+        scores = forward(self.model, micro, self.config.temperature, self.uniform_tokens)
+        costs, metrics = self.objective(tokens_of(micro, scores.lp_BT, self.step, self.version))
+        cost_BT = costs.cost_BT - micro.entropy_B1 * scores.entropy_BT
+        cost_M = cost_BT[scores.b_M, scores.t_M] * micro.weight_B[scores.b_M]
+        if scores.uniform_M is not None:
+            worth_M = micro.uniform_BT[scores.b_M, scores.t_M] * micro.weight_B[scores.b_M]
+            cost_M = cost_M + worth_M * scores.uniform_M
         cost = cost_M.sum()
         cost.backward()
         self.cost += float(cost.detach())
-        self.told = tuple(told)
-        self.tokens |= numbers_per_token(micro, said, costs, told.values())
+        self.metric_names = tuple(metrics)
+        self.tokens |= numbers_per_token(micro, scores, costs, metrics.values())
 
     def numbers(self) -> list[np.ndarray]:
         """Return the metrics per token of each added row, in log order."""

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from rollcall.schemas.weights import RawTensor
 from rollcall.trainer.checkpoints.learner_state import LearnerState
+from rollcall.trainer.learner.auxiliary_models import AuxiliaryModels
 from rollcall.trainer.learner.clipped_updates import ClippedUpdates
 from rollcall.trainer.learner.entropy_control import EntropyControl
-from rollcall.trainer.learner.onlookers import Onlookers
 from rollcall.trainer.weights.adapters import Adaptation
 from rollcall.trainer.weights.tensors import load_tensors, raw_of, tensor_of, tensors_of
 
@@ -22,7 +22,7 @@ class LearnerParts:
     model: nn.Module
     adapted: Adaptation | None
     updates: ClippedUpdates
-    onlookers: Onlookers
+    onlookers: AuxiliaryModels
     entropy: EntropyControl
 
     def copier(

@@ -40,11 +40,11 @@ def processor() -> str:
 
     CPUs with the same capability may still sum in another order: libraries dispatch by model.
     """
-    told: dict[str, str] = {}
+    entries: dict[str, str] = {}
     with suppress(OSError):
         first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
         for line in first.splitlines():
             name, _, value = line.partition(":")
-            told[name.strip()] = value.strip()
-    known = [told[name] for name in ("vendor_id", "cpu family", "model") if name in told]
+            entries[name.strip()] = value.strip()
+    known = [entries[name] for name in ("vendor_id", "cpu family", "model") if name in entries]
     return " ".join(known) or platform.machine()

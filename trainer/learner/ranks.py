@@ -36,11 +36,11 @@ class Ranks(Protocol):
     @property
     def count(self) -> int: ...
 
-    def exchanged(self, words: bytes) -> list[bytes]:
+    def all_gather(self, message: bytes) -> list[bytes]:
         """Return the messages of all ranks, in rank order. All ranks have to call it."""
         ...
 
-    def heard(self, words: bytes = b"") -> bytes:
+    def broadcast(self, message: bytes = b"") -> bytes:
         """Return the message of rank 0 (broadcast). All ranks have to call it."""
         ...
 
@@ -69,23 +69,23 @@ class ProcessRanks:
     def leave(self) -> None:
         dist.destroy_process_group()
 
-    def exchanged(self, words: bytes) -> list[bytes]:
+    def all_gather(self, message: bytes) -> list[bytes]:
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
         with self._all_alive():
-            dist.all_gather(sizes, torch.tensor([len(words)]))
+            dist.all_gather(sizes, torch.tensor([len(message)]))
             # all_gather needs equal sizes, so messages are padded to the longest.
             most = max(int(size) for size in sizes)
-            said = [torch.zeros(most, dtype=torch.uint8) for _ in sizes]
-            dist.all_gather(said, _bytes(words.ljust(most, b"\0")))
-        return [_words(each[: int(size)]) for each, size in zip(said, sizes, strict=True)]
+            found = [torch.zeros(most, dtype=torch.uint8) for _ in sizes]
+            dist.all_gather(found, _bytes(message.ljust(most, b"\0")))
+        return [_data(each[: int(size)]) for each, size in zip(found, sizes, strict=True)]
 
-    def heard(self, words: bytes = b"") -> bytes:
-        size = torch.tensor([len(words)])
+    def broadcast(self, message: bytes = b"") -> bytes:
+        size = torch.tensor([len(message)])
         with self._all_alive():
             dist.broadcast(size, 0)
-            said = _bytes(words) if self.rank == 0 else torch.zeros(int(size), dtype=torch.uint8)
-            dist.broadcast(said, 0)
-        return _words(said)
+            sent = _bytes(message) if self.rank == 0 else torch.zeros(int(size), dtype=torch.uint8)
+            dist.broadcast(sent, 0)
+        return _data(sent)
 
     @contextmanager
     def _all_alive(self) -> Iterator[None]:
@@ -125,9 +125,10 @@ def own_rows(batch: Batch, rank: int, count: int) -> list[int]:
     return [int(b) for b in np.flatnonzero(owners == rank)]
 
 
-def require_alike(ranks: Ranks, said: Mapping[str, str]) -> None:
+def require_alike(ranks: Ranks, values: Mapping[str, str]) -> None:
     """Raise Refused, on all ranks, if one has another value than rank 0; name both values."""
-    first, *others = [orjson.loads(words) for words in ranks.exchanged(orjson.dumps(dict(said)))]
+    gathered = ranks.all_gather(orjson.dumps(dict(values)))
+    first, *others = map(orjson.loads, gathered)
     for rank, other in enumerate(others, 1):
         for key in sorted(first.keys() | other.keys()):
             if first.get(key) != other.get(key):
@@ -139,7 +140,7 @@ def require_alike(ranks: Ranks, said: Mapping[str, str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class RankMessage:
     """A message between ranks: plain values and tensors."""
 
     plain: Mapping[str, object]
@@ -150,7 +151,7 @@ class Words:
         return len(head).to_bytes(8, "little") + head + to_safetensors(self.tensors)
 
     @classmethod
-    def of(cls, data: bytes) -> "Words":
+    def of(cls, data: bytes) -> "RankMessage":
         end = 8 + int.from_bytes(data[:8], "little")
         return cls(orjson.loads(data[8:end]), from_safetensors(data[end:]))
 
@@ -166,10 +167,10 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def _bytes(words: bytes) -> Tensor:
-    return torch.from_numpy(np.frombuffer(words, np.uint8).copy())
+def _bytes(message: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(message, np.uint8).copy())
 
 
-def _words(said: Tensor) -> bytes:
-    data: bytes = said.numpy().tobytes()
+def _data(tensor: Tensor) -> bytes:
+    data: bytes = tensor.numpy().tobytes()
     return data

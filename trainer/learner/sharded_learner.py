@@ -15,22 +15,22 @@ import numpy as np
 
 from rollcall.schemas.errors import Unfit
 from rollcall.schemas.weights import RawTensor, weights_digest
-from rollcall.trainer.batch.batch_words import array_of, raw, read, written
-from rollcall.trainer.batch.piece_budget import LESS_MEMORY, NoRoom, out_of_memory
+from rollcall.trainer.batch.batch_message import array_of, raw, read, written
+from rollcall.trainer.batch.piece_budget import LESS_MEMORY, OutOfMemory, is_out_of_memory
 from rollcall.trainer.batch.pieces import MicroBatch, padded
 from rollcall.trainer.batch.rows import Batch
 from rollcall.trainer.checkpoints.learner_state import LearnerState
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.learner.canary import Canary
-from rollcall.trainer.learner.extra_pass import PastWeights
 from rollcall.trainer.learner.gradient import Gradient
-from rollcall.trainer.learner.ranks import Ranks, Words, own_rows, require_alike
+from rollcall.trainer.learner.ranks import RankMessage, Ranks, own_rows, require_alike
+from rollcall.trainer.learner.scoring_pass import PastWeights
 from rollcall.trainer.learner.snapshot import Snapshot
 from rollcall.trainer.learner.step import Learner
 from rollcall.trainer.rules.samples import Sample
 
 PARTS = ("weights", "optimiser", "rng")
-STEP, LOOK, LOAD, END = "step", "look", "load", "end"
+STEP, SCORE, LOAD, END = "step", "score", "load", "end"
 STATE, TENSORS, CANARY = "state", "tensors", "canary"
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class ShardedLearner(Learner):
         self.ranks = ranks
         self._together = False
         """True while all ranks execute one call."""
-        require_alike(ranks, {"world size": str(ranks.count), **_written(config)})
+        require_alike(ranks, {"world size": str(ranks.count), **_as_text(config)})
         super().__init__(model_directory, config, device=device, version=version, past=past)
 
     def step(self, samples: Sequence[Sample], *, version: int | None = None) -> dict[str, float]:
@@ -57,18 +57,22 @@ class ShardedLearner(Learner):
         if not samples:
             return super().step(samples)
         try:
-            with self._or_nothing(len(samples)):  # the other ranks take no part yet
+            with self._atomic_step(len(samples)):  # the other ranks take no part yet
                 batch = self._made(samples)
-                told = written(batch)
-        except NoRoom as error:
+                tensors = written(batch)
+        except OutOfMemory as error:
             self._lower(error)
-        with self._all(STEP, told, now=self.version, count=len(samples), version=version):
+        with self._all(STEP, tensors, now=self.version, count=len(samples), version=version):
             return self._step_together(batch, len(samples), version)
 
     def load(self, state: LearnerState) -> None:
         parts = {part: getattr(state, part) for part in PARTS}
-        told = {f"{part}/{name}": tensor for part in PARTS for name, tensor in parts[part].items()}
-        with self._all(LOAD, told, step=state.step, version=state.version, skipped=state.skipped):
+        tensors = {
+            f"{part}/{name}": tensor for part in PARTS for name, tensor in parts[part].items()
+        }
+        with self._all(
+            LOAD, tensors, step=state.step, version=state.version, skipped=state.skipped
+        ):
             super().load(state)
 
     def state(self) -> LearnerState:
@@ -92,28 +96,28 @@ class ShardedLearner(Learner):
         """Execute the calls of rank 0 until it ends; run by the other ranks."""
         self._together = True
         while True:
-            words = Words.of(self.ranks.heard())
-            if words.plain["call"] == END:
+            message = RankMessage.of(self.ranks.broadcast())
+            if message.plain["call"] == END:
                 return
-            self._follow(str(words.plain["call"]), words)
+            self._follow(str(message.plain["call"]), message)
 
     def end(self) -> None:
         """End the other ranks' `follow`."""
         with self._all(END):
             pass
 
-    def _follow(self, call: str, words: Words) -> None:
-        plain: Any = words.plain
+    def _follow(self, call: str, message: RankMessage) -> None:
+        plain: Any = message.plain
         if call == STEP:
             self.version = plain["now"]
-            self._step_together(read(words.tensors), plain["count"], plain["version"])
+            self._step_together(read(message.tensors), plain["count"], plain["version"])
         elif call == LOAD:
-            super().load(_state_of(words))
+            super().load(_state_of(message))
         elif call == CANARY:
             self.published = plain["published"]
             super().canary()
-        elif call == LOOK:
-            self._before_step(read(words.tensors))
+        elif call == SCORE:
+            self._before_step(read(message.tensors))
         else:
             # The result is dropped: this rank only takes part in the collective operations.
             {STATE: super().state, TENSORS: super().tensors}[call]()
@@ -126,7 +130,7 @@ class ShardedLearner(Learner):
         if self._together:
             yield
             return
-        self.ranks.heard(Words({"call": call, **plain}, tensors or {}).packed())
+        self.ranks.broadcast(RankMessage({"call": call, **plain}, tensors or {}).packed())
         self._together = True
         try:
             yield
@@ -135,7 +139,7 @@ class ShardedLearner(Learner):
 
     def _step_together(self, batch: Batch, count: int, version: int | None) -> dict[str, float]:
         return self._or_end(
-            lambda: self._step(lambda: self._updated(self._looked(batch)), count, version)
+            lambda: self._step(lambda: self._updated(self._scored(batch)), count, version)
         )
 
     def _or_end(self, do: Callable[[], T]) -> T:
@@ -143,12 +147,12 @@ class ShardedLearner(Learner):
         try:
             return do()
         except Exception as error:
-            if isinstance(error, Unfit) or out_of_memory(error):
+            if isinstance(error, Unfit) or is_out_of_memory(error):
                 raise
             msg = f"rank {self.ranks.rank} of {self.ranks.count}: {error}; the others wait for it"
             raise Unfit(msg) from error
 
-    def _lower(self, error: NoRoom) -> NoReturn:
+    def _lower(self, error: OutOfMemory) -> NoReturn:
         """Raise Unfit: the other ranks are in the middle of a step with unchanged pieces."""
         msg = (
             f"rank {self.ranks.rank} of {self.ranks.count}: {error}; lower micro_batch_tokens, or "
@@ -163,12 +167,12 @@ class ShardedLearner(Learner):
     def _before_step(self, batch: Batch) -> Batch:
         """Run the passes before a step, within a call of all ranks or as a call of its own."""
         if self._together:
-            return self._all_seen(super()._before_step(batch))
-        with self._all(LOOK, written(batch)):
+            return self._with_all_scores(super()._before_step(batch))
+        with self._all(SCORE, written(batch)):
             return self._or_end(lambda: self._before_step(batch))
 
     def _before_update(self, batch: Batch) -> Batch:
-        return self._all_seen(super()._before_update(batch))
+        return self._with_all_scores(super()._before_update(batch))
 
     def _pieces(self, batch: Batch) -> list[MicroBatch]:  # type: ignore[override]
         """Return the pieces of this rank's rows, and idle ones, so that all ranks have as many."""
@@ -178,21 +182,23 @@ class ShardedLearner(Learner):
             replace(micro, rows=tuple(own[b] for b in micro.rows))
             for micro in super()._pieces(part)
         ]
-        counts = self.ranks.exchanged(str(len(pieces)).encode())
+        counts = self.ranks.all_gather(str(len(pieces)).encode())
         idle = max(map(int, counts)) - len(pieces)
         return pieces + [_idle(batch, self.device, self.config.precision)] * idle
 
     def add(self, gradient: Gradient, batch: Batch) -> None:
         super().add(gradient, batch)
-        said = [Words.of(words) for words in self.ranks.exchanged(_told(gradient).packed())]
-        gradient.cost = sum(float(str(words.plain["cost"])) for words in said)
-        gradient.told = tuple(map(str, said[0].plain["told"]))  # type: ignore[call-overload]
-        for words in said:
-            gradient.tokens |= {int(b): array_of(told) for b, told in words.tensors.items()}
+        gathered = self.ranks.all_gather(_packed(gradient).packed())
+        messages = list(map(RankMessage.of, gathered))
+        gradient.cost = sum(float(str(message.plain["cost"])) for message in messages)
+        names: Any = messages[0].plain["metrics"]
+        gradient.metric_names = tuple(names)
+        for message in messages:
+            gradient.tokens |= {int(b): array_of(numbers) for b, numbers in message.tensors.items()}
 
-    def _all_seen(self, batch: Batch) -> Batch:
+    def _with_all_scores(self, batch: Batch) -> Batch:
         """Exchange the results of passes, which each rank has for its own rows."""
-        if not self._onlookers.needs:
+        if not self._auxiliary.needs:
             return batch
         seen = {
             f"{b}/{name}": raw(array)
@@ -200,20 +206,20 @@ class ShardedLearner(Learner):
             for name, array in batch.rows[b].seen.items()
         }
         rows = list(batch.rows)
-        for words in map(Words.of, self.ranks.exchanged(Words({}, seen).packed())):
-            for key, tensor in words.tensors.items():
+        for message in map(RankMessage.of, self.ranks.all_gather(RankMessage({}, seen).packed())):
+            for key, tensor in message.tensors.items():
                 b, _, name = key.partition("/")
                 row = rows[int(b)]
                 rows[int(b)] = replace(row, seen={**row.seen, name: array_of(tensor)})
         return replace(batch, rows=tuple(rows))
 
 
-def _state_of(words: Words) -> LearnerState:
-    plain: Any = words.plain
+def _state_of(message: RankMessage) -> LearnerState:
+    plain: Any = message.plain
     parts = {
         part: {
             name.removeprefix(f"{part}/"): tensor
-            for name, tensor in words.tensors.items()
+            for name, tensor in message.tensors.items()
             if name.startswith(f"{part}/")
         }
         for part in PARTS
@@ -221,15 +227,15 @@ def _state_of(words: Words) -> LearnerState:
     return LearnerState(plain["step"], plain["version"], plain["skipped"], **parts)
 
 
-def _written(config: LearnerConfig) -> dict[str, str]:
+def _as_text(config: LearnerConfig) -> dict[str, str]:
     """Return each value of a configuration by its name in a recipe."""
     return {f"[learner] {each.name}": repr(getattr(config, each.name)) for each in fields(config)}
 
 
-def _told(gradient: Gradient) -> Words:
+def _packed(gradient: Gradient) -> RankMessage:
     """Pack a gradient's results; the cost as text, since JSON has no nan and repr is exact."""
     tokens = {str(row): raw(numbers) for row, numbers in gradient.tokens.items()}
-    return Words({"cost": repr(gradient.cost), "told": gradient.told}, tokens)
+    return RankMessage({"cost": repr(gradient.cost), "metrics": gradient.metric_names}, tokens)
 
 
 def _idle(batch: Batch, device: str, precision: str) -> MicroBatch:

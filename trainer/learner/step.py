@@ -31,27 +31,27 @@ from rollcall.schemas.weights import RawTensor
 from rollcall.trainer.batch.minibatches import minibatches
 from rollcall.trainer.batch.piece_budget import (
     LESS_MEMORY,
-    NoRoom,
+    OutOfMemory,
     PieceBudget,
-    give_back,
-    meaning_of,
+    error_for,
+    free_memory,
 )
 from rollcall.trainer.batch.pieces import MicroBatch, micro_batches, shared_micro_batches
 from rollcall.trainer.batch.rows import Batch, aged, laid_out, make_batch, require_known
 from rollcall.trainer.batch.turns import without_turns
-from rollcall.trainer.batch.uniform import words_of
+from rollcall.trainer.batch.uniform import uniform_tokens_of
 from rollcall.trainer.checkpoints.learner_state import LearnerState
 from rollcall.trainer.config.learner_bounds import FLOAT32
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.curation.replay import adopted
 from rollcall.trainer.learner.arithmetic import same_bits
+from rollcall.trainer.learner.auxiliary_models import AuxiliaryModels
 from rollcall.trainer.learner.canary import Canary, canary_of
 from rollcall.trainer.learner.clipped_updates import ClippedUpdates
 from rollcall.trainer.learner.entropy_control import EntropyControl
-from rollcall.trainer.learner.extra_pass import PastWeights, step_start
 from rollcall.trainer.learner.gradient import Gradient, step_tokens
 from rollcall.trainer.learner.learner_parts import LearnerParts, announced
-from rollcall.trainer.learner.onlookers import Onlookers
+from rollcall.trainer.learner.scoring_pass import PastWeights, step_start
 from rollcall.trainer.learner.sharing import sharing_with
 from rollcall.trainer.learner.snapshot import Snapshot
 from rollcall.trainer.learner.step_metrics import batch_metrics, generation_gap, token_metrics
@@ -87,23 +87,23 @@ class Learner:
         """The precision of the published weights."""
         self.steps_done = 0
         self._snapshot: Snapshot[LearnerState] | None = None
-        self._room = PieceBudget(config.micro_batch_tokens)
-        self._torn = ""
+        self._budget = PieceBudget(config.micro_batch_tokens)
+        self._broken = ""
         """The reason why the weights belong to no version; empty if they belong to one."""
         self._objective, self._step_size = config.rules.objective, config.rules.step_size
         self.model, self._adapted = trainable(model_directory, config, device)
         return_large_blocks(sum(parameter.nbytes for parameter in self.model.parameters()))
         self._sharing = sharing_with(self.model) if config.packing != "rows" else None
         reference = config.rules.reference or model_directory
-        self._onlookers = Onlookers(
-            self.model, self._objective, config.rules.looks, reference, past
+        self._auxiliary = AuxiliaryModels(
+            self.model, self._objective, config.rules.needed_scores, reference, past
         )
-        self._words = words_of(config.rules.exploration, self.vocabulary)
+        self._uniform_tokens = uniform_tokens_of(config.rules.exploration, self.vocabulary)
         self._entropy = EntropyControl(config.rules.exploration, config.entropy)
         self._spread()
         self._updates = ClippedUpdates(self.model, config)
         self._parts = LearnerParts(
-            self.model, self._adapted, self._updates, self._onlookers, self._entropy
+            self.model, self._adapted, self._updates, self._auxiliary, self._entropy
         )
 
     def step(self, samples: Sequence[Sample], *, version: int | None = None) -> dict[str, float]:
@@ -127,23 +127,23 @@ class Learner:
     def stream(self, streaming: Streaming, samples: Sequence[Sample]) -> None:
         """Add one group to a step. Raises BatchFailed and Unavailable, which discard the step."""
         try:
-            with self._or_nothing(len(samples)):
+            with self._atomic_step(len(samples)):
                 self._add_group(streaming, samples)
             return
-        except NoRoom as error:
+        except OutOfMemory as error:
             self._lower(error)
-        give_back()
+        free_memory()
         msg = f"{len(samples)} samples did not fit; the step is computed anew, in smaller pieces"
         raise BatchFailed(msg)
 
     def finish(self, streaming: Streaming, *, version: int | None = None) -> dict[str, float]:
         """Take the step with all added groups; raises like `step`."""
         try:
-            with self._or_nothing(len(streaming.samples)):
+            with self._atomic_step(len(streaming.samples)):
                 return self._stepped(self._applied(streaming), version)
-        except NoRoom as error:
+        except OutOfMemory as error:
             self._lower(error)
-        give_back()
+        free_memory()
         return self.step(streaming.samples, version=version)
 
     def _streamed(self, samples: Sequence[Sample]) -> dict[str, float]:
@@ -167,7 +167,7 @@ class Learner:
         for parameter in self.model.parameters():
             if parameter.grad is not None:
                 parameter.grad.div_(streaming.count)
-        known = streaming.metrics(batch, self.version, pace.told)
+        known = streaming.metrics(batch, self.version, pace.metrics)
         lr = self.config.lr_at(self.steps_done)
         return known | self.apply(streaming.cost / streaming.count, lr * pace.factor)
 
@@ -182,14 +182,14 @@ class Learner:
         before = self.state() if several else None
         while True:
             try:
-                with self._or_nothing(count, before):
+                with self._atomic_step(count, before):
                     return self._stepped(take(), version)
-            except NoRoom as error:
+            except OutOfMemory as error:
                 self._lower(error)
-            give_back()  # here, since a traceback no longer keeps tensors alive
+            free_memory()  # here, since a traceback no longer keeps tensors alive
 
     @contextmanager
-    def _or_nothing(self, count: int, before: LearnerState | None = None) -> Iterator[None]:
+    def _atomic_step(self, count: int, before: LearnerState | None = None) -> Iterator[None]:
         """Undo changes if the body raises, and map its exception to the one to raise."""
         self._require_whole()
         set_back, numbers = self._parts.small(), (self.steps_done, self.version)
@@ -200,90 +200,90 @@ class Learner:
         # BaseException: a plug-in, a library or an interrupt may raise anything.
         except BaseException as error:
             self.steps_done, self.version = numbers
-            self._take_back(set_back, before, error)
-            meant = meaning_of(error, count, self._torn)
+            self._undo(set_back, before, error)
+            meant = error_for(error, count, self._broken)
             if meant is error:
                 raise
             raise meant from error
 
-    def _take_back(
+    def _undo(
         self, set_back: Callable[[], None], before: LearnerState | None, error: BaseException
     ) -> None:
         """Undo the changes of a step; if that is impossible, refuse to use what is left."""
         if self._updates.touched:
-            self._torn = (
+            self._broken = (
                 f"a step to version {self.version + 1} broke off while it changed the weights: "
                 f"{type(error).__name__}: {error}; they are of no version and nothing was saved; "
                 "the next process goes on from the checkpoint"
             )
         self._updates.clear()
-        if self._torn and before is not None:
+        if self._broken and before is not None:
             self.load(before)
         set_back()
 
     def _require_whole(self) -> None:
         """Raise Unfit if a step was interrupted during its update and nothing was loaded since."""
-        if self._torn:
-            raise Unfit(self._torn)
+        if self._broken:
+            raise Unfit(self._broken)
 
-    def _lower(self, error: NoRoom) -> None:
+    def _lower(self, error: OutOfMemory) -> None:
         """Use smaller pieces from now on. Raises Unfit if a single row did not fit."""
-        if not self._room.lower():
+        if not self._budget.lower():
             msg = f"{error}, not even for a single row; {LESS_MEMORY}"
             raise Unfit(msg)
-        log.warning("smaller_pieces", tokens=self._room.tokens, reason=str(error))
+        log.warning("smaller_pieces", tokens=self._budget.tokens, reason=str(error))
 
     def _stepped(self, metrics: dict[str, float], version: int | None) -> dict[str, float]:
         self._entropy.after_step(metrics["entropy"])
         self.steps_done += 1
         self.version = self.version + 1 if version is None else version
-        return metrics | self._room.told()
+        return metrics | self._budget.metrics()
 
     def follow_pieces(self, metrics: Mapping[str, float]) -> None:
         """Compute the next step in pieces as large as those of a step with these metrics."""
-        self._room.follow(metrics)
+        self._budget.follow(metrics)
 
-    def note(self, samples: Sequence[Sample]) -> None:
-        """Note the current log-probabilities of tokens that the current weights sampled."""
+    def cache_logprobs(self, samples: Sequence[Sample]) -> None:
+        """Cache the current log-probabilities of tokens that the current weights sampled."""
         config = self.config
         oldest = oldest_kept(self.version, config.max_staleness, config.on_stale)
         while True:
             try:
-                with self._or_nothing(len(samples)):
+                with self._atomic_step(len(samples)):
                     self._settle()
                     batch, _ = laid_out(samples, config)
                     require_known(batch, self.vocabulary)
                     ages = self.version, oldest
-                    self._onlookers.note(batch, self._pieces, config.temperature, ages)
+                    self._auxiliary.cache(batch, self._pieces, config.temperature, ages)
                 return
-            except NoRoom as error:
+            except OutOfMemory as error:
                 self._lower(error)
-            give_back()
+            free_memory()
 
     def begin(self, samples: Sequence[Sample]) -> Batch:
         """Compute what a batch needs before any gradient: advantages, weights, denominators."""
-        return self._looked(self._made(samples))
+        return self._scored(self._made(samples))
 
     def _made(self, samples: Sequence[Sample]) -> Batch:
-        """Compute advantages, weights, denominators; without a pass unless `values_look`."""
+        """Compute advantages, weights, denominators; with a pass if `rewards_need_scores`."""
         config = self.config
         samples = adopted(samples) if config.success_pool else samples
-        batch = make_batch(samples, config, self._look, self._entropy.weight)
+        batch = make_batch(samples, config, self._score, self._entropy.weight)
         if config.on_stale == "weight":
             batch = aged(batch, self.version, config.max_staleness)
         return batch
 
-    def _looked(self, batch: Batch) -> Batch:
+    def _scored(self, batch: Batch) -> Batch:
         """Run the passes that serve all updates, unless done before, and filter the turns."""
-        if not self.config.rules.values_look:
+        if not self.config.rules.rewards_need_scores:
             batch = self._before_step(batch)
         return without_turns(batch, self.config.rules.turn_filters)
 
     def _before_step(self, batch: Batch) -> Batch:
-        return self._onlookers.before_step(batch, self._pieces, self.config.temperature)
+        return self._auxiliary.before_step(batch, self._pieces, self.config.temperature)
 
     def _before_update(self, batch: Batch) -> Batch:
-        return self._onlookers.before_update(batch, self._pieces, self.config.temperature)
+        return self._auxiliary.before_update(batch, self._pieces, self.config.temperature)
 
     def add(self, gradient: Gradient, batch: Batch) -> None:
         """Add the gradient of a batch, or of some of its rows, to that in the parameters."""
@@ -295,10 +295,10 @@ class Learner:
 
         Raises Unfit after `max_skipped` such updates in a row.
         """
-        told = self._updates.apply(cost, lr, self.steps_done, self._settle)
-        if not told["skipped"]:
-            self._onlookers.after_update()
-        return told
+        metrics = self._updates.apply(cost, lr, self.steps_done, self._settle)
+        if not metrics["skipped"]:
+            self._auxiliary.after_update()
+        return metrics
 
     @property
     def vocabulary(self) -> int:
@@ -344,16 +344,16 @@ class Learner:
         self._settle()
         self._parts.load(state)
         self.steps_done, self.version = state.step, state.version
-        self._torn = ""
+        self._broken = ""
 
-    def _look(self, batch: Batch, rewards: Rewards) -> tuple[Batch, Rewards]:
+    def _score(self, batch: Batch, rewards: Rewards) -> tuple[Batch, Rewards]:
         """Run the passes that rules need before advantages are computed."""
         require_known(batch, self.vocabulary)
         rewards = replace(rewards, entropy_before=self._entropy.entropy)
-        if not self.config.rules.values_look:
+        if not self.config.rules.rewards_need_scores:
             return batch, rewards
         batch, temperature = self._before_step(batch), self.config.temperature
-        return batch, self._onlookers.for_rewards(batch, rewards, self._pieces, temperature)
+        return batch, self._auxiliary.for_rewards(batch, rewards, self._pieces, temperature)
 
     def _copier(self, raw: Callable[[Tensor], RawTensor]) -> Callable[[], LearnerState]:
         return self._parts.copier(self.steps_done, self.version, raw)
@@ -368,8 +368,8 @@ class Learner:
         """Update the weights, once per minibatch; return the metrics."""
         lr = self.config.lr_at(self.steps_done)
         pace: Pace = self._step_size(step_start(batch))
-        known = {**batch_metrics(batch, self.version), **batch.told, **pace.told}
-        told: list[dict[str, float]] = []
+        known = {**batch_metrics(batch, self.version), **batch.metrics, **pace.metrics}
+        updates: list[dict[str, float]] = []
         tokens: list[np.ndarray] = []
         parts = list(minibatches(batch, self.config, self.version))
         for number, part in enumerate(parts, 1):
@@ -377,31 +377,33 @@ class Learner:
             self._updates.clear()
             gradient = self.gradient_of(update)
             self.add(gradient, update)
-            if not told:  # before the first update the weights are those of the newest tokens
+            if not updates:  # before the first update the weights are those of the newest tokens
                 known |= generation_gap(update, gradient.numbers(), self.version)
             tokens += gradient.numbers()
             if number == len(parts):  # may fail, so it comes before the last update
-                known |= token_metrics(tokens, gradient.told)
-            told.append(self.apply(gradient.cost, lr * pace.factor))
-        return known | {key: fmean(one[key] for one in told) for key in told[0]}
+                known |= token_metrics(tokens, gradient.metric_names)
+            updates.append(self.apply(gradient.cost, lr * pace.factor))
+        return known | {key: fmean(one[key] for one in updates) for key in updates[0]}
 
     def gradient_of(self, batch: Batch) -> Gradient:
         """Return an empty Gradient for an update; gradients in the parameters stay."""
         step = step_tokens(batch)
-        return Gradient(self.model, self.config, self._objective, self.version, step, self._words)
+        return Gradient(
+            self.model, self.config, self._objective, self.version, step, self._uniform_tokens
+        )
 
     def _spread(self) -> None:
         """Shard the weights, in a learner of several processes; here nothing is to be done."""
 
     def _pieces(self, batch: Batch) -> Iterator[MicroBatch]:
-        budget, precision = self._room.tokens, self.config.precision
+        budget, precision = self._budget.tokens, self.config.precision
         exact, sharing = self.config.exact, self._sharing
         if sharing is None:
             pieces = micro_batches(batch, budget, self.device)
         else:
-            if self._room.lowered:
+            if self._budget.lowered:
                 sharing = replace(sharing, widest=min(sharing.widest, budget))
             fill = self.config.packing == "packed"
             pieces = shared_micro_batches(batch, sharing, budget, self.device, fill=fill)
-        pieces = self._room.noted(pieces)
+        pieces = self._budget.measured(pieces)
         return (replace(micro, precision=precision, exact=exact) for micro in pieces)

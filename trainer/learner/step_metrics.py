@@ -27,7 +27,7 @@ def numbers_per_token(
 
 def token_metrics(tokens: Sequence[np.ndarray], more: Sequence[str] = ()) -> dict[str, float]:
     """Return means over sampled tokens, in log order; `more` names the rows after the fifth."""
-    ratio, clipped, entropies, kl, log_ratios, *told = np.concatenate(tokens, axis=1)
+    ratio, clipped, entropies, kl, log_ratios, *others = np.concatenate(tokens, axis=1)
     return {
         "ratio_mean": float(ratio.mean()),
         "ratio_max": float(ratio.max()),
@@ -35,7 +35,7 @@ def token_metrics(tokens: Sequence[np.ndarray], more: Sequence[str] = ()) -> dic
         "entropy": float(entropies.mean()),
         "approx_kl": float(kl.mean()),
         "log_ratio_abs_max": float(np.abs(log_ratios).max()),
-    } | {name: float(each.mean()) for name, each in zip(more, told, strict=True)}
+    } | {name: float(each.mean()) for name, each in zip(more, others, strict=True)}
 
 
 def batch_metrics(batch: Batch, version_now: int) -> dict[str, float]:

@@ -30,7 +30,7 @@ class Streaming:
     """The added samples, group after group; the same order gives the same bits."""
     _batches: list[Batch] = field(default_factory=list)
     _numbers: list[np.ndarray] = field(default_factory=list)
-    _told: tuple[str, ...] = ()
+    _metric_names: tuple[str, ...] = ()
 
     def add(self, samples: Sequence[Sample], batch: Batch, gradient: Gradient, count: int) -> None:
         """Count a group whose undivided gradient was added; `count` is its denominator."""
@@ -39,17 +39,17 @@ class Streaming:
         self.samples += samples
         self._numbers += gradient.numbers()
         self._batches.append(batch)
-        self._told = gradient.told
+        self._metric_names = gradient.metric_names
 
     def batch(self) -> Batch:
         """Return all added groups as one batch."""
         return joined(self._batches)
 
-    def metrics(self, batch: Batch, version: int, told: Mapping[str, float]) -> dict[str, float]:
-        """Return the metrics of the whole batch; `told` holds further ones."""
+    def metrics(self, batch: Batch, version: int, more: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics of the whole batch; `more` holds further ones."""
         gap = generation_gap(batch, self._numbers, version)
-        known = batch_metrics(batch, version) | gap | dict(told)
-        return known | token_metrics(self._numbers, self._told)
+        known = batch_metrics(batch, version) | gap | dict(more)
+        return known | token_metrics(self._numbers, self._metric_names)
 
 
 def undivided(batch: Batch, aggregate: str) -> tuple[Batch, int]:

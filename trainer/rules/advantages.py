@@ -123,9 +123,9 @@ def success_weighted(rewards: Rewards, options: Success) -> Floats:
     def weighted(group: Floats) -> Floats:
         earned = np.maximum(group - options.above, 0.0)
         lacked = np.minimum(group - options.above, 0.0)
-        told = options.shortfall * centred(lacked - lacked[0])
+        failures = options.shortfall * centred(lacked - lacked[0])
         mean = float(earned.mean())
-        return told if mean == 0 else told + centred(earned - earned[0]) / mean
+        return failures if mean == 0 else failures + centred(earned - earned[0]) / mean
 
     return per_group(rewards, weighted, shifted=False)
 

@@ -58,18 +58,18 @@ class Objective:
         """Return costs [B,T] with all terms, and metrics per token by name."""
         if self.distil.needs("teacher"):
             tokens = replace(tokens, advantage_BT=self.distil(tokens))
-        tokens, told = self._with_old(tokens)
+        tokens, metrics = self._with_old(tokens)
         costs: Costs = self.loss(tokens)
         if self.corrects:
             weight_BT = self.correction(tokens).detach()
             cost_BT = (weight_BT * costs.cost_BT).masked_fill(weight_BT == 0, 0)
             costs = replace(costs, cost_BT=cost_BT)
-            told |= {"correction_weight": weight_BT, "correction_masked": weight_BT == 0}
+            metrics |= {"correction_weight": weight_BT, "correction_masked": weight_BT == 0}
         if self.kl.rule is not NO_REFERENCE:
             leaving_BT = self.kl.options.weight * self.kl(tokens)
             costs = replace(costs, cost_BT=costs.cost_BT + leaving_BT)
-            told["reference_kl"] = k3(needed(tokens.ref_BT, "ref"), tokens.lp_BT.detach())
-        return costs, told
+            metrics["reference_kl"] = k3(needed(tokens.ref_BT, "ref"), tokens.lp_BT.detach())
+        return costs, metrics
 
     def _with_old(self, tokens: Tokens) -> tuple[Tokens, dict[str, Tensor]]:
         old = self.old(tokens)

@@ -38,13 +38,13 @@ class Sample:
     """The number of earlier uses; above 0 it is consumed, and admission has counted it."""
     compared_in: str = ""
     """The group that it is compared in, if that is not its own."""
-    lent: str = ""
+    borrowed: str = ""
     """`recorded` or `shared` if another run requested it; its versions then belong to that run."""
 
     @property
     def fresh(self) -> bool:
         """True if this use consumes the record."""
-        return not self.uses and self.lent != RECORDED
+        return not self.uses and self.borrowed != RECORDED
 
     @property
     def group(self) -> str:

@@ -28,7 +28,7 @@ class Pace:
     """The factor of the scheduled learning rate for this step."""
 
     factor: float = 1.0
-    told: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     """Further metrics of the step."""
 
 

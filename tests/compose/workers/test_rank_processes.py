@@ -31,19 +31,19 @@ class ThreadRanks:
         self.words: list[bytes] = []
         self.left = Event()
 
-    def exchanged(self, words: bytes) -> list[bytes]:
+    def all_gather(self, message: bytes) -> list[bytes]:
         if self.words:
             self.runs.release()
-        self.words.append(words)
+        self.words.append(message)
         self.met.wait(WAIT_S)
-        self.said[self.rank] = words
+        self.said[self.rank] = message
         self.met.wait(WAIT_S)
         said = list(self.said)
         assert self.runs.acquire(timeout=WAIT_S)
         return said
 
-    def heard(self, words: bytes = b"") -> bytes:
-        return self.exchanged(words)[0]
+    def broadcast(self, message: bytes = b"") -> bytes:
+        return self.all_gather(message)[0]
 
     def spread(self, model: torch.nn.Module) -> None:
         """Keep all of it."""

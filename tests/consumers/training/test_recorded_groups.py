@@ -10,7 +10,7 @@ from rollcall.schemas.codec import Codec, LocalRegistry
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.topics import Topics, wanted
 from rollcall.trainer.config.tables import Recorded
-from rollcall.trainer.curation.foreign_groups import Mark
+from rollcall.trainer.curation.borrowed_groups import Mark
 from rollcall.trainer.rules.samples import RECORDED, Sample
 from tests.support.scored_trajectories import CURATION, scored
 
@@ -45,7 +45,7 @@ class Recording:
 
 
 def names(samples: list[Sample]) -> list[str]:
-    assert {sample.lent for sample in samples} <= {RECORDED}
+    assert {sample.borrowed for sample in samples} <= {RECORDED}
     return [sample.scored.trajectory.rollout_id.removeprefix("earlier/") for sample in samples]
 
 

@@ -333,7 +333,7 @@ def test_versions_of_buffered_samples_are_kept(tmp_path: Path) -> None:
 
     train(stage, STEPS)
 
-    waiting = {sample.min_version for sample in stage.trainer.buffer.noteworthy()}
+    waiting = {sample.min_version for sample in stage.trainer.buffer.cacheable()}
     assert {*waiting, STEPS - 2, STEPS - 1, STEPS} <= {*versions(stage)}
     assert 2 in waiting
     assert not {STEPS - 5, STEPS - 4, STEPS - 3} & {*versions(stage)}

@@ -30,7 +30,7 @@ from rollcall.trainer.checkpoints.consumption import Leader
 from rollcall.trainer.checkpoints.manifest import MANIFEST, read_body
 from rollcall.trainer.checkpoints.rank_files import parts_of_state, write_rank
 from rollcall.trainer.config.learner_config import LearnerConfig
-from rollcall.trainer.curation.drawn_groups import Book
+from rollcall.trainer.curation.drawn_groups import LedgerState
 from rollcall.trainer.curation.drops import Tally
 from rollcall.trainer.learner.step import Learner
 from tests.support.scored_trajectories import some_samples
@@ -52,7 +52,7 @@ def checkpoint(model_directory: str) -> Checkpoint:
         abandoned=((2, 3),),
         pending={"policy_version": b"\0\1\xff", "train_step": b""},
         used=64,
-        book=Book(40, 30, b"\x80\x01", (31, 33), 2, (Consumed("r", 0, 9, (), "id"),)),
+        book=LedgerState(40, 30, b"\x80\x01", (31, 33), 2, (Consumed("r", 0, 9, (), "id"),)),
         leaders=(Leader("t", 1, 8, 4), Leader("r", 0, 9, 2)),
     )
 

@@ -8,13 +8,13 @@ from rollcall.trainer.checkpoints.checkpoint import NEWEST, Checkpoint, load_lat
 from rollcall.trainer.checkpoints.learner_state import LearnerState
 from rollcall.trainer.checkpoints.manifest import MANIFEST
 from rollcall.trainer.checkpoints.resume_points import resume_points
-from rollcall.trainer.curation.replay import ReplayBook
+from rollcall.trainer.curation.replay import ReplayState
 
 TOPIC = "trajectories.scored"
-BOOK = ReplayBook(groups=((1, ((0, 2), (1, 3))),), successes=((1, (0, 4)),))
+BOOK = ReplayState(groups=((1, ((0, 2), (1, 3))),), successes=((1, (0, 4)),))
 
 
-def save_one(root: Path, version: int, *consumed: Consumed, book: ReplayBook = BOOK) -> Path:
+def save_one(root: Path, version: int, *consumed: Consumed, book: ReplayState = BOOK) -> Path:
     some = {"w": RawTensor("U8", (1,), bytes([version]))}
     state = LearnerState(version, version, 0, some, some, some)
     return save(root, Checkpoint(state, version - 1, consumed=consumed, replay=book))
@@ -38,7 +38,7 @@ def test_unconsumed_offsets_and_pooled_samples_are_read_again(tmp_path: Path) ->
 def test_resume_points_are_the_newest_loadable_checkpoints(tmp_path: Path) -> None:
     assert resume_points(tmp_path / "nowhere") == ()
     paths = [
-        save_one(tmp_path, version, Consumed(TOPIC, 0, version, ()), book=ReplayBook())
+        save_one(tmp_path, version, Consumed(TOPIC, 0, version, ()), book=ReplayState())
         for version in range(NEWEST + 2)
     ]
 

@@ -11,10 +11,10 @@ from rollcall.schemas.errors import Refused
 from rollcall.schemas.ids import group_id, request_id
 from rollcall.schemas.messages import Claim, Sampling, ScoredTrajectory
 from rollcall.trainer.config.curation import Curation
-from rollcall.trainer.curation.accounts import Accounts
 from rollcall.trainer.curation.buffer import Buffer
 from rollcall.trainer.curation.drops import Tally
 from rollcall.trainer.curation.group_gate import FORCE_AFTER
+from rollcall.trainer.curation.group_ledger import GroupLedger
 from rollcall.trainer.curation.judge import judge
 from tests.support.scored_trajectories import CURATION, sample, scored, sequence
 
@@ -322,7 +322,7 @@ def drawn(draw: int, member: int, size: int, *, version: int = 0, **other: Any) 
 
 
 def drawn_buffer(draws: int, size: int, curation: Curation) -> Buffer:
-    accounts = Accounts("run", size)
+    accounts = GroupLedger("run", size)
     accounts.published(draws - 1)
     return Buffer(curation, accounts)
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from rollcall.schemas.ids import group_id, request_id
 from rollcall.schemas.messages import ScoredTrajectory
 from rollcall.trainer.config.curation import Curation
-from rollcall.trainer.curation.accounts import Accounts
 from rollcall.trainer.curation.buffer import Buffer
+from rollcall.trainer.curation.group_ledger import GroupLedger
 from tests.support.scored_trajectories import scored
 
 CURATION = Curation(
@@ -35,7 +35,7 @@ def record(draw: int, member: int, version: int, ended_ms: int) -> ScoredTraject
 
 def held_back(clock: Clock) -> Buffer:
     """Two whole groups of version 1, while one of version 0 is at work."""
-    accounts = Accounts("run", 2)
+    accounts = GroupLedger("run", 2)
     buffer = Buffer(CURATION, accounts, clock=clock)
     for draw, version in ((0, 0), (1, 1), (2, 1)):
         accounts.published(draw, None, version)
@@ -67,7 +67,7 @@ def test_the_deadline_of_a_delayed_step_passes_without_new_records() -> None:
 
 
 def test_a_full_buffer_without_a_delayed_step_is_full() -> None:
-    accounts = Accounts("run", 2)
+    accounts = GroupLedger("run", 2)
     buffer = Buffer(CURATION, accounts, clock=Clock())
     for draw in (1, 2):
         accounts.published(draw, None, 1)

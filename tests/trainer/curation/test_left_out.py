@@ -53,7 +53,7 @@ def test_only_reasons_above_one_percent_are_reported(steps: list[Any]) -> None:
         rollouts += used + sum(counted.values())
         lost.update({r: n for r, n in counted.items() if r not in ASKED_FOR} | parts)
 
-    said = told.said()
+    said = told.reported()
 
     assert said == {reason: n for reason, n in lost.items() if n > 0.01 * rollouts}
     assert told.rollouts == rollouts
@@ -119,7 +119,7 @@ def test_samples_with_unknown_tokens_or_a_full_context_are_counted(
         samples.append(sample(scored(f"r{number}", sequences=(sequence(ids, mask),)), number))
     read = [{1, *(i for i, ours in row if not ours)} for row in rows]
 
-    told = Reading(unknown, context, window=True).told(samples)
+    told = Reading(unknown, context, window=True).metrics(samples)
 
     assert told.get("unknown_words", 0) == sum(unknown in each for each in read)
     assert told.get("window_full", 0) == sum(0 < context <= len(row) + 2 for row in rows)

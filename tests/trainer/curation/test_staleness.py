@@ -16,8 +16,8 @@ from rollcall.schemas.messages import ScoredTrajectory
 from rollcall.trainer.batch.rows import aged, make_batch
 from rollcall.trainer.config.curation import Curation
 from rollcall.trainer.config.learner_config import LearnerConfig
-from rollcall.trainer.curation.accounts import Accounts
 from rollcall.trainer.curation.buffer import Buffer
+from rollcall.trainer.curation.group_ledger import GroupLedger
 from rollcall.trainer.rules.staleness import HALVINGS, StaleWait, stale_weight
 from tests.support.scored_trajectories import CURATION, scored, some_samples
 
@@ -87,7 +87,7 @@ def drawn(draw: int, member: int, version: int, ended_ms: int = 0) -> ScoredTraj
 def waiting(**changes: Any) -> Buffer:
     """Two draws of two members: the first was begun under version 1 and runs, one is whole."""
     curation = replace(CURATION, on_stale="wait", max_staleness=1, **changes)
-    accounts = Accounts("run", 2)
+    accounts = GroupLedger("run", 2)
     accounts.published(0, 2, 1)
     accounts.published(1, 2, 2)
     buffer = Buffer(curation, accounts)
@@ -136,7 +136,7 @@ def test_the_wait_ends_once_enough_batches_have_accumulated() -> None:
 
 def test_a_resumed_trainer_waits_for_the_same_groups() -> None:
     accounts = waiting().accounts
-    again = Accounts("run", 2, accounts.book())
+    again = GroupLedger("run", 2, accounts.book())
 
     assert again.drawn.begun() == accounts.drawn.begun() == {"run/0": 1, "run/1": 2}
 

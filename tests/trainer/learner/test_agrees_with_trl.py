@@ -15,9 +15,9 @@ from rollcall.schemas.rules import RuleChoice
 from rollcall.trainer.batch.pieces import micro_batches
 from rollcall.trainer.batch.rows import make_batch
 from rollcall.trainer.config.learner_config import LearnerConfig
-from rollcall.trainer.learner.extra_pass import looked_at
 from rollcall.trainer.learner.forward import loaded
 from rollcall.trainer.learner.gradient import Gradient
+from rollcall.trainer.learner.scoring_pass import with_logprobs
 from rollcall.trainer.rules.samples import Sample
 from tests.support.scored_trajectories import VOCABULARY, sample, scored, sequence
 
@@ -167,7 +167,7 @@ def ours(
     def pieces(batch: Any) -> Any:
         return micro_batches(batch, config.micro_batch_tokens)
 
-    batch = looked_at(make_batch(samples, config), pieces, {"ref": reference}, 1.0)
+    batch = with_logprobs(make_batch(samples, config), pieces, {"ref": reference}, 1.0)
     model.zero_grad(set_to_none=True)
     gradient = Gradient(model, config, config.rules.objective, 0)
     for micro in pieces(batch):

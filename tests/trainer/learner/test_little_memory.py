@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from rollcall.schemas.errors import BatchFailed, Unfit
-from rollcall.trainer.batch.piece_budget import NoRoom, out_of_memory
+from rollcall.trainer.batch.piece_budget import OutOfMemory, is_out_of_memory
 from rollcall.trainer.batch.pieces import MicroBatch
 from rollcall.trainer.config.learner_config import LearnerConfig
-from rollcall.trainer.learner import extra_pass, gradient
+from rollcall.trainer.learner import gradient, scoring_pass
 from rollcall.trainer.learner.forward import Forward, forward
 from rollcall.trainer.learner.step import Learner
 from rollcall.trainer.learner.streaming import by_group
@@ -54,7 +54,7 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Put:
 
     def put(most: int, error: Exception) -> Device:
         device = Device(most, error)
-        for module in (gradient, extra_pass):
+        for module in (gradient, scoring_pass):
             monkeypatch.setattr(module, "forward", device.forward)
         return device
 
@@ -151,6 +151,10 @@ def test_a_device_failure_does_not_blame_the_batch(model_directory: str, put: Pu
 
 
 def test_only_out_of_memory_errors_are_recognised_as_such() -> None:
-    assert all(map(out_of_memory, ENDS))
-    others = (RuntimeError("shapes differ"), ValueError("out of memory"), NoRoom("out of memory"))
-    assert not any(map(out_of_memory, others))
+    assert all(map(is_out_of_memory, ENDS))
+    others = (
+        RuntimeError("shapes differ"),
+        ValueError("out of memory"),
+        OutOfMemory("out of memory"),
+    )
+    assert not any(map(is_out_of_memory, others))

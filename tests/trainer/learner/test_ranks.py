@@ -17,14 +17,14 @@ from rollcall.schemas.errors import Refused, Unavailable, Unfit
 from rollcall.schemas.packed import logprobs_of
 from rollcall.schemas.rules import RuleChoice
 from rollcall.schemas.weights import RawTensor, from_safetensors
-from rollcall.trainer.batch.batch_words import read, written
+from rollcall.trainer.batch.batch_message import read, written
 from rollcall.trainer.batch.rows import Batch, BatchRow, make_batch
 from rollcall.trainer.checkpoints.checkpoint import kept, newest_words
 from rollcall.trainer.checkpoints.manifest import MANIFEST
 from rollcall.trainer.checkpoints.rank_files import directory_of
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.learner.moving_average import PLACE
-from rollcall.trainer.learner.ranks import Words, layers_of, own_rows, require_alike
+from rollcall.trainer.learner.ranks import RankMessage, layers_of, own_rows, require_alike
 from rollcall.trainer.learner.sharded_learner import ShardedLearner
 from rollcall.trainer.learner.step import Learner
 from rollcall.trainer.weights.tensors import tensor_of
@@ -182,13 +182,13 @@ def test_a_batch_reaches_the_other_ranks_unchanged() -> None:
     taught = [replace(row, teacher=row.behaviour_logprobs) for row in batch.rows]
 
     for rows in (batch.rows, seen, taught):
-        given_ = replace(batch, rows=tuple(rows), told={"turns_left_out": 3.0})
-        there = Words.of(Words({"call": "step"}, written(given_)).packed())
+        given_ = replace(batch, rows=tuple(rows), metrics={"turns_left_out": 3.0})
+        there = RankMessage.of(RankMessage({"call": "step"}, written(given_)).packed())
         assert_same(read(there.tensors), given_)
 
 
 def assert_same(batch: Batch, other: Batch) -> None:
-    assert batch.told == other.told
+    assert batch.metrics == other.metrics
     for key in (each.name for each in fields(Batch) if each.name not in ("rows", "told")):
         assert np.array_equal(getattr(batch, key), getattr(other, key))
     for row, like in zip(batch.rows, other.rows, strict=True):
@@ -220,11 +220,11 @@ class Two:
     def __init__(self, other: dict[str, str]) -> None:
         self.other = orjson.dumps(other)
 
-    def exchanged(self, words: bytes) -> list[bytes]:
-        return [words, self.other]
+    def all_gather(self, message: bytes) -> list[bytes]:
+        return [message, self.other]
 
-    def heard(self, words: bytes = b"") -> bytes:
-        return words
+    def broadcast(self, message: bytes = b"") -> bytes:
+        return message
 
     def spread(self, model: torch.nn.Module) -> None:
         """All of it stays."""
@@ -240,9 +240,9 @@ def test_ranks_with_different_starting_weights_are_refused() -> None:
 
 
 def test_packed_messages_between_ranks_are_read_back_unchanged() -> None:
-    words = Words({"call": "load", "step": 3}, {"a": RawTensor("F32", (0, 2), b"")})
+    words = RankMessage({"call": "load", "step": 3}, {"a": RawTensor("F32", (0, 2), b"")})
 
-    assert Words.of(words.packed()) == words
+    assert RankMessage.of(words.packed()) == words
 
 
 def test_layers_of_a_model_are_found_once(model_directory: str) -> None:
@@ -283,11 +283,11 @@ class Alone:
 
     rank, count = 0, 1
 
-    def exchanged(self, words: bytes) -> list[bytes]:
-        return [words]
+    def all_gather(self, message: bytes) -> list[bytes]:
+        return [message]
 
-    def heard(self, words: bytes = b"") -> bytes:
-        return words
+    def broadcast(self, message: bytes = b"") -> bytes:
+        return message
 
     def spread(self, model: torch.nn.Module) -> None:
         """All of it stays here."""

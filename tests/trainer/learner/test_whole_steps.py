@@ -15,7 +15,7 @@ from tests.support.faults import Fault, Place, calls, places
 from tests.support.scored_trajectories import some_samples
 
 CHANGING = (
-    "step.py", "clipped_updates.py", "onlookers.py", "moving_average.py", "learner_parts.py",
+    "step.py", "clipped_updates.py", "auxiliary_models.py", "moving_average.py", "learner_parts.py",
     "entropy_control.py", "gradient.py", "streaming.py",
 )  # fmt: skip
 """Where a step keeps what it changes; what is raised further down comes through these."""

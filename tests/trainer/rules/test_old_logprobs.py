@@ -131,7 +131,7 @@ def test_noted_logprobs_of_interrupted_rollouts_come_from_the_weights_at_interru
     exact = Learner(model_directory, replace(CONFIG, old_logprobs="snapshot"), past=kept.get)
     kept[0] = dict(learner.tensors())
     samples = of_two_versions(learner)
-    learner.note([cut_off(each) for each in samples])
+    learner.cache_logprobs([cut_off(each) for each in samples])
     learner.step(some_samples(3))
     exact.load(learner.state())
     kept[1] = dict(learner.tensors())
@@ -152,7 +152,7 @@ def test_noted_logprobs_of_interrupted_rollouts_come_from_the_weights_at_interru
 def test_a_continuation_that_differs_from_its_note_is_not_exact(model_directory: str) -> None:
     learner = Learner(model_directory, INTERRUPT)
     samples = of_two_versions(learner)
-    learner.note([cut_off(each) for each in samples])
+    learner.cache_logprobs([cut_off(each) for each in samples])
     learner.step(some_samples(3))
     other = [replace(each, scored=replace(each.scored, trajectory=replace(
         each.scored.trajectory, rollout_id=f"r{(number + 1) % len(samples)}"
@@ -163,14 +163,14 @@ def test_a_continuation_that_differs_from_its_note_is_not_exact(model_directory:
 
 def test_notes_too_old_to_train_on_are_forgotten(model_directory: str) -> None:
     learner = Learner(model_directory, INTERRUPT)
-    noted = learner._onlookers.noted
-    assert noted is not None
-    learner.note(some_samples(0))
-    assert len(noted) == 12
+    cached = learner._auxiliary.logprobs
+    assert cached is not None
+    learner.cache_logprobs(some_samples(0))
+    assert len(cached) == 12
     for number in range(2):
         learner.step(some_samples(1))
-        learner.note([])
-        assert len(noted) == (12, 0)[number]
+        learner.cache_logprobs([])
+        assert len(cached) == (12, 0)[number]
 
 
 def test_interrupt_without_interrupted_rollouts_is_refused() -> None:

@@ -37,7 +37,7 @@ def test_ess_factors_match_published_values(options: SampleSize, factor: float) 
     pace = ess(start([1, 0.5, 2, 0.25]), options)
 
     assert pace.factor == pytest.approx(factor, abs=5e-7)
-    assert pace.told["ess_ratio"] == pytest.approx(0.661765, abs=5e-7)
+    assert pace.metrics["ess_ratio"] == pytest.approx(0.661765, abs=5e-7)
 
 
 def test_ess_neither_overflows_nor_exceeds_one() -> None:

@@ -1,7 +1,7 @@
-"""Log-probabilities that a version gave to its own tokens, noted before the next update.
+"""A cache of log-probabilities that a version gave to its own tokens, before the next update.
 
-Trajectories are keyed by the id of their first request, so that notes of a rollout that was cut off
-apply to its continuation, which begins with the same tokens. If it does not, the notes are ignored.
+Trajectories are keyed by the id of their first request, so that rows of a rollout that was cut off
+serve its continuation, which begins with the same tokens. If it does not, they are ignored.
 """
 
 from collections.abc import Mapping
@@ -23,8 +23,8 @@ Row = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """The notes of one row, [T] each; lp is nan where nothing was noted."""
+class CachedRow:
+    """The tokens of one row, [T] each; lp is nan where nothing is cached."""
 
     token_ids: NDArray[np.int32]
     versions: NDArray[np.int32]
@@ -43,31 +43,31 @@ class Note:
         )  # fmt: skip
 
 
-class Noted:
-    """All notes of tokens that may still be trained on."""
+class LogprobCache:
+    """The log-probabilities of all tokens that may still be trained on."""
 
     def __init__(self) -> None:
-        self._notes: dict[Row, Note] = {}
+        self._rows: dict[Row, CachedRow] = {}
 
     def __len__(self) -> int:
-        return len(self._notes)
+        return len(self._rows)
 
-    def note(self, batch: Batch, version: int, oldest: int) -> None:
-        """Keep `prox` of this version's tokens; forget notes of versions below `oldest`."""
-        notes = dict(self._notes)
+    def keep(self, batch: Batch, version: int, oldest: int) -> None:
+        """Keep `prox` of this version's tokens; forget tokens of versions below `oldest`."""
+        rows = dict(self._rows)
         for at, row in rows_of(batch):
             lp = self._known(at, row)
             fresh = row.mask & (row.versions == version)
             lp[fresh] = row.seen["prox"][fresh]
-            notes[at] = Note(row.token_ids, row.versions, lp)
-        # A row without notes gets `oldest - 1`, and is dropped too.
-        self._notes = {
-            at: note for at, note in notes.items()
-            if min(note.versions[~np.isnan(note.lp)], default=oldest - 1) >= oldest
+            rows[at] = CachedRow(row.token_ids, row.versions, lp)
+        # A row without cached tokens gets `oldest - 1`, and is dropped too.
+        self._rows = {
+            at: cached for at, cached in rows.items()
+            if min(cached.versions[~np.isnan(cached.lp)], default=oldest - 1) >= oldest
         }  # fmt: skip
 
-    def seen(self, batch: Batch) -> Batch:
-        """Add the notes to the batch as `noted`; nan where there is none."""
+    def added_to(self, batch: Batch) -> Batch:
+        """Return the batch with the cached values as `noted`; nan where there is none."""
         rows = [
             replace(row, seen={**row.seen, PLACE: self._known(at, row)})
             for at, row in rows_of(batch)
@@ -75,29 +75,29 @@ class Noted:
         return replace(batch, rows=tuple(rows))
 
     def state(self) -> dict[str, RawTensor]:
-        """Return the state for a checkpoint: `columns` of each note, in float64."""
+        """Return the state for a checkpoint: `columns` of each row, in float64."""
         return {
-            f"{name}/{number}/{PLACE}": raw_of(torch.from_numpy(note.columns()))
-            for (name, number), note in self._notes.items()
+            f"{name}/{number}/{PLACE}": raw_of(torch.from_numpy(cached.columns()))
+            for (name, number), cached in self._rows.items()
         }
 
     def load(self, state: Mapping[str, RawTensor]) -> None:
         """Restore from a checkpoint's state."""
-        self._notes = {}
+        self._rows = {}
         for key, raw in state.items():
             rest, _, place = key.rpartition("/")
             name, _, number = rest.rpartition("/")
             if place == PLACE:
                 ids, versions, lp = tensor_of(raw).numpy().T
-                self._notes[name, int(number)] = Note(
+                self._rows[name, int(number)] = CachedRow(
                     ids.astype(np.int32), versions.astype(np.int32), lp.astype(np.float32)
                 )
 
     def _known(self, at: Row, row: BatchRow) -> NDArray[np.float32]:
         lp = np.full(len(row.token_ids), np.nan, np.float32)
-        note = self._notes.get(at)
-        if note is not None and note.begins(row):
-            lp[: len(note.lp)] = note.lp
+        cached = self._rows.get(at)
+        if cached is not None and cached.begins(row):
+            lp[: len(cached.lp)] = cached.lp
         return lp
 
 

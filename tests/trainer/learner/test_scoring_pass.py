@@ -11,7 +11,7 @@ from rollcall.schemas.errors import Refused
 from rollcall.schemas.packed import ids_of, logprobs_of, mask_of
 from rollcall.trainer.batch.turns import turns_of
 from rollcall.trainer.config.learner_config import LearnerConfig
-from rollcall.trainer.learner.extra_pass import gradient_norms
+from rollcall.trainer.learner.scoring_pass import gradient_norms
 from rollcall.trainer.learner.step import Learner
 from rollcall.trainer.rules.advantages import Baseline, opob
 from rollcall.trainer.rules.rewards import rewards_of
@@ -103,7 +103,7 @@ def test_divergence_from_the_reference_costs_the_tokens_before_it(model_director
 
 
 def test_a_zero_penalty_loads_no_reference(model_directory: str) -> None:
-    assert of(model_directory, advantage="reinforce_pp")._onlookers.reference is None
+    assert of(model_directory, advantage="reinforce_pp")._auxiliary.reference is None
     with pytest.raises(Refused, match="two references, '' and 'elsewhere'; name one"):
         LearnerConfig.of({
             "kl": "k2", "advantage": {"name": "reinforce_pp", "beta": 0.1, "directory": "elsewhere"}
@@ -128,7 +128,7 @@ def test_a_filtered_turn_changes_no_other_turns_gradient(
     )))  # fmt: skip
     bound = np.quantile([turn.entropy for turn in turns], 0.4)
     kept = [turn for turn in turns if turn.entropy >= bound]
-    assert left.told == {"turns_kept": pytest.approx(len(kept) / len(turns))}
+    assert left.metrics == {"turns_kept": pytest.approx(len(kept) / len(turns))}
     assert sum(int(row.mask.sum()) for row in left.rows) == sum(t.end - t.first for t in kept)
     assert {row.weight for row in left.rows} == {row.weight for row in all_.rows}
     assert np.isfinite(learner.step(samples)["grad_norm"])
@@ -147,8 +147,8 @@ def test_turn_filters_are_separated_from_group_filters() -> None:
     config = LearnerConfig.of({"filters": ["high_entropy"]})
 
     assert [each.rule.name for each in config.rules.turn_filters] == ["high_entropy"]
-    assert "entropy" in config.rules.looks
-    assert "entropy" not in LearnerConfig().rules.looks
+    assert "entropy" in config.rules.needed_scores
+    assert "entropy" not in LearnerConfig().rules.needed_scores
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])

@@ -12,9 +12,9 @@ from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import ScoredTrajectory
 from rollcall.trainer.config.curation import Curation
 from rollcall.trainer.config.tables import Share, groups_of
-from rollcall.trainer.curation.accounts import Accounts
+from rollcall.trainer.curation.borrowed_samples import Retell, judge_shared
 from rollcall.trainer.curation.drops import Drops
-from rollcall.trainer.curation.foreign_samples import Retell, judge_shared
+from rollcall.trainer.curation.group_ledger import GroupLedger
 from rollcall.trainer.curation.judge import Member
 from rollcall.trainer.rules.samples import Sample, group_of, group_size_of
 
@@ -49,7 +49,7 @@ class SharedGroups:
     share: Share
     curation: Curation
     retell: Retell
-    accounts: Accounts
+    accounts: GroupLedger
     """The accounts that track held and ended rollouts of other runs, by name."""
     _members: dict[str, dict[tuple[str, int], Member]] = field(default_factory=dict)
     """By group, then by rollout and attempt; complete groups are in `_ready` too."""
@@ -136,7 +136,7 @@ class SharedGroups:
 
 
 @dataclass(frozen=True)
-class Foreign:
+class BorrowedGroups:
     """Both sources of groups of other runs, for the buffer; a batch waits for neither."""
 
     curation: Curation
@@ -147,7 +147,7 @@ class Foreign:
     def of(
         cls,
         curation: Curation,
-        accounts: Accounts,
+        accounts: GroupLedger,
         recorded: RecordedGroups | None,
         retell: Retell | None,
     ) -> Self:

@@ -13,17 +13,19 @@ from dataclasses import replace
 
 from rollcall.schemas.ids import split_continued_id
 from rollcall.schemas.messages import Consumed
-from rollcall.trainer.curation.drawn_groups import Book, DrawnGroups
+from rollcall.trainer.curation.drawn_groups import DrawnGroups, LedgerState
 from rollcall.trainer.curation.named_rollouts import NamedRollouts, group_in
 
 
-class Accounts:
+class GroupLedger:
     """The rollout states of one run; with a group size of 0 it has no draws, only names."""
 
-    def __init__(self, run_id: str = "", group_size: int = 0, book: Book | None = None) -> None:
+    def __init__(
+        self, run_id: str = "", group_size: int = 0, book: LedgerState | None = None
+    ) -> None:
         self.run_id = run_id
         self.group_size = group_size
-        self.drawn = DrawnGroups(run_id, group_size, book or Book())
+        self.drawn = DrawnGroups(run_id, group_size, book or LedgerState())
         self._named = NamedRollouts()
         self._held = 0
 
@@ -192,7 +194,7 @@ class Accounts:
         draw = self.drawn.number(group)
         return claimed if draw < 0 else self.drawn.size(draw)
 
-    def book(self, unreadable: int = 0, asked: Iterable[Consumed] = ()) -> Book:
+    def book(self, unreadable: int = 0, asked: Iterable[Consumed] = ()) -> LedgerState:
         """Return the state for a checkpoint, without held rollouts: they are read again."""
         return replace(self.drawn.book(), unreadable=unreadable, asked=tuple(asked))
 

@@ -9,23 +9,23 @@ from torch import nn
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.weights import RawTensor
 from rollcall.trainer.batch.rows import Batch
-from rollcall.trainer.learner.extra_pass import (
+from rollcall.trainer.learner.forward import loaded
+from rollcall.trainer.learner.logprob_cache import LogprobCache
+from rollcall.trainer.learner.moving_average import MovingAverage
+from rollcall.trainer.learner.scoring_pass import (
     PastWeights,
     Pieces,
     gradient_norms,
-    looked_at,
-    with_looks,
-    with_own_words,
+    with_logprobs,
+    with_own_logprobs,
+    with_scores,
     with_snapshots,
 )
-from rollcall.trainer.learner.forward import loaded
-from rollcall.trainer.learner.moving_average import MovingAverage
-from rollcall.trainer.learner.noted import Noted
 from rollcall.trainer.rules.objective import Objective
 from rollcall.trainer.rules.rewards import Rewards
 
 
-class Onlookers:
+class AuxiliaryModels:
     """The reference, the moving average and old versions, and the model itself before a step."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Onlookers:
         self.reference = _reference(model, reference) if "ref" in needs else None
         self.average = MovingAverage(model, objective.decay) if "ewma" in needs else None
         self.scratch = _frozen(model) if "snapshot" in needs else None
-        self.noted = Noted() if "noted" in needs else None
+        self.logprobs = LogprobCache() if "noted" in needs else None
         if self.scratch is not None and past is None:
             msg = "old_logprobs 'snapshot' needs the folder of a run, where its weights are kept"
             raise Refused(msg + "; use recompute")
@@ -54,26 +54,30 @@ class Onlookers:
             models["ref"] = self.reference
         if models:
             sure_of = "prox" if "entropy" in self.needs else ""
-            batch = with_own_words(looked_at(batch, pieces, models, temperature, sure_of))
-        if self.noted is not None:
-            batch = self.noted.seen(batch)
+            batch = with_own_logprobs(with_logprobs(batch, pieces, models, temperature, sure_of))
+        if self.logprobs is not None:
+            batch = self.logprobs.added_to(batch)
         if self.scratch is not None and self.past is not None:
             return with_snapshots(batch, pieces, self.scratch, self.past, temperature)
         return batch
 
-    def note(self, batch: Batch, pieces: Pieces, temperature: float, ages: tuple[int, int]) -> None:
-        """Note the model's log-probabilities of its own tokens before it changes, if needed.
+    def cache(
+        self, batch: Batch, pieces: Pieces, temperature: float, ages: tuple[int, int]
+    ) -> None:
+        """Cache the model's log-probabilities of its own tokens before it changes, if needed.
 
         `ages` are the current version, and the oldest that may still be trained on.
         """
-        if self.noted is not None:
-            self.noted.note(looked_at(batch, pieces, {"prox": self.model}, temperature), *ages)
+        if self.logprobs is not None:
+            self.logprobs.keep(
+                with_logprobs(batch, pieces, {"prox": self.model}, temperature), *ages
+            )
 
     def for_rewards(
         self, batch: Batch, rewards: Rewards, pieces: Pieces, temperature: float
     ) -> Rewards:
         """Add to the rewards the quantities that reward rules need from extra passes."""
-        rewards = with_looks(batch, rewards)
+        rewards = with_scores(batch, rewards)
         if "norms" not in self.needs:
             return rewards
         norms_N = gradient_norms(batch, pieces, self.model, temperature)
@@ -83,7 +87,7 @@ class Onlookers:
         """Run the passes whose model changes with every update."""
         if self.average is None:
             return batch
-        return looked_at(batch, pieces, {"ewma": self.average.model}, temperature)
+        return with_logprobs(batch, pieces, {"ewma": self.average.model}, temperature)
 
     def after_update(self) -> None:
         if self.average is not None:
@@ -91,15 +95,15 @@ class Onlookers:
 
     def state(self) -> dict[str, RawTensor]:
         """Return the state for a checkpoint."""
-        parts = [each.state() for each in (self.average, self.noted) if each is not None]
+        parts = [each.state() for each in (self.average, self.logprobs) if each is not None]
         return {name: raw for part in parts for name, raw in part.items()}
 
     def load(self, state: Mapping[str, RawTensor]) -> None:
         """Restore from `state`; the model's weights must be loaded before."""
         if self.average is not None:
             self.average.load(state, self.model)
-        if self.noted is not None:
-            self.noted.load(state)
+        if self.logprobs is not None:
+            self.logprobs.load(state)
 
 
 def _frozen(model: nn.Module) -> nn.Module:

@@ -65,8 +65,8 @@ def test_half_a_batch_is_the_newest_shared_groups_without_waiting() -> None:
     assert [groups(first), groups(second)] == [["g1", "own0"], ["g0", "own1"]]
     assert groups(third) == ["own2", "own3"]
     assert first is not None
-    assert [s.lent for s in first] == ["", "", SHARED, SHARED]
-    assert {s.min_version for s in first if s.lent} == {-1}
+    assert [s.borrowed for s in first] == ["", "", SHARED, SHARED]
+    assert {s.min_version for s in first if s.borrowed} == {-1}
 
 
 def test_old_equal_or_surplus_shared_groups_are_dropped_with_their_reason() -> None:
@@ -135,7 +135,7 @@ def test_a_failed_batch_reports_its_shared_samples_as_dropped() -> None:
 @pytest.mark.parametrize("loss", ["clip_higher", "m2po", "decoupled_ppo"])
 def test_retold_text_starts_at_a_ratio_of_one(model_directory: str, loss: str) -> None:
     config = LearnerConfig(loss=loss, share=Share(), epochs=2, group_size=1)
-    heard = [replace(each, lent=SHARED, min_version=-1) for each in some_samples(1)]
+    heard = [replace(each, borrowed=SHARED, min_version=-1) for each in some_samples(1)]
     once = Learner(model_directory, replace(config, epochs=1)).step(heard)
     twice = Learner(model_directory, config).step(heard)
 
@@ -150,7 +150,7 @@ def test_recorded_samples_keep_log_probabilities_and_have_no_own_version(
 ) -> None:
     config = LearnerConfig(loss="m2po", recorded=Recorded(run="r"), group_size=1)
     samples = some_samples(1)
-    recorded = [replace(each, lent=RECORDED, min_version=-1) for each in samples]
+    recorded = [replace(each, borrowed=RECORDED, min_version=-1) for each in samples]
 
     lent, own = Learner(model_directory, config), Learner(model_directory, config)
     told, before = lent.step(recorded), own.step(samples)

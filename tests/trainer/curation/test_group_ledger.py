@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollcall.schemas.ids import group_id, request_id
-from rollcall.trainer.curation.accounts import Accounts
-from rollcall.trainer.curation.drawn_groups import Book
+from rollcall.trainer.curation.drawn_groups import LedgerState
+from rollcall.trainer.curation.group_ledger import GroupLedger
 from rollcall.trainer.curation.named_rollouts import NAMES
 
 SIZE = 3
@@ -17,21 +17,21 @@ MEMBERS = st.tuples(st.integers(0, DRAWN - 1), st.integers(0, SIZE - 1))
 WHAT = st.sampled_from(["come", "leave", "restart"])
 
 
-def accounts(draws: int = DRAWN, book: Book | None = None) -> Accounts:
-    made = Accounts("run", SIZE, book)
+def accounts(draws: int = DRAWN, book: LedgerState | None = None) -> GroupLedger:
+    made = GroupLedger("run", SIZE, book)
     made.published(draws - 1)
     return made
 
 
-def come(to: Accounts, draw: int, member: int) -> str:
+def come(to: GroupLedger, draw: int, member: int) -> str:
     return to.enter(group_id("run", draw), request_id("run", draw, member), 1)
 
 
-def end(of: Accounts, draw: int, member: int) -> None:
+def end(of: GroupLedger, draw: int, member: int) -> None:
     of.end(group_id("run", draw), request_id("run", draw, member), 1)
 
 
-def end_all(of: Accounts, draw: int) -> None:
+def end_all(of: GroupLedger, draw: int) -> None:
     """Let all members of a draw come, and end."""
     for member in range(SIZE):
         come(of, draw, member)
@@ -72,7 +72,7 @@ def test_accounts_agree_with_a_set_model_under_any_schedule(
                 model.held.remove(held)
                 model.ended.add(held)
         else:
-            found = Accounts("run", SIZE, found.book())
+            found = GroupLedger("run", SIZE, found.book())
             model.held = set()
         running = DRAWN * SIZE - len(model.ended) - len(model.held)
         assert (found.running(), found.held(), found.ended()) == (
@@ -91,7 +91,7 @@ def test_an_ended_member_is_a_duplicate_however_old_it_is() -> None:
         for member in range(SIZE):
             end(found, draw, member)
 
-    again = Accounts("run", SIZE, found.book())
+    again = GroupLedger("run", SIZE, found.book())
 
     assert {come(again, draw, 1) for draw in range(0, 20_000, 100)} == {"duplicate"}
     assert (again.low, again.running(), again.book().ended) == (20_000, 0, b"")
@@ -106,7 +106,7 @@ def test_the_book_grows_with_unfinished_members_only() -> None:
     end_all(found, 0)
 
     assert len(one_missing.ended) == 8_000 * SIZE / 8
-    assert found.book() == Book(8_000, 8_000)
+    assert found.book() == LedgerState(8_000, 8_000)
 
 
 def test_a_straggler_of_a_departed_group_is_late_and_not_held() -> None:
@@ -118,7 +118,7 @@ def test_a_straggler_of_a_departed_group_is_late_and_not_held() -> None:
         for member in range(SIZE - (draw == 0)):
             end(found, draw, member)
 
-    again = Accounts("run", SIZE, found.book())
+    again = GroupLedger("run", SIZE, found.book())
 
     assert (again.low, again.running(), come(again, 0, 2)) == (0, 1, "late")
     assert (again.low, again.running(), again.held()) == (5_000, 0, 0)
@@ -146,7 +146,7 @@ def test_a_group_not_drawn_by_admission_is_tracked_by_name_only() -> None:
     found.leave("mine")
     found.end("mine", "a", 1)
 
-    again = Accounts("run", SIZE, found.book())
+    again = GroupLedger("run", SIZE, found.book())
     again.know(found.names())
 
     assert [again.enter("mine", "a", 1), again.enter("mine", "b", 1)] == ["duplicate", "late"]

@@ -22,7 +22,7 @@ PastWeights = Callable[[int], Mapping[str, RawTensor] | None]
 Floats32 = NDArray[np.float32]
 
 
-def looked_at(
+def with_logprobs(
     batch: Batch,
     pieces: Pieces,
     models: Mapping[str, nn.Module],
@@ -36,7 +36,7 @@ def looked_at(
     found: dict[int, dict[str, Floats32]] = {}
     for micro in pieces(batch) if models else ():
         for name, model in models.items():
-            for row, lp_T, entropy_T in _said(model, micro, batch, temperature):
+            for row, lp_T, entropy_T in _scores(model, micro, batch, temperature):
                 seen = found.setdefault(row, {})
                 seen[name] = lp_T
                 if name == sure_of:
@@ -45,13 +45,13 @@ def looked_at(
     return replace(batch, rows=tuple(rows))
 
 
-def with_own_words(batch: Batch) -> Batch:
+def with_own_logprobs(batch: Batch) -> Batch:
     """Set μ of shared text, which has no sampler of ours, to the model's own at the step's start.
 
-    Its first ratios are then 1, and no correction changes it. `looked_at` must have run before.
+    Its first ratios are then 1, and no correction changes it. `with_logprobs` must have run before.
     """
     rows = [
-        replace(row, behaviour_logprobs=row.seen["prox"]) if row.heard else row
+        replace(row, behaviour_logprobs=row.seen["prox"]) if row.off_policy_text else row
         for row in batch.rows
     ]
     return replace(batch, rows=tuple(rows))
@@ -81,7 +81,7 @@ def with_snapshots(
         own = [b for b, row in enumerate(batch.rows) if _of(row.versions, row.mask, version).any()]
         part = replace(batch, rows=tuple(batch.rows[b] for b in own))
         for micro in pieces(part):
-            for at, lp_T, _ in _said(scratch, micro, part, temperature):
+            for at, lp_T, _ in _scores(scratch, micro, part, temperature):
                 row = part.rows[at]
                 there = _of(row.versions, row.mask, version)
                 seen[own[at]][there] = lp_T[there]
@@ -92,7 +92,7 @@ def with_snapshots(
     return replace(batch, rows=tuple(rows))
 
 
-def with_looks(batch: Batch, rewards: Rewards) -> Rewards:
+def with_scores(batch: Batch, rewards: Rewards) -> Rewards:
     """Add to the rewards the quantities that reward rules need from extra passes."""
     rows = batch.rows
     if rows and all("ref" in row.seen for row in rows):
@@ -125,13 +125,13 @@ def _log_weights(batch: Batch) -> tuple[Floats, Ints]:
     return sums_N, seen_N
 
 
-def _said(
+def _scores(
     model: nn.Module, micro: MicroBatch, batch: Batch, temperature: float
 ) -> Iterator[tuple[int, Floats32, Floats32]]:
     """Yield each row of a piece with its log-probabilities and entropies, [T]."""
     with torch.no_grad():
-        said = forward(model, micro, temperature)
-    lp_BT, entropy_BT = said.lp_BT.cpu().numpy(), said.entropy_BT.cpu().numpy()
+        scores = forward(model, micro, temperature)
+    lp_BT, entropy_BT = scores.lp_BT.cpu().numpy(), scores.entropy_BT.cpu().numpy()
     for b, row in enumerate(micro.rows):
         width = len(batch.rows[row].token_ids)
         yield row, lp_BT[b, :width].copy(), entropy_BT[b, :width].copy()

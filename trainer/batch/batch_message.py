@@ -20,7 +20,7 @@ DTYPES = {
     "F32": np.float32, "F64": np.float64,
 }  # fmt: skip
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
-ROWS, SIZES, SEEN, NUMBERS = "rows", "sizes", "seen", "told"
+ROWS, SIZES, SEEN, NUMBERS = "rows", "sizes", "seen", "metrics"
 
 
 def raw(array: np.ndarray[Any, Any]) -> RawTensor:
@@ -36,38 +36,42 @@ def array_of(tensor: RawTensor) -> np.ndarray[Any, Any]:
 def written(batch: Batch) -> dict[str, RawTensor]:
     """Serialise a batch. Raises TypeError for a field of an unsupported type."""
     sizes = [len(row.token_ids) for row in batch.rows]
-    told = {SIZES: raw(np.array(sizes, np.int64))}
+    tensors = {SIZES: raw(np.array(sizes, np.int64))}
     for field in fields(Batch):
         value = getattr(batch, field.name)
         if field.name == NUMBERS:
-            told |= {f"{NUMBERS}/{name}": raw(np.array(number)) for name, number in value.items()}
+            tensors |= {
+                f"{NUMBERS}/{name}": raw(np.array(number)) for name, number in value.items()
+            }
         elif field.name != ROWS:
-            told[field.name] = raw(_text(value) if isinstance(value, tuple) else value)
+            tensors[field.name] = raw(_text(value) if isinstance(value, tuple) else value)
     for field in fields(BatchRow):
         values = [getattr(row, field.name) for row in batch.rows]
         if field.name == SEEN:
             for name in values[0]:
-                told[f"{ROWS}/{SEEN}/{name}"] = raw(np.concatenate([each[name] for each in values]))
+                tensors[f"{ROWS}/{SEEN}/{name}"] = raw(
+                    np.concatenate([each[name] for each in values])
+                )
         elif not all(value is None for value in values):
-            told[f"{ROWS}/{field.name}"] = raw(_column(field.name, values))
-    return told
+            tensors[f"{ROWS}/{field.name}"] = raw(_column(field.name, values))
+    return tensors
 
 
-def read(told: Mapping[str, RawTensor]) -> Batch:
+def read(tensors: Mapping[str, RawTensor]) -> Batch:
     """Read back the batch that was written. Raises LengthsDisagree."""
-    sizes = array_of(told[SIZES])
+    sizes = array_of(tensors[SIZES])
     arrays = {each.name for each in fields(Batch)} - {ROWS, NUMBERS}
-    own: dict[str, Any] = {name: array_of(told[name]) for name in arrays}
+    own: dict[str, Any] = {name: array_of(tensors[name]) for name in arrays}
     for name, array in own.items():
         own[name] = tuple(orjson.loads(array.tobytes())) if array.dtype == np.uint8 else array
     own[NUMBERS] = {
         name.removeprefix(f"{NUMBERS}/"): array_of(tensor).item()
-        for name, tensor in told.items()
+        for name, tensor in tensors.items()
         if name.startswith(f"{NUMBERS}/")
     }
     columns = {
         name.removeprefix(f"{ROWS}/"): _values(array_of(tensor), sizes, name)
-        for name, tensor in told.items()
+        for name, tensor in tensors.items()
         if name.startswith(f"{ROWS}/")
     }
     seen = [name for name in columns if name.startswith(f"{SEEN}/")]
@@ -82,9 +86,9 @@ def read(told: Mapping[str, RawTensor]) -> Batch:
     return Batch(rows=tuple(rows), **own)
 
 
-def _text(words: tuple[str, ...]) -> np.ndarray[Any, Any]:
+def _text(strings: tuple[str, ...]) -> np.ndarray[Any, Any]:
     """Return strings as an array of bytes; its dtype U8 marks them as text."""
-    return np.frombuffer(orjson.dumps(words), np.uint8)
+    return np.frombuffer(orjson.dumps(strings), np.uint8)
 
 
 def _column(name: str, values: list[Any]) -> np.ndarray[Any, Any]:
@@ -94,7 +98,7 @@ def _column(name: str, values: list[Any]) -> np.ndarray[Any, Any]:
     for kind, dtype in ((int, np.int64), (float, np.float64)):
         if all(isinstance(value, kind) for value in values):
             return np.array(values, dtype)[:, None]
-    msg = f"{name} of a batch's row is a {type(values[0]).__name__}, which no rank can be told"
+    msg = f"{name} of a batch's row is a {type(values[0]).__name__}, which cannot be sent to a rank"
     raise TypeError(msg)
 
 

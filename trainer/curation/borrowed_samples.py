@@ -39,7 +39,7 @@ def judge_recorded(
     theirs = replace(
         curation, run_id=recorded.run, policy_id=recorded.policy_id, abandoned=(), joins=False
     )
-    return _lent(judge(scored, partition, offset, theirs), RECORDED)
+    return _borrowed(judge(scored, partition, offset, theirs), RECORDED)
 
 
 def judge_shared(
@@ -51,16 +51,17 @@ def judge_shared(
 ) -> Member:
     """Judge a record of any other run, with its text tokenised for our policy."""
     request = scored.trajectory.request
-    told = retell(scored) if retell is not None and curation.share is not None else None
-    if told is None or request is None:
+    retold = retell(scored) if retell is not None and curation.share is not None else None
+    if retold is None or request is None:
         length = scored.trajectory.sampled_tokens
         return Member(scored, (partition, offset), length, None, UNTOLD)
     ours = replace(curation, run_id=request.run_id, abandoned=(), joins=False)
-    return _lent(judge(told, partition, offset, ours), SHARED)
+    return _borrowed(judge(retold, partition, offset, ours), SHARED)
 
 
-def _lent(member: Member, how: str) -> Member:
-    """Mark a member's sample as lent and clear its versions, which belong to another run."""
+def _borrowed(member: Member, how: str) -> Member:
+    """Mark a member's sample as borrowed and clear its versions, which belong to another run."""
     if member.sample is None:
         return member
-    return replace(member, version=None, sample=replace(member.sample, lent=how, min_version=-1))
+    sample = replace(member.sample, borrowed=how, min_version=-1)
+    return replace(member, version=None, sample=sample)

@@ -40,7 +40,7 @@ def test_result_is_printed_as_json_on_request(
         (".venv/bin/rollcall", ".venv/bin/python", ".venv/bin/rollcall"),
         ("/elsewhere/bin/rollcall", "/elsewhere/bin/python", "rollcall"),
         ("compose/cli/__main__.py", ".venv/bin/python", ".venv/bin/python -m rollcall"),
-        ("/there/compose/cli/__main__.py", "/usr/bin/python3", "python3 -m rollcall.compose.cli"),
+        ("/there/compose/cli/__main__.py", "/usr/bin/python3", "python3 -m rollcall"),
     ],
 )
 def test_command_is_shown_the_way_it_was_called(

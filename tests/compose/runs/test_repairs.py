@@ -208,5 +208,5 @@ def test_tasks_option_is_refused_for_unsuitable_runs(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Refused, match="the seeds of 'syllogisms' are none"):
         run_in_memory("syllogisms", Settings(), seed=1, summary=None, tasks=tmp_path)
-    with pytest.raises(Refused, match="with the tasks that the run began with"):
+    with pytest.raises(Refused, match="with the tasks that it began with"):
         call(None, "run", "repairs", "--tasks", ".", "--resume", "--log", "memory")

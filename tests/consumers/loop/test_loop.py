@@ -778,7 +778,7 @@ def test_a_call_whose_topic_was_deleted_fails(rig: Rig) -> None:
     agents = rig.agents()
     agents.turn(0.0)
     # The client has not heard of it yet.
-    role_of(agents).requests._check_policy = lambda policy_id: None
+    role_of(agents).requests.checks._check_policy = lambda policy_id: None
     rig.log.delete(rig.topics.calls("p"))
 
     asked(rig, agents)

@@ -82,7 +82,7 @@ def submit(
     from rollcall.compose.cluster import require_topics
     from rollcall.compose.submission import submit_all
     from rollcall.consumers.request_checks import RequestChecks
-    from rollcall.producers.submit import grouped, request_of
+    from rollcall.producers.submit import rollouts_of
     from rollcall.schemas.messages import Task
 
     here = connection.cluster()
@@ -91,9 +91,7 @@ def submit(
     defaults = RolloutRequest("", Task(), agent, policy_id=policy)
     asked: list[RolloutRequest] = []
     for each in requests:
-        request = request_of(each, defaults)
-        checks.check(request)
-        asked += grouped(request, group_size)
+        asked += rollouts_of(each, checks.check, defaults, group_size)
     if not asked:
         msg = "there are no requests to submit"
         raise Refused(msg)

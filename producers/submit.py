@@ -69,12 +69,23 @@ def requests_of(
         if not line.strip():
             continue
         try:
-            request = request_of(_object(line), defaults)
-            check(request)
+            rollouts = rollouts_of(_object(line), check, defaults, group_size)
         except Refused as error:
             msg = f"line {number}: {error}"
             raise Refused(msg) from error
-        yield from grouped(request, group_size)
+        yield from rollouts
+
+
+def rollouts_of(
+    values: Mapping[str, Any],
+    check: Callable[[RolloutRequest], None],
+    defaults: RolloutRequest,
+    group_size: int,
+) -> Iterator[RolloutRequest]:
+    """Return the rollouts of one JSON object. Raises Refused before the first."""
+    request = request_of(values, defaults)
+    check(request)
+    return grouped(request, group_size)
 
 
 def grouped(request: RolloutRequest, group_size: int) -> Iterator[RolloutRequest]:

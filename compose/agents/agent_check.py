@@ -24,7 +24,7 @@ LONGEST_S = 300.0
 """The timeout of a trial, without the agent's import."""
 POLICY = "policy"
 MAX_TURNS = 100
-"""The limit that an agent is told; the script sets none."""
+"""The limit in the agent's task; the script sets none."""
 RESULT = "the end"
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 

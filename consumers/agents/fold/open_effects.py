@@ -88,7 +88,7 @@ def open_effect(
 
 def _check_alone(attempt: "Attempt", effect: Reset | Step) -> None:
     """Raise ProgramFailed if the session has an effect open: answers to two at once
-    could not be told apart."""
+    could not be distinguished."""
     if attempt.rules < ONE_AT_A_TIME:
         return
     for waits in attempt.outstanding.values():

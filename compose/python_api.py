@@ -10,7 +10,7 @@ from typing import Any
 
 from rollcall.compose.cli import connection
 from rollcall.compose.cli.range_options import parse, selection_of
-from rollcall.consumers.history.selection import Selection
+from rollcall.consumers.history.reading.selection import Selection
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Trajectory
 from rollcall.schemas.names import unknown_name
@@ -80,8 +80,8 @@ def submit(
     request would fail, and NotScored after `timeout_s` seconds.
     """
     from rollcall.compose.cluster import require_topics
+    from rollcall.compose.request_checks import RequestChecks
     from rollcall.compose.submission import submit_all
-    from rollcall.consumers.request_checks import RequestChecks
     from rollcall.producers.submit import rollouts_of
     from rollcall.schemas.messages import Task
 

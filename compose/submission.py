@@ -12,7 +12,7 @@ from rich.live import Live
 
 from rollcall.compose.console import PlainConsole
 from rollcall.compose.pages.progress_page import progress_table, rollout_line
-from rollcall.consumers.history.progress import FollowedRollout, RolloutProgress
+from rollcall.consumers.history.rollouts.progress import FollowedRollout, RolloutProgress
 from rollcall.consumers.log.reading import uninterrupted
 from rollcall.producers.publisher import Publisher
 from rollcall.producers.submit import Submitter

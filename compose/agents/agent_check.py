@@ -12,10 +12,10 @@ from typing import Any
 import orjson
 
 from rollcall.compose.agents.scripted_model import ScriptedAnswer, ScriptedModel, answer_line
-from rollcall.consumers.environments.adapter_dialect import ADAPTER_ROUTES
-from rollcall.consumers.environments.gateway import Gateway, SeenRequest
-from rollcall.consumers.environments.line import GatewayLine
-from rollcall.consumers.environments.listener import bind
+from rollcall.consumers.environments.gateway.adapter_dialect import ADAPTER_ROUTES
+from rollcall.consumers.environments.gateway.gateway import Gateway, SeenRequest
+from rollcall.consumers.environments.gateway.line import GatewayLine
+from rollcall.consumers.environments.gateway.listener import bind
 from rollcall.inference.dialects.dialect import ParsedRequest
 from rollcall.sandbox.agents.agent_processes import AgentExit, AgentProcess, AgentProcesses
 from rollcall.schemas.errors import WorkFailed

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollcall.consumers.environments.line import GatewayLine
+from rollcall.consumers.environments.gateway.line import GatewayLine
 from rollcall.schemas.asks import Ask, Choice, ModelReply, Reply, StepReply
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 

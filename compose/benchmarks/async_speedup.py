@@ -20,7 +20,7 @@ from rollcall.compose.benchmarks import slow_rollouts
 from rollcall.compose.benchmarks.figure import Figure
 from rollcall.compose.settings import Settings
 from rollcall.compose.workers.worker_factory import WorkerFactory
-from rollcall.consumers.history.versions_in_use import VersionsInUse
+from rollcall.consumers.history.versions.versions_in_use import VersionsInUse
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.consumers.loop.loop import Loop
 from rollcall.consumers.training.trainer import Trainer

@@ -13,11 +13,11 @@ from typing import cast
 
 from rollcall.compose.benchmarks.cpu_used import cpu_used_s
 from rollcall.compose.services.service_errors import ServicesError
-from rollcall.consumers.environments.async_sessions import AsyncSessions
-from rollcall.consumers.environments.session_thread import SessionStep
-from rollcall.consumers.environments.session_times import SessionTimes
-from rollcall.consumers.event_loop_thread import EventLoopThread
+from rollcall.consumers.environments.sessions.async_sessions import AsyncSessions
+from rollcall.consumers.environments.sessions.session_thread import SessionStep
+from rollcall.consumers.environments.sessions.session_times import SessionTimes
 from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.event_loop_thread import EventLoopThread
 from rollcall.sandbox.boxes.box import Box, Driver, Spec
 from rollcall.sandbox.boxes.leases import Leases
 from rollcall.sandbox.boxes.pool import BoxPool, Mode

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from rollcall.compose.benchmarks import load
 from rollcall.consumers.agents.outbox import Outbox
 from rollcall.consumers.agents.worker import AgentsRole, Capacity
-from rollcall.consumers.answers import AnswerWriter
 from rollcall.consumers.environments.environments import EnvironmentsRole
 from rollcall.consumers.log.memory_log import MemoryLog
+from rollcall.consumers.loop.answers import AnswerWriter
 from rollcall.consumers.loop.dead_letters import DeadLetters
 from rollcall.consumers.loop.loop import Loop
 from rollcall.consumers.loop.role import Role
 from rollcall.consumers.models.server import ModelsRole
-from rollcall.consumers.rewards import RewardsRole
+from rollcall.consumers.rewards.rewards import RewardsRole
 from rollcall.inference.engine import Engine
 from rollcall.producers.publisher import Publisher
 from rollcall.sandbox.scorers import ScorerSpec, score

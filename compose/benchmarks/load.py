@@ -14,7 +14,7 @@ import numpy as np
 from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.fold.journal import AppliedEvent, Journal
 from rollcall.consumers.agents.programs import program_of
-from rollcall.consumers.answers import event_of
+from rollcall.consumers.loop.answers import event_of
 from rollcall.inference.scripted import Script
 from rollcall.sandbox.environment import Observation
 from rollcall.schemas.codec import Codec

@@ -15,8 +15,8 @@ import orjson
 
 from rollcall.compose.agents.scripted_model import answer_line
 from rollcall.compose.log_setup import set_up
-from rollcall.consumers.environments.gateway import Gateway
-from rollcall.consumers.environments.listener import bind
+from rollcall.consumers.environments.gateway.gateway import Gateway
+from rollcall.consumers.environments.gateway.listener import bind
 from rollcall.consumers.loop.loop import GC_THRESHOLDS
 from rollcall.schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply, StepReply
 

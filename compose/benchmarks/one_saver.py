@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from rollcall.compose.benchmarks.one_trainer import LR, Shape, rows, samples_of, scored_row
-from rollcall.consumers.history.versions_in_use import VersionsInUse
+from rollcall.consumers.history.versions.versions_in_use import VersionsInUse
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.consumers.training.trainer import Trainer
 from rollcall.consumers.training.training_run import TrainingRun

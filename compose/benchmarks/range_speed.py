@@ -19,9 +19,9 @@ from rollcall.compose.cluster import Cluster
 from rollcall.compose.services.service_errors import ServicesError
 from rollcall.compose.settings import Settings
 from rollcall.compose.workers.rescorer import Rescorer
-from rollcall.consumers.history.export import export
-from rollcall.consumers.history.ranges import Range, filled_extent
-from rollcall.consumers.history.selection import Selection
+from rollcall.consumers.history.reading.ranges import Range, filled_extent
+from rollcall.consumers.history.reading.selection import Selection
+from rollcall.consumers.history.replay.export import export
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.log.reading import read_between
 from rollcall.schemas.messages import Trajectory

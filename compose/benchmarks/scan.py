@@ -22,7 +22,7 @@ from rollcall.consumers.agents.fold.rollout import Output
 from rollcall.consumers.agents.programs import program_digest, program_of
 from rollcall.consumers.audit.audit import audit
 from rollcall.consumers.audit.window import MOST
-from rollcall.consumers.history.history import History
+from rollcall.consumers.history.reading.history import History
 from rollcall.consumers.log.protocols import Log
 from rollcall.consumers.log.reading import read_all
 from rollcall.producers.publisher import Publisher

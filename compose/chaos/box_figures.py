@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rollcall.compose.chaos.box_victims import BoxesLeft
 from rollcall.compose.chaos.workload import SHELL, shown_by_shell
-from rollcall.consumers.history.history import History
+from rollcall.consumers.history.reading.history import History
 from rollcall.consumers.log.reading import read_all
 from rollcall.sandbox.boxes.box import BOX_DIED
 from rollcall.schemas.messages import CallFailed, Event, RolloutStarted, Trajectory

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from rollcall.compose.chaos.workload import AGENT_OF_OTHERS
-from rollcall.consumers.history.history import History
+from rollcall.consumers.history.reading.history import History
 from rollcall.consumers.log.reading import read_all
 from rollcall.schemas.messages import (
     CallFailed,

@@ -5,9 +5,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from rollcall.compose.chaos.training_figures import TrainingFigures
 from rollcall.compose.workers.retraining_ranks import learner_of
-from rollcall.consumers.history.history import History
-from rollcall.consumers.history.retraining import plan, train
-from rollcall.consumers.history.training_record import TrainedRun, digests_of, steps_of
+from rollcall.consumers.history.reading.history import History
+from rollcall.consumers.history.runs.retraining import plan, train
+from rollcall.consumers.history.runs.training_record import TrainedRun, digests_of, steps_of
 from rollcall.schemas.errors import RollcallError
 from rollcall.trainer.checkpoints import checkpoint as checkpoints
 from rollcall.trainer.weights.branches import branch_of

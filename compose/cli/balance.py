@@ -27,7 +27,7 @@ def balance(run: Run, servers: Servers = None, steps: Steps = 10, json: Json = N
     from rollcall.compose.files import refuse_no_folder, write_json
     from rollcall.compose.pages.balance_page import balance_lines
     from rollcall.compose.runs import run_folder
-    from rollcall.consumers.history.balance_report import balance_of
+    from rollcall.consumers.history.runs.balance_report import balance_of
 
     refuse_no_folder(json)
     cluster = connection.cluster()

@@ -35,7 +35,7 @@ def boxes(drivers: Drivers = False, json: Json = False) -> None:
     from rollcall.compose.pages.boxes_page import print_boxes
     from rollcall.compose.terminal import emit
     from rollcall.consumers.environments.instance_records import host_name
-    from rollcall.consumers.history.box_lives import box_lives, box_rows
+    from rollcall.consumers.history.waiting.box_lives import box_lives, box_rows
     from rollcall.sandbox.boxes.host_boxes import on_this_host
     from rollcall.sandbox.boxes.leases import Leases
 

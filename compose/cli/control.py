@@ -22,7 +22,7 @@ def cancel(name: Name, reason: Reason = "") -> None:
 
     Example: rollcall cancel lake-17 --reason "wrong task"
     """
-    from rollcall.consumers.history.known_names import require_known
+    from rollcall.consumers.history.reading.known_names import require_known
     from rollcall.schemas.messages import Control
 
     state = wait_reader().waiting()
@@ -48,7 +48,7 @@ def pause(run: Run = "", reason: Reason = "") -> None:
 
     Example: rollcall pause --reason "new weights are on their way"
     """
-    from rollcall.consumers.history.waiting import read_control
+    from rollcall.consumers.history.waiting.waiting import read_control
     from rollcall.schemas.messages import Control
 
     if run in read_control(cluster()).paused_runs:
@@ -65,7 +65,7 @@ def resume(run: Run = "", reason: Reason = "") -> None:
 
     Example: rollcall resume
     """
-    from rollcall.consumers.history.waiting import read_control
+    from rollcall.consumers.history.waiting.waiting import read_control
     from rollcall.schemas.messages import Control
 
     if run not in read_control(cluster()).paused_runs:
@@ -96,7 +96,7 @@ def drain(worker: Worker, reason: Reason = "") -> None:
 
     Example: rollcall drain models-2
     """
-    from rollcall.consumers.history.known_names import worker_names
+    from rollcall.consumers.history.reading.known_names import worker_names
     from rollcall.schemas.errors import Refused
     from rollcall.schemas.messages import Control
     from rollcall.schemas.names import hint

@@ -39,7 +39,7 @@ def curve(
     from rollcall.compose.pages.curve_page import print_chart
     from rollcall.compose.runs.run_folder import find_or_none
     from rollcall.compose.terminal import emit
-    from rollcall.consumers.history.run_curve import curve_of
+    from rollcall.consumers.history.runs.run_curve import curve_of
 
     cluster = connection.cluster()
     folder = find_or_none(cluster.settings.state(), run)

@@ -10,7 +10,7 @@ from rollcall.compose.cli.option_sets import takes
 from rollcall.compose.terminal import say
 
 if TYPE_CHECKING:
-    from rollcall.consumers.history.dead_letter_index import DeadLetter, DeadLetterSelection
+    from rollcall.consumers.history.replay.dead_letter_index import DeadLetter, DeadLetterSelection
     from rollcall.consumers.loop.dead_letter_records import SkipOrder
 
 RECORDS_NAMED = 5
@@ -36,7 +36,7 @@ def _choice(
     *,
     every: bool = False,
 ) -> "DeadLetterSelection":
-    from rollcall.consumers.history.dead_letter_index import select_dead_letters
+    from rollcall.consumers.history.replay.dead_letter_index import select_dead_letters
 
     return select_dead_letters(places or [], source=source, error=error, since=since, every=every)
 
@@ -68,7 +68,7 @@ def list_letters(
     """
     from rollcall.compose.pages.dead_letters_page import letters_line, letters_table
     from rollcall.compose.terminal import page
-    from rollcall.consumers.history.dead_letter_index import DeadLetterIndex
+    from rollcall.consumers.history.replay.dead_letter_index import DeadLetterIndex
 
     index = DeadLetterIndex(cluster())
     chosen = index.chosen(_choice(None, source, error, since, every=True))
@@ -85,8 +85,8 @@ def show(place: Annotated[str, typer.Argument(help="PARTITION@OFFSET, as listed.
     Example: rollcall dlq show 0@12
     """
     from rollcall.compose.terminal import emit_json
-    from rollcall.consumers.history.dead_letter_index import DeadLetterIndex
-    from rollcall.consumers.history.record_lines import decoder, envelope
+    from rollcall.consumers.history.reading.record_lines import decoder, envelope
+    from rollcall.consumers.history.replay.dead_letter_index import DeadLetterIndex
 
     history = cluster()
     index = DeadLetterIndex(history)
@@ -109,8 +109,8 @@ def replay(
 
     Example: rollcall dlq replay 0@12-20 --yes --rate 10
     """
-    from rollcall.consumers.history.dead_letter_index import DeadLetterIndex
-    from rollcall.consumers.history.dead_letter_replay import (
+    from rollcall.consumers.history.replay.dead_letter_index import DeadLetterIndex
+    from rollcall.consumers.history.replay.dead_letter_replay import (
         NotReplayed,
         plan_replay,
         replay_letters,
@@ -143,8 +143,8 @@ def drop(choice: "DeadLetterSelection", yes: Yes = False) -> None:
 
     Example: rollcall dlq drop --error BadMagic --yes
     """
-    from rollcall.consumers.history.dead_letter_index import DeadLetterIndex
-    from rollcall.consumers.history.dead_letter_replay import drop_letters
+    from rollcall.consumers.history.replay.dead_letter_index import DeadLetterIndex
+    from rollcall.consumers.history.replay.dead_letter_replay import drop_letters
 
     index = DeadLetterIndex(cluster())
     letters = [letter for letter in index.chosen(choice) if letter.state != "dropped"]
@@ -171,7 +171,7 @@ def skip(
 
     Example: rollcall dlq skip agents rollout.requests 0@17-67 --reason "JSON by mistake"
     """
-    from rollcall.consumers.history.skip_decision import decide_skip, write_skip
+    from rollcall.consumers.history.waiting.skip_decision import decide_skip, write_skip
 
     here = cluster()
     by = by or signature()
@@ -207,7 +207,7 @@ def _echo_records(decided: "SkipOrder") -> None:
     """Print the records in a range."""
     from collections import Counter
 
-    from rollcall.consumers.history.skip_decision import records_in, unreadable_because
+    from rollcall.consumers.history.waiting.skip_decision import records_in, unreadable_because
 
     history = cluster()
     counts: Counter[str] = Counter()

@@ -8,11 +8,11 @@ import typer
 from rollcall.compose.cli.connection import cluster
 from rollcall.compose.cli.range_options import Rate, selection_of, takes_range
 from rollcall.compose.terminal import say
-from rollcall.consumers.history.ranges import Range
+from rollcall.consumers.history.reading.ranges import Range
 
 if TYPE_CHECKING:
-    from rollcall.consumers.history.phase_quantiles import PhaseTimes
-    from rollcall.consumers.history.version_results import Difference, VersionResult
+    from rollcall.consumers.history.rollouts.phase_quantiles import PhaseTimes
+    from rollcall.consumers.history.versions.version_results import Difference, VersionResult
 
 Compare = Annotated[
     tuple[str, str] | None,
@@ -58,8 +58,8 @@ def evaluate(
 
     Example: rollcall eval --run lake-any-start-20261121-155458-s7
     """
-    from rollcall.consumers.history.estimates import Bootstrap
-    from rollcall.consumers.history.version_results import results_of
+    from rollcall.consumers.history.versions.estimates import Bootstrap
+    from rollcall.consumers.history.versions.version_results import results_of
 
     run_id, only = "", (span.policy_id, span.version)
     if tasks:
@@ -69,7 +69,7 @@ def evaluate(
         live = LiveEvaluation(tasks, n, seed, scoring_id, success_at, timeout_s)
         (run_id, evaluation), only = live.run(cluster(), span.policy()), ("", None)
     else:
-        from rollcall.consumers.history.evaluation import evaluate as evaluate_recorded
+        from rollcall.consumers.history.versions.evaluation import evaluate as evaluate_recorded
 
         selection = selection_of(cluster(), span, rate)
         evaluation = evaluate_recorded(selection, purpose, success_at)

@@ -8,12 +8,12 @@ import typer
 from rollcall.compose.cli.connection import cluster
 from rollcall.compose.cli.range_options import Rate, selection_of, takes_range
 from rollcall.compose.extras import require
-from rollcall.consumers.history.ranges import Range
+from rollcall.consumers.history.reading.ranges import Range
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rollcall.consumers.history.export import Export
+    from rollcall.consumers.history.replay.export import Export
 
 Json = Annotated[bool, typer.Option("--json", help="As JSON instead of a table.")]
 
@@ -38,7 +38,7 @@ def export(
 
     require("duckdb", "pyarrow")
     from rollcall.compose.terminal import emit
-    from rollcall.consumers.history.export import export as write
+    from rollcall.consumers.history.replay.export import export as write
 
     with PlainConsole(stderr=True).status("reading") as status:
 

@@ -37,10 +37,10 @@ def fork(
     Example: rollcall fork 3f2a1c --at 2 --n 8 --wait
     """
     from rollcall.compose.cluster import require_topics
+    from rollcall.compose.request_checks import RequestChecks
     from rollcall.compose.submission import submit_all
-    from rollcall.consumers.history import fork_request
-    from rollcall.consumers.history.local_programs import watched_world
-    from rollcall.consumers.request_checks import RequestChecks
+    from rollcall.consumers.history.reading.local_programs import watched_world
+    from rollcall.consumers.history.rollouts import fork_request
 
     here = cluster()
     require_topics(here)

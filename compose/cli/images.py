@@ -86,7 +86,7 @@ def gc(keep: Keep = "5GB", older_than: OlderThan = "14d") -> None:
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     from rollcall.compose.pages.images_page import megabytes
-    from rollcall.consumers.history.times import seconds_of
+    from rollcall.consumers.history.reading.times import seconds_of
     from rollcall.sandbox.boxes.image_store import collect
     from rollcall.schemas.errors import Refused
 

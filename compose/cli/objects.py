@@ -23,7 +23,7 @@ def list_objects() -> None:
 
     Example: rollcall objects list
     """
-    from rollcall.consumers.history.object_retention import DAY_S, needed_s, unneeded
+    from rollcall.consumers.history.versions.object_retention import DAY_S, needed_s, unneeded
     from rollcall.schemas.errors import Refused
 
     here, store = cluster(), _store()
@@ -46,8 +46,8 @@ def gc(older_than: OlderThan = "", yes: Yes = False) -> None:
 
     Example: rollcall objects gc --yes
     """
-    from rollcall.consumers.history.object_retention import removable
-    from rollcall.consumers.history.times import seconds_of
+    from rollcall.consumers.history.reading.times import seconds_of
+    from rollcall.consumers.history.versions.object_retention import removable
 
     here, store = cluster(), _store()
     old = removable(here, store, seconds_of(older_than) if older_than else 0.0)

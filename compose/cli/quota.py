@@ -10,7 +10,7 @@ from rollcall.compose.terminal import say
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rollcall.consumers.quota_table import QuotaTable
+    from rollcall.consumers.loop.quota_table import QuotaTable
     from rollcall.schemas.messages import Quota
 
 User = Annotated[str, typer.Argument(help="Whose rollouts, as their requests name the user.")]
@@ -26,7 +26,7 @@ def set_quota(user: User, running: Running = None, calls_per_s: CallsPerS = None
 
     Example: rollcall quota set ann --running 8 --calls-per-s 20
     """
-    from rollcall.consumers.quota_table import limits_of
+    from rollcall.consumers.loop.quota_table import limits_of
     from rollcall.schemas.errors import Refused
     from rollcall.schemas.messages import Quota
 
@@ -48,7 +48,7 @@ def unset(user: User) -> None:
 
     Example: rollcall quota unset ann
     """
-    from rollcall.consumers.quota_table import limits_of
+    from rollcall.consumers.loop.quota_table import limits_of
     from rollcall.schemas.errors import Refused
     from rollcall.schemas.names import hint
 
@@ -87,7 +87,7 @@ def list_quotas(json: Json = False) -> None:
 
 def _table() -> "QuotaTable":
     """Read all quotas."""
-    from rollcall.consumers.history.quotas import read_quotas
+    from rollcall.consumers.history.waiting.quotas import read_quotas
 
     here = cluster()
     return read_quotas(here, here.settings.agents.quota())

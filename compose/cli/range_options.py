@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rollcall.compose.cli.option_sets import takes
-from rollcall.consumers.history.ranges import OffsetRange, Range, parse_policy
-from rollcall.consumers.history.rate_limit import RATE
-from rollcall.consumers.history.times import time_ms
+from rollcall.consumers.history.reading.ranges import OffsetRange, Range, parse_policy
+from rollcall.consumers.history.reading.rate_limit import RATE
+from rollcall.consumers.history.reading.times import time_ms
 from rollcall.schemas.errors import Refused
 
 if TYPE_CHECKING:
     from rollcall.compose.cluster import Cluster
-    from rollcall.consumers.history.selection import Selection
+    from rollcall.consumers.history.reading.selection import Selection
 
 OFFSETS = re.compile(r"(\d+):(\d+)-(\d+)")
 
@@ -71,8 +71,8 @@ OPTIONS: Mapping[str, tuple[Any, Any]] = {
 
 def selection_of(cluster: "Cluster", span: Range, rate: float | None) -> "Selection":
     """Return a range of a cluster's history, read at a rate or, without one, yielding to others."""
-    from rollcall.consumers.history.rate_limit import rate_limit_of
-    from rollcall.consumers.history.selection import Selection
+    from rollcall.consumers.history.reading.rate_limit import rate_limit_of
+    from rollcall.consumers.history.reading.selection import Selection
 
     return Selection(cluster, span, rate_limit_of(cluster, rate))
 

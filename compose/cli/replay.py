@@ -8,10 +8,10 @@ import typer
 from rollcall.compose.cli import connection
 from rollcall.compose.cli.range_options import Rate, selection_of, takes_range
 from rollcall.compose.terminal import say
-from rollcall.consumers.history.ranges import Range
+from rollcall.consumers.history.reading.ranges import Range
 
 if TYPE_CHECKING:
-    from rollcall.consumers.history.range_replay import RangeReplay
+    from rollcall.consumers.history.replay.range_replay import RangeReplay
 
 To = Annotated[str, typer.Option(help="rollout.requests, trajectories, or a new file *.jsonl.")]
 Name = Annotated[str, typer.Option(help="Of the replay; the same name asks for the same rollouts.")]
@@ -29,8 +29,8 @@ def replay(
 
     Example: rollcall replay --since 2h --to rollout.requests --name again --yes
     """
-    from rollcall.consumers.history.range_replay import replay as replay_range
-    from rollcall.consumers.request_checks import RequestChecks
+    from rollcall.compose.request_checks import RequestChecks
+    from rollcall.consumers.history.replay.range_replay import replay as replay_range
 
     cluster = connection.cluster()
     selection, check = selection_of(cluster, span, rate), RequestChecks(cluster).check

@@ -8,7 +8,7 @@ import typer
 
 from rollcall.compose.cli import connection
 from rollcall.compose.cli.range_options import Rate, selection_of, takes_range
-from rollcall.consumers.history.ranges import Range
+from rollcall.consumers.history.reading.ranges import Range
 
 Scorers = Annotated[
     list[str],

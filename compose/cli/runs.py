@@ -143,7 +143,7 @@ def list_runs(
 def _table(entries: "list[RunEntry]") -> "Table":
     from rich.table import Table
 
-    from rollcall.consumers.history.times import iso
+    from rollcall.consumers.history.reading.times import iso
 
     figures = "steps", "version", "held-out", "phases p50"
     table = Table("run", "recipe", "policy", "started", *figures, "state")

@@ -18,7 +18,7 @@ def list_scorings() -> None:
     from rich.table import Table
 
     from rollcall.compose.terminal import page
-    from rollcall.consumers.history.scorings import scorings
+    from rollcall.consumers.history.replay.scorings import scorings
 
     table = Table("scoring", "trajectories behind", "owes scores")
     for state in scorings(cluster()):
@@ -37,7 +37,7 @@ def retire(
 
     Example: rollcall scorings retire tried-once --reason "only a try"
     """
-    from rollcall.consumers.history.scorings import retire_scoring
+    from rollcall.consumers.history.replay.scorings import retire_scoring
 
     state = retire_scoring(cluster(), scoring, reason)
     say(f"{state.scoring_id} owes no scores any more; it was {state.behind:,} behind")

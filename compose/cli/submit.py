@@ -63,8 +63,8 @@ def _requests(
 ) -> "list[RolloutRequest]":
     """Read all requests. Raises Refused before the first is sent, also if there is none."""
     from rollcall.compose.cluster import require_topics
+    from rollcall.compose.request_checks import RequestChecks, dataset_requests
     from rollcall.compose.submission import lines_of, source_name
-    from rollcall.consumers.request_checks import RequestChecks, dataset_requests
     from rollcall.producers.submit import requests_of
     from rollcall.schemas.errors import Refused
 

@@ -25,7 +25,7 @@ def tail(
     import orjson
 
     from rollcall.compose.terminal import quiet_pipes
-    from rollcall.consumers.history.record_lines import (
+    from rollcall.consumers.history.reading.record_lines import (
         decoder,
         envelope,
         in_hex,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from rollcall.consumers.history.topic_stats import LogState
+    from rollcall.consumers.history.reading.topic_stats import LogState
 
 Policies = Annotated[list[str] | None, typer.Option("--policy", help="A policy id; repeatable.")]
 Partitions = Annotated[int | None, typer.Option(min=1, help="Partitions of every topic above one.")]
@@ -71,7 +71,7 @@ def stats(json: Json = False) -> None:
     from functools import partial
 
     from rollcall.compose.terminal import emit
-    from rollcall.consumers.history.topic_stats import measure
+    from rollcall.consumers.history.reading.topic_stats import measure
 
     state = measure(connection.cluster())
     emit(state.plain(), partial(print_stats, state), json=json)
@@ -127,8 +127,8 @@ def print_stats(state: "LogState", terminal: "Console") -> None:
 def _topics_table(state: "LogState") -> "Table":
     from rich.table import Table
 
-    from rollcall.consumers.history.times import iso
-    from rollcall.consumers.history.topic_stats import RECENT_S
+    from rollcall.consumers.history.reading.times import iso
+    from rollcall.consumers.history.reading.topic_stats import RECENT_S
 
     table = Table(
         "topic", "partitions", "records", "MB", "/s, 1 min", "/s, 1 h", "oldest", "newest"

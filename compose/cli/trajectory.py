@@ -48,7 +48,7 @@ def _show_rollout(rollout_id: str, *, tokens: bool, json: bool) -> None:
     """Show a rollout in any state; an id may have been reused after its rollout ended."""
     from rollcall.compose.pages.rollout_page import plain_story, print_story
     from rollcall.compose.terminal import emit
-    from rollcall.consumers.history.rollout_story import scores_of, stories_of
+    from rollcall.consumers.history.rollouts.rollout_story import scores_of, stories_of
 
     history = cluster()
     scored = [(story, scores_of(history, story)) for story in stories_of(history, rollout_id)]
@@ -65,8 +65,8 @@ def _show_difference(first: str, second: str, *, json: bool) -> None:
     """Show the difference of the last rollouts of two ids."""
     from rollcall.compose.pages.divergence_page import print_divergence
     from rollcall.compose.terminal import emit
-    from rollcall.consumers.history.divergence import find_divergence, relation
-    from rollcall.consumers.history.rollout_story import latest, stories_of
+    from rollcall.consumers.history.rollouts.divergence import find_divergence, relation
+    from rollcall.consumers.history.rollouts.rollout_story import latest, stories_of
     from rollcall.schemas.errors import Refused
 
     if first == second:

@@ -7,7 +7,7 @@ import typer
 from rollcall.compose.cli.connection import cluster
 
 if TYPE_CHECKING:
-    from rollcall.consumers.history.waiting import OpenWaits, WaitReader
+    from rollcall.consumers.history.waiting.waiting import OpenWaits, WaitReader
 
 Rollout = Annotated[str, typer.Option(help="Only this rollout.")]
 Group = Annotated[str, typer.Option(help="Only this group, its scored members too.")]
@@ -29,7 +29,7 @@ def waiting(
 
     from rollcall.compose.pages.waiting_page import print_waiting
     from rollcall.compose.terminal import emit
-    from rollcall.consumers.history.times import seconds_of
+    from rollcall.consumers.history.reading.times import seconds_of
 
     long_s = seconds_of(older_than) if older_than else 0.0
     state = _chosen(rollout, group)
@@ -41,8 +41,8 @@ def waiting(
 
 def wait_reader(group_id: str = "") -> "WaitReader":
     """Return a reader of the waits on this cluster; raises Unavailable."""
-    from rollcall.consumers.history.local_programs import watched_world
-    from rollcall.consumers.history.waiting import WaitReader
+    from rollcall.consumers.history.reading.local_programs import watched_world
+    from rollcall.consumers.history.waiting.waiting import WaitReader
 
     here = cluster()
     world = watched_world(here.settings.agents.program_timeout_s)
@@ -55,8 +55,8 @@ def _chosen(rollout: str, group: str) -> "OpenWaits":
     """Return the waits of a rollout or a group; raises Refused for an unknown id."""
     from dataclasses import replace
 
-    from rollcall.consumers.history.known_names import require_known
-    from rollcall.consumers.history.rollout_search import has_key
+    from rollcall.consumers.history.reading.known_names import require_known
+    from rollcall.consumers.history.rollouts.rollout_search import has_key
 
     state = wait_reader(group).waiting()
     waits = [wait for wait in state.waits if not rollout or wait.rollout_id == rollout]

@@ -10,7 +10,7 @@ from rollcall.compose.terminal import say
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rollcall.consumers.history.kept_weights import WeightsReport
+    from rollcall.consumers.history.versions.kept_weights import WeightsReport
 
 Run = Annotated[str, typer.Argument(help="A run's id or folder.")]
 Json = Annotated[bool, typer.Option("--json", help="As JSON instead of a table.")]
@@ -26,7 +26,7 @@ def weights(run: Run, json: Json = False) -> None:
     """
     from rollcall.compose.runs import run_folder
     from rollcall.compose.terminal import emit
-    from rollcall.consumers.history.kept_weights import kept_weights
+    from rollcall.consumers.history.versions.kept_weights import kept_weights
     from rollcall.trainer.checkpoints.checkpoint import needed_by_newest
     from rollcall.trainer.checkpoints.resume_points import resume_points
 

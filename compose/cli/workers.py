@@ -183,7 +183,7 @@ def _worker_factory(role: str, name: str) -> tuple["WorkerFactory", str, "Stop"]
     from rollcall.compose.workers.readiness import check_readable, patiently, wait_until_fit
     from rollcall.compose.workers.shutdown import Drained, Stop
     from rollcall.compose.workers.worker_factory import WorkerFactory
-    from rollcall.consumers.control_reader import ControlReader
+    from rollcall.consumers.loop.control_reader import ControlReader
 
     worker = name or f"{role}-{socket.gethostname()}-{os.getpid()}"
     here = replace(cluster(), name=worker)

@@ -40,10 +40,10 @@ from rollcall.compose.terminal import called
 from rollcall.compose.workers.engines import check_exact, check_models, check_recipe
 from rollcall.compose.workers.shutdown import Drained
 from rollcall.compose.workers.supervisor import Supervisor
-from rollcall.consumers.control_reader import ControlReader
-from rollcall.consumers.history.run_curve import RunCurve
-from rollcall.consumers.history.run_figures import RunFigures, RunReader
-from rollcall.consumers.history.waiting import read_control
+from rollcall.consumers.history.runs.run_curve import RunCurve
+from rollcall.consumers.history.runs.run_figures import RunFigures, RunReader
+from rollcall.consumers.history.waiting.waiting import read_control
+from rollcall.consumers.loop.control_reader import ControlReader
 from rollcall.schemas.errors import Unavailable
 from rollcall.schemas.topics import Topics
 

@@ -4,7 +4,7 @@ import csv
 from collections.abc import Iterable
 from pathlib import Path
 
-from rollcall.consumers.history.run_curve import HELD_OUT, RunCurve
+from rollcall.consumers.history.runs.run_curve import HELD_OUT, RunCurve
 from rollcall.schemas.errors import Refused
 
 

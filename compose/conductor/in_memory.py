@@ -27,7 +27,7 @@ from rollcall.compose.workers.engines import check_recipe
 from rollcall.compose.workers.run_trainer import run_trainer
 from rollcall.compose.workers.served_policy import run_engine
 from rollcall.compose.workers.worker_factory import WorkerFactory
-from rollcall.consumers.history.run_figures import RunFigures, RunReader
+from rollcall.consumers.history.runs.run_figures import RunFigures, RunReader
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.schemas.codec import Codec, LocalRegistry
 from rollcall.schemas.objects import ObjectStore

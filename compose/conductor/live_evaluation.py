@@ -11,14 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollcall.compose.request_checks import RequestChecks
 from rollcall.compose.runs.publish_policy import announced
 from rollcall.compose.runs.recipe import SHIPPED, Recipe, load_recipe
 from rollcall.compose.runs.seed_tasks import tasks_in
 from rollcall.compose.submission import lines_of, publish, watch
-from rollcall.consumers.history.evaluation import Evaluation
-from rollcall.consumers.history.progress import RolloutProgress
-from rollcall.consumers.history.ranges import parse_policy
-from rollcall.consumers.request_checks import RequestChecks
+from rollcall.consumers.history.reading.ranges import parse_policy
+from rollcall.consumers.history.rollouts.progress import RolloutProgress
+from rollcall.consumers.history.versions.evaluation import Evaluation
 from rollcall.producers.admission import task_of_seed
 from rollcall.producers.submit import new_rollout_id, requests_of
 from rollcall.schemas.errors import Refused

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from rollcall.compose.conductor.run_watch import RunWatch
 from rollcall.compose.console import safe
-from rollcall.consumers.history.run_figures import RunFigures
+from rollcall.consumers.history.runs.run_figures import RunFigures
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 48

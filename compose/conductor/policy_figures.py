@@ -5,8 +5,8 @@ from typing import Any
 
 from rollcall.compose.runs.run_folder import RunFolder
 from rollcall.consumers.heldout import HeldOut
-from rollcall.consumers.history.run_figures import RunFigures
-from rollcall.consumers.history.untrained import Untrained
+from rollcall.consumers.history.runs.run_figures import RunFigures
+from rollcall.consumers.history.runs.untrained import Untrained
 from rollcall.trainer.config.curation import Curation
 
 

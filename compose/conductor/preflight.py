@@ -16,7 +16,7 @@ from rollcall.compose.runs.run_folder import RunFolder
 from rollcall.compose.settings import Settings
 from rollcall.compose.teacher_scorer import teacher_directory
 from rollcall.compose.workers.worker_factory import WorkerFactory
-from rollcall.consumers.history.failures import has_failed
+from rollcall.consumers.history.rollouts.failures import has_failed
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.consumers.log.protocols import Reader
 from rollcall.producers.submit import Submitter

@@ -8,7 +8,7 @@ from typing import Any
 
 from rollcall.compose.conductor.policy_figures import policy_lines, rounded, summary_of
 from rollcall.compose.pages.phase_lines import phase_lines
-from rollcall.consumers.history.run_figures import RunFigures
+from rollcall.consumers.history.runs.run_figures import RunFigures
 
 
 def summary(

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from rollcall.compose.runs.run_folder import RunFolder
-from rollcall.consumers.history.run_figures import RunFigures
+from rollcall.consumers.history.runs.run_figures import RunFigures
 from rollcall.schemas.errors import RollcallError
 from rollcall.trainer.config.curation import Curation
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rollcall.compose.console import safe
 from rollcall.consumers.audit.audit import OnRead, audit
 from rollcall.consumers.audit.report import INVARIANTS, Report
-from rollcall.consumers.history.local_programs import watched_world
+from rollcall.consumers.history.reading.local_programs import watched_world
 
 if TYPE_CHECKING:
     from rollcall.compose.cluster import Cluster

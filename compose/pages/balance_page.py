@@ -1,6 +1,6 @@
 """A run's balance as text."""
 
-from rollcall.consumers.history.balance_report import BalanceReport
+from rollcall.consumers.history.runs.balance_report import BalanceReport
 
 
 def balance_lines(report: BalanceReport) -> list[str]:

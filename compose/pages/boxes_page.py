@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rollcall.compose.console import safe
-from rollcall.consumers.history.box_lives import BoxRow
+from rollcall.consumers.history.waiting.box_lives import BoxRow
 
 
 def print_boxes(rows: Sequence[BoxRow], silent: Mapping[str, str], terminal: Console) -> None:

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rollcall.compose.conductor.live_panel import spark
-from rollcall.consumers.history.run_curve import RunCurve
+from rollcall.consumers.history.runs.run_curve import RunCurve
 
 
 def print_chart(curve: RunCurve, terminal: Console) -> None:

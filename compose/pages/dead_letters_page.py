@@ -7,8 +7,8 @@ from rich.table import Table
 
 from rollcall.compose.console import safe
 from rollcall.compose.terminal import one_line
-from rollcall.consumers.history.dead_letter_index import DeadLetter, DeadLetterIndex
-from rollcall.consumers.history.times import iso
+from rollcall.consumers.history.reading.times import iso
+from rollcall.consumers.history.replay.dead_letter_index import DeadLetter, DeadLetterIndex
 from rollcall.consumers.loop.dead_letter_records import MARKS
 
 WHY_CHARS = 160

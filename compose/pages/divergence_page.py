@@ -8,8 +8,8 @@ from rich.table import Table
 from rollcall.compose.console import safe
 from rollcall.compose.pages.agent_lines import describe_asked
 from rollcall.compose.pages.rollout_page import counted, short
-from rollcall.consumers.history.divergence import Divergence, Moment
-from rollcall.consumers.history.rollout_story import Story
+from rollcall.consumers.history.rollouts.divergence import Divergence, Moment
+from rollcall.consumers.history.rollouts.rollout_story import Story
 from rollcall.schemas.untrusted_text import printable
 
 CONTEXT = 2

@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rollcall.compose.pages.phase_lines import phase_lines
-from rollcall.consumers.history.phase_quantiles import PhaseTimes
-from rollcall.consumers.history.version_results import Difference, VersionResult
+from rollcall.consumers.history.rollouts.phase_quantiles import PhaseTimes
+from rollcall.consumers.history.versions.version_results import Difference, VersionResult
 
 
 def print_evaluation(

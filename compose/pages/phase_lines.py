@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from rollcall.consumers.history.phase_quantiles import PhaseTimes, Seconds
+from rollcall.consumers.history.rollouts.phase_quantiles import PhaseTimes, Seconds
 
 NAMES: Mapping[str, str] = {
     "submission_s": "submission",

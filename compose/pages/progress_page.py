@@ -3,7 +3,7 @@
 from rich.table import Table
 
 from rollcall.compose.console import safe
-from rollcall.consumers.history.progress import FollowedRollout, RolloutProgress
+from rollcall.consumers.history.rollouts.progress import FollowedRollout, RolloutProgress
 
 
 def rollout_line(rollout: FollowedRollout) -> str:

@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rollcall.compose.console import safe
-from rollcall.consumers.history.agreement import Agreement
-from rollcall.consumers.history.rescoring import FAILED_LISTED, Rescoring
+from rollcall.consumers.history.replay.agreement import Agreement
+from rollcall.consumers.history.replay.rescoring import FAILED_LISTED, Rescoring
 
 COUNTS: Mapping[str, str] = {
     "have both rewards": "compared",

@@ -7,8 +7,8 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from rollcall.compose.workers.retraining_ranks import learner_of
-from rollcall.consumers.history.history import History
-from rollcall.consumers.history.retraining import (
+from rollcall.consumers.history.reading.history import History
+from rollcall.consumers.history.runs.retraining import (
     RetrainedStep,
     RetrainingPlan,
     environment_differences,
@@ -16,7 +16,7 @@ from rollcall.consumers.history.retraining import (
     report,
     train,
 )
-from rollcall.consumers.history.training_record import TrainedRun
+from rollcall.consumers.history.runs.training_record import TrainedRun
 
 
 def retrain_and_tell(

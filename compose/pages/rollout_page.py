@@ -11,9 +11,9 @@ from rich.text import Text
 from rollcall.compose.console import safe
 from rollcall.compose.pages.agent_lines import Said, describe_requests, message_text
 from rollcall.compose.pages.phase_lines import NAMES
-from rollcall.consumers.history.rollout_story import Entry, Story
-from rollcall.consumers.history.times import iso
-from rollcall.consumers.history.timing import Timers, phases_of, timers_of
+from rollcall.consumers.history.reading.times import iso
+from rollcall.consumers.history.rollouts.rollout_story import Entry, Story
+from rollcall.consumers.history.rollouts.timing import Timers, phases_of, timers_of
 from rollcall.schemas.as_json import plain
 from rollcall.schemas.messages import (
     AttemptStarted,

@@ -6,8 +6,8 @@ from rich.text import Text
 
 from rollcall.compose.console import safe
 from rollcall.consumers.agents.control_state import ControlState
-from rollcall.consumers.history.waiting import NOBODY, REASONS_OF_ENDED, OpenWaits
-from rollcall.consumers.history.waits import Wait
+from rollcall.consumers.history.waiting.waiting import NOBODY, REASONS_OF_ENDED, OpenWaits
+from rollcall.consumers.history.waiting.waits import Wait
 
 WAITS_SHOWN = 40
 

@@ -8,10 +8,10 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from rollcall.compose.runs.held_out_trial import HeldOutSuccess
-from rollcall.consumers.history.history import History
-from rollcall.consumers.history.retraining import plan
-from rollcall.consumers.history.training_record import TrainedRun
-from rollcall.consumers.history.what_if import OtherwiseStep, WhatIf, require_trainable
+from rollcall.consumers.history.reading.history import History
+from rollcall.consumers.history.runs.retraining import plan
+from rollcall.consumers.history.runs.training_record import TrainedRun
+from rollcall.consumers.history.runs.what_if import OtherwiseStep, WhatIf, require_trainable
 from rollcall.trainer.checkpoints.learner_state import LearnerState
 from rollcall.trainer.config.learner_config import LearnerConfig
 

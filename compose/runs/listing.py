@@ -8,7 +8,7 @@ from rollcall.compose.runs import run_folder
 from rollcall.compose.runs.run_folder import RunFolder
 from rollcall.compose.state_files import read_state
 from rollcall.consumers.heldout import HeldOut
-from rollcall.consumers.history.run_curve import RunCurve, held_out_of, steps_of_runs
+from rollcall.consumers.history.runs.run_curve import RunCurve, held_out_of, steps_of_runs
 from rollcall.schemas.messages import TrainStep
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from rollcall.compose.runs.listing import is_training
 from rollcall.compose.runs.run_folder import RunFolder, find_or_none
-from rollcall.consumers.history.local_programs import watched_world
-from rollcall.consumers.history.run_curve import steps_of_runs
-from rollcall.consumers.history.waiting import WaitReader
+from rollcall.consumers.history.reading.local_programs import watched_world
+from rollcall.consumers.history.runs.run_curve import steps_of_runs
+from rollcall.consumers.history.waiting.waiting import WaitReader
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.names import unknown_name
 from rollcall.schemas.weights_store import listed

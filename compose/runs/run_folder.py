@@ -25,8 +25,8 @@ from rollcall.schemas.weights import elements_in
 if TYPE_CHECKING:
     from rollcall.compose.cluster import Cluster
     from rollcall.consumers.heldout import HeldOutPlan
-    from rollcall.consumers.history.run_curve import HeldOutRule
-    from rollcall.consumers.history.training_record import TrainedRun
+    from rollcall.consumers.history.runs.run_curve import HeldOutRule
+    from rollcall.consumers.history.runs.training_record import TrainedRun
     from rollcall.consumers.training.training_run import TrainingRun
     from rollcall.schemas.messages import Task
     from rollcall.trainer.config.learner_config import LearnerConfig
@@ -114,7 +114,7 @@ class RunFolder:
 
     def trained(self) -> "TrainedRun":
         """Return what retraining needs; raises Refused for an invalid recipe."""
-        from rollcall.consumers.history.training_record import TrainedRun
+        from rollcall.consumers.history.runs.training_record import TrainedRun
 
         return TrainedRun(
             self.run_id, self.policy_id, self.learner(), self.directory, self.policy,
@@ -182,7 +182,7 @@ class RunFolder:
 
     def held_out_rule(self) -> "HeldOutRule":
         """Return its held-out evaluation, and the scoring whose rewards count."""
-        from rollcall.consumers.history.run_curve import HeldOutRule
+        from rollcall.consumers.history.runs.run_curve import HeldOutRule
 
         return HeldOutRule(self.heldout(), self.recipe.scoring_id)
 

@@ -11,7 +11,7 @@ from rollcall.compose.runs.export_policy import export_state
 from rollcall.compose.runs.held_out_trial import held_out, require_alone
 from rollcall.compose.runs.run_folder import RunFolder
 from rollcall.compose.settings import Settings
-from rollcall.consumers.history.history import History
+from rollcall.consumers.history.reading.history import History
 from rollcall.schemas.atomic_files import require_unused
 from rollcall.trainer.checkpoints.learner_state import LearnerState
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollcall.compose.workers.worker_factory import WorkerFactory
-from rollcall.consumers.history.rescoring import Rescoring, RewardSink, rescore
-from rollcall.consumers.history.selection import Selection
+from rollcall.consumers.history.reading.selection import Selection
+from rollcall.consumers.history.replay.rescoring import Rescoring, RewardSink, rescore
 from rollcall.consumers.log.protocols import Record
 from rollcall.producers.publisher import flush_all
 from rollcall.schemas.bounds import checked_scoring
@@ -20,7 +20,7 @@ from rollcall.schemas.messages import ScoredTrajectory
 
 if TYPE_CHECKING:
     from rollcall.compose.cluster import Cluster
-    from rollcall.consumers.rewards import RewardsRole
+    from rollcall.consumers.rewards.rewards import RewardsRole
     from rollcall.producers.publisher import Publisher
 
 FLUSH_S = 60.0

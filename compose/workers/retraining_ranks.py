@@ -19,8 +19,8 @@ from rollcall.compose.processes import die_with_parent, module
 from rollcall.schemas.errors import RollcallError, Unfit
 
 if TYPE_CHECKING:
-    from rollcall.consumers.history.retraining import RetrainingPlan
-    from rollcall.consumers.history.training_record import TrainedRun
+    from rollcall.consumers.history.runs.retraining import RetrainingPlan
+    from rollcall.consumers.history.runs.training_record import TrainedRun
     from rollcall.trainer.learner.ranks import ProcessRanks
     from rollcall.trainer.learner.sharded_learner import ShardedLearner
     from rollcall.trainer.learner.step import Learner

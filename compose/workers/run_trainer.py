@@ -18,9 +18,9 @@ from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.programs import program_of
 from rollcall.consumers.heldout import HeldOut
-from rollcall.consumers.history.continuations import Continuations
-from rollcall.consumers.history.versions_in_use import VersionsInUse
-from rollcall.consumers.inline_executor import InlineExecutor
+from rollcall.consumers.history.rollouts.continuations import Continuations
+from rollcall.consumers.history.versions.versions_in_use import VersionsInUse
+from rollcall.consumers.loop.inline_executor import InlineExecutor
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import PolicyVersion, RolloutRequest, TrainStep
 

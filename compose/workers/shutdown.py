@@ -9,7 +9,7 @@ from types import FrameType
 
 import structlog
 
-from rollcall.consumers.control_reader import ControlReader
+from rollcall.consumers.loop.control_reader import ControlReader
 
 LISTEN_EVERY_S = 1.0
 

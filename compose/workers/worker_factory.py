@@ -14,7 +14,7 @@ from rollcall.consumers.log.protocols import Log
 from rollcall.consumers.loop.dead_letters import DeadLetters
 from rollcall.consumers.loop.loop import Loop
 from rollcall.consumers.loop.role import Role
-from rollcall.consumers.time_guard import TimeGuard
+from rollcall.consumers.loop.time_guard import TimeGuard
 from rollcall.producers.publisher import Publisher
 from rollcall.schemas.bounds import checked_scoring
 from rollcall.schemas.codec import Codec
@@ -23,12 +23,12 @@ from rollcall.schemas.topics import Topics
 
 if TYPE_CHECKING:
     from rollcall.compose.settings import Settings
-    from rollcall.consumers.answers import AnswerWriter
-    from rollcall.consumers.async_scorers import AsyncScorers
     from rollcall.consumers.environments.worker_boxes import WorkerBoxes
     from rollcall.consumers.environments.worker_hosts import WorkerHosts
-    from rollcall.consumers.event_loop_thread import EventLoopThread
-    from rollcall.consumers.rewards import RewardsRole
+    from rollcall.consumers.loop.answers import AnswerWriter
+    from rollcall.consumers.loop.event_loop_thread import EventLoopThread
+    from rollcall.consumers.rewards.async_scorers import AsyncScorers
+    from rollcall.consumers.rewards.rewards import RewardsRole
     from rollcall.inference.engine import Engine
     from rollcall.sandbox.boxes.box_removal import Tell
     from rollcall.sandbox.boxes.leases import Leases
@@ -102,8 +102,8 @@ class WorkerFactory:
     def environments(self, name: str, *, accept: bool = False) -> Loop:
         from rollcall.consumers.environments.environments import EnvironmentsRole
         from rollcall.consumers.environments.instance_records import InstanceRecords
-        from rollcall.consumers.environments.session_times import SessionTimes
-        from rollcall.consumers.event_loop_thread import EventLoopThread
+        from rollcall.consumers.environments.sessions.session_times import SessionTimes
+        from rollcall.consumers.loop.event_loop_thread import EventLoopThread
 
         settings = self.settings.environments
         threads = settings.threads if self.watched else 0
@@ -127,7 +127,7 @@ class WorkerFactory:
 
     def _answers(self, name: str) -> "AnswerWriter":
         """Return the publisher of answers for a worker that executes commands."""
-        from rollcall.consumers.answers import AnswerWriter
+        from rollcall.consumers.loop.answers import AnswerWriter
 
         self.codec.prepare(self.topics.events, Event)
         return AnswerWriter(name, self.log, self.codec, self.topics, self.log.publisher())
@@ -154,7 +154,7 @@ class WorkerFactory:
 
         A configured port of the gateway is bound now, any other is chosen when it is needed.
         """
-        from rollcall.consumers.environments.listener import bind
+        from rollcall.consumers.environments.gateway.listener import bind
         from rollcall.consumers.environments.worker_hosts import WorkerHosts
 
         host, port = (
@@ -188,7 +188,7 @@ class WorkerFactory:
         *,
         accept: bool = False,
     ) -> Loop:
-        from rollcall.consumers.scoring_begin import begin_scoring
+        from rollcall.consumers.history.replay.scoring_begin import begin_scoring
 
         publisher = self.log.publisher(bulk=True)
         role = self.scoring(name, publisher, scorers, scoring_id)
@@ -205,7 +205,7 @@ class WorkerFactory:
     ) -> "RewardsRole":
         """Return the part that scores trajectories and writes rewards, without a reading loop."""
         from rollcall.compose.teacher_scorer import scorer_spec
-        from rollcall.consumers.rewards import RewardsRole
+        from rollcall.consumers.rewards.rewards import RewardsRole
         from rollcall.sandbox.scorers import score
 
         settings = self.settings.rewards
@@ -233,9 +233,9 @@ class WorkerFactory:
 
     def _async_scorers(self, name: str, specs: "Sequence[ScorerSpec]") -> "AsyncScorers":
         """Return the driver of asynchronous scorers; nothing is started until there is one."""
-        from rollcall.consumers.async_scorers import AsyncScorers
-        from rollcall.consumers.event_loop_thread import EventLoopThread
-        from rollcall.consumers.scoring_host import ScoringHosts
+        from rollcall.consumers.loop.event_loop_thread import EventLoopThread
+        from rollcall.consumers.rewards.async_scorers import AsyncScorers
+        from rollcall.consumers.rewards.scoring_host import ScoringHosts
 
         settings = self.settings.rewards
         return AsyncScorers(
@@ -252,7 +252,7 @@ class WorkerFactory:
         )
 
     def archive(self, name: str, directory: Path, span: int, *, accept: bool = False) -> Loop:
-        from rollcall.consumers.archive import ArchiveRole
+        from rollcall.consumers.tables.archive import ArchiveRole
 
         role = ArchiveRole(name, self.log, self.topics, directory, span=span)
         publisher = self.log.publisher()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import structlog
 
 from rollcall.consumers.agents.control_state import MOST_WORDS, ControlState
-from rollcall.consumers.control_reader import ControlReader
 from rollcall.consumers.log.protocols import Log, Record
+from rollcall.consumers.loop.control_reader import ControlReader
 from rollcall.consumers.loop.dead_letters import DeadLetters
 from rollcall.producers.control import control_key, retire_control, write_control
 from rollcall.producers.publisher import Publisher

@@ -11,16 +11,16 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rollcall.consumers.agents.call_pacing import CallPacing
 from rollcall.consumers.agents.control_state import ControlState
 from rollcall.consumers.agents.effects import CallModel
 from rollcall.consumers.agents.fold.commands import Command, command_identity
 from rollcall.consumers.agents.fold.outstanding import OutstandingEffect
 from rollcall.consumers.agents.fold.rollout import Output, Rollout
 from rollcall.consumers.agents.outbox import Outbox
-from rollcall.consumers.agents.rollout_quotas import RolloutQuotas
-from rollcall.consumers.clock import LogClock
-from rollcall.consumers.time_guard import PoisonGuard
+from rollcall.consumers.agents.quotas.call_pacing import CallPacing
+from rollcall.consumers.agents.quotas.rollout_quotas import RolloutQuotas
+from rollcall.consumers.loop.clock import LogClock
+from rollcall.consumers.loop.time_guard import PoisonGuard
 from rollcall.producers.publisher import Cause
 
 

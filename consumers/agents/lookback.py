@@ -10,8 +10,8 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from rollcall.consumers.decode_in_order import DecodeInOrder
 from rollcall.consumers.log.protocols import Log, Reader, Record
+from rollcall.consumers.loop.decode_in_order import DecodeInOrder
 from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import Unavailable
 from rollcall.schemas.ids import digest

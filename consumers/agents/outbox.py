@@ -13,9 +13,8 @@ import structlog
 from rollcall.consumers.agents.fold.commands import Command
 from rollcall.consumers.agents.fold.journal import START
 from rollcall.consumers.agents.fold.rollout import Output
-from rollcall.consumers.answers import event_of
-from rollcall.consumers.reduced_trajectory import reduced_forms, write_reduced_form
-from rollcall.consumers.send_later import SendLater
+from rollcall.consumers.loop.answers import event_of
+from rollcall.consumers.loop.send_later import SendLater
 from rollcall.producers.control import retire_control
 from rollcall.producers.publisher import Cause, Publisher
 from rollcall.schemas.bounds import check_sampling
@@ -43,6 +42,7 @@ from rollcall.schemas.messages import (
     Sampling,
     Trajectory,
 )
+from rollcall.schemas.reduced_trajectory import reduced_forms, write_reduced_form
 from rollcall.schemas.topics import POLICY_ID, Topics
 from rollcall.schemas.untrusted_text import clean_text, describe_exception
 

@@ -12,8 +12,8 @@ from rollcall.consumers.agents.fold.journal import START, AppliedEvent, Journal
 from rollcall.consumers.agents.fold.rollout import Output, Rollout
 from rollcall.consumers.agents.lookback import WrittenTrajectories
 from rollcall.consumers.agents.outbox import COURTESY, add_pending_output, settle_pending_output
-from rollcall.consumers.clock import LogClock
 from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.clock import LogClock
 from rollcall.consumers.loop.partition_progress import PartitionProgress
 from rollcall.schemas.errors import RequestsSkipped
 from rollcall.schemas.messages import Event, RolloutRefused, RolloutStarted, Trajectory

@@ -1,5 +1,5 @@
 """The checks that each rollout request has to pass: a worker makes them before it starts one, and
-`rollcall.consumers.request_checks` before one is published."""
+`rollcall.compose.request_checks` before one is published."""
 
 from collections.abc import Callable
 

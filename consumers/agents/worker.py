@@ -22,16 +22,16 @@ from rollcall.consumers.agents.lookback import WrittenTrajectories
 from rollcall.consumers.agents.outbox import Outbox
 from rollcall.consumers.agents.owned_journal import OwnedJournal
 from rollcall.consumers.agents.programs import program_of
+from rollcall.consumers.agents.quotas.user_quotas import UserQuotas
 from rollcall.consumers.agents.request_starts import RequestStarts
-from rollcall.consumers.agents.user_quotas import UserQuotas
 from rollcall.consumers.agents.watermark import Watermark, read_watermark
-from rollcall.consumers.clock import Clock, LogClock, steady_wall
 from rollcall.consumers.log.protocols import Held, Log, Record
+from rollcall.consumers.loop.clock import Clock, LogClock, steady_wall
 from rollcall.consumers.loop.dead_letters import DeadLetters
 from rollcall.consumers.loop.partition_progress import PartitionProgress
+from rollcall.consumers.loop.quota_table import UNLIMITED
 from rollcall.consumers.loop.role import log_invalid_metadata
-from rollcall.consumers.quota_table import UNLIMITED
-from rollcall.consumers.time_guard import PoisonGuard, TimeGuard
+from rollcall.consumers.loop.time_guard import PoisonGuard, TimeGuard
 from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import KilledWorkers, ObjectLost, TopicRecreated, WireError
 from rollcall.schemas.messages import (

@@ -22,9 +22,9 @@ from rollcall.consumers.audit.sent_commands import SentCommands
 from rollcall.consumers.audit.train_steps import Lineage
 from rollcall.consumers.audit.trajectories import OutcomeChecks
 from rollcall.consumers.audit.window import AuditRange, AuditWindow
-from rollcall.consumers.history.history import History
-from rollcall.consumers.history.local_programs import runs_as_recorded
-from rollcall.consumers.history.quotas import read_quotas
+from rollcall.consumers.history.reading.history import History
+from rollcall.consumers.history.reading.local_programs import runs_as_recorded
+from rollcall.consumers.history.waiting.quotas import read_quotas
 from rollcall.consumers.log.protocols import Log, Record
 from rollcall.consumers.loop.dead_letter_records import (
     BuriedRecord,
@@ -34,7 +34,7 @@ from rollcall.consumers.loop.dead_letter_records import (
 )
 from rollcall.consumers.loop.dead_letters import skipped_in_journal
 from rollcall.consumers.loop.loop import GC_THRESHOLDS
-from rollcall.consumers.quota_table import UNLIMITED
+from rollcall.consumers.loop.quota_table import UNLIMITED
 from rollcall.schemas.codec import Codec
 from rollcall.schemas.messages import RolloutStarted
 from rollcall.schemas.topics import Topics

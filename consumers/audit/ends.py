@@ -4,10 +4,10 @@ from array import array
 from dataclasses import replace
 
 from rollcall.consumers.audit.columns import Words, sort_together, word_of
-from rollcall.consumers.reduced_trajectory import reduced_forms
 from rollcall.schemas.codec import PREFIX, Codec
 from rollcall.schemas.errors import WireError
 from rollcall.schemas.messages import Trajectory
+from rollcall.schemas.reduced_trajectory import reduced_forms
 from rollcall.schemas.topics import Topics
 
 OPTIONAL = 1

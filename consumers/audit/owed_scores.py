@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rollcall.consumers.audit.audit_state import AuditState
 from rollcall.consumers.audit.columns import Words, unpack_place
 from rollcall.consumers.audit.report import Breach
-from rollcall.consumers.scoring_retirement import retired
+from rollcall.consumers.loop.scoring_retirement import retired
 
 Here = tuple[str, int, int]
 Flags = NDArray[np.bool_]

@@ -19,7 +19,7 @@ from rollcall.consumers.audit.implied import DEADLINE, IMPLIED, NEVER_SENT, Give
 from rollcall.consumers.audit.report import Breach
 from rollcall.consumers.audit.starts import REFUSED
 from rollcall.consumers.audit.window import AuditWindow
-from rollcall.consumers.history.counting import JOINED, STARTS, Counting, CountingRule
+from rollcall.consumers.history.reading.counting import JOINED, STARTS, Counting, CountingRule
 from rollcall.schemas.ids import command_id
 from rollcall.schemas.messages import (
     AttemptStarted,

@@ -4,19 +4,19 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rollcall.consumers.answers import AnswerWriter, expired
-from rollcall.consumers.environments.async_sessions import AsyncSessions
-from rollcall.consumers.environments.session_router import EnvironmentKinds, SessionRouter
-from rollcall.consumers.environments.session_thread import Body, SessionStep
-from rollcall.consumers.environments.session_times import SessionTimes
-from rollcall.consumers.environments.watched_threads import WatchedThreads
+from rollcall.consumers.environments.sessions.async_sessions import AsyncSessions
+from rollcall.consumers.environments.sessions.session_router import EnvironmentKinds, SessionRouter
+from rollcall.consumers.environments.sessions.session_thread import Body, SessionStep
+from rollcall.consumers.environments.sessions.session_times import SessionTimes
+from rollcall.consumers.environments.sessions.watched_threads import WatchedThreads
 from rollcall.consumers.environments.worker_boxes import WorkerBoxes
-from rollcall.consumers.event_loop_thread import EventLoopThread
 from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.answers import AnswerWriter, expired
 from rollcall.consumers.loop.dead_letters import DeadLetters
+from rollcall.consumers.loop.event_loop_thread import EventLoopThread
 from rollcall.consumers.loop.partition_progress import PartitionProgress
 from rollcall.consumers.loop.role import WorkRole
-from rollcall.consumers.time_guard import TimeGuard
+from rollcall.consumers.loop.time_guard import TimeGuard
 from rollcall.sandbox.boxes.box import BOX_DIED
 from rollcall.sandbox.boxes.box_removal import Tell
 from rollcall.sandbox.environment import (

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import structlog
 
-from rollcall.consumers.answers import AnswerWriter
+from rollcall.consumers.loop.answers import AnswerWriter
 from rollcall.schemas.errors import RollcallError, WorkFailed
 from rollcall.schemas.headers import hot_headers
 from rollcall.schemas.ids import digest

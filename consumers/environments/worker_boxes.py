@@ -8,7 +8,7 @@ from pathlib import Path
 
 import structlog
 
-from rollcall.consumers.event_loop_thread import EventLoopThread
+from rollcall.consumers.loop.event_loop_thread import EventLoopThread
 from rollcall.sandbox.boxes.box import AUTO, DRIVERS, Box, Driver, Spec, driver
 from rollcall.sandbox.boxes.box_removal import Tell
 from rollcall.sandbox.boxes.leases import Leases

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rollcall.consumers.event_loop_thread import EventLoopThread
+from rollcall.consumers.loop.event_loop_thread import EventLoopThread
 from rollcall.sandbox.sessions import SessionPlace
 from rollcall.schemas.claims import Objects
 from rollcall.schemas.errors import Unavailable, WorkFailed
 
 if TYPE_CHECKING:
-    from rollcall.consumers.environments.gateway import Gateway
-    from rollcall.consumers.environments.line import GatewayLine
+    from rollcall.consumers.environments.gateway.gateway import Gateway
+    from rollcall.consumers.environments.gateway.line import GatewayLine
     from rollcall.consumers.environments.worker_boxes import SessionBoxes, WorkerBoxes
     from rollcall.sandbox.agents.agent_box import AgentBox
     from rollcall.sandbox.host import Process, Processes
@@ -61,7 +61,7 @@ class WorkerHosts:
         return self._opening
 
     async def _open(self) -> "Gateway":
-        from rollcall.consumers.environments.gateway import Gateway
+        from rollcall.consumers.environments.gateway.gateway import Gateway
 
         gateway = Gateway(self._listen())
         self.loop_thread.at_close(gateway.close)

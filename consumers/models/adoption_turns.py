@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from rollcall.consumers.clock import Clock
-from rollcall.consumers.control_reader import ControlReader
 from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.clock import Clock
+from rollcall.consumers.loop.control_reader import ControlReader
 from rollcall.schemas.messages import Control
 
 LEASE_S = 60.0

@@ -10,8 +10,8 @@ that a full server adds to the log.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from rollcall.consumers.clock import Clock
 from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.clock import Clock
 from rollcall.schemas.ids import command_key
 from rollcall.schemas.messages import CallFailed, ModelCall
 

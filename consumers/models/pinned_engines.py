@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from rollcall.consumers.clock import Clock
-from rollcall.consumers.inline_executor import InlineExecutor
+from rollcall.consumers.loop.clock import Clock
+from rollcall.consumers.loop.inline_executor import InlineExecutor
 from rollcall.consumers.models.staging import Staging
 from rollcall.inference.engine import Engine, EngineAnswer
 from rollcall.schemas.errors import (

@@ -13,11 +13,11 @@ from typing import Any
 
 import structlog
 
-from rollcall.consumers.answers import AnswerWriter, expired, too_late
-from rollcall.consumers.control_reader import ControlReader
-from rollcall.consumers.inline_executor import InlineExecutor
 from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.answers import AnswerWriter, expired, too_late
+from rollcall.consumers.loop.control_reader import ControlReader
 from rollcall.consumers.loop.dead_letters import DeadLetters
+from rollcall.consumers.loop.inline_executor import InlineExecutor
 from rollcall.consumers.loop.partition_progress import PartitionProgress
 from rollcall.consumers.loop.role import WorkRole
 from rollcall.consumers.models.adoption_turns import LEASE_S, AdoptionTurn, AdoptionTurns

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import structlog
 
-from rollcall.consumers.clock import Clock
-from rollcall.consumers.decode_in_order import DecodeInOrder
 from rollcall.consumers.log.protocols import Reader, Record
+from rollcall.consumers.loop.clock import Clock
 from rollcall.consumers.loop.dead_letters import SkippedRecords
+from rollcall.consumers.loop.decode_in_order import DecodeInOrder
 from rollcall.consumers.models.adoption_turns import AdoptionTurn
 from rollcall.consumers.models.staging import Staging
 from rollcall.inference.engine import Engine

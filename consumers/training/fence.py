@@ -14,8 +14,8 @@ from secrets import token_hex
 from threading import Lock
 from time import monotonic
 
-from rollcall.consumers.decode_in_order import decoded
 from rollcall.consumers.log.protocols import Log, Reader, Record
+from rollcall.consumers.loop.decode_in_order import decoded
 from rollcall.consumers.training.training_run import TrainingRun
 from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import RunSuperseded, Unavailable

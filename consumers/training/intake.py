@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from rollcall.consumers.decode_in_order import decoded
 from rollcall.consumers.log.epochs import UNKNOWN, Epochs
 from rollcall.consumers.log.protocols import Log, Reader, Record
+from rollcall.consumers.loop.decode_in_order import decoded
 from rollcall.consumers.training.announcement import Announcements
 from rollcall.consumers.training.evaluations import Evaluations
 from rollcall.producers.curators.curriculum import Curriculum

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from rollcall.consumers.decode_in_order import decoded
 from rollcall.consumers.log.protocols import Log, Record
+from rollcall.consumers.loop.decode_in_order import decoded
 from rollcall.consumers.training.training_run import TrainingRun
 from rollcall.schemas.bounds import VERSIONS_END
 from rollcall.schemas.codec import Codec

@@ -11,9 +11,9 @@ from itertools import chain, islice
 
 import structlog
 
-from rollcall.consumers.decode_in_order import decoded
 from rollcall.consumers.log.protocols import Log, Record, TopicPartition
 from rollcall.consumers.log.reading import read_between, spans
+from rollcall.consumers.loop.decode_in_order import decoded
 from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import ScoredTrajectory

@@ -11,11 +11,11 @@ from functools import partial
 
 import structlog
 
-from rollcall.consumers.decode_in_order import decoded
 from rollcall.consumers.heldout import MARK
 from rollcall.consumers.log.protocols import Log, Record, TopicPartition
 from rollcall.consumers.log.reading import read_all
-from rollcall.consumers.scored_places import scored_at
+from rollcall.consumers.loop.decode_in_order import decoded
+from rollcall.consumers.training.scored_places import scored_at
 from rollcall.consumers.training.training_run import TrainingRun
 from rollcall.producers.admission import PublishedRequests
 from rollcall.producers.curators.curriculum import Curriculum

@@ -28,7 +28,7 @@ from rollcall.trainer.weights.publication import check_bound
 from rollcall.trainer.weights.weights_needs import KeptFile, WeightsNeeds, may_go
 
 if TYPE_CHECKING:
-    from rollcall.consumers.history.version_use import VersionUse
+    from rollcall.consumers.history.versions.version_use import VersionUse
 
 LOOK_EVERY_S = 60.0
 
@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 
 class VersionsInUseReader(Protocol):
-    """`rollcall.consumers.history.versions_in_use.VersionsInUse`."""
+    """`rollcall.consumers.history.versions.versions_in_use.VersionsInUse`."""
 
     def announced(self) -> "VersionUse": ...
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from rollcall.consumers.heldout import HeldOut
-from rollcall.consumers.inline_executor import InlineExecutor
 from rollcall.consumers.log.protocols import Log, Record
+from rollcall.consumers.loop.inline_executor import InlineExecutor
 from rollcall.consumers.training.announcement import Announcements
 from rollcall.consumers.training.batch_training import BatchTraining
 from rollcall.consumers.training.cancels import REDUNDANT, Cancels

@@ -17,12 +17,12 @@ from transformers.modeling_outputs import CausalLMOutput
 from rollcall.consumers.agents.effects import Agent, CallModel, Finish, Reset, Step, user
 from rollcall.consumers.agents.effects import Task as Given
 from rollcall.consumers.audit.audit import audit
-from rollcall.consumers.history.export import export
-from rollcall.consumers.history.local_programs import watched_world
-from rollcall.consumers.history.ranges import Range
-from rollcall.consumers.history.selection import Selection
-from rollcall.consumers.history.versions_in_use import VersionsInUse
-from rollcall.consumers.history.waiting import WaitReader
+from rollcall.consumers.history.reading.local_programs import watched_world
+from rollcall.consumers.history.reading.ranges import Range
+from rollcall.consumers.history.reading.selection import Selection
+from rollcall.consumers.history.replay.export import export
+from rollcall.consumers.history.versions.versions_in_use import VersionsInUse
+from rollcall.consumers.history.waiting.waiting import WaitReader
 from rollcall.consumers.tables.query import open_tables
 from rollcall.consumers.training.trainer import Trainer
 from rollcall.consumers.training.training_run import TrainingRun

@@ -3,8 +3,8 @@
 import pytest
 from structlog.testing import capture_logs
 
-from rollcall.consumers.decode_in_order import PATIENCE_S
 from rollcall.consumers.loop.dead_letter_records import SkipOrder
+from rollcall.consumers.loop.decode_in_order import PATIENCE_S
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.producers.control import send_control
 from rollcall.schemas.avro_schemas import schema_text

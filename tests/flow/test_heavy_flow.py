@@ -13,8 +13,8 @@ from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.agents.effects import Agent, CallModel, Finish, Reset, Step, user
 from rollcall.consumers.agents.effects import Task as Given
 from rollcall.consumers.audit.audit import audit
-from rollcall.consumers.history.fork_request import fork_request, parent_of
-from rollcall.consumers.history.local_programs import watched_world
+from rollcall.consumers.history.reading.local_programs import watched_world
+from rollcall.consumers.history.rollouts.fork_request import fork_request, parent_of
 from rollcall.consumers.log.reading import read_all
 from rollcall.consumers.loop.loop import Loop
 from rollcall.inference.scripted import ScriptedEngine

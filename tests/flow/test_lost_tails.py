@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollcall.consumers.history.local_programs import watched_world
-from rollcall.consumers.history.waiting import WaitReader
+from rollcall.consumers.history.reading.local_programs import watched_world
+from rollcall.consumers.history.waiting.waiting import WaitReader
 from rollcall.schemas.errors import JournalGone, TopicRecreated
 from rollcall.schemas.messages import RolloutStarted, Trajectory
 from tests.support.lost_rig import Lost

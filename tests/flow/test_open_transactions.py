@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from rollcall.compose.cli.topics import print_stats
-from rollcall.consumers.history.local_programs import watched_world
-from rollcall.consumers.history.topic_stats import measure
-from rollcall.consumers.history.waiting import WaitReader
+from rollcall.consumers.history.reading.local_programs import watched_world
+from rollcall.consumers.history.reading.topic_stats import measure
+from rollcall.consumers.history.waiting.waiting import WaitReader
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.schemas.messages import Trajectory
 from tests.support.journals import request

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rollcall.compose.cluster import Cluster
-from rollcall.consumers.history.local_programs import watched_world
-from rollcall.consumers.history.waiting import WaitReader
+from rollcall.consumers.history.reading.local_programs import watched_world
+from rollcall.consumers.history.waiting.waiting import WaitReader
 from rollcall.schemas.messages import Limits, RolloutRequest, Task
 from tests.support.command_line import call
 from tests.support.crew import Crew, assert_nothing_lost_or_doubled, everything, publish

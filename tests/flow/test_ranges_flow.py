@@ -7,8 +7,8 @@ import pytest
 
 from rollcall.compose.cli.range_options import parse
 from rollcall.compose.cluster import Cluster
-from rollcall.consumers.history.ranges import Range
-from rollcall.consumers.history.selection import Selection
+from rollcall.consumers.history.reading.ranges import Range
+from rollcall.consumers.history.reading.selection import Selection
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import Trajectory
 from tests.support.broker import BrokerLog

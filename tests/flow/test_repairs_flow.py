@@ -14,9 +14,9 @@ from rollcall.compose.workers.served_policy import scripted_engine
 from rollcall.consumers.audit.audit import audit
 from rollcall.consumers.environments.worker_boxes import WorkerBoxes
 from rollcall.consumers.environments.worker_hosts import WorkerHosts
-from rollcall.consumers.event_loop_thread import EventLoopThread
+from rollcall.consumers.loop.event_loop_thread import EventLoopThread
 from rollcall.consumers.loop.loop import Loop
-from rollcall.consumers.scoring_host import ScoringHosts
+from rollcall.consumers.rewards.scoring_host import ScoringHosts
 from rollcall.producers.submit import requests_of
 from rollcall.sandbox.boxes.box import driver
 from rollcall.sandbox.boxes.leases import Leases

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from rollcall.compose.cluster import Cluster
-from rollcall.consumers.history.dead_letter_index import DeadLetterIndex, select_dead_letters
-from rollcall.consumers.history.local_programs import watched_world
-from rollcall.consumers.history.open_work import PartitionOwner
-from rollcall.consumers.history.waiting import NOBODY, OpenWaits, WaitReader, read_control
+from rollcall.consumers.history.reading.local_programs import watched_world
+from rollcall.consumers.history.replay.dead_letter_index import DeadLetterIndex, select_dead_letters
+from rollcall.consumers.history.waiting.open_work import PartitionOwner
+from rollcall.consumers.history.waiting.waiting import NOBODY, OpenWaits, WaitReader, read_control
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import Control, Event, RolloutCancelled, RolloutStarted
 from tests.support.command_line import call

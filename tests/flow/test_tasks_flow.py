@@ -8,11 +8,11 @@ from typing import Any, NoReturn
 
 import pytest
 
+from rollcall.compose.request_checks import RequestChecks
 from rollcall.compose.workers.served_policy import scripted_engine
 from rollcall.consumers.environments.worker_boxes import WorkerBoxes
 from rollcall.consumers.environments.worker_hosts import WorkerHosts
-from rollcall.consumers.event_loop_thread import EventLoopThread
-from rollcall.consumers.request_checks import RequestChecks
+from rollcall.consumers.loop.event_loop_thread import EventLoopThread
 from rollcall.producers.submit import requests_of
 from rollcall.sandbox.boxes.leases import Leases
 from rollcall.sandbox.tasks.harbor import HarborTask, read_task

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollcall.consumers.event_loop_thread import EventLoopThread
+from rollcall.consumers.loop.event_loop_thread import EventLoopThread
 from rollcall.sandbox.async_scoring import score_async
 from rollcall.sandbox.scorers import ScorerSpec, async_scorer_indices
 from rollcall.schemas.messages import Trajectory

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from rollcall.consumers.environments.worker_boxes import WorkerBoxes
-from rollcall.consumers.event_loop_thread import EventLoopThread
+from rollcall.consumers.loop.event_loop_thread import EventLoopThread
 from rollcall.sandbox.boxes.box import Spec
 from rollcall.sandbox.boxes.leases import Leases, LeaseTimes
 

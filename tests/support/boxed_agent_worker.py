@@ -7,8 +7,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from rollcall.consumers.environments.gateway import Gateway
-from rollcall.consumers.environments.listener import bind
+from rollcall.consumers.environments.gateway.gateway import Gateway
+from rollcall.consumers.environments.gateway.listener import bind
 from rollcall.sandbox.agents.agent_processes import AgentProcesses
 from rollcall.sandbox.environments.hosted_agent import HostedAgent
 from tests.support.process_host import ProcessHost

@@ -42,7 +42,7 @@ IMPORTED = [
     "rollcall.consumers.environments.environments",
     "rollcall.consumers.environments.worker_hosts",
     "rollcall.consumers.models.server",
-    "rollcall.consumers.rewards",
+    "rollcall.consumers.rewards.rewards",
     "rollcall.inference.text_script",
     "rollcall.sandbox.agents.agent_processes",
 ]

@@ -14,8 +14,8 @@ from random import Random
 from typing import Any
 
 from rollcall.consumers.agents.fold.commands import Command
-from rollcall.consumers.answers import event_of
-from rollcall.consumers.environments.line import GatewayLine, OpenCalls
+from rollcall.consumers.environments.gateway.line import GatewayLine, OpenCalls
+from rollcall.consumers.loop.answers import event_of
 from rollcall.sandbox.agents.agent_processes import AgentExit
 from rollcall.sandbox.environment import AnyEnvironment, Observation, make_environment
 from rollcall.sandbox.environments.hosted_agent import HostedAgent

@@ -12,7 +12,7 @@ from rollcall.consumers.agents.fold.journal import Journal
 from rollcall.consumers.agents.fold.rollout import Output
 from rollcall.consumers.agents.programs import SHIPPED
 from rollcall.consumers.agents.watermark import Watermark
-from rollcall.consumers.answers import event_of
+from rollcall.consumers.loop.answers import event_of
 from rollcall.inference.stream_text import cut_at
 from rollcall.schemas.codec import Codec, LocalRegistry
 from rollcall.schemas.errors import Refused

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollcall.consumers.environments.gateway import Gateway
-from rollcall.consumers.environments.line import GatewayLine
-from rollcall.consumers.environments.listener import bind
+from rollcall.consumers.environments.gateway.gateway import Gateway
+from rollcall.consumers.environments.gateway.line import GatewayLine
+from rollcall.consumers.environments.gateway.listener import bind
 from rollcall.sandbox.agents.agent_box import AgentBox
 from rollcall.sandbox.agents.agent_processes import AgentProcess, AgentProcesses
 from rollcall.sandbox.boxes.box import DRIVERS, Box, Spec

@@ -8,18 +8,18 @@ from typing import Any, TypeVar
 
 from rollcall.consumers.agents.outbox import Outbox
 from rollcall.consumers.agents.worker import AgentsRole
-from rollcall.consumers.answers import AnswerWriter
-from rollcall.consumers.async_scorers import AsyncScorers
 from rollcall.consumers.environments.environments import EnvironmentsRole
-from rollcall.consumers.event_loop_thread import EventLoopThread
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.answers import AnswerWriter
 from rollcall.consumers.loop.dead_letters import DeadLetters
+from rollcall.consumers.loop.event_loop_thread import EventLoopThread
 from rollcall.consumers.loop.loop import Loop
 from rollcall.consumers.loop.role import Role, WorkRole
 from rollcall.consumers.models.server import ModelsRole
-from rollcall.consumers.rewards import RewardsRole
-from rollcall.consumers.scoring_host import ScoringHosts
+from rollcall.consumers.rewards.async_scorers import AsyncScorers
+from rollcall.consumers.rewards.rewards import RewardsRole
+from rollcall.consumers.rewards.scoring_host import ScoringHosts
 from rollcall.inference.engine import Engine
 from rollcall.producers.control import write_control
 from rollcall.sandbox.environment import AnyEnvironment

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rollcall.consumers.environments.exchange import GatewayLimits
-from rollcall.consumers.environments.gateway import Gateway
-from rollcall.consumers.environments.line import GatewayLine
-from rollcall.consumers.environments.listener import bind
+from rollcall.consumers.environments.gateway.exchange import GatewayLimits
+from rollcall.consumers.environments.gateway.gateway import Gateway
+from rollcall.consumers.environments.gateway.line import GatewayLine
+from rollcall.consumers.environments.gateway.listener import bind
 from rollcall.schemas.asks import Ask, Reply
 
 T = TypeVar("T")

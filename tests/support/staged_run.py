@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from rollcall.consumers.heldout import HeldOut, HeldOutPlan
-from rollcall.consumers.history.versions_in_use import VersionsInUse
-from rollcall.consumers.inline_executor import InlineExecutor
+from rollcall.consumers.history.versions.versions_in_use import VersionsInUse
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.consumers.log.memory_publisher import MemoryPublisher
+from rollcall.consumers.loop.inline_executor import InlineExecutor
 from rollcall.consumers.training.trainer import Trainer
 from rollcall.consumers.training.training_run import TrainingRun
 from rollcall.producers.admission import AdmissionRule, Draws

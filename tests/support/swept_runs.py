@@ -7,8 +7,8 @@ from typing import Any
 
 from rollcall.consumers.agents.effects import Agent, CallModel, Finish, Reset, Step, Task, user
 from rollcall.consumers.audit.report import Report
-from rollcall.consumers.history.fork_request import fork_request, parent_of
-from rollcall.consumers.history.local_programs import watched_world
+from rollcall.consumers.history.reading.local_programs import watched_world
+from rollcall.consumers.history.rollouts.fork_request import fork_request, parent_of
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.sandbox.environment import Observation
 from rollcall.schemas.asks import Ask, asks_text

@@ -14,7 +14,7 @@ from rollcall.compose.settings import Settings
 from rollcall.compose.workers.run_trainer import run_trainer
 from rollcall.compose.workers.served_policy import run_engine
 from rollcall.compose.workers.worker_factory import WorkerFactory
-from rollcall.consumers.history.retraining import RetrainedStep, plan, train
+from rollcall.consumers.history.runs.retraining import RetrainedStep, plan, train
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.consumers.loop.loop import Loop
 from rollcall.consumers.training.trainer import Trainer

@@ -11,7 +11,7 @@ from rollcall.compose.settings import Settings
 from rollcall.compose.workers.run_trainer import continuations
 from rollcall.compose.workers.worker_factory import WorkerFactory
 from rollcall.consumers.agents.worker import CONTROL_EVERY_S
-from rollcall.consumers.history.versions_in_use import VersionsInUse
+from rollcall.consumers.history.versions.versions_in_use import VersionsInUse
 from rollcall.consumers.log.memory_log import MemoryLog
 from rollcall.consumers.training.trainer import Trainer
 from rollcall.consumers.training.training_run import TrainingRun

@@ -13,7 +13,7 @@ from rollcall.compose.chaos.wall_clock import WallClock
 
 READER = """
 import sys, time
-from rollcall.consumers.clock import steady_wall
+from rollcall.consumers.loop.clock import steady_wall
 at_start = steady_wall()
 for _ in sys.stdin:
     print(time.time(), time.time_ns() / 1e9, at_start(), flush=True)

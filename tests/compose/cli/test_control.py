@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollcall.consumers.history.waiting import read_control
+from rollcall.consumers.history.waiting.waiting import read_control
 from rollcall.schemas.errors import Refused
 from tests.support.command_line import call
 from tests.support.memory_cluster import MemoryCluster

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcall.consumers.history.divergence import find_divergence, moments_of, relation
-from rollcall.consumers.history.rollout_story import Story, stories
-from rollcall.consumers.history.timing import Timers, timers_of
+from rollcall.consumers.history.rollouts.divergence import find_divergence, moments_of, relation
+from rollcall.consumers.history.rollouts.rollout_story import Story, stories
+from rollcall.consumers.history.rollouts.timing import Timers, timers_of
 from rollcall.consumers.log.protocols import Record
 from rollcall.schemas.asks import Ask, asks_text
 from rollcall.schemas.errors import Refused

@@ -16,8 +16,8 @@ from rollcall.compose.runs import run_folder
 from rollcall.compose.runs.recipe import parse_recipe
 from rollcall.compose.settings import Settings
 from rollcall.consumers.heldout import HeldOut, HeldOutPlan
-from rollcall.consumers.history.run_figures import RunFigures
-from rollcall.consumers.history.untrained import Untrained
+from rollcall.consumers.history.runs.run_figures import RunFigures
+from rollcall.consumers.history.runs.untrained import Untrained
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import (
     RolloutRequest,

@@ -18,8 +18,8 @@ from rollcall.compose.runs import run_folder
 from rollcall.compose.runs.recipe import parse_recipe
 from rollcall.compose.settings import Settings
 from rollcall.consumers.heldout import HeldOut, HeldOutPlan
-from rollcall.consumers.history.run_curve import HELD_OUT, RunCurve
-from rollcall.consumers.history.run_figures import RunFigures
+from rollcall.consumers.history.runs.run_curve import HELD_OUT, RunCurve
+from rollcall.consumers.history.runs.run_figures import RunFigures
 from rollcall.sandbox.environment import Observation
 from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Task
 from tests.support.command_line import refused, rollcall

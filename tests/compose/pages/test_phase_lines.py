@@ -10,8 +10,8 @@ from rollcall.compose.conductor.run_summary import summary, summary_lines
 from rollcall.compose.pages.evaluation_page import print_evaluation
 from rollcall.compose.pages.phase_lines import phase_lines
 from rollcall.consumers.heldout import HeldOut, HeldOutPlan
-from rollcall.consumers.history.phase_quantiles import PhaseTimes
-from rollcall.consumers.history.run_figures import RunFigures
+from rollcall.consumers.history.rollouts.phase_quantiles import PhaseTimes
+from rollcall.consumers.history.runs.run_figures import RunFigures
 from rollcall.schemas.messages import RolloutRequest, RolloutTimers, Task, Trajectory
 
 STARTS = "starts   p50 / p95: ephemeral boxes 0.110 / 0.200 s, persistent boxes 0.002 / 0.003 s"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollcall.compose.pages.rollout_page import reward_lines, titles
-from rollcall.consumers.history.rollout_story import Story, latest, stories_of
+from rollcall.consumers.history.rollouts.rollout_story import Story, latest, stories_of
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import (
     AttemptStarted,

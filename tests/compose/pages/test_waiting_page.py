@@ -7,9 +7,9 @@ from rollcall.compose.cli.app import app
 from rollcall.compose.pages.waiting_page import print_waiting
 from rollcall.compose.terminal import page
 from rollcall.consumers.agents.control_state import ControlState
-from rollcall.consumers.history.open_work import PartitionOwner
-from rollcall.consumers.history.waiting import OpenWaits
-from rollcall.consumers.history.waits import Wait
+from rollcall.consumers.history.waiting.open_work import PartitionOwner
+from rollcall.consumers.history.waiting.waiting import OpenWaits
+from rollcall.consumers.history.waiting.waits import Wait
 from rollcall.schemas.messages import Control
 
 NOW_MS = 1_700_000_000_000

@@ -13,8 +13,8 @@ from rollcall.compose.settings import (
     Settings,
 )
 from rollcall.compose.workers.worker_factory import WorkerFactory
-from rollcall.consumers import time_guard
 from rollcall.consumers.agents.effects import Agent, CallModel, Finish, Reset, Step, Task, user
+from rollcall.consumers.loop import time_guard
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.sandbox.environment import Observation
 from rollcall.schemas.messages import (

@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rollcall.compose.workers.loop_restarts import run_with_restarts
-from rollcall.consumers.archive import ArchiveRole
 from rollcall.consumers.loop.loop import Loop
+from rollcall.consumers.tables.archive import ArchiveRole
 from rollcall.consumers.tables.parquet import ParquetWriters
 from rollcall.schemas.errors import Unavailable
 from rollcall.schemas.messages import RolloutRequest, Task, Trajectory

@@ -9,7 +9,7 @@ import pytest
 from rollcall.compose.services.embedded import down, taken_down
 from rollcall.compose.services.service_process import ServiceProcess
 from rollcall.compose.workers.shutdown import Drained, Stop
-from rollcall.consumers.control_reader import ControlReader
+from rollcall.consumers.loop.control_reader import ControlReader
 from rollcall.schemas.errors import Unavailable
 from rollcall.schemas.messages import Control
 from tests.support.memory_cluster import MemoryCluster

@@ -8,8 +8,8 @@ import pytest
 
 from rollcall.compose.settings import EnvironmentsSettings, Settings
 from rollcall.compose.workers.worker_factory import WorkerFactory
-from rollcall.consumers.environments.listener import bind
-from rollcall.consumers.event_loop_thread import EventLoopThread
+from rollcall.consumers.environments.gateway.listener import bind
+from rollcall.consumers.loop.event_loop_thread import EventLoopThread
 from rollcall.schemas.errors import Refused
 from tests.support.memory_cluster import MemoryCluster
 from tests.support.raw_http import exchange, request

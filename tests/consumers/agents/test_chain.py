@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollcall.consumers.agents.fold.chain import StartChain
-from rollcall.consumers.history.counting import CountingRule
+from rollcall.consumers.history.reading.counting import CountingRule
 from rollcall.schemas.messages import Event, RolloutRefused
 
 

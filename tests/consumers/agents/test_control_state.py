@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from rollcall.consumers.agents import control_state
 from rollcall.consumers.agents.control_listener import KEPT_MS, RETIRE_EVERY_S
 from rollcall.consumers.agents.control_state import ControlState
-from rollcall.consumers.history.waiting import read_control
+from rollcall.consumers.history.waiting.waiting import read_control
 from rollcall.consumers.log.memory_log import MemoryReader
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.producers.control import control_key, send_control, send_quota

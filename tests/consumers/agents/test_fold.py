@@ -27,7 +27,7 @@ from rollcall.consumers.agents.fold.attempt import MOST_BUSY
 from rollcall.consumers.agents.fold.journal import FEW_RECORDS, Journal
 from rollcall.consumers.agents.programs import program_of
 from rollcall.consumers.agents.watermark import read_watermark
-from rollcall.consumers.history.counting import Counting
+from rollcall.consumers.history.reading.counting import Counting
 from rollcall.schemas.errors import DeterminismError, ProgramFailed
 from rollcall.schemas.ids import call_seed, command_id, prefix_digest
 from rollcall.schemas.messages import (

@@ -18,10 +18,10 @@ from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.programs import program_digest
 from rollcall.consumers.agents.watermark import Watermark
 from rollcall.consumers.audit.audit import audit
-from rollcall.consumers.history.open_work import OpenWork
-from rollcall.consumers.history.waits import waits_of
+from rollcall.consumers.history.waiting.open_work import OpenWork
+from rollcall.consumers.history.waiting.waits import waits_of
 from rollcall.consumers.loop.loop import Loop
-from rollcall.consumers.time_guard import SIGNAL, TimeGuard
+from rollcall.consumers.loop.time_guard import SIGNAL, TimeGuard
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.producers.publisher import VALUE_LIMIT_BYTES
 from rollcall.schemas.bounds import NAME_BYTES

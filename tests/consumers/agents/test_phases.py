@@ -1,9 +1,9 @@
 """The phases of a rollout, from its journal alone."""
 
 from rollcall.consumers.agents.fold.rollout import Output
-from rollcall.consumers.history.counting import Counting
-from rollcall.consumers.history.rollout_story import Entry, Story
-from rollcall.consumers.history.timing import phases_of
+from rollcall.consumers.history.reading.counting import Counting
+from rollcall.consumers.history.rollouts.rollout_story import Entry, Story
+from rollcall.consumers.history.rollouts.timing import phases_of
 from rollcall.schemas.messages import (
     Event,
     Limits,

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollcall.consumers.agents.call_pacing import MOST_BUCKETS, CallPacing
 from rollcall.consumers.agents.effects import Agent, CallModel, Finish, Task
 from rollcall.consumers.agents.fold.outstanding import PATIENCE
-from rollcall.consumers.agents.shares import QuotaShare
+from rollcall.consumers.agents.quotas.call_pacing import MOST_BUCKETS, CallPacing
+from rollcall.consumers.agents.quotas.shares import QuotaShare
 from rollcall.consumers.agents.worker import Capacity
 from rollcall.consumers.audit.audit import audit
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.loop.loop import Loop
-from rollcall.consumers.quota_table import QuotaTable
+from rollcall.consumers.loop.quota_table import QuotaTable
 from rollcall.producers.control import send_quota
 from rollcall.schemas.messages import (
     CallFailed,

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from rollcall.compose.request_checks import RequestChecks
 from rollcall.consumers.agents.effects import Agent, CallModel, Task, user
 from rollcall.consumers.audit.audit import audit
-from rollcall.consumers.request_checks import RequestChecks
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import (

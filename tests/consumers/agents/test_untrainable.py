@@ -11,8 +11,8 @@ from rollcall.consumers.agents.effects import CallModel, Finish, Task, user
 from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.fork import Past, RecordedAnswer
 from rollcall.consumers.agents.programs import program_of
-from rollcall.consumers.history.fork_request import continuation, parent_in
-from rollcall.consumers.history.rollout_story import latest, stories
+from rollcall.consumers.history.rollouts.fork_request import continuation, parent_in
+from rollcall.consumers.history.rollouts.rollout_story import latest, stories
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.schemas.messages import ModelAnswered, ModelCall, ScoredTrajectory, Trajectory
 from rollcall.schemas.packed import ids_of

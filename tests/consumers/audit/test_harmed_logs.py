@@ -12,11 +12,11 @@ from rollcall.consumers.agents.fold.outstanding import PATIENCE
 from rollcall.consumers.agents.outbox import Outbox
 from rollcall.consumers.agents.watermark import Watermark
 from rollcall.consumers.agents.worker import AgentsRole
-from rollcall.consumers.answers import Answer
 from rollcall.consumers.log.protocols import Record
+from rollcall.consumers.loop.answers import Answer
 from rollcall.consumers.loop.finished_offsets import above_commit
 from rollcall.consumers.loop.partition_progress import PartitionProgress
-from rollcall.consumers.scoring_retirement import retired_word
+from rollcall.consumers.loop.scoring_retirement import retired_word
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.schemas.errors import WireError
 from rollcall.schemas.messages import (

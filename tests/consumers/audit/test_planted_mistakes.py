@@ -11,9 +11,9 @@ from rollcall.consumers.agents.fold.outstanding import PATIENCE
 from rollcall.consumers.agents.outbox import Outbox
 from rollcall.consumers.agents.watermark import Watermark
 from rollcall.consumers.agents.worker import AgentsRole
-from rollcall.consumers.answers import AnswerWriter
 from rollcall.consumers.audit.report import Report
 from rollcall.consumers.log.protocols import Held, Record
+from rollcall.consumers.loop.answers import AnswerWriter
 from rollcall.consumers.loop.dead_letter_records import SkipOrder
 from rollcall.consumers.loop.partition_progress import PartitionProgress
 from rollcall.inference.scripted import ScriptedEngine

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from rollcall.consumers.answers import AnswerWriter
 from rollcall.consumers.environments.instance_records import InstanceRecords, host_name
 from rollcall.consumers.environments.worker_boxes import WorkerBoxes
 from rollcall.consumers.environments.worker_hosts import WorkerHosts
-from rollcall.consumers.event_loop_thread import EventLoopThread
+from rollcall.consumers.loop.answers import AnswerWriter
+from rollcall.consumers.loop.event_loop_thread import EventLoopThread
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.inference.text_script import added_by, text_script
 from rollcall.sandbox.boxes.box import DRIVERS, Spec, driver

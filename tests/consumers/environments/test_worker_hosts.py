@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rollcall.consumers.environments.listener import bind
+from rollcall.consumers.environments.gateway.listener import bind
 from rollcall.consumers.environments.worker_hosts import WorkerHosts
-from rollcall.consumers.event_loop_thread import EventLoopThread
+from rollcall.consumers.loop.event_loop_thread import EventLoopThread
 from rollcall.sandbox.agents.agent_processes import AgentProcesses
 from rollcall.sandbox.host import AgentEndpoint, Host
 from rollcall.schemas.errors import Refused, Unavailable

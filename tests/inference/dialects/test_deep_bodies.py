@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rollcall.consumers.environments.gateway import DIALECTS
+from rollcall.consumers.environments.gateway.gateway import DIALECTS
 from rollcall.inference.dialects.dialect import Declined, ParsedRequest
 from rollcall.inference.dialects.read_body import MOST_DEEP
 from rollcall.schemas.asks import asks_of, asks_text

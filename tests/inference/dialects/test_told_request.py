@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcall.consumers.environments.gateway import DIALECTS
+from rollcall.consumers.environments.gateway.gateway import DIALECTS
 from rollcall.inference.dialects.dialect import Declined
 from rollcall.inference.dialects.request_serialisation import (
     ConversationMissing,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rollcall.compose.processes import wait_until
-from rollcall.consumers.environments.line import GatewayLine
+from rollcall.consumers.environments.gateway.line import GatewayLine
 from rollcall.sandbox.agents.agent_processes import AgentExit, AgentProcess, AgentProcesses
 from rollcall.schemas.asks import Ask, StepReply
 from rollcall.schemas.errors import WorkFailed

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from rollcall.consumers.environments.gateway import Gateway
-from rollcall.consumers.environments.listener import bind
+from rollcall.consumers.environments.gateway.gateway import Gateway
+from rollcall.consumers.environments.gateway.listener import bind
 from rollcall.sandbox.agents.agent_box import AgentBox
 from rollcall.sandbox.agents.agent_processes import AgentProcess, AgentProcesses
 from rollcall.sandbox.boxes.bubblewrap import BubblewrapDriver

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from rollcall.consumers.environments.gateway import Gateway
-from rollcall.consumers.environments.listener import bind
+from rollcall.consumers.environments.gateway.gateway import Gateway
+from rollcall.consumers.environments.gateway.listener import bind
 from rollcall.consumers.environments.worker_boxes import WorkerBoxes
 from rollcall.sandbox.agents.agent_mounts import mounts
 from rollcall.sandbox.agents.agent_processes import AgentProcesses

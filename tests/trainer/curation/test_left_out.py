@@ -15,7 +15,7 @@ from rollcall.compose.conductor.live_panel import line
 from rollcall.compose.conductor.run_summary import summary, summary_lines
 from rollcall.compose.conductor.run_watch import RunWatch
 from rollcall.consumers.heldout import HeldOut, HeldOutPlan
-from rollcall.consumers.history.run_figures import RunFigures
+from rollcall.consumers.history.runs.run_figures import RunFigures
 from rollcall.schemas.messages import RolloutRequest, Task, TrainStep
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.curation.buffer import Buffer

@@ -1,0 +1,1 @@
+"""Limits of users, and the order in which their rollouts and calls start."""

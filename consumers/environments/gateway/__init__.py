@@ -1,0 +1,1 @@
+"""The HTTP server through which agents' processes reach their sessions."""

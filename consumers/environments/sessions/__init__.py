@@ -1,0 +1,1 @@
+"""Sessions of environments: on threads or on the event loop, with their slots and time limits."""

@@ -1,0 +1,1 @@
+"""Ranges of the log as records, without a group: offsets, selection, speed."""

@@ -1,0 +1,1 @@
+"""Single rollouts: their records, the course of them, forks, failures and phases."""

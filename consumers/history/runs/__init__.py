@@ -1,0 +1,1 @@
+"""Runs of a trainer: curve, figures, training data, and training again from the record."""

@@ -1,0 +1,1 @@
+"""The rewards group: scores trajectories, and publishes them with their rewards."""

@@ -24,7 +24,7 @@ from tests.support.raw_http import Raw
 from tests.support.served_line import ServedLine, serving_beside
 from tests.support.vendor_scenarios import ANTHROPIC, LITELLM, OPENAI
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SCRIPT = ROOT / "tests" / "support" / "vendor_clients.py"
 OLDER = ROOT / ".venv" / "clients" / "bin" / "python"
 """Where `make clients` puts openai 2 and litellm."""

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 from rollcall.compose.processes import spawn, started, wait_until
-from rollcall.compose.services.aot_training import train_beside
 from rollcall.compose.services.artifacts import LOCKS, exclusive, missing, require_space
 from rollcall.compose.services.kafka_broker import KafkaBroker
 from rollcall.compose.services.ports import is_free, kept_or_free
@@ -90,11 +89,8 @@ def up(
             (KafkaBroker(home, *taken, cache_dir, ready, kafka.properties), kafka),
             (SchemaRegistry(registry_home, registry.port, registry.side_port, cache_dir), registry),
         ]
-        began = _start_all(services, threads, partial(_progress, cache_dir, tell))
+        _start_all(services, threads, partial(_progress, cache_dir, tell))
         both = endpoints(state_dir)
-        if both is not None:
-            due = [service.name for service in began if service.aot.is_due()]
-            train_beside(cache_dir, both.kafka_pid, due)
     if both is None:
         msg = f"a service ended just after it had answered; see the logs below {state_dir}"
         raise ServicesError(msg)
@@ -226,8 +222,8 @@ def _start_all(
     services: Collection[tuple[Service, ServiceProcess]],
     threads: Executor | None,
     progress: Callable[[Collection[str]], None],
-) -> list[Service]:
-    """Start the services that do not run, in parallel, all or none; return those started."""
+) -> None:
+    """Start the services that do not run, in parallel, all or none."""
     with ThreadPoolExecutor(max_workers=len(services)) as pool:
         starts = threads or pool
         raised = [starts.submit(_start_and_wait, *each, threads is None) for each in services]
@@ -237,8 +233,6 @@ def _start_all(
             progress([service.name for (service, _), one in names if one in left])
             patience_s = TELL_EVERY_S
     _all_or_none(raised)
-    each = zip(services, raised, strict=True)
-    return [service for (service, _), new in each if new.result().is_new]
 
 
 @dataclass(frozen=True, slots=True)

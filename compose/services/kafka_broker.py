@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollcall.compose.services.aot_cache import AotCache
-from rollcall.compose.services.artifacts import LOCKS, fetch, locate_java, read_lock
+from rollcall.compose.services.artifacts import LOCKS, fetch, locate_java
 from rollcall.compose.services.service_errors import ServicesError, cannot_run, last_lines
 from rollcall.schemas.atomic_files import write_atomically
 from rollcall.schemas.private_folders import make_private
@@ -95,11 +94,6 @@ class KafkaBroker:
 
     name = "kafka"
 
-    @property
-    def aot(self) -> AotCache:
-        jars = [each.path(self.cache_dir) for each in read_lock(LOCKS / "kafka.lock")]
-        return AotCache(self.cache_dir, self.name, self.java, jars)
-
     def prepare(self) -> list[str]:
         """Fetch the jars, write the settings, format the data directory if it is new; return the
         command that runs the broker.
@@ -111,7 +105,7 @@ class KafkaBroker:
         write_atomically(self.home / "server.properties", "".join(lines))
         write_atomically(self.home / "log4j2.xml", LOGGING)
         self._format_once(jars)
-        return self._java(jars, "kafka.Kafka", "server.properties")
+        return java_command(self.java, jars, "kafka.Kafka", "server.properties")
 
     def _format_once(self, jars: list[Path]) -> None:
         """Format the data directory unless a broker ran on it.
@@ -133,7 +127,7 @@ class KafkaBroker:
     def _format(self, jars: list[Path]) -> None:
         log = self.home / "kafka.log"
         options = ["--standalone", "-t", cluster_id(), "-c", "server.properties"]
-        command = self._java(jars, "kafka.tools.StorageTool", "format", *options)
+        command = java_command(self.java, jars, "kafka.tools.StorageTool", "format", *options)
         with log.open("ab") as output:
             since = output.tell()
             try:
@@ -146,10 +140,6 @@ class KafkaBroker:
                 f"the end of {log}:\n{last_lines(log, since=since)}"
             )
             raise ServicesError(msg)
-
-    def _java(self, jars: list[Path], main: str, *arguments: str) -> list[str]:
-        java, *rest = java_command(self.java, jars, main, *arguments)
-        return [java, *self.aot.flags(), *rest]
 
     def is_ready(self) -> bool:
         try:

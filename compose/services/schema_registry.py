@@ -12,7 +12,6 @@ import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollcall.compose.services.aot_cache import AotCache
 from rollcall.compose.services.artifacts import (
     LOCKS,
     exclusive,
@@ -25,8 +24,6 @@ from rollcall.compose.services.service_errors import ServicesError
 from rollcall.schemas.atomic_files import atomic_path, write_atomically
 from rollcall.schemas.private_folders import make_private
 
-JAR = "quarkus-run.jar"
-
 
 def unpack(lock: Path, cache_dir: Path) -> Path:
     """Unpack the lock's one artifact once, to a folder named by its digest; return that folder.
@@ -34,7 +31,8 @@ def unpack(lock: Path, cache_dir: Path) -> Path:
     The folder appears in one step, so it is complete. Its files have marks like downloads (see
     artifacts): a tree with an altered file is unpacked again.
     """
-    (archive,), folder = fetch(lock, cache_dir), _folder(lock, cache_dir)
+    (archive,), (artifact,) = fetch(lock, cache_dir), read_lock(lock)
+    folder = cache_dir / "unpacked" / artifact.sha256[:16]
     with exclusive(cache_dir / "cache.lock"):
         if not _is_as_unpacked(folder):
             for rest in (folder, *folder.parent.glob(f".{folder.name}.*")):
@@ -42,11 +40,6 @@ def unpack(lock: Path, cache_dir: Path) -> Path:
             with atomic_path(folder) as hidden:
                 _extract(archive, hidden)
     return folder
-
-
-def _folder(lock: Path, cache_dir: Path) -> Path:
-    (artifact,) = read_lock(lock)
-    return cache_dir / "unpacked" / artifact.sha256[:16]
 
 
 def _extract(archive: Path, folder: Path) -> None:
@@ -83,12 +76,6 @@ class SchemaRegistry:
 
     name = "registry"
 
-    @property
-    def aot(self) -> AotCache:
-        """Return its cache, named by the started jar: its folder's name has the digest of all."""
-        lock = LOCKS / "registry.lock"
-        return AotCache(self.cache_dir, self.name, self.java, [_folder(lock, self.cache_dir) / JAR])
-
     def prepare(self) -> list[str]:
         """Fetch and unpack the program, which all state directories share read-only; return the
         command that runs it.
@@ -96,6 +83,7 @@ class SchemaRegistry:
         app = unpack(LOCKS / "registry.lock", self.cache_dir)
         make_private(self.home / "tmp")
         flags = ["-Xmx128m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        flags.append("-XX:+ExitOnOutOfMemoryError")
         settings = {
             "java.io.tmpdir": "tmp",
             "quarkus.http.host": "127.0.0.1",
@@ -108,8 +96,7 @@ class SchemaRegistry:
             "apicurio.datasource.jdbc.min-size": 1,
         }
         properties = [f"-D{key}={value}" for key, value in settings.items()]
-        flags += ["-XX:+ExitOnOutOfMemoryError", *self.aot.flags()]
-        return [str(self.java), *flags, *properties, "-jar", str(app / JAR)]
+        return [str(self.java), *flags, *properties, "-jar", str(app / "quarkus-run.jar")]
 
     def is_ready(self) -> bool:
         # Not urllib: it would use a configured proxy for a loopback address

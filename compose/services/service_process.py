@@ -14,7 +14,6 @@ from typing import Protocol
 import structlog
 
 from rollcall.compose.processes import started, wait_until
-from rollcall.compose.services.aot_cache import AotCache
 from rollcall.compose.services.service_errors import ServicesError
 from rollcall.compose.state_files import read_state
 from rollcall.schemas.atomic_files import write_atomically
@@ -33,8 +32,6 @@ class Service(Protocol):
     def name(self) -> str: ...
     @property
     def home(self) -> Path: ...
-    @property
-    def aot(self) -> AotCache: ...
     def prepare(self) -> list[str]: ...
     def is_ready(self) -> bool: ...
 

@@ -17,8 +17,8 @@ Your code is in a module of yours; a request, a recipe or the command line names
   `Rewards`, `Advantages`, `Floats`, `Ints`
 - a loss, from log-probabilities to a cost for each token: `Loss`, `Tokens`, `Costs`; these three
   import torch when they are first used
-- any of the rules with options: a `Rule` around the function, and `require` for what its options
-  refuse
+- any of the rules with options: a `Rule` around the function, the `Need`s that it declares, and
+  `require` for what its options refuse
 
 Without a shell: `run` runs a recipe, `submit` publishes rollout requests, `trajectories` and
 `scored_trajectories` (each a `ScoredTrajectory`) read what the log holds of a run.
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from rollcall.sandbox.token_scores import PerToken
     from rollcall.schemas.messages import Message, Sampling, ScoredTrajectory, Trajectory
     from rollcall.schemas.packed import ids_of, logprobs_of, mask_of
-    from rollcall.schemas.rules import Rule, require
+    from rollcall.schemas.rules import Need, Rule, require
     from rollcall.trainer.rules.filters import Filter
     from rollcall.trainer.rules.rewards import AdvantageRule, Advantages, Floats, Ints, Rewards
     from rollcall.trainer.rules.samples import Sample
@@ -85,6 +85,7 @@ __all__ = [
     "Loss",
     "Message",
     "ModelAnswer",
+    "Need",
     "Observation",
     "Outcome",
     "PerToken",

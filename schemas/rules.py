@@ -7,6 +7,7 @@ user's own have the same rights as ours and what does not fit is refused before 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from math import isfinite
 from typing import Any, Generic, Self, TypeVar, get_type_hints
 
@@ -21,6 +22,51 @@ class NoOptions:
     """A rule without any."""
 
 
+class Need(StrEnum):
+    """Data that a rule of the trainer needs beyond what every rule of its kind sees."""
+
+    BATCH = "batch"
+    """All groups of a batch, to compare them with each other."""
+    CHANNELS = "channels"
+    """The rewards of at least two scorers."""
+    CUT_OFF = "cut_off"
+    """The end of rollouts that run when a batch is complete; they are resumed later."""
+    ENTROPY = "entropy"
+    """The entropies of tokens at the step's start."""
+    EWMA = "ewma"
+    """Log-probabilities of a moving average of the weights."""
+    GROUP = "group"
+    """All rollouts of a task's group, to compare them with each other."""
+    HISTORY = "history"
+    """The mean entropy of the step before."""
+    LIMITS = "limits"
+    """Rollouts that ended at a limit."""
+    LOGPROBS = "logprobs"
+    """The sum of each trajectory's log-probabilities when it was sampled."""
+    MU = "mu"
+    """The engine's own log-probabilities as the denominator of the ratio."""
+    NORMS = "norms"
+    """The gradient norm of each trajectory at the step's start."""
+    NOTED = "noted"
+    """Log-probabilities that were noted before the weights that sampled were updated."""
+    OWN_OLD = "own_old"
+    """Log-probabilities of the trainer's own network at the time of sampling."""
+    PROX = "prox"
+    """Log-probabilities at the step's start."""
+    REF = "ref"
+    """Log-probabilities of the frozen reference."""
+    SEQUENCE = "sequence"
+    """One ratio for a whole sequence."""
+    SNAPSHOT = "snapshot"
+    """Log-probabilities of the kept weights that sampled each token."""
+    STEP = "step"
+    """All tokens of a step at its start."""
+    TEACHER = "teacher"
+    """A teacher's log-probabilities."""
+    UNIFORM = "uniform"
+    """The distance from the uniform distribution over tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule(Generic[F_co]):
     """One algorithm behind one plug-in point."""
@@ -33,11 +79,11 @@ class Rule(Generic[F_co]):
     function: F_co
     options: type = NoOptions
     """A frozen dataclass; its defaults are the rule's."""
-    needs: frozenset[str] = frozenset()
+    needs: frozenset[Need] = frozenset()
     """Data that the rule needs beyond what every rule of its kind sees."""
     stage: str = "T"
     """G, F, C, R or T: generate, filter, control, replay, train."""
-    gives: frozenset[str] = frozenset()
+    gives: frozenset[Need] = frozenset()
     """Data that this rule provides for other rules."""
     aggregate: str = ""
     """The aggregate of its source, where the rule is another one under any other."""
@@ -83,14 +129,14 @@ class ChosenRule(Generic[F_co]):
         return self.rule.function(*views, self.options)
 
     @property
-    def everything_needed(self) -> frozenset[str]:
+    def everything_needed(self) -> frozenset[Need]:
         """The needs of the rule, and those that these options add (their `needs`)."""
         return self.rule.needs | getattr(self.options, "needs", frozenset())
 
-    def needs(self, what: str) -> bool:
+    def needs(self, what: Need) -> bool:
         return what in self.everything_needed
 
-    def gives(self, what: str) -> bool:
+    def gives(self, what: Need) -> bool:
         return what in self.rule.gives
 
 
@@ -154,7 +200,7 @@ def _plain(kind: str, name: str, function: Callable[..., Any]) -> Rule[Any]:
     def called(*arguments: Any) -> Any:
         return function(*arguments[:-1])
 
-    return Rule(name, kind, f"{name}, a user's", called, needs=frozenset({"group"}))
+    return Rule(name, kind, f"{name}, a user's", called, needs=frozenset({Need.GROUP}))
 
 
 def _frozen(value: object) -> object:

@@ -20,6 +20,7 @@ from rollcall.schemas.atomic_files import write_atomically
 from rollcall.schemas.errors import Refused, WireError
 from rollcall.schemas.names import unknown_name
 from rollcall.schemas.private_folders import PRIVATE, make_private
+from rollcall.schemas.rules import Need
 from rollcall.schemas.weights import elements_in
 
 if TYPE_CHECKING:
@@ -298,7 +299,7 @@ def _require_one_group_size(folder: RunFolder) -> None:
 def _require_channels(folder: RunFolder) -> None:
     """Raise Refused if an advantage compares scorers but there is only one."""
     rule, scorers = folder.learner().rules.advantage, folder.recipe.scorers
-    if rule.needs("channels") and len(scorers) < 2:
+    if rule.needs(Need.CHANNELS) and len(scorers) < 2:
         msg = (
             f"advantage {rule.rule.name!r} compares scorers, and the recipe has only "
             f"{scorers[0]!r}; add one to scorers, or use grpo"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.rules import NoOptions, Rule, RuleChoice, choose, require, table
+from rollcall.schemas.rules import Need, NoOptions, Rule, RuleChoice, choose, require, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,9 @@ def test_a_user_function_has_no_options_and_a_user_rule_has() -> None:
     theirs = choose("size", {"name": f"{__name__}:SHRINK", "factor": 0.25}, SIZES)
 
     assert plain(8.0) == 4.0
-    assert plain.needs("group"), "of what we do not know we assume that it compares"
+    assert plain.needs(Need.GROUP), "of what we do not know we assume that it compares"
     assert theirs(8.0) == 2.0
+    assert theirs.needs(Need.GROUP), "a need declared as a plain string counts"
 
 
 @pytest.mark.parametrize(

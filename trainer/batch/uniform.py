@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.rules import ChosenRule
+from rollcall.schemas.rules import ChosenRule, Need
 from rollcall.trainer.rules.rewards import Bools, Exploration
 
 
@@ -16,7 +16,7 @@ def uniform_tokens_of(rule: ChosenRule[Exploration], vocabulary: int) -> tuple[i
 
     Raises Refused for ids that the model does not have.
     """
-    if not rule.needs("uniform"):
+    if not rule.needs(Need.UNIFORM):
         return None
     tokens: tuple[int, ...] = getattr(rule.options, "tokens", ())
     if max(tokens, default=0) >= vocabulary:

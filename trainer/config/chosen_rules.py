@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.rules import ChosenRule, Rule, RuleChoice, choose
+from rollcall.schemas.rules import ChosenRule, Need, Rule, RuleChoice, choose
 from rollcall.trainer.config.curation import ReplayRule
 from rollcall.trainer.config.learner_values import LearnerValues
 from rollcall.trainer.rules.catalogue import (
@@ -27,7 +27,7 @@ from rollcall.trainer.rules.samples import LIMITS
 from rollcall.trainer.rules.step_sizes import StepSize
 from rollcall.trainer.rules.tokens import Distil, Loss
 
-SCORES = frozenset({"prox", "ref", "entropy", "norms"})
+SCORES = frozenset({Need.PROX, Need.REF, Need.ENTROPY, Need.NORMS})
 """The needs of reward rules that require an extra pass over the tokens."""
 
 
@@ -100,7 +100,7 @@ class ChosenRules:
     @property
     def turn_filters(self) -> list[ChosenRule[Filter]]:
         """The filters that select turns of a batch; the others select groups."""
-        return [each for each in self.filters if each.needs("entropy")]
+        return [each for each in self.filters if each.needs(Need.ENTROPY)]
 
     @property
     def completion(self) -> Rule[Completion]:
@@ -111,13 +111,13 @@ class ChosenRules:
     def teacher(self) -> str:
         """The prefix of the name of the scorer whose token scores are needed; empty for none."""
         chosen = self.distil
-        return str(getattr(chosen.options, "scorer", "")) if chosen.needs("teacher") else ""
+        return str(getattr(chosen.options, "scorer", "")) if chosen.needs(Need.TEACHER) else ""
 
     @property
-    def needed_scores(self) -> frozenset[str]:
+    def needed_scores(self) -> frozenset[Need]:
         """The quantities that rules need of a batch's tokens before its gradient."""
         rules = [self.step_size, self.advantage, self.exploration, *self.turn_filters]
-        shared = {"prox"} if self.values.share else set[str]()
+        shared = {Need.PROX} if self.values.share else set[Need]()
         return self.objective.needs.union(shared, *(rule.everything_needed for rule in rules))
 
     @property
@@ -134,12 +134,12 @@ class ChosenRules:
     def references(self) -> set[str]:
         """The directories named by rules that use a reference."""
         rules = (self.objective.kl, self.advantage)
-        return {getattr(each.options, "directory", "") for each in rules if each.needs("ref")}
+        return {getattr(each.options, "directory", "") for each in rules if each.needs(Need.REF)}
 
     @property
     def admitted_limits(self) -> frozenset[str]:
         """The limits at which a rollout may end and still be trained on, if shaping values it."""
-        valued = any(rule.needs("limits") for rule in self.shaping)
+        valued = any(rule.needs(Need.LIMITS) for rule in self.shaping)
         return LIMITS if valued else frozenset()
 
 
@@ -170,12 +170,12 @@ class DerivedValues(LearnerValues):
     @property
     def interrupts(self) -> bool:
         """True if a step waits for the rollouts that it cuts off, so that they can be scored."""
-        return self.rules.objective.old.needs("noted")
+        return self.rules.objective.old.needs(Need.NOTED)
 
     @property
     def refills(self) -> bool:
         """True if the number of rollouts in flight is kept constant."""
-        return "cut_off" in self.rules.completion.needs
+        return Need.CUT_OFF in self.rules.completion.needs
 
     @property
     def fresh_groups(self) -> int:

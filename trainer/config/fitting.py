@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import Need
 from rollcall.trainer.config.chosen_rules import DerivedValues
 from rollcall.trainer.config.tables import groups_of
 
@@ -77,16 +78,16 @@ def _batches(config: DerivedValues) -> None:
         msg = "announce 'early' is for checkpoints that are written later; set save to 'async'"
         raise Refused(msg)
     advantage = config.rules.advantage
-    if config.group_size < 2 and advantage.needs("group"):
+    if config.group_size < 2 and advantage.needs(Need.GROUP):
         msg = f"group_size is {config.group_size}, but advantage {advantage.rule.name!r} compares"
         raise Refused(msg + " in groups; raise it to 2 or use batch_normalised")
-    if config.group_size < 2 and any(each.needs("group") for each in config.rules.filters):
+    if config.group_size < 2 and any(each.needs(Need.GROUP) for each in config.rules.filters):
         msg = (
             f"group_size is {config.group_size}, and of groups of one the filters keep none: their "
             "members all earn the same; raise it to 2, or give filters ['none']"
         )
         raise Refused(msg)
-    compares_groups = advantage.needs("batch") and not advantage.needs("group")
+    compares_groups = advantage.needs(Need.BATCH) and not advantage.needs(Need.GROUP)
     if config.groups_per_step < 2 and compares_groups and config.rules.completion.name == "groups":
         msg = (
             f"groups_per_step is {config.groups_per_step}, but advantage {advantage.rule.name!r} "
@@ -101,7 +102,7 @@ def _costs(config: DerivedValues) -> None:
         msg = f"aggregate_norm is {config.aggregate_norm}; set it to the maximum of new tokens"
         raise Refused(msg)
     objective = config.rules.objective
-    if objective.distil.needs("teacher") and objective.loss.needs("step"):
+    if objective.distil.needs(Need.TEACHER) and objective.loss.needs(Need.STEP):
         msg = (
             f"distill {objective.distil.rule.name!r} changes advantages token by token, but "
             f"loss {objective.loss.rule.name!r} looks at those of a whole step before it; "
@@ -136,7 +137,7 @@ def _one_reference(config: DerivedValues) -> None:
 
 def _corrected_successes(config: DerivedValues) -> None:
     objective = config.rules.objective
-    if config.success_pool and not (objective.corrects or objective.loss.needs("mu")):
+    if config.success_pool and not (objective.corrects or objective.loss.needs(Need.MU)):
         msg = (
             f"success_pool is {config.success_pool}, and nothing corrects for the versions that "
             "its successes are of; add old_logprobs 'recompute' with correction 'tis', or use "
@@ -174,7 +175,7 @@ def _budget(config: DerivedValues) -> None:
             "groups_per_step; give batch 'groups', or replay_ratio 0"
         )
         raise Refused(msg)
-    if config.over_provision > 1 and "cut_off" in rule.needs:
+    if config.over_provision > 1 and Need.CUT_OFF in rule.needs:
         msg = (
             f"batch {rule.name!r} keeps max_running rollouts started, over_provision so many times "
             "groups_per_step groups; give one of them"
@@ -198,7 +199,7 @@ def _foreign(config: DerivedValues) -> None:
         ),
     }
     _refuse_any(names, reasons)
-    if config.recorded and not (objective.corrects or objective.loss.needs("mu")):
+    if config.recorded and not (objective.corrects or objective.loss.needs(Need.MU)):
         msg = (
             "[learner.recorded] brings what another policy has sampled, and nothing corrects for "
             "that; add old_logprobs 'recompute' with correction 'tis', or use loss 'm2po' or "
@@ -208,7 +209,7 @@ def _foreign(config: DerivedValues) -> None:
     if config.share:
         reasons = {
             "old_logprobs 'ewma': text has no log-probabilities of then; use recompute or none": (
-                objective.old.needs("ewma")
+                objective.old.needs(Need.EWMA)
             ),
             "distill: no teacher has scored text of others; take it out": bool(
                 config.rules.teacher
@@ -237,7 +238,7 @@ def _streamed(config: DerivedValues) -> None:
     """Check streaming: it excludes rules over several groups, and off-policy data."""
     advantage, loss = config.rules.advantage, config.rules.loss
     rules = [advantage, config.rules.exploration, *config.rules.turn_filters]
-    wide = next((rule.rule for rule in rules if rule.needs("batch")), None)
+    wide = next((rule.rule for rule in rules if rule.needs(Need.BATCH)), None)
     reasons = {
         f"max_staleness {config.max_staleness}: only 0 is on-policy": config.max_staleness > 0,
         "several epochs or minibatches: there is one update": config.epochs > 1
@@ -249,7 +250,7 @@ def _streamed(config: DerivedValues) -> None:
         f"{wide.kind} {wide.name!r}, which looks at more than one group; for an advantage grpo, "
         "dr_grpo and rloo do not" if wide else "": wide is not None,
         f"loss {loss.rule.name!r}, which looks at all tokens of a step; use clip_higher": (
-            loss.needs("step")
+            loss.needs(Need.STEP)
         ),
         f"aggregate {config.aggregate!r}, whose denominator is not known; use one of "
         f"{', '.join(COUNTS_TOKENS)}": config.aggregate not in COUNTS_TOKENS,
@@ -261,7 +262,7 @@ def _ranks(config: DerivedValues) -> None:
     name = config.rules.advantage.rule.name
     reasons = {
         f"advantage {name!r}, which takes the gradient of each trajectory by itself, of which a "
-        "rank has only its part; use rloo": "norms" in config.rules.needed_scores,
+        "rank has only its part; use rloo": Need.NORMS in config.rules.needed_scores,
         "stream: groups are too few to share out; take it out": config.stream,
         "old_logprobs 'interrupt', whose notes one process takes; use recompute": config.interrupts,
     }
@@ -270,12 +271,10 @@ def _ranks(config: DerivedValues) -> None:
 
 def _adapters(config: DerivedValues) -> None:
     """Check adapters: rules that need other full weights, such as an average, are excluded."""
-    out = "take one of them out"
+    out, needed = "take one of them out", config.rules.needed_scores
     reasons = {
-        f"what needs 'ewma', an average of the weights; {out}": "ewma"
-        in config.rules.needed_scores,
-        f"what needs 'snapshot', the weights of then; {out}": "snapshot"
-        in config.rules.needed_scores,
+        f"what needs 'ewma', an average of the weights; {out}": Need.EWMA in needed,
+        f"what needs 'snapshot', the weights of then; {out}": Need.SNAPSHOT in needed,
     }
     _refuse_any("[policy.lora]", reasons)
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from rollcall.schemas import names
 from rollcall.schemas.messages import UNFINISHED
-from rollcall.schemas.rules import RuleChoice, choose
+from rollcall.schemas.rules import Need, RuleChoice, choose
 from rollcall.trainer.config.chosen_rules import DerivedValues
 from rollcall.trainer.config.curation import Curation
 from rollcall.trainer.config.fitting import require_fitting, require_own_aggregate
@@ -63,7 +63,7 @@ class LearnerConfig(DerivedValues):
             stale_wait_steps=self.stale_wait_steps,
             filters=self.filters,
             batch=self.batch,
-            needs_group=self.rules.advantage.needs("group"),
+            needs_group=self.rules.advantage.needs(Need.GROUP),
             temperature=self.temperature,
             capacity_groups=self.capacity_groups,
             abandoned=abandoned,
@@ -79,7 +79,7 @@ class LearnerConfig(DerivedValues):
 
     def scoring_versions(self, version: int) -> range:
         """Versions whose weights may have to score tokens once `version` is made."""
-        kept = self.max_staleness + 1 if self.rules.objective.old.needs("snapshot") else 0
+        kept = self.max_staleness + 1 if self.rules.objective.old.needs(Need.SNAPSHOT) else 0
         return range(max(version + 1 - kept, 0), version + 1)
 
     def digest(self) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rollcall.schemas.rules import ChosenRule, choose
+from rollcall.schemas.rules import ChosenRule, Need, choose
 from rollcall.trainer.config.curation import Curation
 from rollcall.trainer.rules.catalogue import FILTERS
 from rollcall.trainer.rules.filters import Filter
@@ -45,7 +45,7 @@ class GroupGate:
 def group_filters(curation: Curation) -> list[ChosenRule[Filter]]:
     """Return the filters that select groups; the others select turns of a batch."""
     chosen = [choose("filters", each, FILTERS) for each in curation.filters]
-    return [each for each in chosen if not each.needs("entropy")]
+    return [each for each in chosen if not each.needs(Need.ENTROPY)]
 
 
 def worth_training(filters: Sequence[ChosenRule[Filter]], samples: Sequence[Sample]) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from torch import nn
 
 from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import Need
 from rollcall.schemas.weights import RawTensor
 from rollcall.trainer.batch.rows import Batch
 from rollcall.trainer.learner.forward import loaded
@@ -24,6 +25,8 @@ from rollcall.trainer.learner.scoring_pass import (
 from rollcall.trainer.rules.objective import Objective
 from rollcall.trainer.rules.rewards import Rewards
 
+PASS_BEFORE_STEP = {Need.PROX, Need.STEP, Need.ENTROPY}
+
 
 class AuxiliaryModels:
     """The reference, the moving average and old versions, and the model itself before a step."""
@@ -32,28 +35,28 @@ class AuxiliaryModels:
         self,
         model: nn.Module,
         objective: Objective,
-        needs: frozenset[str],
+        needs: frozenset[Need],
         reference: str,
         past: PastWeights | None,
     ) -> None:
         self.model = model
         self.needs = needs
         self.past = past
-        self.reference = _reference(model, reference) if "ref" in needs else None
-        self.average = MovingAverage(model, objective.decay) if "ewma" in needs else None
-        self.scratch = _frozen(model) if "snapshot" in needs else None
-        self.logprobs = LogprobCache() if "noted" in needs else None
+        self.reference = _reference(model, reference) if Need.REF in needs else None
+        self.average = MovingAverage(model, objective.decay) if Need.EWMA in needs else None
+        self.scratch = _frozen(model) if Need.SNAPSHOT in needs else None
+        self.logprobs = LogprobCache() if Need.NOTED in needs else None
         if self.scratch is not None and past is None:
             msg = "old_logprobs 'snapshot' needs the folder of a run, where its weights are kept"
             raise Refused(msg + "; use recompute")
 
     def before_step(self, batch: Batch, pieces: Pieces, temperature: float) -> Batch:
         """Run the passes that serve all updates of a step; return the batch with their results."""
-        models = {"prox": self.model} if self.needs & {"prox", "step", "entropy"} else {}
+        models = {"prox": self.model} if self.needs & PASS_BEFORE_STEP else {}
         if self.reference is not None:
             models["ref"] = self.reference
         if models:
-            sure_of = "prox" if "entropy" in self.needs else ""
+            sure_of = "prox" if Need.ENTROPY in self.needs else ""
             batch = with_own_logprobs(with_logprobs(batch, pieces, models, temperature, sure_of))
         if self.logprobs is not None:
             batch = self.logprobs.added_to(batch)
@@ -78,7 +81,7 @@ class AuxiliaryModels:
     ) -> Rewards:
         """Add to the rewards the quantities that reward rules need from extra passes."""
         rewards = with_scores(batch, rewards)
-        if "norms" not in self.needs:
+        if Need.NORMS not in self.needs:
             return rewards
         norms_N = gradient_norms(batch, pieces, self.model, temperature)
         return replace(rewards, gradient_norms_N=norms_N)

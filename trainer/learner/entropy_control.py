@@ -7,7 +7,7 @@ from math import nan
 
 import torch
 
-from rollcall.schemas.rules import ChosenRule
+from rollcall.schemas.rules import ChosenRule, Need
 from rollcall.schemas.weights import RawTensor
 from rollcall.trainer.rules.rewards import Exploration
 from rollcall.trainer.weights.tensors import raw_of, tensor_of
@@ -20,7 +20,7 @@ class EntropyControl:
     """The current entropy coefficient, and the entropy of the previous step."""
 
     def __init__(self, rule: ChosenRule[Exploration], weight: float) -> None:
-        self.follows = rule.needs("history")
+        self.follows = rule.needs(Need.HISTORY)
         self._options = rule.options
         self._first = weight
         self.weight, self.entropy = weight, nan

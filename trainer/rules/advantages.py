@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.rules import NoOptions, Rule, require
+from rollcall.schemas.rules import Need, NoOptions, Rule, require
 from rollcall.trainer.rules.rewards import Advantages, Bools, Floats, Rewards, members, per_group
 from rollcall.trainer.rules.tokens import needed
 
@@ -49,7 +49,7 @@ def batch_normalised(rewards: Rewards, options: NoOptions) -> Floats:
 
 
 BATCH_NORMALISED = Rule(
-    "batch_normalised", "advantage", "ours", batch_normalised, needs=frozenset({"batch"})
+    "batch_normalised", "advantage", "ours", batch_normalised, needs=frozenset({Need.BATCH})
 )
 
 
@@ -60,7 +60,7 @@ def grpo(rewards: Rewards, options: NoOptions) -> Floats:
 
 
 GRPO = Rule(
-    "grpo", "advantage", "DeepSeekMath, arXiv 2402.03300, §4.1", grpo, needs=frozenset({"group"})
+    "grpo", "advantage", "DeepSeekMath, arXiv 2402.03300, §4.1", grpo, needs=frozenset({Need.GROUP})
 )
 
 
@@ -78,7 +78,7 @@ DR_GRPO = Rule(
     "advantage",
     "Understanding R1-Zero-Like Training, arXiv 2503.20783, §3.2",
     dr_grpo,
-    needs=frozenset({"group"}),
+    needs=frozenset({Need.GROUP}),
     aggregate="seq_mean_token_sum_norm",
 )
 
@@ -93,7 +93,7 @@ def rloo(rewards: Rewards, options: NoOptions) -> Floats:
 
 
 RLOO = Rule(
-    "rloo", "advantage", "Back to Basics, arXiv 2402.14740, §3", rloo, needs=frozenset({"group"})
+    "rloo", "advantage", "Back to Basics, arXiv 2402.14740, §3", rloo, needs=frozenset({Need.GROUP})
 )
 
 
@@ -131,7 +131,12 @@ def success_weighted(rewards: Rewards, options: Success) -> Floats:
 
 
 SUCCESS_WEIGHTED = Rule(
-    "success_weighted", "advantage", "ours", success_weighted, Success, needs=frozenset({"group"})
+    "success_weighted",
+    "advantage",
+    "ours",
+    success_weighted,
+    Success,
+    needs=frozenset({Need.GROUP}),
 )
 
 
@@ -158,7 +163,7 @@ GDPO = Rule(
     "advantage",
     "GDPO, method section",
     gdpo,
-    needs=frozenset({"batch", "group", "channels"}),
+    needs=frozenset({Need.BATCH, Need.GROUP, Need.CHANNELS}),
 )
 
 
@@ -213,7 +218,7 @@ MC_GRPO = Rule(
     "MC-GRPO, method section; scale where the MAD is 0: ours",
     mc_grpo,
     MedianScale,
-    needs=frozenset({"group"}),
+    needs=frozenset({Need.GROUP}),
 )
 
 
@@ -239,9 +244,9 @@ class Baseline:
         require("centre", self.centre, self.centre in CENTRES, f"use one of {', '.join(CENTRES)}")
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> frozenset[Need]:
         """The set of trajectories that each one is compared with."""
-        return frozenset({self.scope})
+        return frozenset({Need(self.scope)})
 
 
 def opob(rewards: Rewards, options: Baseline) -> Floats:
@@ -250,8 +255,8 @@ def opob(rewards: Rewards, options: Baseline) -> Floats:
     w_i = π(τ_i)/μ(τ_i) at the step's start, uncapped; where all weights are 0, b is the plain mean.
     Source: VCPO, optimal off-policy baseline; the median is the lower one.
     """
-    logs_N = needed(rewards.log_weights_N, "prox")
-    norms_N = needed(rewards.gradient_norms_N, "norms")
+    logs_N = needed(rewards.log_weights_N, Need.PROX)
+    norms_N = needed(rewards.gradient_norms_N, Need.NORMS)
     if options.over_length:
         norms_N = norms_N / np.maximum(rewards.lengths_N, 1) ** 2
     advantages_N = np.zeros_like(rewards.totals_N)
@@ -292,7 +297,7 @@ OPOB = Rule(
     "VCPO, optimal off-policy baseline",
     opob,
     Baseline,
-    frozenset({"norms", "prox"}),
+    frozenset({Need.NORMS, Need.PROX}),
 )
 
 
@@ -312,9 +317,9 @@ class TokenPenalty:
         require("beta", self.beta, self.beta >= 0, "give 0 (off) or more")
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> frozenset[Need]:
         """`ref`, if beta is above 0."""
-        return frozenset({"ref"}) if self.beta else frozenset()
+        return frozenset({Need.REF}) if self.beta else frozenset()
 
 
 def reinforce_pp(rewards: Rewards, options: TokenPenalty) -> Advantages:
@@ -360,12 +365,12 @@ REINFORCE_PP = Rule(
     REINFORCE_PP_SOURCE,
     reinforce_pp,
     TokenPenalty,
-    needs=frozenset({"batch"}),
+    needs=frozenset({Need.BATCH}),
 )
 REINFORCE_PP_BASELINE = Rule(
     "reinforce_pp_baseline",
     "advantage",
     REINFORCE_PP_SOURCE,
     reinforce_pp_baseline,
-    needs=frozenset({"batch", "group"}),
+    needs=frozenset({Need.BATCH, Need.GROUP}),
 )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rollcall.schemas.rules import NoOptions, Rule, require
+from rollcall.schemas.rules import Need, NoOptions, Rule, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,6 @@ TOKEN_BUDGET: Rule[Completion] = Rule(
     "C3PO++, token-budgeted rollouts",
     token_budget,
     Budget,
-    needs=frozenset({"cut_off"}),
+    needs=frozenset({Need.CUT_OFF}),
     stage="C",
 )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, ones_like
 
-from rollcall.schemas.rules import NoOptions, Rule, require
+from rollcall.schemas.rules import Need, NoOptions, Rule, require
 from rollcall.trainer.rules.tokens import Tokens, log_ratio, sampled_mean
 
 LEVELS = ("token", "sequence", "geometric")
@@ -79,7 +79,7 @@ TIS = Rule(
     "Your Efficient RL Framework Secretly Brings You Off-Policy RL, Yao et al. 2025",
     tis,
     Cap,
-    frozenset({"own_old"}),
+    frozenset({Need.OWN_OLD}),
 )
 
 
@@ -103,7 +103,12 @@ def icepop(tokens: Tokens, window: Window) -> Tensor:
 
 
 ICEPOP = Rule(
-    "icepop", "correction", "Ring-1T, arXiv 2510.18855, §3", icepop, Window, frozenset({"own_old"})
+    "icepop",
+    "correction",
+    "Ring-1T, arXiv 2510.18855, §3",
+    icepop,
+    Window,
+    frozenset({Need.OWN_OLD}),
 )
 
 
@@ -161,5 +166,5 @@ MIS = Rule(
     "When Speed Kills Stability, Liu et al. 2025",
     mis,
     Rejection,
-    frozenset({"own_old"}),
+    frozenset({Need.OWN_OLD}),
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, isnan
 
-from rollcall.schemas.rules import NoOptions, Rule, require
+from rollcall.schemas.rules import Need, NoOptions, Rule, require
 from rollcall.trainer.rules.teacher_scores import TEACHER
 from rollcall.trainer.rules.tokens import Tokens
 
@@ -56,4 +56,4 @@ def reverse_kl(tokens: Tokens, options: ReverseKl) -> Tensor:
 
 
 SOURCE = "GKD, arXiv 2306.13649, §3"
-REVERSE_KL = Rule("reverse_kl", "distill", SOURCE, reverse_kl, ReverseKl, frozenset({"teacher"}))
+REVERSE_KL = Rule("reverse_kl", "distill", SOURCE, reverse_kl, ReverseKl, frozenset({Need.TEACHER}))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rollcall.schemas.rules import NoOptions, Rule, require
+from rollcall.schemas.rules import Need, NoOptions, Rule, require
 from rollcall.trainer.rules.rewards import Bonuses, Floats, Rewards, failed_groups
 
 
@@ -53,7 +53,7 @@ EXPLORE_FAILED = Rule(
     "ours",
     explore_failed,
     FailedGroups,
-    needs=frozenset({"group"}),
+    needs=frozenset({Need.GROUP}),
 )
 
 
@@ -101,7 +101,7 @@ ENTROPY_TARGET = Rule(
     "Skywork-OR1, arXiv 2505.22312, adaptive entropy control",
     entropy_target,
     Target,
-    needs=frozenset({"batch", "history"}),
+    needs=frozenset({Need.BATCH, Need.HISTORY}),
 )
 
 
@@ -148,5 +148,5 @@ UNIFORM_KL = Rule(
     "ours",
     uniform_kl,
     Lifted,
-    needs=frozenset({"group", "uniform"}),
+    needs=frozenset({Need.GROUP, Need.UNIFORM}),
 )

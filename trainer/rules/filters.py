@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rollcall.schemas.rules import NoOptions, Rule, require
+from rollcall.schemas.rules import Need, NoOptions, Rule, require
 from rollcall.trainer.rules.rewards import Bools, Floats
 from rollcall.trainer.rules.samples import Sample
 
@@ -50,7 +50,7 @@ ZERO_VARIANCE: Rule[Filter] = Rule(
     "filters",
     ZERO_VARIANCE_SOURCE,
     zero_variance,
-    needs=frozenset({"group"}),
+    needs=frozenset({Need.GROUP}),
     stage="F",
 )
 
@@ -84,6 +84,6 @@ HIGH_ENTROPY: Rule[Filter] = Rule(
     HIGH_ENTROPY_SOURCE,
     high_entropy,
     Surest,
-    frozenset({"batch", "entropy"}),
+    frozenset({Need.BATCH, Need.ENTROPY}),
     "F",
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, zeros_like
 
-from rollcall.schemas.rules import NoOptions, Rule, require
+from rollcall.schemas.rules import Need, NoOptions, Rule, require
 from rollcall.trainer.rules.tokens import Tokens, log_ratio, needed
 from rollcall.trainer.rules.tokens import k3 as estimate
 
@@ -39,31 +39,31 @@ NO_REFERENCE = Rule("none", "kl", "ours", no_reference)
 def k1(tokens: Tokens, options: KlPenalty) -> Tensor:
     """−x, x = ref − lp. Source: Approximating KL Divergence, Schulman 2020."""
     del options
-    return -log_ratio(needed(tokens.ref_BT, "ref"), tokens.lp_BT)
+    return -log_ratio(needed(tokens.ref_BT, Need.REF), tokens.lp_BT)
 
 
 K1 = Rule(
-    "k1", "kl", "Approximating KL Divergence, Schulman 2020", k1, KlPenalty, frozenset({"ref"})
+    "k1", "kl", "Approximating KL Divergence, Schulman 2020", k1, KlPenalty, frozenset({Need.REF})
 )
 
 
 def k2(tokens: Tokens, options: KlPenalty) -> Tensor:
     """x²/2, x = ref − lp. Source: Approximating KL Divergence, Schulman 2020."""
     del options
-    return log_ratio(needed(tokens.ref_BT, "ref"), tokens.lp_BT).square() / 2
+    return log_ratio(needed(tokens.ref_BT, Need.REF), tokens.lp_BT).square() / 2
 
 
 K2 = Rule(
-    "k2", "kl", "Approximating KL Divergence, Schulman 2020", k2, KlPenalty, frozenset({"ref"})
+    "k2", "kl", "Approximating KL Divergence, Schulman 2020", k2, KlPenalty, frozenset({Need.REF})
 )
 
 
 def k3(tokens: Tokens, options: KlPenalty) -> Tensor:
     """e^x − x − 1, x = ref − lp. Source: Approximating KL Divergence, Schulman 2020."""
     del options
-    return estimate(needed(tokens.ref_BT, "ref"), tokens.lp_BT)
+    return estimate(needed(tokens.ref_BT, Need.REF), tokens.lp_BT)
 
 
 K3 = Rule(
-    "k3", "kl", "Approximating KL Divergence, Schulman 2020", k3, KlPenalty, frozenset({"ref"})
+    "k3", "kl", "Approximating KL Divergence, Schulman 2020", k3, KlPenalty, frozenset({Need.REF})
 )

@@ -18,7 +18,7 @@ from math import exp, inf, log, log1p, sqrt
 import torch
 from torch import Tensor, full_like
 
-from rollcall.schemas.rules import NoOptions, Rule, require
+from rollcall.schemas.rules import Need, NoOptions, Rule, require
 from rollcall.trainer.rules.tokens import (
     LOG_RATIO_LIMIT,
     Costs,
@@ -130,7 +130,7 @@ GSPO = Rule(
     "GSPO, arXiv 2507.18071, §4.1-4.3",
     gspo,
     SequenceClip,
-    needs=frozenset({"sequence"}),
+    needs=frozenset({Need.SEQUENCE}),
     aggregate="seq_mean_token_mean",
 )
 
@@ -186,7 +186,7 @@ def decoupled_ppo(tokens: Tokens, clip: DecoupledClip) -> Costs:
     A masked token has cost 0, and no denominator changes. Source: AReaL, arXiv 2505.24298,
     §5.2; the bound on w is from its code.
     """
-    prox_BT = needed(tokens.prox_BT, "prox")
+    prox_BT = needed(tokens.prox_BT, Need.PROX)
     behind_BT = log_ratio(prox_BT, tokens.mu_BT)
     weight_BT = behind_BT.exp()
     masked_BT = ~tokens.mask_BT
@@ -209,7 +209,7 @@ DECOUPLED_PPO = Rule(
     "AReaL, arXiv 2505.24298, §5.2",
     decoupled_ppo,
     DecoupledClip,
-    frozenset({"prox", "mu"}),
+    frozenset({Need.PROX, Need.MU}),
 )
 
 
@@ -232,7 +232,7 @@ def m2po(tokens: Tokens, moment: SecondMoment) -> Costs:
     Source: Prosperity before Collapse, arXiv 2510.01161, §4; tokens are ranked among those that
     violate, and not among all as in one public code.
     """
-    low, high = bounds(needed(tokens.step, "step"), moment.threshold)
+    low, high = bounds(needed(tokens.step, Need.STEP), moment.threshold)
     ratio_BT = log_ratio(tokens.lp_BT, tokens.mu_BT).exp()
     return clipped_surrogate(ratio_BT, tokens.advantage_BT, Clip(1 - low, high - 1))
 
@@ -261,7 +261,7 @@ M2PO = Rule(
     "Prosperity before Collapse, arXiv 2510.01161, §4",
     m2po,
     SecondMoment,
-    frozenset({"step", "mu"}),
+    frozenset({Need.STEP, Need.MU}),
 )
 
 
@@ -333,7 +333,7 @@ def ppo_ewma(tokens: Tokens, clip: AverageClip) -> Costs:
     E = log π_θ̄ and μ' = max(μ, sg[lp] − ln c). Source: Batch size-invariance for policy
     optimization, arXiv 2110.00641, §3, and its code.
     """
-    lp_BT, ewma_BT = tokens.lp_BT, needed(tokens.ewma_BT, "ewma")
+    lp_BT, ewma_BT = tokens.lp_BT, needed(tokens.ewma_BT, Need.EWMA)
     base_BT = tokens.mu_BT.maximum(lp_BT.detach() - log(clip.cap))
     ratio_BT = (lp_BT - base_BT).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     low = log1p(-clip.low)
@@ -349,5 +349,5 @@ PPO_EWMA = Rule(
     "Batch size-invariance, arXiv 2110.00641, §3",
     ppo_ewma,
     AverageClip,
-    frozenset({"ewma", "mu"}),
+    frozenset({Need.EWMA, Need.MU}),
 )

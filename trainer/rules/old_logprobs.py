@@ -8,7 +8,7 @@
 - `loglinear`: interpolated between engine and current network by a token's age, without a pass.
 """
 
-from rollcall.schemas.rules import NoOptions, Rule
+from rollcall.schemas.rules import Need, NoOptions, Rule
 from rollcall.trainer.rules.losses import Decay
 from rollcall.trainer.rules.tokens import Old, Tokens, needed, where_known
 
@@ -29,7 +29,7 @@ def recompute(tokens: Tokens, options: NoOptions) -> Old:
     staleness. Source: verl's decoupled mode; HybridFlow, arXiv 2409.19256.
     """
     del options
-    return Old(needed(tokens.prox_BT, "prox"), tokens.versions_BT == tokens.version)
+    return Old(needed(tokens.prox_BT, Need.PROX), tokens.versions_BT == tokens.version)
 
 
 RECOMPUTE = Rule(
@@ -37,8 +37,8 @@ RECOMPUTE = Rule(
     "old_logprobs",
     "HybridFlow, arXiv 2409.19256, and verl",
     recompute,
-    needs=frozenset({"prox"}),
-    gives=frozenset({"own_old"}),
+    needs=frozenset({Need.PROX}),
+    gives=frozenset({Need.OWN_OLD}),
 )
 
 
@@ -48,7 +48,7 @@ def snapshot(tokens: Tokens, options: NoOptions) -> Old:
     Source: Missing Old Logits, exact routes.
     """
     del options
-    return where_known(needed(tokens.snapshot_BT, "snapshot"), tokens.mu_BT)
+    return where_known(needed(tokens.snapshot_BT, Need.SNAPSHOT), tokens.mu_BT)
 
 
 SNAPSHOT = Rule(
@@ -56,8 +56,8 @@ SNAPSHOT = Rule(
     "old_logprobs",
     "Missing Old Logits, exact routes",
     snapshot,
-    needs=frozenset({"snapshot"}),
-    gives=frozenset({"own_old"}),
+    needs=frozenset({Need.SNAPSHOT}),
+    gives=frozenset({Need.OWN_OLD}),
 )
 
 
@@ -70,8 +70,8 @@ def interrupt(tokens: Tokens, options: NoOptions) -> Old:
     """
     del options
     fresh_BT = tokens.versions_BT == tokens.version
-    noted_BT = needed(tokens.noted_BT, "noted")
-    known_BT = needed(tokens.prox_BT, "prox").where(fresh_BT, noted_BT)
+    noted_BT = needed(tokens.noted_BT, Need.NOTED)
+    known_BT = needed(tokens.prox_BT, Need.PROX).where(fresh_BT, noted_BT)
     return where_known(known_BT, tokens.mu_BT)
 
 
@@ -80,8 +80,8 @@ INTERRUPT = Rule(
     "old_logprobs",
     "Missing Old Logits, exact routes",
     interrupt,
-    needs=frozenset({"noted", "prox"}),
-    gives=frozenset({"own_old"}),
+    needs=frozenset({Need.NOTED, Need.PROX}),
+    gives=frozenset({Need.OWN_OLD}),
 )
 
 
@@ -91,7 +91,7 @@ def ewma(tokens: Tokens, options: Decay) -> Old:
     Source: Missing Old Logits, approximate route; Batch size-invariance, arXiv 2110.00641, §3.
     """
     del options
-    return Old(needed(tokens.ewma_BT, "ewma"))
+    return Old(needed(tokens.ewma_BT, Need.EWMA))
 
 
 EWMA = Rule(
@@ -100,7 +100,7 @@ EWMA = Rule(
     "Missing Old Logits; Batch size-invariance, arXiv 2110.00641, §3",
     ewma,
     Decay,
-    frozenset({"ewma"}),
+    frozenset({Need.EWMA}),
 )
 
 
@@ -121,5 +121,5 @@ LOGLINEAR = Rule(
     "old_logprobs",
     "AReaL, arXiv 2505.24298, its code",
     loglinear,
-    gives=frozenset({"prox"}),
+    gives=frozenset({Need.PROX}),
 )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.packed import logprobs_of
+from rollcall.schemas.rules import Need
 from rollcall.trainer.rules.samples import Sample, mine
 
 Floats = NDArray[np.float64]
@@ -80,7 +81,7 @@ Shaping = Callable[..., Floats]
 """A function of (rewards, options) to the totals for the advantages, [N]."""
 
 
-def rewards_of(samples: Sequence[Sample], needs: frozenset[str] = frozenset()) -> Rewards:
+def rewards_of(samples: Sequence[Sample], needs: frozenset[Need] = frozenset()) -> Rewards:
     """Build the view of a batch; log-probability sums only if `needs` contains `logprobs`."""
     return Rewards(
         np.array([sample.reward for sample in samples], dtype=np.float64),
@@ -90,7 +91,7 @@ def rewards_of(samples: Sequence[Sample], needs: frozenset[str] = frozenset()) -
         {each.scorer: each.weight for sample in samples for each in sample.scored.rewards},
         tuple(sample.task_id for sample in samples),
         tuple(sample.end for sample in samples),
-        _logprob_sums(samples) if "logprobs" in needs else None,
+        _logprob_sums(samples) if Need.LOGPROBS in needs else None,
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rollcall.schemas.rules import Rule, require
+from rollcall.schemas.rules import Need, Rule, require
 from rollcall.trainer.rules.rewards import Floats, Rewards
 from rollcall.trainer.rules.samples import LIMITS
 
@@ -32,7 +32,7 @@ def no_submit(rewards: Rewards, options: Unsubmitted) -> Floats:
 
 NO_SUBMIT = Rule(
     "no_submit", "shaping", "MegaFlow", no_submit, Unsubmitted,
-    needs=frozenset({"limits"}), stage="F",
+    needs=frozenset({Need.LIMITS}), stage="F",
 )  # fmt: skip
 
 
@@ -61,5 +61,5 @@ def overlong(rewards: Rewards, options: Length) -> Floats:
 
 OVERLONG = Rule(
     "overlong", "shaping", "DAPO, arXiv 2503.14476, §3.4", overlong, Length,
-    needs=frozenset({"limits"}), stage="F",
+    needs=frozenset({Need.LIMITS}), stage="F",
 )  # fmt: skip

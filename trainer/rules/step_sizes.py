@@ -10,7 +10,7 @@ from math import exp, sqrt
 
 import numpy as np
 
-from rollcall.schemas.rules import NoOptions, Rule, require
+from rollcall.schemas.rules import Need, NoOptions, Rule, require
 from rollcall.trainer.rules.rewards import Floats, Ints
 
 
@@ -85,4 +85,4 @@ def _lse(logs_N: Floats) -> float:
     return most + float(np.log(np.exp(logs_N - most).sum()))
 
 
-ESS = Rule("ess", "step_size", "VCPO, §4", ess, SampleSize, frozenset({"prox"}))
+ESS = Rule("ess", "step_size", "VCPO, §4", ess, SampleSize, frozenset({Need.PROX}))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import Need
 
 X = TypeVar("X")
 LOG_RATIO_LIMIT = 20.0
@@ -135,7 +136,7 @@ def sampled_mean(value_BT: Tensor, mask_BT: Tensor) -> Tensor:
     return (value_BT * mask).sum(dim=1, keepdim=True) / n_B1
 
 
-def needed(value: X | None, name: str) -> X:
+def needed(value: X | None, name: Need) -> X:
     """Return a value that a rule needs. Raises Refused if it was not computed."""
     if value is None:
         msg = f"{name} is missing; name it in the `needs` of the rule that looks at it"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollcall.schemas.errors import Refused
-from rollcall.schemas.rules import NoOptions, choose
+from rollcall.schemas.rules import Need, NoOptions, choose
 from rollcall.trainer.rules.advantages import BATCH_NORMALISED
 from rollcall.trainer.rules.catalogue import ADVANTAGES
 from rollcall.trainer.rules.rewards import Floats, Rewards
@@ -237,7 +237,7 @@ def test_a_user_rule_is_found_by_module_and_function() -> None:
     assert choose("advantage", ours, ADVANTAGES).rule is BATCH_NORMALISED
     plain = choose("advantage", f"{__name__}:centred_by_a_user", ADVANTAGES)
     assert plain(view([1.0, 0.0])).tolist() == [0.5, -0.5]
-    assert plain.needs("group")
+    assert plain.needs(Need.GROUP)
     assert plain.options == NoOptions()
 
 

@@ -15,8 +15,7 @@ import numpy as np
 import orjson
 
 from rollcall.schemas.errors import WeightsDiffer
-from rollcall.schemas.tensor_digests import PREFIX, each_of
-from rollcall.schemas.weights import RawTensor, weights_digest
+from rollcall.schemas.weights import PREFIX, RawTensor, each_of, weights_digest
 
 KIND = "adapter.json"
 ADAPTER = "adapter"

@@ -14,9 +14,8 @@ import structlog
 
 from rollcall.schemas.errors import Unavailable, WeightsDiffer, WireError
 from rollcall.schemas.messages import PolicyVersion, WeightsFile
-from rollcall.schemas.tensor_digests import over_tensors
 from rollcall.schemas.weight_deltas import are_alike, compared, encoded, followed
-from rollcall.schemas.weights import RawTensor, read_weights, weights_digest
+from rollcall.schemas.weights import RawTensor, over_tensors, read_weights, weights_digest
 from rollcall.schemas.weights_store import opened, put
 
 MOST_DENSITY = 0.1

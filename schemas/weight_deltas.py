@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollcall.schemas.errors import WeightsDiffer
-from rollcall.schemas.tensor_digests import each_of
-from rollcall.schemas.weights import SIZE_BYTES, RawTensor
+from rollcall.schemas.weights import SIZE_BYTES, RawTensor, each_of
 
 HEADER = struct.Struct("<QHH4s")
 WORD_BYTES = 8

@@ -10,6 +10,7 @@ weights have equal digests of one kind; -0.0 and 0.0 differ, a NaN equals itself
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from io import BytesIO
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import orjson
 
@@ -27,13 +28,6 @@ from rollcall.schemas.errors import (
     WeightsDiffer,
 )
 from rollcall.schemas.messages import WeightsFile
-from rollcall.schemas.tensor_digests import (
-    PREFIX,
-    is_by_tensor,
-    over_file,
-    over_tensors,
-    sha256s_of,
-)
 from rollcall.schemas.weights_store import opened, put
 
 SIZE_BYTES = {
@@ -44,6 +38,13 @@ SIZE_BYTES = {
 }  # fmt: skip
 LENGTH_BYTES = 8
 """The size of the field that holds the length of the header."""
+PREFIX = "tensors:"
+"""The prefix of a digest over digests of tensors; any other digest is one sha256 over everything,
+which older readers know."""
+MOST_CORES = 8
+SMALL_BYTES = 1 << 20
+"""Below this, threads cost more than they save."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,3 +303,44 @@ def _write(
 
 def _differ(file: WeightsFile, what: str) -> WeightsDiffer:
     return WeightsDiffer(f"weights of version {file.version} at {file.uri!r} {what}")
+
+
+def is_by_tensor(digest: str) -> bool:
+    """Return True if a digest is one over digests of tensors."""
+    return digest.startswith(PREFIX)
+
+
+def sha256s_of(tensors: Mapping[str, RawTensor]) -> dict[str, str]:
+    """The sha256 of each tensor's bits, hexadecimal."""
+    return each_of(tensors, lambda name: hashlib.sha256(tensors[name].data).hexdigest())
+
+
+def each_of(tensors: Mapping[str, RawTensor], work: Callable[[str], T]) -> dict[str, T]:
+    """Apply `work` to each tensor, the largest first, on all cores; return the results by name.
+
+    `work` has to be of the kind that lets other threads run: digests, and numpy on large arrays.
+    """
+    sizes = {name: len(tensor.data) for name, tensor in tensors.items()}
+    order = sorted(sizes, key=lambda name: -sizes[name])
+    if sum(sizes.values()) < SMALL_BYTES:
+        return {name: work(name) for name in order}
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_CORES)) as pool:
+        return dict(zip(order, pool.map(work, order), strict=True))
+
+
+def over_tensors(tensors: Mapping[str, RawTensor], sha256s: Mapping[str, str]) -> str:
+    """The digest of weights whose tensors have these digests: a line of JSON for each, by name."""
+    lines = (
+        orjson.dumps([name, tensors[name].dtype, tensors[name].shape, sha256s[name]])
+        for name in sorted(tensors)
+    )
+    return _over(lines)
+
+
+def over_file(head: bytes, sha256s: Iterable[str]) -> str:
+    """The digest of a file: its header, and the digests of its tensors as they lie in it."""
+    return _over([hashlib.sha256(head).hexdigest().encode(), *(one.encode() for one in sha256s)])
+
+
+def _over(lines: Iterable[bytes]) -> str:
+    return PREFIX + hashlib.sha256(b"".join(line + b"\n" for line in lines)).hexdigest()

@@ -21,9 +21,8 @@ from rollcall.compose.benchmarks.language_model import language_model
 from rollcall.compose.settings import Settings
 from rollcall.schemas.messages import PolicyVersion
 from rollcall.schemas.published_weights import HeldWeights, Published, write_delta
-from rollcall.schemas.tensor_digests import sha256s_of
 from rollcall.schemas.weight_deltas import compared
-from rollcall.schemas.weights import RawTensor, write_weights
+from rollcall.schemas.weights import RawTensor, sha256s_of, write_weights
 
 VERSIONS = 10
 LAYERS, LAYER, EMBEDDING = 30, 3_540_096, 28_311_552

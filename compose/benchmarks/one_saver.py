@@ -29,8 +29,8 @@ from rollcall.producers.admission import AdmissionRule, Draws
 from rollcall.schemas.codec import Codec, LocalRegistry
 from rollcall.schemas.messages import PolicyVersion, RolloutRequest, Task, TrainStep
 from rollcall.schemas.published_weights import Published
-from rollcall.schemas.tensor_digests import sha256s_of
 from rollcall.schemas.topics import Topics, wanted
+from rollcall.schemas.weights import sha256s_of
 from rollcall.trainer.config.learner_bounds import BFLOAT16
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.learner.step import Learner

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from rollcall.schemas import atomic_files
 from rollcall.schemas.errors import BadBytes, LengthsDisagree, Unavailable, WeightsDiffer, WireError
 from rollcall.schemas.messages import WeightsFile
-from rollcall.schemas.tensor_digests import PREFIX, is_by_tensor, sha256s_of
 from rollcall.schemas.weights import (
+    PREFIX,
     SIZE_BYTES,
     RawTensor,
     from_safetensors,
+    is_by_tensor,
     read_weights,
+    sha256s_of,
     to_safetensors,
     weights_digest,
     write_weights,

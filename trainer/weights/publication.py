@@ -15,9 +15,9 @@ from torch import nn
 from rollcall.schemas.errors import Refused, Unavailable, WireError
 from rollcall.schemas.messages import PolicyVersion
 from rollcall.schemas.published_weights import HeldWeights, Published, write_delta
-from rollcall.schemas.tensor_digests import each_of
 from rollcall.schemas.weights import (
     RawTensor,
+    each_of,
     owned,
     owned_one,
     stem_of,

@@ -18,14 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollcall.inference.traced_loading import Loaded
+from rollcall.inference.vllm_place import OWNER
 from rollcall.schemas.errors import EngineDied, WorkFailed
 from rollcall.schemas.messages import Sampling
 from rollcall.schemas.untrusted_text import describe_exception
 
 T = TypeVar("T")
-
-OWNER = "ENGINE_ENDS_WITH_PID"
-"""The environment variable with the pid of the process that starts vLLM's processes."""
 
 WARM_TOKENS = 64
 """The length of the first prompt: one of 3 tokens killed vLLM's CPU worker with an illegal

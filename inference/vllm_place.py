@@ -9,11 +9,11 @@ from pathlib import Path
 
 from rollcall.schemas.errors import Refused
 
+OWNER = "ENGINE_ENDS_WITH_PID"
+"""The environment variable with the pid of the process that starts vLLM's processes."""
 NEEDS = "avx2"
 """The processor feature that vLLM's CPU build needs."""
 CPU_INFO = Path("/proc/cpuinfo")
-
-
 LOOK = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
 LOOK_S = 30.0
 

@@ -22,7 +22,7 @@ from vllm.model_executor.layers import utils
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from rollcall.inference.traced_loading import load_and_prove
-from rollcall.inference.vllm_core import OWNER
+from rollcall.inference.vllm_place import OWNER
 
 PR_SET_PDEATHSIG = 1
 

@@ -4,50 +4,24 @@ The state of a rollout is kept while it is open; for joins with other topics, on
 a place remain.
 """
 
-from array import array
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.audit.columns import to_words
-from rollcall.consumers.audit.ends import RolloutEnds
-from rollcall.consumers.audit.implied import ImpliedCommands
 from rollcall.consumers.audit.partition_facts import PartitionFacts
-from rollcall.consumers.audit.quota_use import QuotaUse
-from rollcall.consumers.audit.report import Report
-from rollcall.consumers.audit.starts import RolloutStarts
-from rollcall.consumers.audit.window import AuditWindow, Horizons
+from rollcall.consumers.audit.rollout_facts import RolloutFacts
 from rollcall.consumers.log.protocols import Record
-from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import WireError
-from rollcall.schemas.messages import Event, RolloutStarted
-from rollcall.schemas.topics import Topics
+from rollcall.schemas.messages import Event
 
 
 @dataclass(eq=False)
-class JournalFacts:
+class JournalFacts(RolloutFacts):
     """The fold of all journal partitions."""
 
-    codec: Codec
-    topics: Topics
-    world: FoldContext
-    runnable: Callable[[RolloutStarted], bool]
-    window: AuditWindow
-    report: Report
-    quotas: QuotaUse
-    owners_at_work: set[str] = field(default_factory=set)
-    """Names under which workers decided about rollouts."""
-    minutes: set[int] = field(default_factory=set)
-    """The times of these decisions, in minutes since 1970."""
-    strays: dict[int, int] = field(default_factory=dict)
-    """Rollouts that events name while they are not open, with the first place of each."""
-
     def __post_init__(self) -> None:
-        self.horizons = Horizons(self.window, self.topics)
+        super().__post_init__()
         self.partitions: dict[int, PartitionFacts] = {}
-        self.starts, self.ends = RolloutStarts(), RolloutEnds(self.codec, self.topics)
-        self.implied = ImpliedCommands()
-        self.not_run = array("Q")
 
     def take(self, records: Iterable[Record]) -> None:
         """Take records of the journal, in order within each partition."""

@@ -7,7 +7,6 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from rollcall.consumers.agents.fold.commands import Command
 from rollcall.consumers.agents.fold.journal import AppliedEvent, Journal
@@ -17,7 +16,7 @@ from rollcall.consumers.audit.columns import pack_place, word_of
 from rollcall.consumers.audit.ends import OPTIONAL
 from rollcall.consumers.audit.implied import DEADLINE, IMPLIED, NEVER_SENT, GivenUp, word_of_id
 from rollcall.consumers.audit.report import Breach
-from rollcall.consumers.audit.starts import REFUSED
+from rollcall.consumers.audit.rollout_facts import REFUSED, RolloutFacts
 from rollcall.consumers.audit.window import AuditWindow
 from rollcall.consumers.history.reading.counting import JOINED, STARTS, Counting, CountingRule
 from rollcall.schemas.ids import command_id
@@ -33,9 +32,6 @@ from rollcall.schemas.messages import (
     RolloutStarted,
 )
 from rollcall.schemas.topics import Topics
-
-if TYPE_CHECKING:
-    from rollcall.consumers.audit.journal_facts import JournalFacts
 
 ANSWERS = (ModelAnswered, EnvironmentStepped)
 PLACED = (ModelAnswered, EnvironmentStepped, CallFailed)
@@ -94,22 +90,22 @@ def _committed_watermark(window: AuditWindow, topics: Topics, partition: int) ->
 class PartitionFacts:
     """One journal partition."""
 
-    def __init__(self, journal_facts: "JournalFacts", partition: int) -> None:
-        self.facts = journal_facts
+    def __init__(self, facts: RolloutFacts, partition: int) -> None:
+        self.facts = facts
         self.partition = partition
-        window = journal_facts.window
+        window = facts.window
         first = window.first_request.get(partition)
         last = None if first is None else first - 1
         self.counting_rule = CountingRule(last)
-        self.journal = Journal(partition, journal_facts.world, "audit", Watermark(0, last))
+        self.journal = Journal(partition, facts.world, "audit", Watermark(0, last))
         self.open: dict[str, OpenRollout] = {}
         self.requests = array("q")
         """Offsets of the counted requests, rising."""
         self.asked = array("Q")
         """The rollout that the journal starts for each of them."""
         self._requests_id = ""
-        self.low = CommittedLow(window, journal_facts.topics, partition)
-        self.given_up = GivenUp(journal_facts.implied.excused)
+        self.low = CommittedLow(window, facts.topics, partition)
+        self.given_up = GivenUp(facts.implied.excused)
         self._events = 0
 
     def take(self, event: Event, offset: int, at_ms: int) -> None:

@@ -2,13 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rollcall.consumers.log.epochs import UNKNOWN, Epochs
+from rollcall.consumers.log.memory_topics import MemoryTopics
 from rollcall.consumers.log.protocols import Commit, Held, Listener, Record, TopicPartition
-
-if TYPE_CHECKING:
-    from rollcall.consumers.log.memory_log import MemoryLog
 
 WORD_LIMIT = 4095
 """Measured on the broker: a commit with 4,096 bytes of metadata is refused."""
@@ -41,7 +38,7 @@ class MemorySource:
     """A member of a group. Rebalances happen in `poll`, like in Kafka."""
 
     def __init__(
-        self, log: "MemoryLog", group: MemoryGroup, topics: Sequence[str], listener: Listener
+        self, log: MemoryTopics, group: MemoryGroup, topics: Sequence[str], listener: Listener
     ) -> None:
         self.log = log
         self.topics = list(topics)

@@ -14,8 +14,7 @@ from structlog.testing import capture_logs
 from rollcall.compose.chaos.wrong_registry import WrongRegistry
 from rollcall.compose.cluster import Cluster, require_topics
 from rollcall.compose.schema_ids import FRESH_S, SchemaIds
-from rollcall.consumers.log.memory_log import MemoryLog, MemoryReader
-from rollcall.consumers.log.memory_publisher import MemoryPublisher
+from rollcall.consumers.log.memory_log import MemoryLog, MemoryPublisher, MemoryReader
 from rollcall.consumers.log.protocols import Record, TopicPartition
 from rollcall.producers.publisher import Publisher
 from rollcall.schemas.codec import Codec, LocalRegistry

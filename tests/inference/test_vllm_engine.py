@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from rollcall.inference import vllm_place
-from rollcall.inference.vllm_core import OWNER
 from rollcall.inference.vllm_engine import VllmEngine
-from rollcall.inference.vllm_place import require_vllm
+from rollcall.inference.vllm_place import OWNER, require_vllm
 from rollcall.schemas.errors import EngineDied, Refused
 from rollcall.schemas.messages import ModelAnswered
 from rollcall.schemas.packed import ids_of, logprobs_of

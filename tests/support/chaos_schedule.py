@@ -16,8 +16,7 @@ from rollcall.consumers.agents.outbox import Outbox
 from rollcall.consumers.agents.worker import AgentsRole, Capacity
 from rollcall.consumers.audit.audit import audit
 from rollcall.consumers.audit.report import Breach, Report
-from rollcall.consumers.log.memory_log import MemoryLog
-from rollcall.consumers.log.memory_publisher import MemoryPublisher
+from rollcall.consumers.log.memory_log import MemoryLog, MemoryPublisher
 from rollcall.consumers.log.memory_source import MemorySource
 from rollcall.consumers.log.protocols import Commit, Held, Listener, Record, TopicPartition
 from rollcall.consumers.loop.loop import Loop

@@ -12,8 +12,7 @@ import pytest
 
 from rollcall.consumers.heldout import HeldOut, HeldOutPlan
 from rollcall.consumers.history.versions.versions_in_use import VersionsInUse
-from rollcall.consumers.log.memory_log import MemoryLog
-from rollcall.consumers.log.memory_publisher import MemoryPublisher
+from rollcall.consumers.log.memory_log import MemoryLog, MemoryPublisher
 from rollcall.consumers.loop.inline_executor import InlineExecutor
 from rollcall.consumers.training.trainer import Trainer
 from rollcall.consumers.training.training_run import TrainingRun

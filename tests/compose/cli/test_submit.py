@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rollcall.compose.submission import NotScored
-from rollcall.consumers.log.memory_publisher import MemoryPublisher
+from rollcall.consumers.log.memory_log import MemoryPublisher
 from rollcall.schemas.errors import DeliveryFailed, Refused, TopicsDiffer, WorkFailed
 from rollcall.schemas.messages import RolloutRequest
 from tests.support.command_line import call, options

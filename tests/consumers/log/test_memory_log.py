@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rollcall.consumers.log.memory_log import MemoryLog
-from rollcall.consumers.log.memory_publisher import MemoryPublisher
+from rollcall.consumers.log.memory_log import MemoryLog, MemoryPublisher
 from rollcall.consumers.log.memory_source import MemorySource
 from rollcall.consumers.log.protocols import Commit, Held, TopicPartition
 from rollcall.schemas.errors import JournalGone, TooLarge, Unfit

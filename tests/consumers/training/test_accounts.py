@@ -8,8 +8,7 @@ import pytest
 
 from rollcall.compose.runs import run_folder
 from rollcall.compose.runs.recipe import parse_recipe
-from rollcall.consumers.log.memory_log import MemoryLog
-from rollcall.consumers.log.memory_publisher import MemoryPublisher
+from rollcall.consumers.log.memory_log import MemoryLog, MemoryPublisher
 from rollcall.schemas import trajectory_refs
 from rollcall.schemas.errors import DeliveryFailed, Refused
 from rollcall.schemas.messages import PolicyVersion

@@ -12,8 +12,7 @@ from rollcall.compose.conductor.in_memory import run_in_memory
 from rollcall.compose.settings import Settings
 from rollcall.compose.workers.engines import weights_engine
 from rollcall.compose.workers.run_trainer import sole_trainer
-from rollcall.consumers.log.memory_log import MemoryLog
-from rollcall.consumers.log.memory_publisher import MemoryPublisher
+from rollcall.consumers.log.memory_log import MemoryLog, MemoryPublisher
 from rollcall.consumers.models import versions
 from rollcall.schemas.codec import Codec, Registry
 from rollcall.schemas.errors import Unavailable, Unfit

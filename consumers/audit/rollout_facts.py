@@ -1,12 +1,25 @@
-"""The starts of all rollouts, and the second starts among them."""
+"""Facts of the journal about rollouts of all partitions: what is joined with other topics.
+
+The second starts of one rollout are found here, as they may be in two partitions.
+"""
 
 from array import array
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.recent_requests import WINDOW
 from rollcall.consumers.audit.columns import TopicPlace, Words, firsts, sort_together, unpack_place
+from rollcall.consumers.audit.ends import RolloutEnds
+from rollcall.consumers.audit.implied import ImpliedCommands
+from rollcall.consumers.audit.quota_use import QuotaUse
+from rollcall.consumers.audit.report import Report
+from rollcall.consumers.audit.window import AuditWindow, Horizons
+from rollcall.schemas.codec import Codec
+from rollcall.schemas.messages import RolloutStarted
+from rollcall.schemas.topics import Topics
 
 REFUSED = (1 << 64) - 1
 """Replaces the request's offset for a start that was refused at once, and so runs nothing."""
@@ -48,3 +61,28 @@ class RolloutStarts:
             if here[0] != before[0] or far <= WINDOW:
                 self.second[here[0], request] = SecondStart(int(owners[row]), before, here)
         self.owners = owners
+
+
+@dataclass(eq=False)
+class RolloutFacts:
+    """The facts that all journal partitions add to."""
+
+    codec: Codec
+    topics: Topics
+    world: FoldContext
+    runnable: Callable[[RolloutStarted], bool]
+    window: AuditWindow
+    report: Report
+    quotas: QuotaUse
+    owners_at_work: set[str] = field(default_factory=set)
+    """Names under which workers decided about rollouts."""
+    minutes: set[int] = field(default_factory=set)
+    """The times of these decisions, in minutes since 1970."""
+    strays: dict[int, int] = field(default_factory=dict)
+    """Rollouts that events name while they are not open, with the first place of each."""
+
+    def __post_init__(self) -> None:
+        self.horizons = Horizons(self.window, self.topics)
+        self.starts, self.ends = RolloutStarts(), RolloutEnds(self.codec, self.topics)
+        self.implied = ImpliedCommands()
+        self.not_run = array("Q")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rollcall.sandbox.agents.agent_processes import AgentExit
     from rollcall.sandbox.boxes.box import Box, Spec
     from rollcall.sandbox.boxes.pool import Mode
-    from rollcall.schemas.asks import Ask, Reply
+    from rollcall.schemas.agent_requests import AgentRequest, Reply
     from rollcall.schemas.messages import Claim
 
 T = TypeVar("T")
@@ -31,11 +31,11 @@ class AgentEndpoint(Protocol):
     key: str
     """The API key that callers must send; drawn for this endpoint alone."""
 
-    def asked(self) -> "list[Ask]":
+    def asked(self) -> "list[AgentRequest]":
         """Return the requests that wait for a reply, in order of arrival, with duplicates."""
         ...
 
-    def shorten(self, ask: "Ask", short: "Ask") -> None:
+    def shorten(self, request: "AgentRequest", short: "AgentRequest") -> None:
         """Replace a request, given as the same object that `asked` returned, by a shorter copy."""
         ...
 

@@ -196,15 +196,15 @@ def _at_the_gateway(played: Played) -> str:
     return "" if played.calls else "; it made no model call"
 
 
-def described(path: str, request: ParsedRequest) -> str:
+def described(path: str, parsed: ParsedRequest) -> str:
     """Describe a model call in a line, by the parts that matter to an endpoint."""
-    ask = request.ask
-    words = [path, _count(len(ask.messages), "message")]
-    if ask.tools:
-        words.append(_count(len(orjson.loads(ask.tools)), "tool"))
-    if ask.stop:
-        words.append(f"stop {list(ask.stop)}")
-    if request.stream:
+    request = parsed.request
+    words = [path, _count(len(request.messages), "message")]
+    if request.tools:
+        words.append(_count(len(orjson.loads(request.tools)), "tool"))
+    if request.stop:
+        words.append(f"stop {list(request.stop)}")
+    if parsed.stream:
         words.append("as a stream")
     return ", ".join(words)
 

@@ -5,18 +5,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollcall.consumers.environments.gateway.line import GatewayLine
-from rollcall.schemas.asks import Ask, Choice, ModelReply, Reply, StepReply
+from rollcall.schemas.agent_requests import AgentRequest, Choice, ModelReply, Reply, StepReply
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 
 TOKEN_ID, LOGPROB = 1, -0.5
 """The one token that every answer is said to consist of, for agents that want tokens."""
 
 
-async def answer_line(line: GatewayLine, reply_to: Callable[[Ask], Reply]) -> None:
+async def answer_line(line: GatewayLine, reply_to: Callable[[AgentRequest], Reply]) -> None:
     """Reply to each ask of a line at once, until the line is closed."""
     while not line.over:
-        for ask in line.asked():
-            line.tell(reply_to(ask))
+        for request in line.asked():
+            line.tell(reply_to(request))
         await line.wait(None)
 
 
@@ -43,19 +43,19 @@ class ScriptedModel:
     result: str | None = None
     """The result that the agent returned."""
 
-    def reply_to(self, ask: Ask) -> Reply:
+    def reply_to(self, request: AgentRequest) -> Reply:
         """Return the reply to an ask, and record what it says."""
-        if ask.kind == "model":
-            return self._answered(ask)
-        if ask.kind == "finish":
-            self.result = ask.text
-            return StepReply(ask.d, "")
-        self.actions.append(ask.text)
-        return StepReply(ask.d, **{"info": "{}", **_entry(self.steps, len(self.actions))})
+        if request.kind == "model":
+            return self._answered(request)
+        if request.kind == "finish":
+            self.result = request.text
+            return StepReply(request.d, "")
+        self.actions.append(request.text)
+        return StepReply(request.d, **{"info": "{}", **_entry(self.steps, len(self.actions))})
 
-    def _answered(self, ask: Ask) -> ModelReply:
-        if ask.max_tokens == 0:  # it only counts the tokens of its messages
-            return ModelReply(ask.d, (Choice(""),), prompt_tokens=1)
+    def _answered(self, request: AgentRequest) -> ModelReply:
+        if request.max_tokens == 0:  # it only counts the tokens of its messages
+            return ModelReply(request.d, (Choice(""),), prompt_tokens=1)
         self.calls += 1
         said = _entry(self.answers, self.calls)
         calls = [ToolCall(f"call_{self.calls}", said.tool, said.arguments)] if said.tool else []
@@ -63,13 +63,13 @@ class ScriptedModel:
             said.text,
             tool_calls=tool_calls_text(calls),
             sampled_tokens=1,
-            token_ids=(TOKEN_ID,) if ask.token_ids or ask.logprobs else None,
-            logprobs=(LOGPROB,) if ask.logprobs else None,
+            token_ids=(TOKEN_ID,) if request.token_ids or request.logprobs else None,
+            logprobs=(LOGPROB,) if request.logprobs else None,
         )
-        prompt_ids = (TOKEN_ID,) if ask.token_ids else None
+        prompt_ids = (TOKEN_ID,) if request.token_ids else None
         name = f"{self.calls:032x}"
         return ModelReply(
-            ask.d, (choice,) * ask.n, name, prompt_tokens=1, prompt_token_ids=prompt_ids
+            request.d, (choice,) * request.n, name, prompt_tokens=1, prompt_token_ids=prompt_ids
         )
 
 

@@ -18,19 +18,26 @@ from rollcall.compose.log_setup import set_up
 from rollcall.consumers.environments.gateway.gateway import Gateway
 from rollcall.consumers.environments.gateway.listener import bind
 from rollcall.consumers.loop.loop import GC_THRESHOLDS
-from rollcall.schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply, StepReply
+from rollcall.schemas.agent_requests import (
+    AgentRequest,
+    Choice,
+    ErrorReply,
+    ModelReply,
+    Reply,
+    StepReply,
+)
 
 POLICY = "bench"
 MOST_SAID = 1000
 
 
-def replied(ask: Ask) -> Reply:
+def replied(request: AgentRequest) -> Reply:
     """Return the last message of a model ask; for other asks, the beginning of their text."""
-    if ask.kind != "model":
-        return StepReply(ask.d, ask.text[:MOST_SAID])
-    if len(ask.messages[-1].content) > MOST_SAID:
-        return ErrorReply(ask.d, 400, "too_long", "the prompt is too long")
-    return ModelReply(ask.d, (Choice(ask.messages[-1].content),) * ask.n)
+    if request.kind != "model":
+        return StepReply(request.d, request.text[:MOST_SAID])
+    if len(request.messages[-1].content) > MOST_SAID:
+        return ErrorReply(request.d, 400, "too_long", "the prompt is too long")
+    return ModelReply(request.d, (Choice(request.messages[-1].content),) * request.n)
 
 
 async def serve() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 
-from rollcall.schemas.asks import RequestDifference, differences_of
+from rollcall.schemas.agent_requests import RequestDifference, differences_of
 from rollcall.schemas.bounded import json_object
 from rollcall.schemas.errors import WireError
 from rollcall.schemas.messages import EnvironmentStepped

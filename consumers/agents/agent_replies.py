@@ -1,4 +1,4 @@
-"""Replies to an agent's model asks, and the test whether a failure is the system's fault.
+"""Replies to an agent's model requests, and the test whether a failure is the system's fault.
 
 Pure: the program `hosted` makes the same replies each time it is folded.
 """
@@ -6,7 +6,7 @@ Pure: the program `hosted` makes the same replies each time it is folded.
 from collections.abc import Sequence
 
 from rollcall.consumers.agents.effects import ModelAnswer, WishFailed
-from rollcall.schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply
+from rollcall.schemas.agent_requests import AgentRequest, Choice, ErrorReply, ModelReply, Reply
 from rollcall.schemas.packed import ids_of, logprobs_of
 
 STATUSES = {
@@ -18,29 +18,29 @@ not the agent's mistake."""
 FINAL = 503
 
 Outcomes = Sequence[ModelAnswer | WishFailed]
-"""The outcomes of one ask, indexed by choice."""
+"""The outcomes of one request, indexed by choice."""
 
 
-def reply_of(ask: Ask, outcomes: Outcomes) -> Reply:
-    """Return the reply to a model ask, given the outcomes of all its choices."""
+def reply_of(request: AgentRequest, outcomes: Outcomes) -> Reply:
+    """Return the reply to a model request, given the outcomes of all its choices."""
     failed = _failed(outcomes)
     if failed is not None:
-        return failed_reply(ask.d, failed, STATUSES.get(failed.code, FINAL))
+        return failed_reply(request.d, failed, STATUSES.get(failed.code, FINAL))
     said = [each for each in outcomes if isinstance(each, ModelAnswer)]
     first = said[0]
-    name = first.command_id.hex() or ask.d
-    prompt_ids = tuple(ids_of(first.prompt_ids).tolist()) if ask.token_ids else None
-    choices = tuple(_choice(ask, each) for each in said)
-    return ModelReply(ask.d, choices, name, first.at_ms, first.prompt_tokens, prompt_ids)
+    name = first.command_id.hex() or request.d
+    prompt_ids = tuple(ids_of(first.prompt_ids).tolist()) if request.token_ids else None
+    choices = tuple(_choice(request, each) for each in said)
+    return ModelReply(request.d, choices, name, first.at_ms, first.prompt_tokens, prompt_ids)
 
 
 def failed_reply(name: str, failed: WishFailed, status: int) -> ErrorReply:
-    """Return the error reply to the ask of this name."""
+    """Return the error reply to the request of this name."""
     return ErrorReply(name, status, failed.code, str(failed))
 
 
 def system_fault_in(outcomes: Outcomes) -> WishFailed | None:
-    """Return the failure, if the agent's ask itself was valid."""
+    """Return the failure, if the agent's request itself was valid."""
     failed = _failed(outcomes)
     return failed if failed is not None and failed.code not in STATUSES else None
 
@@ -50,9 +50,11 @@ def _failed(outcomes: Outcomes) -> WishFailed | None:
     return next((each for each in outcomes if isinstance(each, WishFailed)), None)
 
 
-def _choice(ask: Ask, said: ModelAnswer) -> Choice:
-    token_ids = tuple(ids_of(said.token_ids).tolist()) if ask.logprobs or ask.token_ids else None
-    logprobs = tuple(logprobs_of(said.logprobs).tolist()) if ask.logprobs else None
+def _choice(request: AgentRequest, said: ModelAnswer) -> Choice:
+    token_ids = (
+        tuple(ids_of(said.token_ids).tolist()) if request.logprobs or request.token_ids else None
+    )
+    logprobs = tuple(logprobs_of(said.logprobs).tolist()) if request.logprobs else None
     return Choice(
         said.text, said.finish_reason, said.message.tool_calls, said.sampled_tokens,
         token_ids, logprobs, said.stopped_by,

@@ -1,13 +1,14 @@
 """The agent program `hosted`: connects a rollout to an agent's process, as an environment.
 
-The process's asks are observations, and the replies to it are actions (`rollcall.schemas.asks`). A
-model ask becomes a call, a step ask a step of the task's environment in session `main`. All of them
-run concurrently; ready replies are sent as soon as the process's last observation has arrived. The
-program knows no endpoint, no dialect and no process.
+The process's requests are observations, and the replies to it are actions
+(`rollcall.schemas.agent_requests`). A model request becomes a call, a step request a step of the
+task's environment in session `main`. All of them run concurrently; ready replies are sent as soon
+as the process's last observation has arrived. The program knows no endpoint, no dialect and no
+process.
 
-An ask beyond the limits is answered with 404, meaning that the rollout is over: the agent can then
-end, and its work is graded. If the last call or step before the agent's end failed through no fault
-of its own, its task was not done: the rollout fails with the code of that failure.
+A request beyond the limits is answered with 404, meaning that the rollout is over: the agent can
+then end, and its work is graded. If the last call or step before the agent's end failed through no
+fault of its own, its task was not done: the rollout fails with the code of that failure.
 """
 
 import json
@@ -32,17 +33,17 @@ from rollcall.consumers.agents.effects import (
 )
 from rollcall.consumers.agents.fold.checks import RESULT_CHARS
 from rollcall.sandbox.agents.agent_box import FINISH_WORD, where
-from rollcall.schemas.asks import (
+from rollcall.schemas.agent_requests import (
     STARVED,
     AgentAction,
-    Ask,
+    AgentRequest,
     ErrorReply,
     Reply,
     StepReply,
-    asks_of,
+    requests_of,
 )
 from rollcall.schemas.errors import ProgramFailed
-from rollcall.schemas.known_asks import KnownRequests
+from rollcall.schemas.known_requests import KnownRequests
 from rollcall.schemas.messages import Sampling
 
 AGENT, MAIN = "agent", "main"
@@ -57,14 +58,14 @@ def hosted(task: Task) -> Agent:
 
 @dataclass(slots=True, eq=False)
 class _OpenRequest:
-    """One occurrence of an ask, and its outcomes so far."""
+    """One occurrence of a request, and its outcomes so far."""
 
-    ask: Ask
+    request: AgentRequest
     outcomes: dict[int, ModelAnswer | WishFailed] = field(default_factory=dict)
 
 
 class HostedRollout:
-    """The state of one process: its open asks, and the replies to send."""
+    """The state of one process: its open requests, and the replies to send."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -76,7 +77,7 @@ class HostedRollout:
         self.wishes: list[Reset | CallModel | Step] = []
         """Wishes to open next."""
         self.calls: list[tuple[CallModel, _OpenRequest, int]] = []
-        """The open calls, each with its ask and the index of its choice."""
+        """The open calls, each with its request and the index of its choice."""
         self.actions: deque[_OpenRequest] = deque()
         """Steps for the task's environment, executed one after another; the first is open."""
         self.main_over = not task.environment
@@ -135,73 +136,73 @@ class HostedRollout:
         return json.dumps({**self.shown, "agent": self.task.config, "replay": False})
 
     def _hear(self, text: str) -> None:
-        for ask in asks_of(text, self.known.by_name()):
-            self.known.see(ask)
-            if ask.kind == "model":
-                self._call(ask)
-            elif ask.kind == "step":
-                self._act(ask)
+        for request in requests_of(text, self.known.by_name()):
+            self.known.add(request)
+            if request.kind == "model":
+                self._call(request)
+            elif request.kind == "step":
+                self._act(request)
             else:
-                self._finish(ask)
+                self._finish(request)
 
-    def _finish(self, ask: Ask) -> None:
-        if len(ask.text) > RESULT_CHARS:
-            msg = f"a result may have {RESULT_CHARS:,} characters, found {len(ask.text):,}"
-            self.replies.append(ErrorReply(ask.d, 400, "result_too_large", msg))
+    def _finish(self, request: AgentRequest) -> None:
+        if len(request.text) > RESULT_CHARS:
+            msg = f"a result may have {RESULT_CHARS:,} characters, found {len(request.text):,}"
+            self.replies.append(ErrorReply(request.d, 400, "result_too_large", msg))
             return
-        self.result = ask.text
-        self.replies.append(StepReply(ask.d, ""))
+        self.result = request.text
+        self.replies.append(StepReply(request.d, ""))
 
-    def _call(self, ask: Ask) -> None:
-        if not ask.messages:
+    def _call(self, request: AgentRequest) -> None:
+        if not request.messages:
             msg = "there is no message to answer"
-            self.replies.append(ErrorReply(ask.d, 400, "no_messages", msg))
+            self.replies.append(ErrorReply(request.d, 400, "no_messages", msg))
             return
-        code = self._spent(ask)
+        code = self._spent(request)
         if code:
-            self._refuse(ask, code)
+            self._refuse(request, code)
             return
-        asked = _OpenRequest(ask)
+        asked = _OpenRequest(request)
         self.waiting.append(asked)
-        sampling, self.turns = self._sampling(ask), self.turns + ask.n
-        for number in range(ask.n):
-            tools = None if ask.tool_choice == "none" else ask.tools
-            policy, with_tokens = ask.policy or None, ask.logprobs or ask.token_ids
-            wish = CallModel(ask.messages, policy, sampling, tools, with_tokens=with_tokens)
+        sampling, self.turns = self._sampling(request), self.turns + request.n
+        for number in range(request.n):
+            tools = None if request.tool_choice == "none" else request.tools
+            policy, with_tokens = request.policy or None, request.logprobs or request.token_ids
+            wish = CallModel(request.messages, policy, sampling, tools, with_tokens=with_tokens)
             self.wishes.append(wish)
             self.calls.append((wish, asked, number))
 
-    def _spent(self, ask: Ask) -> str:
-        """Return the code of the limit that this ask would exceed; empty for none."""
+    def _spent(self, request: AgentRequest) -> str:
+        """Return the code of the limit that this request would exceed; empty for none."""
         task = self.task
-        if self.turns + ask.n > task.max_turns:
+        if self.turns + request.n > task.max_turns:
             return "turn_limit"
         if task.max_tokens and self.sampled >= task.max_tokens:
             return "token_limit"
-        wishes = self.wished + len(self.wishes) + len(self.actions) + ask.n + RESERVE
+        wishes = self.wished + len(self.wishes) + len(self.actions) + request.n + RESERVE
         return "position_limit" if task.max_wishes and wishes > task.max_wishes else ""
 
-    def _act(self, ask: Ask) -> None:
+    def _act(self, request: AgentRequest) -> None:
         if self.main_over:
-            self._refuse(ask, "episode_over" if self.task.environment else "no_environment")
+            self._refuse(request, "episode_over" if self.task.environment else "no_environment")
             return
-        if code := self._spent(replace(ask, n=1)) if self.turns < self.task.max_turns else "":
-            self._refuse(ask, code)
+        if code := self._spent(replace(request, n=1)) if self.turns < self.task.max_turns else "":
+            self._refuse(request, code)
             return
-        self.actions.append(_OpenRequest(ask))
+        self.actions.append(_OpenRequest(request))
         self.waiting.append(self.actions[-1])
         if len(self.actions) == 1:
-            self.wishes.append(Step(ask.text, MAIN))
+            self.wishes.append(Step(request.text, MAIN))
 
-    def _refuse(self, ask: Ask, code: str) -> None:
-        self.replies.append(ErrorReply(ask.d, 404, code, f"this rollout is over: {code}"))
+    def _refuse(self, request: AgentRequest, code: str) -> None:
+        self.replies.append(ErrorReply(request.d, 404, code, f"this rollout is over: {code}"))
 
-    def _sampling(self, ask: Ask) -> Sampling | None:
+    def _sampling(self, request: AgentRequest) -> Sampling | None:
         """Return the request's sampling, with the agent's stops and its
         smaller number of tokens."""
         given = self.task.sampling
-        most = given.max_tokens if ask.max_tokens is None else ask.max_tokens
-        stop = (*given.stop, *(each for each in ask.stop if each not in given.stop))
+        most = given.max_tokens if request.max_tokens is None else request.max_tokens
+        stop = (*given.stop, *(each for each in request.stop if each not in given.stop))
         if most >= given.max_tokens and stop == given.stop:
             return None
         return replace(given, max_tokens=min(most, given.max_tokens), stop=stop)
@@ -239,21 +240,21 @@ class HostedRollout:
 
     def _action(self) -> str:
         replies, self.replies = self.replies, []
-        action = AgentAction(tuple(replies), tuple(asked.ask.d for asked in self.waiting))
-        self.known.act(action)
+        action = AgentAction(tuple(replies), tuple(asked.request.d for asked in self.waiting))
+        self.known.apply(action)
         return action.text()
 
     def _said(self, wish: CallModel, outcome: Any) -> None:
-        """Take the outcome of one choice; the last of them completes the ask's reply."""
+        """Take the outcome of one choice; the last of them completes the request's reply."""
         entry = next(entry for entry in self.calls if entry[0] is wish)
         self.calls.remove(entry)
         _, asked, number = entry
         asked.outcomes[number] = outcome
         self.sampled += getattr(outcome, "sampled_tokens", 0)
-        if len(asked.outcomes) == asked.ask.n:
+        if len(asked.outcomes) == asked.request.n:
             self.waiting.remove(asked)
-            outcomes = [asked.outcomes[number] for number in range(asked.ask.n)]
-            self._answer(reply_of(asked.ask, outcomes), system_fault_in(outcomes))
+            outcomes = [asked.outcomes[number] for number in range(asked.request.n)]
+            self._answer(reply_of(asked.request, outcomes), system_fault_in(outcomes))
 
     def _answer(self, reply: Reply, fault: WishFailed | None) -> None:
         self.fault = fault
@@ -262,7 +263,7 @@ class HostedRollout:
     def _acted(self, outcome: Any) -> None:
         asked = self.actions.popleft()
         self.waiting.remove(asked)
-        name = asked.ask.d
+        name = asked.request.d
         if isinstance(outcome, WishFailed):
             self._answer(failed_reply(name, outcome, FINAL), outcome)
         else:
@@ -272,7 +273,7 @@ class HostedRollout:
         others, self.actions = self.actions, deque()
         for other in others:
             self.waiting.remove(other)
-            self._act(other.ask)
+            self._act(other.request)
 
     def _check_end(self, info: dict[str, Any]) -> None:
         """Raise ProgramFailed if the process has not ended well."""

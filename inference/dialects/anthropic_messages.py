@@ -42,7 +42,7 @@ from rollcall.inference.dialects.read_body import (
     tools_text,
 )
 from rollcall.inference.dialects.tool_results import BodyMessage, ToolCallPlace, match_results
-from rollcall.schemas.asks import Ask, Choice, ModelReply
+from rollcall.schemas.agent_requests import AgentRequest, Choice, ModelReply
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import (
     ToolCall,
@@ -153,7 +153,7 @@ class _MessagesBody(_Prompt):
 
 def _read(body: bytes, policies: Sequence[str], _: Conversations) -> ParsedRequest:
     taken = read_body(body, _MessagesBody)
-    ask = Ask(
+    request = AgentRequest(
         "model",
         _messages(taken),
         policy=policy_of(taken.model, policies),
@@ -164,14 +164,14 @@ def _read(body: bytes, policies: Sequence[str], _: Conversations) -> ParsedReque
         temperature=taken.temperature,
         top_p=taken.top_p,
     )
-    return ParsedRequest(ask, stream=bool(taken.stream))
+    return ParsedRequest(request, stream=bool(taken.stream))
 
 
 def _read_count(body: bytes, policies: Sequence[str], _: Conversations) -> ParsedRequest:
     taken = read_body(body, _Prompt)
     policy = policy_of(taken.model, policies)
     return ParsedRequest(
-        Ask("model", _messages(taken), policy=policy, tools=_tools(taken), max_tokens=0)
+        AgentRequest("model", _messages(taken), policy=policy, tools=_tools(taken), max_tokens=0)
     )
 
 
@@ -241,23 +241,23 @@ def _choice_of(taken: _Prompt) -> str:
     return {"any": "required"}.get(choice.type, choice.type) if choice else "auto"
 
 
-def _body(request: ParsedRequest, reply: ModelReply) -> bytes:
-    return orjson.dumps(_message(request, reply))
+def _body(parsed: ParsedRequest, reply: ModelReply) -> bytes:
+    return orjson.dumps(_message(parsed, reply))
 
 
-def _events(request: ParsedRequest, reply: ModelReply) -> bytes:
-    return message_events(_message(request, reply))
+def _events(parsed: ParsedRequest, reply: ModelReply) -> bytes:
+    return message_events(_message(parsed, reply))
 
 
-def _message(request: ParsedRequest, reply: ModelReply) -> Value:
+def _message(parsed: ParsedRequest, reply: ModelReply) -> Value:
     choice = reply.choices[0]
-    stop = STOPPED if choice.stopped_by in request.ask.stop else "end_turn"
+    stop = STOPPED if choice.stopped_by in parsed.request.stop else "end_turn"
     reason = finish_word(choice, length="max_tokens", calls="tool_use", stop=stop)
     return {
         "id": f"msg_{reply.id}",
         "type": "message",
         "role": "assistant",
-        "model": request.ask.policy,
+        "model": parsed.request.policy,
         "content": _blocks(choice),
         "stop_reason": reason,
         "stop_sequence": choice.stopped_by if reason == STOPPED else None,

@@ -36,7 +36,7 @@ from rollcall.inference.dialects.read_body import (
 )
 from rollcall.inference.dialects.sampled_logprobs import check_top_logprobs, sampled_logprobs
 from rollcall.inference.dialects.tool_results import BodyMessage, ToolCallPlace, match_results
-from rollcall.schemas.asks import Ask, Choice, ModelReply
+from rollcall.schemas.agent_requests import AgentRequest, Choice, ModelReply
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
 
@@ -139,7 +139,7 @@ def _read(body: bytes, policies: Sequence[str], _: Conversations) -> ParsedReque
     tools = taken.tools or []
     limits = [most for most in (taken.max_completion_tokens, taken.max_tokens) if most is not None]
     stop = [taken.stop] if isinstance(taken.stop, str) else taken.stop or []
-    ask = Ask(
+    request = AgentRequest(
         "model",
         match_results(_told(message, at) for at, message in enumerate(taken.messages)),
         policy=policy_of(taken.model, policies),
@@ -158,7 +158,10 @@ def _read(body: bytes, policies: Sequence[str], _: Conversations) -> ParsedReque
     )
     usage = taken.stream_options is not None and bool(taken.stream_options.include_usage)
     return ParsedRequest(
-        ask, stream=bool(taken.stream), include_usage=usage, alternatives=bool(taken.top_logprobs)
+        request,
+        stream=bool(taken.stream),
+        include_usage=usage,
+        alternatives=bool(taken.top_logprobs),
     )
 
 
@@ -185,37 +188,37 @@ def _choice_of(choice: str | _ChosenFunction | None, names: Sequence[str]) -> st
     return choice or "auto"
 
 
-def _body(request: ParsedRequest, reply: ModelReply) -> bytes:
+def _body(parsed: ParsedRequest, reply: ModelReply) -> bytes:
     choices = [
         {
             "index": index,
             "finish_reason": _finish(choice),
-            "logprobs": _logprobs(request, choice),
+            "logprobs": _logprobs(parsed, choice),
             "message": _message(choice),
-            **_token_ids(request, choice),
+            **_token_ids(parsed, choice),
         }
         for index, choice in enumerate(reply.choices)
     ]
-    whole = _head(request, reply, "chat.completion") | {"choices": choices, "usage": _usage(reply)}
-    return orjson.dumps(whole | _prompt_ids(request, reply))
+    whole = _head(parsed, reply, "chat.completion") | {"choices": choices, "usage": _usage(reply)}
+    return orjson.dumps(whole | _prompt_ids(parsed, reply))
 
 
-def _events(request: ParsedRequest, reply: ModelReply) -> bytes:
-    head = _head(request, reply, "chat.completion.chunk")
-    if request.include_usage:
+def _events(parsed: ParsedRequest, reply: ModelReply) -> bytes:
+    head = _head(parsed, reply, "chat.completion.chunk")
+    if parsed.include_usage:
         head |= {"usage": None}
     chunks = [
         head | {"choices": [{"index": index, "delta": {}, "finish_reason": None} | delta]}
         for index, choice in enumerate(reply.choices)
-        for delta in _deltas(request, choice)
+        for delta in _deltas(parsed, choice)
     ]
-    chunks[0] |= _prompt_ids(request, reply)
-    if request.include_usage:
+    chunks[0] |= _prompt_ids(parsed, reply)
+    if parsed.include_usage:
         chunks.append(head | {"choices": [], "usage": _usage(reply)})
     return b"".join(map(sent_event, chunks)) + b"data: [DONE]\n\n"
 
 
-def _deltas(request: ParsedRequest, choice: Choice) -> Iterable[dict[str, Any]]:
+def _deltas(parsed: ParsedRequest, choice: Choice) -> Iterable[dict[str, Any]]:
     """Yield what each chunk adds to one choice, in order."""
     yield {"delta": {"role": "assistant", "content": ""}}
     if choice.text:
@@ -226,16 +229,16 @@ def _deltas(request: ParsedRequest, choice: Choice) -> Iterable[dict[str, Any]]:
         yield {"delta": {"tool_calls": [opened]}}
         spoken = {"index": index, "function": {"arguments": call.arguments}}
         yield {"delta": {"tool_calls": [spoken]}}
-    logprobs = {"logprobs": _logprobs(request, choice)} if request.ask.logprobs else {}
-    yield {"finish_reason": _finish(choice)} | logprobs | _token_ids(request, choice)
+    logprobs = {"logprobs": _logprobs(parsed, choice)} if parsed.request.logprobs else {}
+    yield {"finish_reason": _finish(choice)} | logprobs | _token_ids(parsed, choice)
 
 
-def _head(request: ParsedRequest, reply: ModelReply, kind: str) -> dict[str, Any]:
+def _head(parsed: ParsedRequest, reply: ModelReply, kind: str) -> dict[str, Any]:
     return {
         "id": reply.id,
         "object": kind,
         "created": reply.at_ms // 1000,
-        "model": request.ask.policy,
+        "model": parsed.request.policy,
     }
 
 
@@ -257,19 +260,19 @@ def _finish(choice: Choice) -> str:
     return finish_word(choice, length="length", calls="tool_calls", stop="stop")
 
 
-def _logprobs(request: ParsedRequest, choice: Choice) -> dict[str, Any] | None:
-    if not request.ask.logprobs:
+def _logprobs(parsed: ParsedRequest, choice: Choice) -> dict[str, Any] | None:
+    if not parsed.request.logprobs:
         return None
-    told = sampled_logprobs(choice, alternatives=request.alternatives)
+    told = sampled_logprobs(choice, alternatives=parsed.alternatives)
     return {"content": told, "refusal": None}
 
 
-def _token_ids(request: ParsedRequest, choice: Choice) -> dict[str, Any]:
-    return {"token_ids": choice.token_ids} if request.ask.token_ids else {}
+def _token_ids(parsed: ParsedRequest, choice: Choice) -> dict[str, Any]:
+    return {"token_ids": choice.token_ids} if parsed.request.token_ids else {}
 
 
-def _prompt_ids(request: ParsedRequest, reply: ModelReply) -> dict[str, Any]:
-    return {"prompt_token_ids": reply.prompt_token_ids} if request.ask.token_ids else {}
+def _prompt_ids(parsed: ParsedRequest, reply: ModelReply) -> dict[str, Any]:
+    return {"prompt_token_ids": reply.prompt_token_ids} if parsed.request.token_ids else {}
 
 
 def _usage(reply: ModelReply) -> dict[str, int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from rollcall.schemas.asks import Ask, Choice, ModelReply
+from rollcall.schemas.agent_requests import AgentRequest, Choice, ModelReply
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import Message
 from rollcall.schemas.untrusted_text import clean_text
@@ -57,7 +57,7 @@ class TooLong(Declined):
 class ParsedRequest:
     """One parsed request of an agent: the ask, and the form of the reply."""
 
-    ask: Ask
+    request: AgentRequest
     stream: bool = False
     include_usage: bool = False
     """True if a stream reports its usage, which is left out by default."""
@@ -86,7 +86,7 @@ class Dialect:
     """The same as an event that ends a stream which has begun."""
     waiting: bytes = b": wait\n\n"
     """The keep-alive of a stream that has begun and has no answer yet."""
-    kept: Callable[[ParsedRequest, ModelReply], Conversations] = lambda request, reply: {}
+    kept: Callable[[ParsedRequest, ModelReply], Conversations] = lambda parsed, reply: {}
     """The conversations that a session must keep, for later requests that continue from them."""
 
 

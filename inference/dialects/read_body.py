@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails, from_json
 
 from rollcall.inference.dialects.dialect import Declined
 from rollcall.inference.dialects.surrogate_repair import replace_surrogates
-from rollcall.schemas.asks import FUNCTION
+from rollcall.schemas.agent_requests import FUNCTION
 from rollcall.schemas.tool_calls import json_text
 from rollcall.schemas.untrusted_text import clean_text
 

@@ -11,27 +11,27 @@ from typing import Any
 import orjson
 
 from rollcall.inference.dialects.dialect import Conversations, ParsedRequest
-from rollcall.schemas.asks import Ask
+from rollcall.schemas.agent_requests import AgentRequest
 from rollcall.schemas.messages import Message
 
 HEAD_BYTES = 8
-LONG = ("messages", "text", "tools", "own")
+LONG = ("messages", "text", "tools", "fingerprint")
 """Fields of an ask that are not in the head but behind it."""
 Lengths = list[int]
 
 
-def serialise_request(request: ParsedRequest) -> bytes:
+def serialise_request(parsed: ParsedRequest) -> bytes:
     """Serialise a request; its `echo` is written as JSON."""
-    ask, texts = request.ask, list[bytes]()
+    request, texts = parsed.request, list[bytes]()
     head = {
-        "ask": {one.name: getattr(ask, one.name) for one in fields(ask) if one.name not in LONG},
-        "texts": _put(texts, (ask.text, ask.tools)),
-        "messages": [_message_put(texts, message) for message in ask.messages],
-        "turns": len(request.turns),
-        "echo": [
-            (name, _put_raw(texts, orjson.dumps(request.echo[name]))) for name in request.echo
-        ],
-        "flags": (request.stream, request.include_usage, request.alternatives),
+        "request": {
+            one.name: getattr(request, one.name) for one in fields(request) if one.name not in LONG
+        },
+        "texts": _put(texts, (request.text, request.tools)),
+        "messages": [_message_put(texts, message) for message in request.messages],
+        "turns": len(parsed.turns),
+        "echo": [(name, _put_raw(texts, orjson.dumps(parsed.echo[name]))) for name in parsed.echo],
+        "flags": (parsed.stream, parsed.include_usage, parsed.alternatives),
     }
     return _whole(head, texts)
 
@@ -42,11 +42,11 @@ def request_of(data: bytes) -> ParsedRequest:
     text, tools = (texts.take(length) for length in head["texts"])
     messages = tuple(_message_of(texts, told) for told in head["messages"])
     echo = {name: orjson.Fragment(texts.take_raw(length)) for name, length in head["echo"]}
-    told = head["ask"] | {"stop": tuple(head["ask"]["stop"])}
-    ask = Ask(messages=messages, text=text, tools=tools, **told)
+    told = head["request"] | {"stop": tuple(head["request"]["stop"])}
+    request = AgentRequest(messages=messages, text=text, tools=tools, **told)
     stream, include_usage, alternatives = head["flags"]
     turns = messages[len(messages) - head["turns"] :]
-    return ParsedRequest(ask, stream, include_usage, alternatives, echo, turns)
+    return ParsedRequest(request, stream, include_usage, alternatives, echo, turns)
 
 
 def serialise_conversations(conversations: Mapping[str, Sequence[Message]]) -> bytes:

@@ -4,34 +4,34 @@ from typing import Any
 
 from rollcall.inference.dialects.dialect import ParsedRequest
 from rollcall.inference.dialects.sampled_logprobs import sampled_logprobs
-from rollcall.schemas.asks import Choice, ModelReply
+from rollcall.schemas.agent_requests import Choice, ModelReply
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_of
 
 Value = dict[str, Any]
 
 
-def items_of(request: ParsedRequest, reply: ModelReply) -> list[Value]:
+def items_of(parsed: ParsedRequest, reply: ModelReply) -> list[Value]:
     """Return a message item, left out if it is empty beside calls, then the calls."""
     choice = reply.choices[0]
     calls = tool_calls_of(choice.tool_calls)
-    said = [_message_item(request, reply, choice)] if choice.text or not calls else []
+    said = [_message_item(parsed, reply, choice)] if choice.text or not calls else []
     return said + [_call_item(reply, at, call) for at, call in enumerate(calls)]
 
 
-def _message_item(request: ParsedRequest, reply: ModelReply, choice: Choice) -> Value:
+def _message_item(parsed: ParsedRequest, reply: ModelReply, choice: Choice) -> Value:
     return {
         "type": "message",
         "id": f"msg_{reply.id}",
         "role": "assistant",
         "status": "incomplete" if choice.finish == "length" else "completed",
-        "content": [_text_part(request, choice)],
+        "content": [_text_part(parsed, choice)],
     }
 
 
-def _text_part(request: ParsedRequest, choice: Choice) -> Value:
+def _text_part(parsed: ParsedRequest, choice: Choice) -> Value:
     told: list[Value] = []
-    if request.ask.logprobs:
-        told = sampled_logprobs(choice, alternatives=request.alternatives, no_bytes=[])
+    if parsed.request.logprobs:
+        told = sampled_logprobs(choice, alternatives=parsed.alternatives, no_bytes=[])
     return {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": told}
 
 

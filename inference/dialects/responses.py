@@ -38,7 +38,7 @@ from rollcall.inference.dialects.response_events import response_events
 from rollcall.inference.dialects.response_input import Item, turns_of
 from rollcall.inference.dialects.response_items import items_of
 from rollcall.inference.dialects.sampled_logprobs import check_top_logprobs
-from rollcall.schemas.asks import Ask, ModelReply, shared_length
+from rollcall.schemas.agent_requests import AgentRequest, ModelReply, shared_length
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import json_text
 from rollcall.schemas.untrusted_text import clean_text
@@ -106,7 +106,7 @@ def _read(body: bytes, policies: Sequence[str], earlier: Conversations) -> Parse
         msg = "must hold a message, found none"
         raise malformed(msg, "input")
     said = (Message("system", taken.instructions),) if taken.instructions else ()
-    ask = Ask(
+    request = AgentRequest(
         "model",
         said + turns,
         policy=policy_of(taken.model, policies),
@@ -118,7 +118,7 @@ def _read(body: bytes, policies: Sequence[str], earlier: Conversations) -> Parse
         top_p=taken.top_p,
     )
     return ParsedRequest(
-        ask, stream=bool(taken.stream), echo=_echo(taken),
+        request, stream=bool(taken.stream), echo=_echo(taken),
         turns=turns if taken.store is not False else (),
         alternatives=bool(taken.top_logprobs),
     )  # fmt: skip
@@ -191,17 +191,17 @@ def _echo(taken: _ResponsesBody) -> Value:
     }
 
 
-def _body(request: ParsedRequest, reply: ModelReply) -> bytes:
-    return orjson.dumps(_response(request, reply))
+def _body(parsed: ParsedRequest, reply: ModelReply) -> bytes:
+    return orjson.dumps(_response(parsed, reply))
 
 
-def _response(request: ParsedRequest, reply: ModelReply) -> Value:
+def _response(parsed: ParsedRequest, reply: ModelReply) -> Value:
     cut = reply.choices[0].finish == "length"
     read, made = reply.prompt_tokens, reply.sampled_tokens
-    return _head(request, reply) | {
+    return _head(parsed, reply) | {
         "status": "incomplete" if cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "output": items_of(request, reply),
+        "output": items_of(parsed, reply),
         "usage": {
             "input_tokens": read,
             "input_tokens_details": {"cached_tokens": 0},
@@ -212,19 +212,19 @@ def _response(request: ParsedRequest, reply: ModelReply) -> Value:
     }
 
 
-def _head(request: ParsedRequest, reply: ModelReply) -> Value:
+def _head(parsed: ParsedRequest, reply: ModelReply) -> Value:
     return {
         "id": f"resp_{reply.id}",
         "object": "response",
         "created_at": reply.at_ms // 1000,
-        "model": request.ask.policy,
+        "model": parsed.request.policy,
         "error": None,
-        **request.echo,
+        **parsed.echo,
     }
 
 
-def _events(request: ParsedRequest, reply: ModelReply) -> bytes:
-    return response_events(_head(request, reply), _response(request, reply))
+def _events(parsed: ParsedRequest, reply: ModelReply) -> bytes:
+    return response_events(_head(parsed, reply), _response(parsed, reply))
 
 
 def _error_event(declined: Declined) -> bytes:
@@ -239,12 +239,12 @@ def _error_event(declined: Declined) -> bytes:
     return sent_event(flat | error_value(declined), "error")
 
 
-def _kept(request: ParsedRequest, reply: ModelReply) -> Conversations:
-    if not request.turns:
+def _kept(parsed: ParsedRequest, reply: ModelReply) -> Conversations:
+    if not parsed.turns:
         return {}
     choice = reply.choices[0]
     said = Message("assistant", choice.text, choice.tool_calls)
-    return {f"resp_{reply.id}": (*request.turns, said)}
+    return {f"resp_{reply.id}": (*parsed.turns, said)}
 
 
 RESPONSES = Dialect(

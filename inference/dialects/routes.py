@@ -10,7 +10,7 @@ from rollcall.inference.dialects.anthropic_messages import COUNT_TOKENS, MESSAGE
 from rollcall.inference.dialects.chat_completions import CHAT
 from rollcall.inference.dialects.dialect import Declined, Dialect, ParsedRequest, TooLong
 from rollcall.inference.dialects.responses import RESPONSES
-from rollcall.schemas.asks import ErrorReply, ModelReply, Reply
+from rollcall.schemas.agent_requests import ErrorReply, ModelReply, Reply
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -43,14 +43,14 @@ def dialect_of(path: str) -> Dialect:
     return ROUTES.get(path) or (MESSAGES if path.startswith("/v1/messages") else CHAT)
 
 
-def answer(dialect: Dialect, request: ParsedRequest, reply: Reply) -> HttpAnswer:
+def answer(dialect: Dialect, parsed: ParsedRequest, reply: Reply) -> HttpAnswer:
     """Render the answer to a request as JSON or as a stream, once its reply is there."""
     if isinstance(reply, ErrorReply):
         return error_answer(dialect, declined_by(reply))
-    if request.stream:
-        return HttpAnswer(200, {"Content-Type": EVENTS}, rest_of_stream(dialect, request, reply))
+    if parsed.stream:
+        return HttpAnswer(200, {"Content-Type": EVENTS}, rest_of_stream(dialect, parsed, reply))
     model_reply = _model_reply(reply)
-    return HttpAnswer(200, {"Content-Type": JSON}, dialect.body(request, model_reply))
+    return HttpAnswer(200, {"Content-Type": JSON}, dialect.body(parsed, model_reply))
 
 
 def error_answer(dialect: Dialect, declined: Declined) -> HttpAnswer:
@@ -60,11 +60,11 @@ def error_answer(dialect: Dialect, declined: Declined) -> HttpAnswer:
     )
 
 
-def rest_of_stream(dialect: Dialect, request: ParsedRequest, reply: Reply) -> bytes:
+def rest_of_stream(dialect: Dialect, parsed: ParsedRequest, reply: Reply) -> bytes:
     """Return all events of a stream that has sent only its headers and `dialect.waiting`."""
     if isinstance(reply, ErrorReply):
         return dialect.error_event(declined_by(reply))
-    return dialect.events(request, _model_reply(reply))
+    return dialect.events(parsed, _model_reply(reply))
 
 
 def declined_by(reply: ErrorReply) -> Declined:

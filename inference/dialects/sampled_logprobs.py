@@ -8,7 +8,7 @@ token; one that asks for more is refused, since the others are unknown. A token 
 from typing import Any
 
 from rollcall.inference.dialects.dialect import Declined
-from rollcall.schemas.asks import Choice
+from rollcall.schemas.agent_requests import Choice
 
 
 def check_top_logprobs(wanted: int | None) -> None:

@@ -1,6 +1,6 @@
 """An agent's process as an environment: its requests are observations, replies are actions.
 
-A step delivers the replies of its action (`rollcall.schemas.asks.AgentAction`), each to the first
+A step delivers the replies of its action (`AgentAction`), each to the first
 request that waits for it, and shows the new requests. An ask is identified by its digest and its
 occurrence, so equal ones may come in any order. A reply without a waiting request belongs to the
 session's history, which the process, or its replacement, has yet to replay: until it has asked for
@@ -39,18 +39,18 @@ from rollcall.sandbox.environment import Observation, kind_of
 from rollcall.sandbox.environments.adaptive_wait import AdaptiveWait
 from rollcall.sandbox.environments.reply_history import ReplyHistory
 from rollcall.sandbox.host import AgentEndpoint, Host, Process
-from rollcall.schemas.asks import (
+from rollcall.schemas.agent_requests import (
     STARVED,
     AgentAction,
-    Ask,
+    AgentRequest,
     ModelReply,
     Reply,
     StepReply,
     choose_bases,
-    text_of,
+    differences_text,
 )
 from rollcall.schemas.errors import Unavailable, WorkFailed
-from rollcall.schemas.known_asks import KnownFingerprints
+from rollcall.schemas.known_requests import KnownFingerprints
 from rollcall.schemas.untrusted_text import clean_text
 
 CATCH_UP_S = 10.0
@@ -120,7 +120,7 @@ class HostedAgent:
         told = AgentAction.of(action)
         late = self._look()
         self._patience.learn(late=bool(late))
-        self._known.act(told)
+        self._known.apply(told)
         self._open = Counter(told.open)
         self._told.append(action)
         for reply in told.replies:
@@ -178,18 +178,18 @@ class HostedAgent:
         except KeyError:  # the process has not asked for it yet
             self._told.wait(reply)
 
-    def _look(self) -> list[Ask]:
+    def _look(self) -> list[AgentRequest]:
         """Return asks that are new to the rollout; answer recorded ones from the history."""
         assert self._line is not None
         heard, new = Counter(self._open), []
-        for ask in self._line.asked():
-            self._known.see(ask)
-            if (reply := self._told.asked(ask.d)) is not None:
+        for request in self._line.asked():
+            self._known.add(request)
+            if (reply := self._told.asked(request.d)) is not None:
                 self._line.tell(reply)
-            elif heard[ask.d]:
-                heard[ask.d] -= 1
+            elif heard[request.d]:
+                heard[request.d] -= 1
             else:
-                new.append(ask)
+                new.append(request)
         return new
 
     async def _next(self, told: int = 0, late: int = 0) -> Observation:
@@ -234,20 +234,24 @@ class HostedAgent:
         assert self._line is not None
         await self._line.wait(timeout_s)
 
-    def _shown(self, new: Sequence[Ask]) -> Observation:
+    def _shown(self, new: Sequence[AgentRequest]) -> Observation:
         assert self._line is not None
         told = choose_bases(new, self._known.at_both_ends(), self._known.by_name())
         for each in told:
-            if each.same < each.ask.left_out:
-                msg = f"ask {each.ask.d} cannot be told again: what it went on from is forgotten"
+            if each.same < each.request.left_out:
+                msg = (
+                    f"ask {each.request.d} cannot be told again: what it went on from is forgotten"
+                )
                 raise WorkFailed("session_lost", msg, retriable=False)
         # Hold the only open ask without the messages that the rollout has already, to save memory.
         if len(new) == 1 and not self._open:
-            self._line.shorten(told[0].ask, told[0].ask.shortened(told[0].own, told[0].same))
-        for ask in new:
-            self._patience.shown(ask.d)
-            self._open[ask.d] += 1
-        return Observation(text_of(told))
+            self._line.shorten(
+                told[0].request, told[0].request.shortened(told[0].fingerprint, told[0].same)
+            )
+        for request in new:
+            self._patience.shown(request.d)
+            self._open[request.d] += 1
+        return Observation(differences_text(told))
 
     async def _ended(self) -> Observation | None:
         """Return the last observation of an ended process; None if it was restarted."""
@@ -272,7 +276,7 @@ class HostedAgent:
             info[STARVED] = True
         if len(ended.output) > len(ended.last_words.encode()):
             info |= {"output": await self._kept(ended), "output_bytes": ended.output_bytes}
-        return Observation(text_of([]), terminated=True, info=info)
+        return Observation(differences_text([]), terminated=True, info=info)
 
     def _over(self, box: Box) -> bool:
         """Return True if its task's environment has ended the episode and all in its box."""
@@ -293,13 +297,13 @@ class HostedAgent:
             log.warning("agent_output_lost", session=self._host.place, error=str(error))
             return ""
 
-    def _diverged(self, held: Sequence[Ask]) -> WorkFailed:
+    def _diverged(self, held: Sequence[AgentRequest]) -> WorkFailed:
         """Return the error for a process that does not repeat its recorded asks."""
         first = self._told.first_left()
-        asks = f"asks {held[0].d[:8]}: {_last_of(held[0])}" if held else "asks nothing"
+        requests = f"asks {held[0].d[:8]}: {_last_of(held[0])}" if held else "asks nothing"
         msg = clean_text(
             f"agent {self._agent!r} has diverged from its history: what was told "
-            f"{first.d[:8]} ({_said(first)}) is not asked for, and it {asks}"
+            f"{first.d[:8]} ({_said(first)}) is not asked for, and it {requests}"
         )
         log.warning("agent_diverged", session=self._host.place, difference=msg)
         return WorkFailed("session_lost", msg, retriable=False)
@@ -308,9 +312,9 @@ class HostedAgent:
         return asyncio.get_running_loop().time()
 
 
-def _last_of(ask: Ask) -> str:
+def _last_of(request: AgentRequest) -> str:
     """Return the end of an ask's text, for an error message."""
-    text = ask.messages[-1].content if ask.messages else ask.text
+    text = request.messages[-1].content if request.messages else request.text
     return repr(text[-SAID_CHARS:])
 
 

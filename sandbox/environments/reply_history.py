@@ -7,7 +7,7 @@ process has asked for each.
 from collections import deque
 from collections.abc import Iterator
 
-from rollcall.schemas.asks import AgentAction, Reply
+from rollcall.schemas.agent_requests import AgentAction, Reply
 from rollcall.schemas.packed_rows import PackedRows
 
 

@@ -12,7 +12,7 @@ from rollcall.inference.dialects.routes import ROUTES, declined_by
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.inference.text_script import added_by, text_script
 from rollcall.inference.tools import no_form
-from rollcall.schemas.asks import ErrorReply, ModelReply
+from rollcall.schemas.agent_requests import ErrorReply, ModelReply
 from rollcall.schemas.messages import ModelCall, RolloutRequest, Task
 from tests.support.hosted_rollout import Asks, CoroutineHost
 from tests.support.rig import Rig
@@ -80,7 +80,7 @@ class MessagesAgent(ChatAgent):
 AGENTS = pytest.mark.parametrize("kind", [ChatAgent, ResponsesAgent, MessagesAgent])
 
 
-def asks_of(agent: ChatAgent, errors: list[ErrorReply]) -> Callable[[Asks], Any]:
+def requests_of(agent: ChatAgent, errors: list[ErrorReply]) -> Callable[[Asks], Any]:
     """Ask until no tool is called any more; one coroutine agent for `CoroutineHost`."""
     dialect = ROUTES[agent.path]
 
@@ -88,7 +88,7 @@ def asks_of(agent: ChatAgent, errors: list[ErrorReply]) -> Callable[[Asks], Any]
         while True:
             body = json.dumps(agent.body()).encode()
             request: ParsedRequest = dialect.read(body, ["p"], {})
-            reply = await ask(request.ask)
+            reply = await ask(request.request)
             if isinstance(reply, ErrorReply):
                 errors.append(reply)
                 return 0
@@ -104,7 +104,7 @@ def asks_of(agent: ChatAgent, errors: list[ErrorReply]) -> Callable[[Asks], Any]
 
 def lived(agent: ChatAgent, policy: ScriptedEngine) -> tuple[Rig, list[ErrorReply]]:
     errors: list[ErrorReply] = []
-    hosts = CoroutineHost({"x": asks_of(agent, errors)})
+    hosts = CoroutineHost({"x": requests_of(agent, errors)})
     rig = Rig()
     config = json.dumps({"agent": "command", "argv": ["x"]})
     rig.ask(RolloutRequest("r", Task(prompt="do it"), "hosted", config, policy_id="p"))

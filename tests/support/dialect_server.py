@@ -10,24 +10,24 @@ import openai
 
 from rollcall.inference.dialects.dialect import Declined, ParsedRequest
 from rollcall.inference.dialects.routes import ROUTES, HttpAnswer, answer, dialect_of, error_answer
-from rollcall.schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply
+from rollcall.schemas.agent_requests import AgentRequest, Choice, ErrorReply, ModelReply, Reply
 from rollcall.schemas.messages import Message
 
 ID = "5f" * 16
 REPLY_MS = 1_700_000_000_123
-Replies = Callable[[Ask], Reply | Declined]
+Replies = Callable[[AgentRequest], Reply | Declined]
 
 
-def reply_to(ask: Ask, *choices: Choice, prompt_tokens: int = 7) -> ModelReply:
-    return ModelReply(ask.d, choices, ID, REPLY_MS, prompt_tokens)
+def reply_to(request: AgentRequest, *choices: Choice, prompt_tokens: int = 7) -> ModelReply:
+    return ModelReply(request.d, choices, ID, REPLY_MS, prompt_tokens)
 
 
 def says(*choices: Choice) -> Replies:
-    return lambda ask: reply_to(ask, *choices)
+    return lambda request: reply_to(request, *choices)
 
 
 def fails(status: int, code: str, error: str) -> Replies:
-    return lambda ask: ErrorReply(ask.d, status, code, error)
+    return lambda request: ErrorReply(request.d, status, code, error)
 
 
 class DialectServer:
@@ -41,8 +41,8 @@ class DialectServer:
         self.earlier: dict[str, tuple[Message, ...]] = {}
 
     @property
-    def ask(self) -> Ask:
-        return self.requests[-1].ask
+    def request(self) -> AgentRequest:
+        return self.requests[-1].request
 
     def openai(self, **options: Any) -> openai.OpenAI:
         client = httpx.Client(transport=httpx.MockTransport(self._handle))
@@ -71,7 +71,7 @@ class DialectServer:
                 raise Declined(404, "not_found", msg)
             read = dialect.read(body, self.policies, self.earlier)
             self.requests.append(read)
-            reply = self.replies(read.ask)
+            reply = self.replies(read.request)
             if isinstance(reply, Declined):
                 raise reply
         except Declined as declined:

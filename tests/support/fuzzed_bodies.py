@@ -4,7 +4,7 @@ import json
 import random
 from typing import Any
 
-from rollcall.schemas.asks import Choice
+from rollcall.schemas.agent_requests import Choice
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.dialect_server import ID

@@ -20,7 +20,7 @@ from rollcall.sandbox.agents.agent_processes import AgentExit
 from rollcall.sandbox.environment import AnyEnvironment, Observation, make_environment
 from rollcall.sandbox.environments.hosted_agent import HostedAgent
 from rollcall.sandbox.sessions import Sessions
-from rollcall.schemas.asks import Ask, ModelReply, Reply, StepReply
+from rollcall.schemas.agent_requests import AgentRequest, ModelReply, Reply, StepReply
 from rollcall.schemas.errors import WorkFailed
 from rollcall.schemas.messages import (
     CallFailed,
@@ -35,7 +35,7 @@ from rollcall.schemas.messages import (
 )
 from tests.support.journals import Hand, said
 
-Asks = Callable[[Ask], Awaitable[Reply]]
+Asks = Callable[[AgentRequest], Awaitable[Reply]]
 Agent = Callable[[Asks], Awaitable[int]]
 """An agent asks, and returns its exit code."""
 
@@ -44,17 +44,17 @@ class Gone(Exception):
     """Its line was closed under it: the endpoint says 404."""
 
 
-def model_ask(*texts: str, **fields: Any) -> Ask:
+def model_request(*texts: str, **fields: Any) -> AgentRequest:
     """Who speaks takes turns, as in any conversation."""
     messages = tuple(Message(("user", "assistant")[n % 2], text) for n, text in enumerate(texts))
-    return Ask("model", messages, **fields)
+    return AgentRequest("model", messages, **fields)
 
 
 async def chat(ask: Asks, *opening: str, turns: int) -> list[str]:
     """Ask, answer with a number, ask again."""
     texts = list(opening)
     for turn in range(turns):
-        reply = await ask(model_ask(*texts))
+        reply = await ask(model_request(*texts))
         assert isinstance(reply, ModelReply), reply
         texts += [reply.choices[0].text, f"turn {turn}"]
     return texts
@@ -64,14 +64,14 @@ async def plain(ask: Asks) -> int:
     """Asks, acts, asks, acts; ends when it is told to."""
     texts = ["what now?"]
     while len(texts) < 7:
-        said = await ask(model_ask(*texts))
+        said = await ask(model_request(*texts))
         if not isinstance(said, ModelReply):
             break
-        shown = await ask(Ask("step", text=said.choices[0].text))
+        shown = await ask(AgentRequest("step", text=said.choices[0].text))
         if not isinstance(shown, StepReply) or shown.terminated:
             break
         texts += [said.choices[0].text, shown.text]
-    await ask(Ask("finish", text="; ".join(texts)))
+    await ask(AgentRequest("finish", text="; ".join(texts)))
     return 0
 
 
@@ -79,11 +79,11 @@ async def parallel(ask: Asks) -> int:
     """Two callers, and two equal votes beside them."""
 
     async def once(opening: str) -> str:
-        first = await ask(model_ask(opening))
+        first = await ask(model_request(opening))
         return texts_of(first)[0] if isinstance(first, ModelReply) else ""
 
     said = await asyncio.gather(once("left"), once("right"), once("vote"), once("vote"))
-    await ask(Ask("finish", text=",".join((*said[:2], *sorted(said[2:])))))
+    await ask(AgentRequest("finish", text=",".join((*said[:2], *sorted(said[2:])))))
     return 0
 
 
@@ -92,15 +92,15 @@ NUMBERS = iter(range(1 << 30))
 
 async def noisy(ask: Asks) -> int:
     """Never says the same, and never remembers."""
-    first = await ask(model_ask(f"I am number {next(NUMBERS)}"))
+    first = await ask(model_request(f"I am number {next(NUMBERS)}"))
     if isinstance(first, ModelReply):
-        await ask(model_ask("and now?", first.choices[0].text, "what?"))
+        await ask(model_request("and now?", first.choices[0].text, "what?"))
     return 0
 
 
 async def failing(ask: Asks) -> int:
     """Takes one answer and fails."""
-    await ask(model_ask("shall I?"))
+    await ask(model_request("shall I?"))
     return 3
 
 
@@ -167,7 +167,7 @@ class CoroutineHost:
         del agent, url, box
         line, agent_of = self.lines[key], self.agents[config["argv"][0]]
 
-        async def ask(what: Ask) -> Reply:
+        async def ask(what: AgentRequest) -> Reply:
             await asyncio.sleep(0)
             if line.over:
                 raise Gone

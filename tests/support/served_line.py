@@ -12,10 +12,10 @@ from rollcall.consumers.environments.gateway.exchange import GatewayLimits
 from rollcall.consumers.environments.gateway.gateway import Gateway
 from rollcall.consumers.environments.gateway.line import GatewayLine
 from rollcall.consumers.environments.gateway.listener import bind
-from rollcall.schemas.asks import Ask, Reply
+from rollcall.schemas.agent_requests import AgentRequest, Reply
 
 T = TypeVar("T")
-Script = Callable[[Ask], Reply | None]
+Script = Callable[[AgentRequest], Reply | None]
 """None: the ask waits, until the test answers it."""
 TASK = {"prompt": "find the bug", "limits": {"turns": 3}}
 
@@ -27,7 +27,7 @@ class ServedLine:
     gateway: Gateway
     line: GatewayLine
     loop: asyncio.AbstractEventLoop
-    asks: list[Ask] = field(default_factory=list)
+    requests: list[AgentRequest] = field(default_factory=list)
     """Everything that was asked, each occurrence once."""
     held: Counter[str] = field(default_factory=Counter)
     """By digest, what waits for a reply."""
@@ -68,13 +68,13 @@ async def serving(
 async def _answer(served: ServedLine, script: Script) -> None:
     while not served.line.over:
         known = Counter(served.held)
-        for ask in served.line.asked():
-            if known[ask.d]:
-                known[ask.d] -= 1
+        for request in served.line.asked():
+            if known[request.d]:
+                known[request.d] -= 1
                 continue
-            served.asks.append(ask)
-            served.held[ask.d] += 1
-            if (reply := script(ask)) is not None:
+            served.requests.append(request)
+            served.held[request.d] += 1
+            if (reply := script(request)) is not None:
                 served.tell(reply)
         await served.line.wait(None)
 

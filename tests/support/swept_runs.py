@@ -11,7 +11,7 @@ from rollcall.consumers.history.reading.local_programs import watched_world
 from rollcall.consumers.history.rollouts.fork_request import fork_request, parent_of
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.sandbox.environment import Observation
-from rollcall.schemas.asks import Ask, asks_text
+from rollcall.schemas.agent_requests import AgentRequest, requests_text
 from rollcall.schemas.errors import WireError
 from rollcall.schemas.messages import (
     Event,
@@ -59,14 +59,14 @@ class ToyAgent(Counts):
     """A hosted agent without a process: it asks once, and ends with what it was told."""
 
     def open(self, seed: int) -> Observation:
-        self.asked = Ask("model", (Message("user", f"what of {seed % 7}?"),))
-        return Observation(asks_text([self.asked], ()))
+        self.asked = AgentRequest("model", (Message("user", f"what of {seed % 7}?"),))
+        return Observation(requests_text([self.asked], ()))
 
     def step(self, action: str) -> Observation:
         del action
         if self.asked.kind == "model":
-            self.asked = Ask("finish", text="done")
-            return Observation(asks_text([self.asked], ()))
+            self.asked = AgentRequest("finish", text="done")
+            return Observation(requests_text([self.asked], ()))
         return Observation("", terminated=True, info={"exit_code": 0})
 
 

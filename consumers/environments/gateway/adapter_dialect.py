@@ -13,7 +13,7 @@ import orjson
 from rollcall.inference.dialects.chat_completions import CHAT
 from rollcall.inference.dialects.dialect import Conversations, Dialect, ParsedRequest
 from rollcall.inference.dialects.read_body import TAKEN, read_body
-from rollcall.schemas.asks import Ask, ModelReply, StepReply
+from rollcall.schemas.agent_requests import AgentRequest, ModelReply, StepReply
 
 ReadBody = Callable[[bytes, Sequence[str], Conversations], ParsedRequest]
 
@@ -35,11 +35,11 @@ class _FinishBody:
 
 
 def _read_step(body: bytes, _: Sequence[str], __: Conversations) -> ParsedRequest:
-    return ParsedRequest(Ask("step", text=read_body(body, _StepBody).action))
+    return ParsedRequest(AgentRequest("step", text=read_body(body, _StepBody).action))
 
 
 def _read_finish(body: bytes, _: Sequence[str], __: Conversations) -> ParsedRequest:
-    return ParsedRequest(Ask("finish", text=read_body(body, _FinishBody).result))
+    return ParsedRequest(AgentRequest("finish", text=read_body(body, _FinishBody).result))
 
 
 def shown_body(reply: StepReply) -> bytes:
@@ -47,8 +47,8 @@ def shown_body(reply: StepReply) -> bytes:
     return orjson.dumps({name: getattr(reply, name) for name in SHOWN})
 
 
-def _no_model(request: ParsedRequest, reply: ModelReply) -> bytes:
-    msg = f"a {request.ask.kind} ask is told what a model said"
+def _no_model(parsed: ParsedRequest, reply: ModelReply) -> bytes:
+    msg = f"a {parsed.request.kind} ask is told what a model said"
     raise TypeError(msg)
 
 

@@ -24,7 +24,7 @@ from rollcall.inference.dialects.routes import (
     error_answer,
     rest_of_stream,
 )
-from rollcall.schemas.asks import ModelReply, Reply, StepReply
+from rollcall.schemas.agent_requests import ModelReply, Reply, StepReply
 from rollcall.schemas.untrusted_text import clean_text
 
 LARGE_BYTES = 256 * 1024
@@ -91,7 +91,7 @@ class Exchange:
         leaves while it is written to.
         """
         client = self._attach(asked)
-        asked = replace(asked, ask=asked.ask.without_words())  # the wait may be long
+        asked = replace(asked, request=asked.request.without_texts())  # the wait may be long
         if asked.stream and not await client.told_within(self.limits.hold_s):
             return await self._late(asked, client)
         whole = self._answer(asked, await client.reply())
@@ -142,7 +142,7 @@ class Exchange:
         count = headers.get("x-stainless-retry-count", "")
         retry = count.isdigit() and count.strip("0") != ""
         key = headers.get("Idempotency-Key", "")
-        client = self.line.attach(asked.ask, retry=retry, key=key)
+        client = self.line.attach(asked.request, retry=retry, key=key)
         self.connection.client = client
         return client
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 
 from rollcall.consumers.environments.gateway.held_conversations import HeldConversations
 from rollcall.consumers.environments.gateway.parsing_share import ParsingShare
-from rollcall.schemas.asks import Ask, ErrorReply, Reply
+from rollcall.schemas.agent_requests import AgentRequest, ErrorReply, Reply
 
 REMEMBERED = 64
 """Answered calls whose reply a line can repeat; as many as may be open side by side."""
@@ -154,21 +154,21 @@ class GatewayLine:
         self.over = False
         self._open_calls = open_calls
         self._closed = closed
-        self._open: dict[Call, Ask] = {}
+        self._open: dict[Call, AgentRequest] = {}
         """Open calls, in order of arrival."""
         self._told: deque[Call] = deque(maxlen=REMEMBERED)
         """Answered calls, in order of their replies."""
         self._changed = asyncio.Event()
 
-    def asked(self) -> list[Ask]:
+    def asked(self) -> list[AgentRequest]:
         """Return the asks without a reply, in order of arrival; equal ones each count."""
         self._changed.clear()
         return list(self._open.values())
 
-    def shorten(self, ask: Ask, short: Ask) -> None:
+    def shorten(self, request: AgentRequest, short: AgentRequest) -> None:
         """Keep `short` in place of an ask returned by `asked`, which is compared by identity."""
         for call, asked in self._open.items():
-            if asked is ask:
+            if asked is request:
                 self._open[call] = short
 
     def waiting(self) -> int:
@@ -190,7 +190,7 @@ class GatewayLine:
 
     def tell(self, reply: Reply) -> None:
         """Answer the first open call with the reply's digest. Raises KeyError if there is none."""
-        call = next((call for call, ask in self._open.items() if ask.d == reply.d), None)
+        call = next((call for call, request in self._open.items() if request.d == reply.d), None)
         if call is None:
             raise KeyError(reply.d)
         self._end(call)
@@ -214,11 +214,11 @@ class GatewayLine:
         self._changed.set()
         self._closed(self)
 
-    def attach(self, ask: Ask, *, retry: bool = False, key: str = "") -> Client:
+    def attach(self, request: AgentRequest, *, retry: bool = False, key: str = "") -> Client:
         """Find the call of a request, or begin one. Raises TooManyOpen."""
-        name = f"{ask.kind} {key}" if key else ask.d
+        name = f"{request.kind} {key}" if key else request.d
         call = self._same(name, retry=retry, keyed=bool(key))
-        return Client(call or self._begin(Call(name, keyed=bool(key)), ask))
+        return Client(call or self._begin(Call(name, keyed=bool(key)), request))
 
     def _same(self, name: str, *, retry: bool, keyed: bool) -> Call | None:
         # Rules 1 and 2 of the module's docstring; None is rule 3.
@@ -233,9 +233,9 @@ class GatewayLine:
             return told[-1]
         return None
 
-    def _begin(self, call: Call, ask: Ask) -> Call:
+    def _begin(self, call: Call, request: AgentRequest) -> Call:
         self._open_calls.admit(len(self._open))
-        self._open[call] = ask
+        self._open[call] = request
         self._changed.set()
         return call
 

@@ -2,8 +2,8 @@
 
 The comparison covers the last attempt of each: model answers by their tokens, environments by their
 observations. A fork's recorded turns, which its request holds, count as its own. Ids of tool calls
-are derived from commands, so they differ between rollouts, and with them the names of all asks that
-quote them: differences in these ids alone are ignored.
+are derived from commands, so they differ between rollouts, and with them the names of all requests
+that quote them: differences in these ids alone are ignored.
 """
 
 import re
@@ -15,7 +15,7 @@ from typing import Any
 from rollcall.consumers.agents.fork import Past, RecordedAnswer, RecordedFailure
 from rollcall.consumers.agents.hosted import AGENT
 from rollcall.consumers.history.rollouts.rollout_story import Story
-from rollcall.schemas.asks import differences_of
+from rollcall.schemas.agent_requests import differences_of
 from rollcall.schemas.errors import WireError
 from rollcall.schemas.messages import CallFailed, EnvironmentStepped, ModelAnswered, RolloutFinished
 from rollcall.schemas.packed import ids_of
@@ -150,10 +150,10 @@ def _neutral(moments: Iterable[Moment]) -> Iterator[Moment]:
 
 
 def _drawn_in(moment: Moment) -> Iterator[str]:
-    """Yield the ids of an answer's tool calls, and the names of asks of an agent's process."""
+    """Yield the ids of an answer's tool calls, and the names of requests of an agent's process."""
     if moment.kind == "environment" and moment.session == AGENT:
         try:
-            yield from (ask.d for ask in differences_of(moment.text))
+            yield from (asked.d for asked in differences_of(moment.text))
         except WireError:
             return
     yield from (call.id for call in tool_calls_of(moment.tool_calls) if call.id)

@@ -22,8 +22,8 @@ from rollcall.compose.cluster import Cluster, answers
 from rollcall.compose.services.embedded import Endpoints, down, up
 from rollcall.consumers.audit.audit import audit
 from rollcall.inference.policy_dir import make_policy
-from rollcall.schemas.asks import AgentAction, ModelReply, asks_of
-from rollcall.schemas.known_asks import KnownRequests
+from rollcall.schemas.agent_requests import AgentAction, ModelReply, requests_of
+from rollcall.schemas.known_requests import KnownRequests
 from rollcall.schemas.messages import (
     Limits,
     RolloutRequest,
@@ -212,10 +212,10 @@ def asked_again(trajectory: Trajectory) -> int:
             continue
         if step.action:
             action = AgentAction.of(step.action)
-            known.act(action)
+            known.apply(action)
             told |= {reply.d for reply in action.replies if isinstance(reply, ModelReply)}
-        for ask in asks_of(step.text, known.by_name()):
-            known.see(ask)
+        for ask in requests_of(step.text, known.by_name()):
+            known.add(ask)
             again += ask.kind == "model" and ask.d in told
     return again
 

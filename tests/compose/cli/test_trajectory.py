@@ -13,7 +13,7 @@ from rollcall.consumers.history.rollouts.divergence import find_divergence, mome
 from rollcall.consumers.history.rollouts.rollout_story import Story, stories
 from rollcall.consumers.history.rollouts.timing import Timers, timers_of
 from rollcall.consumers.log.protocols import Record
-from rollcall.schemas.asks import Ask, asks_text
+from rollcall.schemas.agent_requests import AgentRequest, requests_text
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import (
     AttemptStarted,
@@ -231,9 +231,9 @@ def agents_story(command: str, *, then: str = "ls") -> Story:
     calls = tool_calls_text([ToolCall(f"call_{command * 24}_0", "bash", '{"command":"ls"}')])
     said = Message("assistant", "I look.", calls)
     shown = Message("tool", "a.txt", "", f"call_{command * 24}_0")
-    first = Ask("model", (Message("user", "look"),))
-    second = Ask("model", (*first.messages, said, shown, Message("user", then)))
-    heard = [EnvironmentStepped(asks_text([a], k), session="agent") for a, k in
+    first = AgentRequest("model", (Message("user", "look"),))
+    second = AgentRequest("model", (*first.messages, said, shown, Message("user", then)))
+    heard = [EnvironmentStepped(requests_text([a], k), session="agent") for a, k in
              ((first, []), (second, [first]))]  # fmt: skip
     answer = replace(SAID, text="I look.", tool_calls=calls)
     return told(

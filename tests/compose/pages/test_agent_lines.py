@@ -3,18 +3,18 @@
 import pytest
 
 from rollcall.compose.pages.agent_lines import describe_requests, message_text
-from rollcall.schemas.asks import Ask, asks_text
+from rollcall.schemas.agent_requests import AgentRequest, requests_text
 from rollcall.schemas.messages import EnvironmentStepped, Message
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 
 CALLS = tool_calls_text([ToolCall("call_1", "bash", '{"command": "ls"}')])
-FIRST = Ask("model", (Message("user", "What is there?"),))
+FIRST = AgentRequest("model", (Message("user", "What is there?"),))
 SAID = Message("assistant", "I look.", CALLS)
 SEEN = Message("tool", "notes.txt", tool_call_id="call_1")
 
 
-def stepped(*asks: Ask, **fields: object) -> EnvironmentStepped:
-    text = asks_text(asks, [FIRST])
+def stepped(*asks: AgentRequest, **fields: object) -> EnvironmentStepped:
+    text = requests_text(asks, [FIRST])
     return EnvironmentStepped(**{"session": "agent", "text": text, **fields})
 
 
@@ -25,7 +25,7 @@ def test_tool_calls_are_shown_by_name_and_arguments() -> None:
 
 
 def test_earlier_policy_answers_are_not_repeated_on_later_lines() -> None:
-    step = stepped(Ask("model", (*FIRST.messages, SAID, SEEN)))
+    step = stepped(AgentRequest("model", (*FIRST.messages, SAID, SEEN)))
 
     assert describe_requests(step, {("I look.", CALLS)}) == "tool: notes.txt"
     assert describe_requests(step) == (
@@ -36,15 +36,15 @@ def test_earlier_policy_answers_are_not_repeated_on_later_lines() -> None:
 @pytest.mark.parametrize(
     ("asks", "fields", "words"),
     [
-        ([Ask("step", text="ls")], {}, "acts: ls"),
-        ([Ask("finish", text="2")], {}, "hands in: 2"),
+        ([AgentRequest("step", text="ls")], {}, "acts: ls"),
+        ([AgentRequest("finish", text="2")], {}, "hands in: 2"),
         ([], {}, "asks nothing more yet"),
         ([], {"terminated": True, "info": '{"exit_code": 0}'}, "ended with code 0"),
         ([], {"terminated": True, "info": '{"signal": 9}'}, "ended by signal 9"),
     ],
 )
 def test_other_agent_requests_are_described_in_words(
-    asks: list[Ask], fields: dict[str, object], words: str
+    asks: list[AgentRequest], fields: dict[str, object], words: str
 ) -> None:
     assert describe_requests(stepped(*asks, **fields)) == words
 

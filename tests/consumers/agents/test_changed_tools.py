@@ -11,7 +11,7 @@ from rollcall.consumers.agents.effects import Agent, CallModel, Finish, ModelAns
 from rollcall.consumers.audit.audit import audit
 from rollcall.inference.scripted import LOGPROB, ScriptedEngine
 from rollcall.inference.text_script import added_by, text_script
-from rollcall.schemas.asks import Ask, ModelReply
+from rollcall.schemas.agent_requests import AgentRequest, ModelReply
 from rollcall.schemas.messages import Message, RolloutRequest, Trajectory
 from rollcall.schemas.messages import Sequence as Tokens
 from rollcall.schemas.messages import Task as WireTask
@@ -31,12 +31,14 @@ def definitions(names: str) -> str:
     return json.dumps(told, separators=(",", ":")) if names else ""
 
 
-async def agent(turns: Sequence[Turn], ask: Asks) -> int:
+async def agent(turns: Sequence[Turn], request: Asks) -> int:
     """Calls the policy once a turn and reports the outcome of every call."""
     messages = [Message("system", "Be brief."), Message("user", "Go!")]
     for names, choice in turns:
         tools = definitions(names)
-        reply = await ask(Ask("model", tuple(messages), tools=tools, tool_choice=choice))
+        reply = await request(
+            AgentRequest("model", tuple(messages), tools=tools, tool_choice=choice)
+        )
         assert isinstance(reply, ModelReply), reply
         [said] = reply.choices
         messages.append(Message("assistant", said.text, said.tool_calls))
@@ -70,7 +72,7 @@ def lived(*turns: Turn) -> tuple[Policy, Trajectory]:
     hosts = CoroutineHost({"x": partial(agent, turns)}).at
     engine = ScriptedEngine("p", text_script(policy.speak, "speak"), render=added_by)
     config = json.dumps({"agent": "command", "argv": ["x"]})
-    rig.ask(RolloutRequest("r", WireTask(prompt="Go!"), "hosted", config, policy_id="p"))
+    rig.request(RolloutRequest("r", WireTask(prompt="Go!"), "hosted", config, policy_id="p"))
     rig.settle(rig.agents(), rig.models(engine), rig.environments(hosts=hosts, slots={"hosted": 1}))
     rig.close()
 

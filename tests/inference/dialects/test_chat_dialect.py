@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from rollcall.inference.dialects.chat_completions import CHAT
-from rollcall.schemas.asks import Choice
+from rollcall.schemas.agent_requests import Choice
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.dialect_server import ID, DialectServer, reply_to, says
@@ -32,7 +32,7 @@ def test_the_client_reads_a_text_answer() -> None:
     assert (got.id, got.created, got.model) == (ID, 1_700_000_000, "policy")
     assert got.usage is not None
     assert got.usage.total_tokens == 9
-    assert server.ask.messages == (Message("user", "Hello"),)
+    assert server.request.messages == (Message("user", "Hello"),)
 
 
 @pytest.mark.parametrize("choice", [CALLING, Choice("", "stop", tool_calls_text(CALLS))])
@@ -48,12 +48,12 @@ def test_the_client_sends_back_the_policys_answer_unchanged(choice: Choice) -> N
     create(model="policy", messages=[*USER, said, *results], tools=TOOLS)
 
     assert got.finish_reason == "tool_calls"
-    assert server.ask.messages[1:] == (
+    assert server.request.messages[1:] == (
         Message("assistant", choice.text, choice.tool_calls),
         Message("tool", "a.txt", "", "call_1"),
         Message("tool", "a.txt", "", "call_2"),
     )
-    assert orjson.loads(server.ask.tools) == TOOLS
+    assert orjson.loads(server.request.tools) == TOOLS
 
 
 @pytest.mark.parametrize("choice", [SAID, CALLING, Choice("")])
@@ -103,7 +103,9 @@ def test_a_truncated_answer_has_finish_reason_length() -> None:
 
 def test_logprobs_and_token_ids_are_returned_on_request() -> None:
     choice = Choice("a b", "stop", "", 2, (17, 4), (-0.5, -1.25))
-    server = DialectServer(lambda ask: replace(reply_to(ask, choice), prompt_token_ids=(5,)))
+    server = DialectServer(
+        lambda request: replace(reply_to(request, choice), prompt_token_ids=(5,))
+    )
     create = server.openai().chat.completions.create
     extra = {"return_token_ids": True}
 
@@ -118,7 +120,7 @@ def test_logprobs_and_token_ids_are_returned_on_request() -> None:
     assert [one.top_logprobs[0].logprob for one in content or ()] == [-0.5, -1.25]
     assert got.choices[0].model_dump()["token_ids"] == [17, 4]
     assert [one.model_dump()["prompt_token_ids"] for one in (got, chunks[0])] == [[5], [5]]
-    assert (server.ask.logprobs, server.ask.token_ids) == (True, True)
+    assert (server.request.logprobs, server.request.token_ids) == (True, True)
 
 
 def test_too_many_top_logprobs_are_refused_in_the_vendors_words() -> None:
@@ -127,21 +129,21 @@ def test_too_many_top_logprobs_are_refused_in_the_vendors_words() -> None:
     chat, responses = server.openai().chat.completions, server.openai().responses
     include: Any = ["message.output_text.logprobs"]
 
-    for ask in (
+    for request in (
         lambda: chat.create(model="p", messages=USER, logprobs=True, top_logprobs=5),
         lambda: responses.create(model="p", input="x", include=include, top_logprobs=5),
     ):
         with pytest.raises(openai.BadRequestError, match="'top_logprobs' does not sup") as refused:
-            ask()
+            request()
         assert (refused.value.code, refused.value.param) == ("unsupported_value", "top_logprobs")
 
     assert server.requests == []
     chat.create(model="p", messages=USER, top_logprobs=5)
-    assert not server.ask.logprobs
+    assert not server.request.logprobs
 
 
 def read(**fields: Any) -> Any:
-    return CHAT.read(orjson.dumps({"messages": USER} | fields), ["policy"], {}).ask
+    return CHAT.read(orjson.dumps({"messages": USER} | fields), ["policy"], {}).request
 
 
 @pytest.mark.parametrize(
@@ -167,9 +169,9 @@ def read(**fields: Any) -> Any:
 def test_request_fields_are_copied_to_the_ask(
     fields: dict[str, Any], found: dict[str, Any]
 ) -> None:
-    ask = read(**fields)
+    request = read(**fields)
 
-    assert {name: getattr(ask, name) for name in found} == found
+    assert {name: getattr(request, name) for name in found} == found
 
 
 @pytest.mark.parametrize(
@@ -205,8 +207,8 @@ def test_any_model_name_selects_an_only_policy_but_not_among_several() -> None:
     body = orjson.dumps({"messages": USER, "model": "gpt"})
     two = orjson.dumps({"messages": USER, "model": "judge"})
 
-    assert CHAT.read(body, ["policy"], {}).ask.policy == "policy"
-    assert CHAT.read(two, ["policy", "judge"], {}).ask.policy == "judge"
+    assert CHAT.read(body, ["policy"], {}).request.policy == "policy"
+    assert CHAT.read(two, ["policy", "judge"], {}).request.policy == "judge"
     with pytest.raises(openai.NotFoundError, match="'gpt' is no policy of this rollout"):
         DialectServer(says(SAID), ["policy", "judge"]).openai().chat.completions.create(
             model="gpt", messages=USER

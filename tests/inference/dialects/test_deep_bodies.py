@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rollcall.consumers.environments.gateway.gateway import DIALECTS
 from rollcall.inference.dialects.dialect import Declined, ParsedRequest
 from rollcall.inference.dialects.read_body import MOST_DEEP
-from rollcall.schemas.asks import asks_of, asks_text
+from rollcall.schemas.agent_requests import requests_of, requests_text
 from tests.support.avro_messages import FEW
 
 PATHS = pytest.mark.parametrize("path", DIALECTS)
@@ -52,8 +52,8 @@ def test_a_body_is_read_or_refused_as_too_deep(path: str, kinds: str, times: int
     deep = (kinds * times)[:150_000]
     for ignored in (True, False):
         if len(deep) <= MOST_DEEP - SPARE:
-            ask = read(path, nested(deep), ignored=ignored).ask
-            assert asks_of(asks_text([ask], []), {}) == (ask,)
+            request = read(path, nested(deep), ignored=ignored).request
+            assert requests_of(requests_text([request], []), {}) == (request,)
         elif len(deep) > MOST_DEEP:  # between, the few levels around it decide
             refused_as_too_deep(path, nested(deep), ignored=ignored)
 

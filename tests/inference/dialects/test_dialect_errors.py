@@ -11,7 +11,7 @@ import pytest
 
 from rollcall.inference.dialects.dialect import Declined, TooLong
 from rollcall.inference.dialects.routes import ROUTES, HttpAnswer, declined_by, models_body
-from rollcall.schemas.asks import Ask, Choice, ErrorReply
+from rollcall.schemas.agent_requests import AgentRequest, Choice, ErrorReply
 from tests.support.dialect_server import DialectServer, says
 
 USER: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -41,7 +41,7 @@ VENDORS = pytest.mark.parametrize("vendor", [chat, responses, messages])
 
 
 def declines(declined: Declined) -> DialectServer:
-    return DialectServer(lambda ask: declined)
+    return DialectServer(lambda request: declined)
 
 
 ROWS = [
@@ -82,7 +82,7 @@ def test_clients_raise_and_retry_according_to_the_error_table(vendor: Any, row: 
 @VENDORS
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_too_long_prompt_is_refused_in_the_vendors_words(vendor: Any, stream: bool) -> None:
-    server = DialectServer(lambda ask: ErrorReply(ask.d, 400, "too_long", ENGINE))
+    server = DialectServer(lambda request: ErrorReply(request.d, 400, "too_long", ENGINE))
 
     with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as error:
         vendor(server)(stream=stream)
@@ -142,7 +142,7 @@ def test_an_unknown_path_is_refused_in_its_vendors_form() -> None:
 
 
 def test_a_recorded_error_is_final_unless_it_asks_for_a_retry() -> None:
-    d = Ask("model").d
+    d = AgentRequest("model").d
 
     assert declined_by(ErrorReply(d, 503, "failed", "x")).headers == {"x-should-retry": "false"}
     assert declined_by(ErrorReply(d, 429, "rate", "x")).headers == {"Retry-After": "1"}

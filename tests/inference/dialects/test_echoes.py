@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollcall.inference.dialects.routes import ROUTES
-from rollcall.schemas.asks import Choice, ModelReply
+from rollcall.schemas.agent_requests import Choice, ModelReply
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import ToolCall, json_text, tool_calls_text
 from tests.support.avro_messages import FEW
@@ -54,7 +54,7 @@ FIRST = {"messages": [USER], "input": "Hi", "max_tokens": 5}
 def told(path: str, text: str, calls: str, *, stream: bool = False) -> tuple[Message, bytes]:
     dialect = ROUTES[path]
     request = dialect.read(orjson.dumps(FIRST | {"stream": stream}), ["policy"], {})
-    reply = ModelReply(request.ask.d, (Choice(text, "stop", calls, 1),), "5f" * 16)
+    reply = ModelReply(request.request.d, (Choice(text, "stop", calls, 1),), "5f" * 16)
     write = dialect.events if stream else dialect.body
     return Message("assistant", text, calls), write(request, reply)
 
@@ -67,7 +67,7 @@ def test_an_echoed_answer_is_read_back_unchanged(path: str, text: str, calls: st
 
     # A Python client, which keeps integers of any size, reads and writes the answer
     echo = json.dumps(ECHOES[path](json.loads(body))).encode()
-    assert ROUTES[path].read(echo, ["policy"], {}).ask.messages[1:] == (said,)
+    assert ROUTES[path].read(echo, ["policy"], {}).request.messages[1:] == (said,)
 
 
 def lines(data: bytes) -> Iterable[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from rollcall.inference.dialects.dialect import Declined, ParsedRequest
 from rollcall.inference.dialects.routes import ROUTES
-from rollcall.schemas.asks import asks_of, asks_text
+from rollcall.schemas.agent_requests import requests_of, requests_text
 from tests.support.dialect_server import reply_to
 from tests.support.fuzzed_bodies import BODIES, EARLIER, SAID, changed, written
 
@@ -34,9 +34,9 @@ def test_a_mutated_body_is_refused_or_answered(path: str) -> None:
     assert all(400 <= one.status < 500 and len(str(one)) <= 1100 for one in refused)
     assert all(orjson.loads(dialect.error(one)) for one in refused)
     for request in read:
-        assert asks_of(asks_text([request.ask], []), {}) == (request.ask,)
+        assert requests_of(requests_text([request.request], []), {}) == (request.request,)
     for request in read[::10]:
-        reply = reply_to(request.ask, *[SAID] * request.ask.n)
+        reply = reply_to(request.request, *[SAID] * request.request.n)
         assert orjson.loads(dialect.body(request, reply))
         assert dialect.events(request, reply)
 

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from rollcall.inference.dialects.anthropic_messages import MESSAGES
-from rollcall.schemas.asks import Choice
+from rollcall.schemas.agent_requests import Choice
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.dialect_server import ID, DialectServer, says
@@ -31,9 +31,9 @@ def test_the_client_reads_a_text_answer() -> None:
     assert [block.model_dump()["text"] for block in got.content] == ["Hello é."]
     assert (got.id, got.model, got.stop_reason) == (f"msg_{ID}", "policy", "end_turn")
     assert (got.usage.input_tokens, got.usage.output_tokens) == (7, 2)
-    assert server.ask.messages == (Message("system", "Be brief."), Message("user", "Hello"))
-    assert (server.ask.max_tokens, server.ask.stop) == (50, ("x",))
-    assert (server.ask.temperature, server.ask.top_p) == (0.5, 0.9)
+    assert server.request.messages == (Message("system", "Be brief."), Message("user", "Hello"))
+    assert (server.request.max_tokens, server.request.stop) == (50, ("x",))
+    assert (server.request.temperature, server.request.top_p) == (0.5, 0.9)
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_the_client_sends_back_the_policys_answer_unchanged(choice: Choice) -> N
 
     assert got.stop_reason == ("tool_use" if choice.tool_calls else "end_turn")
     told = Message("tool", "Error: a.txt", "", "call_1"), Message("tool", "ok", "", "call_2")
-    assert server.ask.messages[1:] == (
+    assert server.request.messages[1:] == (
         Message("assistant", choice.text, choice.tool_calls),
         *(told if choice.tool_calls else ()),
         Message("user", "Go on."),
     )
     function = {"name": "bash", "description": "Run", "parameters": {"type": "object"}}
-    assert orjson.loads(server.ask.tools) == [{"type": "function", "function": function}]
+    assert orjson.loads(server.request.tools) == [{"type": "function", "function": function}]
 
 
 @pytest.mark.parametrize("choice", [SAID, CALLING, Choice("Hel", "length", "", 3)])
@@ -125,12 +125,12 @@ def test_count_tokens_counts_without_sampling() -> None:
     got = server.anthropic().messages.count_tokens(model="p", messages=USER, tools=TOOLS)
 
     assert got.input_tokens == 7
-    assert server.ask.max_tokens == 0
+    assert server.request.max_tokens == 0
 
 
-def ask(**fields: Any) -> Any:
+def request(**fields: Any) -> Any:
     body = orjson.dumps({"max_tokens": 5, "messages": USER} | fields)
-    return MESSAGES.read(body, ["policy"], {}).ask
+    return MESSAGES.read(body, ["policy"], {}).request
 
 
 @pytest.mark.parametrize(
@@ -141,13 +141,13 @@ def ask(**fields: Any) -> Any:
     ],
 )
 def test_content_blocks_are_normalised(content: Any, found: list[Message]) -> None:
-    assert list(ask(messages=[{"role": "user", "content": content}]).messages) == found
+    assert list(request(messages=[{"role": "user", "content": content}]).messages) == found
 
 
 def test_system_messages_may_occur_in_the_middle_of_a_conversation() -> None:
     later: Any = {"role": "system", "content": [{"type": "text", "text": "Be kind."}]}
 
-    said = ask(system="Be brief.", messages=[*USER, later, *USER]).messages
+    said = request(system="Be brief.", messages=[*USER, later, *USER]).messages
 
     assert [(m.role, m.content) for m in said] == [
         ("system", "Be brief."),
@@ -163,7 +163,7 @@ def test_thinking_blocks_are_ignored() -> None:
         {"type": "text", "text": "a"},
     ]
 
-    said = ask(messages=[*USER, {"role": "assistant", "content": blocks}]).messages
+    said = request(messages=[*USER, {"role": "assistant", "content": blocks}]).messages
 
     assert said[1] == Message("assistant", "a")
 
@@ -179,7 +179,7 @@ def test_thinking_blocks_are_ignored() -> None:
     ],
 )
 def test_tool_choice_is_normalised(choice: Any, found: str) -> None:
-    assert ask(tools=TOOLS, tool_choice=choice).tool_choice == found
+    assert request(tools=TOOLS, tool_choice=choice).tool_choice == found
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from rollcall.inference.dialects.dialect import NAME_CHARS
 from rollcall.inference.dialects.routes import ROUTES, HttpAnswer
-from rollcall.schemas.asks import Ask, Choice
+from rollcall.schemas.agent_requests import AgentRequest, Choice
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.dialect_server import DialectServer, Replies, reply_to, says
@@ -31,8 +31,8 @@ IMAGES[COUNT] = IMAGES[MESSAGES]
 AUDIO = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
 
 
-def every(ask: Ask) -> Any:
-    return reply_to(ask, *[Choice("Hello.", "stop", "", 2, (1, 2), (-1.0, -1.0))] * ask.n)
+def every(request: AgentRequest) -> Any:
+    return reply_to(request, *[Choice("Hello.", "stop", "", 2, (1, 2), (-1.0, -1.0))] * request.n)
 
 
 def asked(path: str, **fields: Any) -> dict[str, Any]:
@@ -58,11 +58,11 @@ def refusal(path: str, body: bytes) -> dict[str, Any]:
     return dict(value["error"])
 
 
-def accepted(path: str, value: Any) -> Ask:
+def accepted(path: str, value: Any) -> AgentRequest:
     body = value if isinstance(value, bytes) else json.dumps(value).encode()
     found, server = sent(path, body)
     assert found.status == 200, found.body
-    return server.ask
+    return server.request
 
 
 @PATHS
@@ -102,9 +102,9 @@ def test_non_finite_numbers_are_refused(path: str, number: str) -> None:
 def test_the_last_of_two_equal_keys_counts() -> None:
     body = b'{"messages": 5, "n": 9, "messages": [{"role": "user", "content": "Hi"}], "n": 2}'
 
-    ask = accepted(CHAT, body)
+    request = accepted(CHAT, body)
 
-    assert (ask.messages, ask.n) == ((Message("user", "Hi"),), 2)
+    assert (request.messages, request.n) == ((Message("user", "Hi"),), 2)
 
 
 @PATHS
@@ -187,7 +187,7 @@ def test_integers_of_any_size_are_passed_on_and_repeated() -> None:
 
     found, server = sent(RESPONSES, body)
 
-    assert str(2**200) in server.ask.tools
+    assert str(2**200) in server.request.tools
     assert json.loads(found.body)["tools"][0]["parameters"] == huge
     calls = tool_calls_text([ToolCall("c", "f", json.dumps(huge))])
     for path in (CHAT, RESPONSES, MESSAGES):

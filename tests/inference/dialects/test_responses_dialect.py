@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from rollcall.inference.dialects.responses import RESPONSES
-from rollcall.schemas.asks import Choice
+from rollcall.schemas.agent_requests import Choice
 from rollcall.schemas.messages import Message
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_of, tool_calls_text
 from tests.support.dialect_server import ID, DialectServer, reply_to, says
@@ -32,8 +32,8 @@ def test_the_client_reads_a_text_answer() -> None:
     assert (got.status, got.instructions, got.temperature) == ("completed", "Be brief.", 0.5)
     assert got.usage is not None
     assert (got.usage.input_tokens, got.usage.output_tokens, got.usage.total_tokens) == (7, 2, 9)
-    assert server.ask.messages == (Message("system", "Be brief."), Message("user", "Hello"))
-    assert (server.ask.max_tokens, server.ask.temperature) == (16, 0.5)
+    assert server.request.messages == (Message("system", "Be brief."), Message("user", "Hello"))
+    assert (server.request.max_tokens, server.request.temperature) == (16, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_the_client_sends_back_the_policys_answer_unchanged(choice: Choice) -> N
 
     create(model="policy", input=[*USER, *items, *results], tools=TOOLS)
 
-    assert server.ask.messages[1:] == (
+    assert server.request.messages[1:] == (
         Message("assistant", choice.text, choice.tool_calls),
         *(Message("tool", "ok", "", result["call_id"]) for result in results),
     )
@@ -62,7 +62,7 @@ def test_a_response_can_be_continued_without_its_instructions() -> None:
 
     create(model="policy", input=results, previous_response_id=first.id, instructions="Be kind.")
 
-    assert server.ask.messages == (
+    assert server.request.messages == (
         Message("system", "Be kind."),
         Message("user", "Hello"),
         Message("assistant", CALLING.text, CALLING.tool_calls),
@@ -99,7 +99,7 @@ def test_an_earlier_item_may_be_sent_back_by_reference(choice: Choice) -> None:
 
     create(model="policy", input=[*USER, *items, *results], tools=TOOLS)
 
-    assert server.ask.messages[1] == Message("assistant", choice.text, choice.tool_calls)
+    assert server.request.messages[1] == Message("assistant", choice.text, choice.tool_calls)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_reasoning_options_are_echoed_and_reasoning_items_ignored() -> None:
     assert got.reasoning is not None
     assert (got.reasoning.effort, got.reasoning.summary) == ("low", "auto")
     assert (got.metadata, got.parallel_tool_calls) == ({"a": "b"}, False)
-    assert server.ask.messages[1:] == (Message("assistant", CALLING.text, CALLING.tool_calls),)
+    assert server.request.messages[1:] == (Message("assistant", CALLING.text, CALLING.tool_calls),)
     assert server.earlier == {}
 
 
@@ -166,11 +166,11 @@ def test_logprobs_are_returned_if_included(alternatives: int) -> None:
             ("token_id:4", -1.25),
         ]
         assert [len(one.top_logprobs) for one in told] == [alternatives] * 2
-    assert server.ask.logprobs
+    assert server.request.logprobs
 
 
 def test_a_stored_conversation_shares_its_messages() -> None:
-    server = DialectServer(lambda ask: replace(reply_to(ask, SAID), id=ask.d))
+    server = DialectServer(lambda request: replace(reply_to(request, SAID), id=request.d))
     items: list[Any] = []
     for turn in range(20):
         items.append({"role": "user", "content": f"{turn} " * 1000})
@@ -225,7 +225,7 @@ def test_a_truncated_response_is_incomplete() -> None:
 
 def turns(*items: Any) -> tuple[Message, ...]:
     body = orjson.dumps({"input": items})
-    messages: tuple[Message, ...] = RESPONSES.read(body, ["policy"], {}).ask.messages
+    messages: tuple[Message, ...] = RESPONSES.read(body, ["policy"], {}).request.messages
     return messages
 
 

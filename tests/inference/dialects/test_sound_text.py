@@ -47,7 +47,7 @@ def test_every_dialect_accepts_a_message_with_a_cut_character(path: str) -> None
 
     read = ROUTES[path].read(body, ["p"], {})
 
-    assert read.ask.messages[-1].content == "x \N{REPLACEMENT CHARACTER} y"
+    assert read.request.messages[-1].content == "x \N{REPLACEMENT CHARACTER} y"
 
 
 def test_a_body_of_too_many_messages_is_declined_before_parsing() -> None:

@@ -37,9 +37,13 @@ def test_a_request_is_read_back_unchanged_by_another_process(path: str) -> None:
         except Declined:
             continue
         back = request_of(serialise_request(request))
-        reply = reply_to(request.ask, *[SAID] * request.ask.n)
+        reply = reply_to(request.request, *[SAID] * request.request.n)
 
-        assert (back.ask, back.ask.d, back.turns) == (request.ask, request.ask.d, request.turns)
+        assert (back.request, back.request.d, back.turns) == (
+            request.request,
+            request.request.d,
+            request.turns,
+        )
         assert dialect.body(back, reply) == dialect.body(request, reply)
         assert dialect.events(back, reply) == dialect.events(request, reply)
         assert dialect.kept(back, reply) == dialect.kept(request, reply)

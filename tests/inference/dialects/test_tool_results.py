@@ -153,7 +153,7 @@ def test_a_tool_result_is_paired_with_its_call_or_refused(path: str, turns: list
             dialect.read(body, ["policy"], held)
         check_refusal(path, refused.value)
         return
-    pairs = told_pairs(dialect.read(body, ["policy"], held).ask.messages)
+    pairs = told_pairs(dialect.read(body, ["policy"], held).request.messages)
     assert all(result.endswith(f" of {call!r}") for call, result in pairs)
     assert sorted(result for _, result in pairs) == sorted(sent)
 
@@ -178,7 +178,7 @@ def test_results_in_any_order_give_the_same_ask(path: str, names: list[str], tex
     orders = [[*names[:text], None, *names[text:]], ["a", "b", "c", None]]
 
     first, second = (
-        ROUTES[path.partition(",")[0]].read(body, ["policy"], held).ask.messages
+        ROUTES[path.partition(",")[0]].read(body, ["policy"], held).request.messages
         for order in orders
         for body, held in [body_of(path, [Turn(("a", "b", "c"), tuple(order))])]
     )
@@ -198,7 +198,7 @@ def test_an_error_result_is_marked_as_an_error(
     said = [HI, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
     body = json.dumps({"max_tokens": 5, "messages": said}).encode()
 
-    told = ROUTES[path].read(body, ["policy"], {}).ask.messages[-1].content
+    told = ROUTES[path].read(body, ["policy"], {}).request.messages[-1].content
 
     assert told == ("Error: " if is_error else "") + ("gone" if content else "")
 
@@ -212,6 +212,6 @@ def test_a_tool_result_gets_the_name_of_its_call() -> None:
             {"role": "tool", "tool_call_id": "a", "content": "x", "name": given_name},
         ]
 
-        ask = ROUTES[CHAT].read(json.dumps({"messages": said}).encode(), ["policy"], {}).ask
+        request = ROUTES[CHAT].read(json.dumps({"messages": said}).encode(), ["policy"], {}).request
 
-        assert ask.messages[-1].name == wanted
+        assert request.messages[-1].name == wanted

@@ -16,7 +16,7 @@ import pytest
 from rollcall.compose.processes import wait_until
 from rollcall.consumers.environments.gateway.line import GatewayLine
 from rollcall.sandbox.agents.agent_processes import AgentExit, AgentProcess, AgentProcesses
-from rollcall.schemas.asks import Ask, StepReply
+from rollcall.schemas.agent_requests import AgentRequest, StepReply
 from rollcall.schemas.errors import WorkFailed
 from tests.support.served_line import ServedLine, serving
 from tests.support.waiting import holds
@@ -40,7 +40,7 @@ class Rig:
     @property
     def result(self) -> str:
         """The result that was returned last."""
-        return self.served.asks[-1].text
+        return self.served.requests[-1].text
 
     async def start_by(self, agent: str, config: Mapping[str, Any], **more: Any) -> AgentProcess:
         given = {"url": self.line.url, "key": self.line.key, **more}
@@ -54,8 +54,8 @@ class Rig:
         return await (await self.start(function, **task)).wait()
 
 
-def acknowledged(ask: Ask) -> StepReply:
-    return StepReply(ask.d, "")
+def acknowledged(request: AgentRequest) -> StepReply:
+    return StepReply(request.d, "")
 
 
 def rigged(tmp_path: Path, test: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
@@ -279,7 +279,7 @@ from tests.support.served_line import serving
 
 async def main():
     task = {"mark": sys.argv[1], "config": {"argv": ["sh", "-c", "sleep 600 & setsid sleep 600"]}}
-    async with serving(lambda ask: None) as served:
+    async with serving(lambda _: None) as served:
         line = served.line
         line.task = task
         processes = AgentProcesses(Path("home"), Path("scratch"))

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from rollcall.sandbox.environment import Observation
 from rollcall.sandbox.environments.hosted_agent import HostedAgent
-from rollcall.schemas.asks import AgentAction, Ask, Choice, ErrorReply, ModelReply, Reply, asks_of
+from rollcall.schemas.agent_requests import (
+    AgentAction,
+    AgentRequest,
+    Choice,
+    ErrorReply,
+    ModelReply,
+    Reply,
+    requests_of,
+)
 from rollcall.schemas.errors import WorkFailed
 from rollcall.schemas.messages import EnvironmentStepped, Limits, ModelCall, Trajectory
 from rollcall.schemas.messages import Task as WireTask
@@ -21,7 +29,7 @@ from tests.support.hosted_rollout import (
     Echo,
     HostedRun,
     chat,
-    model_ask,
+    model_request,
     texts_of,
 )
 from tests.support.journals import Hand
@@ -30,7 +38,7 @@ from tests.support.tiers import examples
 
 async def sequential(ask: Asks) -> int:
     texts = await chat(ask, "hello", turns=5)
-    await ask(Ask("finish", text="|".join(texts)))
+    await ask(AgentRequest("finish", text="|".join(texts)))
     return 0
 
 
@@ -38,12 +46,12 @@ async def parallel(ask: Asks) -> int:
     """Four concurrent callers, and three equal requests beside them."""
 
     async def votes() -> list[str]:
-        replies = await asyncio.gather(*(ask(model_ask("vote")) for _ in range(3)))
+        replies = await asyncio.gather(*(ask(model_request("vote")) for _ in range(3)))
         return sorted(texts_of(reply)[0] for reply in replies)
 
     talks = [chat(ask, f"caller {n}", turns=3) for n in range(4)]
     *said, voted = await asyncio.gather(*talks, votes())
-    await ask(Ask("finish", text=json.dumps([said, voted])))
+    await ask(AgentRequest("finish", text=json.dumps([said, voted])))
     return 0
 
 
@@ -65,10 +73,10 @@ def test_agent_requests_become_model_calls_and_replies_become_steps() -> None:
 
 
 async def stopping(ask: Asks) -> int:
-    reply = await ask(model_ask("count", stop=("never", "two")))
+    reply = await ask(model_request("count", stop=("never", "two")))
     assert isinstance(reply, ModelReply)
     said = reply.choices[0]
-    await ask(Ask("finish", text=f"{said.text!r} ended by {said.stopped_by!r}"))
+    await ask(AgentRequest("finish", text=f"{said.text!r} ended by {said.stopped_by!r}"))
     return 0
 
 
@@ -171,7 +179,7 @@ def test_agent_that_makes_no_request_finishes() -> None:
 @pytest.mark.parametrize("code", [1, 3, 255])
 def test_agent_with_nonzero_exit_code_fails_with_its_last_words(code: int) -> None:
     async def fails(ask: Asks) -> int:
-        await ask(model_ask("hello"))
+        await ask(model_request("hello"))
         return code
 
     trajectory = lived(HostedRun(fails))
@@ -197,7 +205,7 @@ def test_request_for_several_choices_makes_several_calls_and_one_reply() -> None
     replies: list[Reply] = []
 
     async def wants_three(ask: Asks) -> int:
-        replies.append(await ask(model_ask("hello", n=3)))
+        replies.append(await ask(model_request("hello", n=3)))
         return 0
 
     trajectory = lived(HostedRun(wants_three))
@@ -222,11 +230,11 @@ def test_agent_over_its_limit_gets_an_error_and_may_finish(limits: Limits, code:
 
     async def asks_on(ask: Asks) -> int:
         for turn in range(50):
-            reply = await ask(model_ask(f"turn {turn}"))
+            reply = await ask(model_request(f"turn {turn}"))
             if isinstance(reply, ErrorReply):
                 refused.append(reply)
                 break
-        await ask(Ask("finish", text="so far"))
+        await ask(AgentRequest("finish", text="so far"))
         return 0
 
     trajectory = lived(HostedRun(asks_on, limits=limits))
@@ -239,8 +247,16 @@ def test_concurrent_task_steps_run_sequentially_and_stop_after_episode_end() -> 
     seen: list[Reply] = []
 
     async def plays(ask: Asks) -> int:
-        both = await asyncio.gather(*(ask(Ask("step", text=text)) for text in ("left", "right")))
-        seen.extend([*both, await ask(Ask("step", text="end")), await ask(Ask("step", text="?"))])
+        both = await asyncio.gather(
+            *(ask(AgentRequest("step", text=text)) for text in ("left", "right"))
+        )
+        seen.extend(
+            [
+                *both,
+                await ask(AgentRequest("step", text="end")),
+                await ask(AgentRequest("step", text="?")),
+            ]
+        )
         return 0
 
     run = HostedRun(plays, task=WireTask("tests.support.hosted_rollout:Echo", prompt=""))
@@ -257,7 +273,7 @@ def test_step_without_an_environment_is_refused() -> None:
     seen: list[Reply] = []
 
     async def plays(ask: Asks) -> int:
-        seen.append(await ask(Ask("step", text="left")))
+        seen.append(await ask(AgentRequest("step", text="left")))
         return 0
 
     lived(HostedRun(plays))
@@ -270,8 +286,8 @@ def test_call_with_zero_max_tokens_returns_only_the_prompt_length() -> None:
     seen: list[Reply] = []
 
     async def counts(ask: Asks) -> int:
-        seen.append(await ask(model_ask("hello", max_tokens=0)))
-        seen.append(await ask(model_ask("hello")))
+        seen.append(await ask(model_request("hello", max_tokens=0)))
+        seen.append(await ask(model_request("hello")))
         return 0
 
     trajectory = lived(HostedRun(counts))
@@ -287,11 +303,13 @@ def test_call_with_zero_max_tokens_returns_only_the_prompt_length() -> None:
 @pytest.mark.parametrize(
     ("ask_", "code"),
     [
-        (Ask("model"), "no_messages"),
-        (Ask("finish", text="x" * 200_001), "result_too_large"),
+        (AgentRequest("model"), "no_messages"),
+        (AgentRequest("finish", text="x" * 200_001), "result_too_large"),
     ],
 )
-def test_invalid_agent_request_gets_a_400_and_the_rollout_continues(ask_: Ask, code: str) -> None:
+def test_invalid_agent_request_gets_a_400_and_the_rollout_continues(
+    ask_: AgentRequest, code: str
+) -> None:
     seen: list[Reply] = []
 
     async def asks(ask: Asks) -> int:
@@ -316,8 +334,8 @@ def test_permanently_failed_model_call_is_reported_with_its_http_status(
     seen: list[Reply] = []
 
     async def asks(ask: Asks) -> int:
-        seen.append(await ask(model_ask("hello")))
-        seen.append(await ask(model_ask("hello")))
+        seen.append(await ask(model_request("hello")))
+        seen.append(await ask(model_request("hello")))
         return 0
 
     def fails(call: ModelCall) -> str:
@@ -352,7 +370,11 @@ def model_that_fails(call: ModelCall) -> str:
     return "yes"
 
 
-CALL, DIE, STEP = model_ask("hello"), Ask("step", text="die"), Ask("step", text="x")
+CALL, DIE, STEP = (
+    model_request("hello"),
+    AgentRequest("step", text="die"),
+    AgentRequest("step", text="x"),
+)
 
 
 @pytest.mark.parametrize("code", [0, 1])
@@ -361,15 +383,15 @@ CALL, DIE, STEP = model_ask("hello"), Ask("step", text="die"), Ask("step", text=
     [
         ([CALL], ("failed", "raised")),
         ([DIE], ("failed", "box_died")),
-        ([DIE, Ask("finish", text="I give up")], ("failed", "box_died")),
-        ([CALL, *[Ask("model")] * 2], ("failed", "raised")),
-        ([CALL, model_ask("go on")], ("finished", "")),
+        ([DIE, AgentRequest("finish", text="I give up")], ("failed", "box_died")),
+        ([CALL, *[AgentRequest("model")] * 2], ("failed", "raised")),
+        ([CALL, model_request("go on")], ("finished", "")),
         ([DIE, STEP], ("finished", "")),
-        ([Ask("step", text="end"), CALL], ("finished", "")),
+        ([AgentRequest("step", text="end"), CALL], ("finished", "")),
     ],
 )
 def test_agent_that_gives_up_after_an_infrastructure_error_fails_with_its_code(
-    asks: list[Ask], ended: tuple[str, str], code: int
+    asks: list[AgentRequest], ended: tuple[str, str], code: int
 ) -> None:
     """Otherwise it would earn 0; a nonzero exit code is then only a consequence."""
 
@@ -423,13 +445,13 @@ def test_waiting_request_is_shown_with_the_next_request_of_another_caller() -> N
 
         task = {"config": {"argv": ["x"]}}
         agent = HostedAgent("command", ["p"], task, CoroutineHost({"x": two}))
-        first = asks_of((await agent.open(1)).text, {})
+        first = requests_of((await agent.open(1)).text, {})
         begun.set()
         for _ in range(20):
             await asyncio.sleep(0)
         replies = tuple(ModelReply(ask.d, (Choice("yes"),)) for ask in first)
         then = await agent.step(AgentAction(replies).text())
-        second = asks_of(then.text, {ask.d: ask for ask in first})
+        second = requests_of(then.text, {ask.d: ask for ask in first})
         await agent.close()
         return [[ask.messages[-1].content for ask in asks] for asks in (first, second)]
 
@@ -443,10 +465,10 @@ def test_token_ids_and_logprobs_are_returned_on_request() -> None:
     seen: list[Reply] = []
 
     async def asks(ask: Asks) -> int:
-        seen.append(await ask(model_ask("hello", token_ids=True, logprobs=True)))
+        seen.append(await ask(model_request("hello", token_ids=True, logprobs=True)))
         texts = ["hello", texts_of(seen[0])[0], "more"]
-        seen.append(await ask(model_ask(*texts, token_ids=True)))
-        seen.append(await ask(model_ask("hello", logprobs=True)))
+        seen.append(await ask(model_request(*texts, token_ids=True)))
+        seen.append(await ask(model_request("hello", logprobs=True)))
         return 0
 
     lived(HostedRun(asks, say=lambda call: "yes"))
@@ -462,8 +484,8 @@ def test_token_ids_and_logprobs_are_returned_on_request() -> None:
 
 def test_agent_can_set_stop_strings_fewer_tokens_and_the_policy() -> None:
     async def asks(ask: Asks) -> int:
-        await ask(model_ask("a", max_tokens=7, stop=("x",)))
-        await ask(model_ask("b", max_tokens=10_000, policy="other"))
+        await ask(model_request("a", max_tokens=7, stop=("x",)))
+        await ask(model_request("b", max_tokens=10_000, policy="other"))
         return 0
 
     run = HostedRun(asks)

@@ -54,7 +54,7 @@ async def models(served: ServedLine) -> int:
 
 def test_silent_and_slow_connections_are_closed_in_time() -> None:
     async def scene() -> None:
-        async with serving(lambda ask: None, GatewayLimits(first_request_s=0.2)) as served:
+        async with serving(lambda _: None, GatewayLimits(first_request_s=0.2)) as served:
             silent, slow = await opened(served), await opened(served)
             slow[1].write(b"POST /r/")
             for reader, writer in (silent, slow):
@@ -66,7 +66,7 @@ def test_silent_and_slow_connections_are_closed_in_time() -> None:
 
 def test_strangers_connections_make_room_for_new_ones() -> None:
     async def scene() -> None:
-        async with serving(lambda ask: None, GatewayLimits(connections=8)) as served:
+        async with serving(lambda _: None, GatewayLimits(connections=8)) as served:
             strangers = [await opened(served) for _ in range(20)]
             assert await models(served) == 200
             for _, writer in strangers:
@@ -77,7 +77,7 @@ def test_strangers_connections_make_room_for_new_ones() -> None:
 
 def test_an_endless_body_is_declined_in_time() -> None:
     async def scene() -> None:
-        async with serving(lambda ask: None, GatewayLimits(body_s=0.2)) as served:
+        async with serving(lambda _: None, GatewayLimits(body_s=0.2)) as served:
             reader, writer = await opened(served)
             writer.write(head(served, 100) + b"{")
             assert await status(reader) == 408
@@ -90,7 +90,7 @@ def test_the_bodies_of_one_session_stay_within_its_share() -> None:
     limits = GatewayLimits(bodies_of_session_bytes=3 * MIB, bodies_bytes=8 * MIB)
 
     async def scene() -> None:
-        async with serving(lambda ask: None, limits) as served:
+        async with serving(lambda _: None, limits) as served:
             open_ = [await opened(served) for _ in range(6)]
             for _, writer in open_:
                 writer.write(head(served, 2 * MIB) + b"x" * (2 * MIB - 1))
@@ -109,7 +109,7 @@ def test_the_bodies_of_one_session_stay_within_its_share() -> None:
 
 def test_a_truncated_body_leaves_no_memory_held() -> None:
     async def scene() -> None:
-        async with serving(lambda ask: None) as served:
+        async with serving(lambda _: None) as served:
             gc.disable()
             try:
                 for _ in range(3):

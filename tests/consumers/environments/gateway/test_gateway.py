@@ -13,7 +13,14 @@ import pytest
 
 from rollcall.consumers.environments.gateway.exchange import GatewayLimits
 from rollcall.consumers.environments.gateway.listener import bind
-from rollcall.schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply, StepReply
+from rollcall.schemas.agent_requests import (
+    AgentRequest,
+    Choice,
+    ErrorReply,
+    ModelReply,
+    Reply,
+    StepReply,
+)
 from rollcall.schemas.errors import Refused
 from tests.support.raw_http import Answer, Raw, exchange, request
 from tests.support.served_line import TASK, Script, ServedLine, serving
@@ -24,11 +31,11 @@ QUESTION = {"model": "policy", "messages": [{"role": "user", "content": "how muc
 Test = Callable[[ServedLine], Awaitable[None]]
 
 
-def told(ask: Ask) -> Reply:
+def told(call: AgentRequest) -> Reply:
     """Something of each kind."""
-    if ask.kind != "model":
-        return StepReply(ask.d, f"after {ask.text}", 0.5, True, False, '{"a":1}')
-    return ModelReply(ask.d, (Choice("forty-two", sampled_tokens=2),), "c0ffee", 1_700_000_000_000)
+    if call.kind != "model":
+        return StepReply(call.d, f"after {call.text}", 0.5, True, False, '{"a":1}')
+    return ModelReply(call.d, (Choice("forty-two", sampled_tokens=2),), "c0ffee", 1_700_000_000_000)
 
 
 def on_a_gateway(
@@ -58,7 +65,7 @@ def test_a_call_is_asked_once_and_answered_in_the_vendors_format() -> None:
 
         assert answer.status == 200
         assert answer.json()["choices"][0]["message"]["content"] == "forty-two"
-        assert [one.messages[0].content for one in served.asks] == ["how much?"]
+        assert [one.messages[0].content for one in served.requests] == ["how much?"]
 
     on_a_gateway(test)
 
@@ -202,7 +209,7 @@ def test_an_unknown_model_among_several_policies_is_404() -> None:
         assert answer.status == 404
         assert "policy, judge" in answer.json()["error"]["message"]
         assert (await ask(served, {**QUESTION, "model": "judge"})).status == 200
-        assert [one.policy for one in served.asks] == ["judge"]
+        assert [one.policy for one in served.requests] == ["judge"]
 
     on_a_gateway(test, policies=("policy", "judge"))
 
@@ -217,7 +224,10 @@ def test_agents_can_step_their_environment_and_submit_a_result() -> None:
         assert shown["text"] == "after ls"
         assert [shown["reward"], shown["terminated"], shown["truncated"]] == [0.5, True, False]
         assert (await exchange(served.port, finish)).status == 200
-        assert [(one.kind, one.text) for one in served.asks] == [("step", "ls"), ("finish", "done")]
+        assert [(one.kind, one.text) for one in served.requests] == [
+            ("step", "ls"),
+            ("finish", "done"),
+        ]
 
     on_a_gateway(test)
 
@@ -230,7 +240,7 @@ def test_an_http_1_0_client_is_answered_and_its_connection_closed(late: bool) ->
         await raw.send(data.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
         if late:
             await raw.reader.readuntil(b": wait")
-            served.tell(told(served.asks[0]))
+            served.tell(told(served.requests[0]))
 
         assert (await raw.reader.read()).endswith(b"data: [DONE]\n\n")
         await raw.close()
@@ -246,7 +256,7 @@ def test_a_step_without_an_action_is_refused_by_name(body: bytes) -> None:
 
         assert answer.status == 400
         assert answer.json()["error"]["message"]
-        assert served.asks == []
+        assert served.requests == []
 
     on_a_gateway(test)
 
@@ -258,7 +268,7 @@ def test_a_malformed_body_is_400_and_asks_no_model(body: bytes) -> None:
 
         assert answer.status == 400
         assert answer.json()["error"]["type"] == "invalid_request_error"
-        assert served.asks == []
+        assert served.requests == []
 
     on_a_gateway(test)
 
@@ -272,7 +282,7 @@ def test_a_body_at_the_limit_is_accepted_and_a_larger_one_refused() -> None:
         refused = await ask(served, {**QUESTION, "ignored": "x" * (room + 1)})
         assert refused.status == 413
         assert "100,000 bytes" in refused.json()["error"]["message"]
-        assert len(served.asks) == 1
+        assert len(served.requests) == 1
 
     on_a_gateway(test, body_bytes=100_000)
 
@@ -405,9 +415,9 @@ def test_a_malformed_pipelined_body_is_answered_after_the_open_request() -> None
     async def test(served: ServedLine) -> None:
         raw = await Raw.to(served.port)
         await raw.send(chat(served) + head_of(served, CHAT, IN_CHUNKS) + b"2\r\n{}\r\n")
-        await holds(lambda: len(served.asks) == 1)
+        await holds(lambda: len(served.requests) == 1)
         await raw.send(b"zz\r\n")
-        served.tell(told(served.asks[0]))
+        served.tell(told(served.requests[0]))
 
         assert [(await raw.answer()).status for _ in range(2)] == [200, 400]
         assert await raw.reader.read() == b""
@@ -440,7 +450,7 @@ def test_one_connection_serves_pipelined_requests_in_order() -> None:
         await raw.send(chat(served) + chat(served))
 
         assert [(await raw.answer()).status for _ in range(2)] == [200, 200]
-        assert len(served.asks) == 2
+        assert len(served.requests) == 2
         await raw.close()
 
     on_a_gateway(test)
@@ -487,14 +497,14 @@ def test_too_many_open_requests_get_429_with_a_retry_time() -> None:
         raws = [await Raw.to(served.port) for _ in range(3)]
         for raw in raws:
             await raw.send(chat(served))
-        await holds(lambda: len(served.asks) == 3)
+        await holds(lambda: len(served.requests) == 3)
 
         refused = await ask(served)
 
         assert refused.status == 429
         assert refused.headers["retry-after"] == "1"
         assert refused.json()["error"]["type"] == "rate_limit_error"
-        served.tell(told(served.asks[0]))
+        served.tell(told(served.requests[0]))
         assert (await raws[0].answer()).status == 200
         for raw in raws:
             await raw.close()
@@ -507,7 +517,7 @@ def test_an_agent_with_a_thousand_calls_gets_64_and_displaces_no_other() -> None
         raws = await asyncio.gather(*(Raw.to(served.port) for _ in range(1000)))
         await asyncio.gather(*(raw.send(chat(served)) for raw in raws))
         await holds(lambda: len(served.gateway.connections()) == 64)
-        assert len(served.asks) == 64
+        assert len(served.requests) == 64
 
         other = served.gateway.line(["policy"], {})
         data = request(f"/r/{other.key}/v1/step", {"action": "ls"}, key=other.key)
@@ -556,7 +566,7 @@ def test_a_session_has_a_connection_limit_and_leaves_others_theirs() -> None:
         refused = await raws[3].answer()
         assert (refused.status, refused.headers["connection"]) == (429, "close")
         assert "3 connections of this agent" in refused.json()["error"]["message"]
-        assert len(served.asks) == 3
+        assert len(served.requests) == 3
 
         await raws[0].send(chat(served))  # it is one of the three
         assert (await raws[0].answer()).status == 200
@@ -576,7 +586,7 @@ def test_a_closed_line_is_404_for_waiting_and_later_clients() -> None:
     async def test(served: ServedLine) -> None:
         raw = await Raw.to(served.port)
         await raw.send(chat(served))
-        await holds(lambda: bool(served.asks))
+        await holds(lambda: bool(served.requests))
 
         await served.line.close()
 
@@ -598,7 +608,7 @@ def test_a_line_closed_during_a_body_is_not_asked() -> None:
         await raw.send(body)
 
         assert (await raw.answer()).status == 404
-        assert served.asks == []
+        assert served.requests == []
         assert served.gateway.open_calls.count == 0
         await raw.close()
 
@@ -649,7 +659,7 @@ def test_a_long_waiting_stream_begins_early_and_reports_its_outcome_within(fails
         assert head.startswith(b"HTTP/1.1 200")
         await raw.reader.readuntil(b": wait\n\n")
 
-        [asked] = served.asks
+        [asked] = served.requests
         served.tell(ErrorReply(asked.d, 404, "gone", "no more") if fails else told(asked))
 
         rest = await raw.reader.readuntil(b"0\r\n\r\n")

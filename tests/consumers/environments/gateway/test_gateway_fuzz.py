@@ -17,7 +17,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from rollcall.consumers.environments.gateway.exchange import GatewayLimits
-from rollcall.schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply, StepReply
+from rollcall.schemas.agent_requests import (
+    AgentRequest,
+    Choice,
+    ErrorReply,
+    ModelReply,
+    Reply,
+    StepReply,
+)
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.raw_http import Answer, Raw, request
 from tests.support.served_line import ServedLine, serving
@@ -139,16 +146,16 @@ def plans(draw: st.DrawFn) -> Plan:
     )
 
 
-def told(ask: Ask) -> Reply:
+def told(call: AgentRequest) -> Reply:
     """Each sort of reply, by the ask's digest."""
-    sort = int(ask.d[:2], 16) % 8
+    sort = int(call.d[:2], 16) % 8
     if sort < 3:
-        return ErrorReply(ask.d, (404, 429, 503)[sort], "code", "words")
-    if ask.kind != "model":
-        return StepReply(ask.d, "shown")
+        return ErrorReply(call.d, (404, 429, 503)[sort], "code", "words")
+    if call.kind != "model":
+        return StepReply(call.d, "shown")
     calls = tool_calls_text([ToolCall("call_1", "f", '{"a":1}')] if sort == 3 else [])
     choice = Choice("said", "length" if sort == 4 else "stop", calls, 1, (5,), (-0.5,))
-    return ModelReply(ask.d, (choice,) * ask.n, "0" * 32, 1_700_000_000_000, 2, (3, 4))
+    return ModelReply(call.d, (choice,) * call.n, "0" * 32, 1_700_000_000_000, 2, (3, 4))
 
 
 class Client:

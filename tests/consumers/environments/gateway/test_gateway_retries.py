@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rollcall.consumers.environments.gateway.exchange import GatewayLimits
-from rollcall.schemas.asks import Ask, Choice, ModelReply, StepReply
+from rollcall.schemas.agent_requests import AgentRequest, Choice, ModelReply, StepReply
 from tests.support.raw_http import Raw, exchange, request
 from tests.support.served_line import Script, ServedLine, serving
 from tests.support.waiting import holds
@@ -38,11 +38,11 @@ def numbered() -> Script:
     """Every ask gets another reply, so that a second one would show."""
     numbers = count()
 
-    def told(ask: Ask) -> ModelReply | StepReply:
+    def told(call: AgentRequest) -> ModelReply | StepReply:
         number = str(next(numbers))
-        if ask.kind == "step":
-            return StepReply(ask.d, number)
-        return ModelReply(ask.d, (Choice(number, sampled_tokens=1),), number.zfill(8))
+        if call.kind == "step":
+            return StepReply(call.d, number)
+        return ModelReply(call.d, (Choice(number, sampled_tokens=1),), number.zfill(8))
 
     return told
 
@@ -95,13 +95,13 @@ def test_an_answer_cut_at_any_byte_is_repeated_and_asked_once(path: str, stream:
             for retries in (0, 1, 2):
                 for offset in offsets(size, retries):
                     seed = next(seeds)
-                    asked = len(served.asks)
+                    asked = len(served.requests)
                     await cut_after(served.port, asking(served, path, stream, seed), offset)
                     again = asking(served, path, stream, seed, retries)
                     answer = await exchange(served.port, again)
                     assert answer.status == 200
                     assert str(asked).encode() in answer.body
-                    assert len(served.asks) == asked + 1, f"cut after {offset} of {size}"
+                    assert len(served.requests) == asked + 1, f"cut after {offset} of {size}"
 
     asyncio.run(run())
 
@@ -128,7 +128,7 @@ def test_an_answer_read_whole_is_repeated_only_to_a_retry(retries: int) -> None:
             again = await exchange(served.port, asking(served, CHAT, False, 1, retries))
 
             assert (again.body == first.body) is (retries > 0)
-            assert len(served.asks) == (1 if retries else 2)
+            assert len(served.requests) == (1 if retries else 2)
 
     asyncio.run(run())
 
@@ -144,7 +144,7 @@ def test_a_client_returning_on_an_open_connection_gets_the_answer_again() -> Non
                 await other.send(asking(served, CHAT, False, seed))
                 await other.answer()
 
-            assert len(served.asks) == 50
+            assert len(served.requests) == 50
             await other.close()
 
     asyncio.run(run())
@@ -167,10 +167,10 @@ def test_a_client_that_left_early_finds_its_call_still_open(
             await raw.send(asking(served, path, stream, 1, retries))
             answer = asyncio.create_task(raw.answer())
             await attached(served, 1)
-            served.tell(numbered()(served.asks[0]))  # type: ignore[arg-type]
+            served.tell(numbered()(served.requests[0]))  # type: ignore[arg-type]
 
             assert (await answer).status == 200
-            assert len(served.asks) == 1
+            assert len(served.requests) == 1
             await raw.close()
 
     asyncio.run(run())
@@ -182,7 +182,7 @@ def test_identical_concurrent_calls_are_each_asked() -> None:
             data = asking(served, CHAT, False, 1)
             answers = await asyncio.gather(*(exchange(served.port, data) for _ in range(8)))
 
-            assert len(served.asks) == 8
+            assert len(served.requests) == 8
             assert len({answer.body for answer in answers}) == 8
 
     asyncio.run(run())
@@ -196,7 +196,7 @@ def test_requests_with_one_idempotency_key_make_one_call() -> None:
             bodies = [(await exchange(served.port, data)).body for _ in range(3)]
 
             assert len(set(bodies)) == 1
-            assert len(served.asks) == 1
+            assert len(served.requests) == 1
 
     asyncio.run(run())
 
@@ -211,13 +211,13 @@ def test_a_truncated_request_is_not_asked(at: float) -> None:
             await raw.close()
 
             await exchange(served.port, asking(served, CHAT, False, 2))
-            assert len(served.asks) == 1
+            assert len(served.requests) == 1
 
     asyncio.run(run())
 
 
 async def until_asked(served: ServedLine, number: int) -> None:
-    await holds(lambda: len(served.asks) >= number)
+    await holds(lambda: len(served.requests) >= number)
 
 
 async def attached(served: ServedLine, number: int) -> None:

@@ -44,8 +44,8 @@ def test_a_large_body_is_parsed_or_refused_like_a_small_one() -> None:
         for number, (path, value) in enumerate(WHOLE.items()):
             wanted = DIALECTS[path].read(json.dumps(value).encode(), ["policy"], EARLIER)
             found = await read(large, path, value | {"pad": PAD}, EARLIER, str(number))
-            assert (found.ask, found.ask.d, found.stream, found.turns) == (
-                wanted.ask, wanted.ask.d, wanted.stream, wanted.turns,
+            assert (found.request, found.request.d, found.stream, found.turns) == (
+                wanted.request, wanted.request.d, wanted.stream, wanted.turns,
             )  # fmt: skip
         with pytest.raises(Declined, match="max_tokens must be an integer") as refused:
             await read(large, "/v1/messages", BODIES["/v1/messages"] | {"max_tokens": "x"}, {}, "t")
@@ -60,7 +60,7 @@ def test_a_large_body_may_continue_only_its_own_sessions_responses() -> None:
 
     async def work(large: LargeBodies) -> None:
         found = await read(large, "/v1/responses", value, said)
-        assert found.ask.messages == (*said["resp_1"], Message("user", PAD))
+        assert found.request.messages == (*said["resp_1"], Message("user", PAD))
         with pytest.raises(Declined, match="'resp_1' not found"):
             await read(large, "/v1/responses", value, {}, "other")
 
@@ -86,7 +86,7 @@ def test_a_body_that_kills_its_reader_is_refused_and_the_next_read() -> None:
         os.kill(large.pid, signal.SIGKILL)
         with pytest.raises(Declined, match="too much memory, to be read; send a smaller one"):
             await asking
-        assert (await read(large, "/v1/step", {"action": PAD}, {}, "t")).ask.text == PAD
+        assert (await read(large, "/v1/step", {"action": PAD}, {}, "t")).request.text == PAD
 
     on_a_loop(work)
 

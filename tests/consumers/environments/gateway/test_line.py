@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from rollcall.consumers.environments.gateway.line import GatewayLine, OpenCalls, TooManyOpen
-from rollcall.schemas.asks import Ask, Choice, ErrorReply, ModelReply
+from rollcall.schemas.agent_requests import AgentRequest, Choice, ErrorReply, ModelReply
 from rollcall.schemas.messages import Message
 
-QUESTION = Ask("model", (Message("user", "how much?"),))
-OTHER = Ask("model", (Message("user", "how many?"),))
+QUESTION = AgentRequest("model", (Message("user", "how much?"),))
+OTHER = AgentRequest("model", (Message("user", "how many?"),))
 RESET = ConnectionResetError("reset by peer")
 Test = Callable[[GatewayLine], Awaitable[None]]
 
@@ -28,8 +28,8 @@ def a_line(open_calls: OpenCalls) -> GatewayLine:
     )
 
 
-def said(text: str, ask: Ask = QUESTION) -> ModelReply:
-    return ModelReply(ask.d, (Choice(text),))
+def said(text: str, request: AgentRequest = QUESTION) -> ModelReply:
+    return ModelReply(request.d, (Choice(text),))
 
 
 def test_identical_concurrent_requests_are_two_calls_answered_in_order() -> None:
@@ -172,7 +172,7 @@ def test_requests_with_one_idempotency_key_are_one_call(answered: bool) -> None:
         assert line.attach(QUESTION, key="k").call is first.call
         assert line.attach(QUESTION, key="another").call is not first.call
         assert line.attach(QUESTION).call is not first.call
-        assert line.attach(Ask("step", text="ls"), key="k").call is not first.call
+        assert line.attach(AgentRequest("step", text="ls"), key="k").call is not first.call
 
     on_a_line(test)
 

@@ -15,7 +15,7 @@ from rollcall.consumers.environments.gateway.parsing_share import (
     SHARE,
     ParsingShare,
 )
-from rollcall.schemas.asks import Ask, Choice, ModelReply, Reply
+from rollcall.schemas.agent_requests import AgentRequest, Choice, ModelReply, Reply
 from tests.support.raw_http import Raw, request
 from tests.support.served_line import ServedLine, serving
 
@@ -37,8 +37,8 @@ class Watched:
         raise NotImplementedError
 
 
-def replied(ask: Ask) -> Reply:
-    return ModelReply(ask.d, (Choice("y"),))
+def replied(call: AgentRequest) -> Reply:
+    return ModelReply(call.d, (Choice("y"),))
 
 
 def test_cheap_parsing_is_never_throttled_and_costly_parsing_within_bounds() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from rollcall.consumers.environments.gateway.connection import Connection
 from rollcall.consumers.environments.gateway.exchange import LARGE_BYTES, GatewayLimits
-from rollcall.schemas.asks import Ask, Choice, ModelReply, Reply, StepReply
+from rollcall.schemas.agent_requests import AgentRequest, Choice, ModelReply, Reply, StepReply
 from tests.support.raw_http import request
 from tests.support.served_line import ServedLine, serving_beside
 from tests.support.waiting import until
@@ -29,12 +29,12 @@ PATIENT = GatewayLimits(first_request_s=300.0)
 """A head that does not come is a matter of other tests."""
 
 
-def replied(ask: Ask) -> Reply | None:
+def replied(call: AgentRequest) -> Reply | None:
     """Leave the calls that say "wait" open."""
-    if ask.kind != "model":
-        return StepReply(ask.d, "done")
-    said = ask.messages[-1].content
-    return None if said == "wait" else ModelReply(ask.d, (Choice(MUCH),))
+    if call.kind != "model":
+        return StepReply(call.d, "done")
+    said = call.messages[-1].content
+    return None if said == "wait" else ModelReply(call.d, (Choice(MUCH),))
 
 
 def asked(served: ServedLine, path: str, body: object, **headers: str) -> bytes:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from rollcall.consumers.environments.gateway.exchange import GatewayLimits
-from rollcall.schemas.asks import Ask, Choice, ErrorReply, ModelReply, Reply
+from rollcall.schemas.agent_requests import AgentRequest, Choice, ErrorReply, ModelReply, Reply
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.raw_http import Raw
 from tests.support.served_line import ServedLine, serving_beside
@@ -82,19 +82,19 @@ ERRORS = [
 ]  # fmt: skip
 
 
-def policy(ask: Ask) -> Reply | None:
+def policy(request: AgentRequest) -> Reply | None:
     """The answer that the last message asks for; None: later."""
-    verb, _, words = ask.messages[-1].content.partition(" ")
+    verb, _, words = request.messages[-1].content.partition(" ")
     if verb == "slow":
         return None
     if verb == "error":
         codes = {"400": ("context_length_exceeded", f"{TOO_LONG} tokens.")}
-        return ErrorReply(ask.d, int(words), *codes.get(words, ("code", "some words")))
+        return ErrorReply(request.d, int(words), *codes.get(words, ("code", "some words")))
     calls = tool_calls_text([ToolCall("call_1_0", *words.split(" ", 1))] if verb == "call" else [])
-    tokens = 0 if ask.max_tokens == 0 else 2
-    finish = "length" if ask.max_tokens == 1 else "stop"
+    tokens = 0 if request.max_tokens == 0 else 2
+    finish = "length" if request.max_tokens == 1 else "stop"
     choice = Choice("" if calls else words, finish, calls, tokens, (5, 6), (-0.5, -0.25))
-    return ModelReply(ask.d, (choice,) * ask.n, "0" * 32, 1_700_000_000_000, 3, (1, 2, 3))
+    return ModelReply(request.d, (choice,) * request.n, "0" * 32, 1_700_000_000_000, 3, (1, 2, 3))
 
 
 class VendorClient:
@@ -134,10 +134,10 @@ def served() -> Iterator[ServedLine]:
     limits = GatewayLimits(hold_s=SLOW_S / 2, wait_every_s=SLOW_S / 4)
     slow: list[ServedLine] = []
 
-    def script(ask: Ask) -> Reply | None:
-        reply = policy(ask)
+    def script(request: AgentRequest) -> Reply | None:
+        reply = policy(request)
         if reply is None:
-            asyncio.get_running_loop().call_later(SLOW_S, partial(_tell, slow[0], ask))
+            asyncio.get_running_loop().call_later(SLOW_S, partial(_tell, slow[0], request))
         return reply
 
     with serving_beside(script, limits) as served:
@@ -145,9 +145,9 @@ def served() -> Iterator[ServedLine]:
         yield served
 
 
-def _tell(served: ServedLine, ask: Ask) -> None:
-    last = ask.messages[-1].content.removeprefix("slow ")
-    reply = policy(Ask("model", (type(ask.messages[-1])("user", last),), d=ask.d))
+def _tell(served: ServedLine, request: AgentRequest) -> None:
+    last = request.messages[-1].content.removeprefix("slow ")
+    reply = policy(AgentRequest("model", (type(request.messages[-1])("user", last),), d=request.d))
     assert reply is not None
     served.tell(reply)
 
@@ -186,12 +186,12 @@ def test_a_client_raises_its_own_error_and_retries_only_if_allowed(
     status: int | None,
     asked: int,
 ) -> None:
-    before = len(served.asks)
+    before = len(served.requests)
 
     found = clients[client](scenario)
 
     assert (found.get("raised"), found.get("status")) == (raised, status), found
-    assert len(served.asks) - before == asked
+    assert len(served.requests) - before == asked
 
 
 @pytest.mark.parametrize("cuts", [(0,), (20,), (-1,), (20, -1)])
@@ -209,12 +209,12 @@ def test_an_answer_cut_by_a_proxy_is_repeated_and_asked_once(
     with cutting_proxy(served, cuts) as port:
         line = served.line
         clients[client](f"connect http://127.0.0.1:{port}/r/{line.key} {line.key}")
-        before = len(served.asks)
+        before = len(served.requests)
         found = clients[client](scenario)
         clients[client](f"connect {line.url} {line.key}")
 
     assert found["value"][0] == "hello there"
-    assert len(served.asks) == before + 1
+    assert len(served.requests) == before + 1
 
 
 @contextmanager

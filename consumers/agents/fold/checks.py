@@ -47,7 +47,10 @@ def check_as_completed(
         if isinstance(effect, CallModel):
             continue
         if effect.session in busy:
-            msg = f"program {program_name!r} has two wishes of session {effect.session!r} open"
+            msg = (
+                f"program {program_name!r} has two effects of session {effect.session!r} open; "
+                "wait for the first outcome before the second is yielded"
+            )
             raise ProgramFailed("rubbish", msg)
         busy.add(effect.session)
     return effects

@@ -101,7 +101,7 @@ class Conversation:
         """Return True if a call with these tools needs no other definitions in its prompt."""
         return tools is None or self.tools is None or tools == self.tools
 
-    def take(
+    def add_answer(
         self, new: Sequence[Message], answer: ModelAnswered, reply: Message, sampling: Sampling
     ) -> None:
         """Extend it by the new messages of a call and by the model's answer."""

@@ -187,7 +187,7 @@ class Rollout:
 
         Its state stays as it is: answers still count until the end is read, here and elsewhere.
         """
-        self._fail("broken", f"it cannot be gone on with: {describe_exception(error)}")
+        self._fail("broken", f"the rollout cannot continue: {describe_exception(error)}")
         return cast(Event, self.decision)
 
     def _event(self, body: Body) -> Event:
@@ -256,13 +256,13 @@ def _disagreement(
     """Return the error of an answer that does not fit the program's effects."""
     found = type(event.body).__name__
     if waits is None:
-        effects = f"has made {attempt.next_position} wishes"
+        effects = f"has made {attempt.next_position} effects"
     elif event.body_digest != waits.digest or event.tries > waits.tries:
         effects = (
-            f"wishes {type(waits.effect).__name__} {waits.digest.hex()[:8]}, try {waits.tries}"
+            f"asks for {type(waits.effect).__name__} {waits.digest.hex()[:8]}, try {waits.tries}"
         )
     else:
-        effects = f"wishes {type(waits.effect).__name__}"
+        effects = f"asks for {type(waits.effect).__name__}"
     return DeterminismError(
         f"rollout {event.rollout_id} attempt {event.attempt} position {event.position}: the "
         f"journal answers {found} {event.body_digest.hex()[:8]}, try {event.tries}, but "

@@ -798,7 +798,7 @@ def test_an_answer_to_an_effect_never_made_breaks_the_attempt() -> None:
     decision = one(hand.say(right, "yes"))
 
     assert decision.body.reason.startswith("rollout r attempt 1 position 1: ")
-    assert "has made 1 wishes" in decision.body.reason
+    assert "has made 1 effects" in decision.body.reason
 
 
 def test_a_finish_before_the_journal_ends_breaks_the_attempt() -> None:
@@ -820,7 +820,7 @@ def test_an_answer_of_another_kind_breaks_the_attempt() -> None:
     decision = one(hand.read(answer_to(call, EnvironmentStepped("a room"))))
 
     assert "answers EnvironmentStepped" in decision.body.reason
-    assert "wishes CallModel" in decision.body.reason
+    assert "asks for CallModel" in decision.body.reason
 
 
 def test_an_answer_to_a_future_try_breaks_the_attempt() -> None:

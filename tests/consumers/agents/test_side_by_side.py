@@ -59,7 +59,7 @@ def test_two_effects_of_one_session_are_never_open_at_once(
     else:
         [decision] = effects
         assert (decision.body.status, decision.body.code) == ("failed", "rubbish")  # type: ignore[union-attr]
-        assert "has two wishes of session" in decision.body.reason  # type: ignore[union-attr]
+        assert "has two effects of session" in decision.body.reason  # type: ignore[union-attr]
 
 
 TURNS = st.lists(

@@ -1,10 +1,15 @@
-"""The structure of the tests: each module is independent, shared helpers are in `support`."""
+"""The structure of product and tests: no circles of files, shared helpers in `support`."""
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 TESTS = Path(__file__).parent
 MODULES = sorted(TESTS.rglob("*.py"))
+FOLDERS = ("schemas", "producers", "consumers", "inference", "sandbox", "trainer", "compose")
+PRODUCT = [path for folder in FOLDERS for path in sorted((TESTS.parent / folder).rglob("*.py"))]
 
 
 def imports_of(path: Path) -> set[str]:
@@ -36,3 +41,14 @@ def test_no_module_imports_a_test_module() -> None:
 
 def test_support_holds_no_tests() -> None:
     assert [path.name for path in (TESTS / "support").rglob("test_*.py")] == []
+
+
+def test_no_files_of_the_product_import_one_another() -> None:
+    """Imports in functions and for annotations count: they too have to be read together."""
+    modules = {f"rollcall.{name_of(path)}".removesuffix(".__init__"): path for path in PRODUCT}
+    imports = {name: imports_of(path) & modules.keys() for name, path in modules.items()}
+
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        pytest.fail(f"these files import one another: {' -> '.join(error.args[1])}")

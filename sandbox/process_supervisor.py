@@ -1,12 +1,14 @@
 """The worker's end of a supervisor, whose processes end with the worker, with all they started.
 
 A supervisor is one small process (`rollcall.sandbox.supervisor_process`) between a worker and the
-programs that it runs in boxes. It belongs to the event loop that it was started from. If a
+programs that it runs in boxes, or a fork server between it and its agents
+(`rollcall.sandbox.agents.fork_server`). It belongs to the event loop that it was started from. If a
 supervisor is killed, all its processes end; only a process that kills the supervisor's reaper
 first can outlive it.
 """
 
 import asyncio
+import base64
 import json
 import os
 import socket
@@ -69,6 +71,20 @@ class SupervisedProcess:
         self.started: asyncio.Future[int | str] = supervisor.loop.create_future()
         """Its pid, or the error of its start."""
         self.ended: asyncio.Future[int] = supervisor.loop.create_future()
+        self.lost = False
+        """True if it ended with its supervisor."""
+        self.output = bytearray()
+        """Its output, if it is an agent: the head and the tail, reported at its end."""
+        self.output_bytes = 0
+        """The size of its whole output."""
+
+    async def begun(self) -> int | str:
+        """Wait until it has started; return its pid, or the error. It ends if this is cancelled."""
+        try:
+            return await asyncio.shield(self.started)
+        except asyncio.CancelledError:
+            self.kill()
+            raise
 
     async def wait(self) -> int:
         """Wait until its process tree has ended; return its exit code, or minus a signal."""
@@ -79,9 +95,13 @@ class SupervisedProcess:
 
         The kill is sent before the first await, so cancelling this call does not prevent it.
         """
+        self.kill()
+        await self.wait()
+
+    def kill(self) -> None:
+        """Kill its process tree at once; do nothing if it has ended."""
         if not self.ended.done():
             self._supervisor.ask({"end": self.number})
-        await self.wait()
 
 
 class ProcessSupervisor:
@@ -90,10 +110,14 @@ class ProcessSupervisor:
     def __init__(
         self, directory: Path, worker: socket.socket, process: subprocess.Popen[bytes]
     ) -> None:
+        """Use a process that was started with the other end of the socket `worker`."""
+        worker.setblocking(False)
         self.directory = directory
         """Its directory, which is removed when the supervisor ends, however it ends."""
         self.loop = asyncio.get_running_loop()
         self.alive = True
+        self.ready: asyncio.Future[Mapping[str, Any]] = self.loop.create_future()
+        """The report of a fork server on its import; empty if it has ended."""
         self.borrowers = 0
         self._worker = worker
         self._process = process
@@ -101,6 +125,16 @@ class ProcessSupervisor:
         self._kept: dict[int, SupervisedProcess] = {}
         self._unsent: list[tuple[bytes, list[int]]] = []
         self.loop.add_reader(worker, self._hear)
+
+    @property
+    def pid(self) -> int:
+        """The pid of its reaper."""
+        return self._process.pid
+
+    @property
+    def idle(self) -> bool:
+        """True if it has no processes."""
+        return not self._kept
 
     @classmethod
     def start(cls) -> "ProcessSupervisor":
@@ -118,7 +152,6 @@ class ProcessSupervisor:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        ours.setblocking(False)
         return cls(directory, ours, process)
 
     @classmethod
@@ -154,7 +187,6 @@ class ProcessSupervisor:
         `limits` are rlimits by name, such as `RLIMIT_NOFILE`. Raises WorkFailed: `not_started`, or
         `keeper_gone`, which may be retried with a new supervisor.
         """
-        kept = SupervisedProcess(self, next(self._numbers))
         request: dict[str, object] = {
             "argv": list(argv),
             "env": dict(env),
@@ -163,17 +195,21 @@ class ProcessSupervisor:
         }
         if confinement:
             request |= _confining(confinement, argv)
-        self._kept[kept.number] = kept
-        self.ask({"start": kept.number, **request}, standard)
-        try:
-            pid = await asyncio.shield(kept.started)
-        except asyncio.CancelledError:
-            self.ask({"end": kept.number})
-            raise
+        kept = self.begin(request, standard)
+        pid = await kept.begun()
         if isinstance(pid, str):
             msg = f"{argv[0]} cannot be started in {cwd}: {pid}"
             code = "not_started" if self.alive else "keeper_gone"
             raise WorkFailed(code, msg, retriable=not self.alive)
+        return kept
+
+    def begin(
+        self, request: Mapping[str, object], descriptors: Sequence[int] = ()
+    ) -> SupervisedProcess:
+        """Send the request for a process; await its `begun`."""
+        number = next(self._numbers)
+        kept = self._kept[number] = SupervisedProcess(self, number)
+        self.ask({"start": number, **request}, descriptors)
         return kept
 
     def ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
@@ -240,8 +276,16 @@ class ProcessSupervisor:
                 _settle(kept.ended, GONE_CODE)
             if kept:
                 _settle(kept.started, packet.get("pid") or packet["failed"])
-        else:
+        elif "output" in packet:
+            kept = self._kept[packet["output"]]
+            kept.output += base64.b64decode(packet["piece"])
+            kept.output_bytes = packet["size"]
+        elif "ended" in packet:
             _settle(self._kept.pop(packet["ended"]).ended, packet["code"])
+        else:
+            _settle(self.ready, packet)
+            if "failed" in packet:
+                self._lose()  # it ends itself
 
     def _lose(self) -> None:
         """Mark the supervisor and all its processes as ended."""
@@ -254,7 +298,9 @@ class ProcessSupervisor:
         for _, descriptors in self._unsent:
             _close(descriptors)
         self._unsent.clear()
+        _settle(self.ready, {})
         for kept in self._kept.values():
+            kept.lost = True
             _settle(kept.started, "its supervisor is gone")
             _settle(kept.ended, GONE_CODE)
         self._kept.clear()

@@ -1,23 +1,26 @@
-"""The process that stands between a worker and what the worker starts, and ends it all.
+"""The process between a worker and the processes that it starts, which ends all of them.
 
-    worker == socket == supervisor --fork--> child, in a session of its own --> whatever it starts
+    worker == socket == supervisor --fork--> child, in a session of its own --> its own children
        +--> reaper --fork--> supervisor
 
-Run by path with the interpreter's own library alone: `python -I -S supervisor_process.py FD
-DIRECTORY`. A fork takes as long as all else until a program runs: so one child is forked ahead,
-and waits. Each child adopts what is orphaned below it (`rollcall.sandbox.process_tree`), so its
-end is the end of all that it started. In a box with control groups each child has one of its own,
-which ends all of it in one go (`rollcall.sandbox.program_groups`). When the worker is gone (its
-end of the socket is closed, however it died) everything here ends; when the supervisor is killed,
-the reaper ends what is left and removes the directory.
+It is run by path with the standard library alone: `python -I -S supervisor_process.py FD
+DIRECTORY`. `rollcall.sandbox.agents.fork_server` is a supervisor too, in the agent's own Python;
+its children do not run a program, but become agents.
 
-One JSON object a packet. In: `{"start", "argv", "env", "cwd", "limits"}` with the three standard
-descriptors and those that the child is to have open after them, and for boxes the fields of
+A fork takes longer than the rest of a start, so one child is forked ahead and waits. Each child
+adopts the orphans below it (`rollcall.sandbox.process_tree`), so its end is the end of all that it
+started. In a box with control groups each child has a group of its own, which is killed at once
+(`rollcall.sandbox.program_groups`). When the worker is gone (its end of the socket is closed,
+however it died) everything here ends; when the supervisor is killed, the reaper ends the rest and
+removes the directory.
+
+Each packet is one JSON object. In: `{"start", "argv", "env", "cwd", "limits"}` with the descriptors
+that the child has as its 0, 1, 2 and so on, and for boxes the fields of
 `rollcall.sandbox.process_supervisor.Confinement`; `{"end"}`. Out: `{"started", "pid"}` or
-`{"started", "failed"}`; and once nothing is left of a child, `{"ended", "code"}`, a signal's
-number negative. Values of the keys that name the packet are the child's number. Who enters a box
-may be asked to `listen` there on a port of its loopback instead of becoming a program: it hands
-the socket out over its standard input.
+`{"started", "failed"}`; and once nothing is left of a child, `{"ended", "code"}`, negative for a
+signal. The values of "start", "end" and so on are the child's number. A child that enters a box may
+be asked to `listen` there on a port of its loopback, in place of running a program: it sends the
+socket over its standard input.
 """
 
 import array
@@ -32,7 +35,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
@@ -49,86 +52,54 @@ PACKET_BYTES = 1 << 20
 LOOPBACK = "127.0.0.1"
 MOST_DESCRIPTORS = 16
 OUT_OF_THE_WAY = 64
-"""Descriptors from here on are none that a child is given."""
+"""The first descriptor number that no child is given."""
 DIES_FIRST = b"500"
-"""Where memory is short, what runs in a box goes before what holds the box."""
+"""If memory is short, the programs of a box are killed before the processes that hold the box."""
 REMOVE = '{ rm -rf -- "$1" || { chmod -R u+rwx -- "$1"; rm -rf -- "$1"; } } 2>/dev/null'
 
 
 def removal(directory: str) -> list[str]:
-    """The command that removes a tree, by the system's own program: ours would meet its depth."""
+    """Return the command that removes a tree; Python's own removal fails on a deep one."""
     return ["/bin/sh", "-c", REMOVE, "sh", directory]
 
 
-def heeded() -> list[int]:
-    """The signals of which this process does not leave it to the kernel what becomes of them."""
+def handled_signals() -> list[int]:
+    """Return the signals that do not have the kernel's default action in this process."""
     every = range(1, signal.NSIG)
     return [each for each in every if signal.getsignal(each) is not signal.SIG_DFL]
 
 
+def close_all_but(*kept: int) -> None:
+    """Close all descriptors except these."""
+    first = 0
+    for each in (*sorted({*kept}), 65536):
+        if first < each:  # the kernel takes the range from 0 to before 0 for all
+            os.closerange(first, each)
+        first = each + 1
+
+
 class Spare(NamedTuple):
-    """A child that waits for what it is to become; forked before anybody wants it."""
+    """A forked child that waits for its request."""
 
     pid: int
     way: socket.socket
     """Takes one packet, as it came from the worker, with its descriptors."""
     complaints: int
-    """A pipe that ends at its exec, empty unless something went wrong."""
+    """A pipe that is closed once the child has started; it is empty unless that failed."""
 
 
-def fork(signals: Sequence[int]) -> Spare:
-    """`signals`: what the child is not to heed as we do. Raises OSError."""
-    parent = os.getpid()
-    way, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs, contextlib.ExitStack() as undone:
-        undone.enter_context(way)
-        ours, complaints = os.pipe()
-        undone.callback(os.close, ours)
-        try:
-            pid = os.fork()
-            if pid == 0:
-                stand_by(theirs.fileno(), signals, parent, complaints)
-        finally:
-            os.close(complaints)
-        undone.pop_all()
-    return Spare(pid, way, ours)
-
-
-def stand_by(way: int, signals: Sequence[int], parent: int, complaints: int) -> NoReturn:
-    """Wait for a request with nothing of the supervisor's open, and turn into what it asks for."""
-    try:
-        process_tree.signal_on_parent_death(parent, signal.SIGKILL)
-        os.setsid()
-        for number in signals:
-            with contextlib.suppress(OSError, ValueError):
-                signal.signal(number, signal.SIG_DFL)
-        os.umask(0o022)
-        way = fcntl.fcntl(way, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY)
-        complaints = fcntl.fcntl(complaints, fcntl.F_DUPFD_CLOEXEC, way + 1)
-        for first, end in ((3, way), (way + 1, complaints), (complaints + 1, 65536)):
-            os.closerange(first, end)
-        with socket.socket(fileno=way) as supervisor:
-            text, standard = receive(supervisor)
-        if text:
-            become(json.loads(text), standard, parent, complaints)
-    except BaseException as error:
-        os.write(complaints, f"{type(error).__name__}: {error}"[:2000].encode(errors="replace"))
-    finally:
-        os._exit(127)
-
-
-def become(
+def run_program(
     request: dict[str, Any], standard: Sequence[int], parent: int, complaints: int
 ) -> NoReturn:
-    """Turn into the program that was asked for. Raises OSError and whatever a bad request does."""
-    # First out of the way of one another: one of those given may have a number that is taken.
+    """Replace this child by a program. Raises OSError, and any error of an invalid request."""
+    os.umask(0o022)
+    # First to high numbers: a descriptor may have a number that another one is to get.
     standard = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY) for fd in standard]
     take_place(request, parent)
     process_tree.adopt_orphans()
     for number, fd in enumerate(standard):
         os.dup2(fd, number)
-    os.closerange(len(standard), complaints)
-    os.closerange(complaints + 1, 65536)
+    close_all_but(*range(len(standard)), complaints)
     begin_in(request["cwd"], in_box=bool(request.get("within")))
     if request.get("within"):
         namespaces.give_up_rights(request["seccomp"])
@@ -138,7 +109,7 @@ def become(
 
 
 def receive(peer: socket.socket) -> tuple[bytes, Sequence[int]]:
-    """One packet and the descriptors that came with it; nothing when the other end is gone."""
+    """Return one packet and its descriptors; empty if the other end is closed."""
     text, control, _, _ = peer.recvmsg(PACKET_BYTES, socket.CMSG_SPACE(MOST_DESCRIPTORS * 4))
     descriptors = array.array("i")
     for _, _, value in control:
@@ -147,10 +118,7 @@ def receive(peer: socket.socket) -> tuple[bytes, Sequence[int]]:
 
 
 def begin_in(place: str, *, in_box: bool) -> None:
-    """Whoever works in a box may have barred its directory: then at its root, which is read-only.
-
-    Raises OSError.
-    """
+    """Enter a directory; in a box that denies it, the root, which is read-only. Raises OSError."""
     try:
         os.chdir(place)
     except PermissionError:
@@ -160,37 +128,35 @@ def begin_in(place: str, *, in_box: bool) -> None:
 
 
 def hand_out(port: int) -> NoReturn:
-    """Listen, and send the socket over descriptor 0; raises OSError."""
+    """Listen, send the socket over descriptor 0, and exit. Raises OSError."""
     with socket.socket(fileno=0) as worker, socket.create_server((LOOPBACK, port)) as listener:
         socket.send_fds(worker, [b"listens"], [listener.fileno()])
     os._exit(0)
 
 
 def take_place(request: dict[str, Any], parent: int) -> None:
-    """Be bound by what the request says; in a box of another process, return as its child there."""
+    """Apply the request's confinement; for the box of another process, return in a child there."""
     box = namespaces.of_process(request["within"]) if request.get("within") else None
     if box and os.fstat(box["mnt"]).st_ino != request["mounts"]:
         gone = "the box is gone, and its pid is another's"
         raise ProcessLookupError(gone)
     cgroups = joined(request)
     for name, most in request["limits"].items():
-        what = getattr(resource, name)
-        hard = resource.getrlimit(what)[1]
+        kind = getattr(resource, name)
+        hard = resource.getrlimit(kind)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(what, (most, most))
+        resource.setrlimit(kind, (most, most))
     if box:
         with open("/proc/self/oom_score_adj", "wb") as file:
             file.write(DIES_FIRST)
-    if box:
         namespaces.enter(box, request["user"])
     else:
         if request.get("staged"):
             namespaces.stage(request["staged"])
         if request.get("user"):
             namespaces.become_user(request["user"])
-    process_tree.signal_on_parent_death(
-        parent, signal.SIGKILL
-    )  # whoever changes users is tied no more
+    # A change of user clears the signal that was set before.
+    process_tree.signal_on_parent_death(parent, signal.SIGKILL)
     if box:
         fork_inside()
     for cgroup in cgroups:
@@ -198,7 +164,7 @@ def take_place(request: dict[str, Any], parent: int) -> None:
 
 
 def joined(request: dict[str, Any]) -> list[int]:
-    """Open the files by which we join the control groups of a request. Raises OSError.
+    """Open the files by which this process joins a request's control groups. Raises OSError.
 
     The group of a program lies below that of its box, which is joined with it.
     """
@@ -231,45 +197,114 @@ def fork_inside() -> None:
 class Children:
     """All children of one worker, by their numbers."""
 
-    def __init__(self, worker: socket.socket) -> None:
+    ahead = True
+    """True if a child is forked before it is needed."""
+    signals: Sequence[int] = ()
+    """The signals that children reset; by default all that are handled or ignored here."""
+
+    def __init__(
+        self,
+        worker: socket.socket,
+        become: Callable[[dict[str, Any], Sequence[int], int, int], NoReturn] = run_program,
+        kept: Sequence[int] = (0, 1, 2),
+    ) -> None:
+        """Children `become` what a request asks for; they inherit only the descriptors `kept`."""
         self.worker = worker
-        self.signals = heeded()
-        """To look for them takes as long as a fork."""
+        self.become = become
+        self.kept = kept
+        self.own = set(process_tree.children(os.getpid()))
+        """Children that this process has beside those of the worker."""
         self.spare: Spare | None = None
         self.waiting = select.poll()
         self.running: dict[int, int] = {}
         """Children by pid."""
+        self.readers: dict[int, Callable[[], object]] = {}
+        """The action for each descriptor that can be read."""
         self.starting: dict[int, tuple[int, int]] = {}
-        """Number and pid of those that may yet fail to start, by the pipe that tells."""
-        self.within: dict[int, int] = {}
-        """The first process of the box that a child lives in, by the child's number."""
+        """Number and pid of children that may yet fail to start, by the pipe that reports it."""
+        self.within: dict[int, tuple[int, int]] = {}
+        """The first process of the box that a child is in, and its mount namespace; by number."""
         self.groups: dict[int, str] = {}
-        """The control group that is a child's own, by its number."""
+        """The control group of a child, by its number."""
         self.ending: dict[int, tuple[int, float]] = {}
         """Exit codes of children that have ended but may have left processes, with the time at
         which to stop waiting for those; by the child's number."""
 
-    def serve(self, woken: socket.socket) -> None:
-        """Answer the worker until it is gone."""
-        self.waiting.register(self.worker, select.POLLIN)
-        self.waiting.register(woken, select.POLLIN)
-        while True:
-            self.prepare()
-            again_ms = process_tree.AGAIN_S * 1000 if self.ending else None
-            ready = {fd for fd, _ in self.waiting.poll(again_ms)}
-            if woken.fileno() in ready:
-                woken.recv(4096)
-            for fd in ready & self.starting.keys():
-                self.report_start(fd)
-            if self.worker.fileno() in ready and not self.receive_requests():
-                return
-            self.reap()
+    def serve(self) -> None:
+        """Answer the worker until it is gone; then end everything."""
+        woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        process_tree.end_on_sigterm()
+        self.signals = self.signals or handled_signals()  # finding them takes as long as a fork
+        self.listen(woken, lambda: os.read(woken, 4096))
+        self.listen(self.worker.fileno(), self.receive_request)
+        try:
+            # A write to a worker that has gone raises OSError.
+            with contextlib.suppress(OSError, EOFError):
+                while True:
+                    self.prepare()
+                    again_ms = process_tree.AGAIN_S * 1000 if self.ending else None
+                    for fd, _ in self.waiting.poll(again_ms):
+                        if fd in self.readers:
+                            self.readers[fd]()
+                    self.reap()
+        finally:
+            process_tree.end_children()
 
-    def receive_requests(self) -> bool:
-        """Do what one packet says; False when the worker is gone."""
+    def listen(self, fd: int, read: Callable[[], object]) -> None:
+        """Call `read` whenever a descriptor can be read."""
+        self.readers[fd] = read
+        self.waiting.register(fd, select.POLLIN)
+
+    def forget_reader(self, fd: int) -> None:
+        """Stop listening to a descriptor; the caller closes it."""
+        del self.readers[fd]
+        self.waiting.unregister(fd)
+
+    def fork(self) -> Spare:
+        """Fork a child. Raises OSError."""
+        parent = os.getpid()
+        way, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, contextlib.ExitStack() as undone:
+            undone.enter_context(way)
+            ours, complaints = os.pipe()
+            undone.callback(os.close, ours)
+            try:
+                pid = os.fork()
+                if pid == 0:
+                    self.stand_by(theirs.fileno(), parent, complaints)
+            finally:
+                os.close(complaints)
+            undone.pop_all()
+        return Spare(pid, way, ours)
+
+    def stand_by(self, way: int, parent: int, complaints: int) -> NoReturn:
+        """Wait in the child for a request, with nothing of the supervisor's open, and obey it."""
+        try:
+            process_tree.signal_on_parent_death(parent, signal.SIGKILL)
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            for number in self.signals:
+                with contextlib.suppress(OSError, ValueError):
+                    signal.signal(number, signal.SIG_DFL)
+            way = fcntl.fcntl(way, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY)
+            complaints = fcntl.fcntl(complaints, fcntl.F_DUPFD_CLOEXEC, way + 1)
+            close_all_but(*self.kept, way, complaints)
+            with socket.socket(fileno=way) as supervisor:
+                text, standard = receive(supervisor)
+            if text:
+                self.become(json.loads(text), standard, parent, complaints)
+        except BaseException as error:
+            os.write(complaints, f"{type(error).__name__}: {error}"[:2000].encode(errors="replace"))
+        finally:
+            os._exit(127)
+
+    def receive_request(self) -> None:
+        """Obey one packet. Raises EOFError if the worker is gone."""
         text, standard = receive(self.worker)
         if not text:
-            return False
+            raise EOFError
         request = json.loads(text)
         if "end" in request:
             for pid, number in self.running.items():
@@ -279,63 +314,63 @@ class Children:
             self.begin(request, text, standard)
         for fd in standard:
             os.close(fd)
-        return True
 
     def kill(self, pid: int, number: int) -> None:
         """End a child and all that it started."""
         if group := self.groups.get(number):
             program_groups.kill(group)
             with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)  # it waits outside for what is inside
+                os.kill(pid, signal.SIGKILL)  # it waits outside the group
         else:
             process_tree.kill_tree(pid)
 
     def begin(self, request: dict[str, Any], text: bytes, standard: Sequence[int]) -> None:
-        """Have a child become what is asked for, and wait for no exec: others may start too."""
+        """Give a request to a child, and do not wait for its start: others may start too."""
         number = request["start"]
         try:
-            pid, _, pipe = self.take_descriptors(text, standard)
+            pid, _, pipe = self.hand_over(text, standard)
         except OSError as error:
+            self.forget(number)
             self.tell({"started": number, "failed": str(error)})
             return
         self.running[pid] = number
         if request.get("within"):
-            self.within[number] = request["within"]
+            self.within[number] = request["within"], request["mounts"]
         if group := program_groups.group_of(request.get("group", ""), pid):
             self.groups[number] = group
         self.starting[pipe] = number, pid
-        self.waiting.register(pipe, select.POLLIN)
+        self.listen(pipe, lambda: self.report_start(pipe))
 
-    def take_descriptors(self, text: bytes, standard: Sequence[int]) -> Spare:
-        """The child that has a request now, a new one where there is no spare. Raises OSError."""
+    def hand_over(self, text: bytes, standard: Sequence[int]) -> Spare:
+        """Send a request to the spare, or to a new child. Raises OSError."""
         if spare := self.spare:
             with contextlib.suppress(OSError):
                 socket.send_fds(spare.way, [text], standard)
                 spare.way.close()
                 self.spare = None
                 return spare
-            self.replace_spare()
-        child = fork(self.signals)
+            self.drop_spare()
+        child = self.fork()
         with child.way:
             socket.send_fds(child.way, [text], standard)
         return child
 
-    def replace_spare(self) -> None:
-        """It was killed."""
+    def drop_spare(self) -> None:
+        """Forget the spare, which was killed."""
         if self.spare:
             self.spare.way.close()
             os.close(self.spare.complaints)
             self.spare = None
 
     def prepare(self) -> None:
-        """Fork a spare, where there is none and nobody waits for anything else."""
-        if self.spare is None and not self.starting:
-            with contextlib.suppress(OSError):  # whoever wants it is told why there is none
-                self.spare = fork(self.signals)
+        """Fork a spare if there is none and no child is starting."""
+        if self.ahead and self.spare is None and not self.starting:
+            with contextlib.suppress(OSError):  # the next request reports the error
+                self.spare = self.fork()
 
     def report_start(self, pipe: int) -> None:
-        """Tell what became of a start; waits for no longer than it takes to be known."""
-        self.waiting.unregister(pipe)
+        """Report a start whose pipe is closed, or about to be."""
+        self.forget_reader(pipe)
         number, pid = self.starting.pop(pipe)
         with open(pipe, "rb") as complaints:
             wrong = complaints.read()
@@ -346,17 +381,23 @@ class Children:
         else:
             self.tell({"started": number, "pid": pid})
 
+    def report_end(self, number: int, code: int) -> None:
+        """Report the end of a child of which nothing is left."""
+        self.forget(number)
+        self.tell({"ended": number, "code": code})
+
     def forget(self, number: int) -> None:
-        """Drop what is known of a child of which nothing is left."""
+        """Drop the state of a child of which nothing is left."""
         self.within.pop(number, None)
         if group := self.groups.pop(number, None):
             program_groups.remains(group)
 
     def tell(self, packet: dict[str, Any]) -> None:
+        """Send a packet to the worker. Raises OSError if the worker is gone."""
         self.worker.send(json.dumps(packet).encode())
 
     def reap(self) -> None:
-        """Collect what has ended; tell of a child when nothing is left that was below it."""
+        """Collect children that have ended; report each when nothing is left below it."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -364,10 +405,11 @@ class Children:
                 break
             if pid == 0:
                 break
+            self.own.discard(pid)
             for pipe in [each for each, begun in self.starting.items() if begun[1] == pid]:
                 self.report_start(pipe)
             if self.spare and self.spare.pid == pid:
-                self.replace_spare()
+                self.drop_spare()
             if pid in self.running:
                 number = self.running.pop(pid)
                 give_up_at = time.monotonic() + process_tree.GIVE_UP_S
@@ -375,57 +417,65 @@ class Children:
         for number, (code, give_up_at) in list(self.ending.items()):
             if not self.kill_orphans(number) or time.monotonic() > give_up_at:
                 del self.ending[number]
-                self.forget(number)
-                self.tell({"ended": number, "code": code})
+                self.report_end(number, code)
 
     def kill_orphans(self, number: int) -> bool:
-        """Kill what a child that has ended has left; False where nothing is left.
+        """Kill the processes that a child has left; return False if there are none.
 
-        It is in the child's control group. Without one we have adopted it, or in a box the first
-        process there, which starts nothing itself.
+        They are in the child's control group. Without one this process has adopted them, or in a
+        box the first process there, which starts none itself.
         """
         if group := self.groups.get(number):
             return program_groups.remains(group)
-        if first := self.within.get(number):
-            strays = set(process_tree.children(first))
+        if number in self.within:
+            strays = set(children_in_box(*self.within[number]))
         else:
-            strays = set(process_tree.children(os.getpid())) - self.running.keys()
+            strays = set(process_tree.children(os.getpid())) - self.running.keys() - self.own
             strays -= {self.spare.pid} if self.spare else set()
         for pid in strays:
             process_tree.kill_tree(pid)
         return bool(strays)
 
 
-def keep(worker: socket.socket) -> None:
-    """Serve a worker until it is gone, and end everything."""
-    woken, wake = socket.socketpair()
-    wake.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-    process_tree.end_on_sigterm()
-    try:
-        # Told of an end that nobody waits for any more, a socket is broken: the worker is gone.
-        with contextlib.suppress(OSError):
-            Children(worker).serve(woken)
-    finally:
-        process_tree.end_children()
+def children_in_box(first: int, mounts: int) -> list[int]:
+    """Return the children of a box's first process; none if the box is gone, and its pid reused."""
+    with contextlib.suppress(OSError):
+        if os.stat(f"/proc/{first}/ns/mnt").st_ino == mounts:
+            return process_tree.children(first)
+    return []
 
 
-def main(fd: int, directory: str) -> None:
+def with_reaper(worker: socket.socket, directory: str = "", parent: int = 0) -> None:
+    """Fork; return in the child, the supervisor. The reaper ends what is left after it, and exits.
+
+    The reaper removes the directory last. If `parent` is given, it also ends everything when that
+    process, the worker, dies; its socket may not be read yet.
+    """
     process_tree.adopt_orphans()
-    os.umask(0o077)
-    worker = socket.socket(fileno=fd)
-    gc.freeze()
     reaper = os.getpid()
     supervisor = os.fork()
     if supervisor == 0:
         process_tree.signal_on_parent_death(reaper, signal.SIGTERM)
         process_tree.adopt_orphans()
-        keep(worker)
-        os._exit(0)
+        return
     worker.close()
-    process_tree.guard(supervisor)
-    os.spawnv(os.P_WAIT, "/bin/sh", removal(directory))
+    if parent:
+        process_tree.end_on_sigterm()
+        process_tree.signal_on_parent_death(parent, signal.SIGTERM)
+    code = process_tree.guard(supervisor)
+    if directory:
+        os.spawnv(os.P_WAIT, "/bin/sh", removal(directory))
+    os._exit(code)
+
+
+def main(fd: int, directory: str) -> None:
+    """Run as a supervisor of programs."""
+    os.umask(0o077)
+    worker = socket.socket(fileno=fd)
+    gc.freeze()
+    with_reaper(worker, directory)
+    Children(worker).serve()
+    os._exit(0)
 
 
 if __name__ == "__main__":

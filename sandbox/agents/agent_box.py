@@ -107,6 +107,6 @@ class AgentBox:
     """The agent's HOME and TMPDIR."""
 
     def order(self) -> dict[str, object]:
-        """Return the box's part of an order to the fork server. Raises WorkFailed (`entrance`)."""
+        """Return the box's part of a request to the fork server. Raises WorkFailed (`entrance`)."""
         begins_in = self.box.workdir or self.box.directory.decode()
-        return {"box": self.box.entrance(), "begins_in": begins_in, "directory": self.home}
+        return {**self.box.entrance(), "begins_in": begins_in, "directory": self.home}

@@ -7,19 +7,17 @@ with the thread of that loop; an agent's child processes end with the agent (see
 """
 
 import asyncio
-import base64
 import json
 import os
 import secrets
 import shutil
 import socket
-import struct
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 
@@ -27,17 +25,15 @@ from rollcall.sandbox.agents.agent_box import AgentBox
 from rollcall.sandbox.agents.agent_sources import SourceFiles, content_digest, function_file
 from rollcall.sandbox.agents.shipped import ADAPTERS, SHIPPED, check_agent, interpreter, missing
 from rollcall.sandbox.locked_folder import hold, locked, remove_unless_held
+from rollcall.sandbox.process_supervisor import ProcessSupervisor, SupervisedProcess, remove_tree
 from rollcall.schemas.errors import Refused, WorkFailed
 
 SERVER = Path(__file__).parent / "fork_server.py"
 LAST_WORDS_CHARS = 2000
 FAILURE_KEPT_S = 5.0
 """Seconds before a failed import of an agent is tried again: an import may take seconds."""
-CLOSE_S = 5.0
 RETIRE_S = 1.0
 """Seconds that a retired server stays idle before it ends."""
-
-Value = TypeVar("Value")
 
 log = structlog.get_logger()
 
@@ -62,67 +58,35 @@ class AgentExit:
 class AgentProcess:
     """The agent process of one rollout."""
 
-    def __init__(self, server: "_ForkServerProcess", ident: int, directory: Path) -> None:
-        loop = asyncio.get_running_loop()
+    def __init__(
+        self, server: ProcessSupervisor, kept: SupervisedProcess, pid: int, directory: Path
+    ) -> None:
         self.directory = directory
-        self.pid = 0
-        self.abandoned = False
-        """True if its start was cancelled: its caller will not close it."""
+        self.pid = pid
         self._server = server
-        self._ident = ident
-        self._started: asyncio.Future[int] = loop.create_future()
-        self._ended: asyncio.Future[AgentExit] = loop.create_future()
+        self._kept = kept
 
     async def wait(self) -> AgentExit:
         """Wait until it has ended; several tasks may wait, and a wait may be cancelled."""
-        return await asyncio.shield(self._ended)
+        code = await self._kept.wait()
+        if self._kept.lost:
+            await self._server.close()  # which waits until all that it started has ended
+            return AgentExit(None, -code, b"its fork server has ended", 0)
+        output, size = bytes(self._kept.output), self._kept.output_bytes
+        if code < 0:
+            return AgentExit(None, -code, output, size)
+        return AgentExit(code, None, output, size)
 
     def kill(self) -> None:
         """Kill it and its children at once; do nothing if it has ended."""
-        if not self._ended.done():
-            self._server.tell(op="kill", id=self._ident)
+        self._kept.kill()
 
     async def close(self) -> AgentExit:
         """End it, and remove its directory. May be called twice."""
         self.kill()
         ended = await self.wait()
-        self._server.tell(op="remove", id=self._ident)
+        _remove(self.directory)
         return ended
-
-    def heard(self, frame: Mapping[str, Any]) -> None:
-        """Handle a frame of the fork server about it."""
-        if "pid" in frame:
-            self.pid = frame["pid"]
-            _settle(self._started, self.pid)
-        elif "refused" in frame:
-            message = f"no process can be forked for it: {frame['refused']}"
-            self._started.set_exception(WorkFailed("agent_start", message, retriable=True))
-            self._ended.cancel()
-        else:
-            self._end(
-                frame["code"],
-                frame["signal"],
-                base64.b64decode(frame["output"]),
-                frame["output_bytes"],
-            )
-
-    def orphaned(self) -> None:
-        """Record that its fork server has ended, and it with that."""
-        self._end(None, 9, b"its fork server has ended", 0)
-
-    def _end(self, code: int | None, signal: int | None, output: bytes, size: int) -> None:
-        _settle(self._started, 0)
-        _settle(self._ended, AgentExit(code, signal, output, size))
-
-    async def started(self) -> "AgentProcess":
-        """Wait until it has been forked. Raises WorkFailed if that fails."""
-        await asyncio.shield(self._started)
-        return self
-
-
-def _settle(future: "asyncio.Future[Value]", value: Value) -> None:
-    if not future.done():
-        future.set_result(value)
 
 
 class AgentProcesses:
@@ -137,7 +101,7 @@ class AgentProcesses:
         self._even_broken = even_broken
         self._scratch = _Scratch(scratch)
         self._servers: dict[str, _StartedServer] = {}
-        self._retired: list[asyncio.Task[_ForkServerProcess]] = []
+        self._retired: list[asyncio.Task[_ForkServer]] = []
 
     async def start(
         self,
@@ -194,11 +158,11 @@ class AgentProcesses:
         for task in servers:
             task.cancel()
         for ended in await asyncio.gather(*servers, return_exceptions=True):
-            if isinstance(ended, _ForkServerProcess):
+            if isinstance(ended, _ForkServer):
                 await ended.close()
         self._scratch.remove()
 
-    async def _server(self, agent: str, config: Mapping[str, Any]) -> "_ForkServerProcess":
+    async def _server(self, agent: str, config: Mapping[str, Any]) -> "_ForkServer":
         try:
             check_agent({**config, "agent": agent})
         except Refused as error:  # the request was not checked when it was submitted
@@ -214,16 +178,16 @@ class AgentProcesses:
             self._retire(server.task)
             server = None
         if server is None:
-            starting = _ForkServerProcess.start(agent, python, options, self._scratch.directory)
+            starting = _ForkServer.start(agent, python, options, self._scratch.directory)
             server = self._servers[name] = _StartedServer(asyncio.create_task(starting), file)
             server.task.add_done_callback(lambda done: self._forget_failed(name, done))
         # Several starts may wait for one import: cancelling one of them must not end it.
         return await asyncio.shield(server.task)
 
-    def _retire(self, task: "asyncio.Task[_ForkServerProcess]") -> None:
+    def _retire(self, task: "asyncio.Task[_ForkServer]") -> None:
         """Fork no more agents from a server; it ends after its last agent."""
 
-        def retire(started: "asyncio.Task[_ForkServerProcess]") -> None:
+        def retire(started: "asyncio.Task[_ForkServer]") -> None:
             if not started.cancelled() and not started.exception():
                 started.result().retire()
 
@@ -231,7 +195,7 @@ class AgentProcesses:
         self._retired.append(task)
         task.add_done_callback(retire)
 
-    def _forget_failed(self, name: str, task: "asyncio.Task[_ForkServerProcess]") -> None:
+    def _forget_failed(self, name: str, task: "asyncio.Task[_ForkServer]") -> None:
         def forget() -> None:
             server = self._servers.get(name)
             if server is not None and server.task is task:
@@ -245,7 +209,7 @@ class AgentProcesses:
 class _StartedServer:
     """A fork server, or its start, and the digest of its agent's file."""
 
-    task: "asyncio.Task[_ForkServerProcess]"
+    task: "asyncio.Task[_ForkServer]"
     file: str
     """The digest of its function's file before the import; empty if there is none."""
 
@@ -258,85 +222,64 @@ class _StartedServer:
         return _is_over(self.task) or self.task.result().sources.edited()
 
 
-def _is_over(started: "asyncio.Task[_ForkServerProcess]") -> bool:
+def _is_over(started: "asyncio.Task[_ForkServer]") -> bool:
     return started.cancelled() or bool(started.exception()) or not started.result().alive
 
 
-class _ForkServerProcess:
-    """The worker's end of one fork server."""
+class _ForkServer:
+    """A fork server that has imported its agent."""
 
     def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        scratch: Path,
+        self, supervisor: ProcessSupervisor, ready: Mapping[str, Any], scratch: Path
     ) -> None:
-        self.alive = True
-        self.ready: Mapping[str, Any] = {}
-        self.sources = SourceFiles()
-        self._process = process
-        self._reader = reader
-        self._writer = writer
+        self.ready = ready
+        self.sources = SourceFiles(ready["sources"])
+        self._supervisor = supervisor
         self._scratch = scratch
-        self._agents: dict[int, AgentProcess] = {}
         self._numbers = count(1)
-        self._listener: asyncio.Task[None] | None = None
         self._retired = False
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self._supervisor.alive
 
     @classmethod
     async def start(
         cls, agent: str, python: Path, options: Mapping[str, str], scratch: Path
-    ) -> "_ForkServerProcess":
+    ) -> "_ForkServer":
         """Start a fork server and wait until it has imported its agent; raises WorkFailed."""
         home = scratch / f"{agent}-{secrets.token_hex(4)}"
         home.mkdir()
-        ours, theirs = socket.socketpair()
+        output = home.with_suffix(".log")
+        supervisor = _spawned(agent, python, options, home, output)
         try:
-            process = _spawned(agent, python, options, home, theirs)
-        except WorkFailed:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        reader, writer = await asyncio.open_connection(sock=ours)
-        server = cls(process, reader, writer, scratch)
-        try:
-            first = await server._frame()
+            report = await asyncio.shield(supervisor.ready)
+            if "ready" not in report:
+                await supervisor.close()
+                raise _not_imported(agent, options, report.get("failed"), output)
+            ready = json.loads((home / "ready").read_bytes())
         except BaseException:
-            await server.close()
+            await supervisor.close()
             raise
-        if first is None or "failed" in first:
-            await server.close()
-            raise _not_imported(agent, options, first, home / "log")
-        server.ready = first["ready"]
-        server.sources = SourceFiles(server.ready["sources"])
-        if server.ready["threads"] != 1:
-            log.warning("agent_forks_with_threads", agent=agent, threads=server.ready["threads"])
-        server._listener = asyncio.create_task(server._listen())
-        return server
+        if ready["threads"] != 1:
+            log.warning("agent_forks_with_threads", agent=agent, threads=ready["threads"])
+        return cls(supervisor, ready, scratch)
 
-    async def spawn(self, order: Mapping[str, object]) -> AgentProcess:
+    async def spawn(self, request: Mapping[str, object]) -> AgentProcess:
         """Fork a process; raises WorkFailed(`agent_start`)."""
-        if not self.alive:
-            msg = "its fork server has just ended"
-            raise WorkFailed("agent_start", msg, retriable=True)
-        ident = next(self._numbers)
-        directory = self._scratch / f"{self._process.pid}-{ident}"
-        agent = self._agents[ident] = AgentProcess(self, ident, directory)
-        self.tell(**{"op": "spawn", "id": ident, "directory": str(directory), **order})
+        directory = self._scratch / f"{self._supervisor.pid}-{next(self._numbers)}"
+        kept = self._supervisor.begin({"directory": str(directory), **request})
+        kept.ended.add_done_callback(lambda _: self._end_if_idle())
         try:
-            return await agent.started()
+            pid = await kept.begun()
         except asyncio.CancelledError:
-            agent.abandoned = True
-            agent.kill()
+            kept.ended.add_done_callback(lambda _: _remove(directory))
             raise
-
-    def tell(self, **order: object) -> None:
-        """Write one frame; do nothing if the server has ended."""
-        if self.alive:
-            data = json.dumps(order).encode()
-            self._writer.write(struct.pack(">I", len(data)) + data)
+        if isinstance(pid, str):
+            msg = f"no process can be forked for it: {pid}"
+            raise WorkFailed("agent_start", msg, retriable=True)
+        return AgentProcess(self._supervisor, kept, pid, directory)
 
     def retire(self) -> None:
         """End it after its last agent."""
@@ -344,65 +287,36 @@ class _ForkServerProcess:
         self._end_if_idle()
 
     def _end_if_idle(self) -> None:
-        """End it after RETIRE_S, so that concurrent starts and orders to remove still reach it."""
+        """End it after RETIRE_S, so that concurrent starts still reach it."""
 
         def end() -> None:
-            if not self._agents and self.alive:
-                self.alive = False
-                self._writer.close()
+            if self._supervisor.idle and self.alive:
+                self._closing = asyncio.create_task(self.close())
 
-        if self._retired and not self._agents:
+        if self._retired and self._supervisor.idle:
             asyncio.get_running_loop().call_later(RETIRE_S, end)
 
     async def close(self) -> None:
         """End the server and with it its agents. May be called twice."""
-        self.alive = False  # its agents end with it, so further orders are dropped
-        self._writer.close()
-        if self._listener is not None:
-            await self._listener
-        else:
-            await self._gone()
+        await self._supervisor.close()
 
-    async def _listen(self) -> None:
-        while (frame := await self._frame()) is not None:
-            agent = self._agents[frame["id"]]
-            agent.heard(frame)
-            if "pid" not in frame:
-                del self._agents[frame["id"]]
-                if agent.abandoned:
-                    self.tell(op="remove", id=frame["id"])
-                self._end_if_idle()
-        await self._gone()
 
-    async def _frame(self) -> Mapping[str, Any] | None:
-        """Read the next frame; None at the end."""
-        try:
-            (length,) = struct.unpack(">I", await self._reader.readexactly(4))
-            frame: Mapping[str, Any] = json.loads(await self._reader.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return None
-        return frame
-
-    async def _gone(self) -> None:
-        """Wait until no process of its tree is left."""
-        self.alive = False
-        self._writer.close()
-        await _ended(self._process)
-        for agent in self._agents.values():
-            agent.orphaned()
-        self._agents.clear()
+def _remove(directory: Path) -> None:
+    """Remove a directory on another thread, as it may be large."""
+    asyncio.get_running_loop().run_in_executor(None, remove_tree, directory)
 
 
 def _spawned(
-    agent: str, python: Path, options: Mapping[str, str], home: Path, channel: socket.socket
-) -> subprocess.Popen[bytes]:
+    agent: str, python: Path, options: Mapping[str, str], home: Path, log_file: Path
+) -> ProcessSupervisor:
     adapter = ADAPTERS / f"{SHIPPED[agent].adapter}.py"
     command = [str(python), "-P", str(SERVER), str(adapter), json.dumps(options), str(os.getpid())]
-    with (home / "log").open("wb") as output:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs, log_file.open("wb") as output:
         try:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 command,
-                stdin=channel.fileno(),
+                stdin=theirs.fileno(),
                 stdout=output,
                 stderr=output,
                 env=clean_environment(python, home),
@@ -410,8 +324,10 @@ def _spawned(
                 start_new_session=True,
             )
         except OSError as error:
+            ours.close()
             msg = f"agent {agent!r} cannot be started with {python}: {error.strerror}"
             raise missing(msg) from error
+    return ProcessSupervisor(home, ours, process)
 
 
 def clean_environment(python: Path, home: Path) -> dict[str, str]:
@@ -440,30 +356,12 @@ def _options(agent: str, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _not_imported(
-    agent: str, options: Mapping[str, str], first: Mapping[str, Any] | None, output: Path
+    agent: str, options: Mapping[str, str], failed: str | None, output: Path
 ) -> WorkFailed:
     words = output.read_bytes()[-LAST_WORDS_CHARS:].decode(errors="replace").strip()
-    why = first["failed"] if first else f"its process ended, saying {words!r}"
-    what = " ".join([agent, *options.values()])
-    return missing(f"agent {what} cannot be imported: {why}")
-
-
-async def _ended(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a process; one that takes too long to end is killed."""
-    loop = asyncio.get_running_loop()
-    descriptor = os.pidfd_open(process.pid)
-    ended = asyncio.Event()
-    loop.add_reader(descriptor, ended.set)
-    try:
-        async with asyncio.timeout(CLOSE_S):
-            await ended.wait()
-    except TimeoutError:
-        process.kill()
-        await ended.wait()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-    process.wait()
+    why = failed or f"its process ended, saying {words!r}"
+    name = " ".join([agent, *options.values()])
+    return missing(f"agent {name} cannot be imported: {why}")
 
 
 class _Scratch:

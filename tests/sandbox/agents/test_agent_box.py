@@ -66,7 +66,7 @@ def test_agent_starts_in_the_working_directory_of_its_task() -> None:
 
     box.workdir = "/testbed"
     assert AgentBox(box, "/tmp/agent").order() == {
-        "box": {"within": 1},
+        "within": 1,
         "begins_in": "/testbed",
         "directory": "/tmp/agent",
     }

@@ -50,7 +50,7 @@ def quiet_pipes() -> Iterator[None]:
 @contextmanager
 def page() -> Iterator["Console"]:
     """Yield a terminal for tables, printed at the end; wide if it is a file or a pipe."""
-    from rollcall.compose.page_console import PageConsole
+    from rollcall.compose.console import PageConsole
 
     wide = None if sys.stdout.isatty() else WIDE
     terminal = PageConsole(highlight=False, width=wide)

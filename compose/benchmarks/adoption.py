@@ -18,8 +18,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from rollcall.compose.benchmarks.figure import Figure, timed
-from rollcall.compose.benchmarks.language_model import language_model
 from rollcall.compose.benchmarks.one_server import OneServer, announced, call_of
+from rollcall.compose.benchmarks.requirements import language_model
 from rollcall.compose.settings import Settings
 from rollcall.inference.engine import EngineAnswer
 from rollcall.schemas.messages import Message, PolicyVersion

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rollcall.compose.benchmarks import load, spine
-from rollcall.compose.benchmarks.box_drivers import require_driver
 from rollcall.compose.benchmarks.figure import Figure
 from rollcall.compose.benchmarks.own_cluster import (
     Measurement,
@@ -23,6 +22,7 @@ from rollcall.compose.benchmarks.own_cluster import (
     publish,
     with_slots,
 )
+from rollcall.compose.benchmarks.requirements import require_driver
 from rollcall.compose.cluster import Cluster
 from rollcall.compose.settings import Settings
 from rollcall.compose.workers.worker_factory import WorkerFactory

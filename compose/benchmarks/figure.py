@@ -1,5 +1,6 @@
-"""The result of a benchmark."""
+"""The result of a benchmark, and the clocks for it."""
 
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,12 @@ class Figure:
             self.value, self.ceiling,
         )  # fmt: skip
         return best / worst if worst else 0.0
+
+
+def cpu_used_s() -> float:
+    """Return the CPU seconds of this process and of its reaped descendants."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def timed(work: Callable[[], T]) -> tuple[float, T]:

@@ -1,21 +1,32 @@
-"""The speed of `rollcall verify`: records per second in one process, from a warm broker.
+"""The speed of `rollcall verify`, `export` and `rescore`: one process, a warm broker, no rate
+limit.
 
-The log has whole rollouts of the workload, with trajectories and scores. The ceiling is the bare
-read of the same topics, without headers, decoding, folding or joining.
+The log has whole rollouts of the workload, with trajectories and scores. The ceiling of `verify` is
+the bare read of the same topics, without headers, decoding, folding or joining.
+
+An export counts like `scan_records_per_s`, so that the two can be compared: in records of the
+history, of which only trajectories and scores are read. Its ceiling is the bare read of these two
+topics, without decoding, rows and files. A rescoring, with a constant scorer, lasts until the acks
+of its rewards, and compares them with the existing ones; its ceiling reads and decodes the same
+trajectories once.
 """
 
 import resource
+import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import count
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from rollcall.compose.benchmarks import load
 from rollcall.compose.benchmarks.figure import Figure, timed
 from rollcall.compose.benchmarks.own_cluster import own_cluster
+from rollcall.compose.cluster import Cluster
 from rollcall.compose.services.service_errors import ServicesError
 from rollcall.compose.settings import Settings
+from rollcall.compose.workers.rescorer import Rescorer
 from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.fold.journal import Journal
 from rollcall.consumers.agents.fold.rollout import Output
@@ -23,8 +34,11 @@ from rollcall.consumers.agents.programs import program_digest, program_of
 from rollcall.consumers.audit.audit import audit
 from rollcall.consumers.audit.window import MOST
 from rollcall.consumers.history.reading.history import History
-from rollcall.consumers.log.protocols import Log
-from rollcall.consumers.log.reading import read_all
+from rollcall.consumers.history.reading.ranges import Range, filled_extent
+from rollcall.consumers.history.reading.selection import Selection
+from rollcall.consumers.history.replay.export import export
+from rollcall.consumers.log.protocols import Log, Record
+from rollcall.consumers.log.reading import read_all, read_between
 from rollcall.producers.publisher import Publisher
 from rollcall.schemas.headers import full_headers, hot_headers
 from rollcall.schemas.messages import (
@@ -37,6 +51,65 @@ from rollcall.schemas.messages import (
     Trajectory,
 )
 from rollcall.schemas.topics import Topics
+
+EXPORTED = 2000
+RESCORED = 6000
+
+
+def export_records_per_s(settings: Settings, *, rollouts: int = EXPORTED) -> Figure:
+    """Measure an export of `rollouts` rollouts of eight turns."""
+    with own_cluster(settings) as cluster, tempfile.TemporaryDirectory() as folder:
+        fill(cluster, rollouts)
+        topics = (cluster.topics.trajectories, cluster.topics.scored)
+        bare_s, _ = timed(lambda: [sum(map(len, _polls(cluster, topic))) for topic in topics])
+        selection, out = Selection(cluster, Range()), Path(folder) / "out"
+        took_s, exported = timed(lambda: export(selection, out))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    rows, total = exported.rows, sum(exported.rows.values())
+    note = (
+        f"{rows['trajectories'] + rows['scores']:,} records read, {total:,} rows "
+        f"written in {took_s:.1f} s ({total / took_s:,.0f} rows/s), peak memory {peak:,.0f} MB"
+    )
+    records = rollouts * RECORDS
+    return Figure(records / took_s, "records/s", records / bare_s, notes=(note,))
+
+
+def rescore_trajectories_per_s(settings: Settings, *, rollouts: int = RESCORED) -> Figure:
+    """Measure a rescoring of `rollouts` rollouts of eight turns, 64 tokens each."""
+    with own_cluster(settings) as cluster:
+        fill(cluster, rollouts)
+        bare_s, _ = timed(lambda: _decode(cluster))
+        only_compared_s, _ = timed(lambda: _rescore(cluster, rollouts, dry_run=True))
+        took_s, _ = timed(lambda: _rescore(cluster, rollouts, dry_run=False))
+    note = f"{rollouts / only_compared_s:,.0f} trajectories/s where nothing is written (--dry-run)"
+    return Figure(rollouts / took_s, "trajectories/s", rollouts / bare_s, notes=(note,))
+
+
+def same(trajectory: Trajectory) -> float:
+    """Score with a constant, at no cost."""
+    del trajectory
+    return 1.0
+
+
+def _polls(cluster: Cluster, topic: str) -> Iterator[list[Record]]:
+    return read_between(cluster.log, *filled_extent(cluster.log, topic, Range()))
+
+
+def _decode(cluster: Cluster) -> None:
+    for records in _polls(cluster, cluster.topics.trajectories):
+        for record in records:
+            cluster.codec.decode(record.value, Trajectory)
+
+
+def _rescore(cluster: Cluster, rollouts: int, *, dry_run: bool) -> None:
+    """Rescore all. Raises ServicesError for a wrong result."""
+    rescorer = Rescorer([f"{__name__}:{same.__name__}"], dry_run=dry_run)
+    rescoring = rescorer.rescore(cluster, Selection(cluster, Range()))
+    compared = [agreement.agree for agreement in rescoring.agreements]
+    if (rescoring.rewarded, compared) != (rollouts, [rollouts]):
+        msg = f"{rescoring.rewarded:,} of {rollouts:,} rewarded, {compared} agree with the old ones"
+        raise ServicesError(msg)
+
 
 ROLLOUTS = 6000
 TOKENS = 64

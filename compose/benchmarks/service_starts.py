@@ -18,9 +18,8 @@ from rollcall.compose.cluster import answers
 from rollcall.compose.processes import end, spawn
 from rollcall.compose.services import embedded
 from rollcall.compose.services.kafka_broker import KafkaBroker
-from rollcall.compose.services.ports import free_port
 from rollcall.compose.services.schema_registry import SchemaRegistry
-from rollcall.compose.services.service_process import Service
+from rollcall.compose.services.service_process import Service, free_port
 from rollcall.compose.settings import Settings
 
 TIMES = 3

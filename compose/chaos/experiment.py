@@ -15,13 +15,17 @@ import structlog
 from rich.console import Console
 
 from rollcall.compose.chaos import workload
-from rollcall.compose.chaos.box_victims import BoxVictim, EngineVictim
+from rollcall.compose.chaos.boxes import BoxVictim, EngineVictim
 from rollcall.compose.chaos.cut_log import LogVictim
 from rollcall.compose.chaos.faults import KILL, SERVICES, Fault
-from rollcall.compose.chaos.open_transactions import OpenTransactionVictim
 from rollcall.compose.chaos.plan import clock_of, ids_of, processes_of
 from rollcall.compose.chaos.stage import Stage
-from rollcall.compose.chaos.surroundings import ClockVictim, IdsVictim, StoreVictim
+from rollcall.compose.chaos.surroundings import (
+    ClockVictim,
+    IdsVictim,
+    OpenTransactionVictim,
+    StoreVictim,
+)
 from rollcall.compose.chaos.victims import ProcessVictim, ServiceVictim, Stack, Victim
 from rollcall.compose.chaos.watch import Watch
 from rollcall.compose.chaos.wrong_registry import WrongRegistry

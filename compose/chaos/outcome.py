@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from rollcall.compose.chaos.box_figures import BoxFigures
+from rollcall.compose.chaos.boxes import BoxFigures
 from rollcall.compose.chaos.faults import ROLES, Fault
 from rollcall.compose.chaos.hosted_figures import HostedFigures
 from rollcall.compose.chaos.training_figures import TrainingFigures

@@ -10,8 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rollcall.compose.chaos import workload
-from rollcall.compose.chaos.box_figures import box_figures
-from rollcall.compose.chaos.box_victims import boxes_left
+from rollcall.compose.chaos.boxes import box_figures, boxes_left
 from rollcall.compose.chaos.cut_log import LogVictim
 from rollcall.compose.chaos.experiment import Conductor
 from rollcall.compose.chaos.faults import LOG

@@ -23,7 +23,7 @@ from rollcall.compose.runs import run_folder
 from rollcall.compose.runs.recipe import parse_recipe
 from rollcall.compose.runs.run_folder import RunFolder
 from rollcall.compose.services import embedded
-from rollcall.compose.services.ports import free_port
+from rollcall.compose.services.service_process import free_port
 from rollcall.compose.settings import KafkaSettings, RegistrySettings, Settings
 from rollcall.sandbox.boxes.box import driver
 from rollcall.schemas.errors import Refused

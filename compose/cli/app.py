@@ -50,8 +50,8 @@ from rollcall.compose.cli.verify import verify
 from rollcall.compose.cli.waiting import waiting
 from rollcall.compose.cli.weights import weights
 from rollcall.compose.extras import EXTRAS, not_installed
+from rollcall.compose.log_setup import hide_in_tracebacks
 from rollcall.compose.terminal import say
-from rollcall.compose.tracebacks import hide_in_tracebacks
 from rollcall.schemas.interrupts import tell_apart
 
 Command = Callable[..., None]

@@ -35,8 +35,7 @@ def curve(
         require("matplotlib")
     if tensorboard:
         require("tensorboardX")
-    from rollcall.compose.conductor.curve_files import write_files
-    from rollcall.compose.pages.curve_page import print_chart
+    from rollcall.compose.conductor.curve_files import print_chart, write_files
     from rollcall.compose.runs.run_folder import find_or_none
     from rollcall.compose.terminal import emit
     from rollcall.consumers.history.runs.run_curve import curve_of

@@ -180,7 +180,7 @@ def retire(
 
     Example: rollcall runs retire lake-any-start-20261121-155458-s7 --yes
     """
-    from rollcall.compose.runs.retirement import remains_of, remove
+    from rollcall.compose.runs.listing import remains_of, remove
 
     cluster = connection.cluster()
     remains = remains_of(cluster, run, folder=folder)

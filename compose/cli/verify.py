@@ -50,8 +50,8 @@ def verify(
     Example: rollcall verify --since 2h --json report.json
     """
     from rollcall.compose.cli.range_options import parse
+    from rollcall.compose.console import PageConsole
     from rollcall.compose.files import refuse_no_folder, write_json
-    from rollcall.compose.page_console import PageConsole
     from rollcall.compose.pages.audit_page import audit_with_bar, print_report
 
     terminal, span = PageConsole(), parse(since, until)

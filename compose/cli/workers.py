@@ -130,10 +130,10 @@ def training(
     Where its learner is several ranks, this begins as many processes by torchrun.
     """
     from rollcall.compose.runs import run_folder
-    from rollcall.compose.workers import openmp, rank_processes
+    from rollcall.compose.workers import rank_processes
     from rollcall.compose.workers.run_trainer import train
 
-    openmp.share_cores()
+    rank_processes.share_cores()
     folder = run_folder.find(settings().state(), run)
     ranks = folder.learner().ranks
     if ranks > 1 and not rank_processes.begun_by_torchrun():
@@ -163,7 +163,7 @@ def archive(
 
     Example: rollcall worker archive --dir history --span 200
     """
-    from rollcall.compose.workers.loop_restarts import run_with_restarts
+    from rollcall.compose.workers.shutdown import run_with_restarts
     from rollcall.schemas.errors import Refused
 
     require("pyarrow")

@@ -25,8 +25,8 @@ from rollcall.compose.cluster import Cluster, answers, cluster_of, complete_topi
 from rollcall.compose.conductor import run_summary
 from rollcall.compose.conductor.curve_files import draw
 from rollcall.compose.conductor.live_panel import line, render
-from rollcall.compose.conductor.policy_figures import figures_of, figures_of_others
 from rollcall.compose.conductor.preflight import preflight
+from rollcall.compose.conductor.run_summary import figures_of, figures_of_others
 from rollcall.compose.conductor.run_watch import RunWatch, watch_of
 from rollcall.compose.extras import require
 from rollcall.compose.files import refuse_no_folder, write_json

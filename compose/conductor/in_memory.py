@@ -14,8 +14,8 @@ from rich.console import Console as Terminal
 
 from rollcall.compose.conductor import run_summary
 from rollcall.compose.conductor.live_panel import line
-from rollcall.compose.conductor.policy_figures import figures_of, figures_of_others
 from rollcall.compose.conductor.preflight import preflight
+from rollcall.compose.conductor.run_summary import figures_of, figures_of_others
 from rollcall.compose.conductor.run_watch import watch_of
 from rollcall.compose.extras import require
 from rollcall.compose.files import refuse_no_folder, write_json

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from rollcall.compose.files import read_state
 from rollcall.compose.runs.recipe import Recipe, other_policy_id, parse_recipe
 from rollcall.compose.runs.seed_tasks import digests_of, suite_of, tasks_in
 from rollcall.compose.runs.starting_policy import lay_policy, require_policy
-from rollcall.compose.state_files import read_state
 from rollcall.compose.teacher_scorer import check_teachers
 from rollcall.producers.admission import AdmissionRule, Draws
 from rollcall.producers.curators.curator import Curator

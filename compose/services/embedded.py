@@ -16,10 +16,15 @@ from pathlib import Path
 from rollcall.compose.processes import spawn, started, wait_until
 from rollcall.compose.services.artifacts import LOCKS, exclusive, missing, require_space
 from rollcall.compose.services.kafka_broker import KafkaBroker
-from rollcall.compose.services.ports import is_free, kept_or_free
 from rollcall.compose.services.schema_registry import SchemaRegistry
 from rollcall.compose.services.service_errors import ServicesError, cannot_run, last_lines
-from rollcall.compose.services.service_process import Service, ServiceProcess, on_record
+from rollcall.compose.services.service_process import (
+    Service,
+    ServiceProcess,
+    is_free,
+    kept_or_free,
+    on_record,
+)
 from rollcall.schemas.private_folders import make_private
 
 STATE_BYTES = 1 << 30

@@ -1,21 +1,24 @@
-"""The process of a service, and its record `<home>/process.json`.
+"""The process of a service, its record `<home>/process.json`, and its ports.
 
-It is identified by pid *and* start time, so a reused pid is not mistaken for it.
+A process is identified by pid *and* start time, so a reused pid is not mistaken for it.
 """
 
 import contextlib
 import json
 import os
+import random
 import signal
+import socket
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import structlog
 
+from rollcall.compose.files import read_state
 from rollcall.compose.processes import started, wait_until
 from rollcall.compose.services.service_errors import ServicesError
-from rollcall.compose.state_files import read_state
 from rollcall.schemas.atomic_files import write_atomically
 from rollcall.schemas.errors import Refused
 
@@ -78,3 +81,31 @@ def on_record(home: Path) -> ServiceProcess | None:
     except Refused as error:
         log.warning("process_record_unreadable", error=str(error))
         return None
+
+
+def kept_or_free(old: int | None, taken: Collection[int]) -> int:
+    """Return the old port if it is free, else another free one."""
+    if old is None or old in taken or not is_free(old):
+        return free_port(taken)
+    return old
+
+
+def free_port(taken: Collection[int]) -> int:
+    """Return a free port below the kernel's ephemeral range: a client that keeps connecting to a
+    port of that range without a listener can connect to itself, and hold the port.
+    """
+    draw = random.SystemRandom()
+    while (port := draw.randrange(20_000, 32_000)) in taken or not is_free(port):
+        pass
+    return port
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # Like Java: a port in TIME_WAIT counts as free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

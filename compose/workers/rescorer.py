@@ -64,7 +64,7 @@ class Rescorer:
         if self.dry_run:
             yield lambda scored, record: None
         elif self.parquet:
-            from rollcall.consumers.tables.rewards_file import rewards_file
+            from rollcall.consumers.tables.parquet import rewards_file
 
             with rewards_file(self.parquet) as add:
                 yield lambda scored, record: add(scored)

@@ -1,7 +1,8 @@
 """The end of a worker: at SIGTERM or SIGINT, when a `drain` on `control` names it, and when its
-broker was taken down for good.
+broker was taken down for good. If its object store is unreachable, its loop is restarted instead.
 """
 
+import faulthandler
 import signal
 import time
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from types import FrameType
 import structlog
 
 from rollcall.consumers.loop.control_reader import ControlReader
+from rollcall.consumers.loop.loop import Loop
+from rollcall.schemas.errors import Unavailable
 
 LISTEN_EVERY_S = 1.0
 
@@ -80,3 +83,36 @@ class Stop:
         if self._taken_down():
             self._at_once = True
             log.warning("broker_taken_down")
+
+
+RETRY_S = 5.0
+
+
+def run_with_restarts(
+    begin: Callable[[], Loop],
+    stopping: Callable[[], bool],
+    *,
+    patient: Callable[[], bool] = lambda: False,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Run a loop until told to stop; after Unavailable, end it and make a new one."""
+    said = ""
+    while not stopping():
+        loop: Loop | None = None
+        try:
+            loop = begin()
+            loop.run(stopping, patient=patient)
+        except Unavailable as error:
+            if str(error) != said:
+                log.warning("worker_restarts_later", error=str(error), retry_s=RETRY_S)
+            said = str(error)
+            if loop is not None:
+                _let_go(loop)
+            pause(RETRY_S)
+
+
+def _let_go(loop: Loop) -> None:
+    """Leave the group; finished work is committed, and no record is blamed for the failure."""
+    faulthandler.cancel_dump_traceback_later()
+    loop.source.close()
+    loop.role.close()

@@ -1,8 +1,9 @@
-"""Rows as Parquet: columns are built lot by lot, which bounds the memory."""
+"""Rows as Parquet, built lot by lot, which bounds the memory; the rewards of one rescoring."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from glob import escape
@@ -15,8 +16,9 @@ import pyarrow.parquet as pq
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.tables import rows
 from rollcall.consumers.tables.rows import OWNERS, SCORES, TRAJECTORIES, TURNS, Row
-from rollcall.schemas.atomic_files import appear_durably
+from rollcall.schemas.atomic_files import appear_durably, atomic_path, require_unused
 from rollcall.schemas.messages import ScoredTrajectory, Trajectory
+from rollcall.schemas.packed import logprobs_of
 
 DAY_MS = 86_400_000
 COMPRESSION = "zstd"
@@ -205,3 +207,70 @@ def sweep(directory: Path, name: str) -> None:
     """
     for left in directory.glob(f"*/day=*/.*.parquet.{escape(name)}.*"):
         left.unlink(missing_ok=True)
+
+
+REWARDS_FILE = "rewards.parquet"
+ROWS_AT_ONCE = 500
+_REWARD = [("scorer", "string"), ("value", "float64"), ("reason", "string"), ("weight", "float64")]
+REWARD_COLUMNS: Mapping[str, Any] = {
+    **dict.fromkeys(("rollout_id", "run_id", "policy_id", "group_id"), TYPES["string"]),
+    "attempt": TYPES["int32"],
+    "scoring_id": TYPES["string"],
+    "total": TYPES["float64"],
+    "reason": TYPES["string"],
+    "rewards": pa.list_(pa.struct([(name, TYPES[kind]) for name, kind in _REWARD])),
+    "source_topic": TYPES["string"],
+    "source_partition": TYPES["int32"],
+    "source_offset": TYPES["int64"],
+    "token_scores": TYPES["token_scores"],
+}
+
+
+@contextmanager
+def rewards_file(directory: Path) -> Iterator[Callable[[ScoredTrajectory], None]]:
+    """Yield a function that adds rows to `rewards.parquet`; the file appears once complete.
+
+    Raises Refused if the directory exists and is not empty.
+    """
+    require_unused(directory, "--parquet")
+    directory.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    schema = pa.schema(list(REWARD_COLUMNS.items()))
+    with (
+        atomic_path(directory / REWARDS_FILE) as hidden,
+        pq.ParquetWriter(hidden, schema) as writer,
+    ):
+
+        def write() -> None:
+            writer.write_table(pa.Table.from_pylist(rows, schema))
+            rows.clear()
+
+        def add(scored: ScoredTrajectory) -> None:
+            rows.append(_row(scored))
+            if len(rows) >= ROWS_AT_ONCE:
+                write()
+
+        yield add
+        write()
+
+
+def _row(scored: ScoredTrajectory) -> dict[str, Any]:
+    trajectory, request = scored.trajectory, scored.trajectory.request
+    return {
+        "rollout_id": trajectory.rollout_id,
+        "run_id": request.run_id if request else None,
+        "policy_id": request.policy_id if request else None,
+        "group_id": request.group_id if request else None,
+        "attempt": trajectory.attempt,
+        "scoring_id": scored.scoring_id,
+        "total": scored.total,
+        "reason": scored.reason,
+        "rewards": [asdict(reward) for reward in scored.rewards],
+        "source_topic": scored.source_topic,
+        "source_partition": scored.source_partition,
+        "source_offset": scored.source_offset,
+        "token_scores": [
+            {"scorer": each.scorer, "sequence": each.sequence, "scores": logprobs_of(each.scores)}
+            for each in scored.token_scores
+        ],
+    }

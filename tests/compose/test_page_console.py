@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.table import Table
 
-from rollcall.compose.page_console import MOST_CHARS, PageConsole
+from rollcall.compose.console import MOST_CHARS, PageConsole
 from rollcall.compose.pages.algorithms_page import print_algorithms, rows_of
 
 IDS = st.from_regex(r"[a-z0-9][a-z0-9/_.-]{0,60}", fullmatch=True)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rollcall.compose.files import MOST_BYTES, read_state
 from rollcall.compose.runs import run_folder
 from rollcall.compose.runs.run_folder import BegunRun
 from rollcall.compose.services.service_process import RECORD, ServiceProcess, on_record
-from rollcall.compose.state_files import MOST_BYTES, read_state
 from rollcall.schemas.errors import Refused
 from tests.support.tiers import examples
 

@@ -33,7 +33,7 @@ from rollcall.compose.chaos.plan import ChaosPlan
 from rollcall.compose.chaos.proxy import HOST, Ports, Proxy, listeners
 from rollcall.compose.chaos.watch import ON_THE_WIRE_MS, FaultRecovery
 from rollcall.compose.services import embedded
-from rollcall.compose.services.ports import free_port
+from rollcall.compose.services.service_process import free_port
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import ModelCall, Sampling

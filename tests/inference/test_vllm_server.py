@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rollcall.compose.processes import module, spawn
-from rollcall.compose.services.ports import free_port
+from rollcall.compose.services.service_process import free_port
 from rollcall.compose.settings import ModelsSettings, OpenAISettings
 from rollcall.compose.workers.engines import server_engine
 from rollcall.inference.engine import Engine

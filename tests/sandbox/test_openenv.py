@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollcall.compose.services.ports import free_port
+from rollcall.compose.services.service_process import free_port
 from rollcall.sandbox.environment import (
     AnyEnvironment,
     EnvironmentKind,

@@ -1,27 +1,41 @@
-"""Publishes a range again, as requests or as trajectories.
+"""Publishes a range again, as requests or as trajectories; without `yes` nothing is written.
 
-Requests get ids of their own (`rollcall.producers.replay`), so a repeated replay asks only once;
-trajectories are written unchanged to their original partition, where the first of each rollout
-counts. Without `yes` nothing is written.
+A request's new id is `replay/NAME/DIGEST`, with the digest of the old id and the replay's name. So
+the same replay done twice asks for the same rollouts, and the keys of the topic show which were
+asked for before. Results of a replay are recognised by their id alone: under the same name they are
+not published again, in whatever range they are; under another name they are requests like any
+other. A replayed request has the same task, policy, sampling and seed. Its run and group are the
+replay's own, so that no run takes it for its own and no group gets more members than it should.
+
+Trajectories are written unchanged to their original partition, where the first of each rollout
+counts.
 """
 
+import dataclasses
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import orjson
+
 from rollcall.consumers.history.reading.history import History
 from rollcall.consumers.history.reading.ranges import Range
 from rollcall.consumers.history.reading.record_lines import topic_named
 from rollcall.consumers.history.reading.selection import Selection, keys
 from rollcall.producers.publisher import Publisher, flush_all
-from rollcall.producers.replay import checked_name, is_replayed, line_of, replayed
 from rollcall.producers.submit import Submitter
 from rollcall.schemas.atomic_files import atomic_path
 from rollcall.schemas.errors import Refused
+from rollcall.schemas.ids import digest
 from rollcall.schemas.messages import RolloutRequest
 from rollcall.schemas.names import unknown_name
+
+MARK = "replay/"
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
 
 REPLAY_FLUSH_S = 60.0
 FIRST_IDS = 5
@@ -175,3 +189,39 @@ def _trajectories(selection: Selection, topic: str, *, yes: bool) -> RangeReplay
 
 def _flush(publisher: Publisher) -> None:
     flush_all(publisher, REPLAY_FLUSH_S, "records", "it is safe to do it again")
+
+
+def checked_name(name: str) -> str:
+    """Return the name. Raises Refused if it cannot be part of an id."""
+    if not NAME.fullmatch(name):
+        msg = f"--name {name!r} must be 1-64 of A-Z a-z 0-9 . _ -; it becomes part of ids"
+        raise Refused(msg)
+    return name
+
+
+def replayed_id(old: str, name: str) -> str:
+    return f"{MARK}{name}/{digest('replay', old, name).hex()}"
+
+
+def is_replayed(rollout_id: str, name: str) -> bool:
+    """Return True if an id was made by a replay of this name."""
+    return rollout_id.startswith(f"{MARK}{name}/")
+
+
+def replayed(request: RolloutRequest, name: str) -> RolloutRequest:
+    """Return the request that asks for the same again."""
+    return dataclasses.replace(
+        request,
+        rollout_id=replayed_id(request.rollout_id, name),
+        run_id=f"{MARK}{name}",
+        group_id=replayed_id(request.group_id, name) if request.group_id else "",
+        sampling_seed=request.seed_key,
+        scorings=(),
+    )
+
+
+def line_of(request: RolloutRequest) -> bytes:
+    """Return a line of JSON that `rollcall submit` reads as the same request."""
+    values = dataclasses.asdict(request)
+    del values["claim"]
+    return orjson.dumps(values)

@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from rollcall.compose.benchmarks import bare_boxes, box_starts, box_turns, box_work, gradings, suite
-from rollcall.compose.benchmarks.box_drivers import require_driver
-from rollcall.compose.benchmarks.box_sessions import box_sessions
+from rollcall.compose.benchmarks import (
+    bare_boxes,
+    box_commands,
+    box_starts,
+    box_turns,
+    suite,
+)
+from rollcall.compose.benchmarks.box_starts import box_sessions
 from rollcall.compose.benchmarks.figure import BenchmarkUnavailable, Figure
+from rollcall.compose.benchmarks.requirements import require_driver
 from rollcall.compose.settings import Settings
 from rollcall.consumers.agents.programs import program_of
 from rollcall.sandbox.boxes.box import driver
@@ -55,12 +61,12 @@ def test_docker_benchmark_requested_by_name_is_refused_without_an_engine(
 def test_grading_benchmark_names_tasks_that_are_not_built(tmp_path: Path) -> None:
     if not has("bwrap"):
         with pytest.raises(BenchmarkUnavailable, match="bubblewrap is not installed"):
-            gradings.grade_s(Settings(state_dir=tmp_path))
+            box_commands.grade_s(Settings(state_dir=tmp_path))
         return
     with pytest.raises(
         BenchmarkUnavailable, match=r"0 of 5 tasks are in .*; `rollcall tasks build suite-b`"
     ):
-        gradings.grade_s(Settings(state_dir=tmp_path))
+        box_commands.grade_s(Settings(state_dir=tmp_path))
 
 
 def test_warm_and_cold_box_starts_are_measured_and_leave_no_boxes() -> None:
@@ -86,10 +92,10 @@ def test_box_start_is_measurable_without_any_started_process() -> None:
 
 
 def test_box_actions_are_measured_against_a_bare_shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(box_work, "ROUNDS", 1)
-    monkeypatch.setattr(box_work, "ACTIONS", 5)
+    monkeypatch.setattr(box_commands, "ROUNDS", 1)
+    monkeypatch.setattr(box_commands, "ACTIONS", 5)
 
-    took, best = asyncio.run(box_work.actions("local"))
+    took, best = asyncio.run(box_commands.actions("local"))
 
     assert len(took) == len(best) == 5
     assert min(took + best) > 0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rollcall.compose.benchmarks import deltas
+from rollcall.compose.benchmarks import weights_files
 from rollcall.compose.benchmarks.figure import BenchmarkUnavailable
 from rollcall.compose.settings import Settings
 from tests.support.policies import lake
@@ -12,14 +12,14 @@ from tests.support.policies import lake
 
 @pytest.mark.thorough
 def test_delta_ratio_covers_the_versions_after_the_first(tmp_path: Path) -> None:
-    figure = deltas.ratio_of(lake(tmp_path / "policy"), 3)
+    figure = weights_files.ratio_of(lake(tmp_path / "policy"), 3)
 
     assert len(figure.notes) == 3
     assert 1 < figure.value < figure.ceiling
 
 
 def test_delta_speed_is_reported_with_the_weights_size() -> None:
-    figure = deltas.speed_of(deltas.weights(2, 30_000, 100_000), 1)
+    figure = weights_files.speed_of(weights_files.weights(2, 30_000, 100_000), 1)
 
     assert figure.unit == "bytes/s"
     assert figure.value > 0
@@ -32,4 +32,4 @@ def test_delta_ratio_is_skipped_without_a_language_model(
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(BenchmarkUnavailable, match="rollcall policy fetch smollm2"):
-        deltas.delta_ratio(Settings())
+        weights_files.delta_ratio(Settings())

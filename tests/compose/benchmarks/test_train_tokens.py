@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rollcall.compose.benchmarks import train_tokens
+from rollcall.compose.benchmarks import train_steps
 from rollcall.compose.benchmarks.figure import BenchmarkUnavailable
 from rollcall.compose.benchmarks.one_trainer import Shape, StepTime, ours
 from rollcall.compose.settings import Settings
@@ -20,7 +20,7 @@ def test_fastest_steps_are_compared_with_trl_as_the_ceiling() -> None:
         "trl": [StepTime(1.0, 0.75, 4 * 10**9)],
     }
 
-    figure = train_tokens.figure(SHAPE, steps)
+    figure = train_steps.figure(SHAPE, steps)
 
     assert (figure.value, figure.ceiling, figure.ratio) == (144, 48, 3)
     assert figure.notes[0] == "shared: 144 tokens/s, 0.40 s a step here, 2.00 GB at most"
@@ -30,10 +30,10 @@ def test_fastest_steps_are_compared_with_trl_as_the_ceiling() -> None:
 def test_figure_without_trl_says_so_in_its_notes() -> None:
     steps = {"shared": [StepTime(0.5, 1, 1)], "rows": [StepTime(1.0, 1, 1)]}
 
-    figure = train_tokens.figure(SHAPE, steps)
+    figure = train_steps.figure(SHAPE, steps)
 
     assert figure.ceiling == 36
-    assert figure.notes[-1] == train_tokens.WITHOUT_TRL
+    assert figure.notes[-1] == train_steps.WITHOUT_TRL
 
 
 def test_train_tokens_benchmark_is_skipped_without_the_language_model(
@@ -42,7 +42,7 @@ def test_train_tokens_benchmark_is_skipped_without_the_language_model(
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(BenchmarkUnavailable, match="policy fetch smollm2 --to smollm2"):
-        train_tokens.train_tokens_per_s(Settings())
+        train_steps.train_tokens_per_s(Settings())
 
 
 @pytest.mark.parametrize("packing", ["rows", "shared"])

@@ -16,8 +16,14 @@ from typing import Any
 import pytest
 
 from rollcall.compose.chaos import own_engine, workload
-from rollcall.compose.chaos.box_figures import BoxFigures, BoxTally, box_figures
-from rollcall.compose.chaos.box_victims import BoxVictim, EngineVictim, boxes_left
+from rollcall.compose.chaos.boxes import (
+    BoxFigures,
+    BoxTally,
+    BoxVictim,
+    EngineVictim,
+    box_figures,
+    boxes_left,
+)
 from rollcall.compose.chaos.faults import BOXES, ENGINE, KILL, ROLES, USUAL, Fault
 from rollcall.compose.chaos.own_engine import OwnEngine, image_of_programs
 from rollcall.compose.chaos.plan import ChaosPlan

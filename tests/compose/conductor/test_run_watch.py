@@ -8,12 +8,11 @@ import orjson
 import pytest
 from rich.console import Console
 
-from rollcall.compose.conductor.curve_files import write_files
+from rollcall.compose.conductor.curve_files import print_chart, write_files
 from rollcall.compose.conductor.in_memory import run_in_memory
 from rollcall.compose.conductor.live_panel import line
 from rollcall.compose.conductor.run_summary import summary, summary_lines
 from rollcall.compose.conductor.run_watch import KeepsFailing, RunWatch, watch_of
-from rollcall.compose.pages.curve_page import print_chart
 from rollcall.compose.runs import run_folder
 from rollcall.compose.runs.recipe import parse_recipe
 from rollcall.compose.settings import Settings

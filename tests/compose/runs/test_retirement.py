@@ -7,8 +7,8 @@ import pytest
 
 from rollcall.compose.cluster import Cluster
 from rollcall.compose.runs import run_folder
+from rollcall.compose.runs.listing import remains_of, remove
 from rollcall.compose.runs.recipe import load_recipe
-from rollcall.compose.runs.retirement import remains_of, remove
 from rollcall.compose.settings import Settings
 from rollcall.compose.workers.run_trainer import sole_trainer
 from rollcall.consumers.audit.audit import audit

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from rollcall.compose.workers.loop_restarts import run_with_restarts
+from rollcall.compose.workers.shutdown import run_with_restarts
 from rollcall.consumers.loop.loop import Loop
 from rollcall.consumers.tables.archive import ArchiveRole
 from rollcall.consumers.tables.parquet import ParquetWriters

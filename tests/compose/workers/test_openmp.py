@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from rollcall.compose.workers.openmp import share_cores
+from rollcall.compose.workers.rank_processes import share_cores
 
 
 def test_openmp_spin_count_is_set_unless_already_configured(

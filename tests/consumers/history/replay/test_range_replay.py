@@ -13,8 +13,14 @@ from rollcall.compose.cli.replay import replay_lines
 from rollcall.compose.request_checks import RequestChecks
 from rollcall.consumers.history.reading.ranges import Range
 from rollcall.consumers.history.reading.selection import Selection
-from rollcall.consumers.history.replay.range_replay import RangeReplay, replay
-from rollcall.producers.replay import is_replayed, line_of, replayed, replayed_id
+from rollcall.consumers.history.replay.range_replay import (
+    RangeReplay,
+    is_replayed,
+    line_of,
+    replay,
+    replayed,
+    replayed_id,
+)
 from rollcall.producers.submit import requests_of
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import RolloutRequest, Task

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from rollcall.compose.cluster import Cluster
 from rollcall.compose.conductor import curve_files
+from rollcall.compose.conductor.curve_files import print_chart
 from rollcall.compose.conductor.live_panel import BARS, line, render
-from rollcall.compose.conductor.policy_figures import figures_of, figures_of_others
+from rollcall.compose.conductor.run_summary import figures_of, figures_of_others
 from rollcall.compose.conductor.run_watch import RunWatch
-from rollcall.compose.pages.curve_page import print_chart
 from rollcall.compose.runs import listing, run_folder
 from rollcall.compose.runs.recipe import load_recipe
 from rollcall.compose.runs.run_folder import RunFolder

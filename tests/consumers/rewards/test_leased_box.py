@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from rollcall.consumers.rewards.scoring_host import open_leased
 from rollcall.sandbox.boxes.box import Box, Driver, Spec
-from rollcall.sandbox.boxes.leased_box import open_leased
 from rollcall.sandbox.boxes.leases import Leases
 from rollcall.sandbox.boxes.local import LocalDriver
 from rollcall.schemas.errors import WorkFailed

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcall.producers.balance import proposed_servers
+from rollcall.consumers.history.runs.balance_report import proposed_servers
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,23 @@
 """`rollcall agents`: third-party agents, installed by name."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
 from rollcall.compose.cli.connection import settings
-from rollcall.compose.terminal import say
+from rollcall.compose.terminal import one_line, say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from rich.console import Console
+
     from rollcall.compose.agents.agent_check import Played
+    from rollcall.compose.agents.installation import ListedAgent
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 Names = Annotated[list[str], typer.Argument(help="NAME or NAME==VERSION, one or more.")]
@@ -27,7 +33,6 @@ def list_agents(json: Json = False) -> None:
     Example: rollcall agents list
     """
     from rollcall.compose.agents.installation import listing
-    from rollcall.compose.pages.agents_page import print_agents
     from rollcall.compose.terminal import emit
 
     rows = listing(_home())
@@ -56,7 +61,6 @@ def check(name: Name, config: Config = "{}", json: Json = False) -> None:
 
     Example: rollcall agents check mini-swe-agent
     """
-    from rollcall.compose.pages.agents_page import print_played
     from rollcall.compose.terminal import emit
 
     played = _tried(name, _parsed(config))
@@ -105,3 +109,30 @@ def _parsed(config: str) -> "Mapping[str, Any]":
 
 def _home() -> Path:
     return settings().installed_agents()
+
+
+def print_agents(terminal: "Console", rows: "Sequence[ListedAgent]") -> None:
+    table = Table("agent", "version", "state", "asks by", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(row.name, row.version, row.state, row.summary)
+    terminal.print(table)
+
+
+def print_played(terminal: "Console", played: "Sequence[Played]") -> None:
+    """Print the requests of each trial, in order."""
+    for trial in played:
+        words = [f"{name} = {value!r}" for name, value in trial.config.items()]
+        terminal.print(one_line(", ".join(words)), markup=False)
+        threads = "" if trial.threads <= 1 else f", {trial.threads} threads before the fork"
+        terminal.print(f"  imported in {trial.import_s:.1f} s{threads}")
+        for call in trial.calls:
+            terminal.print(f"  {one_line(call)}", markup=False)
+        for request in trial.declined:
+            terminal.print(f"  declined {one_line(request)}", markup=False)
+        if not trial.calls:
+            terminal.print("  made no model call")
+        for action in trial.actions:
+            terminal.print(f"  step {one_line(action)!r}", markup=False)
+        if trial.result is not None:
+            terminal.print(f"  result {one_line(trial.result)!r}", markup=False)
+        terminal.print(f"  {'failed' if trial.wrong else 'ended well'}")

@@ -21,7 +21,6 @@ from rollcall.compose.cli import (
     policies,
     quota,
     runs,
-    scorings,
     tasks,
     topics,
     workers,
@@ -35,16 +34,15 @@ from rollcall.compose.cli.connection import CLUSTER
 from rollcall.compose.cli.control import cancel, drain, pause, resume
 from rollcall.compose.cli.curve import curve
 from rollcall.compose.cli.evaluate import evaluate
-from rollcall.compose.cli.export import export
-from rollcall.compose.cli.fork import fork
 from rollcall.compose.cli.policies import export_policy, publish_policy
-from rollcall.compose.cli.query import query
-from rollcall.compose.cli.replay import replay
-from rollcall.compose.cli.rescore import rescore
+from rollcall.compose.cli.query import export, query
+from rollcall.compose.cli.replay import fork, replay
+from rollcall.compose.cli.rescore import list_scorings, rescore
+from rollcall.compose.cli.rescore import retire as retire_scoring
 from rollcall.compose.cli.retrain import retrain
 from rollcall.compose.cli.services import down, status, up
 from rollcall.compose.cli.submit import submit
-from rollcall.compose.cli.tail import tail
+from rollcall.compose.cli.topics import tail
 from rollcall.compose.cli.trajectory import trajectory
 from rollcall.compose.cli.verify import verify
 from rollcall.compose.cli.waiting import waiting
@@ -169,8 +167,8 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
         ),
         "scorings": _group(
             "Who owes a score of every trajectory.",
-            list=scorings.list_scorings,
-            retire=scorings.retire,
+            list=list_scorings,
+            retire=retire_scoring,
         ),
     },
     "Read again": {

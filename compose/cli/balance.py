@@ -1,12 +1,15 @@
 """`rollcall balance`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rollcall.compose.cli import connection
 from rollcall.compose.terminal import say
+
+if TYPE_CHECKING:
+    from rollcall.consumers.history.runs.balance_report import BalanceReport
 
 Run = Annotated[str, typer.Argument(help="A run's id or folder.")]
 Servers = Annotated[
@@ -25,7 +28,6 @@ def balance(run: Run, servers: Servers = None, steps: Steps = 10, json: Json = N
     from dataclasses import asdict
 
     from rollcall.compose.files import refuse_no_folder, write_json
-    from rollcall.compose.pages.balance_page import balance_lines
     from rollcall.compose.runs import run_folder
     from rollcall.consumers.history.runs.balance_report import balance_of
 
@@ -38,3 +40,28 @@ def balance(run: Run, servers: Servers = None, steps: Steps = 10, json: Json = N
         say(line)
     if json is not None:
         write_json(json, asdict(report))
+
+
+def balance_lines(report: "BalanceReport") -> list[str]:
+    """Return three lines: the wait, the outcomes of the rollouts, the advice."""
+    return [
+        f"steps {report.first}..{report.last} of {report.run_id}: the trainer waited for "
+        f"{report.wait_share:.1%} of its time",
+        f"{report.produced} rollouts came: {report.used} used ({report.length_used:.1f} tokens in "
+        f"the mean), {report.dropped} dropped ({report.length_dropped:.1f}), {report.cancelled} "
+        f"cancelled ({report.length_cancelled:.1f})",
+        _advice(report),
+    ]
+
+
+def _advice(report: "BalanceReport") -> str:
+    change, servers = report.change, report.servers
+    if change > 0:
+        return f"add {change} to the {_servers(servers)}: the trainer lacks rollouts"
+    if change < 0:
+        return f"take {-change} of the {_servers(servers)} away: more is sampled than used"
+    return f"leave it at {_servers(servers)}"
+
+
+def _servers(count: int) -> str:
+    return "one model server" if count == 1 else f"{count} model servers"

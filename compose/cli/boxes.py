@@ -1,14 +1,19 @@
 """`rollcall boxes`."""
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from rollcall.compose.cli.connection import cluster
+from rollcall.compose.console import safe
 from rollcall.compose.terminal import say
 
 if TYPE_CHECKING:
+    from rollcall.consumers.history.waiting.box_lives import BoxRow
     from rollcall.sandbox.boxes.driver_survey import DriverReport
 
 Drivers = Annotated[
@@ -32,7 +37,6 @@ def boxes(drivers: Drivers = False, json: Json = False) -> None:
     import asyncio
     import time
 
-    from rollcall.compose.pages.boxes_page import print_boxes
     from rollcall.compose.terminal import emit
     from rollcall.consumers.environments.instance_records import host_name
     from rollcall.consumers.history.waiting.box_lives import box_lives, box_rows
@@ -77,3 +81,30 @@ def _print_driver(report: "DriverReport") -> None:
         say(f"  {what:<8} {by}")
     for line in report.lacks:
         say(f"  lacks    {line}")
+
+
+def print_boxes(rows: "Sequence[BoxRow]", silent: Mapping[str, str], terminal: Console) -> None:
+    """Print a row for each box, and the drivers that do not answer."""
+    for name, why in silent.items():
+        terminal.print(safe(f"note: {name} does not answer: {why}", style="yellow"))
+    if not rows:
+        terminal.print("no boxes, and nobody waits for one")
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
+    for name in ("box", "driver", "state", "owner", "rollout", "mode", "age", "lease"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("disagreement", overflow="fold", style="red")
+    for row in rows:
+        owner = f"{row.owner} on {row.host}" if row.host else row.owner
+        age, lease = _seconds(row.age_s), _seconds(row.lease_s)
+        table.add_row(
+            row.box_id, row.driver, row.state, owner, row.rollout_id, row.mode, age, lease,
+            row.remark,
+        )  # fmt: skip
+    terminal.print(table)
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f} s" if value < float("inf") else "before a boot"

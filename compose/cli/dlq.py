@@ -1,16 +1,23 @@
 """`rollcall dlq`: list, show, replay, drop and skip dead letters."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
 from rollcall.compose.cli.connection import cluster, signature
 from rollcall.compose.cli.option_sets import takes
-from rollcall.compose.terminal import say
+from rollcall.compose.console import safe
+from rollcall.compose.terminal import one_line, say
 
 if TYPE_CHECKING:
-    from rollcall.consumers.history.replay.dead_letter_index import DeadLetter, DeadLetterSelection
+    from rollcall.consumers.history.replay.dead_letter_index import (
+        DeadLetter,
+        DeadLetterIndex,
+        DeadLetterSelection,
+    )
     from rollcall.consumers.loop.dead_letter_records import SkipOrder
 
 RECORDS_NAMED = 5
@@ -66,7 +73,6 @@ def list_letters(
 
     Example: rollcall dlq list --source rollout.requests --since 2h
     """
-    from rollcall.compose.pages.dead_letters_page import letters_line, letters_table
     from rollcall.compose.terminal import page
     from rollcall.consumers.history.replay.dead_letter_index import DeadLetterIndex
 
@@ -217,3 +223,36 @@ def _echo_records(decided: "SkipOrder") -> None:
         if counts.total() <= RECORDS_NAMED:
             say(f"{record.partition}@{record.offset}  {why or 'can be read'}")
     say(", ".join(f"{count:,} {what}" for what, count in counts.items()) or "no records")
+
+
+WHY_CHARS = 160
+
+
+def letters_table(letters: "Sequence[DeadLetter]", *, handled: bool) -> Table:
+    """Return a row per letter; with `handled`, also what was done with it."""
+    from rollcall.consumers.history.reading.times import iso
+
+    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
+    for name in ("letter", *(["state"] if handled else []), "when", "from", "who"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for letter in letters:
+        why = f"{letter.error}: {letter.message:.{WHY_CHARS}}"
+        state = [letter.state or "waits"] if handled else []
+        who = ", ".join(letter.groups)
+        when = iso(letter.buried_ms) or ""
+        table.add_row(letter.place(), *state, when, letter.came_from(), who, safe(one_line(why)))
+    return table
+
+
+def letters_line(chosen: "Sequence[DeadLetter]", index: "DeadLetterIndex") -> str:
+    """Return the counts of letters as a sentence."""
+    from rollcall.consumers.loop.dead_letter_records import MARKS
+
+    states = Counter(letter.state for letter in chosen)
+    words = [f"{states['']:,} dead letters waiting"]
+    words += [f"{states[s]:,} {s}" for s in MARKS.values() if states[s]]
+    words += [f"{index.foreign:,} there that we did not write"] if index.foreign else []
+    words += [f"{len(index.skips):,} ranges skipped"] if index.skips else []
+    hint = "; look at one with `rollcall dlq show PARTITION@OFFSET`" if states[""] else ""
+    return ", ".join(words) + hint

@@ -1,13 +1,18 @@
 """`rollcall images`: the images of boxes on this host."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
-from rollcall.compose.terminal import say
+from rollcall.compose.console import safe
+from rollcall.compose.terminal import one_line, say
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from rollcall.sandbox.boxes.image_rows import ImageRow
     from rollcall.sandbox.boxes.image_store import BuiltImage
 
@@ -38,7 +43,6 @@ def build(
     Example: rollcall images build numbers --with numpy==2.2.1
     """
     from rollcall.compose.extras import require
-    from rollcall.compose.pages.images_page import megabytes
     from rollcall.sandbox.boxes.base_image import BASE, build_base
     from rollcall.sandbox.boxes.package_layers import build_packages, lock_place
     from rollcall.schemas.errors import Refused
@@ -64,7 +68,6 @@ def list_images(json: Json = False) -> None:
 
     Example: rollcall images list
     """
-    from rollcall.compose.pages.images_page import print_images
     from rollcall.compose.terminal import emit
     from rollcall.sandbox.boxes.image_rows import directory_rows
     from rollcall.sandbox.boxes.image_store import directory
@@ -85,7 +88,6 @@ def gc(keep: Keep = "5GB", older_than: OlderThan = "14d") -> None:
     """
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
-    from rollcall.compose.pages.images_page import megabytes
     from rollcall.consumers.history.reading.times import seconds_of
     from rollcall.sandbox.boxes.image_store import collect
     from rollcall.schemas.errors import Refused
@@ -142,3 +144,38 @@ def _called(image: "BuiltImage") -> str:
     from rollcall.sandbox.boxes.image_store import LAYERS
 
     return f"layer {image.name}" if image.place.parent.name == LAYERS else image.name
+
+
+SHOWN = 12
+"""The number of digits of a digest that are shown."""
+MOST_PACKAGES = 5
+KINDS = {"directory": "image", "layer": "layer", "engine": "docker"}
+
+
+def print_images(terminal: "Console", rows: "Sequence[ImageRow]") -> None:
+    """Print a line per image, those of an engine last."""
+    heads = "kind", "name", "digest", "own size", "last used", "stands on", "used by", "packages"
+    table = Table(*heads, box=None, pad_edge=False)
+    table.columns[3].justify = "right"
+    table.add_row("host", "host", "", "", "", "", "", "the programs of this host, read-only")
+    for row in rows:
+        table.add_row(
+            KINDS[row.kind],
+            safe(one_line(row.name)),
+            row.digest[:SHOWN],
+            megabytes(row.size_bytes),
+            "" if row.idle_s is None else f"{row.idle_s / 3600:.1f} h ago",
+            row.base,
+            safe(one_line(", ".join(row.users))),
+            _packages(row.packages),
+        )
+    terminal.print(table)
+
+
+def _packages(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_PACKAGES} more" if len(names) > MOST_PACKAGES else ""
+    return " ".join(names[:MOST_PACKAGES]) + more
+
+
+def megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.0f} MB"

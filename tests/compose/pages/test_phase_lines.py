@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.console import Console
 
+from rollcall.compose.cli.evaluate import print_evaluation
 from rollcall.compose.conductor.run_summary import summary, summary_lines
-from rollcall.compose.pages.evaluation_page import print_evaluation
 from rollcall.compose.pages.phase_lines import phase_lines
 from rollcall.consumers.heldout import HeldOut, HeldOutPlan
 from rollcall.consumers.history.rollouts.phase_quantiles import PhaseTimes

@@ -4,7 +4,7 @@ import pytest
 import typer
 
 from rollcall.compose.cli.app import app
-from rollcall.compose.pages.waiting_page import print_waiting
+from rollcall.compose.cli.waiting import print_waiting
 from rollcall.compose.terminal import page
 from rollcall.consumers.agents.control_state import ControlState
 from rollcall.consumers.history.waiting.open_work import PartitionOwner

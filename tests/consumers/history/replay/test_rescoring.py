@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rollcall.compose.cli.range_options import parse
-from rollcall.compose.pages.rescoring_page import print_rescoring
+from rollcall.compose.cli.rescore import print_rescoring
 from rollcall.compose.settings import RewardsSettings, Settings
 from rollcall.compose.workers.rescorer import Rescorer
 from rollcall.consumers.history.reading.ranges import Range

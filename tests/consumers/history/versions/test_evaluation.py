@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
+from rollcall.compose.cli.evaluate import print_evaluation
 from rollcall.compose.conductor.live_evaluation import LiveEvaluation, tasks_of
-from rollcall.compose.pages.evaluation_page import print_evaluation
 from rollcall.compose.request_checks import RequestChecks
 from rollcall.compose.runs.recipe import load_recipe
 from rollcall.compose.submission import NotScored

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollcall.compose.pages.boxes_page import print_boxes
+from rollcall.compose.cli.boxes import print_boxes
 from rollcall.consumers.history.waiting.box_lives import BoxRow, box_lives, box_rows
 from rollcall.sandbox.boxes.host_boxes import HostBoxes
 from rollcall.sandbox.boxes.leases import Leases

@@ -22,11 +22,10 @@ from torch import Tensor
 
 from rollcall.inference.canary import prove
 from rollcall.inference.engine import EngineAnswer
-from rollcall.inference.exact_rows import ExactRows
+from rollcall.inference.exact_rows import CHUNK, ExactRows, read_once
 from rollcall.inference.key_values import BatchKv, PrefixCache
 from rollcall.inference.load_weights import SecondSet, require_held, same_weights, second_set
 from rollcall.inference.policy_dir import Policy, load_policy
-from rollcall.inference.reading import CHUNK, read_once
 from rollcall.inference.sampling import draw, uniforms
 from rollcall.inference.slot import Slot, slot_or_failure
 from rollcall.inference.slot_answer import Decoder, answer_of

@@ -2,16 +2,60 @@
 
 They are named in the `info` of the steps of a trajectory, as a list under `artefacts`; of several
 with one name the last counts. A trajectory's content is not trusted: an object is used only if it
-matches its digest.
+matches its digest. Content waits in a spool, with little of it in memory, and is stored a few
+objects at a time, as each is then in memory.
 """
 
+import asyncio
 import json
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from rollcall.schemas.errors import WorkFailed
+from rollcall.sandbox.host import Host
+from rollcall.schemas.claims import claim_of
+from rollcall.schemas.errors import Unavailable, WorkFailed
 from rollcall.schemas.messages import Claim, Trajectory
+
+IN_MEMORY_BYTES = 1 << 20
+"""The size above which content is in an unnamed file, which ends with its worker."""
+
+
+class ArtefactSpool:
+    """Bytes in order of arrival, up to `most_bytes`; bytes beyond that are only counted."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115 (see close)
+        self.size = 0
+        """The size of all that was written."""
+
+    @property
+    def cut(self) -> bool:
+        """True if the end is missing."""
+        return self.size > self._most_bytes
+
+    def write(self, chunk: bytes) -> None:
+        """Append a chunk. Raises WorkFailed(`no_room`) if the disk is full."""
+        room = max(0, self._most_bytes - self.size)
+        self.size += len(chunk)
+        try:
+            self._file.write(chunk[:room])
+        except OSError as error:
+            msg = f"there is no room in {tempfile.gettempdir()} for what a box says: {error}"
+            raise WorkFailed("no_room", msg, retriable=True) from error
+
+    def read(self) -> bytes:
+        """Return all that was kept."""
+        self._file.seek(0)
+        return self._file.read()
+
+    def close(self) -> None:
+        """Close the file. May be called twice."""
+        self._file.close()
+
 
 PATCH = "patch"
 """The name of the output of `git diff --binary` between the begin and the end of an episode."""
@@ -82,3 +126,25 @@ def _artefact(listed: dict[str, Any]) -> Artefact:
             raise WorkFailed("bad_artefact", msg, retriable=False)
     name, uri, sha256, size = (listed[key] for key in kinds)
     return Artefact(name, uri, sha256, size, str(listed.get("head", "")))
+
+
+AT_ONCE = 2
+_ROOM: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+async def keep(host: Host, name: str, spool: ArtefactSpool) -> Artefact:
+    """Store a spool's content; return its artefact. Raises WorkFailed(`objects_away`)."""
+    room = _ROOM.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
+    async with room:
+        try:
+            return await asyncio.to_thread(_kept, host, name, spool)
+        except Unavailable as error:
+            raise WorkFailed("objects_away", str(error), retriable=True) from error
+
+
+def _kept(host: Host, name: str, spool: ArtefactSpool) -> Artefact:
+    """Store the content; blocks."""
+    content = spool.read()
+    named = claim_of(content)
+    claim = Claim(host.keep(name, content), named.sha256, named.size_bytes)
+    return artefact(name, claim, content, cut=spool.cut)

@@ -49,7 +49,7 @@ from rollcall.schemas.fastavro_values import NOT_WRITABLE, message_of
 from rollcall.schemas.message_code import MessageCode, message_code, writers_around
 from rollcall.schemas.messages import Claim
 from rollcall.schemas.schema_memory import SchemaMemory
-from rollcall.schemas.store_errors import as_store_unavailable
+from rollcall.schemas.store_urls import as_store_unavailable
 
 M = TypeVar("M")
 

@@ -20,8 +20,7 @@ from rollcall.schemas.claims import ABOVE_BYTES, checked, claim_of
 from rollcall.schemas.errors import ObjectLost, WireError
 from rollcall.schemas.messages import Claim
 from rollcall.schemas.private_folders import is_open, make_private
-from rollcall.schemas.store_errors import as_store_unavailable
-from rollcall.schemas.store_urls import local_path, require_openable
+from rollcall.schemas.store_urls import as_store_unavailable, local_path, require_openable
 
 MARK = "rollcall-objects"
 """Lies in every store: where it is not, the store is away, and no object of it is gone. Beside it

@@ -10,7 +10,7 @@ import fsspec
 from rollcall.schemas.atomic_files import stream_durably
 from rollcall.schemas.errors import WeightsMissing
 from rollcall.schemas.redaction import add_secrets_of_url
-from rollcall.schemas.store_errors import as_store_unavailable
+from rollcall.schemas.store_urls import as_store_unavailable
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import orjson
 
 from rollcall.compose.services.artifacts import exclusive
 from rollcall.sandbox.agents.shipped import POINTER, SHIPPED, InstalledAgent, installed_agent
-from rollcall.sandbox.child_programs import run_child
+from rollcall.sandbox.package_index import run_child
 from rollcall.schemas.atomic_files import write_atomically
 from rollcall.schemas.errors import Refused, Unavailable
 from rollcall.schemas.names import hint, unknown_name

@@ -14,7 +14,7 @@ from rollcall.compose.terminal import say
 
 if TYPE_CHECKING:
     from rollcall.consumers.history.waiting.box_lives import BoxRow
-    from rollcall.sandbox.boxes.driver_survey import DriverReport
+    from rollcall.sandbox.boxes.host_boxes import DriverReport
 
 Drivers = Annotated[
     bool, typer.Option("--drivers", help="Instead: by what each driver holds boxes on this host.")
@@ -59,7 +59,7 @@ def _tell_drivers(*, json: bool) -> None:
     import asyncio
 
     from rollcall.compose.terminal import emit_json
-    from rollcall.sandbox.boxes.driver_survey import survey
+    from rollcall.sandbox.boxes.host_boxes import survey
 
     reports = asyncio.run(survey())
     if json:

@@ -115,12 +115,12 @@ def replay(
 
     Example: rollcall dlq replay 0@12-20 --yes --rate 10
     """
-    from rollcall.consumers.history.replay.dead_letter_index import DeadLetterIndex
-    from rollcall.consumers.history.replay.dead_letter_replay import (
+    from rollcall.consumers.history.replay.dead_letter_actions import (
         NotReplayed,
         plan_replay,
         replay_letters,
     )
+    from rollcall.consumers.history.replay.dead_letter_index import DeadLetterIndex
 
     index = DeadLetterIndex(cluster())
     plan = plan_replay(index, index.chosen(choice), again=again)
@@ -149,8 +149,8 @@ def drop(choice: "DeadLetterSelection", yes: Yes = False) -> None:
 
     Example: rollcall dlq drop --error BadMagic --yes
     """
+    from rollcall.consumers.history.replay.dead_letter_actions import drop_letters
     from rollcall.consumers.history.replay.dead_letter_index import DeadLetterIndex
-    from rollcall.consumers.history.replay.dead_letter_replay import drop_letters
 
     index = DeadLetterIndex(cluster())
     letters = [letter for letter in index.chosen(choice) if letter.state != "dropped"]
@@ -177,7 +177,7 @@ def skip(
 
     Example: rollcall dlq skip agents rollout.requests 0@17-67 --reason "JSON by mistake"
     """
-    from rollcall.consumers.history.waiting.skip_decision import decide_skip, write_skip
+    from rollcall.consumers.history.replay.dead_letter_actions import decide_skip, write_skip
 
     here = cluster()
     by = by or signature()
@@ -213,7 +213,7 @@ def _echo_records(decided: "SkipOrder") -> None:
     """Print the records in a range."""
     from collections import Counter
 
-    from rollcall.consumers.history.waiting.skip_decision import records_in, unreadable_because
+    from rollcall.consumers.history.replay.dead_letter_actions import records_in, unreadable_because
 
     history = cluster()
     counts: Counter[str] = Counter()

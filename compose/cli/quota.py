@@ -87,7 +87,7 @@ def list_quotas(json: Json = False) -> None:
 
 def _table() -> "QuotaTable":
     """Read all quotas."""
-    from rollcall.consumers.history.waiting.quotas import read_quotas
+    from rollcall.consumers.history.waiting.user_limits import read_quotas
 
     here = cluster()
     return read_quotas(here, here.settings.agents.quota())

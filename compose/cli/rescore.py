@@ -17,8 +17,7 @@ from rollcall.compose.terminal import say
 from rollcall.consumers.history.reading.ranges import Range
 
 if TYPE_CHECKING:
-    from rollcall.consumers.history.replay.agreement import Agreement
-    from rollcall.consumers.history.replay.rescoring import Rescoring
+    from rollcall.consumers.history.replay.rescoring import Agreement, Rescoring
 
 Scorers = Annotated[
     list[str],

@@ -188,7 +188,7 @@ class WorkerFactory:
         *,
         accept: bool = False,
     ) -> Loop:
-        from rollcall.consumers.history.replay.scoring_begin import begin_scoring
+        from rollcall.consumers.history.replay.scorings import begin_scoring
 
         publisher = self.log.publisher(bulk=True)
         role = self.scoring(name, publisher, scorers, scoring_id)

@@ -13,8 +13,7 @@ import structlog
 from rollcall.consumers.agents.fold.commands import Command
 from rollcall.consumers.agents.fold.journal import START
 from rollcall.consumers.agents.fold.rollout import Output
-from rollcall.consumers.loop.answers import event_of
-from rollcall.consumers.loop.send_later import SendLater
+from rollcall.consumers.loop.answers import SendLater, event_of
 from rollcall.producers.control import retire_control
 from rollcall.producers.publisher import Cause, Publisher
 from rollcall.schemas.bounds import check_sampling

@@ -24,7 +24,7 @@ from rollcall.consumers.audit.trajectories import OutcomeChecks
 from rollcall.consumers.audit.window import AuditRange, AuditWindow
 from rollcall.consumers.history.reading.history import History
 from rollcall.consumers.history.reading.local_programs import runs_as_recorded
-from rollcall.consumers.history.waiting.quotas import read_quotas
+from rollcall.consumers.history.waiting.user_limits import read_quotas
 from rollcall.consumers.log.protocols import Log, Record
 from rollcall.consumers.loop.dead_letter_records import (
     BuriedRecord,

@@ -1,12 +1,17 @@
-"""Answers of groups that execute commands, written to the journal partition of the command."""
+"""Answers of groups that execute commands, written to the journal partition of the command; items
+that cannot be sent while registry or object store is unreachable wait.
+"""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Generic, TypeVar
+
+import structlog
 
 from rollcall.consumers.log.protocols import Log, Record
 from rollcall.consumers.loop.clock import Clock, LogClock, steady_wall
-from rollcall.consumers.loop.send_later import SendLater
 from rollcall.producers.publisher import Publisher
 from rollcall.schemas.codec import Codec
 from rollcall.schemas.errors import (
@@ -159,3 +164,32 @@ def too_late(command: Command, now_ms: int) -> CallFailed:
     """Return the failure for a command that is too late to begin."""
     late_s = (now_ms - command.not_after_ms) / 1000
     return CallFailed("expired", f"taken {late_s:.1f} s after its deadline", True)
+
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+
+class SendLater(Generic[T]):
+    """Items that wait to be sent again, in no order; any thread may add some."""
+
+    def __init__(self, warning: str) -> None:
+        self._warning = warning
+        """The event that is logged once, when the first item begins to wait."""
+        self._waiting: deque[T] = deque()
+        self._warned = False
+
+    def add(self, item: T, error: Unavailable, **fields: object) -> None:
+        """Add an item; `error` is the reason of the wait."""
+        if not self._warned:
+            self._warned = True
+            log.warning(self._warning, error=str(error), **fields)
+        self._waiting.append(item)
+
+    def drain(self) -> Iterator[T]:
+        """Yield each item that waits now, to be sent again; items added meanwhile stay."""
+        for _ in range(len(self._waiting)):
+            yield self._waiting.popleft()
+        if not self._waiting:
+            self._warned = False

@@ -1,20 +1,20 @@
-"""Engines that each serve one fixed version, beside the engine that follows the newest.
+"""Engines that each serve one fixed version, beside the engine that follows the newest; and the
+staging of weights for one engine, on a thread beside the loop's if there is one.
 
 A held-out rollout asks for one version and lasts longer than that version is the newest, so its
-calls are answered by an engine that stays at it. There are few of them: a version replaces one
-that was not asked for recently, and the memory of unused ones is freed.
+calls are answered by an engine that stays at it. There are few of them: a version replaces one that
+was not asked for recently, and the memory of unused ones is freed.
 """
 
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 
 import structlog
 
 from rollcall.consumers.loop.clock import Clock
 from rollcall.consumers.loop.inline_executor import InlineExecutor
-from rollcall.consumers.models.staging import Staging
 from rollcall.inference.engine import Engine, EngineAnswer
 from rollcall.schemas.errors import (
     Unavailable,
@@ -36,6 +36,37 @@ RETRY_S = 1.0
 TRIES = 3
 
 log = structlog.get_logger()
+
+
+@dataclass(eq=False)
+class Staging:
+    """Stages one version at a time; without a thread it is staged before `begin` returns.
+
+    Reading and decoding the weights of a real model takes seconds, while the engine continues to
+    answer; only the swap and the canary run on the loop's thread.
+    """
+
+    engine: Engine
+    thread: Executor
+    version: PolicyVersion | None = None
+    """The version that is being staged, or waits for `adopt`."""
+    _done: Future[None] | None = field(default=None, repr=False)
+
+    def begin(self, version: PolicyVersion) -> None:
+        """Stage this version, after the one before was adopted."""
+        self.version = version
+        self._done = self.thread.submit(self.engine.stage, version)
+
+    def ready(self) -> bool:
+        """Return True if `adopt` would not wait for another thread."""
+        return self._done is None or self._done.done()
+
+    def adopt(self) -> None:
+        """Put the version in service. Raises the errors of `Engine.stage` and `Engine.adopt`."""
+        done, self._done, self.version = self._done, None, None
+        if done is not None:
+            done.result()
+        self.engine.adopt()
 
 
 @dataclass(slots=True)

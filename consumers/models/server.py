@@ -21,8 +21,7 @@ from rollcall.consumers.loop.inline_executor import InlineExecutor
 from rollcall.consumers.loop.partition_progress import PartitionProgress
 from rollcall.consumers.loop.role import WorkRole
 from rollcall.consumers.models.adoption_turns import LEASE_S, AdoptionTurn, AdoptionTurns
-from rollcall.consumers.models.early_calls import EarlyCalls, too_far
-from rollcall.consumers.models.held_prefixes import HeldPrefixes
+from rollcall.consumers.models.early_calls import EarlyCalls, HeldPrefixes, too_far
 from rollcall.consumers.models.load import BUSY, Load
 from rollcall.consumers.models.pinned_engines import PinnedEngines
 from rollcall.consumers.models.versions import Versions

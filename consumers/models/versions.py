@@ -21,7 +21,7 @@ from rollcall.consumers.loop.clock import Clock
 from rollcall.consumers.loop.dead_letters import SkippedRecords
 from rollcall.consumers.loop.decode_in_order import DecodeInOrder
 from rollcall.consumers.models.adoption_turns import AdoptionTurn
-from rollcall.consumers.models.staging import Staging
+from rollcall.consumers.models.pinned_engines import Staging
 from rollcall.inference.engine import Engine
 from rollcall.schemas.bounds import VERSIONS_END
 from rollcall.schemas.codec import Codec

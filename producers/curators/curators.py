@@ -1,17 +1,23 @@
-"""Every curator that a recipe can choose by name."""
+"""Every curator that a recipe can choose by name; `accept_all` starts every task that is drawn."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from rollcall.producers.curators.accept_all import ACCEPT_ALL
-from rollcall.producers.curators.adaptive_rollouts import ADAPTIVE_ROLLOUTS
 from rollcall.producers.curators.curator import Curator
-from rollcall.producers.curators.filter_solved import FILTER_SOLVED
 from rollcall.producers.curators.greso import GRESO
-from rollcall.producers.curators.length_cap import LENGTH_CAP
-from rollcall.producers.curators.paced import PACED
-from rollcall.producers.curators.pass_rate import PASS_RATE
-from rollcall.schemas.rules import choose, table
+from rollcall.producers.curators.rollout_limits import ADAPTIVE_ROLLOUTS, LENGTH_CAP
+from rollcall.producers.curators.task_choice import FILTER_SOLVED, PACED, PASS_RATE
+from rollcall.schemas.rules import NoOptions, Rule, choose, table
+
+
+def accept_all(tasks: int, options: NoOptions) -> Curator:
+    """Make a curator that refuses nothing."""
+    del tasks, options
+    return Curator()
+
+
+ACCEPT_ALL = Rule("accept_all", "curator", "uniform draws", accept_all, stage="C")
+
 
 CURATORS = table(ACCEPT_ALL, PASS_RATE, FILTER_SOLVED, GRESO, PACED, ADAPTIVE_ROLLOUTS, LENGTH_CAP)
 

@@ -19,8 +19,7 @@ from rollcall.sandbox.boxes.box import Driver, Spec, Usage, drawn_ident
 from rollcall.sandbox.boxes.box_commands import BoxCommands
 from rollcall.sandbox.boxes.cgroups import folder_usage, folders_of
 from rollcall.sandbox.boxes.docker_engine import DockerEngine, listens, missing, why_not_here
-from rollcall.sandbox.boxes.engine_builds import engine_build
-from rollcall.sandbox.boxes.failed_builds import FailedBuilds
+from rollcall.sandbox.boxes.engine_builds import FailedBuilds, engine_build
 from rollcall.sandbox.boxes.images import engine_image
 from rollcall.sandbox.boxes.interior import HOME, USER, WAIT, box_environment
 from rollcall.sandbox.boxes.supervised_program import (

@@ -1,10 +1,12 @@
 """Images that a docker engine builds from a Dockerfile on demand, and only once, since the name of
-an image is derived from its sources."""
+an image is derived from its sources. Failures are cached for a while under that name, so that the
+same failure is reported at once; a changed Dockerfile has another name.
+"""
 
 import os
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,6 @@ import structlog
 from rollcall.sandbox.boxes.base_image import BUILD_LINES
 from rollcall.sandbox.boxes.box import ImageBuild
 from rollcall.sandbox.boxes.disk_floor import make_room
-from rollcall.sandbox.boxes.failed_builds import FailedBuilds
 from rollcall.schemas.errors import Refused, WorkFailed
 from rollcall.schemas.untrusted_text import REASON_CHARS, clean_text
 
@@ -22,6 +23,40 @@ LABEL = "rollcall.image"
 LINE_CHARS = 300
 
 log = structlog.get_logger()
+
+
+KEPT = 64
+AGAIN_S = 300.0
+"""Seconds after which an image is built again: what was missing may exist by then."""
+
+
+class FailedBuilds:
+    """The last `KEPT` failed builds of one driver."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failed: OrderedDict[str, tuple[float, str]] = OrderedDict()
+
+    def add(self, name: str, why: str) -> WorkFailed:
+        """Record a failed build; return the error for its caller."""
+        self._failed[name] = self._clock(), why
+        self._failed.move_to_end(name)
+        while len(self._failed) > KEPT:
+            self._failed.popitem(last=False)
+        return WorkFailed("image", why, retriable=False)
+
+    def check(self, name: str) -> None:
+        """Raise the build's WorkFailed(`image`) again if it is too early to retry."""
+        at, why = self._failed.get(name, (0.0, ""))
+        if not why:
+            return
+        ago_s = self._clock() - at
+        if ago_s >= AGAIN_S:
+            del self._failed[name]
+            return
+        first, _, rest = why.partition("\n")
+        first += f" ({ago_s:.0f} s ago; it is built again in {AGAIN_S - ago_s:.0f} s)"
+        raise WorkFailed("image", f"{first}\n{rest}", retriable=False)
 
 
 def engine_build(client: Any, name: str, build: ImageBuild, failed: FailedBuilds) -> None:

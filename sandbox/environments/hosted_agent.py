@@ -32,13 +32,13 @@ from rollcall.sandbox.agents.agent_box import (
     AgentBox,
     Where,
 )
-from rollcall.sandbox.agents.agent_mounts import mounts
 from rollcall.sandbox.agents.agent_processes import AgentExit
 from rollcall.sandbox.boxes.box import Box, Spec
 from rollcall.sandbox.environment import Observation, kind_of
 from rollcall.sandbox.environments.adaptive_wait import AdaptiveWait
 from rollcall.sandbox.environments.reply_history import ReplyHistory
 from rollcall.sandbox.host import AgentEndpoint, Host, Process
+from rollcall.sandbox.private_places import mounts
 from rollcall.schemas.agent_requests import (
     STARVED,
     AgentAction,

@@ -30,10 +30,7 @@ from typing import Any
 import structlog
 
 from rollcall.sandbox.agents.agent_box import SHOW_NOTHING
-from rollcall.sandbox.agents.agent_mounts import mounts
-from rollcall.sandbox.artefact_keeping import keep
-from rollcall.sandbox.artefact_spool import ArtefactSpool
-from rollcall.sandbox.artefacts import KEY, OUTPUT, Artefact
+from rollcall.sandbox.artefacts import KEY, OUTPUT, Artefact, ArtefactSpool, keep
 from rollcall.sandbox.boxes.box import AUTO, BOX_DIED, BOX_SPOILT, Box, CommandResult, Spec, driver
 from rollcall.sandbox.boxes.framed import TIMED_OUT
 from rollcall.sandbox.boxes.probe import probe
@@ -42,7 +39,7 @@ from rollcall.sandbox.environment import Observation
 from rollcall.sandbox.environments.shell_config import ShellConfig, read_config
 from rollcall.sandbox.environments.task_work import TaskWork
 from rollcall.sandbox.host import Host
-from rollcall.sandbox.private_places import check_given
+from rollcall.sandbox.private_places import check_given, mounts
 from rollcall.sandbox.tasks.harbor import HarborTask
 from rollcall.sandbox.tasks.testbed import lay_out
 from rollcall.schemas.errors import Refused, WorkFailed

@@ -4,9 +4,7 @@ import asyncio
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from rollcall.sandbox.artefact_keeping import keep
-from rollcall.sandbox.artefact_spool import ArtefactSpool
-from rollcall.sandbox.artefacts import PATCH, Artefact
+from rollcall.sandbox.artefacts import PATCH, Artefact, ArtefactSpool, keep
 from rollcall.sandbox.boxes import tar_streams
 from rollcall.sandbox.boxes.box import Box
 from rollcall.sandbox.environments.work_patch import take_patch

@@ -9,7 +9,7 @@ import asyncio
 import re
 from dataclasses import dataclass
 
-from rollcall.sandbox.artefact_spool import ArtefactSpool
+from rollcall.sandbox.artefacts import ArtefactSpool
 from rollcall.sandbox.boxes.box import VARIABLES, Box, BoxProgram
 from rollcall.sandbox.boxes.probe import probe
 from rollcall.sandbox.grading.patches import MOST_BYTES

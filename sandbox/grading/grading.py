@@ -28,15 +28,18 @@ from rollcall.sandbox.boxes import tar_streams
 from rollcall.sandbox.boxes.box import BOX_DIED, BOX_SPOILT, VARIABLES, Box, CommandResult, Spec
 from rollcall.sandbox.boxes.frame import Frame
 from rollcall.sandbox.boxes.probe import probe
-from rollcall.sandbox.grading.controls import controls
 from rollcall.sandbox.grading.guarded import FILES, Guarded
-from rollcall.sandbox.grading.marks import CONFTEST, Marks
-from rollcall.sandbox.grading.parsing import NotRead, parsed
+from rollcall.sandbox.grading.outcomes import CONFTEST, Marks, NotRead, parsed
 from rollcall.sandbox.grading.patches import complaint, renamed_away
-from rollcall.sandbox.grading.pytest_command import PytestCommand, pytest_command
 from rollcall.sandbox.grading.reference import Reference
 from rollcall.sandbox.grading.verdict import TestLog, Verdict, verdict
-from rollcall.sandbox.grading.witness_plan import WitnessPlan, witness_plan
+from rollcall.sandbox.grading.witness_plan import (
+    PytestCommand,
+    WitnessPlan,
+    controls,
+    pytest_command,
+    witness_plan,
+)
 from rollcall.sandbox.grading.witnessed import NoRunner, seen_in, witnessed, witnessed_alone
 from rollcall.sandbox.tasks.testbed import commit_all
 from rollcall.schemas.errors import WorkFailed

@@ -34,9 +34,9 @@ from rollcall.sandbox.tasks.release_layout import (
     lacking,
     modules,
     places_of_tests,
+    statement,
 )
 from rollcall.sandbox.tasks.sdists import NAME, VERSION, Sdist, fetch, unpack
-from rollcall.sandbox.tasks.statement import statement
 from rollcall.sandbox.tasks.suite_runs import RELEASE_TESTS, RUNS, SuiteBox, SuiteRuns, runs_of
 from rollcall.schemas.atomic_files import atomic_path, require_unused
 from rollcall.schemas.errors import Refused

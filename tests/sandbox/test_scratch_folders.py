@@ -15,7 +15,7 @@ HOLDER = """
 import sys
 from pathlib import Path
 from rollcall.sandbox.locked_folder import scratch_folder
-from rollcall.sandbox.child_programs import run_child
+from rollcall.sandbox.package_index import run_child
 with scratch_folder("test") as folder:
     (folder / "large").write_text("x" * 1000)
     print(folder, flush=True)

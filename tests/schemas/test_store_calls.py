@@ -22,7 +22,7 @@ from rollcall.schemas.errors import (
     WeightsMissing,
 )
 from rollcall.schemas.objects import ObjectStore
-from rollcall.schemas.store_errors import as_store_unavailable
+from rollcall.schemas.store_urls import as_store_unavailable
 from tests.support.faulty_files import Faults, faulty_files
 from tests.support.s3_store import s3_server
 

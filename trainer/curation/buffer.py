@@ -23,13 +23,12 @@ from rollcall.schemas.rules import choose
 from rollcall.trainer.config.curation import Curation, ReplayRule
 from rollcall.trainer.curation.borrowed_groups import BorrowedGroups, RecordedGroups
 from rollcall.trainer.curation.borrowed_samples import Retell
-from rollcall.trainer.curation.cut_off import CutOff
 from rollcall.trainer.curation.drops import Dropped, Drops, Tally
 from rollcall.trainer.curation.group_gate import GroupGate
 from rollcall.trainer.curation.group_ledger import GroupLedger
 from rollcall.trainer.curation.judge import BESIDE_LIMIT, OUTSIDE, Member, judge
 from rollcall.trainer.curation.replay import Replay, ReplayState
-from rollcall.trainer.curation.waiting_group import WaitingGroup
+from rollcall.trainer.curation.waiting_group import CutOff, WaitingGroup
 from rollcall.trainer.rules.catalogue import COMPLETIONS
 from rollcall.trainer.rules.completion import Waiting
 from rollcall.trainer.rules.samples import Sample, ScoredPlace, group_of, group_size_of

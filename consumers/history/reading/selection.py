@@ -1,4 +1,4 @@
-"""Reads a range of history.
+"""Reads a range of history, and detects repeated records, of which only the first counts.
 
 Readers of a range do not disturb running work: they join no group, commit nothing, hold one poll in
 memory, and slow down while others work, or keep to a given rate (reading of keys alone is not
@@ -6,11 +6,10 @@ slowed). The extent is fixed before the first record: from the start to the pres
 within each partition. Records written meanwhile are not included.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-from rollcall.consumers.history.reading.first_of_each import FirstOfEach
 from rollcall.consumers.history.reading.history import History
 from rollcall.consumers.history.reading.ranges import (
     Extent,
@@ -27,6 +26,7 @@ from rollcall.consumers.log.protocols import Log, Record
 from rollcall.consumers.log.reading import read_between
 from rollcall.consumers.loop.decode_in_order import decoded
 from rollcall.schemas.errors import Refused
+from rollcall.schemas.ids import digest
 from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Trajectory
 from rollcall.schemas.names import hint
 
@@ -36,6 +36,7 @@ NEAR = 1000
 """The number of seen names among which a similar one is searched."""
 
 M = TypeVar("M", RolloutRequest, Trajectory, ScoredTrajectory)
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,3 +210,30 @@ def _near(name: str, known: Iterable[str]) -> str:
     if begins:
         return f"did you mean {begins!r}?"
     return hint(name, names) if names else "there is none"
+
+
+class FirstOfEach(Generic[K]):
+    """Distinguishes the first message under each key from repetitions.
+
+    It keeps eight bytes of BLAKE2b for each key. Among n keys two collide with a probability of
+    about n^2 / 2^65: of ten million rollouts one is lost in one of 370,000 readings.
+    """
+
+    def __init__(self, key: Callable[[K], tuple[object, ...]]) -> None:
+        self._key = key
+        self._digests: set[bytes] = set()
+
+    def add(self, message: K) -> bool:
+        """Note a message; return True if it is the first under its key."""
+        name = self._digest(message)
+        if name in self._digests:
+            return False
+        self._digests.add(name)
+        return True
+
+    def __contains__(self, message: K) -> bool:
+        """Return True if a message under the same key was noted."""
+        return self._digest(message) in self._digests
+
+    def _digest(self, message: K) -> bytes:
+        return digest(*self._key(message), size_bytes=8)

@@ -10,9 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rollcall.consumers.history.reading.first_of_each import FirstOfEach
 from rollcall.consumers.history.reading.ranges import range_behind
-from rollcall.consumers.history.reading.selection import Selection
+from rollcall.consumers.history.reading.selection import FirstOfEach, Selection
 from rollcall.consumers.tables.parquet import SCHEMAS, ParquetWriters
 from rollcall.consumers.tables.rows import key_of
 from rollcall.schemas.atomic_files import atomic_path, require_unused

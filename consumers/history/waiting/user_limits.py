@@ -1,4 +1,4 @@
-"""Finds the user limit that a rollout waits for, according to the log.
+"""The present quotas, and the user limit that a rollout waits for, according to the log.
 
 A worker's share of a quota depends on its partitions. So a rollout may wait although its user has
 room on another worker; this is then stated.
@@ -7,10 +7,25 @@ room on another worker; this is then stated.
 import math
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 
 from rollcall.consumers.agents.fold.outstanding import OutstandingEffect
 from rollcall.consumers.agents.fold.rollout import Rollout
+from rollcall.consumers.history.reading.history import History
+from rollcall.consumers.log.reading import POLL_S, uninterrupted
 from rollcall.consumers.loop.quota_table import QuotaTable
+from rollcall.schemas.messages import Quota
+
+
+def read_quotas(history: History, default: Quota) -> QuotaTable:
+    """Return the table of quotas as agents workers read it; raises TopicsDiffer, Unavailable."""
+    table = QuotaTable(history.log, history.codec, history.topics, default)
+    with closing(table):
+        while not table.known:
+            with uninterrupted():
+                table.follow(POLL_S)
+    return table
+
 
 UNKNOWN = "started, first command not sent: its user's quota, or its worker is gone"
 SHARE = "started, first command not sent: its worker's share of the quota, or its worker is gone"

@@ -16,8 +16,7 @@ from rollcall.consumers.agents.watermark import Watermark, read_watermark
 from rollcall.consumers.history.reading.history import History
 from rollcall.consumers.history.reading.ranges import SKEW_MS
 from rollcall.consumers.history.waiting.open_work import OpenWork, PartitionOwner, ScoringPosition
-from rollcall.consumers.history.waiting.quotas import read_quotas
-from rollcall.consumers.history.waiting.user_limits import UserLimits
+from rollcall.consumers.history.waiting.user_limits import UserLimits, read_quotas
 from rollcall.consumers.history.waiting.waits import REASONS, Wait, waits_of
 from rollcall.consumers.log.protocols import Commit, Record
 from rollcall.consumers.log.reading import POLL_S, read_all, uninterrupted

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rollcall.compose.benchmarks import adoption, saving
+from rollcall.compose.benchmarks import adoption, weights_files
 from rollcall.compose.benchmarks.figure import BenchmarkUnavailable
 from rollcall.compose.benchmarks.one_trainer import Shape
 from rollcall.compose.settings import Settings
@@ -13,11 +13,15 @@ from tests.support.policies import lake
 
 @pytest.mark.thorough
 def test_saving_run_records_version_times_and_saving_costs(tmp_path: Path) -> None:
-    found = saving.seen(lake(tmp_path / "policy"), Shape(2, 4, 8, 8), 2)
+    found = weights_files.seen(lake(tmp_path / "policy"), Shape(2, 4, 8, 8), 2)
 
     assert [len(found[name]) for name in ("plain_s", "period_s", "version_s")] == [2, 2, 2]
     assert len(found["delta_bytes"]) == 2
-    version, stall, peak = saving.of_version(found), saving.of_stall(found), saving.of_peak(found)
+    version, stall, peak = (
+        weights_files.of_version(found),
+        weights_files.of_stall(found),
+        weights_files.of_peak(found),
+    )
     assert 0 < version.ceiling <= version.value
     assert "of it" in stall.notes[0]
     assert peak.value > peak.ceiling > 4 * found["weights_bytes"]
@@ -38,6 +42,6 @@ def test_saving_benchmarks_are_skipped_without_a_language_model(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    for figure in (saving.version_s, adoption.adopt_pause_ms):
+    for figure in (weights_files.version_s, adoption.adopt_pause_ms):
         with pytest.raises(BenchmarkUnavailable, match="rollcall policy fetch smollm2"):
             figure(Settings())

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from rollcall.consumers.history.reading.rate_limit import RateLimit
+from rollcall.consumers.history.replay.dead_letter_actions import NotReplayed
 from rollcall.consumers.history.replay.dead_letter_index import DeadLetterIndex, select_dead_letters
-from rollcall.consumers.history.replay.dead_letter_replay import NotReplayed
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.loop.dead_letters import DeadLetters
 from rollcall.schemas.errors import BadMagic, Refused, WireError

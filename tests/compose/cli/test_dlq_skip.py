@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollcall.consumers.history.replay.dead_letter_replay import NotReplayed
+from rollcall.consumers.history.replay.dead_letter_actions import NotReplayed
 from rollcall.consumers.log.memory_source import MemorySource
 from rollcall.consumers.loop.dead_letter_records import SkipOrder
 from rollcall.consumers.loop.dead_letters import SkippedRecords

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollcall.consumers.history.replay.dead_letter_actions import replay_letters, replayed_headers
 from rollcall.consumers.history.replay.dead_letter_index import DeadLetterIndex
-from rollcall.consumers.history.replay.dead_letter_replay import replay_letters, replayed_headers
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.loop.dead_letter_records import (
     FORMS,

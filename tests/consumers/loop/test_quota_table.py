@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rollcall.consumers.history.waiting.quotas import read_quotas
+from rollcall.consumers.history.waiting.user_limits import read_quotas
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.loop.quota_table import QuotaTable, limits_of
 from rollcall.producers.control import send_quota

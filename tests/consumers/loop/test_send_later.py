@@ -2,7 +2,7 @@
 
 from structlog.testing import capture_logs
 
-from rollcall.consumers.loop.send_later import SendLater
+from rollcall.consumers.loop.answers import SendLater
 from rollcall.schemas.errors import Unavailable
 
 AWAY = Unavailable("the registry does not answer")

@@ -10,14 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcall.producers.curators.adaptive_rollouts import AdaptiveRollouts, rollouts_at
 from rollcall.producers.curators.curator import Curator, Outcome
 from rollcall.producers.curators.curators import CURATORS, curators_of
-from rollcall.producers.curators.filter_solved import FilterSolved
 from rollcall.producers.curators.greso import Greso, GresoOptions
-from rollcall.producers.curators.length_cap import LengthCap, LengthCapOptions
-from rollcall.producers.curators.paced import Paced, PacedOptions, paced_weight
-from rollcall.producers.curators.pass_rate import PassRate, PassRateOptions
+from rollcall.producers.curators.rollout_limits import (
+    AdaptiveRollouts,
+    LengthCap,
+    LengthCapOptions,
+    rollouts_at,
+)
+from rollcall.producers.curators.task_choice import (
+    FilterSolved,
+    Paced,
+    PacedOptions,
+    PassRate,
+    PassRateOptions,
+    paced_weight,
+)
 from rollcall.schemas.errors import Refused
 from tests.support.golden import golden
 

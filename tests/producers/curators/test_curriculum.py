@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from rollcall.producers.admission import Draws
 from rollcall.producers.curators.curator import Curator, Outcome
 from rollcall.producers.curators.curators import curators_of
-from rollcall.producers.curators.curriculum import FORCE_AFTER, Curriculum
+from rollcall.producers.curators.curriculum import FORCE_AFTER, Curriculum, OutcomeFold
 from rollcall.producers.curators.greso import Greso
-from rollcall.producers.curators.outcomes import OutcomeFold
 from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Task
 from tests.support.scored_trajectories import scored
 

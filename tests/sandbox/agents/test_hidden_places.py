@@ -16,14 +16,13 @@ import pytest
 from rollcall.consumers.environments.gateway.gateway import Gateway
 from rollcall.consumers.environments.gateway.listener import bind
 from rollcall.consumers.environments.worker_boxes import WorkerBoxes
-from rollcall.sandbox.agents.agent_mounts import mounts
 from rollcall.sandbox.agents.agent_processes import AgentProcesses
 from rollcall.sandbox.boxes.box import Box, Spec
 from rollcall.sandbox.boxes.bubblewrap import BubblewrapDriver
 from rollcall.sandbox.boxes.leases import Leases
 from rollcall.sandbox.grading.grading import grade
 from rollcall.sandbox.grading.reference import reference_of
-from rollcall.sandbox.private_places import check_given
+from rollcall.sandbox.private_places import check_given, mounts
 from rollcall.sandbox.tasks.harbor import HarborTask, read_task
 from rollcall.sandbox.tasks.task_names import environment_config
 from rollcall.schemas.errors import WorkFailed

@@ -14,12 +14,11 @@ from typing import BinaryIO
 
 import pytest
 
-from rollcall.sandbox.boxes import base_image, disk_floor, failed_builds, image_store
+from rollcall.sandbox.boxes import base_image, disk_floor, engine_builds, image_store
 from rollcall.sandbox.boxes.auto_driver import AutoDriver
 from rollcall.sandbox.boxes.box import ImageBuild, Spec
 from rollcall.sandbox.boxes.bubblewrap import BubblewrapDriver
-from rollcall.sandbox.boxes.engine_builds import engine_build
-from rollcall.sandbox.boxes.failed_builds import FailedBuilds
+from rollcall.sandbox.boxes.engine_builds import FailedBuilds, engine_build
 from rollcall.sandbox.boxes.image_rows import engine_rows
 from rollcall.sandbox.boxes.images import engine_image
 from rollcall.schemas.errors import Refused, WorkFailed
@@ -301,7 +300,7 @@ def test_failed_build_is_not_retried_for_five_minutes(tmp_path: Path) -> None:
     now[0] = 301.0
     assert "ago" not in told()
     assert engine.builds == 3
-    for number in range(failed_builds.KEPT):
+    for number in range(engine_builds.KEPT):
         told(f"rollcall/task:other{number}")
     assert "ago" not in told()
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from rollcall.sandbox.artefact_spool import ArtefactSpool
+from rollcall.sandbox.artefacts import ArtefactSpool
 from rollcall.sandbox.boxes.box import Box, Spec, driver
 from rollcall.sandbox.boxes.tar_streams import of_directory
 from rollcall.sandbox.environments import work_patch

@@ -14,8 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from rollcall.sandbox.artefact_spool import ArtefactSpool
-from rollcall.sandbox.artefacts import HEAD_BYTES
+from rollcall.sandbox.artefacts import HEAD_BYTES, ArtefactSpool
 from rollcall.sandbox.boxes.box import Spec, driver
 from rollcall.sandbox.boxes.shell import Shell
 from rollcall.sandbox.boxes.tar_streams import of_directory

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcall.sandbox.grading.marks import Marks, about
+from rollcall.sandbox.grading.outcomes import Marks, about
 from rollcall.sandbox.grading.verdict import OUTCOMES, SKIPPED, XFAIL
 
 FILE = """\

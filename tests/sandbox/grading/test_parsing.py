@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollcall.sandbox.grading import parsing
-from rollcall.sandbox.grading.parsing import NotRead, parsed
+from rollcall.sandbox.grading import outcomes as parsing
+from rollcall.sandbox.grading.outcomes import NotRead, parsed
 from tests.support.tiers import examples
 
 

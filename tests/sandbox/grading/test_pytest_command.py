@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollcall.sandbox.grading.pytest_command import pytest_command
+from rollcall.sandbox.grading.witness_plan import pytest_command
 
 
 def test_pytest_command_is_split_into_its_parts() -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from rollcall.sandbox.tasks.git_trees import git, patch_between
 from rollcall.sandbox.tasks.harbor import HarborTask
+from rollcall.sandbox.tasks.release_layout import in_words
 from rollcall.sandbox.tasks.release_pair import ReleasePair, build_pair
 from rollcall.sandbox.tasks.sdists import Sdist, fetch
-from rollcall.sandbox.tasks.statement import in_words
 from rollcall.sandbox.tasks.suite_runs import (
     PYTEST,
     SuiteBox,

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcall.consumers.history.reading.first_of_each import FirstOfEach
+from rollcall.consumers.history.reading.selection import FirstOfEach
 
 KEYS = st.tuples(st.text("ab1"), st.integers(0, 20))
 

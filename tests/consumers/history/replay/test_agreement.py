@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollcall.consumers.history.replay.agreement import LISTED, Agreement, Flip
+from rollcall.consumers.history.replay.rescoring import LISTED, Agreement, Flip
 from tests.support.tiers import examples
 
 FEW = settings(max_examples=examples(50))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcall.consumers.history.replay.scoring_begin import begin_scoring
+from rollcall.consumers.history.replay.scorings import begin_scoring
 from rollcall.schemas.messages import RolloutRequest, ScoredTrajectory, Task
 from tests.support.memory_cluster import CORRIDOR, POLICY, MemoryCluster
 from tests.support.whole_log import audited

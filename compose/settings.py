@@ -1,7 +1,7 @@
 """The settings of every process: command line over ROLLCALL_… variables over rollcall.toml.
 
-Nothing else reads the environment. Unknown keys are refused with the nearest known name. Defaults
-run on a laptop: the broker that `rollcall up` starts, state in `.rollcall`.
+No other module reads the environment. Unknown keys are refused with the most similar known name.
+The defaults suit a laptop: the broker of `rollcall up`, and state in `.rollcall`.
 """
 
 import os
@@ -44,34 +44,34 @@ class KafkaSettings(StrictTable):
     bootstrap_servers: str = ""
     """Empty: the broker of `rollcall up`."""
     client: dict[str, str] = {}
-    """Passed to librdkafka as they are, such as security.protocol."""
+    """Passed unchanged to librdkafka, such as security.protocol."""
 
 
 class RegistrySettings(StrictTable):
     url: str = ""
     """Empty: the registry of `rollcall up`."""
     client: dict[str, str] = {}
-    """Passed to Confluent's registry client as they are, such as basic.auth.user.info."""
+    """Passed unchanged to Confluent's registry client, such as basic.auth.user.info."""
 
 
 class ObjectSettings(StrictTable):
     url: str = ""
-    """The store of large records, any fsspec URL. Empty: beside the broker of `rollcall up`; with
-    brokers on other machines there is none, and records too large for a topic are refused."""
+    """The store of large records, any fsspec URL. Empty: a folder of `rollcall up`; with another
+    broker there is no store then, and records too large for a topic are refused."""
     above_bytes: Annotated[int, Field(ge=65_536)] = 262_144
-    """Values up to this stay in the log."""
+    """Values up to this size stay in the log."""
 
 
 class AgentsSettings(StrictTable):
     max_live: Count = 4000
-    """Open rollouts in one worker before it takes no more requests; 0 is no limit."""
+    """The most open rollouts of one worker; at the limit it takes no requests. 0: no limit."""
     max_running_per_user: Count = 0
-    """Rollouts of one user that run at once, in all workers together; 0 is no limit. This and the
-    next one hold for users without a quota of their own (`rollcall quota`)."""
+    """The most rollouts of one user that run at once, over all workers; 0: no limit. This and the
+    next setting apply to users without a quota of their own (`rollcall quota`)."""
     max_calls_per_user_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Model calls of one user that are sent in a second; 0 is no limit."""
+    """The most model calls of one user per second; 0: no limit."""
     program_timeout_s: Positive = 5.0
-    """The longest time of one turn of an agent program before its rollout is ended."""
+    """The time limit of one turn of an agent program; above it, the rollout ends."""
 
     def quota(self) -> Quota:
         """The quota of a user without one of their own."""
@@ -80,66 +80,66 @@ class AgentsSettings(StrictTable):
 
 class EnvironmentsSettings(StrictTable):
     threads: Count = 1
-    """Threads that sessions live in, beside one for each that is slow; 0 steps them on the loop's
-    own, unwatched."""
+    """Threads for sessions; slow sessions get further ones. 0 runs sessions on the loop's thread,
+    without time limits."""
     lease_s: Annotated[float, Field(gt=0)] = 3600.0
-    """The time for which a session without requests is kept; as long as a rollout may take."""
+    """The time for which a session without requests is kept; at least that of a rollout."""
     slots: dict[str, Annotated[int, Field(ge=1)]] = {"box": 32, "hosted": 64}
-    """The most sessions of one worker, by slot, for asynchronous environments that take a slot;
-    further sessions wait in line. A name that is not here is refused."""
+    """The most sessions of one worker by slot, for asynchronous environments with slots. Further
+    sessions wait. An environment with an unknown slot is refused."""
     box: DriverName = AUTO
-    """The driver of boxes of whoever names none: `auto` is one that isolates, `local` isolates
-    nothing."""
+    """The default driver of boxes: `auto` is one that isolates, `local` isolates nothing."""
     warm: Count = 4
     """The number of started boxes that one worker keeps ready."""
     box_touch_s: Positive = 5.0
     """The interval at which a worker renews the leases of its boxes."""
     box_lapse_s: Positive = 30.0
-    """A box whose worker has not told so for so long is removed by any other on its host."""
+    """The time after which a box's lease ends if its worker has not renewed it; any worker on the
+    host may then remove the box."""
     box_reap_s: Positive = 10.0
-    """The interval at which each worker looks for such boxes."""
+    """The interval at which each worker looks for boxes without a lease."""
     gateway_port: Annotated[int, Field(ge=0, le=65_535)] = 0
-    """The port at which agents' processes reach their sessions; 0 is a free one, taken when it is
-    needed. A port that is set is held from the start, by one worker of a machine."""
+    """The port of the gateway for agents' processes; 0: any free one, opened when needed. A set
+    port is opened at the start, so only one worker of a machine can have it."""
     gateway_host: str = "127.0.0.1"
-    """On other addresses whoever reaches it and knows a session's key may speak in it."""
+    """The gateway's address. On another address, any client with a session's key can use it."""
 
 
 class OpenAISettings(StrictTable):
     """The server behind the engine `openai`."""
 
     base_url: str = ""
-    """The base URL that clients of the server use, mostly with /v1."""
+    """The base URL of the server, usually ending in /v1."""
     model: str = ""
-    """The server's name for it."""
+    """The model's name on the server."""
     api_key_env: str = ""
-    """The name of an environment variable that holds the key; empty: none is sent."""
+    """The name of an environment variable with the API key; empty: no key is sent."""
     api: Literal["chat", "completions"] = "chat"
-    """`completions` sends token ids, for which it needs the model's tokenizer; where the server
-    returns them, answers can be trained on."""
+    """`completions` sends token ids, for which it needs the model's tokenizer. If the server
+    returns token ids, answers can be trained on."""
     concurrency: Annotated[int, Field(ge=1)] = 64
-    """Requests in the air."""
+    """The most requests in flight."""
     timeout_s: Positive = 600.0
-    """The longest time of one request."""
+    """The time limit of one request."""
     retries: Count = 4
-    """The number of retries of a request without a usable answer."""
+    """The most retries of a request without a usable answer."""
     body: dict[str, Any] = {}
-    """Put into every request as it is, such as {"reasoning_effort": "low"}."""
+    """Added to the body of every request, such as {"reasoning_effort": "low"}."""
 
 
 class ModelsSettings(StrictTable):
     engine: str = "transformers"
     """The engine: a name in `rollcall.compose.workers.engines`, or module:function."""
     python: str = ""
-    """The Python that serves them where it is not the one of all others, as that of `make vllm`."""
+    """Another Python for model servers, such as that of `make vllm`; empty: the same one."""
     device: str = "cpu"
     max_batch: Annotated[int, Field(ge=1)] = 256
     threads: Annotated[int, Field(ge=1)] = 1
     openai: OpenAISettings = OpenAISettings()
     """Settings of the engine `openai`."""
     adopt_at_once: Annotated[int, Field(ge=0)] = 0
-    """So many servers of a policy may take up a new version at a time, the others serve the old one
-    until it is their turn; the same for all of them. 0: any number."""
+    """The most servers of a policy that load a new version at once, while the others serve the old
+    one. All servers need the same value. 0: no limit."""
 
 
 class TrainingSettings(StrictTable):
@@ -152,16 +152,16 @@ class RewardsSettings(StrictTable):
     scorers: list[str] = ["environment_return"]
     scorer_timeout_s: Positive = 30.0
     waiting_timeout_s: Positive = 7200.0
-    """The longest time of an asynchronous scorer, such as a grading, before it is cancelled.
+    """The time limit of an asynchronous scorer, such as a grading.
     The tests of SWE rows may take 1,800 s, and a grading may run them three times."""
     boxes: Annotated[int, Field(ge=1)] = 2
-    """Trajectories that one worker has scorers wait for at once, each with a box where it asks."""
+    """The most trajectories that one worker scores asynchronously at once, each with its box."""
     box: DriverName = AUTO
     """The driver of those boxes: `auto` is one that isolates, `local` isolates nothing."""
 
 
 class Settings(BaseSettings):
-    """One tree for all processes; each reads its part."""
+    """The settings of all processes; each reads its part."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_nested_delimiter="__", frozen=True, extra="forbid", toml_file=FILE
@@ -172,7 +172,7 @@ class Settings(BaseSettings):
     cache_dir: Path = Path("~/.cache/rollcall")
     """The directory of jars and agents, shared by all state directories."""
     prefix: str = "rl."
-    """Before every topic and group name."""
+    """The prefix of every topic and group name."""
     kafka: KafkaSettings = KafkaSettings()
     registry: RegistrySettings = RegistrySettings()
     objects: ObjectSettings = ObjectSettings()
@@ -196,7 +196,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _hide_secrets(self) -> "Settings":
-        """Know what is secret before anything can be said of it."""
+        """Register secrets before any error can quote them."""
         add_secrets_of_settings(self.kafka.client)
         add_secrets_of_settings(self.registry.client)
         urls = self.registry.url, self.objects.url, self.models.openai.base_url
@@ -229,7 +229,7 @@ class Settings(BaseSettings):
 
 
 def load_settings(**given: Any) -> Settings:
-    """Build the tree once; raises Refused with one line for each thing that is wrong."""
+    """Read all settings; raise Refused with a text that names every fault."""
     tables = [name for name, field in Settings.model_fields.items() if _is_table(field.annotation)]
     reject_unknown(os.environ, Settings.model_fields, tables)
     try:
@@ -247,9 +247,9 @@ def load_settings(**given: Any) -> Settings:
 def reject_unknown(
     environ: Mapping[str, str], fields: Iterable[str], tables: Iterable[str]
 ) -> None:
-    """A misspelt top-level variable is ignored by pydantic-settings, so it is looked for here.
+    """Raise Refused for unknown top-level variables, which pydantic-settings would ignore.
 
-    So is one that looks into a field that is no table. Case does not matter. Raises Refused.
+    This includes nested variables of a field that is not a table. Case does not matter.
     """
     known = {f"{PREFIX}{field}".upper() for field in fields}
     open_ = {f"{PREFIX}{table}".upper() for table in tables}
@@ -268,7 +268,7 @@ def _complaint(error: Mapping[str, Any]) -> str:
     if error["type"] == "extra_forbidden":
         return str(unknown_key(Settings, "setting", place))
     told = f"setting {'.'.join(place)}: {error['msg']}"
-    # What clients are given holds passwords, under names that are theirs.
+    # Settings of clients contain passwords, under the clients' own names.
     name = ".".join(place).partition(".client")[1:]
     secret = name[0] and (not name[1] or NAMES.search(name[1]))
     return told if secret else f"{told}, found {describe_value(error['input'])}"

@@ -1,8 +1,8 @@
-"""How a process becomes one of a box: the kernel's own words, with the standard library alone.
+"""System calls with which a process enters a box; needs only the standard library.
 
-Imported by path, as `rollcall.sandbox.supervisor_process` does, and by it alone. Whoever enters
-is, until it is the program that was asked for, nobody that a process of the box could look into:
-it has more rights than they have there, and the kernel compares.
+Only `rollcall.sandbox.supervisor_process` imports it, by path. Until the entering process executes
+the requested program, processes of the box cannot inspect it: the kernel compares capabilities, and
+it has more of them.
 """
 
 import base64
@@ -23,9 +23,9 @@ CLONE_NEWNS = 0x00020000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 1 << 18
 TERMINALS = b"mode=620,ptmxmode=666,max=64"
-"""The most pseudo-terminals of a box: the kernel has some thousands for all that it runs."""
+"""Limits the pseudo-terminals of a box; the kernel has some thousands in all."""
 NS_GET_USERNS = 0xB701
-"""Of linux/nsfs.h: the user namespace that another namespace belongs to."""
+"""The request of linux/nsfs.h for the user namespace that owns another namespace."""
 PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
 SECCOMP_MODE_FILTER = 2
 INSTRUCTION_BYTES = 8
@@ -33,35 +33,35 @@ CAPABILITIES = 64
 CAPABILITY_VERSION_3 = 0x20080522
 KINDS = ("mnt", "pid", "net", "ipc", "uts", "cgroup")
 STAGE = "/sys"
-"""Where `stage` shows what it was given: every system has it, and no box is made of it."""
+"""The directory in which `stage` mounts: every system has it, and no box needs it."""
 NOTHING = f"{STAGE}/nothing"
-"""An overlay has two directories at least."""
+"""An empty directory, since an overlay needs at least two lower ones."""
 OVERLAY = b"overlay"
 
 
 class _Program(ctypes.Structure):
-    """Of linux/filter.h."""
+    """The struct sock_fprog of linux/filter.h."""
 
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
 
 
 def of_process(pid: int) -> dict[str, int]:
-    """Open the namespaces of a process. Raises OSError where it is gone, or another user's."""
+    """Open the namespaces of a process. Raises OSError if it has ended or is another user's."""
     kinds = ("user", *KINDS)
     return {kind: os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in kinds}
 
 
 def become_user(uid: int) -> None:
-    """Be this user and group, and of no other group. Raises OSError."""
+    """Change to this user and group, without other groups. Raises OSError."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
 
 
 def enter(namespaces: Mapping[str, int], user: int) -> None:
-    """Enter them as a user, our children also that of processes. Raises OSError."""
-    # Those of a box belong to a user namespace around the one that its processes live in; those
-    # of a container to ours, which cannot be entered again.
+    """Enter namespaces as a user; that of processes holds for our children. Raises OSError."""
+    # The namespaces of a bubblewrap box belong to a user namespace around that of its processes.
+    # Those of a container belong to ours, which cannot be entered again.
     owner = fcntl.ioctl(namespaces["mnt"], NS_GET_USERNS)
     with open("/proc/self/ns/user") as ours:
         theirs_alone = not os.path.sameopenfile(owner, ours.fileno())
@@ -83,12 +83,12 @@ def enter(namespaces: Mapping[str, int], user: int) -> None:
 
 
 def stage(sources: Sequence[str]) -> None:
-    """Show these directories at STAGE/0, STAGE/1 and so on, in mounts of our own alone.
+    """Mount these directories at STAGE/0, STAGE/1 and so on, in a mount namespace of our own.
 
-    So another user may bind what he cannot walk to, such as what lies in the home of root; and
-    nothing is left on the host, however this process ends. A directory is shown as an overlay where
-    the kernel has them: its files are then others than those that other boxes lock and watch.
-    Raises OSError.
+    Another user may then bind directories that it cannot reach otherwise, such as one in the home
+    of root. Nothing is left on the host, however this process ends. A directory is mounted as an
+    overlay if the kernel supports it, so that its files differ from those that other boxes lock and
+    watch. Raises OSError.
     """
     _call("unshare", CLONE_NEWNS)
     _call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
@@ -109,33 +109,33 @@ def stage(sources: Sequence[str]) -> None:
 
 
 def _overlaid(source: str, place: str) -> bool:
-    """Mount a directory as a read-only overlay; False where that cannot show all of it."""
+    """Mount a directory as a read-only overlay; return False if that could not show all of it."""
     if _mounted_below(os.readlink(source)):
         return False
     layers = f"lowerdir={source}:{NOTHING}".encode()
     try:
         _call("mount", OVERLAY, place.encode(), OVERLAY, MS_RDONLY | MS_NOSUID | MS_NODEV, layers)
-    except OSError:  # the kernel has none, or too many stand on one another already
+    except OSError:  # the kernel has no overlays, or too many are stacked already
         return False
     return True
 
 
 def _mounted_below(directory: str) -> bool:
-    """Whether other file systems are mounted below a directory, which an overlay does not show."""
+    """Return True if file systems are mounted below a directory; an overlay would hide them."""
     below = directory.rstrip("/").encode() + b"/"
     with open("/proc/self/mountinfo", "rb") as file:
         return any(line.split()[4].startswith(below) for line in file)
 
 
 def give_up_capabilities() -> None:
-    """As an exec would: for a process that goes on in a box as the program that it is."""
+    """Drop capabilities as an exec would, for a process that goes on in a box without one."""
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     _call("capset", header, (ctypes.c_uint32 * 6)())
-    _call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # its own files in /proc are its own again
+    _call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # it owns its files in /proc again
 
 
 def give_up_rights(seccomp: str) -> None:
-    """No right can be had from now on; the filter is BPF in base64, empty for none."""
+    """Make it impossible to gain rights; the filter is BPF in base64, empty for none."""
     _bound_by_none()
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if seccomp:
@@ -147,13 +147,13 @@ def give_up_rights(seccomp: str) -> None:
 
 
 def _bound_by_none() -> None:
-    """Take every capability out of what a program may ever have, as far as we may."""
+    """Drop every capability from the bounding set, as far as we may."""
     for capability in range(CAPABILITIES):
         process_tree.LIBC.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
 
 
 def _call(name: str, *arguments: Any) -> None:
-    """Raises OSError."""
+    """Call a function of libc. Raises OSError."""
     if getattr(process_tree.LIBC, name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")

@@ -1,8 +1,8 @@
-"""How a process ends all that it started, and all that those started; the standard library alone.
+"""Ending a process's descendants; needs only the standard library.
 
-Imported by path too, by programs that run in interpreters of others. Whoever adopts orphans
-(PR_SET_CHILD_SUBREAPER) becomes the parent of whatever below it has lost its own, also of what has
-forked twice or leads a session: nothing that was started below it is ever anywhere else.
+Programs in other interpreters import it by path. A process that adopts orphans
+(PR_SET_CHILD_SUBREAPER) becomes the parent of every descendant whose parent has ended, also of
+those that forked twice or lead a session. So no descendant can leave its tree.
 """
 
 import ctypes
@@ -16,24 +16,24 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 AGAIN_S = 0.005
 GIVE_UP_S = 5.0
-"""So long what is to end is asked to; a process inside a broken disk or driver hears nothing."""
+"""Time after which killing is given up: a process that waits for a broken disk does not end."""
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def adopt_orphans() -> None:
-    """From now on what is orphaned below us is ours; kept through an exec, not by children."""
+    """Become the parent of orphaned descendants; an exec keeps this, children do not inherit it."""
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def signal_on_parent_death(parent: int, with_signal: int) -> None:
-    """Get a signal when our parent dies, and leave now where it has died already."""
+    """Request a signal for the death of our parent; exit if it has died already."""
     LIBC.prctl(PR_SET_PDEATHSIG, with_signal, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def children(pid: int) -> list[int]:
-    """The processes whose parent a process is, dead ones that nobody collected among them."""
+    """Return the children of a process, with those that are dead and not yet collected."""
     found: list[int] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -43,11 +43,11 @@ def children(pid: int) -> list[int]:
 
 
 def kill_tree(root: int) -> None:
-    """Stop a process and all below it, then kill them: what is stopped starts nothing new."""
+    """Stop a process and its descendants, so that they start no new ones, then kill them."""
     stopped, fresh = {root}, {root}
     _signal(root, signal.SIGSTOP)
     while fresh:
-        # Those stopped earlier may have started more before the signal came to them.
+        # Processes may have started others before the signal reached them.
         fresh = {child for pid in stopped for child in children(pid)} - stopped
         stopped |= fresh
         for pid in fresh:
@@ -57,7 +57,7 @@ def kill_tree(root: int) -> None:
 
 
 def end_children() -> None:
-    """Kill until nobody is left: what a killed one leaves behind becomes ours, and is next."""
+    """Kill all descendants: the children of a killed process become ours, and are killed next."""
     until = time.monotonic() + GIVE_UP_S
     while (left := children(os.getpid())) and time.monotonic() < until:
         for pid in left:
@@ -69,7 +69,7 @@ def end_children() -> None:
 
 
 def end_on_sigterm() -> None:
-    """From now on SIGTERM ends our children first, then us."""
+    """Let SIGTERM end our descendants first, then this process."""
 
     def end(*_: object) -> NoReturn:
         end_children()
@@ -79,7 +79,7 @@ def end_on_sigterm() -> None:
 
 
 def guard(server: int) -> int:
-    """Wait for a child to end, and end what it leaves behind; returns its code, as shells do."""
+    """Wait for a child to end, and kill its descendants; return its exit code like a shell."""
     status = 0
     while True:
         try:

@@ -1,10 +1,9 @@
-"""The weights of a policy that are a base and, beside it, an adapter: what is published of them.
+"""Weights files that hold only an adapter (LoRA), for a policy with a frozen base model.
 
-A weights file that holds the tensor `KIND` holds an adapter alone: of each adapted module two
-matrices under the names that peft has for them, `MODULE.lora_A.weight` [rank, in] and
-`MODULE.lora_B.weight` [out, rank]. `KIND` is JSON in bytes and says beside which base they stand,
-by digest, and what their product is multiplied by; so no adapter is ever added to other weights
-than those that it was trained beside. Source: LoRA, arXiv 2106.09685, §4.
+A weights file with the tensor `KIND` holds an adapter: for each adapted module two matrices under
+peft's names, `MODULE.lora_A.weight` [rank, in] and `MODULE.lora_B.weight` [out, rank]. `KIND` is
+JSON in bytes. It names the base by digest, so that an adapter is never added to other weights, and
+the factor of the matrices' product. Source: LoRA, arXiv 2106.09685, §4.
 """
 
 from collections.abc import Mapping
@@ -25,36 +24,36 @@ DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 
 @dataclass(frozen=True, slots=True)
 class AdapterAbout:
-    """The configuration of an adapter, as stored beside its weights."""
+    """The configuration of an adapter, stored with its weights."""
 
     base: str
-    """`base_digest` of the weights beside which it stands."""
+    """`base_digest` of the weights that it was trained on."""
     rank: int
     alpha: float
     transposed: bool = False
-    """True where adapted weights are [in, out], as GPT-2's are; peft calls it `fan_in_fan_out`."""
+    """True if adapted weights are [in, out], as in GPT-2; peft calls it `fan_in_fan_out`."""
     kind: str = ADAPTER
 
     @property
     def scale(self) -> float:
-        """The factor that the product of the two matrices is multiplied by."""
+        """The factor of the product of the two matrices."""
         return self.alpha / self.rank
 
     def tensor(self) -> RawTensor:
-        """Return the form that is stored in the weights file."""
+        """Return the tensor that stores it in the weights file."""
         data = orjson.dumps(asdict(self), option=orjson.OPT_SORT_KEYS)
         return RawTensor("U8", (len(data),), data)
 
     @classmethod
     def of(cls, tensors: Mapping[str, RawTensor]) -> Self | None:
-        """Read it from weights; None for those of a whole model. Raises WeightsDiffer."""
+        """Read it from weights; None for weights of a whole model. Raises WeightsDiffer."""
         if KIND not in tensors:
             return None
         try:
             about = cls(**orjson.loads(tensors[KIND].data))
             known = about.kind == ADAPTER and about.rank >= 1 and about.alpha > 0
         except (ValueError, TypeError) as error:
-            msg = f"weights whose {KIND!r} is not what an adapter says of itself: {error}"
+            msg = f"the tensor {KIND!r} of the weights is no adapter's configuration: {error}"
             raise WeightsDiffer(msg) from error
         if not known:
             msg = (
@@ -72,12 +71,12 @@ def base_digest(tensors: Mapping[str, RawTensor]) -> str:
 
 
 def modules_of(tensors: Mapping[str, RawTensor]) -> list[str]:
-    """The names of what an adapter adapts. Raises WeightsDiffer where half of one is missing."""
+    """Return the adapted modules. Raises WeightsDiffer if a module has only one matrix."""
     halves = {end: {n.removesuffix(end) for n in tensors if n.endswith(end)} for end in (DOWN, UP)}
     odd = sorted(halves[DOWN] ^ halves[UP])
     other = sorted(name for name in tensors if not name.endswith((DOWN, UP)) and name != KIND)
     if odd or other:
-        msg = f"an adapter with half of modules {odd[:3]}, and tensors {other[:3]} that it has not"
+        msg = f"an adapter with one matrix of modules {odd[:3]}, and unknown tensors {other[:3]}"
         raise WeightsDiffer(msg)
     return sorted(halves[DOWN])
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 V = TypeVar("V")
 _Kept = tuple[V, int, Hashable]
-"""A value, its size in bytes, and what it is a value of: a named tuple takes twice the time."""
+"""A value, its size in bytes, and its owner. A named tuple would take twice the time."""
 KEPT_BYTES = 64 << 20
 OVERTAKEN_BYTES = 2 << 20
 ENTRY_BYTES = 400
@@ -18,11 +18,12 @@ ENTRY_BYTES = 400
 
 
 class AnswerCache(Generic[V]):
-    """Values by key, the least recently used out first. Any thread may use it.
+    """Values by key; the least recently used is dropped first. Any thread may use it.
 
-    A value is a message, a text or bytes; one that alone is above the bound is not kept. Where
-    values follow one another, whoever asks for the next one has had the one before: it is kept for
-    what comes twice from a log alone, among at most `overtaken_bytes` of such.
+    A value is a message, a text or bytes. A value larger than the bound is not kept. Values of one
+    owner follow one another: a caller that asks for the next value has received the previous one.
+    The previous value is then needed only if the log delivers a command twice, so all such values
+    together are limited to `overtaken_bytes`.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class AnswerCache(Generic[V]):
         self._kept: OrderedDict[Hashable, _Kept[V]] = OrderedDict()
         self._last_of: dict[Hashable, Hashable] = {}
         self._overtaken: OrderedDict[Hashable, None] = OrderedDict()
-        """Keys of what is kept and is not the last any more; those go first, in this order."""
+        """Keys of values that a later one of their owner has overtaken; dropped first, in order."""
         self._overtaken_size = 0
         self._lock = Lock()
 
@@ -42,7 +43,7 @@ class AnswerCache(Generic[V]):
         return len(self._kept)
 
     def get(self, key: Hashable) -> V | None:
-        # Most often there is nothing, and whoever keeps something now need not be waited for.
+        # Most calls miss, and a miss does not have to wait for a thread that is storing a value.
         if key not in self._kept:
             return None
         with self._lock:
@@ -55,9 +56,9 @@ class AnswerCache(Generic[V]):
             return kept[0]
 
     def keep(self, key: Hashable, value: V, of: Hashable = None) -> None:
-        """Keep a value in place of the one that was there.
+        """Keep a value under a key; it replaces an earlier one.
 
-        `of`: what it is a value of, of which only the last one is asked for; None: of nothing.
+        `of` is the owner, for which only the newest value is asked for; None if there is no owner.
         """
         size_bytes = size_of(value)
         with self._lock:
@@ -99,7 +100,7 @@ class AnswerCache(Generic[V]):
 
 
 def size_of(value: object) -> int:
-    """About the bytes of memory that a message, a text or bytes take."""
+    """Return the approximate memory, in bytes, of a message, a text or bytes."""
     kind: type = type(value)
     return _weigher(kind)(value)
 
@@ -112,7 +113,8 @@ def _weigher(kind: type) -> Callable[[Any], int]:
     texts = [f"size(m.{each.name})" for each in fields(kind) if each.type is str]
     packed = [f"len(m.{each.name})" for each in fields(kind) if each.type is bytes]
     fixed = ENTRY_BYTES + getsizeof(b"") * len(packed)
-    # Written out, for every answer is weighed; a character of a text may take four bytes.
+    # Compiled into one expression because it runs for every answer. `sizeof` is needed for texts:
+    # a character may take one to four bytes.
     weigh: Callable[[Any], int]
     weigh = eval(f"lambda m: {' + '.join([str(fixed), *texts, *packed])}", {"size": str.__sizeof__})
     return weigh

@@ -1,4 +1,4 @@
-"""Messages as plain values for people and JSON: numbers instead of packed bytes, ids as hex."""
+"""Messages as plain values for JSON: numbers instead of packed bytes, ids as hex."""
 
 from collections.abc import Mapping
 from dataclasses import is_dataclass
@@ -10,11 +10,11 @@ from rollcall.schemas.avro_schemas import schema_of
 from rollcall.schemas.packed import IDS, LOGPROBS, MASK
 
 PACKED: Mapping[str, Any] = {"int32le": IDS, "float32le": LOGPROBS, "uint8": MASK}
-"""The schemas' property "packed", and how such bytes are read."""
+"""The dtype for each value of the schemas' property "packed"."""
 
 
 def plain(value: Any, avro: Any = None) -> Any:
-    """A message, or a part of one whose Avro type is `avro`, as JSON knows values."""
+    """Convert a message, or a part of one whose Avro type is `avro`, to JSON values."""
     if is_dataclass(value):
         fields = schema_of(type(value))["fields"]
         read = {
@@ -30,7 +30,7 @@ def plain(value: Any, avro: Any = None) -> Any:
 
 
 def text_of(data: bytes | None) -> str | None:
-    """Bytes as the text they hold, else as hex."""
+    """Decode bytes as UTF-8, or else as hex."""
     if data is None:
         return None
     try:

@@ -1,8 +1,8 @@
-"""Files and folders that are there whole or not at all.
+"""Atomic and durable writing of files and folders.
 
-What is written goes to another name beside its own and gets its own when all has gone well. A crash
-leaves at worst a `.tmp` that nobody refers to. What is durable outlives a power cut: it is on the
-disk before it has its name, and its name is before the call returns.
+Content is written under a temporary name in the same folder and renamed when it is complete. A
+crash leaves at worst an unused `.tmp` file. A durable write also survives a power cut: the content
+is on the disk before the rename, and the rename is on the disk before the call returns.
 """
 
 import os
@@ -18,7 +18,7 @@ from rollcall.schemas.private_folders import make_private
 
 
 def require_unused(directory: Path, option: str) -> None:
-    """Raise Refused where a directory that is to be filled is there and not empty, or a file."""
+    """Raise Refused if a directory to be filled exists and is not empty, or is a file."""
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
         msg = f"{option} {directory} is there already and is no directory; choose another"
         raise Refused(msg)
@@ -28,7 +28,7 @@ def require_unused(directory: Path, option: str) -> None:
 
 
 def require_free_space(directory: Path, needed_bytes: int) -> None:
-    """Raise Refused where the disk has no room for a directory that need not be there yet."""
+    """Raise Refused if the disk has no room for a directory, which may not exist yet."""
     there = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
     free_bytes = shutil.disk_usage(there).free
     if free_bytes < needed_bytes:
@@ -41,10 +41,10 @@ def require_free_space(directory: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A hidden name to write a file or a folder under, which then gets the name `path`.
+    """Yield a hidden path to write a file or folder to, and rename it to `path` at the end.
 
-    A file of that name is replaced, a folder only where it is empty; raises OSError otherwise. When
-    the body raises, nothing is left behind.
+    An existing file is replaced; an existing folder only if it is empty, otherwise OSError is
+    raised. If the body raises, nothing is left behind.
     """
     hidden = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -58,16 +58,16 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:
-    """Replace a file so that readers see what it held or what it holds now, never a part."""
+    """Replace a file so that readers see its old or its new content, never a part."""
     make_private(path.parent)
     with atomic_path(path) as hidden:
         hidden.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
 def put_durably(files: Any, path: str, data: bytes) -> None:
-    """Write a file of any fsspec file system; on a local disk it is durable when this returns.
+    """Write a file of any fsspec file system; on a local disk it is durable on return.
 
-    Raises OSError, or what else the file system raises.
+    Raises OSError, or another error of the file system.
     """
     folder, _, name = path.rpartition("/")
     stream_durably(files, folder, [data], lambda: name)
@@ -76,9 +76,10 @@ def put_durably(files: Any, path: str, data: bytes) -> None:
 def stream_durably(
     files: Any, folder: str, pieces: Iterable[bytes | memoryview], name: Callable[[], str]
 ) -> str:
-    """The same for a file that comes in pieces; it gets the name that it is told in the end.
+    """Write a file from pieces, durably on a local disk, and return its path.
 
-    Returns its path. What was written of it goes where it cannot be finished.
+    `name` is called after the last piece, so that the name may depend on the content. If an error
+    occurs, the incomplete file is removed.
     """
     from fsspec.implementations.local import (
         LocalFileSystem,
@@ -95,7 +96,7 @@ def stream_durably(
         path = f"{folder}/{name()}"
         files.mv(temporary, path)
     except BaseException:
-        with suppress(Exception):  # it is away, or never was: what came first is what is raised
+        with suppress(Exception):  # the first error is raised, not one of the removal
             files.rm(temporary)
         raise
     if local:
@@ -104,14 +105,14 @@ def stream_durably(
 
 
 def appear_durably(hidden: Path, path: Path) -> None:
-    """Give a file that is written its name; it is durable when this returns."""
+    """Rename a complete file to its final path; the rename is durable on return."""
     sync_to_disk(hidden)
     hidden.replace(path)
     sync_to_disk(path.parent)
 
 
 def sync_to_disk(path: str | Path) -> None:
-    """Bring a local file, or the entries of a local directory, to the disk."""
+    """Flush a local file, or the entries of a local directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The schemas of our records, as they lie in the `.avsc` files, and the classes that read them."""
+"""The schemas of our records, read from the `.avsc` files, and their classes."""
 
 import json
 from collections.abc import Callable
@@ -12,26 +12,26 @@ from rollcall.schemas import messages
 
 F = TypeVar("F", bound=Callable[..., Any])
 Avro = Any
-"""Any type of a schema: a name, a list of branches, or a dictionary that says more."""
+"""Any type of a schema: a name, a list of branches, or a dictionary."""
 Schema = dict[str, Any]
-"""That of a record."""
+"""The schema of a record."""
 
 NAMESPACE = "rollcall."
 
 
 def cache(function: F) -> F:
-    """`functools.cache` that keeps the signature: types are hashable, mypy doubts it."""
+    """Apply `functools.cache` and keep the signature for mypy."""
     return cast(F, untyped_cache(function))
 
 
 def class_of(name: str) -> type:
-    """The class of a record, by its full name; raises AttributeError where there is none."""
+    """Return the class of a record by its full name; raise AttributeError if there is none."""
     return cast(type, getattr(messages, name.removeprefix(NAMESPACE)))
 
 
 @cache
 def schema_of(record: type) -> Schema:
-    """The parsed, self-contained schema of a message type."""
+    """Return the parsed, self-contained schema of a message type."""
     path = files("rollcall.schemas") / "avro" / f"{NAMESPACE}{record.__name__}.avsc"
     return cast(Schema, load_schema(str(path)))
 
@@ -40,7 +40,7 @@ def schema_of(record: type) -> Schema:
 def schema_text(record: type) -> str:
     """Return the schema to register, with all named types inlined, as compact JSON.
 
-    Keys are sorted, since fastavro leaves them in another order in every process.
+    Keys are sorted, since their order in fastavro differs between processes.
     """
     bare = _bare(schema_of(record))
     return json.dumps(bare, separators=(",", ":"), ensure_ascii=False, sort_keys=True)
@@ -48,7 +48,7 @@ def schema_text(record: type) -> str:
 
 @cache
 def canonical(record: type) -> str:
-    """Return the parts of a schema that fix a record's bytes; registries may change the rest."""
+    """Return the canonical form, which determines a record's bytes; registries keep it."""
     return str(to_parsing_canonical_form(schema_of(record)))
 
 

@@ -1,6 +1,6 @@
-"""Readers of words that anybody may have written: bounded in time and memory, and they never raise.
+"""Parsers for untrusted text: bounded in time and memory, and they never raise.
 
-What is malformed counts as absent: each returns None for it, and its caller says so once.
+Each returns None for malformed input; its caller reports that once.
 """
 
 import base64
@@ -18,7 +18,7 @@ JSON_BYTES = 1_000_000
 
 
 def whole_number(text: str, most: int = LARGEST) -> int | None:
-    """A number from 0 to `most` in ASCII digits."""
+    """Parse a number from 0 to `most` in ASCII digits."""
     if not (len(text) <= DIGITS and text.isascii() and text.isdigit()):
         return None
     number = int(text)
@@ -26,7 +26,7 @@ def whole_number(text: str, most: int = LARGEST) -> int | None:
 
 
 def base64_bytes(text: str) -> bytes | None:
-    """The bytes that a base64 text stands for."""
+    """Decode base64."""
     try:
         return base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error):
@@ -44,7 +44,7 @@ def inflated(data: bytes, most_bytes: int) -> bytes | None:
 
 
 def json_object(text: str | bytes, most_bytes: int = JSON_BYTES) -> Mapping[str, Any] | None:
-    """A JSON object; its depth is bounded too."""
+    """Parse a JSON object; orjson bounds its depth too."""
     if len(text) > most_bytes:
         return None
     try:
@@ -55,6 +55,6 @@ def json_object(text: str | bytes, most_bytes: int = JSON_BYTES) -> Mapping[str,
 
 
 def whole_metric(value: object) -> int:
-    """A count that was written as a metric; 0 for what is none."""
+    """Return a metric as a count; 0 if it is not a count."""
     counts = isinstance(value, int | float) and 0 <= value <= LARGEST
     return int(value) if counts else 0  # type: ignore[call-overload]

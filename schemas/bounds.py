@@ -1,7 +1,7 @@
-"""Bounds of a request: one check, used by our producers and for requests of other producers.
+"""Bounds of a request: one check, for requests of our producers and of other producers.
 
-What is refused names the field, what was found and what is allowed. The fold checks nothing of
-this: what was once started goes on by the rules that it was started under.
+A refusal names the field, the value found and the values allowed. The fold does not check these
+bounds: a rollout that was started goes on under the rules it was started with.
 """
 
 import math
@@ -18,12 +18,12 @@ from rollcall.schemas.untrusted_text import describe_value
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 """Avro's int has 32 bits and its long 64."""
 VERSIONS_END = 2**31 - 2**20
-"""Numbers from here on are nobody's: a record that claims one leaves no room for the next ones."""
+"""Policy versions from here on are refused: such a record would leave no room for later ones."""
 SHORTEST_S = 0.001
 COLDEST = 1e-6
-"""Logits divided by less are infinite in float32, and their log-probabilities no numbers."""
+"""The lowest temperature. Below it, logits overflow float32 and log-probabilities become NaN."""
 NAME_BYTES = 512
-"""A name becomes a record's key, a header and a part of every later record of its rollout."""
+"""The limit of a name, which is a record's key, a header, and part of every later record."""
 COUNTS = {
     "group_size": (1, INT32),
     "min_policy_version": (0, INT32),
@@ -36,7 +36,7 @@ COUNTS = {
     "limits.max_attempts": (1, INT32),
     "limits.max_wishes": (0, INT32),
 }
-"""From and to, both included."""
+"""Fields and their smallest and largest values."""
 TIMES_S = ("limits.call_timeout_s", "limits.step_timeout_s", "limits.rollout_timeout_s")
 OPTIONAL_S = ("limits.open_timeout_s",)
 """Limits whose value 0 means that another limit holds."""
@@ -60,19 +60,19 @@ SCORING_ID = re.compile(r"[A-Za-z0-9_.+-]{1,200}", re.ASCII)
 MOST_SCORINGS = 16
 """Scorings that one request may ask for."""
 SLOWEST_CALLS_PER_S = 0.001
-"""One call in a quarter of an hour; whoever is to make none is told so in other ways."""
+"""One call in a quarter of an hour. A quota does not serve to forbid calls."""
 SAMPLED = {"temperature": (0, INT32), "top_k": (0, INT32), "max_tokens": (0, INT32)}
 
 
 @cache
 def longest_s() -> int:
-    """Longer than this no rollout may wait for anything: a day less than its journal is kept."""
+    """Return the longest wait of a rollout: the retention of its journal, less one day."""
     events = next(spec for spec in manifest() if spec.name == "rollout.events")
     return (int(events.config["retention.ms"]) - DAY_MS) // 1000
 
 
 def check_request(request: RolloutRequest) -> None:
-    """Raises Refused for the first field out of its bounds."""
+    """Raise Refused for the first field that is out of bounds."""
     if not request.rollout_id:
         msg = "rollout_id is empty; every rollout needs one of its own"
         raise Refused(msg)
@@ -100,7 +100,7 @@ def check_request(request: RolloutRequest) -> None:
 
 
 def checked_scoring(scoring_id: str) -> str:
-    """Return the scoring id itself; raise Refused where it cannot be part of a group's name."""
+    """Return the scoring id; raise Refused if it cannot be part of a group's name."""
     if not isinstance(scoring_id, str) or not SCORING_ID.fullmatch(scoring_id):
         msg = (
             f"scoring id {describe_value(scoring_id, most=80)} must be 1-200 of A-Z a-z 0-9 _ . + -"
@@ -121,7 +121,7 @@ def _check_versions(least: int, pinned: int) -> None:
 
 
 def check_names(request: RolloutRequest) -> None:
-    """Raises Refused for a name that is too long to go with every record of the rollout."""
+    """Raise Refused for a name that is too long for every record of the rollout."""
     for name in NAMES:
         _check_name(name, FIELDS[name](request))
 
@@ -136,14 +136,17 @@ def _check_name(name: str, found: str) -> None:
 
 
 def fitting(rollout_id: str) -> str:
-    """An id that fits every record of its rollout; one that is too long goes by its digest."""
+    """Return an id that fits every record of its rollout: itself, or its digest if too long."""
     if len(rollout_id) * 4 <= NAME_BYTES or len(rollout_id.encode()) <= NAME_BYTES:
         return rollout_id
     return f"long-{digest(rollout_id).hex()}"
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Raises Refused; a program's own may also sample nothing, to have the tokens counted."""
+    """Raise Refused for sampling out of bounds.
+
+    `max_tokens` may be 0 here: a program may ask for no tokens, to have the prompt counted.
+    """
     for name, (least, most) in SAMPLED.items():
         _check_number(f"sampling.{name}", getattr(sampling, name), least, most)
     if 0 < sampling.temperature < COLDEST:
@@ -158,7 +161,7 @@ def check_sampling(sampling: Sampling) -> None:
 
 
 def check_quota(quota: Quota) -> None:
-    """Raises Refused for what can be no quota of anybody; 0 is no limit."""
+    """Raise Refused for an invalid quota; 0 is no limit."""
     if not quota.user:
         msg = "user is empty; a quota is that of one user"
         raise Refused(msg)
@@ -169,7 +172,7 @@ def check_quota(quota: Quota) -> None:
 
 
 def _check_number(name: str, found: object, least: float, most: float) -> None:
-    # Not a number is neither below nor above anything, so it lies between no two.
+    # NaN fails every comparison, so this form refuses it too.
     if not isinstance(found, int | float) or not least <= found <= most:
         above = "above 0" if 0 < least < SHORTEST_S else str(least)
         msg = f"{name} must be from {above} to {most}, found {describe_value(found, most=80)}"
@@ -184,7 +187,7 @@ def _check_text(name: str, found: object) -> None:
 
 
 def _is_written(text: str) -> bool:
-    if text.isascii():  # which costs nothing to ask
+    if text.isascii():  # a flag of the string, so it costs nothing
         return True
     try:
         text.encode()

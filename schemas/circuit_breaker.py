@@ -1,4 +1,4 @@
-"""Asking a service that may be away: what it costs to learn that is paid once, not by all."""
+"""A circuit breaker: only one request waits for the timeout of a service that is away."""
 
 import time
 from collections.abc import Callable
@@ -9,24 +9,25 @@ from rollcall.schemas.errors import Unavailable
 T = TypeVar("T")
 
 AGAIN_S = 0.5
-"""A service that was away is not asked again within this time."""
+"""The shortest pause before a service that was away is asked again."""
 AGAIN_TIMES = 4
-"""Nor within so many times what it cost to learn that: at most a fifth of the time goes there."""
+"""The pause is also this many times the failed request's duration, so that at most a fifth of the
+time is spent on requests that fail."""
 AGAIN_MOST_S = 10.0
 
 
 class CircuitBreaker:
-    """Stands before one service; for one thread, or for several that may ask once too often."""
+    """A circuit breaker for one service. Threads may share it; some may then ask once too often."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._away: tuple[float, type[Unavailable], str] | None = None
-        """Until when the service is taken to be away, and what was said of it."""
+        """The end of the pause, and the error that requests raise until then."""
 
     def ask(self, question: Callable[[], T]) -> T:
-        """Ask; whoever asks for something else just after the service was away is told so.
+        """Ask the service; during a pause, raise its last error at once.
 
-        A worker with hundreds of records in hand would else wait for a timeout with each.
+        Otherwise a worker with hundreds of records would wait for a timeout with each.
         """
         began = self.clock()
         if self._away is not None and began < self._away[0]:

@@ -1,8 +1,9 @@
-"""Claim checks: what is too heavy for the log lies whole in a store of objects, a light one there.
+"""Claim checks: a record that is too large for the log lies in the object store, a light one in
+the log.
 
-The light record has the same identity and the same small fields; its heavy ones are null or empty,
-and its claim names the object by digest. Only the codec knows: who encodes is given light bytes,
-who decodes the whole message.
+The light record has the same identity and the same small fields. Its heavy fields are null or
+empty, and its claim names the object by digest. Only the codec knows of this: encoding returns the
+light record's bytes, decoding the whole message.
 """
 
 import hashlib
@@ -49,7 +50,7 @@ class Objects(Protocol):
 
 
 class ReadOnlyObjects:
-    """A store that nothing is put into: whoever only compares writes every value whole."""
+    """A store that is only read; with it, every value is encoded whole, for comparisons."""
 
     above_bytes = sys.maxsize
 
@@ -61,13 +62,13 @@ class ReadOnlyObjects:
 
 
 def claim_of(value: bytes) -> Claim:
-    """The name of an object: wherever the store lies, so that all writers write the same."""
+    """Return the claim of a value. It is independent of the store, so all writers agree on it."""
     sha256 = hashlib.sha256(value).hexdigest()
     return Claim(sha256, sha256, len(value))
 
 
 def checked(value: bytes, claim: Claim) -> bytes:
-    """The value itself; raises ObjectLost where it is not the one that was claimed."""
+    """Return the value; raise ObjectLost if it is not the claimed one."""
     found = claim_of(value)
     if (found.sha256, found.size_bytes) != (claim.sha256, claim.size_bytes):
         msg = (
@@ -117,13 +118,13 @@ LIGHT: dict[type, Lighten] = {
 """For each record with a claim, a function that makes it without its heavy fields."""
 HOLDERS = {Event: "body", RolloutStarted: "request", RolloutRefused: "request"}
 HOLDERS |= {ScoredTrajectory: "trajectory"}
-"""Records that have none, and the field whose record may have one."""
+"""Records without a claim, and the field that holds a record with one."""
 BESIDE: dict[type, dict[str, Any]] = {ScoredTrajectory: {"token_scores": ()}}
-"""Further heavy fields that the light record leaves out."""
+"""Further heavy fields, which the light record leaves out."""
 
 
 def replace_by_claim(message: Any, claim: Claim) -> Any:
-    """The light message; None where nothing in it can bear a claim."""
+    """Return the light message; None if no part of it can hold a claim."""
     kind = type(message)
     if kind in LIGHT:
         return LIGHT[kind](message, claim)
@@ -134,10 +135,10 @@ def replace_by_claim(message: Any, claim: Claim) -> Any:
 
 
 def without_object(light: Any) -> Any:
-    """Return the content of a light record whose object is lost; None if it has none.
+    """Return the replacement of a light record whose object is lost; None if there is none.
 
-    A start of which only the request's name is left is that of a rollout that cannot be run: every
-    reader of the journal comes to that, and the requests behind it are counted on.
+    A start whose request is lost becomes a refusal. Every reader of the journal draws the same
+    conclusion, and counting goes on with the requests behind it.
     """
     started = light.body if isinstance(light, Event) else None
     if not isinstance(started, RolloutStarted):
@@ -149,7 +150,7 @@ def without_object(light: Any) -> Any:
 
 
 def claim_in(message: Any) -> Claim | None:
-    """The claim of a light message; None where the message is whole."""
+    """Return the claim of a light message; None if the message is whole."""
     bearer = message
     while (field := HOLDERS.get(type(bearer))) is not None:
         bearer = getattr(bearer, field)

@@ -1,9 +1,8 @@
 """Messages to bytes and back: Confluent prefix (magic byte, 4-byte schema id) and Avro binary.
 
-What cannot be read raises a WireError and nothing else; the loop buries it and goes on. A registry
-that is away raises Unavailable, which is never taken for bad bytes. Whatever is read would be
-written as the same bytes (`rollcall.schemas.avro_code`): a value that was damaged is refused, or it
-says what its bytes say.
+Unreadable bytes raise a WireError and nothing else; the loop sends them to `dead.letters` and goes
+on. An unavailable registry raises Unavailable, so that it is never taken for bad bytes. A value
+that is read would be written as the same bytes (`rollcall.schemas.avro_code`).
 """
 
 import copy
@@ -54,15 +53,15 @@ from rollcall.schemas.store_urls import as_store_unavailable
 M = TypeVar("M")
 
 LIGHTS = 10_000
-"""Light values remembered as such."""
+"""The number of values that are remembered as light ones."""
 SCHEMAS = 256
-"""Writers' schemas remembered as read; a process meets some dozens."""
+"""The number of parsed writers' schemas that are cached; a process meets some dozens."""
 SCHEMA_CHARS = 500_000
-"""Ten times the largest of ours; code for a schema is written and compiled, which takes time."""
+"""Ten times the largest of ours. The limit exists because code is generated for each schema."""
 PREFIX = struct.Struct(">BI")
 PREFIX_BYTES = PREFIX.size
 TOO_SHORT = (EOFError, IndexError, struct.error)
-# What else is raised on bytes that are no record of the schema, found by fuzzing.
+# Further exceptions for bytes that are not a record of the schema, found by fuzzing.
 NOT_AVRO = (
     KeyError,
     MemoryError,
@@ -89,19 +88,19 @@ class Registry(Protocol):
     """The source of schema ids. Ids are immutable, so callers may cache them."""
 
     def writer_id(self, topic: str, schema: str) -> int:
-        """The id under which the topic's values are written.
+        """Return the schema id with which the topic's values are written.
 
-        Raises TopicsDiffer when it is not registered, and Unavailable.
+        Raises TopicsDiffer if the schema is not registered, and Unavailable.
         """
         ...
 
     def schema_of(self, schema_id: int) -> str:
-        """Raises UnknownSchema when the registry denies the id, and Unavailable."""
+        """Return the schema of an id. Raises UnknownSchema and Unavailable."""
         ...
 
 
 class _WriterSchema(NamedTuple):
-    """The schema of one id, by which values of a record were written."""
+    """The schema of one id, with which values of a record were written."""
 
     schema: Schema
     check: avro_code.Check
@@ -121,9 +120,9 @@ class Codec:
         code: MessageCode | None = None,
         memory: SchemaMemory | None = None,
     ) -> None:
-        """Without a store of objects every value is whole; without code it is the fastest.
+        """Without `objects`, every value is written whole. `code` defaults to the fastest.
 
-        Without a memory, what schema ids stand for is known only as long as this codec lives.
+        Without `memory`, the meaning of schema ids is remembered only by this codec.
         """
         self.code = code or message_code()
         self.registry = registry
@@ -133,17 +132,17 @@ class Codec:
         self._ask_registry = CircuitBreaker(clock).ask
         self._ask_put, self._ask_get = CircuitBreaker(clock).ask, CircuitBreaker(clock).ask
         self._lights: dict[bytes, None] = {}
-        """Values that were read as light ones, the last of them."""
+        """The last values that were read as light ones, in order."""
         self._prefixes: dict[str, bytes] = {}
         self._written: dict[tuple[bytes, type], _WriterSchema] = {}
-        """By the prefix of a value and the message type that is expected there."""
+        """Keyed by the prefix of a value and the expected message type."""
 
     def encode(self, topic: str, message: Any) -> bytes:
-        """The value of one record: prefix and Avro bytes.
+        """Return the value of one record: prefix and Avro bytes.
 
-        One that is too heavy for the log is put into the store of objects, and a light one comes
-        back. Raises WireError on a message of wrong types, and Unavailable where registry or store
-        is away.
+        A value that is too heavy for the log is put into the object store, and a light one is
+        returned. Raises WireError for a message of wrong types, and Unavailable if registry or
+        store is unavailable.
         """
         return self._light(topic, message, self._encoded(topic, message))
 
@@ -158,7 +157,7 @@ class Codec:
             return prefix + fastavro_values.write(message)
 
     def _light(self, topic: str, message: Any, value: bytes) -> bytes:
-        """Return the bytes to write to the log for a whole value: most often those themselves."""
+        """Return the bytes to write to the log for a whole value: usually the value itself."""
         objects = self.objects
         if objects is None or len(value) <= objects.above_bytes:
             return value
@@ -168,24 +167,24 @@ class Codec:
         return self._encoded(topic, replace_by_claim(message, claim))
 
     def _put(self, objects: Objects, value: bytes) -> Claim:
-        with as_store_unavailable("the object store takes nothing"):
+        with as_store_unavailable("the object store cannot be written to"):
             return objects.put(value)
 
     def _get(self, objects: Objects, claim: Claim) -> bytes:
-        with as_store_unavailable("the object store is not to be read"):
+        with as_store_unavailable("the object store cannot be read"):
             return objects.get(claim)
 
     def writing_whole(self) -> "Codec":
-        """A codec that reads the same and writes every value whole: for whoever compares."""
+        """Return a codec that reads the same and writes every value whole, for comparisons."""
         same = copy.copy(self)
         same.objects = self.objects and ReadOnlyObjects(self.objects)
         return same
 
     def encode_around(self, topic: str, message: Any, field: str, value: bytes | None) -> bytes:
-        """Encode like `encode`; `value` is the record that one field of the message was read from.
+        """Encode like `encode`; `value` is the record from which one field of the message was read.
 
-        Its bytes are kept as they are where they were written with our own schema: for a
-        trajectory that is eight times as fast as writing it again.
+        Its bytes are copied if they were written with our own schema. For a trajectory this is
+        eight times as fast as encoding it again.
         """
         record, inner = type(message), type(getattr(message, field))
         known = value and self._written.get((value[:PREFIX_BYTES], inner))
@@ -202,12 +201,12 @@ class Codec:
         return self._light(topic, message, b"".join(out))
 
     def prepare(self, topic: str, record: type) -> bytes:
-        """Look up what the values of a topic begin with; see `prepare_all`."""
+        """Look up the prefix of a topic's values; see `prepare_all`."""
         self.prepare_all({topic: record})
         return self._prefixes[topic]
 
     def prepare_all(self, records: Mapping[str, type]) -> None:
-        """Look up what the values of topics begin with, given the messages that they hold.
+        """Look up the prefixes of the values of topics, given their message types.
 
         Raises TopicsDiffer and Unavailable.
         """
@@ -221,9 +220,9 @@ class Codec:
         return self._ask_registry(lambda: self.registry.writer_id(topic, schema_text(record)))
 
     def decode(self, value: bytes | None, expected: type[M]) -> M:
-        """Read a value as the expected message; raises WireError or Unavailable.
+        """Read a value as the expected message; raise WireError or Unavailable.
 
-        A light one is read whole, from the store of objects.
+        The whole message of a light value is read from the object store.
         """
         message = self._decoded(value, expected)
         claim = claim_in(message)
@@ -240,7 +239,7 @@ class Codec:
 
     def _decoded(self, value: bytes | None, expected: type[M]) -> M:
         if value is None:
-            msg = f"a null value where a {expected.__name__} belongs; tombstones mean nothing here"
+            msg = f"a null value instead of a {expected.__name__}; tombstones have no meaning here"
             raise BadBytes(msg)
         prefix = value[:PREFIX_BYTES]
         written = self._written.get((prefix, expected)) or self._learn(prefix, expected)
@@ -265,9 +264,9 @@ class Codec:
         return message
 
     def pick(self, value: bytes | None, expected: type, *paths: str) -> tuple[Any, ...]:
-        """Some fields of the expected message, such as "trajectory.attempt".
+        """Return some fields of the expected message, such as "trajectory.attempt".
 
-        What a light value claims is not fetched. Raises WireError or Unavailable.
+        The object of a light value is not fetched. Raises WireError or Unavailable.
         """
         message: Any = self._decoded(value, expected)
         return tuple(attrgetter(path)(message) for path in paths)
@@ -307,12 +306,12 @@ def _read_schema(
     """Return a schema's record type and canonical form; for an expected type also its check, and
     whether it is our own schema.
 
-    Once in a process: the check is code that is written and compiled. Raises what is not a schema.
+    Cached, because the check is generated code. Raises one of NOT_A_SCHEMA.
     """
     parsed = fastavro.parse_schema(json.loads(text))
     # A schema need not be a record: it may be a bare type or a union, as text or list.
     found = parsed.get("name") if isinstance(parsed, dict) else parsed
-    # Registries spell names their own way; what fixes the bytes is the canonical form.
+    # Registries write names differently; the canonical form determines the bytes.
     form = to_parsing_canonical_form(parsed) if isinstance(parsed, dict) else str(parsed)
     if found != _name(expected):
         return found, form, None
@@ -322,7 +321,7 @@ def _read_schema(
 
 
 def _resolved(value: bytes, written: _WriterSchema, expected: type) -> Any:
-    """Read a message that was written with another schema than ours."""
+    """Read a message that was written with a schema other than ours."""
     _whole(value, expected, lambda value, begin: (None, written.check(value, begin)))
     schema, data = schema_of(expected), io.BytesIO(value)
     data.seek(PREFIX_BYTES)
@@ -338,13 +337,13 @@ def _resolved(value: bytes, written: _WriterSchema, expected: type) -> Any:
 
 
 def _whole(value: bytes, expected: type, read: avro_code.Read) -> Any:
-    """Read the value behind the prefix; it must end at the last byte."""
+    """Read the value after the prefix; it must end at the last byte."""
     try:
         message, end = read(value, PREFIX_BYTES)
     except LengthsDisagree:
         raise
     except TOO_SHORT as error:
-        msg = f"{expected.__name__} is cut short: it goes on behind byte {len(value)}"
+        msg = f"{expected.__name__} is truncated: its data should go on after byte {len(value)}"
         raise BadBytes(msg) from error
     except NOT_AVRO as error:
         raise _unreadable(expected, error) from error
@@ -359,7 +358,7 @@ def _unreadable(expected: type, error: Exception) -> BadBytes:
 
 
 class LocalRegistry:
-    """Schema ids dealt in this process: for the in-memory log and for tests."""
+    """A registry in this process, for the in-memory log and for tests."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []

@@ -1,6 +1,6 @@
 """Builds the compiled codec: `python -m rollcall.schemas.compile_codec`, or with the wheel.
 
-Needs Cython, and a C compiler or the package `ziglang`. Without them plain code does the same.
+Needs Cython, and a C compiler or the package `ziglang`. Without them plain Python does the same.
 """
 
 import shutil
@@ -17,11 +17,11 @@ COMPILE_S = 600.0
 
 
 class CannotCompile(Exception):
-    """There is nothing to compile with, or it refuses; the text says what."""
+    """A compiler is missing or fails; the text says which."""
 
 
 def compiler() -> list[str] | None:
-    """The command of a C compiler; None where there is none."""
+    """Return the command of a C compiler; None if there is none."""
     for name in COMPILERS:
         if path := shutil.which(name):
             return [path]
@@ -29,13 +29,13 @@ def compiler() -> list[str] | None:
 
 
 def compile_codec(into: Path) -> Path:
-    """The extension module, made anew in a folder; raises CannotCompile."""
+    """Build the extension module in a folder and return its path; raise CannotCompile."""
     command = compiler()
     if find_spec("Cython") is None or command is None:
         missing = "no C compiler and no ziglang" if command is None else "no Cython"
         msg = f"the codec stays plain Python: {missing} here"
         raise CannotCompile(msg)
-    # Whoever asks for a compiler alone may have nothing installed yet.
+    # Imported here because `compiler` is also called before anything is installed.
     from rollcall.schemas.avro_cython import source
     from rollcall.schemas.message_code import COMPILED, made_from, records
 
@@ -56,7 +56,7 @@ def compile_codec(into: Path) -> Path:
             text,
         )
         _run(*command, *FLAGS, *mac, headers, as_c, "-o", library)
-        # Processes that run now keep the file they have open.
+        # Running processes keep the file that they have mapped.
         made.unlink(missing_ok=True)
         shutil.move(library, made)
     return made
@@ -72,7 +72,7 @@ def _run(*command: str | Path) -> None:
 
 
 def main() -> int:
-    """Build it beside the sources; says so, or why not."""
+    """Build it in the folder of the sources; print its path, or the reason of a failure."""
     try:
         print(compile_codec(Path(__file__).parent))
     except CannotCompile as error:

@@ -1,14 +1,14 @@
-"""The number of positions of a model that are used; engine and trainer must agree on it."""
+"""The usable number of positions of a model; engine and trainer must agree on it."""
 
 from typing import Any
 
 
 def positions_used(config: Any) -> int:
-    """Return how many positions a model's configuration gives a sequence; 0 where it says nothing.
+    """Return the usable positions of a sequence by a model's configuration; 0 if it names none.
 
-    A sliding window ends it, since the engine has one mask for all layers. So does the length up to
-    which longrope keeps its first frequencies: beyond it the longest row of a batch decides by
-    which frequencies all of its rows are read (transformers, `dynamic_rope_update`).
+    A sliding window limits them, since the engine has one mask for all layers. So does the length
+    up to which longrope uses its first frequencies: beyond it, the longest row of a batch
+    determines the frequencies of all its rows (transformers, `dynamic_rope_update`).
     """
     positions = int(getattr(config, "max_position_embeddings", 0) or 0)
     slides = any("sliding" in kind for kind in getattr(config, "layer_types", None) or ())
@@ -20,7 +20,7 @@ def positions_used(config: Any) -> int:
 
 
 def _first_frequencies(config: Any) -> list[int]:
-    """Return the lengths that longrope's first frequencies are for: one, or one a kind of layer."""
+    """Return the lengths of longrope's first frequencies: one, or one for each kind of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
     lengths = [

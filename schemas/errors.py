@@ -1,7 +1,7 @@
-"""Our errors, sorted by what happens next. Only errors of this tree are caught on purpose.
+"""The tree of errors, by the reaction to each. Only errors of this tree are caught on purpose.
 
 RollcallError
-  + Refused          bad input at the door                  -> one clear line, exit code 2
+  + Refused          invalid input of a user                -> one clear line, exit code 2
   + WireError        bytes that no schema of ours can read  -> dead.letters, and on
       + BadMagic, UnknownSchema, BadBytes, LengthsDisagree, WeightsDiffer, NoSuchPartition,
         KilledWorkers, Skipped, ObjectLost
@@ -9,8 +9,8 @@ RollcallError
   + WorkFailed       one command cannot be done             -> CallFailed, the fold decides
       + TooLarge, NoTopic
   + RolloutBroken    one rollout cannot go on               -> a new attempt, or RolloutFinished
-      + DeterminismError   its program asks for something else than its journal says
-      + ProgramFailed      its program raised, yielded rubbish, or never ended
+      + DeterminismError   its program asks for something else than its journal answers
+      + ProgramFailed      its program raised, yielded an invalid value, or never ended
   + BatchFailed      one batch cannot be trained on         -> dropped with a reason, the next
   + Unavailable      a service is away                      -> wait, say so once, try again
       + RegistryDiffers, StoreUnavailable, WeightsMissing, MembershipLost
@@ -25,18 +25,18 @@ from rollcall.schemas.untrusted_text import REASON_CHARS, clean_text
 
 
 class RollcallError(Exception):
-    """The root of the tree; the text is for people, and no secret stands in it."""
+    """The root of the tree; its text is for people, and secrets are removed from it."""
 
     def __init__(self, *words: object) -> None:
         super().__init__(*(redact(w) if isinstance(w, str) else w for w in words))
 
 
 class Refused(RollcallError):
-    """Input that is turned away at the door: which thing, what was found, what to do."""
+    """Invalid input. The text names the thing, the value found and the remedy."""
 
 
 class WireError(RollcallError):
-    """Bytes that cannot be read; they are buried as they are."""
+    """Bytes that cannot be read; they go to `dead.letters` unchanged."""
 
 
 class BadMagic(WireError):
@@ -50,11 +50,11 @@ class BadMagic(WireError):
 
 
 class UnknownSchema(WireError):
-    """A schema that this process does not know, or cannot read with its own; another one may."""
+    """A schema that this process does not know or cannot resolve; another process may."""
 
 
 class WrongSchema(UnknownSchema):
-    """A schema of another record, or none at all: nobody reads the value as what belongs here."""
+    """A schema of another record than the topic's, or of none."""
 
 
 class BadBytes(WireError):
@@ -77,7 +77,7 @@ class ObjectLost(WireError):
 
 
 class Skipped(WireError):
-    """A record that somebody decided to pass over, whether or not it can be read."""
+    """A record that an operator decided to skip, readable or not."""
 
 
 class WeightsDiffer(WireError):
@@ -95,11 +95,11 @@ class NoSuchPartition(WireError):
 
 
 class KilledWorkers(WireError):
-    """A record that one worker after another died of; nobody takes it any more."""
+    """A record that ended one worker after another; workers skip it from now on."""
 
 
 class WorkFailed(RollcallError):
-    """One command cannot be done; `code` is one of CallFailed's. Its text can be written down."""
+    """One command cannot be done; `code` is one of CallFailed's, the text is valid UTF-8."""
 
     def __init__(self, code: str, message: str, *, retriable: bool) -> None:
         super().__init__(clean_text(message, REASON_CHARS))
@@ -108,7 +108,7 @@ class WorkFailed(RollcallError):
 
 
 class TooLarge(WorkFailed):
-    """A record that its topic would refuse. Claim checks come later; until then it is a failure."""
+    """A record that is too large for its topic, and for which there is no object store."""
 
     def __init__(self, topic: str, size_bytes: int, limit_bytes: int | None = None) -> None:
         limit = "its topic has now" if limit_bytes is None else f"of {limit_bytes:,}"
@@ -121,28 +121,28 @@ class TooLarge(WorkFailed):
 
 
 class NoTopic(WorkFailed):
-    """A record whose topic, or whose partition of it, is not there, or not for us."""
+    """A record whose topic or partition does not exist, or may not be written to."""
 
     def __init__(self, topic: str, reason: str) -> None:
         super().__init__(
             "no_topic",
-            f"nothing can be written to {topic}: {reason}; look at it with `rollcall topics plan`",
+            f"{topic} cannot be written to: {reason}; compare it with `rollcall topics plan`",
             retriable=False,
         )
 
 
 class RolloutBroken(RollcallError):
-    """One rollout cannot go on; the worker lives on."""
+    """One rollout cannot go on; its worker can."""
 
 
 class DeterminismError(RolloutBroken):
-    """A program that asks something else than its journal answers."""
+    """A program that asks for something else than its journal answers."""
 
 
 class ProgramFailed(RolloutBroken):
-    """A program that raised, yielded rubbish, or never ended; `code` says which.
+    """A program that raised, yielded an invalid value, or never ended; `code` says which.
 
-    Its text can be written down.
+    The text is valid UTF-8.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -151,15 +151,15 @@ class ProgramFailed(RolloutBroken):
 
 
 class BatchFailed(RollcallError):
-    """A batch whose arithmetic raises; the weights are those before it."""
+    """A batch on which the optimiser step fails; the weights stay as they were before it."""
 
 
 class Unavailable(RollcallError):
-    """A broker or registry that does not answer now; whoever waits says so once."""
+    """A service that does not answer now; callers log it once and try again."""
 
 
 class RegistryDiffers(Unavailable):
-    """A registry that gives a schema id another meaning than it had; nothing it says counts."""
+    """A registry that returns another schema for a known id, and so cannot be trusted."""
 
 
 class StoreUnavailable(Unavailable):
@@ -167,15 +167,15 @@ class StoreUnavailable(Unavailable):
 
 
 class WeightsMissing(Unavailable):
-    """A weights file that is not there: not copied yet, or deleted already."""
+    """A weights file that does not exist: not copied yet, or deleted already."""
 
 
 class MembershipLost(Unavailable):
-    """A group that refuses a member: its membership has ended, and it has to join again."""
+    """A group that refuses its former member, which has to join again."""
 
 
 class Unfit(RollcallError):
-    """This process must not go on; it exits before the commit and a restart does the work again."""
+    """This process must not go on. It exits before the commit; a restart repeats the work."""
 
 
 class JournalGone(Unfit):
@@ -183,48 +183,48 @@ class JournalGone(Unfit):
 
 
 class RequestsSkipped(Unfit):
-    """The requests' position lies beyond the last counted start."""
+    """The committed offset of the requests is beyond the last counted start."""
 
 
 class TopicRecreated(Unfit):
-    """A topic is not the one that offsets were committed for."""
+    """A topic was deleted and created again since offsets were committed for it."""
 
 
 class TopicsDiffer(Unfit):
-    """Topics or schemas are missing, or are not what the manifest says."""
+    """Topics or schemas are missing, or differ from the manifest."""
 
 
 class StoresDiffer(Unfit):
-    """The object store of this process is not the one that the cluster's heavy records lie in."""
+    """The object store of this process is not the one that holds the cluster's heavy records."""
 
 
 class RegistryEmptied(Unfit):
-    """A registry that does not know the schemas which the log was written with."""
+    """A registry that has lost the schemas with which the log was written."""
 
 
 class DeliveryFailed(Unfit):
-    """The producer gave a record up."""
+    """The producer could not deliver a record."""
 
 
 class DeadLetterStorm(Unfit):
-    """So much input is unreadable that somebody has to look first."""
+    """Too much of the input is unreadable; an operator has to look at it first."""
 
 
 class CanaryMismatch(Unfit):
-    """A model server cannot make its weights score as the trainer's do."""
+    """A model server whose log-probabilities differ from the trainer's for the same weights."""
 
 
 class EngineDied(Unfit):
-    """A model engine whose own processes do not start, or are gone."""
+    """A model engine whose processes do not start, or have ended."""
 
 
 class RunSuperseded(Unfit):
-    """Another trainer of the same run came first in the log, and goes on."""
+    """Another trainer of the same run was first in the log; that one continues."""
 
 
 class DiskFull(Unfit):
-    """No room for what has to be kept before anything goes on; says what is needed."""
+    """A disk without room for data that must be kept; the text says how much is needed."""
 
 
 class EventLoopBlocked(Unfit):
-    """Code that was to wait keeps everybody's thread to itself, and does not come back."""
+    """Asynchronous code that blocks the event loop's thread and does not return."""

@@ -1,7 +1,6 @@
-"""Messages by way of fastavro, which resolves schemas, and judges what generated code refuses.
+"""Messages read and written by fastavro, for schemas of other releases and for error texts.
 
-Slower by far than the code of `rollcall.schemas.avro_code`, which does the same where the writer's
-schema is our own.
+Much slower than `rollcall.schemas.avro_code`, which reads and writes our own schemas.
 """
 
 import io
@@ -16,16 +15,16 @@ from rollcall.schemas.avro_schemas import NAMESPACE, Avro, Schema, branch_name, 
 from rollcall.schemas.errors import WireError
 
 NAMED = True
-"""Have fastavro name the branch where a union's value is a record: it comes as (name, dict)."""
+"""Lets fastavro return a union's record as (name, dict)."""
 UNLESS_SINGLE = True
-"""But not that of a record or null: to ask costs time, and not to ask fails where schemas differ
-(fastavro takes a name for a schema)."""
+"""Lets it return a plain dict for a union of one record and null: naming it costs time, and fails
+for different schemas, where fastavro takes the name for a schema."""
 NOT_WRITABLE = (KeyError, TypeError, ValueError, AttributeError, struct.error, OverflowError)
 """Exceptions that fastavro raises on messages of wrong types."""
 
 
 def write(message: Any) -> bytes:
-    """The Avro bytes of a message; raises WireError where its types are wrong."""
+    """Return the Avro bytes of a message; raise WireError if its types are wrong."""
     record, out = type(message), io.BytesIO()
     try:
         schema = schema_of(record)
@@ -37,17 +36,17 @@ def write(message: Any) -> bytes:
 
 
 def read(data: io.BytesIO, writer: Schema, reader: Schema) -> dict[str, Any]:
-    """A record that was written with one schema, as another has it.
+    """Read a record that was written with one schema as a record of another.
 
-    Values that come from a default are the schema's own. Raises nearly anything on bytes that are
-    no such record, and SchemaResolutionError where the schemas do not fit.
+    Default values are those of the reader's schema. Raises almost any exception for invalid bytes,
+    and SchemaResolutionError if the schemas do not match.
     """
     datum: dict[str, Any] = fastavro.schemaless_reader(data, writer, reader, NAMED, UNLESS_SINGLE)
     return datum
 
 
 def message_of(datum: Any, avro: Avro) -> Any:
-    """The message, or a value of one, that a type of ours makes of what fastavro read."""
+    """Convert a value that fastavro read to a message of ours, or to a value of one."""
     if datum is None:
         return None
     if isinstance(avro, list):
@@ -83,7 +82,7 @@ def _datum(value: Any, avro: Avro) -> Any:
 
 
 def _branch(value: Any, branches: list[Avro]) -> tuple[str, Any]:
-    # Where the branch is named, fastavro need not try them one by one.
+    # With the name of the branch, fastavro does not try them one by one.
     if branches[0] == "null":
         return branch_name(branches[1]), _datum(value, branches[1])
     names = {class_of(name): name for name in map(branch_name, branches)}
@@ -92,7 +91,7 @@ def _branch(value: Any, branches: list[Avro]) -> tuple[str, Any]:
 
 
 def _kind(avro: Avro) -> tuple[str, Avro]:
-    """The kind of a type, and the type with all that it says of itself."""
+    """Return the kind of a type, and its full definition."""
     if isinstance(avro, str):
         return _kind(schema_of(class_of(avro))) if avro.startswith(NAMESPACE) else (avro, avro)
     return (avro["type"], avro) if isinstance(avro["type"], str) else _kind(avro["type"])

@@ -1,6 +1,6 @@
 """Record headers: CloudEvents in binary mode and W3C trace context; few on hot topics.
 
-Nothing that the fold reads is in a header.
+The fold reads no header.
 """
 
 from binascii import hexlify
@@ -13,23 +13,23 @@ from rollcall.schemas.ids import digest
 
 Headers = list[tuple[str, bytes]]
 UNREADABLE: Sequence[tuple[str, bytes]] = (("headers_unreadable", b"a header name is not UTF-8"),)
-"""Stands for all headers of a record whose headers the client cannot read."""
+"""Replaces the headers of a record whose headers the client cannot read."""
 MESSAGE_BYTES = 1024
 DLQ_PREFIX = "dlq_"
-"""The prefix of what burying adds; replaying takes it off again."""
+"""The prefix of headers that a dead letter adds; a replay removes them."""
 GIVEN_PREFIX = "given_"
-"""Before a name with that prefix that a record came with: it is kept, and no reader obeys it."""
+"""Added to a record's own header names that start with DLQ_PREFIX, so that no reader obeys them."""
 REPLAYED_FROM = "dlq_replayed_from"
-"""Which dead letter a record was before an operator sent it again."""
+"""The place of the dead letter that an operator replayed as this record."""
 
 
 def hot_headers(ce_type: str, ce_id: bytes) -> Headers:
-    """The least that a CloudEvents reader needs: id and type; the rest is the topic's."""
+    """Return the minimum for a CloudEvents reader: id and type; the topic implies the rest."""
     return [("ce_id", hexlify(ce_id)), ("ce_type", ce_type.encode())]
 
 
 def full_headers(ce_type: str, ce_id: str, source: str, key: str, trace_key: str) -> Headers:
-    """All CloudEvents attributes and a traceparent that every record of a rollout shares."""
+    """Return all CloudEvents attributes, and a traceparent shared by all records of a rollout."""
     return [
         ("ce_specversion", b"1.0"),
         ("ce_id", ce_id.encode()),
@@ -43,13 +43,13 @@ def full_headers(ce_type: str, ce_id: str, source: str, key: str, trace_key: str
 
 
 def traceparent(trace_key: str) -> bytes:
-    """One trace per rollout, its id a digest of the rollout's."""
+    """Return the traceparent of a rollout: one trace each, with a digest of its id."""
     trace, span = digest("trace", trace_key).hex(), digest("span", trace_key, size_bytes=8).hex()
     return f"00-{trace}-{span}-01".encode()
 
 
 def as_given(original: Headers | None) -> Headers:
-    """The headers of a record that is buried, its own words under names that mean nothing to us."""
+    """Return a dead letter's original headers; names that are reserved get a prefix."""
     return [
         (f"{GIVEN_PREFIX}{name}" if reserved(name) else name, value)
         for name, value in original or []
@@ -57,12 +57,12 @@ def as_given(original: Headers | None) -> Headers:
 
 
 def reserved(name: str) -> bool:
-    """Return True for headers that only burying and orders on `dead.letters` may write."""
+    """Return True for header names that only dead letters and their marks may use."""
     return name.strip().casefold().startswith(DLQ_PREFIX)
 
 
 def texts(headers: Headers | None) -> dict[str, str]:
-    """Headers as texts by name, where one comes more than once the last of them."""
+    """Return headers as texts by name; the last one counts if a name is repeated."""
     return {name: (value or b"").decode("utf-8", "replace") for name, value in headers or []}
 
 
@@ -75,7 +75,7 @@ def dead_letter_headers(
     group: str,
     error: Exception,
 ) -> Headers:
-    """The original headers, the reserved ones renamed, plus where, who and why."""
+    """Return the headers of a dead letter: the original ones, and place, group and error."""
     stack = "".join(format_tb(error.__traceback__))
     added = {
         "dlq_topic": topic,

@@ -1,8 +1,8 @@
-"""Tell Ctrl-C from user code that raises KeyboardInterrupt.
+"""Distinguish Ctrl-C from user code that raises KeyboardInterrupt.
 
-Code of others runs on the main thread, where a signal's exception comes up inside it like its own.
-A process that installs this handler can tell the two apart; under Python's own handler nobody can,
-and there a KeyboardInterrupt is taken for the person's.
+User code may run on the main thread, where the exception of a signal arises inside it like its own.
+With the handler of this module the two differ. With Python's own handler they do not, and a
+KeyboardInterrupt is taken for Ctrl-C.
 """
 
 import signal
@@ -12,11 +12,11 @@ from typing import NoReturn
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C: it passes every wall around foreign code."""
+    """Ctrl-C; code that guards against errors of user code lets it pass."""
 
 
 def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """A handler of SIGINT."""
+    """Handle SIGINT."""
     del number, frame
     raise Interrupted
 
@@ -26,12 +26,12 @@ def is_from_outside(error: BaseException) -> bool:
     if not isinstance(error, KeyboardInterrupt):
         return False
     if threading.current_thread() is not threading.main_thread():
-        return False  # no signal ever gets there
+        return False  # Python delivers signals to the main thread only
     default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return default or isinstance(error, Interrupted)
 
 
 def tell_apart() -> None:
-    """Install the handler; a process that was told to ignore Ctrl-C goes on ignoring it."""
+    """Install the handler, unless the process ignores Ctrl-C."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)

@@ -1,6 +1,6 @@
-"""The code that reads, writes and makes our messages: compiled where it was built, plain elsewhere.
+"""The code that reads, writes and constructs messages: compiled if it was built, otherwise plain.
 
-Both do the same, and a test holds them to it; plain code has the last word on what is refused.
+A test ensures that both do the same. If compiled code fails, plain code decides on the error.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from rollcall.schemas.avro_code import Read, Readers, Write, Writers
 from rollcall.schemas.avro_schemas import NAMESPACE, cache, class_of, schema_of
 
 COMPILED = "avro_compiled"
-"""The extension module in this package; `rollcall.schemas.compile_codec` makes it."""
+"""The extension module in this package; `rollcall.schemas.compile_codec` builds it."""
 SOURCES = ("avro_code.py", "avro_cython.py", "avro_primitives.pyx")
 """The sources that it is generated from, besides the schemas."""
 
@@ -25,7 +25,7 @@ _READERS, _WRITERS = Readers(class_of), Writers(class_of)
 
 
 class MessageCode(NamedTuple):
-    """The functions that read, write and construct each type of message."""
+    """Functions that read, write and construct each type of message."""
 
     form: str
     """"compiled" or "plain"."""
@@ -58,7 +58,7 @@ def writers_around(record: type, name: str) -> tuple[Write, Write]:
 
 @cache
 def message_code() -> MessageCode:
-    """The fastest there is: compiled code counts where it was made from what lies here now."""
+    """Return the compiled code if it was built from the present sources, otherwise plain code."""
     try:
         compiled = import_module(f"rollcall.schemas.{COMPILED}")
     except ImportError:
@@ -75,15 +75,15 @@ def message_code() -> MessageCode:
 
 
 def maker(record: Callable[P, M]) -> Callable[P, M]:
-    """The same as a frozen dataclass, in less of its time: for where thousands are made.
+    """Return a faster constructor of a frozen dataclass, for places that make thousands.
 
-    In a tenth where it is a record and its code is compiled, else in a third.
+    It takes a tenth of the time for a record with compiled code, otherwise a third.
     """
     return message_code().maker(cast(type, record))
 
 
 def made_from() -> str:
-    """A digest of all that compiled code depends on."""
+    """Return a digest of all sources of the compiled code."""
     here = files("rollcall.schemas")
     schemas = sorted((here / "avro").iterdir(), key=lambda path: path.name)
     parts = [path.read_bytes() for path in (*schemas, *(here / name for name in SOURCES))]
@@ -91,6 +91,6 @@ def made_from() -> str:
 
 
 def records() -> list[type]:
-    """The classes of all records that have a schema."""
+    """Return the classes of all records that have a schema."""
     names = sorted(path.name for path in (files("rollcall.schemas") / "avro").iterdir())
     return [class_of(name.removesuffix(".avsc")) for name in names if name.startswith(NAMESPACE)]

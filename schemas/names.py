@@ -1,4 +1,4 @@
-"""Finding what a user meant: the nearest known name, and `module:function` references."""
+"""Names that users write: suggestions for unknown ones, and `module:function` references."""
 
 import importlib
 from collections.abc import Callable, Iterable
@@ -11,16 +11,16 @@ from rollcall.schemas.interrupts import is_from_outside
 from rollcall.schemas.untrusted_text import code_location, describe_value
 
 MOST = 24
-"""So many known names are listed where none is near."""
+"""The number of known names that an error lists if none is similar."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> Refused:
-    """The error for a name that nobody knows, naming the nearest known one."""
+    """Return the error for an unknown name; it suggests the most similar known name."""
     return Refused(f"unknown {kind} {name!r}; {hint(name, known)}")
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """The known name that was probably meant, or else some that exist."""
+    """Return a suggestion: the most similar known name, or else a list of known ones."""
     names = sorted(known)
     near = nearest(name, names)
     if near:
@@ -29,7 +29,7 @@ def hint(name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that was probably meant."""
+    """Return the most similar known name; None if none is similar."""
     return next(iter(get_close_matches(name, list(known), n=1)), None)
 
 

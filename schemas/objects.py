@@ -1,7 +1,7 @@
-"""The object store of heavy records: files named by the SHA-256 of what they hold.
+"""The object store of heavy records: files named by the SHA-256 of their content.
 
-Any fsspec URL: a directory that all workers see, or s3, gs, ... What is put is on the disk before
-its name is in the log; a crash leaves at worst a `.tmp` that nobody refers to.
+Its URL is any that fsspec opens: a directory that all workers share, or s3, gs, ... An object is on
+the disk before its name is in the log. A crash leaves at worst an unused `.tmp` file.
 """
 
 import time
@@ -23,9 +23,8 @@ from rollcall.schemas.private_folders import is_open, make_private
 from rollcall.schemas.store_urls import as_store_unavailable, local_path, require_openable
 
 MARK = "rollcall-objects"
-"""Lies in every store: where it is not, the store is away, and no object of it is gone. Beside it
-lies one of the same name for each cluster that the store belongs to, with a dot and its identity.
-"""
+"""A file in every store. If it is missing, the store is taken to be unavailable, and its objects
+not to be lost. A file `MARK.IDENTITY` exists for each cluster that the store belongs to."""
 MOST_BYTES = 1 << 29
 """The largest object; reading a larger one would exhaust a worker's memory."""
 log = structlog.get_logger()
@@ -34,13 +33,14 @@ HEX = set("0123456789abcdef")
 
 
 Identify = Callable[["ObjectStore", bool], str]
-"""Told a store and whether it may be given one, the identity that it has for the cluster at hand;
-empty where none is known. Raises StoresDiffer for a store that has another, and Unavailable."""
+"""Returns the identity of a store for the present cluster, empty if it has none. The second
+argument says whether it may be given one. Raises StoresDiffer for the store of another cluster, and
+Unavailable."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One object, or what a crash has left of one."""
+    """One object, or an incomplete file that a crash has left."""
 
     path: str
     size_bytes: int
@@ -50,7 +50,7 @@ class StoredObject:
 class ObjectStore:
     """A `rollcall.schemas.claims.Objects` under a URL.
 
-    Raises Refused for a kind of URL that nothing here can open: no waiting would ever help.
+    Raises Refused for a URL that fsspec cannot open here, since waiting would not help.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ObjectStore:
         most_bytes: int = MOST_BYTES,
         identify: Identify | None = None,
     ) -> None:
-        """`identify` tells, before the first object, which identity the store has to have."""
+        """`identify` is called once, before the first object is read or written."""
         require_openable("objects.url", url)
         self.url = url
         self.above_bytes = above_bytes
@@ -71,32 +71,32 @@ class ObjectStore:
         self._marked = False
 
     def put(self, value: bytes) -> Claim:
-        """Raises Unavailable, StoresDiffer, and WireError for a value above the most."""
+        """Raise Unavailable, StoresDiffer, and WireError for a value above `most_bytes`."""
         if len(value) > self.most_bytes:
-            msg = f"an object of {len(value):,} bytes is above the most of {self.most_bytes:,}"
+            msg = f"an object of {len(value):,} bytes is above the limit of {self.most_bytes:,}"
             raise WireError(msg)
         self._ask_identity(write=True)
         claim = claim_of(value)
-        with as_store_unavailable(f"the object store at {self.url!r} takes nothing"):
+        with as_store_unavailable(f"the object store at {self.url!r} cannot be written to"):
             files, root = self._files()
             if not self._marked:
                 self._make_private(root)
                 put_durably(files, f"{root}/{MARK}", b"")
                 self._marked = True
-            # Also where it is there: its age counts from the last time that somebody claimed it.
+            # Written again even if it exists: retention counts its age from the last claim.
             put_durably(files, f"{root}/{claim.sha256[:2]}/{claim.sha256}", value)
         return claim
 
     def get(self, claim: Claim) -> bytes:
-        """Raises ObjectLost, Unavailable, and StoresDiffer for the store of another cluster."""
+        """Raise ObjectLost, Unavailable, and StoresDiffer for the store of another cluster."""
         if len(claim.sha256) != 64 or not set(claim.sha256) <= HEX:
             msg = f"{claim.sha256[:80]!r} names no object; a claim holds a SHA-256 in hex"
             raise ObjectLost(msg)
         self._ask_identity(write=False)
-        with as_store_unavailable(f"the object store at {self.url!r} is not to be read"):
+        with as_store_unavailable(f"the object store at {self.url!r} cannot be read"):
             files, root = self._files()
             path = f"{root}/{claim.sha256[:2]}/{claim.sha256}"
-            files.invalidate_cache()  # others write there too
+            files.invalidate_cache()  # other processes write there too
             try:
                 self._check_size(files.info(path), claim)
                 value = bytes(files.cat_file(path))
@@ -108,7 +108,7 @@ class ObjectStore:
         return checked(value, claim)
 
     def _check_size(self, about: dict[str, Any], claim: Claim) -> None:
-        """Raise ObjectLost for what is not to be read, before a byte of it is."""
+        """Raise ObjectLost, before reading it, for an object of another kind or size."""
         if about.get("type") != "file":
             msg = f"object {claim.sha256} of {self.url!r} is a {about.get('type')}, not a file"
             raise ObjectLost(msg)
@@ -125,24 +125,24 @@ class ObjectStore:
 
         Raises Unavailable.
         """
-        with as_store_unavailable(f"the object store at {self.url!r} is not to be read"):
+        with as_store_unavailable(f"the object store at {self.url!r} cannot be read"):
             files, root = self._files()
             files.invalidate_cache()
             try:
                 files.info(f"{root}/{MARK}.{identity}")
             except FileNotFoundError:
                 return False
-            return True  # not `exists`: that says no for whatever goes wrong, an outage too
+            return True  # not `exists`, which returns False for any error, also an outage
 
     def bear(self, identity: str) -> None:
-        """Let it be the store of that cluster as well. Raises Unavailable."""
-        with as_store_unavailable(f"the object store at {self.url!r} takes nothing"):
+        """Mark it as a store of that cluster too. Raises Unavailable."""
+        with as_store_unavailable(f"the object store at {self.url!r} cannot be written to"):
             files, root = self._files()
             self._make_private(root)
             put_durably(files, f"{root}/{MARK}.{identity}", b"")
 
     def _make_private(self, root: str) -> None:
-        """Make a folder on a disk for its owner alone; one that was there may be shared."""
+        """Create a local folder for its owner alone; one that exists may be shared."""
         if local_path(self.url) is not None:
             make_private(Path(root))
             if is_open(Path(root)):
@@ -154,12 +154,12 @@ class ObjectStore:
             self._identity = self._identify(self, write)
 
     def _mark(self) -> str:
-        """The file without which this is not the store that objects were put into."""
+        """Return the name of the file that marks this store."""
         return f"{MARK}.{self._identity}" if self._identity else MARK
 
     def kept(self) -> Iterator[StoredObject]:
-        """Everything that lies there; raises Unavailable."""
-        with as_store_unavailable(f"the object store at {self.url!r} is not to be read"):
+        """Yield all objects, with their sizes and ages; raise Unavailable."""
+        with as_store_unavailable(f"the object store at {self.url!r} cannot be read"):
             files, root = self._files()
             found = files.find(root, detail=True) if files.exists(root) else {}
         now = time.time()
@@ -168,12 +168,12 @@ class ObjectStore:
                 yield StoredObject(path, int(about["size"] or 0), now - _changed(about))
 
     def remove(self, kept: StoredObject) -> None:
-        """Remove one; raises Unavailable."""
+        """Remove one object; raise Unavailable."""
         with (
-            as_store_unavailable(f"the object store at {self.url!r} gives nothing away"),
+            as_store_unavailable(f"the object store at {self.url!r} does not remove objects"),
             suppress(FileNotFoundError),
         ):
-            self._files()[0].rm_file(kept.path)  # unless somebody else was quicker
+            self._files()[0].rm_file(kept.path)  # another process may have removed it
 
     def _files(self) -> tuple[Any, str]:
         files, root = fsspec.core.url_to_fs(self.url)
@@ -181,7 +181,7 @@ class ObjectStore:
 
 
 def _changed(about: dict[str, Any]) -> float:
-    """When a file was written, as the many file systems say it; now, where one does not."""
+    """Return the time at which a file was written; the present time if none is known."""
     for name in ("mtime", "LastModified", "last_modified", "updated", "created"):
         found = about.get(name)
         if isinstance(found, datetime):

@@ -1,7 +1,7 @@
-"""Rows that only grow in number and are seldom read again: the older ones lie compressed.
+"""A list of rows that is appended to and seldom read; older rows are compressed.
 
-What a rollout has seen stands in its journal several times over, in observations, in actions and in
-what agents send back. Next to one another, compressed, the copies cost next to nothing.
+A rollout's journal holds the same text several times: in observations, in actions, and in the
+requests of agents. Compressed together, the copies take almost no memory.
 """
 
 import marshal
@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar, cast
 Row = TypeVar("Row", bound=tuple[Any, ...])
 
 PACK_CHARS = 32 * 1024
-"""So much text lies as it is. Less would compress worse, and zlib looks no further back."""
+"""The text that is collected before it is compressed: zlib's window, which a larger block would not
+use and a smaller one would not fill."""
 LEVEL = 1
 
 
@@ -44,7 +45,7 @@ class PackedRows(Generic[Row]):
             if type(value) is str:
                 self._chars += len(value)
         if self._chars >= PACK_CHARS:
-            # As the interpreter writes constants: exact, quick, and it never leaves this process.
+            # marshal is exact and fast, and its data never leave this process.
             self._blocks.append(zlib.compress(marshal.dumps(self._latest), LEVEL))
             self._packed += len(self._latest)
             self._latest, self._chars = [], 0

@@ -1,4 +1,4 @@
-"""Folders that hold what people asked, what models said, and keys: for their owner alone."""
+"""Folders with prompts, answers and keys, which only their owner may read."""
 
 import os
 import stat
@@ -9,25 +9,25 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def make_private(directory: Path) -> Path:
-    """Make a folder and its missing parents, into which nobody else can look, whatever the umask.
+    """Create a folder and its missing parents, with access for their owner alone.
 
-    What was there is left as it is. Raises OSError.
+    Existing folders are not changed. Raises OSError.
     """
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     for path in reversed(missing):
         try:
             path.mkdir(PRIVATE)
         except FileExistsError:
-            continue  # somebody else was quicker, and makes it private
+            continue  # another process was quicker, and makes it private
         path.chmod(PRIVATE)
-    directory.mkdir(exist_ok=True)  # which raises where it is no folder
+    directory.mkdir(exist_ok=True)  # raises if it is not a folder
     return directory
 
 
 def tighten(directory: Path) -> bool:
-    """Let nobody but the owner into a folder that was made wider; whether it was.
+    """Remove other users' access to a folder; return True if they had any.
 
-    Raises OSError for one of another user.
+    Raises OSError for a folder of another user.
     """
     try:
         about = directory.stat()

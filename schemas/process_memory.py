@@ -1,4 +1,4 @@
-"""Bounds the freed memory that a process keeps after its tensors are released."""
+"""A limit of the freed memory that a process keeps after its tensors are released."""
 
 import ctypes
 
@@ -8,15 +8,14 @@ MUCH_BYTES = 1 << 27
 
 
 def return_large_blocks(weights_bytes: int) -> None:
-    """Have the C library give each block of a megabyte or more back as soon as it is free, where a
-    model has many weights.
+    """Let glibc return freed blocks of a megabyte or more to the system, for large models.
 
-    glibc raises the bound for that to 32 MiB as such blocks are freed, and keeps smaller ones in
-    its heap: half a gigabyte of activations and gradients lay there between steps of a model of 135
-    million parameters, in pieces that the next step's did not fit into, and more with each version
-    in its server. With fewer weights than `MUCH_BYTES` the heap stays: there is little in it, and
-    asking anew for each activation made a step of the lake's take 45 % more of a core. Other C
-    libraries are left as they are. Source: mallopt(3), M_MMAP_THRESHOLD.
+    By default glibc raises this threshold to 32 MiB as blocks are freed, and keeps smaller ones in
+    its heap. With a model of 135 million parameters, half a gigabyte of activations and gradients
+    stayed there between steps, in pieces that the next step could not use; in a model server the
+    heap grew with each version. Below `MUCH_BYTES` of weights nothing is changed: the heap stays
+    small, and a system call for each activation made a step of the lake's policy take 45 % more
+    CPU. Other C libraries are not changed. Source: mallopt(3), M_MMAP_THRESHOLD.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and weights_bytes >= MUCH_BYTES:

@@ -1,8 +1,8 @@
-"""A version's weights as they are published: the last full ones, and every delta since.
+"""A version's published weights: the last full ones, and every delta since.
 
-The law: what is read is what was published, or nothing. A delta is applied only to weights of the
-version and the digest that it was made from, and what comes of it has the digest that is announced;
-else everything is read again from the full weights on. Never is there a mixture of two versions.
+The invariant: a reader gets exactly the published weights, or an error. A delta is applied only to
+weights with the version and digest that it was made from, and the result must have the announced
+digest. Otherwise everything is read again from the full weights on. Two versions are never mixed.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from rollcall.schemas.weights import RawTensor, over_tensors, read_weights, weig
 from rollcall.schemas.weights_store import opened, put
 
 MOST_DENSITY = 0.1
-"""A step that changed more is published full."""
+"""The largest share of changed elements for a delta; above it, full weights are published."""
 
 log = structlog.get_logger()
 
@@ -35,7 +35,7 @@ class Published:
 
     @property
     def newest(self) -> WeightsFile:
-        """The file that leads to the version."""
+        """The last file of the chain, which gives this version."""
         return self.deltas[-1] if self.deltas else self.full
 
     @property
@@ -50,10 +50,10 @@ def write_delta(
     before: Mapping[str, RawTensor],
     now: Mapping[str, RawTensor],
 ) -> Published | None:
-    """Publish what changed since `base`, whose weights are `before`.
+    """Publish a delta from `base`, whose weights are `before`, to `now`.
 
-    None where that is nothing that a delta is for: other tensors, or too many changed. Raises
-    Unavailable.
+    Returns None if a delta does not suit: the tensors differ in form, or too many elements changed.
+    Raises Unavailable.
     """
     if not are_alike(before, now):
         return None
@@ -71,9 +71,9 @@ def write_delta(
 
 @dataclass(eq=False)
 class HeldWeights:
-    """The weights that were read last, kept where the next ones may be a delta to them.
+    """The last weights that were read, to which the next delta may be applied.
 
-    Who stays at one version `keeps` none.
+    A server that stays at one version sets `keeps` to False.
     """
 
     keeps: bool = True
@@ -82,13 +82,13 @@ class HeldWeights:
     _tensors: dict[str, RawTensor] = field(default_factory=dict)
 
     def read(self, version: PolicyVersion) -> dict[str, RawTensor]:
-        """The weights of a version, from what is held if that is on its way, else from its full.
+        """Read the weights of a version, from the held ones if they are part of its chain.
 
-        Raises WeightsMissing, Unavailable, or WireError; what is held stays then.
+        Raises WeightsMissing, Unavailable, or WireError; the held weights are then kept.
         """
         if not version.deltas:
             tensors = read_weights(version.full)
-            if self._file is not None:  # deltas were seen: the next one is made from this
+            if self._file is not None:  # this policy publishes deltas: the next may start here
                 self._file, self._tensors = version.full, tensors
             return tensors
         require_chain(version)
@@ -98,7 +98,7 @@ class HeldWeights:
         return tensors
 
     def forget(self) -> None:
-        """Read the next version's weights from its full ones on, whatever was held."""
+        """Drop the held weights; the next version is read from its full weights on."""
         self._file, self._tensors = None, {}
 
     def _from_held(self, version: PolicyVersion) -> dict[str, RawTensor] | None:
@@ -129,7 +129,7 @@ class HeldWeights:
 
 
 def require_chain(version: PolicyVersion) -> None:
-    """Raise WeightsDiffer where a record's deltas do not lead from its full weights to it."""
+    """Raise WeightsDiffer if a record's deltas do not form a chain from its full weights."""
     files = (version.full, *version.deltas)
     bases = [-1, *(file.version for file in files[:-1])]
     told = [file.base_version for file in files]
@@ -138,7 +138,7 @@ def require_chain(version: PolicyVersion) -> None:
         steps = ", ".join(f"{file.base_version} to {file.version}" for file in files[1:]) or "none"
         msg = (
             f"version {version.version} of policy {version.policy_id!r} has full weights of "
-            f"version {version.full.version} and deltas {steps}: they do not lead there"
+            f"version {version.full.version} and deltas {steps}, which are no chain to it"
         )
         raise WeightsDiffer(msg)
 
@@ -146,7 +146,7 @@ def require_chain(version: PolicyVersion) -> None:
 def _followed(
     tensors: Mapping[str, RawTensor], deltas: Sequence[WeightsFile]
 ) -> dict[str, RawTensor]:
-    """The weights after these deltas, with the digest that the last one promises."""
+    """Apply deltas in order, and check the digest that the last one promises."""
     made = dict(tensors)
     for file in deltas:
         made = followed(made, _read(file))
@@ -174,7 +174,7 @@ def _read(file: WeightsFile) -> bytes:
     if sha256 != file.sha256:
         msg = (
             f"the delta of version {file.version} at {file.uri!r} holds {size_bytes} bytes that "
-            f"are not the {file.size_bytes} which the record promises; was it cut short?"
+            f"are not the {file.size_bytes} which the record promises; was it truncated?"
         )
         raise WeightsDiffer(msg)
     return data

@@ -1,9 +1,9 @@
-"""Secrets of settings, kept out of all that is shown: errors, logs, tracebacks, JSON.
+"""Removal of secrets from all output: errors, logs, tracebacks, JSON.
 
-Two nets, for neither catches everything. What stands in a URL's user part, or behind a parameter
-that is named after a secret, is found by its form. What settings hold under the name of a secret,
-and every password of a URL that a store or a client is made of, is known by `add_secret`, and is
-found wherever a library quotes it.
+There are two methods, since neither finds every secret. A URL's user part, and parameters named
+like secrets, are found by their form. The values of settings named like secrets, and the passwords
+in URLs of stores and clients, are registered by `add_secret` and found wherever a library quotes
+them.
 """
 
 import json
@@ -13,19 +13,19 @@ from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 SHOWN = "***"
 SHORTEST = 6
-"""A shorter secret would be found in every second word; in a URL its form tells it."""
+"""A shorter secret would match ordinary words; in a URL it is still found by its form."""
 SECRET = "passw|passphrase|secret|token|credential|signature|jaas|api[._-]?key|access[._-]?key"
 NAMES = re.compile(rf"(?:{SECRET}|user\.info|key\.pem|oauthbearer\.config)", re.IGNORECASE)
-"""In the names of settings that hold secrets; the path of a key file is none."""
+"""Matches names of settings that hold secrets; the path of a key file is not secret."""
 USER = re.compile(r"(?<=://)[^\s/?#'\"<>@]*(?:@[^\s/?#'\"<>@]*)*@")
 PARAMETER = re.compile(rf"([?&;](?:[\w.-]*(?:{SECRET})[\w.-]*|sig)=)[^&;\s'\"<>]+", re.IGNORECASE)
 
 _known: dict[str, None] = {}
-"""The longest first, so that none is left in part."""
+"""The longest first, so that no part of a secret is left."""
 
 
 def add_secret(*secrets: str) -> None:
-    """Never show these again, in whatever spelling a URL has for them."""
+    """Register secrets, in every form in which a URL or JSON may quote them."""
     spelt = {each for text in secrets for each in (text, unquote(text), quote(text, ""))}
     spelt |= {quote_plus(text) for text in secrets} | {repr(text)[1:-1] for text in secrets}
     spelt |= {json.dumps(text)[1:-1] for text in secrets}
@@ -37,7 +37,7 @@ def add_secret(*secrets: str) -> None:
 
 
 def add_secrets_of_url(url: str) -> None:
-    """Know the secrets of a URL: its password, or all of its user part, and its parameters."""
+    """Register the secrets of a URL: its password, or its whole user part, and its parameters."""
     rest = url.partition("://")[2]
     if not rest:
         return
@@ -45,13 +45,12 @@ def add_secrets_of_url(url: str) -> None:
     if at and "/" not in user.partition(":")[0]:
         name, colon, password = user.partition(":")
         secret = password if colon else name
-        add_secret(
-            secret, *secret.split("@")
-        )  # whoever takes the first @ for the last quotes a part
+        # Some libraries split at the first @ and quote only a part.
+        add_secret(secret, *secret.split("@"))
     try:
         query = urlsplit(url).query
     except ValueError:
-        return  # of no form: nothing can be opened there
+        return  # not a URL, so nothing can be opened with it
     for pair in re.split("[&;]", query):
         name, _, value = pair.partition("=")
         if NAMES.search(name) or name == "sig":
@@ -59,7 +58,7 @@ def add_secrets_of_url(url: str) -> None:
 
 
 def add_secrets_of_settings(values: Mapping[str, str]) -> None:
-    """Know the secrets of a client's settings, by the names that they have."""
+    """Register the secrets of a client's settings, found by their names."""
     for name, value in values.items():
         if NAMES.search(name):
             add_secret(value, *(part for part in value.split(":", 1)[1:] if "user.info" in name))
@@ -68,7 +67,7 @@ def add_secrets_of_settings(values: Mapping[str, str]) -> None:
 
 
 def redact(text: str) -> str:
-    """The text as it may be shown."""
+    """Replace the secrets in a text."""
     if "://" in text or "=" in text:
         text = PARAMETER.sub(rf"\1{SHOWN}", USER.sub(f"{SHOWN}@", text))
     for secret in _known:

@@ -1,7 +1,7 @@
-"""Reduced forms of a trajectory, for cases in which the whole cannot be written.
+"""Reduced forms of a trajectory that is too large or cannot be encoded.
 
-All later groups wait for every rollout, so something is always written: its ids, its end and its
-place in the journal are in every form.
+The groups downstream wait for every rollout, so a record is always written. Every form has the
+rollout's ids, its end, and its place in the journal.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from rollcall.schemas.messages import RolloutRequest, Task, Trajectory
 
 
 def reduced_forms(trajectory: Trajectory) -> Iterator[Trajectory]:
-    """Yield it without sequences and steps; then also without result, task, and request."""
+    """Yield it without sequences and steps; then also without result, task texts, and request."""
     bare = replace(trajectory, sequences=None, steps=None)
     yield bare
     yield (bare := replace(bare, result=""))
@@ -25,7 +25,7 @@ def reduced_forms(trajectory: Trajectory) -> Iterator[Trajectory]:
 def write_reduced_form(
     trajectory: Trajectory, write: Callable[[Trajectory], None], error: Exception
 ) -> None:
-    """Write the first form that can be written. Raises `error` if none can."""
+    """Write the first form that can be written. Raises `error` if none can be."""
     for bare in reduced_forms(trajectory):
         with suppress(TooLarge, WireError):
             write(bare)

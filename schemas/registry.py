@@ -1,10 +1,10 @@
-"""The schema registry of a cluster: any that speaks Confluent's REST API.
+"""The client of a schema registry with Confluent's REST API.
 
-Workers look schemas up and never register; `rollcall topics apply` does. Only `/subjects`,
-`/schemas` and `/config` are used, with a timeout: Apicurio now and then never answers others.
+Workers look schemas up and never register them; `rollcall topics apply` does. Only `/subjects`,
+`/schemas` and `/config` are used, with a timeout: Apicurio sometimes never answers other requests.
 
-What a registry says it says under an error code of its own. Anything else, such as the 404 of an
-ingress whose backend restarts, is nobody's word about a schema: the registry is away.
+A registry's own errors carry an error code of its API. An error without one, such as the 404 of an
+ingress whose backend restarts, means that the registry is unavailable.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,27 +30,27 @@ NOT_FOUND = 404
 NOT_ALLOWED = (401, 403)
 CONFLICT = 409
 NOT_THERE = range(404_00, 405_00)
-"""Codes of the registry's own for what it does not hold: no subject, version, schema, level."""
+"""The registry's own codes for a missing subject, version, schema or level."""
 REFUSED = range(400_00, 500_00)
 TIMEOUT_S = 5
 PATIENCE: Mapping[str, Any] = {"timeout": TIMEOUT_S, "max.retries": 1, "retries.wait.ms": 100}
-"""The client's own three retries take 2.8 s where a connection is refused. Whoever can wait asks
-again by himself (`rollcall.schemas.codec.Codec`, `rollcall.compose.workers.readiness`)."""
+"""The client's default of three retries takes 2.8 s if a connection is refused. Callers that can
+wait repeat the request (`rollcall.schemas.codec.Codec`, `rollcall.compose.workers.readiness`)."""
 NO_ANSWER = (ValueError, AttributeError, TypeError, LookupError, ArithmeticError, RecursionError)
-"""Exceptions of the client for an answer that does not have the form of a registry's."""
+"""Exceptions that the client raises for an answer that is not a registry's."""
 MOST_ID = 2**32 - 1
-"""Four bytes of a value name its schema."""
+"""The largest schema id: a value names its schema by four bytes."""
 NUMBERS = ("timeout", "max.retries", "retries.wait.ms", "retries.max.wait.ms", "cache.capacity")
-"""Settings that the client wants as numbers; ours arrive as text."""
+"""Settings that the client expects as numbers; ours are texts."""
 
 
 def subject_of(topic: str) -> str:
-    """TopicNameStrategy, which kcat, Connect and UIs expect."""
+    """Return a topic's subject by TopicNameStrategy, which kcat, Connect and UIs expect."""
     return f"{topic}-value"
 
 
 def _id(found: object) -> int:
-    """A schema id out of an answer; raises ValueError for what is none."""
+    """Return the schema id in an answer; raise ValueError if there is none."""
     number = whole_number(str(found), MOST_ID) if isinstance(found, int | str) else None
     if number is None:
         msg = f"{found!r:.40} is no schema id"
@@ -59,7 +59,7 @@ def _id(found: object) -> int:
 
 
 def _text(found: object) -> str:
-    """A text out of an answer; raises ValueError for what is none."""
+    """Return the text in an answer; raise ValueError if there is none."""
     if not isinstance(found, str):
         msg = f"{found!r:.40} is no schema or level"
         raise ValueError(msg)
@@ -88,7 +88,7 @@ class HttpRegistry:
         return found
 
     def schema_of(self, schema_id: int) -> str:
-        self._client.clear_caches()  # what it keeps, it keeps for good, a wrong answer too
+        self._client.clear_caches()  # it caches for good, also a wrong answer
         found = self._ask(lambda: _text(self._client.get_schema(schema_id).schema_str))
         if found is None:
             msg = f"the registry at {self.url} knows no schema with id {schema_id}"
@@ -96,18 +96,18 @@ class HttpRegistry:
         return found
 
     def id_of(self, topic: str, schema: str) -> int | None:
-        """The id of this schema under the topic's subject, None when it is not there."""
+        """Return the id of this schema under the topic's subject; None if it is not registered."""
         subject = subject_of(topic)
         self._client.clear_caches()
         ours = Schema(schema, "AVRO")
         return self._ask(lambda: _id(self._client.lookup_schema(subject, ours).schema_id))
 
     def compatibility(self, topic: str) -> str | None:
-        """The level set on the topic's subject itself, None when there is none."""
+        """Return the compatibility level of the topic's subject; None if it has none of its own."""
         return self._ask(lambda: _text(self._client.get_compatibility(subject_of(topic))))
 
     def register(self, topic: str, schema: str, level: str) -> int:
-        """Set the level, then register; raises TopicsDiffer when it is not compatible."""
+        """Set the level, then register the schema; raise TopicsDiffer if it is not compatible."""
         subject = subject_of(topic)
         try:
             self._ask(lambda: self._client.set_compatibility(subject, level))
@@ -123,14 +123,14 @@ class HttpRegistry:
         return schema_id
 
     def close(self) -> None:
-        """Give connections back."""
+        """Close connections."""
         self._client.__exit__()
 
     def _ask(self, request: Callable[[], T]) -> T | None:
-        """None where the registry says that there is none.
+        """Return the answer; None if the registry does not have the thing.
 
-        Raises TopicsDiffer where it refuses, Unfit where it lets us not in, and Unavailable where
-        no registry answers.
+        Raises TopicsDiffer if it refuses, Unfit if it denies access, and Unavailable if no registry
+        answers.
         """
         try:
             return request()
@@ -142,7 +142,7 @@ class HttpRegistry:
                 return None
             raise self._said(error) from error
         except NO_ANSWER as error:
-            # A web server that is no registry, or a proxy before one, answers 200 and a page.
+            # Another web server, or a proxy in front of the registry, answers 200 and a page.
             msg = f"{self.url} does not answer as a schema registry does; is the URL right?"
             raise Unavailable(msg) from error
 
@@ -151,14 +151,14 @@ class HttpRegistry:
         status, said = error.http_status_code, error.error_message
         if status in NOT_ALLOWED:
             return Unfit(
-                f"the schema registry at {self.url} lets us not in (HTTP {status}): {said}; "
-                "look at registry.client"
+                f"the schema registry at {self.url} denies access (HTTP {status}): {said}; "
+                "check the settings registry.client"
             )
         if error.error_code in REFUSED or error.error_code == status == CONFLICT:
             return TopicsDiffer(str(said))
         if status == NOT_FOUND:
             return Unavailable(
-                f"{self.url} answers HTTP 404 without a word of a schema registry's: {said}; is "
+                f"{self.url} answers HTTP 404 without a schema registry's error code: {said}; is "
                 "the URL right, or is a proxy up while the registry behind it is not?"
             )
         return Unavailable(f"the schema registry at {self.url} fails: {said}")

@@ -1,7 +1,7 @@
-"""A rule is a plug-in that says what it is: its name, what it needs, its options, its source.
+"""Rules: plug-ins with a name, needs, options and a source.
 
-Advantages, losses, curators and whatever else a recipe chooses by name go through here, so that a
-user's own have the same rights as ours and what does not fit is refused before anything starts.
+A recipe chooses advantages, losses, curators and other rules by name. All of them go through this
+module, so that users' own rules work like ours, and invalid choices are refused before the start.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ F_co = TypeVar("F_co", bound=Callable[..., Any], covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """A rule without any."""
+    """The options of a rule without options."""
 
 
 class Need(StrEnum):
@@ -75,10 +75,10 @@ class Rule(Generic[F_co]):
     kind: str
     """The key by which a configuration chooses it: advantage, loss, curator, ..."""
     source: str
-    """Paper and section, or who made it up."""
+    """Paper and section, or the author."""
     function: F_co
     options: type = NoOptions
-    """A frozen dataclass; its defaults are the rule's."""
+    """A frozen dataclass, whose defaults are the rule's defaults."""
     needs: frozenset[Need] = frozenset()
     """Data that the rule needs beyond what every rule of its kind sees."""
     stage: str = "T"
@@ -86,23 +86,23 @@ class Rule(Generic[F_co]):
     gives: frozenset[Need] = frozenset()
     """Data that this rule provides for other rules."""
     aggregate: str = ""
-    """The aggregate of its source, where the rule is another one under any other."""
+    """The aggregate of its source, if another aggregate would make it another rule."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """The function, so that `module:name` may name a rule."""
+        """Call the function, so that `module:name` may name a rule."""
         return self.function(*arguments, **named)
 
 
 @dataclass(frozen=True, slots=True)
 class RuleChoice:
-    """The configuration of one plug-in point: a name, perhaps with options."""
+    """The configuration of one plug-in point: a name, and options if any."""
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
     def of(cls, kind: str, value: object) -> Self:
-        """From `"name"` or a table with `name` in it. Raises Refused."""
+        """Read `"name"`, or a table that contains `name`. Raises Refused."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
@@ -120,7 +120,7 @@ class RuleChoice:
 
 @dataclass(frozen=True, slots=True)
 class ChosenRule(Generic[F_co]):
-    """A rule with the options that it is used with."""
+    """A rule with its options."""
 
     rule: Rule[F_co]
     options: Any
@@ -130,7 +130,7 @@ class ChosenRule(Generic[F_co]):
 
     @property
     def everything_needed(self) -> frozenset[Need]:
-        """The needs of the rule, and those that these options add (their `needs`)."""
+        """The needs of the rule, and those of its options (their attribute `needs`)."""
         return self.rule.needs | getattr(self.options, "needs", frozenset())
 
     def needs(self, what: Need) -> bool:
@@ -141,12 +141,12 @@ class ChosenRule(Generic[F_co]):
 
 
 def table(*rules: Rule[F_co]) -> dict[str, Rule[F_co]]:
-    """Rules of one kind by their names."""
+    """Return rules of one kind by name."""
     return {rule.name: rule for rule in rules}
 
 
 def choose(kind: str, value: object, known: Mapping[str, Rule[F_co]]) -> ChosenRule[F_co]:
-    """The rule that a configuration means, ours or `module:name`, with its options checked.
+    """Return the rule that a configuration names, ours or `module:name`, with checked options.
 
     Raises Refused.
     """
@@ -159,7 +159,7 @@ def choose(kind: str, value: object, known: Mapping[str, Rule[F_co]]) -> ChosenR
 
 
 def options_of(rule: Rule[F_co], given: Mapping[str, Any]) -> Any:
-    """The rule's options, its own defaults where none are given. Raises Refused."""
+    """Return a rule's options, with its defaults for those not given. Raises Refused."""
     hints = get_type_hints(rule.options)
     fields = {each.name: hints[each.name] for each in dataclasses.fields(rule.options)}
     for key, value in given.items():
@@ -181,7 +181,7 @@ def options_of(rule: Rule[F_co], given: Mapping[str, Any]) -> Any:
 
 
 def require(key: str, value: object, holds: bool, remedy: str) -> None:
-    """For `__post_init__` of options: raise Refused for a value that cannot work."""
+    """Raise Refused for an invalid value; for `__post_init__` of options."""
     if not holds:
         msg = f"{key} is {value!r}; {remedy}"
         raise Refused(msg)
@@ -195,7 +195,7 @@ def _users(kind: str, name: str, known: Iterable[str]) -> Rule[Any]:
 
 
 def _plain(kind: str, name: str, function: Callable[..., Any]) -> Rule[Any]:
-    """A function without options; what it looks at we do not know, so its groups stay whole."""
+    """Make a rule of a function without options. It may read whole groups, so they stay whole."""
 
     def called(*arguments: Any) -> Any:
         return function(*arguments[:-1])
@@ -204,7 +204,7 @@ def _plain(kind: str, name: str, function: Callable[..., Any]) -> Rule[Any]:
 
 
 def _frozen(value: object) -> object:
-    """A value of a configuration file that can be compared and hashed: lists become tuples."""
+    """Make a value of a configuration file hashable: lists become tuples."""
     return tuple(_frozen(each) for each in value) if isinstance(value, list) else value
 
 

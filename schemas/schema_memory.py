@@ -1,10 +1,10 @@
-"""Tie each schema id to one schema, so that a registry that deals its ids anew is noticed.
+"""Bindings of schema ids to schemas, to detect a registry that assigns its ids anew.
 
-A registry that came back from a backup, or another one under the same address, may give an id to
-another schema. Two versions of one record that differ in the order of two fields are then read as
-one another, and no error says so. An id never changes its meaning in a registry that is whole, so
-its first meaning counts. The log keeps it, in records that consist of headers only: they can be
-read whatever the registry says.
+A registry that was restored from a backup, or another one at the same address, may assign an id to
+another schema. Two versions of a record that differ in the order of two fields would then be read
+as one another without any error. In an intact registry an id never changes its meaning, so the
+first one counts. The log keeps it, in records that consist of headers only, which can be read
+without the registry.
 """
 
 import threading
@@ -23,14 +23,13 @@ from rollcall.schemas.untrusted_text import clean_text
 FINGERPRINT_CHARS = 32
 HEX = frozenset("0123456789abcdef")
 SCHEMA_ID = "schema_id"
-"""The header that every record of an id has."""
+"""A header of every record about an id."""
 FINGERPRINT = "schema_fingerprint"
 FORGOTTEN_BY = "forgotten_by"
 NAME_CHARS = 200
 
 FirstTies = Callable[[Mapping[int, str]], Mapping[int, str]]
-"""Takes fingerprints by schema ids; returns those that were tied first, a given one where none was.
-"""
+"""Takes fingerprints by schema id; returns the first one known for each id, or the given one."""
 
 
 class SchemaMemory:
@@ -39,7 +38,7 @@ class SchemaMemory:
     def __init__(
         self, first: FirstTies | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Ask `first` about ids that are new to this process; without it only this object knows."""
+        """`first` is asked about ids that are new to this process; by default a dictionary."""
         self._first = first or first_in({})
         self._agreed: dict[int, str] = {}
         self._ask = CircuitBreaker(clock).ask
@@ -63,10 +62,10 @@ class SchemaMemory:
         for schema_id, form in new.items():
             if first[schema_id] != form:
                 msg = (
-                    f"the registry says that schema id {schema_id} is another schema than before: "
-                    "it deals its ids anew, or is not the registry that the log was written with. "
-                    "Bring back the registry's data; where this registry is the right one and a "
-                    f"wrong one was asked first, run `rollcall topics forget-id {schema_id}`"
+                    f"the registry returns another schema than before for id {schema_id}: it has "
+                    "assigned its ids anew, or is not the registry that the log was written with. "
+                    "Restore the registry's data. If this registry is right and a wrong one was "
+                    f"asked first, run `rollcall topics forget-id {schema_id}`"
                 )
                 raise RegistryDiffers(msg)
         self._agreed |= new
@@ -79,17 +78,17 @@ def first_in(known: dict[int, str]) -> FirstTies:
 
 @lru_cache(maxsize=1024)
 def fingerprint(canonical: str) -> str:
-    """Return the digest that a schema is known by."""
+    """Return the digest that identifies a schema."""
     return sha256(canonical.encode(errors="replace")).hexdigest()[:FINGERPRINT_CHARS]
 
 
 @dataclass(frozen=True, slots=True)
 class IdRecord:
-    """One record of the log about a schema id: its tie to a schema, or that the tie is void."""
+    """One record of the log about a schema id: its binding to a schema, or the end of it."""
 
     schema_id: int
     fingerprint: str = ""
-    """Empty where the id is to be forgotten."""
+    """Empty if the binding ends."""
     forgotten_by: str = ""
 
     def headers(self) -> Headers:

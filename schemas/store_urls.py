@@ -19,31 +19,31 @@ from rollcall.schemas.untrusted_text import describe_exception
 
 @contextmanager
 def as_store_unavailable(trouble: str) -> Iterator[None]:
-    """Raise StoreUnavailable, which begins with `trouble`, for whatever the body's libraries raise.
+    """Turn any exception of the body into StoreUnavailable, whose text begins with `trouble`.
 
-    Errors of our own tree pass: they were told already, or are about what was read.
+    Errors of our own tree pass unchanged: they are about the data, or were translated already.
     """
     try:
         yield
     except RollcallError:
         raise
-    except Exception as error:  # a store is foreign code over a network: it may raise anything
+    except Exception as error:  # a store's library may raise anything
         msg = f"{trouble}: {describe_exception(error)}"
         raise StoreUnavailable(msg) from error
 
 
 def require_openable(setting: str, url: str) -> None:
-    """Raise Refused for a kind of URL that nothing here can open: no waiting would ever help.
+    """Raise Refused for a URL that fsspec cannot open here, since waiting would not help.
 
-    Its secrets are shown nowhere from then on.
+    Registers its secrets, so that they are not shown from then on.
     """
     add_secrets_of_url(url)
     try:
         fsspec.get_filesystem_class(fsspec.utils.get_protocol(url))
     except (ValueError, ImportError) as error:
         msg = (
-            f"{setting} is {url!r}, which cannot be opened here: {error}; give a directory, or "
-            "install what it needs"
+            f"{setting} is {url!r}, which cannot be opened here: {error}; set it to a directory, "
+            "or install the library that it needs"
         )
         raise Refused(msg) from error
 

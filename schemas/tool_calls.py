@@ -1,7 +1,7 @@
-"""Tool calls in the one form in which two sides compare them: compact JSON, keys in one order.
+"""Tool calls in a canonical form: compact JSON with sorted keys.
 
-`[{"id","type","function":{"name","arguments"}}]`: what an engine parsed, what a journal holds, what
-an agent sends back, and what a template renders are equal texts where they mean the same.
+`[{"id","type","function":{"name","arguments"}}]`. Calls that an engine parsed, that a journal
+holds, that an agent sends back and that a template renders can thus be compared as texts.
 """
 
 import json
@@ -19,7 +19,7 @@ MOST_DEEP = 200
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call that the policy makes; `arguments` is JSON, or whatever was said in its place."""
+    """One call of the policy; `arguments` is JSON, or the text that was sampled instead."""
 
     id: str
     name: str
@@ -27,7 +27,7 @@ class ToolCall:
 
 
 def tool_calls_text(calls: Sequence[ToolCall]) -> str:
-    """The canonical text; empty for no calls."""
+    """Return the canonical text; empty for no calls."""
     if not calls:
         return ""
     values = [
@@ -42,7 +42,7 @@ def tool_calls_text(calls: Sequence[ToolCall]) -> str:
 
 
 def tool_calls_of(text: str) -> tuple[ToolCall, ...]:
-    """The calls in a canonical text. Raises WireError for anything else."""
+    """Parse a canonical text. Raises WireError for anything else."""
     if not text:
         return ()
     try:
@@ -59,16 +59,16 @@ def tool_calls_of(text: str) -> tuple[ToolCall, ...]:
 
 
 def canonical_arguments(text: str) -> str:
-    """A JSON object without spaces, its keys in their order; anything else as it is."""
+    """Return a JSON object without spaces, its keys in their order; other texts unchanged."""
     value = arguments_of(text)
     return text if value is None else json_text(value)
 
 
 def arguments_of(text: str) -> dict[str, Any] | None:
-    """The JSON object that the text is; None when it is none.
+    """Parse a JSON object; return None if the text is not one.
 
-    Numbers keep their digits: what was sampled is not rounded to 64 bits. One that is nested more
-    than MOST_DEEP is none, since Python reads those or not, as its stack stands.
+    Numbers keep all their digits, as they were sampled. An object nested deeper than MOST_DEEP is
+    rejected, since Python's parser would fail on it or not, depending on its stack.
     """
     try:
         orjson.loads(text)  # the strict reader: lone surrogates, NaN
@@ -79,9 +79,9 @@ def arguments_of(text: str) -> dict[str, Any] | None:
 
 
 def json_text(value: object) -> str:
-    """JSON without spaces, characters as they are.
+    """Write JSON without spaces and without escapes.
 
-    Unlike orjson, it writes integers of any size, for they may have been sampled.
+    Unlike orjson, it writes integers of any size, which a policy may have sampled.
     """
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
@@ -98,13 +98,13 @@ def _deep(text: str, value: object) -> bool:
 
 def _list(value: object) -> list[Any]:
     if not isinstance(value, list):
-        msg = f"a list was meant, found {describe_value(value)}"
+        msg = f"expected a list, found {describe_value(value)}"
         raise TypeError(msg)
     return value
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        msg = f"a text was meant, found {describe_value(value)}"
+        msg = f"expected a text, found {describe_value(value)}"
         raise TypeError(msg)
     return value

@@ -16,9 +16,9 @@ DAY_MS = 86_400_000
 POLICY_ID = re.compile(r"[a-z0-9-]{1,200}")
 
 
-@dataclass(frozen=True)  # no slots: its names are put together once, not for every record
+@dataclass(frozen=True)  # no slots: cached_property needs a `__dict__`
 class Topics:
-    """Full names under one prefix; the one place where names are put together."""
+    """Full names of topics and groups under one prefix."""
 
     prefix: str = "rl."
 
@@ -74,13 +74,13 @@ class Topics:
         return f"{self.prefix}model.calls.{policy_id}"
 
     def group(self, role: str, *parts: str) -> str:
-        """The consumer group of a role, such as rl.models.<policy_id>."""
+        """Return the consumer group of a role, such as rl.models.<policy_id>."""
         return ".".join((f"{self.prefix}{role}", *parts))
 
     def record_of(self, topic: str) -> type | None:
-        """The message type of a topic's values, None for dead letters.
+        """Return the message type of a topic's values; None for dead letters.
 
-        Raises Refused for a topic that the manifest does not know.
+        Raises Refused for a topic that is not in the manifest.
         """
         name = topic.removeprefix(self.prefix)
         for spec in manifest():
@@ -124,12 +124,12 @@ class WantedTopic:
     optional: bool = False
     """True if workers can run without the topic."""
     earlier_policy: str = ""
-    """The cleanup policy of the release before: accepted, so that both can run side by side."""
+    """The cleanup policy of the previous release, accepted so that both can run on one cluster."""
 
 
 @cache
 def manifest() -> tuple[TopicSpec, ...]:
-    """The manifest in its order."""
+    """Return the entries of the manifest, in order."""
     data = tomllib.loads((files("rollcall.schemas") / "topics.toml").read_text())
     return tuple(_spec(name, entry, data["defaults"]) for name, entry in data["topics"].items())
 
@@ -187,9 +187,9 @@ def wanted(
 
 
 def checked(policy_id: str) -> str:
-    """The policy id itself; raises Refused when it cannot be part of a topic's name."""
+    """Return the policy id; raise Refused if it cannot be part of a topic's name."""
     if not POLICY_ID.fullmatch(policy_id):
         found = describe_value(policy_id, most=80)
-        msg = f"policy id {found} must be made of at most 200 a-z, 0-9 and '-'; it names a topic"
+        msg = f"policy id {found} must be 1 to 200 of a-z, 0-9 and '-', as it names a topic"
         raise Refused(msg)
     return policy_id

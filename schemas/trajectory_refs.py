@@ -1,4 +1,4 @@
-"""The trajectories of a step: plainly where they fit the record, packed where they do not."""
+"""References to the trajectories of a step: plain if they fit the record, otherwise packed."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from rollcall.schemas.messages import TrainStep, TrajectoryRef, TrajectoryRefs
 from rollcall.schemas.packed import IDS
 
 PLAIN = 8192
-"""So many fit: a reference takes some 65 bytes, and a record a million."""
+"""The most plain references: one takes some 65 bytes, and a record may have a million."""
 OFFSETS = np.dtype("<i8")
 DIGEST = re.compile(r"[0-9a-f]{32}")
 
@@ -24,7 +24,7 @@ def fitted(
 
 
 def pack_refs(refs: Sequence[TrajectoryRef]) -> TrajectoryRefs:
-    """References to records of one topic; there must be one at least."""
+    """Pack references to records of one topic; at least one is required."""
     ids = [ref.rollout_id for ref in refs]
     digests = all(map(DIGEST.fullmatch, ids))
     return TrajectoryRefs(
@@ -38,7 +38,7 @@ def pack_refs(refs: Sequence[TrajectoryRef]) -> TrajectoryRefs:
 
 
 def refs_of(step: TrainStep) -> tuple[TrajectoryRef, ...]:
-    """The trajectories that a step was made of, in order, however they are written."""
+    """Return the references to the trajectories of a step, in order, in either form."""
     if step.packed is None:
         return step.trajectories
     packed = step.packed

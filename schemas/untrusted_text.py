@@ -1,7 +1,7 @@
-"""Words of foreign code, made fit to be written down: where they are made, once.
+"""Texts of user code, made valid and short at the place where they arise.
 
-What a program, an environment or a scorer says of itself may hold what UTF-8 cannot carry, be a
-megabyte long, or raise when it is asked.
+The text of an exception or value of a program, an environment or a scorer may not be valid UTF-8,
+may be a megabyte long, and may raise when it is asked for.
 """
 
 import re
@@ -12,7 +12,7 @@ from rollcall.schemas.former_names import PACKAGE
 from rollcall.schemas.interrupts import is_from_outside
 
 REASON_CHARS = 4000
-"""The kept length of a reason; it is part of every later record of its rollout."""
+"""The maximal length of a reason, which is part of every later record of its rollout."""
 SHOWN_CHARS = 200
 BEYOND_ASCII = re.compile("[\x7f-\U0010ffff]")
 PLACE_CHARS = 80
@@ -20,9 +20,9 @@ PYTHON = sysconfig.get_path("stdlib")
 
 
 def clean_text(text: object, most: int | None = None) -> str:
-    """The text as it can be written: lone surrogates become `?`, and it is cut at `most`.
+    """Return the text as valid UTF-8, cut at `most`; lone surrogates become `?`.
 
-    What is no text although it should be is shown.
+    A value that is not a text is described.
     """
     text = text if isinstance(text, str) else describe_value(text)
     text = text if most is None else text[:most]
@@ -30,14 +30,14 @@ def clean_text(text: object, most: int | None = None) -> str:
 
 
 def printable(text: str) -> str:
-    """A text without what a terminal obeys: control characters, marks of direction."""
+    """Return a text with control characters and direction marks escaped, for a terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def printable_json(text: str) -> str:
-    """The same JSON, in which such characters are written by their numbers."""
+    """Return equivalent JSON in which such characters are escaped by number."""
     return text if text.isascii() and "\x7f" not in text else BEYOND_ASCII.sub(_number, text)
 
 
@@ -52,10 +52,10 @@ def _number(found: re.Match[str]) -> str:
 def describe_value(
     value: object, show: Callable[[object], str] = repr, most: int = SHOWN_CHARS
 ) -> str:
-    """A foreign object in words, of which there are at most so many characters."""
+    """Describe an untrusted object in at most `most` characters."""
     try:
         return clean_text(show(value), most)
-    except BaseException as error:  # its own words may raise anything
+    except BaseException as error:  # its `__repr__` may raise anything
         if is_from_outside(error):
             raise
         return f"a {type(value).__name__}"
@@ -71,10 +71,9 @@ def describe_exception(error: BaseException, most: int = REASON_CHARS) -> str:
 
 
 def code_location(error: BaseException) -> str:
-    """` (file.py:12)`, of the last call that stands in no library and in no module of ours.
+    """Return ` (file.py:12)` for the last call outside libraries and our own modules.
 
-    Empty where there is no such call. Only names of files are told: where they lie differs from
-    one machine to the next.
+    Return an empty text if there is none. Folders are left out, as they differ between machines.
     """
     place, trace = "", error.__traceback__
     while trace is not None:

@@ -1,11 +1,11 @@
-"""Lossless deltas of weights: the elements whose bits changed, and nothing else.
+"""Lossless deltas of weights: the places and new values of the elements whose bits changed.
 
-A file is 16 bytes, little-endian (count u64, element size u16, flags u16, 4 of zero), then where
-the elements lie, then what they are now. Flat places count elements through all tensors in order of
-their names. They are u32, or u64 (flag 1), or what lies between one and the next in units of two
-bytes (flag 2) or one (flag 4): a unit of all ones says so many elements and no place. The smallest
-of these is written. Bits are compared, so -0.0 is a change and a NaN that stays is none; applying a
-delta twice is as once. Source: AstraFlow's weight sync, and its header.
+A file has a header of 16 bytes, little-endian (count u64, element size u16, flags u16, 4 zero
+bytes), then the places, then the new values. A place is the index of an element in all tensors,
+concatenated in order of their names. Places are written in the smallest of these forms: u32, u64
+(flag 1), or gaps between places in units of two bytes (flag 2) or one byte (flag 4), where a unit
+of all ones adds its value to the gap. Bits are compared: 0.0 to -0.0 is a change, a NaN that stays
+is not. Applying a delta twice gives the same as once. Source: AstraFlow's weight sync.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ HEADER = struct.Struct("<QHH4s")
 WORD_BYTES = 8
 WIDE, PAIRS, BYTES = 1, 2, 4
 FORMS = {0: "<u4", WIDE: "<u8", PAIRS: "<u2", BYTES: "<u1"}
-"""The dtypes in which places are written, by flags."""
+"""The dtype of places, by flags."""
 
 Places = NDArray[np.int64]
 Values = NDArray[np.unsignedinteger]
@@ -32,11 +32,11 @@ Values = NDArray[np.unsignedinteger]
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The changes of weights with `elements` elements."""
+    """Changes of weights that have `elements` elements."""
 
     elements: int
     places: Places
-    """Ascending."""
+    """In ascending order."""
     values: Values
 
     @property
@@ -46,12 +46,12 @@ class Delta:
 
 
 def element_size(tensors: Mapping[str, RawTensor]) -> int:
-    """Bytes of an element: of the smallest, where tensors differ; others count as several."""
+    """Return the size of the smallest element in bytes; larger elements count as several."""
     return min((SIZE_BYTES[tensor.dtype] for tensor in tensors.values()), default=1)
 
 
 def are_alike(base: Mapping[str, RawTensor], now: Mapping[str, RawTensor]) -> bool:
-    """Return True if names, dtypes and shapes are equal, so that there can be a delta."""
+    """Return True if names, dtypes and shapes are equal, as a delta requires."""
     shapes = [{n: (t.dtype, t.shape) for n, t in each.items()} for each in (base, now)]
     return shapes[0] == shapes[1]
 
@@ -59,7 +59,7 @@ def are_alike(base: Mapping[str, RawTensor], now: Mapping[str, RawTensor]) -> bo
 def compared(
     base: Mapping[str, RawTensor], now: Mapping[str, RawTensor]
 ) -> tuple[Delta, dict[str, str]]:
-    """Return the delta, and the sha256 of each current tensor: one pass, on all cores."""
+    """Return the delta, and the sha256 of each current tensor, in one pass on all cores."""
     size = element_size(now)
 
     def look(name: str) -> tuple[Places, Values, str]:
@@ -81,9 +81,10 @@ def compared(
 
 
 def differing(before: Values, after: Values) -> Places:
-    """Find the elements at which two arrays differ: first by eight bytes, then within those.
+    """Return the indices at which two arrays differ.
 
-    A comparison takes as long for eight bytes as for two, and most are as they were.
+    Words of eight bytes are compared first: that takes as long as comparing two bytes, and most
+    words are equal.
     """
     each = WORD_BYTES // before.dtype.itemsize
     whole = len(before) // each * each
@@ -95,19 +96,19 @@ def differing(before: Values, after: Values) -> Places:
 
 
 def followed(base: Mapping[str, RawTensor], data: bytes) -> dict[str, RawTensor]:
-    """The weights after the delta in a file; as `applied`. Raises WeightsDiffer."""
+    """Return weights with the delta of a file applied, like `applied`. Raises WeightsDiffer."""
     size = element_size(base)
     return applied(base, decoded(data, _elements(base, size), size))
 
 
 def applied(base: Mapping[str, RawTensor], delta: Delta) -> dict[str, RawTensor]:
-    """The weights after a delta; those of before stay as they are. Raises WeightsDiffer."""
+    """Return weights with a delta applied; the given ones do not change. Raises WeightsDiffer."""
     size = element_size(base)
     elements = _elements(base, size)
     if (elements, size) != (delta.elements, delta.values.dtype.itemsize):
         msg = (
             f"a delta of {delta.elements} elements of {delta.values.dtype.itemsize} bytes, but "
-            f"these weights have {elements} of {size}; is it another model's?"
+            f"these weights have {elements} of {size}; is it of another model?"
         )
         raise WeightsDiffer(msg)
     begins = dict(_begins(base, size))
@@ -128,7 +129,7 @@ def applied(base: Mapping[str, RawTensor], delta: Delta) -> dict[str, RawTensor]
 
 
 def encoded(delta: Delta) -> bytes:
-    """The smallest file of a delta."""
+    """Return the smallest file of a delta."""
     count = len(delta.places)
     plain = 0 if delta.elements <= 1 << 32 else WIDE
     gaps = np.diff(delta.places, prepend=np.int64(-1)) - 1
@@ -142,7 +143,7 @@ def encoded(delta: Delta) -> bytes:
 
 
 def encoded_plainly(delta: Delta) -> bytes:
-    """The file of a delta with its places written out."""
+    """Return the file of a delta, with its places as u32 or u64."""
     flags = 0 if delta.elements <= 1 << 32 else WIDE
     return _file(flags, delta.places.astype(FORMS[flags]), delta.values)
 
@@ -162,7 +163,7 @@ def decoded(data: bytes, elements: int, size: int) -> Delta:
         raise WeightsDiffer(msg)
     form = np.dtype(FORMS[flags])
     if places_bytes % form.itemsize:
-        msg = f"a delta of {len(data)} bytes that ends within a place; was it cut short?"
+        msg = f"a delta of {len(data)} bytes that ends within a place; was it truncated?"
         raise WeightsDiffer(msg)
     units = np.frombuffer(data, form, places_bytes // form.itemsize, HEADER.size)
     places = _placed(units, flags) if flags in (PAIRS, BYTES) else units.astype(np.int64)
@@ -180,7 +181,7 @@ def _file(flags: int, places: NDArray[np.unsignedinteger], values: Values) -> by
 
 
 def _gap_coded(gaps: Places, form: int) -> NDArray[np.unsignedinteger]:
-    """Each gap as units of all ones, as often as they fit, and one unit of what is left."""
+    """Encode each gap as units of all ones, as many as fit, and one unit for the rest."""
     leap = _all_ones(form)
     ends = np.cumsum(gaps // leap + 1)
     units = np.full(int(ends[-1]) if len(ends) else 0, leap, FORMS[form])
@@ -212,7 +213,7 @@ def _bits(data: bytes | memoryview, size: int) -> Values:
 
 
 def _begins(tensors: Mapping[str, RawTensor], size: int) -> Iterator[tuple[str, int]]:
-    """By name the flat place of each tensor's first element."""
+    """Yield the name of each tensor, and the place of its first element."""
     order = sorted(tensors)
     sizes = (len(tensors[name].data) // size for name in order)
     return zip(order, accumulate(sizes, initial=0), strict=False)

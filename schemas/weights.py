@@ -1,12 +1,12 @@
-"""The weights file of trainer and engines: what is read is what was written, bit for bit.
+"""The weights file of trainer and engines, read and written bit for bit.
 
 The format is safetensors (a u64 header length, a JSON header, raw little-endian tensors). The
-library writes the same bytes, but to a local path only or whole in memory, and takes twice the
-memory to read; its `serialize` takes dicts in some releases, addresses in others. Here tensors go
-to any file system one by one, hashed meanwhile on other cores; nothing is joined in memory. A file
-appears under its name whole or not at all, and a reader checks size, digest of the bytes and digest
-of the weights before it hands out one tensor. Two runs, two frameworks or two layouts with equal
-weights have equal digests of one kind; -0.0 and 0.0 differ, a NaN equals itself: bits are compared.
+library writes the same bytes, but only to a local path or whole in memory, and takes twice the
+memory to read. Here tensors are written to any file system one by one, and hashed on other cores
+meanwhile. A file appears under its name only when it is complete. A reader checks the size, the
+digest of the bytes and the digest of the weights before it returns a tensor. Equal weights have
+equal digests of one kind, whatever the framework or the layout. Bits are compared: -0.0 and 0.0
+differ, and a NaN equals itself.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ class RawTensor:
     """The name in safetensors: F32, BF16, ..."""
     shape: tuple[int, ...]
     data: bytes | memoryview
-    """A view may share memory with another owner, and change with it."""
+    """A memoryview shares memory with its owner, and changes with it."""
 
     def __post_init__(self) -> None:
         if self.dtype not in SIZE_BYTES:
@@ -68,7 +68,7 @@ class RawTensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorsFile:
-    """A file of tensors that was written, and what is known of all that lies in it."""
+    """A written file of tensors, with the digests of its content."""
 
     uri: str
     size_bytes: int
@@ -83,26 +83,26 @@ class TensorsFile:
         return over_file(self.head, self.sha256s.values())
 
     def as_version(self, version: int, tensors: Mapping[str, RawTensor]) -> WeightsFile:
-        """The reference to it, as the full weights of a version; of what was written to it."""
+        """Return the reference to it as the full weights of a version, given its tensors."""
         digest = over_tensors(tensors, self.sha256s)
         return WeightsFile(self.uri, self.sha256, self.size_bytes, digest, version)
 
 
 def owned(tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
-    """The same in memory of its own: what was a view is copied."""
+    """Copy tensors into memory of their own."""
     return {name: owned_one(tensor) for name, tensor in tensors.items()}
 
 
 def owned_one(tensor: RawTensor) -> RawTensor:
-    """One of them."""
+    """Copy one tensor into memory of its own."""
     return RawTensor(tensor.dtype, tensor.shape, bytes(tensor.data))
 
 
 def weights_digest(tensors: Mapping[str, RawTensor], like: str = "") -> str:
-    """The digest of weights, of the kind that `like` is of, so that the two can be compared.
+    """Return the digest of weights, of the same kind as `like`, so that they can be compared.
 
-    One over digests of tensors where `like` is one. Else sha256 over (name, dtype, shape, bits) in
-    order of names, each set off by its length.
+    It is over the digests of tensors if `like` is one of that kind. Otherwise it is the sha256 of
+    (name, dtype, shape, bits) in order of names, each prefixed with its length.
     """
     if is_by_tensor(like):
         return over_tensors(tensors, sha256s_of(tensors))
@@ -120,10 +120,10 @@ def write_weights(
 ) -> WeightsFile:
     """Write one file, named after version and content, and return the reference to it.
 
-    On a local disk the file is durable when this returns, so that nothing is announced that a power
-    cut takes back. Writing the same weights again puts the same bytes in the same place. With
-    `by_tensor` all digests are over digests of tensors: half the work, and each on a core of its
-    own, for readers that know them. Raises Unavailable.
+    On a local disk the file is durable on return, so that a power cut cannot remove announced
+    weights. Writing the same weights again writes the same bytes to the same path. With `by_tensor`
+    all digests are over digests of tensors, which takes half the work, on all cores; the reader
+    must know that kind. Raises Unavailable.
     """
     if by_tensor:
         return write_tensors(directory_uri, stem_of(version), tensors).as_version(version, tensors)
@@ -161,22 +161,22 @@ def write_tensors(directory_uri: str, stem: str, tensors: Mapping[str, RawTensor
 
 
 def read_weights(file: WeightsFile) -> dict[str, RawTensor]:
-    """The tensors of a file, after its bytes and its weights have been checked against `file`.
+    """Read the tensors of a file, and check its bytes and weights against `file`.
 
     Raises WeightsMissing, Unavailable, or WeightsDiffer.
     """
     with opened(file.uri) as (stream, size_bytes):
         if size_bytes != file.size_bytes:
             msg = f"hold {size_bytes} bytes, but the record promises {file.size_bytes}"
-            raise _differ(file, f"{msg}; was the file cut short or written over?")
+            raise _differ(file, f"{msg}; was the file truncated or overwritten?")
         try:
             head, tensors = _tensors_in(stream, size_bytes)
         except BadBytes as error:
-            raise _differ(file, f"hold {error}; was the file written over?") from error
+            raise _differ(file, f"hold {error}; was the file overwritten?") from error
     found, digest = _digests(file, head, tensors)
     if found != file.sha256:
         msg = f"have sha256 {found[:16]}, but the record promises {file.sha256[:16]}"
-        raise _differ(file, f"{msg}; was the file written over?")
+        raise _differ(file, f"{msg}; was the file overwritten?")
     if digest != file.weights_digest:
         msg = f"have digest {digest[:16]}, but the record promises {file.weights_digest[:16]}"
         raise _differ(file, msg)
@@ -184,8 +184,8 @@ def read_weights(file: WeightsFile) -> dict[str, RawTensor]:
 
 
 def safetensors_head(tensors: Mapping[str, RawTensor]) -> bytes:
-    """Return the head of a safetensors file of these tensors, with the field of its length."""
-    # Readers that build torch modules from a file look for this entry.
+    """Return the length field and the header of a safetensors file of these tensors."""
+    # Readers that load torch modules from a file look for this entry.
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in laid_out(tensors):
@@ -200,31 +200,31 @@ def safetensors_head(tensors: Mapping[str, RawTensor]) -> bytes:
 
 
 def laid_out(tensors: Mapping[str, RawTensor]) -> list[str]:
-    """The order of tensors in a file: the widest elements first, so that each stays aligned."""
+    """Return the order of tensors in a file: the widest elements first, for alignment."""
     return sorted(tensors, key=lambda name: (-SIZE_BYTES[tensors[name].dtype], name))
 
 
 def to_safetensors(tensors: Mapping[str, RawTensor]) -> bytes:
-    """One safetensors file, whole in memory."""
+    """Return a safetensors file as bytes."""
     data = (tensors[name].data for name in laid_out(tensors))
     return b"".join([safetensors_head(tensors), *data])
 
 
 def from_safetensors(data: bytes) -> dict[str, RawTensor]:
-    """The tensors of one safetensors file, in order of names."""
+    """Return the tensors of a safetensors file, in order of names."""
     _, tensors = _tensors_in(BytesIO(data), len(data))
     return dict(sorted(tensors.items()))
 
 
 def from_uri(uri: str) -> dict[str, RawTensor]:
-    """The tensors of a safetensors file; raises WeightsMissing, Unavailable and BadBytes."""
+    """Read the tensors of a safetensors file; raise WeightsMissing, Unavailable and BadBytes."""
     with opened(uri) as (stream, size_bytes):
         _, tensors = _tensors_in(stream, size_bytes)
     return dict(sorted(tensors.items()))
 
 
 def elements_in(path: Path) -> int:
-    """Count the elements of a file's tensors, by its header. Raises BadBytes, OSError."""
+    """Count the elements of a file's tensors by its header. Raises BadBytes, OSError."""
     with path.open("rb") as stream:
         try:
             _, header = _header_in(stream, path.stat().st_size)
@@ -235,7 +235,7 @@ def elements_in(path: Path) -> int:
 
 
 def _tensors_in(stream: BinaryIO, size_bytes: int) -> tuple[bytes, dict[str, RawTensor]]:
-    """The header and the tensors as they lie in a file of so many bytes, one read after another."""
+    """Read the header and the tensors of a file of `size_bytes`, in the order of the file."""
     try:
         head, header = _header_in(stream, size_bytes)
         rest = size_bytes - LENGTH_BYTES
@@ -255,15 +255,15 @@ def _tensors_in(stream: BinaryIO, size_bytes: int) -> tuple[bytes, dict[str, Raw
         msg = f"a safetensors file of {size_bytes} bytes whose tensors overlap or end early"
         raise BadBytes(msg) from error
     if end != size_bytes - len(head):
-        msg = f"a safetensors file of {size_bytes} bytes whose tensors leave bytes over"
+        msg = f"a safetensors file of {size_bytes} bytes that has bytes after its last tensor"
         raise BadBytes(msg)
     return head, tensors
 
 
 def _header_in(stream: BinaryIO, size_bytes: int) -> tuple[bytes, dict[str, Any]]:
-    """The header of a file of so many bytes: as it lies there, its length included, and its table.
+    """Read the header of a file of `size_bytes`; return its bytes with the length, and its table.
 
-    Raises ValueError, TypeError or AttributeError where it is none.
+    Raises ValueError, TypeError or AttributeError if it is invalid.
     """
     length = stream.read(LENGTH_BYTES)
     head = stream.read(min(int.from_bytes(length, "little"), max(0, size_bytes - len(length))))
@@ -273,7 +273,7 @@ def _header_in(stream: BinaryIO, size_bytes: int) -> tuple[bytes, dict[str, Any]
 
 
 def _digests(file: WeightsFile, head: bytes, tensors: Mapping[str, RawTensor]) -> tuple[str, str]:
-    """Return the digests of a file's bytes and of its weights, of the kinds that its record has."""
+    """Return the digests of a file's bytes and weights, of the same kinds as in its record."""
     if is_by_tensor(file.sha256):
         sha256s = sha256s_of(tensors)
         found = over_file(head, (sha256s[name] for name in tensors))

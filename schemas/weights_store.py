@@ -1,4 +1,4 @@
-"""Files of weights on any fsspec file system, and what is said where it is away."""
+"""Files of weights on any fsspec file system, with errors that name the place."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,9 +22,9 @@ class StoredFile:
 
 
 def put(directory_uri: str, pieces: Iterable[bytes | memoryview], name: Callable[[], str]) -> str:
-    """Write a file that comes in pieces, under the name that it is told in the end; its URI.
+    """Write a file from pieces and return its URI; `name` is called after the last piece.
 
-    On a local disk it is durable when this returns. Raises Unavailable.
+    On a local disk the file is durable on return. Raises Unavailable.
     """
     with as_store_unavailable(f"weights cannot be written to {directory_uri!r}"):
         files, directory = _files(directory_uri)
@@ -34,7 +34,7 @@ def put(directory_uri: str, pieces: Iterable[bytes | memoryview], name: Callable
 
 @contextmanager
 def opened(uri: str) -> Iterator[tuple[BinaryIO, int]]:
-    """A file to read from, and how many bytes it has. Raises WeightsMissing, Unavailable."""
+    """Open a file to read; yield it with its size. Raises WeightsMissing, Unavailable."""
     with as_store_unavailable(f"weights at {uri!r} cannot be read now"):
         try:
             files, path = _files(uri)
@@ -46,16 +46,16 @@ def opened(uri: str) -> Iterator[tuple[BinaryIO, int]]:
 
 
 def content(uri: str) -> bytes:
-    """All bytes of a file; raises WeightsMissing, Unavailable."""
+    """Return all bytes of a file; raise WeightsMissing, Unavailable."""
     with opened(uri) as (stream, _):
         return stream.read()
 
 
 def listed(directory_uri: str) -> list[StoredFile]:
-    """The files of a folder, none where it is not there. Raises Unavailable."""
+    """Return the files of a folder; none if it does not exist. Raises Unavailable."""
     with as_store_unavailable(f"weights in {directory_uri!r} cannot be listed now"):
         files, directory = _files(directory_uri)
-        files.invalidate_cache()  # others write there too
+        files.invalidate_cache()  # other processes write there too
         try:
             found = files.ls(directory, detail=True)
         except (FileNotFoundError, NotADirectoryError):
@@ -67,7 +67,7 @@ def listed(directory_uri: str) -> list[StoredFile]:
 
 
 def remove(directory_uri: str, name: str) -> None:
-    """Remove a file of a folder; what is gone already is none to mind. Raises Unavailable."""
+    """Remove a file of a folder, if it exists. Raises Unavailable."""
     with as_store_unavailable(f"weights in {directory_uri!r} cannot be removed now"):
         files, directory = _files(directory_uri)
         try:
@@ -77,7 +77,7 @@ def remove(directory_uri: str, name: str) -> None:
 
 
 def _files(uri: str) -> tuple[Any, str]:
-    """The file system of a URI and the path there."""
+    """Return the file system of a URI, and the path on it."""
     add_secrets_of_url(uri)
     files, path = fsspec.core.url_to_fs(uri)
     return files, str(path)

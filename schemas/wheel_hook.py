@@ -1,7 +1,7 @@
-"""Puts the compiled form of the codec into the wheel, or beside the sources of an editable install.
+"""Puts the compiled codec into the wheel, or into the source folder of an editable install.
 
-Where it cannot be built the wheel is one of plain Python, and works the same. `CODEC=plain` in the
-environment asks for that, where there is no compiler and no package index that has `ziglang`.
+If it cannot be compiled, the wheel is plain Python and works the same. `CODEC=plain` in the
+environment requests that, for machines without a compiler and without `ziglang`.
 """
 
 import os
@@ -14,10 +14,10 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CodecHook(BuildHookInterface):  # type: ignore[misc]
-    """Called by hatchling for each wheel; it imports what it needs from the sources."""
+    """Called by hatchling for each wheel; imports the compiler from the sources."""
 
     def dependencies(self) -> list[str]:
-        """Further requirements of the build: a compiler if the machine has none."""
+        """Return further requirements of the build: a compiler if the machine has none."""
         if wants_plain():
             return []
         sys.path.insert(0, self.root)
@@ -26,7 +26,7 @@ class CodecHook(BuildHookInterface):  # type: ignore[misc]
         return ["cython>=3.1,<4", "fastavro>=1.12,<2", *([] if compiler() else ["ziglang"])]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build it; a failure is a warning."""
+        """Compile the codec; a failure is a warning."""
         if wants_plain():
             return
         sys.path.insert(0, self.root)
@@ -34,7 +34,7 @@ class CodecHook(BuildHookInterface):  # type: ignore[misc]
 
         beside = Path(self.root) / "schemas"
         editable = version == "editable"
-        self.folder = tempfile.TemporaryDirectory()  # until the wheel is written
+        self.folder = tempfile.TemporaryDirectory()  # kept until the wheel is written
         try:
             library = compile_codec(beside if editable else Path(self.folder.name))
         except CannotCompile as error:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 Names = Annotated[list[str], typer.Argument(help="NAME or NAME==VERSION, one or more.")]
-Name = Annotated[str, typer.Argument(help="An agent's name, as `rollcall agents list` has it.")]
+Name = Annotated[str, typer.Argument(help="An agent's name, as in `rollcall agents list`.")]
 Config = Annotated[
-    str, typer.Option(help="The agent_config of a request, as JSON: what agents of yours need.")
+    str, typer.Option(help="The agent_config of a request, as JSON, for agents of your own.")
 ]
 
 
 def list_agents(json: Json = False) -> None:
-    """Say which agents there are, and which of them are installed here.
+    """List the known agents, and which of them are installed on this machine.
 
     Example: rollcall agents list
     """
@@ -40,7 +40,7 @@ def list_agents(json: Json = False) -> None:
 
 
 def install(names: Names) -> None:
-    """Install agents, each in an environment of its own, and try them.
+    """Install agents, each in an environment of its own, and check them.
 
     Example: rollcall agents install mini-swe-agent smolagents==1.26.0
     """

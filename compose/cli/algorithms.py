@@ -8,10 +8,10 @@ from rollcall.compose.extras import require
 
 
 def algorithms(
-    kind: Annotated[str, typer.Argument(help="One kind of rules; all where none is given.")] = "",
+    kind: Annotated[str, typer.Argument(help="One kind of rule; default: all kinds.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
-    """List the rules that a recipe chooses by name: what each needs, its options, its source.
+    """List the rules that a recipe chooses by name, with their needs, options and sources.
 
     Example: rollcall algorithms loss
     """

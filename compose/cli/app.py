@@ -1,7 +1,7 @@
 """The command line. Every command imports what it needs when it runs, so `--help` is quick.
 
-Exit codes: 0 done, 1 something failed, 2 refused at the door, 3 a goal was missed that was
-required, 130 interrupted.
+Exit codes: 0 done, 1 something failed, 2 invalid input, 3 a required goal was missed, 130
+interrupted.
 """
 
 import faulthandler
@@ -120,7 +120,7 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
             ),
         ),
         "images": _group(
-            "What boxes are made of.",
+            "Images for boxes.",
             build=images.build,
             list=images.list_images,
             gc=images.gc,
@@ -152,13 +152,13 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
         "resume": resume,
         "drain": drain,
         "quota": _group(
-            "What each user may take: running at once, calls a second.",
+            "Quotas of users: running rollouts, calls per second.",
             set=quota.set_quota,
             list=quota.list_quotas,
             unset=quota.unset,
         ),
         "dlq": _group(
-            "Dead letters: what nobody could read.",
+            "Dead letters: records that could not be read.",
             list=dlq.list_letters,
             show=dlq.show,
             replay=dlq.replay,
@@ -166,7 +166,7 @@ PANELS: Mapping[str, Mapping[str, Command | typer.Typer]] = {
             skip=dlq.skip,
         ),
         "scorings": _group(
-            "Who owes a score of every trajectory.",
+            "Scorings that owe a score for every trajectory.",
             list=list_scorings,
             retire=retire_scoring,
         ),
@@ -200,7 +200,7 @@ def _rollcall(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_say_version, is_eager=True, help="Print the version and leave."
+            "--version", callback=_say_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 Run = Annotated[str, typer.Argument(help="A run's id or folder.")]
 Servers = Annotated[
     int | None,
-    typer.Option(min=1, help="How many model servers there are; else what the recipe starts."),
+    typer.Option(min=1, help="The number of model servers; default: that of the recipe."),
 ]
-Steps = Annotated[int, typer.Option(min=1, help="Of so many last steps.")]
-Json = Annotated[Path | None, typer.Option(help="Write the figures there.")]
+Steps = Annotated[int, typer.Option(min=1, help="The number of last steps to use.")]
+Json = Annotated[Path | None, typer.Option(help="Write the figures to this file.")]
 
 
 def balance(run: Run, servers: Servers = None, steps: Steps = 10, json: Json = None) -> None:
-    """Say whether a run's trainer waits for rollouts, and how many model servers fit it.
+    """Show whether a run's trainer waits for rollouts, and how many model servers suit it.
 
     Example: rollcall balance lake-any-start-20261121-155458-s7 --servers 2
     """

@@ -16,23 +16,23 @@ AT_LAG = "learning_at_lag"
 def bench(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Which; all when left out; or `learning`, `learning_at_lag`."),
+        typer.Argument(help="The figures; default: all. Or `learning`, `learning_at_lag`."),
     ] = None,
     json: Annotated[
         Path | None,
-        typer.Option(help="Write the figures there; `learning_at_lag` goes on with a file."),
+        typer.Option(help="Write the figures to this file; `learning_at_lag` resumes from it."),
     ] = None,
-    recipe: Annotated[str, typer.Option(help="Of `learning`: which.")] = "lake-any-start",
-    seeds: Annotated[int, typer.Option(min=1, help="Of `learning`: so many, from 1 on.")] = 5,
-    memory: Annotated[bool, typer.Option("--memory", help="Of `learning`: without Kafka.")] = False,
-    picture: Annotated[Path | None, typer.Option(help="Of `learning`: draw a PNG there.")] = None,
-    lags: Annotated[str, typer.Option(help="Of `learning_at_lag`: such as 1,16.")] = "",
-    losses: Annotated[str, typer.Option(help="Of `learning_at_lag`: such as m2po,gspo.")] = "",
+    recipe: Annotated[str, typer.Option(help="For `learning`: the recipe.")] = "lake-any-start",
+    seeds: Annotated[int, typer.Option(min=1, help="For `learning`: train seeds 1 to N.")] = 5,
+    memory: Annotated[bool, typer.Option("--memory", help="Train without Kafka.")] = False,
+    picture: Annotated[Path | None, typer.Option(help="For `learning`: draw this PNG.")] = None,
+    lags: Annotated[str, typer.Option(help="For `learning_at_lag`: such as 1,16.")] = "",
+    losses: Annotated[str, typer.Option(help="For `learning_at_lag`: such as m2po,gspo.")] = "",
 ) -> None:
-    """Measure, each figure beside a ceiling measured in the same run.
+    """Run benchmarks; each figure has a ceiling or peer measured in the same run.
 
-    `learning` runs a recipe from many seeds to its last step, and tells how surely it learns;
-    `learning_at_lag` how well each loss does from rollouts that are several versions old.
+    `learning` trains a recipe with several seeds, and shows how reliably it learns.
+    `learning_at_lag` shows how well each loss learns from rollouts that are several versions old.
 
     Example: rollcall bench learning --recipe lake-any-start --seeds 20 --memory
     """

@@ -17,20 +17,21 @@ if TYPE_CHECKING:
     from rollcall.sandbox.boxes.host_boxes import DriverReport
 
 Drivers = Annotated[
-    bool, typer.Option("--drivers", help="Instead: by what each driver holds boxes on this host.")
+    bool, typer.Option("--drivers", help="Show how each driver isolates boxes on this host.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="All of it, as one object.")]
+Json = Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")]
 NONE_ISOLATES = (
-    "rollcall: no driver here isolates a box: `apt-get install bubblewrap` and user namespaces, or "
-    "a docker engine and a worker that is root; until then only box `local` can be had, by its name"
+    "rollcall: no driver on this host isolates boxes. Run `apt-get install bubblewrap` and allow "
+    "user namespaces, or start a docker engine and run workers as root. Until then only the driver "
+    "`local` is available, if it is named"
 )
 
 
 def boxes(drivers: Drivers = False, json: Json = False) -> None:
-    """List boxes by owner, rollout, age and lease, and where log and host disagree.
+    """List boxes with owner, rollout, age and lease, and differences between log and host.
 
-    From the log what every worker told of its boxes and who stands in line for one; from the
-    drivers of this host what is there. With --drivers exit code 1 where none of them isolates.
+    The log has the boxes of all workers, and the rollouts that wait for one; the drivers of this
+    host know its present boxes. With --drivers the exit code is 1 if no driver isolates boxes.
 
     Example: rollcall boxes --drivers
     """

@@ -10,30 +10,32 @@ from rollcall.compose.cli.connection import settings
 if TYPE_CHECKING:
     from rollcall.compose.chaos.plan import ChaosPlan
 
-Minutes = Annotated[float | None, typer.Option(help="Harm for so long.")]
-Seed = Annotated[int, typer.Option(help="Of the schedule and the workload.")]
-Kill = Annotated[str, typer.Option(help="Whom, by comma; pauses and network cuts befall them too.")]
+Minutes = Annotated[float | None, typer.Option(help="The duration of the faults.")]
+Seed = Annotated[int, typer.Option(help="The seed of schedule and workload.")]
+Kill = Annotated[
+    str, typer.Option(help="The roles to kill, pause and cut off from the network, by comma.")
+]
 Kills = Annotated[
-    int | None, typer.Option(help="Instead of --minutes: a soak of so many SIGKILLs.")
+    int | None, typer.Option(help="Run until this number of SIGKILLs, instead of --minutes.")
 ]
 Rollouts = Annotated[
-    int | None, typer.Option(help="Publish so many; left out, as many as keep all busy.")
+    int | None, typer.Option(help="Rollouts to publish; default: enough to keep all workers busy.")
 ]
 Beside = Annotated[
     Path | None,
     typer.Option(
         metavar="WHEEL",
-        help="Half of the workers are of this release, and swap with every kill; no rollout is "
-        "hosted then.",
+        help="Run half of the workers from this release; workers change release with every kill. "
+        "No rollout uses a hosted agent then.",
     ),
 ]
 Recipe = Annotated[
     str,
     typer.Option(
-        metavar="NAME|FILE", help="Of the run that is trained: training, training-async, or a file."
+        metavar="NAME|FILE", help="The recipe to train: training, training-async, or a file."
     ),
 ]
-Json = Annotated[Path | None, typer.Option(help="Write the figures there.")]
+Json = Annotated[Path | None, typer.Option(help="Write the figures to this file.")]
 Keep = Annotated[
     Path | None, typer.Option(help="Keep the log and the workers' logs in this directory.")
 ]
@@ -55,16 +57,17 @@ def chaos(
     json: Json = None,
     keep: Keep = None,
 ) -> None:
-    """Kill, pause and cut off whatever runs, on a broker of its own; then verify the log.
+    """Kill, pause and disconnect processes on a broker of their own; then verify the log.
 
-    Exit code 0 when nothing was lost, doubled or breached, no agent's answered ask was made a model
-    call again, every shell ran what it was told, no box is left, and whatever was trained comes to
-    the same bits where nobody kills its trainer, and each open transaction of a `stranger` was
-    named while it lasted; else 1. `engine` is a docker engine of the run's own, for half of the
-    shells; root alone can start one. `clocks` sets a worker's wall clock back by hours and right
-    again, `ids` has the registry give each schema's id to another one, `store` takes away where
-    heavy records lie, and `log` cuts off the end of a partition, which a worker must name; nothing
-    is buried for any of them.
+    The exit code is 0 if the following holds, otherwise 1: no rollout was lost, doubled or breached
+    an invariant; no answered request of an agent led to a second model call; every shell ran its
+    commands; no box is left; training the same steps without kills gives the same weights to the
+    bit; each open transaction of a `stranger` was reported while it lasted.
+
+    `engine` is a docker engine of this run, for half of the shells; it needs root. `clocks` sets a
+    worker's wall clock back by hours and then right again. `ids` lets the registry assign other
+    schemas to its ids. `store` makes the object store unavailable. `log` truncates a partition,
+    which a worker must report. None of these may send a record to `dead.letters`.
 
     Example: rollcall chaos --minutes 10 --seed 7 --json chaos.json
 

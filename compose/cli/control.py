@@ -34,7 +34,7 @@ def cancel(name: Name, reason: Reason = "") -> None:
     if rollouts or members:
         count = len(rollouts | members)
         what = f"{count} open rollouts of group" if members else "rollout"
-        say(f"asked for the end of {what} {name}; `rollcall waiting` shows who is left")
+        say(f"asked for the end of {what} {name}; `rollcall waiting` shows those still open")
     elif require_known(cluster(), name):
         say(f"every rollout of group {name} has ended already; nothing to cancel")
     else:
@@ -42,11 +42,11 @@ def cancel(name: Name, reason: Reason = "") -> None:
 
 
 def pause(run: Run = "", reason: Reason = "") -> None:
-    """Have the agents start no more requests, or begin no more rollouts of one run.
+    """Stop the start of requests, or only the rollouts of one run.
 
-    What has begun goes on.
+    Rollouts that have started go on.
 
-    Example: rollcall pause --reason "new weights are on their way"
+    Example: rollcall pause --reason "new weights are being copied"
     """
     from rollcall.consumers.history.waiting.waiting import read_control
     from rollcall.schemas.messages import Control
@@ -57,11 +57,11 @@ def pause(run: Run = "", reason: Reason = "") -> None:
     _send(Control("pause", reason=reason, run_id=_checked(run)))
     rest = f" --run {run}" if run else ""
     what = f"begin no more rollouts of run {run}" if run else "start no more requests"
-    say(f"asked the agents to {what}; `rollcall resume{rest}` lets them go on")
+    say(f"asked the agents to {what}; `rollcall resume{rest}` reverses this")
 
 
 def resume(run: Run = "", reason: Reason = "") -> None:
-    """Have the agents start requests again, or begin the rollouts of one run again.
+    """Allow the start of requests again, or of the rollouts of one run.
 
     Example: rollcall resume
     """
@@ -92,7 +92,7 @@ def _checked(run: str) -> str:
 
 
 def drain(worker: Worker, reason: Reason = "") -> None:
-    """Have one worker, of whichever role, finish what is in flight and exit with code 0.
+    """Let one worker of any role finish its work in flight and exit with code 0.
 
     Example: rollcall drain models-2
     """
@@ -110,7 +110,7 @@ def drain(worker: Worker, reason: Reason = "") -> None:
         )
         raise Refused(msg)
     _send(Control("drain", worker=worker, reason=reason))
-    say(f"asked {worker} to finish what it has in hand and to leave")
+    say(f"asked {worker} to finish its work in flight and to exit")
 
 
 def _send(word: "Control") -> None:

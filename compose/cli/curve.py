@@ -12,20 +12,20 @@ from rollcall.compose.terminal import say
 
 Run = Annotated[str, typer.Argument(help="A run's id or folder.")]
 Out = Annotated[Path | None, typer.Option(help="A PNG, or a folder for a PNG and a CSV.")]
-Csv = Annotated[Path | None, typer.Option(help="A line for each step.")]
+Csv = Annotated[Path | None, typer.Option(help="Write a CSV with a line for each step.")]
 Tensorboard = Annotated[
-    Path | None, typer.Option(help="Event files go into a folder of the run's name.")
+    Path | None, typer.Option(help="Write event files to a folder of the run's name in this one.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="As JSON instead of a table.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def curve(
     run: Run, out: Out = None, csv: Csv = None, tensorboard: Tensorboard = None, json: Json = False
 ) -> None:
-    """Show how a run went: reward, length, staleness, entropy, loss, held-out success.
+    """Show the course of a run: reward, length, staleness, entropy, loss, held-out success.
 
-    From the log alone, while the run goes on or a week later. Of several policies it is the one
-    that asks for the rollouts, beside the others' held-out success; RUN-NAME is another.
+    It is read from the log, during the run or later. For a run with several policies it shows the
+    one that requests the rollouts, and the held-out success of the others; RUN-NAME shows another.
 
     Example: rollcall curve lake-any-start-20261121-140000-s7 --out curves
     """

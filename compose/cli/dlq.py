@@ -28,11 +28,11 @@ Places = Annotated[
     list[str] | None,
     typer.Argument(help="PARTITION@OFFSET or PARTITION@FIRST-LAST of the dead letters."),
 ]
-Source = Annotated[str, typer.Option(help="Only what was meant for this topic.")]
-Error = Annotated[str, typer.Option(help="Only what failed with this error, such as BadMagic.")]
+Source = Annotated[str, typer.Option(help="Only dead letters of this topic.")]
+Error = Annotated[str, typer.Option(help="Only those with this error, such as BadMagic.")]
 Since = Annotated[str, typer.Option(help="Only newer ones: 2h, 3d, or ISO 8601.")]
-Every = Annotated[bool, typer.Option("--all", help="All of them.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it; without this it is only shown.")]
+Every = Annotated[bool, typer.Option("--all", help="All dead letters.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it nothing changes.")]
 
 
 def _choice(
@@ -67,9 +67,9 @@ def list_letters(
     source: Source = "",
     error: Error = "",
     since: Since = "",
-    every: Annotated[bool, typer.Option("--all", help="Replayed and dropped ones too.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also replayed and dropped ones.")] = False,
 ) -> None:
-    """List dead letters: when, from where, who could not read it, why.
+    """List dead letters with time, place, reader and error.
 
     Example: rollcall dlq list --source rollout.requests --since 2h
     """
@@ -86,7 +86,7 @@ def list_letters(
 
 
 def show(place: Annotated[str, typer.Argument(help="PARTITION@OFFSET, as listed.")]) -> None:
-    """Show one dead letter: all headers, and its value, decoded where that is possible.
+    """Show one dead letter: all headers, and its value, decoded if possible.
 
     Example: rollcall dlq show 0@12
     """
@@ -106,12 +106,12 @@ def show(place: Annotated[str, typer.Argument(help="PARTITION@OFFSET, as listed.
 def replay(
     choice: "DeadLetterSelection",
     yes: Yes = False,
-    again: Annotated[bool, typer.Option("--again", help="Also what was replayed.")] = False,
-    rate: Annotated[float, typer.Option(min=0, help="At most so many a second; 0: all.")] = 0,
+    again: Annotated[bool, typer.Option("--again", help="Also those replayed before.")] = False,
+    rate: Annotated[float, typer.Option(min=0, help="The most per second; 0: no limit.")] = 0,
 ) -> None:
-    """Send letters again to the topic and partition they came from, as they were.
+    """Publish dead letters again, unchanged, to the topic and partition that they came from.
 
-    A dry run without --yes. What was sent is marked and not sent a second time.
+    This is a dry run without --yes. Replayed letters are marked, and not replayed a second time.
 
     Example: rollcall dlq replay 0@12-20 --yes --rate 10
     """
@@ -142,10 +142,10 @@ def replay(
 
 @takes_letters
 def drop(choice: "DeadLetterSelection", yes: Yes = False) -> None:
-    """Mark letters as dropped: they are not listed nor replayed any more.
+    """Mark dead letters as dropped, so that they are no longer listed or replayed.
 
-    A dry run without --yes. Kafka cannot remove single records: the bytes stay until the
-    topic's retention takes them.
+    This is a dry run without --yes. Kafka cannot remove single records, so the bytes stay until
+    the topic's retention ends.
 
     Example: rollcall dlq drop --error BadMagic --yes
     """
@@ -163,17 +163,17 @@ def drop(choice: "DeadLetterSelection", yes: Yes = False) -> None:
 
 def skip(
     group: Annotated[str, typer.Argument(help="The consumer group, such as agents.")],
-    topic: Annotated[str, typer.Argument(help="What it reads, such as rollout.requests.")],
+    topic: Annotated[str, typer.Argument(help="The topic, such as rollout.requests.")],
     place: Annotated[str, typer.Argument(help="PARTITION@FIRST-LAST: offsets of the topic.")],
     reason: Reason = "",
-    by: Annotated[str, typer.Option(help="Who decides so; you, unless given.")] = "",
+    by: Annotated[str, typer.Option(help="The name to record; default: you.")] = "",
     yes: Yes = False,
 ) -> None:
-    """Have a group pass over records that stop it, whether or not they can be read.
+    """Let a group skip records that stop it, readable or not.
 
-    A dry run without --yes. The decision and its reason are kept on dead.letters, and so is
-    each record, when the group comes to it: it can be replayed. A skipped request ends as
-    refused. To skip an entry of the journal, stop all agents workers first.
+    This is a dry run without --yes. The decision and its reason are recorded on dead.letters. The
+    group also sends each skipped record there, so that it can be replayed. A skipped request ends
+    as refused. To skip an entry of the journal, stop all agents workers first.
 
     Example: rollcall dlq skip agents rollout.requests 0@17-67 --reason "JSON by mistake"
     """

@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 Compare = Annotated[
     tuple[str, str] | None,
-    typer.Option(metavar="A B", help="Two versions, P@VERSION, paired by task."),
+    typer.Option(metavar="A B", help="Compare two versions, P@VERSION, paired by task."),
 ]
 Tasks = Annotated[
-    str, typer.Option(help="Run these now: JSON Lines, or a recipe's held-out seeds.")
+    str, typer.Option(help="Run these tasks now: JSON Lines, or a recipe's held-out seeds.")
 ]
 Rollouts = Annotated[int, typer.Option("--n", min=1, help="Rollouts of each task.")]
 Ks = Annotated[
     list[int] | None,
-    typer.Option("--k", min=1, help="pass@K; repeatable. Unasked 1, 2, 4, 8 and 16."),
+    typer.Option("--k", min=1, help="pass@K; repeatable. Default: 1, 2, 4, 8 and 16."),
 ]
-Purpose = Annotated[str, typer.Option(help="Of which rollouts: evaluate, train.")]
-ScoringId = Annotated[str, typer.Option(help="Whose rewards, where there are several.")]
-SuccessAt = Annotated[float, typer.Option(help="This total reward is a success.")]
-Resamples = Annotated[int, typer.Option(min=1, help="Of the bootstrap.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of the bootstrap and live rollouts.")]
-Timeout = Annotated[float, typer.Option(help="How long to wait for live ones.")]
-Json = Annotated[bool, typer.Option("--json", help="All of it, as one object.")]
+Purpose = Annotated[str, typer.Option(help="The purpose of the rollouts: evaluate or train.")]
+ScoringId = Annotated[str, typer.Option(help="The scoring id, if there are several.")]
+SuccessAt = Annotated[float, typer.Option(help="The total reward that counts as success.")]
+Resamples = Annotated[int, typer.Option(min=1, help="Resamples of the bootstrap.")]
+Seed = Annotated[int, typer.Option(min=0, help="The seed of the bootstrap and live rollouts.")]
+Timeout = Annotated[float, typer.Option(help="The longest wait for live rollouts.")]
+Json = Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")]
 
 
 @takes_range
@@ -54,10 +54,10 @@ def evaluate(
     rate: Rate = None,
     json: Json = False,
 ) -> None:
-    """Say how good the versions of a policy are: from the record, or with --tasks from now.
+    """Evaluate versions of a policy on recorded rollouts, or with --tasks on new ones.
 
     pass@k is unbiased; intervals are 95% of a bootstrap over tasks. A rollout counts for the
-    version that it was asked of, which --policy P@VERSION names here.
+    version that its request named, as --policy P@VERSION does.
 
     Example: rollcall eval --run lake-any-start-20261121-155458-s7
     """
@@ -86,10 +86,10 @@ def _require_policy_alone(span: Range, compare: tuple[str, str] | None) -> None:
     from rollcall.schemas.errors import Refused
 
     if not span.policy_id or span.beyond_policy():
-        msg = "--tasks runs rollouts of one --policy; it goes with no other range"
+        msg = "--tasks runs rollouts of one --policy; leave out other options of ranges"
         raise Refused(msg)
     if compare:
-        msg = "--compare compares what is recorded; give it without --tasks"
+        msg = "--compare compares recorded rollouts; leave out --tasks"
         raise Refused(msg)
 
 

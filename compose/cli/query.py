@@ -25,14 +25,14 @@ def query(
     sql: Annotated[str, typer.Argument(help="One SELECT over trajectories, turns, scores.")],
     directory: Annotated[
         list[Path] | None,
-        typer.Option("--dir", help="What export or the archive wrote; repeatable."),
+        typer.Option("--dir", help="A directory of `export` or `worker archive`; repeatable."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="With a line of names.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON object per line.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
 ) -> None:
-    """Ask the exported tables in SQL (DuckDB). Reads only those directories, writes nothing.
+    """Query the exported tables with SQL (DuckDB). Reads only those directories, writes nothing.
 
-    Without --dir: what `worker archive` writes when it is told no directory.
+    Without --dir it reads the default directory of `worker archive`.
 
     Example: rollcall query "select purpose, count(*), avg(total) from trajectories group by 1"
     """
@@ -42,7 +42,7 @@ def query(
     from rollcall.schemas.errors import Refused
 
     if json and csv:
-        msg = "--json and --csv are two ways to print one answer; give one of them"
+        msg = "--json and --csv exclude each other; give one of them"
         raise Refused(msg)
     require("duckdb", "pyarrow")
     from rollcall.consumers.tables.query import open_tables
@@ -106,7 +106,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-Json = Annotated[bool, typer.Option("--json", help="As JSON instead of a table.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 SHOWN_EVERY = 1000
 """The number of records between two updates of the progress."""
@@ -121,7 +121,7 @@ def export(
 ) -> None:
     """Write a range of history as Parquet: trajectories, their turns, their scores.
 
-    Joins no group, changes nothing. `rollcall query` reads what is written.
+    Joins no group and changes nothing in the log. `rollcall query` reads the files.
 
     Example: rollcall export --since 2h --parquet yesterday --rate 0
     """

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from rollcall.consumers.loop.quota_table import QuotaTable
     from rollcall.schemas.messages import Quota
 
-User = Annotated[str, typer.Argument(help="Whose rollouts, as their requests name the user.")]
-Running = Annotated[int | None, typer.Option(help="Rollouts that run at once.")]
-CallsPerS = Annotated[float | None, typer.Option(help="Model calls that are sent in a second.")]
-Json = Annotated[bool, typer.Option("--json", help="As JSON instead of a table.")]
+User = Annotated[str, typer.Argument(help="The user, as named in rollout requests.")]
+Running = Annotated[int | None, typer.Option(help="The most rollouts that run at once.")]
+CallsPerS = Annotated[float | None, typer.Option(help="The most model calls sent per second.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def set_quota(user: User, running: Running = None, calls_per_s: CallsPerS = None) -> None:
-    """Limit what a user may take; what is not named is not limited.
+    """Set a user's quota; a limit that is not given does not apply.
 
-    It acts at once, also on rollouts that wait. What runs goes on.
+    It takes effect at once, also for rollouts that wait. Running rollouts go on.
 
     Example: rollcall quota set ann --running 8 --calls-per-s 20
     """
@@ -32,11 +32,11 @@ def set_quota(user: User, running: Running = None, calls_per_s: CallsPerS = None
 
     limits = {"--running": running, "--calls-per-s": calls_per_s}
     if all(limit is None for limit in limits.values()):
-        msg = f"nothing is limited; name {' or '.join(limits)}, or both"
+        msg = f"no limit is given; give {' or '.join(limits)}, or both"
         raise Refused(msg)
     for option, limit in limits.items():
         if limit == 0:
-            msg = f"{option} must be above 0; leave it out where there is no such limit"
+            msg = f"{option} must be above 0; leave it out for no limit"
             raise Refused(msg)
     quota = Quota(user, running or 0, calls_per_s or 0.0)
     _send(user, quota)
@@ -44,7 +44,7 @@ def set_quota(user: User, running: Running = None, calls_per_s: CallsPerS = None
 
 
 def unset(user: User) -> None:
-    """Take a user's quota back; that of the settings holds again.
+    """Remove a user's quota; the quota of the settings then applies.
 
     Example: rollcall quota unset ann
     """
@@ -54,15 +54,15 @@ def unset(user: User) -> None:
 
     table = _table()
     if user not in table.records:
-        near = hint(user, table.records) if table.records else "nobody has one"
+        near = hint(user, table.records) if table.records else "no user has one"
         msg = f"user {user!r} has no quota; {near}"
         raise Refused(msg)
     _send(user, None)
-    say(f"{user} may have {limits_of(table.default)}, as the settings say")
+    say(f"{user} may have {limits_of(table.default)}, as in the settings")
 
 
 def list_quotas(json: Json = False) -> None:
-    """List who has a quota, and what holds for all others.
+    """List the quotas of users, and the one for all others.
 
     Example: rollcall quota list
     """

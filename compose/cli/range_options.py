@@ -23,22 +23,24 @@ OFFSETS = re.compile(r"(\d+):(\d+)-(\d+)")
 
 Since = Annotated[
     str,
-    typer.Option(help="Written from then on: 30m, 2h, 3d ago, or ISO 8601.", show_default=False),
+    typer.Option(
+        help="Records from this time on: 30m, 2h, 3d ago, or ISO 8601.", show_default=False
+    ),
 ]
-Until = Annotated[str, typer.Option(help="Written before then.", show_default=False)]
-RunId = Annotated[str, typer.Option("--run", help="Of this run.", show_default=False)]
+Until = Annotated[str, typer.Option(help="Records before this time.", show_default=False)]
+RunId = Annotated[str, typer.Option("--run", help="Records of this run.", show_default=False)]
 PolicyOption = Annotated[
     str,
     typer.Option(
         "--policy",
-        help="Of this policy, P; or P@VERSION, whose every token that version sampled.",
+        help="Records of policy P, or of P@VERSION, which sampled all tokens.",
         show_default=False,
     ),
 ]
 Ids = Annotated[
     str,
     typer.Option(
-        help="A file of rollout ids, one a line; - is standard input.", show_default=False
+        help="A file of rollout ids, one per line; - is standard input.", show_default=False
     ),
 ]
 Places = Annotated[
@@ -46,7 +48,7 @@ Places = Annotated[
     typer.Option(
         "--offsets",
         metavar="PARTITION:FROM-TO",
-        help="Of the topic that is read, TO not included; repeatable.",
+        help="Offsets of the topic that is read, without TO; repeatable.",
         show_default=False,
     ),
 ]
@@ -54,8 +56,8 @@ Rate = Annotated[
     float | None,
     typer.Option(
         min=0,
-        help=f"Read so many records a second at most; 0 is without limit. Left out: {RATE:g} while "
-        "others are at work, else without limit.",
+        help=f"The most records to read per second; 0: no limit. Default: {RATE:g} while other "
+        "processes work, otherwise no limit.",
         show_default=False,
     ),
 ]
@@ -70,7 +72,7 @@ OPTIONS: Mapping[str, tuple[Any, Any]] = {
 
 
 def selection_of(cluster: "Cluster", span: Range, rate: float | None) -> "Selection":
-    """Return a range of a cluster's history, read at a rate or, without one, yielding to others."""
+    """Return a range of a cluster's history, read at a rate; None yields to other processes."""
     from rollcall.consumers.history.reading.rate_limit import rate_limit_of
     from rollcall.consumers.history.reading.selection import Selection
 

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from rollcall.consumers.history.replay.range_replay import RangeReplay
 
 To = Annotated[str, typer.Option(help="rollout.requests, trajectories, or a new file *.jsonl.")]
-Name = Annotated[str, typer.Option(help="Of the replay; the same name asks for the same rollouts.")]
-Of = Annotated[str, typer.Option(help="What the range names: requests, or trajectories' requests.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it; without this it is only shown.")]
+Name = Annotated[str, typer.Option(help="The replay's name, which determines the new ids.")]
+Of = Annotated[str, typer.Option(help="The range's topic: requests, or trajectories.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it nothing changes.")]
 
 
 @takes_range
 def replay(
     span: Range, to: To, name: Name = "", of: Of = "", yes: Yes = False, rate: Rate = None
 ) -> None:
-    """Publish requests again under new ids, or trajectories as they are.
+    """Publish requests again under new ids, or trajectories unchanged.
 
-    A dry run without --yes. A replay of the same name asks for nothing twice.
+    This is a dry run without --yes. A second replay with the same name publishes nothing twice.
 
     Example: rollcall replay --since 2h --to rollout.requests --name again --yes
     """
@@ -51,22 +51,22 @@ def replay_lines(result: "RangeReplay", *, yes: bool) -> Iterator[str]:
     if result.written > len(result.first):
         yield f"  and {result.written - len(result.first):,} more"
     if result.before:
-        yield f"{result.before:,} passed over: this replay asked for them before"
+        yield f"{result.before:,} skipped: this replay published them before"
     if result.own:
-        yield f"{result.own:,} passed over: this replay made them itself"
+        yield f"{result.own:,} skipped: this replay made them itself"
     if not yes:
         yield "nothing was written; --yes does it"
 
 
 Rollout = Annotated[str, typer.Argument(help="The id of the rollout to fork.")]
-At = Annotated[int, typer.Option(min=0, help="The first turn that is live; from 0 on.")]
+At = Annotated[int, typer.Option(min=0, help="The first live turn, counted from 0.")]
 Policy = Annotated[
-    str, typer.Option(help="Another policy to go on with; it must share its tokens.")
+    str, typer.Option(help="Another policy for the live turns; it must have the same tokens.")
 ]
-Seed = Annotated[str, typer.Option(help="Of sampling; left out, each fork samples anew.")]
-Count = Annotated[int, typer.Option("--n", min=1, help="So many forks, as one group.")]
-Wait = Annotated[bool, typer.Option("--wait", help="Watch until all are scored.")]
-Timeout = Annotated[float, typer.Option(help="How long to wait.")]
+Seed = Annotated[str, typer.Option(help="The seed of sampling; default: a new one for each fork.")]
+Count = Annotated[int, typer.Option("--n", min=1, help="The number of forks, as one group.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until all are scored.")]
+Timeout = Annotated[float, typer.Option(help="The longest wait.")]
 
 
 def fork(
@@ -78,12 +78,12 @@ def fork(
     wait: Wait = False,
     timeout_s: Timeout = 600.0,
 ) -> None:
-    """Publish a rollout whose first turns are those of a recorded one and whose rest is live.
+    """Publish a rollout that repeats the first turns of a recorded one and then goes on live.
 
-    The recorded answers are given again and its environments stepped again; the live calls go
-    on from the recorded tokens. Forks are of purpose "replay": nothing trains on them. At turn
-    0 with the parent's own seed, the same weights give the same first answer. With --n, the
-    seed of fork K is SEED-K.
+    The recorded answers are repeated, and the environment is stepped again; live calls continue
+    from the recorded tokens. Forks have the purpose "replay", so they are not trained on. At turn
+    0 with the parent's seed, the same weights give the same first answer. With --n, the seed of
+    fork K is SEED-K.
 
     Example: rollcall fork 3f2a1c --at 2 --n 8 --wait
     """

@@ -24,14 +24,14 @@ Scorers = Annotated[
     typer.Option(help="name or module:function, optionally *weight; repeatable."),
 ]
 ScoringId = Annotated[
-    str, typer.Option(help="Write the rewards under this id; else named after the scorer.")
+    str, typer.Option(help="The id of the new rewards; default: named after the scorer.")
 ]
 Parquet = Annotated[
     Path | None, typer.Option(help="Write to this empty directory, not to the topic.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only compare.")]
-SuccessAt = Annotated[float, typer.Option(help="This total reward is a success.")]
-Json = Annotated[bool, typer.Option("--json", help="All of it, as one object.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only compare; write nothing.")]
+SuccessAt = Annotated[float, typer.Option(help="The total reward that counts as success.")]
+Json = Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")]
 
 
 @takes_range
@@ -45,9 +45,9 @@ def rescore(
     rate: Rate = None,
     json: Json = False,
 ) -> None:
-    """Reward recorded trajectories anew, and compare with the rewards that are there.
+    """Score recorded trajectories again, and compare the rewards with the recorded ones.
 
-    A scorer that raises is survived: that trajectory is listed, the others are rewarded.
+    If a scorer raises, that trajectory is listed and the others are scored.
 
     Example: rollcall rescore --scorer mine:score --since 2h --dry-run
     """
@@ -147,13 +147,13 @@ def list_scorings() -> None:
 def retire(
     scoring: Annotated[str, typer.Argument(help="The scoring's id.")], reason: Reason = ""
 ) -> None:
-    """Let a scoring that nobody runs any more owe no scores; `verify` does not ask for them.
+    """Mark a scoring as no longer run, so that `verify` does not expect its scores.
 
-    Starting a worker for it again takes that back: it goes on where it was left.
+    Starting a worker for it reverses this; the worker goes on at the last committed offset.
 
     Example: rollcall scorings retire tried-once --reason "only a try"
     """
     from rollcall.consumers.history.replay.scorings import retire_scoring
 
     state = retire_scoring(cluster(), scoring, reason)
-    say(f"{state.scoring_id} owes no scores any more; it was {state.behind:,} behind")
+    say(f"{state.scoring_id} owes no scores any more; it was {state.behind:,} trajectories behind")

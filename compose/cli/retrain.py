@@ -17,30 +17,30 @@ if TYPE_CHECKING:
 STEPS = re.compile(r"(\d+)(?:\.\.(\d+))?")
 
 Run = Annotated[str, typer.Argument(help="A run's id or folder.")]
-Steps = Annotated[str, typer.Option(metavar="A..B", help="Which steps; or one.")]
+Steps = Annotated[str, typer.Option(metavar="A..B", help="The steps to train again, or one step.")]
 Version = Annotated[
-    int | None, typer.Option(help="Of the branch that led there, not to the newest.")
+    int | None, typer.Option(help="Use the branch that led to this version, not the newest.")
 ]
-Json = Annotated[Path | None, typer.Option(help="Write the report there.")]
+Json = Annotated[Path | None, typer.Option(help="Write the report to this file.")]
 With = Annotated[
     list[str] | None,
     typer.Option(
         "--with",
         metavar="learner.KEY=VALUE",
-        help="What if: learn otherwise from them.",
+        help="What if: train with another setting.",
     ),
 ]
 WithoutTask = Annotated[
-    str, typer.Option(metavar="PATTERN", help="What if: without tasks of such ids, as `maze-*`.")
+    str, typer.Option(metavar="PATTERN", help="What if: leave out tasks by id, such as `maze-*`.")
 ]
 HeldOut = Annotated[
     bool,
     typer.Option(
-        "--held-out/--no-held-out", help="What if: let both results play the held-out seeds."
+        "--held-out/--no-held-out", help="What if: evaluate both results on the held-out seeds."
     ),
 ]
 Out = Annotated[
-    Path | None, typer.Option(help="What if: the policy that it comes to, as a directory.")
+    Path | None, typer.Option(help="What if: write the resulting policy to this directory.")
 ]
 
 
@@ -56,11 +56,11 @@ def retrain(
 ) -> None:
     """Train steps of a run again from the record, and compare the weights after each.
 
-    Begins at the newest kept checkpoint before A. Writes no record and nothing of the run.
-    Exit code 1 where weights differ: the bits are the same on the same CPU with the same
-    ROLLCALL_TRAINING__THREADS; what several ranks have trained, as many train again. --with and
-    --without-task ask what another rule, or fewer tasks, would have made of the same batches; both
-    are trained, told of side by side, and let play the run's held-out seeds in this process.
+    Starts from the newest kept checkpoint before A, and changes neither the log nor the run. The
+    exit code is 1 if weights differ. They are equal to the bit on the same CPU with the same
+    ROLLCALL_TRAINING__THREADS and the same number of ranks. --with and --without-task train the
+    same batches with another setting or fewer tasks. Both results are shown side by side, and
+    evaluated on the run's held-out seeds in this process.
 
     Example: rollcall retrain lake-any-start-20261121-155458-s7 --steps 21..24
     """
@@ -70,7 +70,7 @@ def retrain(
     refuse_no_folder(json)
     otherwise = bool(with_ or without_task)
     if out is not None and not otherwise:
-        msg = "--out is for what --with or --without-task come to; give one, or use export-policy"
+        msg = "--out needs --with or --without-task; `export-policy` writes the run's own policy"
         raise Refused(msg)
     if otherwise:
         report = _otherwise(run, numbers, version, with_ or [], without_task, out, held_out)

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
     from rollcall.compose.runs.listing import RunEntry
 
-Summary = Annotated[Path | None, typer.Option(help="Write the figures there, as JSON.")]
-Seed = Annotated[int, typer.Option(help="Of weights, tasks and sampling.")]
-Resume = Annotated[bool, typer.Option(help="Go on with the newest unfinished run.")]
+Summary = Annotated[Path | None, typer.Option(help="Write the figures to this file as JSON.")]
+Seed = Annotated[int, typer.Option(help="The seed of weights, tasks and sampling.")]
+Resume = Annotated[bool, typer.Option(help="Resume the newest unfinished run.")]
 RequireGoal = Annotated[
-    bool, typer.Option("--require-goal", help="Exit with code 3 where the goal was missed.")
+    bool, typer.Option("--require-goal", help="Exit with code 3 if the goal was missed.")
 ]
 GOAL_MISSED = 3
 
@@ -30,7 +30,7 @@ def demo(
     resume: Resume = False,
     require_goal: RequireGoal = False,
 ) -> None:
-    """Train the lake-any-start policy from random weights, here and now."""
+    """Train the lake-any-start policy from random weights."""
     _conduct("lake-any-start", seed, resume, summary, None, require_goal)
 
 
@@ -40,14 +40,14 @@ def run_recipe(
     summary: Summary = None,
     resume: Resume = False,
     log: Annotated[
-        str, typer.Option(help="kafka, or memory: one process, nothing kept.")
+        str, typer.Option(help="kafka, or memory: one process, and no log is kept.")
     ] = "kafka",
     tasks: Annotated[
-        Path | None, typer.Option(help="Task directories in place of the recipe's own.")
+        Path | None, typer.Option(help="A folder of tasks to use instead of the recipe's.")
     ] = None,
     require_goal: RequireGoal = False,
 ) -> None:
-    """Run a recipe: services, workers, training, figures.
+    """Run a recipe: start services and workers, train, print figures.
 
     Its tasks are tried before anything is published. A run in which nothing but failures comes is
     stopped, with exit code 1.
@@ -104,9 +104,10 @@ def serve(
     directory: Annotated[Path, typer.Option(help="A local Hugging Face directory.")],
     policy: Annotated[str, typer.Option(help="The policy id to serve it under.")] = "policy",
 ) -> None:
-    """Serve a model without training it: services, one worker of each group, until Ctrl-C.
+    """Serve a model without training: services and one worker of each group, until Ctrl-C.
 
-    Announces the directory's weights where the policy has no version yet; else serves the newest.
+    Announces the directory's weights if the policy has no version yet; otherwise it serves the
+    newest version.
 
     Example: rollcall serve --policy mine --directory my-policy
     """
@@ -120,9 +121,9 @@ def serve(
 
 def list_runs(
     context: typer.Context,
-    json: Annotated[bool, typer.Option("--json", help="As JSON instead of a table.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List every run that has a folder here or a step in the log; or retire one.
+    """List all runs that have a folder here or a step in the log; or retire one.
 
     `phases p50`: seconds of submission, scheduling, environment start and execution.
 
@@ -167,16 +168,14 @@ def _table(entries: "list[RunEntry]") -> "Table":
 def retire(
     run: Annotated[str, typer.Argument(help="A run's id or folder.")],
     folder: Annotated[
-        bool, typer.Option("--folder", help="Remove its checkpoints, weights and logs too.")
+        bool, typer.Option("--folder", help="Also remove its checkpoints, weights and logs.")
     ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Do it; without this it is only shown.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without it nothing changes.")] = False,
 ) -> None:
-    """Remove the calls topic and the consumer groups of a run that is over.
+    """Remove the calls topic and the consumer groups of a run that has ended.
 
-    Refused while something of it is open. Its history stays: the journal, the trajectories
-    and `train.steps` hold it.
+    It is refused while rollouts of the run are open. The run's history stays in the journal, the
+    trajectories and `train.steps`.
 
     Example: rollcall runs retire lake-any-start-20261121-155458-s7 --yes
     """

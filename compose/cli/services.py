@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def up(
-    kafka_port: Annotated[int | None, typer.Option(help="Free when left out.")] = None,
-    registry_port: Annotated[int | None, typer.Option(help="Free when left out.")] = None,
+    kafka_port: Annotated[int | None, typer.Option(help="Default: any free port.")] = None,
+    registry_port: Annotated[int | None, typer.Option(help="Default: any free port.")] = None,
 ) -> None:
-    """Start the embedded broker and schema registry; does nothing where they are up."""
+    """Start the embedded broker and schema registry, unless they are running."""
     from rollcall.compose.cluster import answers
     from rollcall.compose.log_setup import set_up
     from rollcall.compose.services.embedded import up as bring_up
@@ -39,9 +39,9 @@ def up(
 def down(
     wipe: Annotated[bool, typer.Option(help="Remove the log and the registry's data.")] = False,
 ) -> None:
-    """Stop the embedded broker and registry; leaves no process behind.
+    """Stop the embedded broker and registry, and the workers that use them.
 
-    Workers of theirs leave too, and end their agents first; what they had in hand stays in the log.
+    Workers end their agents first. Unfinished work stays in the log.
     """
     from rollcall.compose.log_setup import set_up
     from rollcall.compose.services.embedded import down as take_down
@@ -57,9 +57,9 @@ def down(
 
 
 def status() -> None:
-    """Ask the configured broker and registry, or those of `rollcall up`, whether they answer.
+    """Check that the configured broker and registry, or those of `rollcall up`, answer.
 
-    Exit code 1 when something does not.
+    The exit code is 1 if one of them does not.
     """
     from rollcall.compose.log_setup import set_up
 
@@ -83,7 +83,7 @@ def _embedded(here: "Settings") -> bool:
         where = f"{service.address}  (pid {service.pid})" if service.pid else "not running"
         say(f"{service.name:<9} {where}")
         if service.name == "kafka" and service.address:
-            # With the settings of all clients, so that errors which these cause show up here.
+            # With the clients' settings, so that errors in these show up here.
             own = {"bootstrap.servers": service.address}
             answers.append(_say_topics(own | here.kafka.client))
     return all(service.pid for service in services) and all(answers)

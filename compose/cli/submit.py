@@ -13,15 +13,13 @@ Source = Annotated[str, typer.Argument(help="A JSON Lines file, or - for standar
 Dataset = Annotated[
     str, typer.Option(help="A reasoning-gym data set instead of a file, such as chain_sum.")
 ]
-Count = Annotated[int, typer.Option(min=1, help="Entries of the data set.")]
+Count = Annotated[int, typer.Option(min=1, help="The number of entries of the data set.")]
 GroupSize = Annotated[int, typer.Option(min=1, help="Rollouts of each task.")]
-Policy = Annotated[str, typer.Option(help="The policy, where a line names none.")]
-Agent = Annotated[str, typer.Option(help="The program, where a line names none.")]
-Again = Annotated[
-    bool, typer.Option("--again", help="Under new ids: run what was run before once more.")
-]
-Wait = Annotated[bool, typer.Option(help="Watch until all have been scored.")]
-Timeout = Annotated[float, typer.Option(help="How long to wait.")]
+Policy = Annotated[str, typer.Option(help="The policy of lines that name none.")]
+Agent = Annotated[str, typer.Option(help="The agent program of lines that name none.")]
+Again = Annotated[bool, typer.Option("--again", help="Use new ids, to run the same tasks again.")]
+Wait = Annotated[bool, typer.Option(help="Wait until all are scored.")]
+Timeout = Annotated[float, typer.Option(help="The longest wait.")]
 
 
 def submit(
@@ -37,7 +35,7 @@ def submit(
 ) -> None:
     """Publish rollout requests, one JSON object a line.
 
-    An id that was asked for before is refused as `repeated`: a file may be submitted twice.
+    An id that was requested before is refused as `repeated`, so a file may be submitted twice.
     """
     from rollcall.compose.submission import submit_all
     from rollcall.producers.submit import asked_again

@@ -19,25 +19,27 @@ if TYPE_CHECKING:
     from rollcall.sandbox.tasks.release_pair import ReleasePair
 
 Directories = Annotated[
-    list[Path], typer.Argument(help="Directories of tasks, or folders that hold some.")
+    list[Path], typer.Argument(help="Directories of tasks, or folders of such directories.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 Into = Annotated[
-    Path | None, typer.Option(help="A folder of tasks; else tasks/ in the state directory.")
+    Path | None, typer.Option(help="A folder of tasks; default: tasks/ in the state directory.")
 ]
-BoxName = Annotated[str, typer.Option("--box", help="Where tests are run; local isolates nothing.")]
+BoxName = Annotated[
+    str, typer.Option("--box", help="The driver of the box for tests; local isolates nothing.")
+]
 Image = Annotated[
-    str, typer.Option(help="What the box holds; empty: the programs of this host, needs pytest.")
+    str, typer.Option(help="The image of the box; default: this host's programs, with pytest.")
 ]
 Programs = Annotated[
-    Path | None, typer.Option("--path", help="A directory put before the others of the box's PATH.")
+    Path | None, typer.Option("--path", help="A directory to put first on the box's PATH.")
 ]
 
 
 def check(directories: Directories, json: Json = False) -> None:
-    """Say of every task what is missing or wrong, by file and key, or what it is named by.
+    """Check tasks: print each one's name, or its faults by file and key.
 
-    Exit code 1 where something is.
+    The exit code is 1 if a task has a fault.
 
     Example: rollcall tasks check .rollcall/tasks
     """
@@ -53,15 +55,17 @@ def check(directories: Directories, json: Json = False) -> None:
 def request(
     directories: Directories,
     box: Annotated[
-        str, typer.Option("--box", help="Where commands run; else what its worker is set to.")
+        str, typer.Option("--box", help="The driver of boxes; default: that of the worker.")
     ] = "",
     agent: Annotated[
-        str, typer.Option(help="A program, or the name of an agent that is hosted.")
+        str, typer.Option(help="An agent program, or the name of a hosted agent.")
     ] = "react",
-    max_tokens: Annotated[int, typer.Option(min=0, help="Of each answer; 0: the usual.")] = 0,
+    max_tokens: Annotated[
+        int, typer.Option(min=0, help="The most tokens of an answer; 0: the default.")
+    ] = 0,
     path: Programs = None,
     image: Annotated[
-        str, typer.Option(help="Of all of them, in place of their own; host: the host's programs.")
+        str, typer.Option(help="An image for all tasks; host: the programs of the host.")
     ] = "",
 ) -> None:
     """Print a line for `rollcall submit` for each task.
@@ -91,15 +95,15 @@ def import_swe(
     ] = None,
     box: BoxName = "auto",
     image: Annotated[
-        str, typer.Option(help="To prove tasks in, not their own; host: the host's programs.")
+        str, typer.Option(help="An image to prove tasks in; host: the programs of the host.")
     ] = "",
     path: Programs = None,
 ) -> None:
-    """Turn rows into tasks where repository or image is at hand; say of the others why not.
+    """Convert rows to tasks if their repository or image is available; explain the others.
 
-    The judge proves each: its gold patch resolves it, five times, and one that mends nothing does
-    not. A task of whose image no box can be had is marked as not proven. Exit code 1 where a row
-    was refused.
+    The judge proves each task: its gold patch must resolve it five times, and a patch that mends
+    nothing must not. A task without a box of its image is marked as not proven. The exit code is 1
+    if a row was refused.
 
     Example: rollcall tasks import swe rows.jsonl --repositories clones
     """
@@ -136,16 +140,16 @@ def import_swe(
 
 def build_release_pair(
     name: Annotated[str, typer.Argument(help="A package of the index.")],
-    old: Annotated[str, typer.Argument(help="The release whose code is to be mended.")],
-    new: Annotated[str, typer.Argument(help="A later one, whose tests say how.")],
+    old: Annotated[str, typer.Argument(help="The release whose code the agent changes.")],
+    new: Annotated[str, typer.Argument(help="A later release, whose tests judge the patch.")],
     into: Into = None,
     box: BoxName = "auto",
     image: Image = "",
     path: Programs = None,
 ) -> None:
-    """Build a task of two releases: the older code, the newer tests.
+    """Build a task from two releases: the older code with the newer tests.
 
-    The index's client runs the package's build back end, as you; tests run in boxes.
+    pip runs the package's build back end as your user; tests run in boxes.
 
     Example: rollcall tasks build release-pair parse 1.20.0 1.20.1
     """
@@ -158,7 +162,7 @@ def build_release_pair(
 def build_suite_b(
     into: Into = None, box: BoxName = "auto", image: Image = "", path: Programs = None
 ) -> None:
-    """Build five tasks of releases, those that are there already left as they are.
+    """Build five tasks from releases; existing ones are kept.
 
     Example: rollcall tasks build suite-b
     """

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from rollcall.consumers.history.reading.topic_stats import LogState
 
 Policies = Annotated[list[str] | None, typer.Option("--policy", help="A policy id; repeatable.")]
-Partitions = Annotated[int | None, typer.Option(min=1, help="Partitions of every topic above one.")]
-Big = Annotated[bool, typer.Option("--cluster", help="Counts and replication for a cluster.")]
-Json = Annotated[bool, typer.Option("--json", help="As JSON instead of a table.")]
+Partitions = Annotated[
+    int | None, typer.Option(min=1, help="Partitions of every topic that has more than one.")
+]
+Big = Annotated[bool, typer.Option("--cluster", help="Partitions and replication of a cluster.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def _provision(policies: list[str] | None, partitions: int | None, big: bool) -> tuple[Any, ...]:
@@ -29,10 +31,10 @@ def _provision(policies: list[str] | None, partitions: int | None, big: bool) ->
 
 
 def plan(policy: Policies = None, partitions: Partitions = None, big: Big = False) -> None:
-    """Print what `apply` would change, each topic with its whole specification.
+    """Print the changes that `apply` would make, each topic with its full specification.
 
-    A topic that has more partitions than the manifest's default is as it was chosen to be, unless
-    --partitions asks for another number.
+    A topic with more partitions than the manifest's default is accepted, unless --partitions asks
+    for another number.
     """
     from rollcall.producers import provision
 
@@ -43,7 +45,7 @@ def plan(policy: Policies = None, partitions: Partitions = None, big: Big = Fals
 
 
 def apply(policy: Policies = None, partitions: Partitions = None, big: Big = False) -> None:
-    """Create and alter topics, register schemas; changes nothing the second time."""
+    """Create and alter topics, and register schemas; a second call changes nothing."""
     from rollcall.producers import provision
 
     changes = provision.apply(*_provision(policy, partitions, big), exact=partitions is not None)
@@ -53,7 +55,7 @@ def apply(policy: Policies = None, partitions: Partitions = None, big: Big = Fal
 
 
 def diff(policy: Policies = None, partitions: Partitions = None, big: Big = False) -> None:
-    """Like plan, with exit code 1 where the cluster differs from the manifest."""
+    """Print the same as plan; the exit code is 1 if the cluster differs from the manifest."""
     from rollcall.producers import provision
 
     changes = provision.plan(*_provision(policy, partitions, big), exact=partitions is not None)
@@ -79,15 +81,15 @@ def stats(json: Json = False) -> None:
 
 
 def forget_id(
-    schema_id: Annotated[int, typer.Argument(min=0, help="As an error names it.")],
-    by: Annotated[str, typer.Option(help="Who decides so; you, unless given.")] = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; else it is only shown.")] = False,
+    schema_id: Annotated[int, typer.Argument(min=0, help="The id, as an error names it.")],
+    by: Annotated[str, typer.Option(help="The name to record; default: you.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without it nothing changes.")] = False,
 ) -> None:
-    """Forget which schema an id stands for, after a wrong registry was asked first.
+    """Remove the recorded schema of an id, after a wrong registry was asked first.
 
-    A dry run without --yes. The next process that meets the id ties it to what its registry says,
-    so stop all that work with the wrong one first. Workers that wait for the id go on by
-    themselves.
+    This is a dry run without --yes. The next process that reads the id records the schema that its
+    registry returns, so stop all processes that use the wrong registry first. Workers that wait for
+    the id go on by themselves.
 
     Example: rollcall topics forget-id 12 --yes
     """
@@ -101,7 +103,7 @@ def forget_id(
         say(f"schema id {schema_id} would be forgotten; nothing was done, --yes does it")
         return
     ids.forget(schema_id, by)
-    say(f"schema id {schema_id} is forgotten; the next process that meets it ties it anew")
+    say(f"schema id {schema_id} is forgotten; the next process that reads it records it again")
 
 
 def print_stats(state: "LogState", terminal: "Console") -> None:
@@ -147,11 +149,11 @@ def _topics_table(state: "LogState") -> "Table":
 
 Topic = Annotated[str, typer.Argument(help="With or without the prefix.")]
 Decode = Annotated[
-    bool, typer.Option("--decode/--raw", help="Read values with their schema, or leave them.")
+    bool, typer.Option("--decode/--raw", help="Decode values, or print them in hex.")
 ]
-Limit = Annotated[int, typer.Option(min=0, help="Stop after so many; 0 is never.")]
-Follow = Annotated[bool, typer.Option(help="Wait for more at the end.")]
-Last = Annotated[int, typer.Option(min=0, help="Begin so many before the end.")]
+Limit = Annotated[int, typer.Option(min=0, help="Stop after this number of records; 0: never.")]
+Follow = Annotated[bool, typer.Option(help="Wait for further records at the end.")]
+Last = Annotated[int, typer.Option(min=0, help="Begin this number of records before the end.")]
 
 
 def tail(

@@ -11,22 +11,22 @@ if TYPE_CHECKING:
 
 Rollout = Annotated[str, typer.Argument(help="The rollout's id.")]
 Tokens = Annotated[
-    bool, typer.Option("--tokens", help="Every token, its log-probability and version.")
+    bool, typer.Option("--tokens", help="Show every token with its log-probability and version.")
 ]
 Diff = Annotated[
     tuple[str, str] | None,
-    typer.Option(metavar="A B", help="Instead of one: two, side by side, where they part."),
+    typer.Option(metavar="A B", help="Compare two rollouts from the point where they diverge."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="All of it, as one object.")]
+Json = Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")]
 
 
 def trajectory(
     rollout: Rollout = "", tokens: Tokens = False, diff: Diff = None, json: Json = False
 ) -> None:
-    """Show what happened in one rollout, turn by turn, from its journal.
+    """Show one rollout from its journal, turn by turn.
 
-    Every try and attempt, what was ignored and why, rewards by scorer, where the time went.
-    With --diff two rollouts of one group, or a fork and its parent.
+    Shows all tries and attempts, ignored entries with the reason, rewards by scorer, and the time
+    of each phase. With --diff it compares two rollouts of a group, or a fork and its parent.
 
     Example: rollcall trajectory 3f2a1c --tokens
     """

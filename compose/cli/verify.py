@@ -7,30 +7,33 @@ import typer
 
 from rollcall.compose.cli.connection import cluster
 
-Since = Annotated[str, typer.Option(help="Read from then on: 30m, 2h, 3d ago, or ISO 8601.")]
-Until = Annotated[str, typer.Option(help="Judge what lies before then.")]
+Since = Annotated[str, typer.Option(help="Read from this time on: 30m, 2h, 3d ago, or ISO 8601.")]
+Until = Annotated[str, typer.Option(help="Check only records before this time.")]
 Drained = Annotated[
-    bool, typer.Option("--drained", help="All work has ended: open and pending are breaches.")
+    bool,
+    typer.Option(
+        "--drained", help="Expect all work to have ended; open or pending work is a breach."
+    ),
 ]
 MostRepeated = Annotated[
-    int | None, typer.Option(min=0, help="More repeated work than this is a breach.")
+    int | None, typer.Option(min=0, help="The most repeated commands; more are a breach.")
 ]
 MostRewritten = Annotated[
     int | None,
-    typer.Option(min=0, help="More trajectories, scores or steps written again are a breach."),
+    typer.Option(min=0, help="The most repeated trajectories, scores or steps; more are a breach."),
 ]
 Scorings = Annotated[
     list[str] | None,
-    typer.Option(help="A scoring that owes scores; left out, all that were not retired."),
+    typer.Option(help="A scoring that owes scores; default: all that are not retired."),
 ]
 RunPrograms = Annotated[
     bool,
     typer.Option(
         "--run-programs/--no-run-programs",
-        help="Run agent programs again; without, what only they imply is not judged.",
+        help="Run agent programs again; without it, checks that need them are left out.",
     ),
 ]
-Json = Annotated[Path | None, typer.Option(help="Write the whole report there.")]
+Json = Annotated[Path | None, typer.Option(help="Write the whole report to this file.")]
 
 
 def verify(
@@ -43,9 +46,10 @@ def verify(
     run_programs: RunPrograms = True,
     json: Json = None,
 ) -> None:
-    """Check from the log alone that nothing is lost and nothing is doubled.
+    """Check from the log that no rollout was lost or doubled.
 
-    Reads the topics, joins no group, changes nothing. Exit code 1 where an invariant is broken.
+    Reads the topics, joins no group and changes nothing. The exit code is 1 if an invariant is
+    broken.
 
     Example: rollcall verify --since 2h --json report.json
     """

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from rollcall.consumers.history.waiting.waits import Wait
 
 Rollout = Annotated[str, typer.Option(help="Only this rollout.")]
-Group = Annotated[str, typer.Option(help="Only this group, its scored members too.")]
-OlderThan = Annotated[str, typer.Option(help="Only waits that long, such as 5m.")]
-Json = Annotated[bool, typer.Option("--json", help="All of it, as one object.")]
+Group = Annotated[str, typer.Option(help="Only this group, with its scored members.")]
+OlderThan = Annotated[str, typer.Option(help="Only waits of at least this time, such as 5m.")]
+Json = Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")]
 
 
 def waiting(
     rollout: Rollout = "", group: Group = "", older_than: OlderThan = "", json: Json = False
 ) -> None:
-    """Say what every open rollout waits for, on whom, since when, until when.
+    """Show what each open rollout waits for: the worker, since when, and until when.
 
-    From the log alone, so also while every worker is down.
+    This is read from the log, so it also works while no worker runs.
 
     Example: rollcall waiting --older-than 5m
     """

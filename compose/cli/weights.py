@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from rollcall.consumers.history.versions.kept_weights import WeightsReport
 
 Run = Annotated[str, typer.Argument(help="A run's id or folder.")]
-Json = Annotated[bool, typer.Option("--json", help="As JSON instead of a table.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def weights(run: Run, json: Json = False) -> None:
-    """List a run's files of weights, who still needs each, and which of them may go.
+    """List a run's weights files, the processes that need each, and those that may be removed.
 
-    A trainer lets those go by itself, ten minutes after they were announced; nothing is removed
-    here. `age` is counted from the newest announcement.
+    This command removes nothing; the trainer removes such files ten minutes after their
+    announcement. `age` is counted from the newest announcement.
 
     Example: rollcall weights lake-any-start-20261121-155458-s7
     """
@@ -60,6 +60,6 @@ def _table(report: "WeightsReport") -> "Table":
             file.precision or "-",
             f"{file.size_bytes / 1e6:,.3f}",
             "-" if age_s is None else f"{age_s:,.0f} s",
-            ", ".join(file.needed_by) or "nobody: may go",
+            ", ".join(file.needed_by) or "none: may be removed",
         )
     return table

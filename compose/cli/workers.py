@@ -17,31 +17,31 @@ if TYPE_CHECKING:
     from rollcall.compose.workers.shutdown import Stop
     from rollcall.compose.workers.worker_factory import WorkerFactory
 
-Name = Annotated[str, typer.Option(help="What the worker is called in logs and events.")]
+Name = Annotated[str, typer.Option(help="The worker's name in logs and events.")]
 Accept = Annotated[
     bool,
     typer.Option(
         "--accept-truncation/--no-accept-truncation",
-        help="Go on from what is still there when the log has lost what this group counts.",
+        help="Go on if the log was truncated below this group's offsets, with what is left of it.",
     ),
 ]
 
-Run = Annotated[str, typer.Option(help="A run's id or folder: serve its policy.")]
-Policy = Annotated[str, typer.Option(help="Else the policy id ...")]
+Run = Annotated[str, typer.Option(help="Serve the policy of this run, given by id or folder.")]
+Policy = Annotated[str, typer.Option(help="Without --run: the policy id to serve.")]
 Directory = Annotated[
     Path | None,
-    typer.Option(help="... and its directory (of --engine openai the tokenizer's),"),
+    typer.Option(help="With --policy: its directory; for --engine openai, that of its tokenizer."),
 ]
 Script = Annotated[
-    str, typer.Option(help="... or the module:function that plays it: text in, text out.")
+    str, typer.Option(help="With --policy: a module:function that answers; text in, text out.")
 ]
-Tasks = Annotated[Path | None, typer.Option(help="Tasks, for the scripts oracle and noisy.")]
+Tasks = Annotated[Path | None, typer.Option(help="The tasks of the scripts oracle and noisy.")]
 GoldShare = Annotated[
-    float | None, typer.Option(min=0, max=1, help="How often noisy does as oracle does.")
+    float | None, typer.Option(min=0, max=1, help="The share of tasks that noisy solves.")
 ]
 Engine = Annotated[
     str,
-    typer.Option("--engine", help="What serves weights; else models.engine of the settings."),
+    typer.Option("--engine", help="The engine; default: models.engine of the settings."),
 ]
 
 
@@ -69,7 +69,7 @@ def rewards(
         list[str] | None,
         typer.Option(help="name, module:function or teacher:DIRECTORY, optionally *weight."),
     ] = None,
-    scoring_id: Annotated[str, typer.Option(help="Under which id the rewards are written.")] = "",
+    scoring_id: Annotated[str, typer.Option(help="The id under which rewards are written.")] = "",
     accept_truncation: Accept = False,
 ) -> None:
     """Score trajectories."""
@@ -95,9 +95,9 @@ def models(
 ) -> None:
     """Serve one policy, adopting its versions as they are announced.
 
-    A script sees the whole conversation as one text; `rollcall.inference.text_script` shows its
-    form. Three ship: oracle applies the gold patch of its task, null never hands in, noisy is
-    either.
+    A script gets the whole conversation as one text; `rollcall.inference.text_script` shows its
+    form. Three are included: oracle applies the gold patch of its task, null never submits, and
+    noisy does one or the other.
 
     Example: rollcall worker models --policy helper --script my_script:answer
     """
@@ -125,9 +125,9 @@ def training(
     name: Name = "",
     accept_truncation: Accept = False,
 ) -> None:
-    """Train one run's policy; a second process of the same run stands by for the first.
+    """Train one run's policy; a second process of the same run is a standby.
 
-    Where its learner is several ranks, this begins as many processes by torchrun.
+    If its learner has several ranks, this starts one process for each with torchrun.
     """
     from rollcall.compose.runs import run_folder
     from rollcall.compose.workers import rank_processes
@@ -152,14 +152,14 @@ def training(
 def archive(
     name: Name = "",
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Else archive/ in the state directory.")
+        Path | None, typer.Option("--dir", help="Default: archive/ in the state directory.")
     ] = None,
-    span: Annotated[int, typer.Option(min=1, help="Offsets of one partition in a file.")] = 1000,
+    span: Annotated[int, typer.Option(min=1, help="Offsets of one partition per file.")] = 1000,
     accept_truncation: Accept = False,
 ) -> None:
-    """Write trajectories and scores as Parquet, every full span of offsets once.
+    """Write trajectories and scores as Parquet, every full span of offsets exactly once.
 
-    `rollcall query --dir DIR` reads it; what has not filled a span, `rollcall export` covers.
+    `rollcall query --dir DIR` reads it. `rollcall export` also writes records of incomplete spans.
 
     Example: rollcall worker archive --dir history --span 200
     """

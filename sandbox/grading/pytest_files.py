@@ -1,7 +1,7 @@
-"""The reference's test files as pytest loads them: their code, and what their modules hold.
+"""The reference's test files as pytest loads them: their code and the contents of their modules.
 
-A part of the witness's program: its text stands before that of `pytest_guard`, and nothing else of
-ours is there.
+This is the first part of the witness's program, followed by the text of `pytest_guard`. No other
+module of ours can be imported there.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 RUNNERS = ("_pytest", "pytest", "pluggy", "unittest", "__main__")
-"""Packages that decide what becomes of a test."""
+"""Packages that decide on a test's outcome."""
 MOST_BEHIND = 64
-"""So many callables are looked through for the function of a test."""
+"""The most callables that are searched for the function of a test."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Place = tuple[str, ...]
-"""The names that lead to a test within its file."""
+"""The names of classes and function of a test within its file."""
 
 
 def function_of(value: Any) -> types.FunctionType | None:
-    """The function behind a member of a class; None for anything else."""
+    """Return the function behind a member of a class; None for anything else."""
     value = getattr(value, "__func__", getattr(value, "fget", value))
     return value if isinstance(value, types.FunctionType) else None
 
 
 def seen(value: Any) -> tuple[Any, int, int]:
-    """A value, and which code and which defaults its function has."""
+    """Return a value, and the ids of its function's code and defaults."""
     function = function_of(value)
     return value, id(getattr(function, "__code__", 0)), id(getattr(function, "__defaults__", 0))
 
 
 def place_of(test: str) -> tuple[str, Place]:
-    """The file of a test, and its place there, by the name that pytest gives it."""
+    """Return the file of a test and its place there, by pytest's name for the test."""
     path, _, rest = test.partition("::")
     return path, tuple(rest.partition("[")[0].split("::"))
 
 
 def held(code: types.CodeType) -> str:
-    """What a code object refers to, as text: its tuples can be written to in memory."""
+    """Return the constants and names of a code object as text, as its tuples can be overwritten."""
     return repr((code.co_consts, code.co_names, code.co_varnames))
 
 
 class TestFile:
-    """One file of the reference's tests, or of its `conftest.py` files."""
+    """One test file or `conftest.py` of the reference."""
 
     __test__ = False
 
@@ -68,22 +68,22 @@ class TestFile:
                 self._gather(each, place)
 
     def ran(self, names: dict[str, Any]) -> None:
-        """Note a module of this file that has just been run."""
+        """Record a module of this file directly after it was executed."""
         self._spaces.append(Space(names, self._bound, self._bodies))
 
     def makes(self, function: types.FunctionType) -> bool:
-        """Whether a function is of this file."""
+        """Return True if a function was defined in this file."""
         within = any(function.__globals__ is space.names for space in self._spaces)
         codes = (code for made in self._codes.values() for code, _ in made)
         return within and any(function.__code__ is code for code in codes)
 
     def complaint(self, function: Any, place: Place) -> str:
-        """What is wrong with the function of a test; empty where nothing is."""
+        """Return the reason why a test's function is not the file's; empty if it is."""
         made = self._codes.get(place) or [
             each for where, those in self._codes.items() if where[-1] == place[-1] for each in those
         ]
         if not made:
-            return ""  # it was made while the file ran
+            return ""  # it was created while the file was executed
         for each in behind(function):
             for code, was in made:
                 if each.__code__ is code:
@@ -97,14 +97,14 @@ class TestFile:
         return "runs in a module that is not its file's"
 
     def stands_at(self, function: Any, place: Place) -> bool:
-        """Whether a module of this file has just this callable at a place."""
+        """Return True if a module of this file has exactly this callable at a place."""
         plain = getattr(function, "__func__", function)
         found = [space.at(place) for space in self._spaces]
         return any(plain is each or plain is function_of(each) for each in found)
 
 
 class Space:
-    """One module of a test file, and what it held when it had just been run."""
+    """One module of a test file, with its contents directly after it was executed."""
 
     def __init__(
         self, names: dict[str, Any], bound: set[str], bodies: Mapping[str, set[str]]
@@ -112,7 +112,7 @@ class Space:
         self.names = names
         self._bound = {name: seen(names[name]) for name in bound if name in names}
         self._members: dict[str, tuple[frozenset[str], dict[str, tuple[Any, int, int]]]] = {}
-        """Of each class the names that it has itself, and its functions."""
+        """The own names of each class, and its functions."""
         self._odd = ""
         for name, body in bodies.items():
             if name in self._bound and isinstance(names[name], type):
@@ -123,7 +123,7 @@ class Space:
                     self._odd = name
 
     def at(self, place: Place) -> Any:
-        """What stands at a place now."""
+        """Return the present object at a place."""
         found = self.names.get(place[0])
         for name in place[1:]:
             above = getattr(found, "__mro__", ())
@@ -155,19 +155,19 @@ class Space:
 
 
 def is_runners(made: type, name: str) -> bool:
-    """Whether a method of a class hides what the runner's own classes have below it."""
+    """Return True if a method of a class overrides one of the runner's own classes."""
     function = function_of(vars(made)[name])
     if function is None and not callable(vars(made)[name]):
         return False
     home = getattr(function, "__globals__", {}).get("__name__", "")
     if "__pytest_" in name and home.partition(".")[0] in RUNNERS:
-        return False  # pytest before 8.2 puts fixtures of its own into test classes
+        return False  # pytest before 8.2 adds its own fixtures to test classes
     above = (each for each in made.__mro__[1:] if name in vars(each))
     return any(each.__module__.partition(".")[0] in RUNNERS for each in above)
 
 
 def behind(function: Any) -> Iterator[types.FunctionType]:
-    """A function, and those that its decorators hold."""
+    """Yield a function, and those that its decorators wrap."""
     found: list[Any] = [function]
     known: list[Any] = []
     while found and len(known) < MOST_BEHIND:
@@ -184,7 +184,7 @@ def behind(function: Any) -> Iterator[types.FunctionType]:
 
 
 def is_filled(cell: Any) -> bool:
-    """Whether a closure's cell holds anything."""
+    """Return True if a closure's cell has a value."""
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:
@@ -193,7 +193,7 @@ def is_filled(cell: Any) -> bool:
 
 
 def names_bound(tree: ast.Module) -> set[str]:
-    """The names that a file binds once for all, or by imports alone."""
+    """Return the names that a file binds exactly once, or only by imports."""
     imported: set[str] = set()
     others: Counter[str] = Counter()
     for node in ast.walk(tree):
@@ -210,7 +210,7 @@ def names_bound(tree: ast.Module) -> set[str]:
 
 
 def names_in(body: ast.AST) -> Iterator[str]:
-    """The names that a module or a class binds itself, and not within its functions."""
+    """Yield the names that a module or a class binds outside of its functions."""
     for node in ast.iter_child_nodes(body):
         if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             yield node.name

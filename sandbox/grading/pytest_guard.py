@@ -1,12 +1,12 @@
-"""Watches, within the interpreter of the tests, that pytest and the tests are what they were.
+"""Checks, inside the interpreter of the tests, that pytest and the tests were not changed.
 
-A part of the witness's program: its text stands between those of `pytest_files` and
-`pytest_witness`, and nothing else of ours is there. A guard begins when pytest is imported and the
-tree cannot be found yet. A test's function must be the one that stands where its name says in its
-file, in a module of that file which holds what it held when it had been run. Beside the tests to
-mend, functions and classes of pytest, pluggy and unittest must be what they were, each item of a
-known class with the parameters and fixtures that it was collected with, and every hook that decides
-on an outcome of an installed plugin or of a `conftest.py` of the tree.
+This is the second part of the witness's program, between `pytest_files` and `pytest_witness`. No
+other module of ours can be imported there. The guard starts after pytest is imported, before code
+of the tree can be imported. A test's function must be the one at its place in its file, in a module
+of that file whose contents have not changed since it was executed. For the tests to mend there are
+further checks: functions and classes of pytest, pluggy and unittest are unchanged; the item has a
+known class, and the parameters and fixtures with which it was collected; and every hook that
+decides on outcomes belongs to an installed plugin or to a `conftest.py` of the tree.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rollcall.sandbox.grading.pytest_files import RUNNERS, TestFile, function_of, place_of, seen
-# The text of pytest_files stands before this one where it is run.
+# In the program, the text of pytest_files precedes this one.
 
 MOST_SAID = 3
 PHASES = ("setup", "call", "teardown")
@@ -31,11 +31,11 @@ DECIDING = (
     "pytest_runtest_logreport", "pytest_pyfunc_call",
 )  # fmt: skip
 PATCHED = ("open", "input", "print", "__import__")
-"""Builtins that fixtures of whole modules exchange; these are compared at the end alone."""
+"""Builtins that module-wide fixtures replace; these are compared only at the end."""
 
 
 class Installed:
-    """The code that was there before the tree could be found."""
+    """The code that was loaded before code of the tree could be imported."""
 
     def __init__(self) -> None:
         self._spaces = {id(vars(each)) for each in list(sys.modules.values())}
@@ -67,13 +67,13 @@ def subclasses(kind: type) -> Iterator[type]:
 
 
 class Parts:
-    """The functions and classes of modules, each by what it is and what it does."""
+    """The functions and classes of modules, by identity, code and defaults."""
 
     def __init__(self, modules: Iterable[str], installed: Installed) -> None:
         self._parts: list[tuple[str, Mapping[str, Any], str, tuple[Any, int, int]]] = []
         self._classes: list[tuple[str, Mapping[str, Any], frozenset[str]]] = []
         self._known: set[int] = set()
-        """Classes stand under many names, and are taken once."""
+        """Ids of classes already recorded, since one class may have several names."""
         for name in modules:
             for key, value in list(vars(sys.modules[name]).items()):
                 self._take(name, vars(sys.modules[name]), key, value)
@@ -91,7 +91,7 @@ class Parts:
             self._parts.append((f"{name}.{key}", space, key, seen(value)))
 
     def changed(self, but: Iterable[str] = ()) -> Iterator[str]:
-        """The parts that are not what they were."""
+        """Yield the names of parts that have changed."""
         for name, space, key, was in self._parts:
             if key in but:
                 continue
@@ -101,13 +101,13 @@ class Parts:
         for name, members, known in self._classes:
             for key in list(members):
                 function = None if key in known else function_of(members[key])
-                # What a plugin adds when it is configured was installed before.
+                # Plugins add functions when they are configured, from code installed before.
                 if function and not self._installed.has(function):
                     yield f"{name}.{key}"
 
 
 def is_legacy(name: str, value: Any) -> bool:
-    """Whether pytest has put a method of its older paths in the place of one of its own."""
+    """Return True if pytest itself replaced one of its methods by a legacy one for old paths."""
     function, legacy = function_of(value), sys.modules.get("_pytest.legacypath")
     named = "_".join(name.split(".")[-2:])
     known = legacy is not None and getattr(legacy, named, None) is value
@@ -115,7 +115,7 @@ def is_legacy(name: str, value: Any) -> bool:
 
 
 class Collected:
-    """What a test to mend was collected with: its parameters and its fixtures."""
+    """The parameters and fixtures with which a test to mend was collected."""
 
     def __init__(self, item: Any) -> None:
         self.item = item
@@ -141,26 +141,26 @@ class Collected:
 
 
 class Guard:
-    """Watches one run of pytest; what it finds is told when the run ends."""
+    """Watches one run of pytest; returns its findings when the run ends."""
 
     def __init__(self, digests: Mapping[str, str], closely: Iterable[str], tree: str) -> None:
         self._digests = digests
-        """By absolute path the sha256 of a test file."""
+        """The sha256 of each test file, by absolute path."""
         self._closely = frozenset(closely)
-        """Tests beside which all parts are compared."""
+        """Tests at which all parts are compared."""
         self._tree = tree
         self._files: dict[str, TestFile] = {}
         self._collected: dict[str, Collected] = {}
         self._looked: set[tuple[str, str]] = set()
         self._lent: list[Any] = []
-        """Hooks that a `conftest.py` had when it had just been run."""
+        """Hooks of each `conftest.py` directly after it was executed."""
         self._calls: tuple[Any, ...] = ()
         self._rewrites = False
         self._traced = sys.gettrace(), sys.getprofile()
         self._wrong: list[str] = []
 
     def begin(self) -> None:
-        """Follow how pytest loads test files, then remember all parts."""
+        """Observe how pytest loads test files, and record all parts."""
         from _pytest.assertion import rewrite
 
         if hasattr(rewrite, "_rewrite_test") and hasattr(rewrite, "_read_pyc"):
@@ -171,7 +171,7 @@ class Guard:
         self._builtins = Parts(["builtins"], self._installed)
 
     def begin_again(self) -> None:
-        """Expect another plugin manager, where the first one did not come to any test."""
+        """Accept another plugin manager, since the first one ended before any test."""
         self._calls = ()
 
     def _follow(self, rewrite: Any) -> None:
@@ -192,7 +192,7 @@ class Guard:
 
         rewrite._rewrite_test = compile_and_note
         rewrite.AssertionRewritingHook.exec_module = run_and_note
-        rewrite._read_pyc = lambda *_, **__: None  # what is cached may not be the file's
+        rewrite._read_pyc = lambda *_, **__: None  # a cached code may not be the file's
 
     def _note(self, path: str, code: types.CodeType) -> None:
         if path not in self._digests:
@@ -204,11 +204,11 @@ class Guard:
         self._files[path] = TestFile(source, code)
 
     def below(self, path: str) -> str:
-        """A path as it is named below the tree, if it is."""
+        """Return a path relative to the tree, if it is below it."""
         return path[len(self._tree) :] if path.startswith(self._tree) else path
 
     def registered(self, plugin: Any, manager: Any) -> None:
-        """Note a plugin of the code under test that has a word in what becomes of tests."""
+        """Report a plugin of the code under test that has a hook which decides on outcomes."""
         self._calls = self._calls or called_by(manager)
         for name in DECIDING:
             hook = inspect.getattr_static(plugin, name, None)
@@ -218,24 +218,24 @@ class Guard:
                 return
 
     def _is_trusted(self, hook: Any, plugin: Any) -> bool:
-        """Whether a hook is of an installed plugin, or of a file of the reference's."""
+        """Return True if a hook belongs to an installed plugin, or to a file of the reference."""
         function = function_of(hook)
         if function is None:
             return False
         if self._installed.has(function) or any(function is function_of(e) for e in self._lent):
             return True
         path = str(getattr(plugin, "__file__", ""))
-        if not self._rewrites:  # so no file's code is known
+        if not self._rewrites:  # then the code of files is not known
             return path in self._digests
         return any(file.makes(function) for file in self._files.values())
 
     def collected(self, item: Any) -> None:
-        """Remember what a test to mend has when it is collected."""
+        """Record the parameters and fixtures of a test to mend when it is collected."""
         if item.nodeid in self._closely:
             self._collected.setdefault(item.nodeid, Collected(item))
 
     def look(self, item: Any, phase: str) -> None:
-        """Look at a test, and closely at some: before its setup, before its call, after it."""
+        """Check a test before its setup, before its call and after it; more closely if to mend."""
         self._looked.add((item.nodeid, phase))
         if item.nodeid in self._closely:
             self._look_closely(item, phase)
@@ -279,7 +279,7 @@ class Guard:
         self._say(*self._parts.changed())
 
     def _is_known(self, kind: type) -> bool:
-        """Whether a class of items is installed, or made by a file of the reference's."""
+        """Return True if a class of items is installed, or defined in a file of the reference."""
         if self._installed.has_item(kind) or not self._rewrites:
             return True
         functions = [each for each in map(function_of, vars(kind).values()) if each]
@@ -291,7 +291,7 @@ class Guard:
         )
 
     def reported(self, test: str, phase: str) -> None:
-        """Note that a phase of a test has passed, which is to be looked at by then."""
+        """Report a phase of a test to mend that passed without having been checked."""
         if test in self._closely and phase in PHASES and (test, phase) not in self._looked:
             self._say(f"{test} was not looked at")
 
@@ -301,27 +301,27 @@ class Guard:
                 self._wrong.append(each)
 
     def end(self) -> list[str]:
-        """Everything that was not as it must be."""
+        """Return all findings."""
         self._say(*self._parts.changed(), *self._builtins.changed())
         return self._wrong
 
 
 def called_by(manager: Any) -> tuple[Any, ...]:
-    """By which functions a plugin manager calls the hooks that decide."""
+    """Return the functions with which a plugin manager calls the deciding hooks."""
     callers = [getattr(manager.hook, name, None) for name in DECIDING]
     how = [getattr(each, "_hookexec", None) for each in callers]
     return (getattr(manager, "_inner_hookexec", None), *callers, *how)
 
 
 def shadowing(thing: Any) -> Iterator[str]:
-    """The methods of its class that an object has of its own."""
+    """Yield methods of its class that an object overrides by attributes of its own."""
     for name in getattr(thing, "__dict__", {}):
         if isinstance(inspect.getattr_static(type(thing), name, None), types.FunctionType):
             yield name
 
 
 def kept_files(tree: str, named: Iterable[str]) -> dict[str, str]:
-    """By absolute path the sha256 of each `conftest.py` of the tree, and of named files."""
+    """Return the sha256 of each `conftest.py` of the tree and of named files, by absolute path."""
     found = [os.path.join(tree, name) for name in named]
     for directory, folders, names in os.walk(tree):
         folders[:] = [each for each in folders if each not in (".git", "node_modules")]

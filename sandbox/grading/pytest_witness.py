@@ -1,23 +1,24 @@
-"""Runs pytest and tells a supervisor what it saw: a program, run in the interpreter of the tests.
+"""Runs pytest and reports to a supervisor: a program, run in the interpreter of the tests.
 
-Its text is piped behind that of `pytest_guard` into `python -s -S -`, away from the tree under
-test, and with the interpreter's own library and pytest alone; nothing of ours is there. What `.pth`
-files and `sitecustomize` would run, and the tree itself, come after pytest and its plugins are
-imported and remembered: nothing in the tree stands in for them, and an entry point there names no
-plugin.
+Its text follows that of `pytest_guard` on the standard input of `python -s -S -`, started outside
+of the tree under test. Only the interpreter's library and pytest can be imported; no module of ours
+can. Code of `.pth` files and `sitecustomize`, and the tree itself, are made available after pytest
+and its plugins have been imported and recorded. So nothing in the tree can replace them, and entry
+points in the tree add no plugin.
 
-One JSON array a line, each beginning with a token that only this process and its supervisor have:
-`[token, "missing", why]` and nothing else; else `[token, "collected", tests]`, `[token, "unread",
-place]`, `[token, "test", test, phase, outcome, expected, where]`, `[token, "control", test, phase,
-outcome]` and `[token, "end", exit code, failures, changed]`. `where` is the file that raised a skip
-or an expected failure; empty where pytest did, for a mark. What code in this very process can forge
-is found by what it changed (`pytest_guard`), and by tests of ours, some of which must fail: they
-are run last, in a session of their own, which has no settings of the tree.
+A report is a line with a JSON array, which starts with a token that only this process and its
+supervisor have. It is either only `[token, "missing", why]`, or `[token, "collected", tests]`,
+`[token, "unread", place]`, `[token, "test", test, phase, outcome, expected, where]`, `[token,
+"control", test, phase, outcome]` and `[token, "end", exit code, failures, changed]`. `where` is the
+file that raised a skip or an expected failure; it is empty if pytest did, for a mark. Code in this
+process could forge reports. It is detected by the changes that this requires (`pytest_guard`), and
+by control tests, some of which must fail. These run last, in a session of their own without
+settings of the tree.
 
-The tree's own options (`addopts`) are in force where this pytest knows them all.
+The tree's options (`addopts`) apply if this pytest knows all of them.
 
-Where the plan says `alone`, each of these tests is run in a fork of its own, under a token of its
-own, and no test of ours.
+With `alone` in the plan, each of its tests runs in a fork with a token of its own, without control
+tests.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rollcall.sandbox.grading.pytest_files import RUNNERS
     from rollcall.sandbox.grading.pytest_guard import Guard, kept_files
-# The text of pytest_guard stands before this one where it is run.
+# In the program, the text of pytest_guard precedes this one.
 
 LOADED = ("_pytest.assertion.rewrite", "unittest.case")
-"""What pytest imports late beside its own plugins, imported before the tree can be found."""
+"""Modules that pytest imports late; they are imported before the tree is on the path."""
 USAGE = 4
-"""How pytest ends where it does not know an option."""
+"""pytest's exit code for an unknown option."""
 IN_THIS_PROCESS = {"xdist.plugin": "-n0", "pytest_cov.plugin": "--no-cov"}
-"""By plugin, what keeps tests in the process that watches them, and untraced."""
+"""Options of plugins that keep the tests in this process, and untraced."""
 ASKED: tuple[type, ...] = ()
-"""What is raised to skip a test, or to have it fail as expected; known when pytest is."""
+"""Exceptions that skip a test or mark it as failing as expected; set when pytest is imported."""
 
 
 class Witness:
-    """A plugin that tells what becomes of each test."""
+    """A plugin that reports the outcome of each phase of each test."""
 
     def __init__(self, reports: int, token: str, guard: Guard, only: str = "") -> None:
         self._reports = reports
@@ -101,16 +102,16 @@ class Witness:
             self.tell("unread", report.nodeid)
 
     def failures(self) -> int:
-        """As the session counts them itself."""
+        """Return the number of failures by the session's own count."""
         return -1 if self._session is None else int(self._session.testsfailed)
 
     def has_begun(self) -> bool:
-        """Whether any test was collected."""
+        """Return True if the collection has finished."""
         return self._session is not None
 
 
 class ControlWitness:
-    """A plugin that tells what becomes of tests of ours."""
+    """A plugin that reports the outcomes of control tests."""
 
     def __init__(self, witness: Witness) -> None:
         self._witness = witness
@@ -120,7 +121,7 @@ class ControlWitness:
 
 
 def raised_in(traceback: Any) -> str:
-    """The file of the innermost code that is not pytest's; empty where all is."""
+    """Return the file of the innermost code that is not a runner's; empty if there is none."""
     place = ""
     while traceback is not None:
         frame, traceback = traceback.tb_frame, traceback.tb_next
@@ -130,7 +131,7 @@ def raised_in(traceback: Any) -> str:
 
 
 def installed_plugins() -> list[str]:
-    """The modules of pytest's plugins that this interpreter has, imported."""
+    """Import the installed plugins of pytest, and return their modules."""
     from importlib.metadata import entry_points
 
     found: Any = entry_points()
@@ -145,7 +146,7 @@ def installed_plugins() -> list[str]:
 
 
 def find_packages(tree: str) -> list[str]:
-    """Let installed packages be found; returns lines of `.pth` files that are to be run later."""
+    """Put installed packages on the path; return lines of `.pth` files that must run later."""
     late: list[str] = []
 
     def read_paths(directory: str, name: str, known: Any) -> None:
@@ -166,10 +167,10 @@ def find_packages(tree: str) -> list[str]:
 
 
 def run_late(lines: list[str]) -> None:
-    """What the start of the interpreter would have run, now that pytest is remembered."""
+    """Run the code that the interpreter's start would have run, after pytest was recorded."""
     for line in lines:
         if line.startswith("import"):
-            exec(line, {})  # as the interpreter itself does
+            exec(line, {})  # like the interpreter itself
         elif line not in sys.path:
             sys.path.append(line)
     site.execsitecustomize()
@@ -180,17 +181,17 @@ def is_below(path: str, tree: str) -> bool:
 
 
 def lay_paths(paths: list[str]) -> None:
-    """Let the tree be found before what is installed, and after the interpreter's own library."""
+    """Put the tree on the path: before installed packages, after the interpreter's library."""
     installed = [number for number, path in enumerate(sys.path) if path.endswith("-packages")]
     place = installed[0] if installed else len(sys.path)
     sys.path[place:place] = paths
 
 
 def hooks_in_order(hookimpl: Any) -> None:
-    """Let the witness look before and after everybody else.
+    """Make the witness's hooks the first ones, and that of the teardown the last.
 
-    Its reports come before the terminal makes a failure of a test that passed and holds subtests
-    that failed: the session has counted it by then.
+    Its reports must precede the terminal reporter, which turns a passed test with failed subtests
+    into a failure after the session has counted it.
     """
     for hook in ("runtest_logreport", "runtest_setup", "runtest_call", "runtest_makereport"):
         hookimpl(tryfirst=True)(getattr(Witness, f"pytest_{hook}"))
@@ -200,10 +201,10 @@ def hooks_in_order(hookimpl: Any) -> None:
 
 
 def run_tests(argv: list[str], witness: Witness, guard: Guard) -> int:
-    """Run the tests; without the tree's own options where one of them is not known here."""
+    """Run the tests; without the tree's own options if pytest does not know one of them."""
     import pytest
 
-    code = int(pytest.main([*argv], plugins=[witness]))  # it writes into the list
+    code = int(pytest.main([*argv], plugins=[witness]))  # pytest changes the list
     if code == USAGE and not witness.has_begun():
         guard.begin_again()
         code = int(pytest.main([*argv, "-o", "addopts="], plugins=[witness]))
@@ -213,7 +214,7 @@ def run_tests(argv: list[str], witness: Witness, guard: Guard) -> int:
 
 
 def run_controls(place: str, names: list[str], witness: Witness) -> None:
-    """Run tests of ours by the same pytest, away from the tree and from what is left of it."""
+    """Run the control tests by the same pytest, outside of the tree and without its settings."""
     import pytest
 
     os.chdir(place)
@@ -227,7 +228,7 @@ def run_controls(place: str, names: list[str], witness: Witness) -> None:
 
 
 def fork_for(alone: list[list[str]], witness: Witness) -> None:
-    """Go on in a new process for each of these tests, and end this one; without any, go on."""
+    """Fork a process for each of these tests and end this one; without tests, return."""
     for test, token in alone:
         if os.fork() == 0:
             witness._only, witness._token = test, token
@@ -238,7 +239,7 @@ def fork_for(alone: list[list[str]], witness: Witness) -> None:
 
 
 def main(plan: dict[str, Any]) -> None:
-    """Run pytest as planned; never returns, and leaves nothing to be run at the exit."""
+    """Run pytest by the plan; never returns, and runs no exit handlers."""
     sys.path[:] = [path for path in sys.path if path]
     os.set_inheritable(plan["reports"], False)
     tree = os.path.realpath(plan["cwd"])
@@ -263,7 +264,7 @@ def main(plan: dict[str, Any]) -> None:
     os.chdir(plan["cwd"])
     guard.begin()
     lay_paths(plan["paths"])
-    os.environ["PYTHONPATH"] = os.pathsep.join(plan["paths"])  # for what tests start
+    os.environ["PYTHONPATH"] = os.pathsep.join(plan["paths"])  # for processes that tests start
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     words = [word for module in plugins for word in ("-p", module)]
     words += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # they are imported already

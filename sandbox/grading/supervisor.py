@@ -1,10 +1,10 @@
-"""Starts the witness of a run of tests and hears it out: a program, run in the box beside it.
+"""Starts the witness of a run of tests and collects its reports: a program, run in the box.
 
-Its text is piped into `python -I -S -`, behind that of `rollcall.sandbox.process_tree`; so what it
-is told, a nonce among it, stands in no file, no argument and no variable. It sees the exit code of
-the witness itself, and what the witness prints goes no further than here. When the witness has
-ended, so has everything that it started, whatever became of that; then one line goes out: the
-nonce, and what was seen. Nobody is left by then who could write to where it goes.
+Its text follows that of `rollcall.sandbox.process_tree` on the standard input of `python -I -S -`,
+so its plan, which contains a nonce, is in no file, argument or variable. It reads the witness's
+exit code itself, and captures its output. When the witness has ended, all processes that it started
+are killed. Then one line is printed: the nonce and the findings. At that time no other process is
+left that could write to the same output.
 """
 
 import json
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
         end_children,
         signal_on_parent_death,
     )
-# The text of process_tree stands before this one where it is run.
+# In the program, the text of process_tree precedes this one.
 
 PR_SET_DUMPABLE = 4
 CHUNK_BYTES = 1 << 16
 TAIL_BYTES = 20_000
 REPORT_BYTES = 32 << 20
-"""More than this is a flood, and its end; so is more output than is planned for."""
+"""The most bytes of reports. A run with more, or with more output than planned, is ended."""
 LOOK_S = 0.05
 
 
 class Run:
-    """One witness, and what it says."""
+    """One run of a witness, with its reports and output."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
@@ -48,7 +48,7 @@ class Run:
         self.left = 0
 
     def go(self) -> None:
-        """Start it, hear it until it ends or its time does, and end what it leaves."""
+        """Run the witness to its end or its time limit, then kill all remaining processes."""
         reports, theirs = os.pipe()
         output, printed = os.pipe()
         plan = json.dumps({**self.plan["witness"], "reports": theirs, **self._laid()})
@@ -79,7 +79,7 @@ class Run:
         end_children()
 
     def _laid(self) -> dict[str, Any]:
-        """Lay tests of ours, and what pytest keeps, away from the tree."""
+        """Write the control tests to a folder outside of the tree; pytest caches there too."""
         place = tempfile.mkdtemp()
         for name, text in self.plan["controls"].items():
             with open(os.path.join(place, name), "w", encoding="utf-8") as file:
@@ -100,9 +100,9 @@ class Run:
             if not ended and process.poll() is not None:
                 ended = True
                 self.left = len(children(os.getpid()))
-                end_children()  # so that what is still in the pipes comes to an end
+                end_children()  # so that the pipes have no further writers
             elif not ended and not heard:
-                time.sleep(LOOK_S / 50)  # an end that is closed is always ready
+                time.sleep(LOOK_S / 50)  # select returns at once for a closed pipe
             if time.monotonic() > until:
                 self.wrong = "timeout"
 
@@ -127,7 +127,7 @@ class Run:
 def _environment(given: dict[str, str]) -> dict[str, str]:
     """Return the box's own variables and those given, without those that steer Python or pytest.
 
-    The plan says what those say: `PYTHONPATH` and the options of pytest.
+    The plan contains their content: `PYTHONPATH` and the options of pytest.
     """
     whole = {**os.environ, **given}
     steering = {name for name in whole if name == "PYTHONPATH" or name.startswith("PYTEST_")}
@@ -135,8 +135,8 @@ def _environment(given: dict[str, str]) -> dict[str, str]:
 
 
 def supervise(plan: dict[str, Any]) -> None:
-    """Do what is planned, and say once what came of it."""
-    LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # nobody of our user reads our memory or our files
+    """Run the witness, and print one line with the findings."""
+    LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # other processes of our user cannot read our memory
     signal_on_parent_death(os.getppid(), signal.SIGKILL)
     adopt_orphans()
     run = Run(plan)

@@ -27,10 +27,10 @@ def test_an_adapter_description_is_read_back_unchanged() -> None:
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        (b"{", "is not what an adapter says of itself"),
-        (b"[1]", "is not what an adapter says of itself"),
-        (b'{"base": "x"}', "is not what an adapter says of itself"),
-        (b'{"base": "x", "rank": "two", "alpha": 1}', "is not what an adapter says of itself"),
+        (b"{", "is no adapter.s configuration"),
+        (b"[1]", "is no adapter.s configuration"),
+        (b'{"base": "x"}', "is no adapter.s configuration"),
+        (b'{"base": "x", "rank": "two", "alpha": 1}', "is no adapter.s configuration"),
         (replace(ABOUT, kind="dora").tensor().data, "kind 'dora', .* known is kind 'adapter'"),
         (replace(ABOUT, rank=0).tensor().data, "rank 0 "),
     ],
@@ -45,7 +45,7 @@ def test_incomplete_modules_and_foreign_tensors_are_refused() -> None:
     whole = {KIND: ABOUT.tensor(), "m.lora_A.weight": one, "m.lora_B.weight": one}
 
     assert modules_of(whole) == ["m"]
-    with pytest.raises(WeightsDiffer, match=r"half of modules \['n'\], and tensors \['m.weight'\]"):
+    with pytest.raises(WeightsDiffer, match=r"one matrix of modules \['n'\], .* \['m.weight'\]"):
         modules_of(whole | {"n.lora_B.weight": one, "m.weight": one})
 
 

@@ -48,7 +48,7 @@ def test_a_missing_and_a_truncated_object_are_distinguished() -> None:
     files = fsspec.filesystem("s3")
     files.pipe_file(file.uri, files.cat_file(file.uri)[:-1])
     files.invalidate_cache()
-    with pytest.raises(WeightsDiffer, match="was the file cut short"):
+    with pytest.raises(WeightsDiffer, match="was the file truncated"):
         read_weights(file)
     files.rm(file.uri)
 

@@ -32,7 +32,7 @@ def test_missing_isolating_driver_is_reported_with_exit_code_1(
     done = afresh("boxes", "--drivers", *words, cwd=tmp_path, **nothing)
 
     assert done.returncode == 1
-    assert "no driver here isolates a box: `apt-get install bubblewrap`" in done.stderr
+    assert "no driver on this host isolates boxes. Run `apt-get install bubblewrap`" in done.stderr
     assert done.stderr.count("\n") == 1
     assert "local" in done.stdout
 

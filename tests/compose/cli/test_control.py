@@ -26,7 +26,7 @@ def test_all_requests_and_single_runs_are_paused_and_resumed_separately(
 
     assert read_control(cluster).paused_runs == set()
     said = capsys.readouterr().out
-    assert "`rollcall resume --run mine` lets them go on" in said
+    assert "`rollcall resume --run mine` reverses this" in said
     assert "run mine is not paused" in said
 
 

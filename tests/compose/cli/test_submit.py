@@ -122,7 +122,7 @@ def test_data_set_gives_one_task_per_seed(cluster: MemoryCluster, submitted: Sub
             "unknown agent 'mini-swe'; did you mean 'mini-swe-agent'",
         ),
         (walk(policy_id="q"), "rollcall topics apply --policy q"),
-        (walk(policy_id="Q!"), "policy id 'Q!' must be made of"),
+        (walk(policy_id="Q!"), "policy id 'Q!' must be 1 to 200 of"),
         (walk(agent_config="[]"), "agent_config must be a JSON object"),
         (walk(limits={"max_turns": 0}), "limits.max_turns must be from 1"),
         (walk(limits={"max_turns": 2**31}), "limits.max_turns must be from 1 to 2147483647"),

@@ -67,7 +67,7 @@ def test_files_are_listed_with_their_needs_during_and_after_a_run(
     said = capsys.readouterr().out
     assert "delta on 2" in said
     rows = {line.split("│")[1].strip(): line for line in said.splitlines() if "│" in line}
-    assert [name for name, row in rows.items() if "nobody: may go" in row] == ["1"]
+    assert [name for name, row in rows.items() if "none: may be removed" in row] == ["1"]
     assert "replayed" in rows["0"]  # by who goes on from the oldest of three checkpoints
     assert "3,60" in rows["0"]  # seconds, by the clock of the log
     assert "newest, checkpoint" in rows["4"]

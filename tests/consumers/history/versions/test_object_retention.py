@@ -99,7 +99,7 @@ def test_the_list_shows_size_age_and_need_of_objects(
     said = capsys.readouterr().out
     assert "2 objects, 3.0 MB in" in said
     assert "from 1.0 to 80.0 days old" in said
-    assert "1 of them are needed by nobody" in said
+    assert "1 of them are no longer needed" in said
 
 
 def test_a_missing_store_is_refused_with_its_setting(cluster: Storing) -> None:

@@ -150,7 +150,7 @@ class Player:
     def _fold(self, written: bytes) -> AppliedEvent:
         self._offset += 1
         event = self.codec.decode(written, Event)
-        return self.folded.take(event, self._offset, NOW_MS)
+        return self.folded.apply_event(event, self._offset, NOW_MS)
 
     def answer(self, command: ModelCall | EnvironmentStep) -> Event:
         """Return a worker's answer to a command."""

@@ -75,7 +75,7 @@ def fold(codec: Codec, values: list[bytes]) -> Journal:
     """Fold a journal as a new owner of its partition does; return it."""
     journal = Journal(0, FoldContext(program_of, Random), "bench")
     for offset, value in enumerate(values):
-        journal.take(codec.decode(value, Event), offset, load.NOW_MS, silent=True)
+        journal.apply_event(codec.decode(value, Event), offset, load.NOW_MS, silent=True)
     return journal
 
 

@@ -162,7 +162,7 @@ def _trajectories(history: History) -> Iterator[Trajectory]:
     for record in read_all(history.log, [history.topics.events], most=MOST):
         journal = journals.setdefault(record.partition, _journal(record.partition))
         event = history.codec.decode(record.value, Event)
-        ended = journal.take(event, record.offset, record.timestamp_ms).ended
+        ended = journal.apply_event(event, record.offset, record.timestamp_ms).ended
         if ended is not None:
             yield ended
         journal.watermark(record.offset + 1)
@@ -207,7 +207,7 @@ class Writer:
         headers = hot_headers(type(event.body).__name__, event.command_id)
         self._send(self.topics.events, event.rollout_id, event, partition, headers)
         journal, offset = self.journals[partition], next(self.offsets[partition])
-        taken = journal.take(event, offset, AT_MS)
+        taken = journal.apply_event(event, offset, AT_MS)
         journal.watermark(offset + 1)
         return taken.outputs
 

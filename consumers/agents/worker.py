@@ -20,7 +20,13 @@ from rollcall.consumers.agents.fold.context import FoldContext
 from rollcall.consumers.agents.fold.journal import Journal
 from rollcall.consumers.agents.lookback import WrittenTrajectories
 from rollcall.consumers.agents.outbox import Outbox
-from rollcall.consumers.agents.owned_journal import OwnedJournal
+from rollcall.consumers.agents.owned_journal import (
+    CatchingUp,
+    OwnedJournal,
+    Phase,
+    Refolding,
+    Replaying,
+)
 from rollcall.consumers.agents.programs import program_of
 from rollcall.consumers.agents.quotas.user_quotas import UserQuotas
 from rollcall.consumers.agents.request_starts import RequestStarts
@@ -173,20 +179,24 @@ class AgentsRole:
             Journal(held.partition, self.world, self.name, begin),
             progress,
             clock,
-            word="" if reset else held.metadata,
-            reset=reset,
-            silent_until=until,
-            late=DelayedCommands(self.hands, held.partition, clock, begin.quota),
-            folded=begin.low >= until,
+            DelayedCommands(self.hands, held.partition, clock, begin.quota),
+            sent_below=until,
+            phase=self._first_phase(held, until, begin, reset=reset),
         )
         self._check_requests(held.partition)
         self.quotas.take_over()
         if begin.stragglers:
             progress.needs = owned.journal.needs
-        if reset and not owned.folded:
-            topic = self.names.trajectories
-            owned.written = WrittenTrajectories(self.log, self.codec, topic, held.partition)
         return begin.low
+
+    def _first_phase(self, held: Held, until: int, begin: Watermark, *, reset: bool) -> Phase:
+        """Return the phase in which a journal is taken over."""
+        complete = begin.low >= until
+        if reset:
+            topic, number = self.names.trajectories, held.partition
+            back = None if complete else WrittenTrajectories(self.log, self.codec, topic, number)
+            return Refolding(back)
+        return CatchingUp() if complete else Replaying(held.metadata)
 
     def _check_requests(self, partition: int) -> None:
         """Raise TopicRecreated if a journal's requests are of an earlier incarnation of the topic.
@@ -207,7 +217,7 @@ class AgentsRole:
             self._again.discard(progress.number)
             self._uncommitted.discard(progress.number)
         else:
-            self.owned.pop(progress.number).let_go()
+            self.owned.pop(progress.number).release()
             self._folded_unheard.discard(progress.number)
             self.quotas.drop(progress.number)
 
@@ -234,9 +244,11 @@ class AgentsRole:
             return True
         owned = self.owned.get(progress.number)
         if progress.topic == self.names.events:
-            return owned is not None and owned.looks_back()
-        again = owned is not None and (owned.reset or progress.number in self._again)
-        unfolded = again and owned is not None and not owned.caught_up
+            return owned is not None and owned.unread_trajectories() is not None
+        unfolded = owned is not None and (
+            isinstance(owned.phase, Refolding)
+            or (progress.number in self._again and not owned.caught_up)
+        )
         unsaid = self.control.paused or not self.quotas.table.known
         return unsaid or unfolded or not self.requests.knows_window(progress.number)
 
@@ -255,7 +267,7 @@ class AgentsRole:
 
     def live(self, partition: int) -> int:
         """Return the number of rollouts of a journal that run or are being started."""
-        return self.owned[partition].live()
+        return self.owned[partition].count_running()
 
     def in_flight(self) -> int:
         return 0
@@ -271,7 +283,7 @@ class AgentsRole:
         newest: dict[int, int] = {}
         for record, message in batch:
             if record.topic == self.names.events:
-                self.owned[record.partition].take(message, record)
+                self.owned[record.partition].apply_record(message, record)
                 newest[record.partition] = record.timestamp_ms
             else:
                 self.requests.handle(record, message)
@@ -300,8 +312,12 @@ class AgentsRole:
         if record.topic == self.names.requests:
             self.requests.refuse_unread(record, error)
             return False
-        self.owned[record.partition].poison_records[record.offset] = str(error)
-        self.handle([(record, message)])
+        owned = self.owned[record.partition]
+        fresh = owned.caught_up
+        owned.apply_record(message, record, poison=str(error))
+        record.closed = True
+        if fresh:
+            owned.clock.saw(record.timestamp_ms)
         return True
 
     def tick(self) -> None:
@@ -333,11 +349,12 @@ class AgentsRole:
         until = self.clock() + LOOK_BACK_S
         self.requests.look_back(lambda: self.clock() >= until)
         for owned in self.owned.values():
-            if owned.written is None or owned.written.known:
+            written = owned.unread_trajectories()
+            if written is None:
                 continue
-            while owned.written.read() and self.clock() < until:
+            while written.read() and self.clock() < until:
                 pass
-            if not owned.written.known:
+            if not written.known:
                 return
 
     def _listen(self) -> None:

@@ -136,7 +136,7 @@ class PartitionFacts:
             life.heard_ms = at_ms
         if isinstance(body, PLACED) and not life.run_again:
             return
-        taken = self.journal.take(event, offset, at_ms)
+        taken = self.journal.apply_event(event, offset, at_ms)
         # The fold must count exactly the events for which the law has no reason to ignore them.
         counted = taken.counted and not _is_broken(taken)
         if life.run_again and counted == bool(ignored):
@@ -177,7 +177,7 @@ class PartitionFacts:
         """Judge a start; the chain of requests decides which one counts."""
         facts = self.facts
         ignored = self.counting_rule.take(event)
-        taken = self.journal.take(event, offset, at_ms)
+        taken = self.journal.apply_event(event, offset, at_ms)
         if taken.counted == bool(ignored):
             text = f"law and fold do not agree whether the start of {event.rollout_id} counts"
             facts.report.add(Breach("I2", text, facts.topics.events, self.partition, offset))

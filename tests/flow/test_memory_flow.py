@@ -255,7 +255,7 @@ def refolded(rig: Rig) -> list[Trajectory]:
         for record in rig.log.all(rig.topics.events):
             if record.partition == partition:
                 event = rig.codec.decode(record.value, Event)
-                ended = journal.take(event, record.offset, record.timestamp_ms).ended
+                ended = journal.apply_event(event, record.offset, record.timestamp_ms).ended
                 found += [ended] if ended else []
     return found
 

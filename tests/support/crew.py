@@ -161,7 +161,7 @@ def refold(cluster: Cluster) -> dict[str, list[Trajectory]]:
     for record in everything(cluster, cluster.topics.events):
         journal = journals.setdefault(record.partition, Journal(record.partition, world, "refold"))
         event = cluster.codec.decode(record.value, Event)
-        trajectory = journal.take(event, record.offset, record.timestamp_ms).ended
+        trajectory = journal.apply_event(event, record.offset, record.timestamp_ms).ended
         if trajectory is not None:
             ended.setdefault(trajectory.rollout_id, []).append(trajectory)
     return ended

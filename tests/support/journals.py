@@ -123,7 +123,7 @@ class Hand:
         self.now_ms += 10
         entry = Entry(len(self.entries), self.now_ms, event)
         self.entries.append(entry)
-        return list(self.journal.take(event, entry.offset, entry.at_ms).outputs)
+        return list(self.journal.apply_event(event, entry.offset, entry.at_ms).outputs)
 
     def start(self, asked: RolloutRequest | str = "react", **fields: object) -> list[Output]:
         if isinstance(asked, str):
@@ -189,7 +189,7 @@ class Dice:
         self._now_ms += self.random.choice((0, 1, 50, 4000))
         entry = Entry(self._offset, self._now_ms, event)
         self._offset += 1
-        taken = self.journal.take(event, entry.offset, entry.at_ms)
+        taken = self.journal.apply_event(event, entry.offset, entry.at_ms)
         outputs = taken.outputs
         self.entries.append(entry)
         if taken.counted or isinstance(event.body, RolloutStarted | RolloutRefused):
@@ -285,7 +285,7 @@ def fold(
     for entry in entries:
         needed = journal.needs(entry.offset, entry.event.rollout_id.encode())
         if needed and (begin is None or entry.offset >= begin.low):
-            taken = journal.take(entry.event, entry.offset, entry.at_ms)
+            taken = journal.apply_event(entry.event, entry.offset, entry.at_ms)
             effects += [(entry.offset, effect) for effect in taken.outputs]
     return journal, effects
 

@@ -95,7 +95,9 @@ class Journal:
             self._keys.add(key)
         return key in self._keys
 
-    def take(self, event: Event, offset: int, now_ms: int, *, silent: bool = False) -> AppliedEvent:
+    def apply_event(
+        self, event: Event, offset: int, now_ms: int, *, silent: bool = False
+    ) -> AppliedEvent:
         """Apply one event, in log order. `now_ms` is its append time.
 
         If `silent`, answers yield no commands: for readers that would not send them.

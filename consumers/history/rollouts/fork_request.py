@@ -85,7 +85,7 @@ def _folded(story: Story, request: RolloutRequest, world: FoldContext) -> Rollou
     ended = None
     for entry in story.entries:
         if entry.event is not None:
-            taken = journal.take(entry.event, entry.offset, entry.at_ms, silent=True)
+            taken = journal.apply_event(entry.event, entry.offset, entry.at_ms, silent=True)
             ended = taken.rollout if taken.ended else ended
     rollout = journal.open.get(request.rollout_id, ended)
     if rollout is None or rollout.broken or rollout.attempt.number != story.attempt:

@@ -134,7 +134,7 @@ class OpenWork:
         if isinstance(body, (*START, *END, AttemptStarted)):
             self.writers[partition] = event.written_by
         before = journal.open.get(event.rollout_id)
-        taken = journal.take(event, offset, at_ms)
+        taken = journal.apply_event(event, offset, at_ms)
         rollout = journal.open.get(event.rollout_id)
         if rollout is not None:
             self.touched[run_of(rollout)] = at_ms

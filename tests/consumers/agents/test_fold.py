@@ -1028,7 +1028,7 @@ def test_an_unknown_program_ends_its_rollout(name: str) -> None:
     journal = Journal(0, replace(world_of({}), program_of=program_of), "w")
     body = RolloutStarted(request(agent=name), 0, 0)
 
-    decision = one(journal.take(Event.decision("r", 1, "w", body), 0, 1).outputs)
+    decision = one(journal.apply_event(Event.decision("r", 1, "w", body), 0, 1).outputs)
 
     assert (decision.body.status, decision.body.code) == ("failed", "unknown_program")
     assert name.partition(":")[0] in decision.body.reason
@@ -1561,7 +1561,7 @@ def test_a_fold_from_any_commit_equals_a_full_fold(seed: int) -> None:
 
     for entry in dice.entries:
         if journal.needs(entry.offset, entry.event.rollout_id.encode()):
-            journal.take(entry.event, entry.offset, entry.at_ms)
+            journal.apply_event(entry.event, entry.offset, entry.at_ms)
         if random.random() < 0.2:
             commit = random.randint(commit, entry.offset + 1)
             begin = read_watermark(journal.watermark(commit).write())
@@ -1575,7 +1575,7 @@ def test_a_fold_from_any_commit_equals_a_full_fold(seed: int) -> None:
                 for known in dice.entries[: dice.entries.index(entry) + 1]:
                     key = known.event.rollout_id.encode()
                     if known.offset >= begin.low and journal.needs(known.offset, key):
-                        journal.take(known.event, known.offset, known.at_ms)
+                        journal.apply_event(known.event, known.offset, known.at_ms)
 
 
 def test_one_old_rollout_does_not_force_rereading_of_later_records() -> None:

@@ -9,6 +9,7 @@ import pytest
 from rollcall.consumers.agents.fold.journal import Journal
 from rollcall.consumers.agents.fold.outstanding import PATIENCE
 from rollcall.consumers.agents.outbox import Outbox
+from rollcall.consumers.agents.owned_journal import CatchingUp
 from rollcall.consumers.agents.watermark import Watermark
 from rollcall.consumers.agents.worker import AgentsRole
 from rollcall.consumers.audit.report import Report
@@ -227,7 +228,7 @@ class TakesOverBlind(AgentsRole):
         owned = self.owned[held.partition]
         begin = Watermark(held.committed, owned.journal.last)
         owned.journal = Journal(held.partition, self.world, self.name, begin)
-        owned.folded = True
+        owned.phase = CatchingUp()
         return progress.next_offset
 
 

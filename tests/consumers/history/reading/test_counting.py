@@ -19,7 +19,7 @@ def test_counting_without_the_program_ignores_the_same_events_as_the_fold(seed: 
     expected: dict[str, list[bool]] = {}
     broken: set[str] = set()
     for entry in entries:
-        taken = folded.take(entry.event, entry.offset, entry.at_ms)
+        taken = folded.apply_event(entry.event, entry.offset, entry.at_ms)
         rollout_id = entry.event.rollout_id
         expected.setdefault(rollout_id, []).append(not taken.counted)
         rollout = folded.open.get(rollout_id)

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class AgentEndpoint(Protocol):
-    """The environment's end of an HTTP endpoint that one process uses like a model (a line).
+    """The environment's end of an HTTP endpoint that one process uses like a model.
 
     It is used on the event loop of one of the worker's threads.
     """
@@ -31,12 +31,12 @@ class AgentEndpoint(Protocol):
     key: str
     """The API key that callers must send; drawn for this endpoint alone."""
 
-    def asked(self) -> "list[AgentRequest]":
+    def open_requests(self) -> "list[AgentRequest]":
         """Return the requests that wait for a reply, in order of arrival, with duplicates."""
         ...
 
     def shorten(self, request: "AgentRequest", short: "AgentRequest") -> None:
-        """Replace a request, given as the same object that `asked` returned, by a shorter copy."""
+        """Replace a request, the same object that `open_requests` returned, by a shorter copy."""
         ...
 
     async def wait(self, timeout_s: float | None) -> None:
@@ -47,7 +47,7 @@ class AgentEndpoint(Protocol):
         """Make `wait` return, since something else has happened."""
         ...
 
-    def tell(self, reply: "Reply") -> None:
+    def answer(self, reply: "Reply") -> None:
         """Answer the first waiting request with the reply's digest. Raises KeyError if none."""
         ...
 
@@ -157,7 +157,7 @@ class Host(AgentStarter, Protocol):
         """The worker's boxes. Raises WorkFailed(`box_unavailable`) if it has none."""
         ...
 
-    async def line(
+    async def open_endpoint(
         self,
         policies: Sequence[str],
         task: Mapping[str, object],

@@ -11,11 +11,11 @@ from typing import Any
 
 import orjson
 
-from rollcall.compose.agents.scripted_model import ScriptedAnswer, ScriptedModel, answer_line
+from rollcall.compose.agents.scripted_model import ScriptedAnswer, ScriptedModel, answer_requests
 from rollcall.consumers.environments.gateway.adapter_dialect import ADAPTER_ROUTES
-from rollcall.consumers.environments.gateway.gateway import Gateway, SeenRequest
-from rollcall.consumers.environments.gateway.line import GatewayLine
-from rollcall.consumers.environments.gateway.listener import bind
+from rollcall.consumers.environments.gateway.endpoint import GatewayEndpoint
+from rollcall.consumers.environments.gateway.gateway import Gateway, ObservedRequest
+from rollcall.consumers.environments.gateway.listening_socket import bind
 from rollcall.inference.dialects.dialect import ParsedRequest
 from rollcall.sandbox.agents.agent_processes import AgentExit, AgentProcess, AgentProcesses
 from rollcall.schemas.errors import WorkFailed
@@ -92,14 +92,14 @@ class Played:
     result: str | None = None
     last_words: str = ""
 
-    def see(self, seen: SeenRequest) -> None:
+    def see(self, seen: ObservedRequest) -> None:
         """Record a request at the gateway."""
         if seen.declined is not None:
             message = str(seen.declined).removeprefix(f"{seen.method} {seen.path}: ")
             status = seen.declined.status
             self.declined.append(f"{seen.method} {seen.path}: {status}, {message}")
-        elif seen.asked is not None and seen.path not in ADAPTER_ROUTES:
-            self.calls.append(described(seen.path, seen.asked))
+        elif seen.parsed is not None and seen.path not in ADAPTER_ROUTES:
+            self.calls.append(described(seen.path, seen.parsed))
 
 
 def check(home: Path, name: str, config: Mapping[str, Any]) -> list[Played]:
@@ -127,11 +127,11 @@ async def _play(
 ) -> Played:
     played = Played(config)
     model = ScriptedModel(trial.answers, trial.steps)
-    async with _served(played, model) as line:
+    async with _served(played, model) as endpoint:
         try:
             ready = await processes.prepare(name, config)
             played.import_s, played.threads = ready["import_s"], ready["threads"]
-            process = await processes.start(name, config, url=line.url, key=line.key)
+            process = await processes.start(name, config, url=endpoint.url, key=endpoint.key)
         except WorkFailed as error:
             played.wrong = str(error)
             return played
@@ -146,14 +146,14 @@ async def _play(
 
 
 @asynccontextmanager
-async def _served(played: Played, model: ScriptedModel) -> AsyncIterator[GatewayLine]:
+async def _served(played: Played, model: ScriptedModel) -> AsyncIterator[GatewayEndpoint]:
     """Open a gateway with one line, answered by the script."""
     gateway = Gateway(bind(), observe=played.see)
     await gateway.start()
-    line = gateway.line([POLICY], _task(played.config))
-    answering = asyncio.create_task(answer_line(line, model.reply_to))
+    endpoint = gateway.open_endpoint([POLICY], _task(played.config))
+    answering = asyncio.create_task(answer_requests(endpoint, model.reply_to))
     try:
-        yield line
+        yield endpoint
     finally:
         await gateway.close()
         await answering

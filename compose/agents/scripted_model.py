@@ -1,10 +1,10 @@
-"""A model and an environment with scripted answers, behind one line of the gateway."""
+"""A model and an environment with scripted answers, behind one endpoint of the gateway."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollcall.consumers.environments.gateway.line import GatewayLine
+from rollcall.consumers.environments.gateway.endpoint import GatewayEndpoint
 from rollcall.schemas.agent_requests import AgentRequest, Choice, ModelReply, Reply, StepReply
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 
@@ -12,12 +12,14 @@ TOKEN_ID, LOGPROB = 1, -0.5
 """The one token that every answer is said to consist of, for agents that want tokens."""
 
 
-async def answer_line(line: GatewayLine, reply_to: Callable[[AgentRequest], Reply]) -> None:
-    """Reply to each ask of a line at once, until the line is closed."""
-    while not line.over:
-        for request in line.asked():
-            line.tell(reply_to(request))
-        await line.wait(None)
+async def answer_requests(
+    endpoint: GatewayEndpoint, reply_to: Callable[[AgentRequest], Reply]
+) -> None:
+    """Reply to each request of an endpoint at once, until the endpoint is closed."""
+    while not endpoint.closed:
+        for request in endpoint.open_requests():
+            endpoint.answer(reply_to(request))
+        await endpoint.wait(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class ScriptedModel:
     """The result that the agent returned."""
 
     def reply_to(self, request: AgentRequest) -> Reply:
-        """Return the reply to an ask, and record what it says."""
+        """Return the reply to a request, and record its text."""
         if request.kind == "model":
             return self._answered(request)
         if request.kind == "finish":

@@ -13,10 +13,10 @@ import sys
 
 import orjson
 
-from rollcall.compose.agents.scripted_model import answer_line
+from rollcall.compose.agents.scripted_model import answer_requests
 from rollcall.compose.log_setup import set_up
 from rollcall.consumers.environments.gateway.gateway import Gateway
-from rollcall.consumers.environments.gateway.listener import bind
+from rollcall.consumers.environments.gateway.listening_socket import bind
 from rollcall.consumers.loop.loop import GC_THRESHOLDS
 from rollcall.schemas.agent_requests import (
     AgentRequest,
@@ -32,7 +32,7 @@ MOST_SAID = 1000
 
 
 def replied(request: AgentRequest) -> Reply:
-    """Return the last message of a model ask; for other asks, the beginning of their text."""
+    """Return the last message of a model request; for others, the beginning of their text."""
     if request.kind != "model":
         return StepReply(request.d, request.text[:MOST_SAID])
     if len(request.messages[-1].content) > MOST_SAID:
@@ -44,16 +44,16 @@ async def serve() -> None:
     """Serve both sessions until the input ends."""
     gateway = Gateway(bind())
     await gateway.start()
-    lines = [gateway.line([POLICY], {}) for _ in range(2)]
-    answering = [asyncio.create_task(answer_line(line, replied)) for line in lines]
+    endpoints = [gateway.open_endpoint([POLICY], {}) for _ in range(2)]
+    answering = [asyncio.create_task(answer_requests(endpoint, replied)) for endpoint in endpoints]
     port = int(gateway.address.rpartition(":")[2])
-    _say({"port": port, "keys": [line.key for line in lines]})
+    _say({"port": port, "keys": [endpoint.key for endpoint in endpoints]})
     while order := await asyncio.to_thread(sys.stdin.readline):
         if order.strip() == "next":
-            await lines.pop().close()
-            lines.append(gateway.line([POLICY], {}))
-            answering.append(asyncio.create_task(answer_line(lines[-1], replied)))
-            _say({"key": lines[-1].key})
+            await endpoints.pop().close()
+            endpoints.append(gateway.open_endpoint([POLICY], {}))
+            answering.append(asyncio.create_task(answer_requests(endpoints[-1], replied)))
+            _say({"key": endpoints[-1].key})
             continue
         _say(
             {

@@ -154,7 +154,7 @@ class WorkerFactory:
 
         A configured port of the gateway is bound now, any other is chosen when it is needed.
         """
-        from rollcall.consumers.environments.gateway.listener import bind
+        from rollcall.consumers.environments.gateway.listening_socket import bind
         from rollcall.consumers.environments.worker_hosts import WorkerHosts
 
         host, port = (

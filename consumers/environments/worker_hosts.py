@@ -12,8 +12,8 @@ from rollcall.schemas.claims import Objects
 from rollcall.schemas.errors import Unavailable, WorkFailed
 
 if TYPE_CHECKING:
+    from rollcall.consumers.environments.gateway.endpoint import GatewayEndpoint
     from rollcall.consumers.environments.gateway.gateway import Gateway
-    from rollcall.consumers.environments.gateway.line import GatewayLine
     from rollcall.consumers.environments.worker_boxes import SessionBoxes, WorkerBoxes
     from rollcall.sandbox.agents.agent_box import AgentBox
     from rollcall.sandbox.host import Process, Processes
@@ -92,17 +92,17 @@ class SessionHost:
         whose = self.place if isinstance(self.place, SessionPlace) else SessionPlace("")
         return self.hosts.boxes.of(whose.rollout_id, whose.attempt, whose.journal)
 
-    async def line(
+    async def open_endpoint(
         self,
         policies: Sequence[str],
         task: Mapping[str, object],
         listener: socket.socket | None = None,
-    ) -> "GatewayLine":
-        """Open a line on which these policies can be asked for. Raises Refused without a port."""
+    ) -> "GatewayEndpoint":
+        """Open an endpoint for these policies. Raises Refused if the gateway has no port."""
         gateway = await self.hosts.gateway()
         if listener is None:
-            return gateway.line(policies, task)
-        return await gateway.line_within(policies, task, listener)
+            return gateway.open_endpoint(policies, task)
+        return await gateway.open_endpoint_at(policies, task, listener)
 
     async def start(
         self,

@@ -91,7 +91,7 @@ class HostedAgent:
         """The box of its task, which ends with the episode."""
         self._killed_before = 0
         """The number of OOM kills in the task's box before the agent started."""
-        self._line: AgentEndpoint | None = None
+        self._endpoint: AgentEndpoint | None = None
         self._process: Process | None = None
         self._exit: asyncio.Task[AgentExit] | None = None
         self._told = ReplyHistory()
@@ -131,13 +131,13 @@ class HostedAgent:
 
     async def close(self) -> None:
         """End the process and its endpoint. May be called twice."""
-        line, self._line = self._line, None
+        endpoint, self._endpoint = self._endpoint, None
         process, self._process = self._process, None
         exit_, self._exit = self._exit, None
         if exit_:
             exit_.cancel()
-        if line:
-            await line.close()
+        if endpoint:
+            await endpoint.close()
         if process:
             await process.close()
         box, self._box = self._box, None
@@ -150,12 +150,14 @@ class HostedAgent:
         config = self._task.get("config", {})
         home = await self._home(config)
         listener = await home.box.listen(PORT) if home else None
-        self._line = line = await self._host.line(self._policies, self._task, listener)
+        self._endpoint = endpoint = await self._host.open_endpoint(
+            self._policies, self._task, listener
+        )
         self._process = process = await self._host.start(
-            self._agent, config, url=line.url, key=line.key, box=home
+            self._agent, config, url=endpoint.url, key=endpoint.key, box=home
         )
         self._exit = asyncio.create_task(process.wait())
-        self._exit.add_done_callback(lambda _: line.wake())
+        self._exit.add_done_callback(lambda _: endpoint.wake())
 
     async def _home(self, config: Mapping[str, Any]) -> AgentBox | None:
         """Return the box that the agent runs in; None if it runs in none. Raises WorkFailed."""
@@ -172,20 +174,20 @@ class HostedAgent:
         return AgentBox(box, box.directory.decode())
 
     def _tell(self, reply: Reply) -> None:
-        assert self._line is not None
+        assert self._endpoint is not None
         try:
-            self._line.tell(reply)
+            self._endpoint.answer(reply)
         except KeyError:  # the process has not asked for it yet
             self._told.wait(reply)
 
     def _look(self) -> list[AgentRequest]:
         """Return asks that are new to the rollout; answer recorded ones from the history."""
-        assert self._line is not None
+        assert self._endpoint is not None
         heard, new = Counter(self._open), []
-        for request in self._line.asked():
+        for request in self._endpoint.open_requests():
             self._known.add(request)
             if (reply := self._told.asked(request.d)) is not None:
-                self._line.tell(reply)
+                self._endpoint.answer(reply)
             elif heard[request.d]:
                 heard[request.d] -= 1
             else:
@@ -231,11 +233,11 @@ class HostedAgent:
 
     async def _change(self, timeout_s: float | None) -> None:
         """Wait for an ask, the end of the process (which wakes the line), or the timeout."""
-        assert self._line is not None
-        await self._line.wait(timeout_s)
+        assert self._endpoint is not None
+        await self._endpoint.wait(timeout_s)
 
     def _shown(self, new: Sequence[AgentRequest]) -> Observation:
-        assert self._line is not None
+        assert self._endpoint is not None
         told = choose_bases(new, self._known.at_both_ends(), self._known.by_name())
         for each in told:
             if each.same < each.request.left_out:
@@ -245,7 +247,7 @@ class HostedAgent:
                 raise WorkFailed("session_lost", msg, retriable=False)
         # Hold the only open ask without the messages that the rollout has already, to save memory.
         if len(new) == 1 and not self._open:
-            self._line.shorten(
+            self._endpoint.shorten(
                 told[0].request, told[0].request.shortened(told[0].fingerprint, told[0].same)
             )
         for request in new:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from rollcall.consumers.environments.gateway.gateway import Gateway
-from rollcall.consumers.environments.gateway.listener import bind
+from rollcall.consumers.environments.gateway.listening_socket import bind
 from rollcall.sandbox.agents.agent_processes import AgentProcesses
 from rollcall.sandbox.environments.hosted_agent import HostedAgent
 from tests.support.process_host import ProcessHost

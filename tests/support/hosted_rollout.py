@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from rollcall.consumers.agents.fold.commands import Command
-from rollcall.consumers.environments.gateway.line import GatewayLine, OpenCalls
+from rollcall.consumers.environments.gateway.endpoint import GatewayEndpoint, OpenCalls
 from rollcall.consumers.loop.answers import event_of
 from rollcall.sandbox.agents.agent_processes import AgentExit
 from rollcall.sandbox.environment import AnyEnvironment, Observation, make_environment
@@ -41,7 +41,7 @@ Agent = Callable[[Asks], Awaitable[int]]
 
 
 class Gone(Exception):
-    """Its line was closed under it: the endpoint says 404."""
+    """The endpoint was closed while the agent ran, which gets 404."""
 
 
 def model_request(*texts: str, **fields: Any) -> AgentRequest:
@@ -137,11 +137,11 @@ class CoroutineProcess:
 
 @dataclass
 class CoroutineHost:
-    """Hosts coroutines, by the first word of their `argv`; lines are the gateway's, less HTTP."""
+    """Hosts coroutines, by the first word of their `argv`, at endpoints without HTTP."""
 
     agents: Mapping[str, Agent]
     place: str = ""
-    lines: dict[str, GatewayLine] = field(default_factory=dict)
+    endpoints: dict[str, GatewayEndpoint] = field(default_factory=dict)
     processes: list[CoroutineProcess] = field(default_factory=list)
     kept: dict[str, bytes] = field(default_factory=dict)
     tasks: list[Mapping[str, Any]] = field(default_factory=list)
@@ -151,27 +151,29 @@ class CoroutineHost:
         del place
         return self
 
-    async def line(
+    async def open_endpoint(
         self, policies: Sequence[str], task: Mapping[str, object], listener: None = None
-    ) -> GatewayLine:
+    ) -> GatewayEndpoint:
         assert listener is None
-        key = str(len(self.lines))
+        key = str(len(self.endpoints))
         self.tasks.append(task)
-        line = GatewayLine(f"http://{key}", key, policies, task, OpenCalls(), lambda closed: None)
-        self.lines[key] = line
-        return line
+        endpoint = GatewayEndpoint(
+            f"http://{key}", key, policies, task, OpenCalls(), lambda closed: None
+        )
+        self.endpoints[key] = endpoint
+        return endpoint
 
     async def start(
         self, agent: str, config: Mapping[str, Any], *, url: str, key: str, box: None = None
     ) -> CoroutineProcess:
         del agent, url, box
-        line, agent_of = self.lines[key], self.agents[config["argv"][0]]
+        endpoint, agent_of = self.endpoints[key], self.agents[config["argv"][0]]
 
         async def ask(what: AgentRequest) -> Reply:
             await asyncio.sleep(0)
-            if line.over:
+            if endpoint.closed:
                 raise Gone
-            reply = await line.attach(what).reply()
+            reply = await endpoint.attach(what).reply()
             if reply is None:
                 raise Gone
             return reply

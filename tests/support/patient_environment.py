@@ -11,7 +11,9 @@ class Nowhere:
 
     place = "nowhere"
 
-    async def line(self, policies: Sequence[str], task: Mapping[str, object]) -> AgentEndpoint:
+    async def open_endpoint(
+        self, policies: Sequence[str], task: Mapping[str, object]
+    ) -> AgentEndpoint:
         raise NotImplementedError
 
     def keep(self, name: str, content: bytes) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rollcall.consumers.environments.gateway.endpoint import GatewayEndpoint
 from rollcall.consumers.environments.gateway.gateway import Gateway
-from rollcall.consumers.environments.gateway.line import GatewayLine
-from rollcall.consumers.environments.gateway.listener import bind
+from rollcall.consumers.environments.gateway.listening_socket import bind
 from rollcall.sandbox.agents.agent_box import AgentBox
 from rollcall.sandbox.agents.agent_processes import AgentProcess, AgentProcesses
 from rollcall.sandbox.boxes.box import DRIVERS, Box, Spec
@@ -65,15 +65,15 @@ class ProcessHost:
         self.started: list[AgentProcess] = []
         self.boxes = OwnBoxes()
 
-    async def line(
+    async def open_endpoint(
         self,
         policies: Sequence[str],
         task: Mapping[str, object],
         listener: socket.socket | None = None,
-    ) -> GatewayLine:
+    ) -> GatewayEndpoint:
         if listener is None:
-            return self.gateway.line(policies, task)
-        return await self.gateway.line_within(policies, task, listener)
+            return self.gateway.open_endpoint(policies, task)
+        return await self.gateway.open_endpoint_at(policies, task, listener)
 
     async def start(
         self,

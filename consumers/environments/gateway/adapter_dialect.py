@@ -1,4 +1,4 @@
-"""Requests of our adapters besides model calls: a step of the task's environment, or a finish.
+"""Requests of our adapters besides model calls: a step of the task's environment, or the result.
 
 `POST /v1/step` takes `{"action": text}`, `POST /v1/finish` `{"result": text}`; both are answered
 with the observation. Errors have OpenAI's form.
@@ -17,7 +17,7 @@ from rollcall.schemas.agent_requests import AgentRequest, ModelReply, StepReply
 
 ReadBody = Callable[[bytes, Sequence[str], Conversations], ParsedRequest]
 
-SHOWN = ("text", "reward", "terminated", "truncated", "info")
+OBSERVED = ("text", "reward", "terminated", "truncated", "info")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ def _read_finish(body: bytes, _: Sequence[str], __: Conversations) -> ParsedRequ
     return ParsedRequest(AgentRequest("finish", text=read_body(body, _FinishBody).result))
 
 
-def shown_body(reply: StepReply) -> bytes:
+def observation_body(reply: StepReply) -> bytes:
     """Return the observation as JSON; its `info` is a JSON text, passed on as it is."""
-    return orjson.dumps({name: getattr(reply, name) for name in SHOWN})
+    return orjson.dumps({name: getattr(reply, name) for name in OBSERVED})
 
 
 def _no_model(parsed: ParsedRequest, reply: ModelReply) -> bytes:
-    msg = f"a {parsed.request.kind} ask is told what a model said"
+    msg = f"the reply to {parsed.request.kind} request {reply.d} must not be a ModelReply"
     raise TypeError(msg)
 
 

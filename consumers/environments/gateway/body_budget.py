@@ -1,8 +1,8 @@
-"""Quotas on bytes of request bodies: how many a gateway holds, and the rate per session.
+"""Limits on bytes of request bodies: how many a gateway holds, and the rate of each session.
 
 Bytes are counted from the first that arrives, so that bodies that never end cost no more than
-others, and no session can use all of the memory. A session above its rate is read from more slowly:
-receiving bytes takes time of the event loop that all sessions share.
+others, and no session can use all of the memory. A session above its rate is read from more slowly,
+since receiving bytes takes time of the event loop that all sessions share.
 """
 
 import asyncio
@@ -17,17 +17,17 @@ from rollcall.inference.dialects.dialect import Declined
 
 @dataclass
 class ByteRate:
-    """A rate limit: `a_second` bytes per second, and bursts of `at_once` after a pause."""
+    """A rate limit, with bursts of `burst_bytes` after a pause."""
 
-    a_second: int
-    at_once: int
+    bytes_per_s: int
+    burst_bytes: int
     due: float = 0.0
 
-    async def taken(self, count: int) -> None:
-        """Count bytes that have arrived, and wait until more may."""
+    async def wait_after(self, count: int) -> None:
+        """Count bytes that have arrived, and wait until more may arrive."""
         now = time.monotonic()
-        self.due = max(self.due, now) + count / self.a_second
-        wait_s = self.due - now - self.at_once / self.a_second
+        self.due = max(self.due, now) + count / self.bytes_per_s
+        wait_s = self.due - now - self.burst_bytes / self.bytes_per_s
         if wait_s > 0:
             await asyncio.sleep(wait_s)
 
@@ -55,22 +55,22 @@ class HeldBytes:
 
 @dataclass
 class BodyBudget:
-    """The quotas, in bytes, for the bodies of one gateway."""
+    """The limits, in bytes, for the bodies of one gateway."""
 
     most: int
     most_of_session: int
     retry_after_s: int = 1
     held: int = 0
     by_session: Counter[str] = field(default_factory=Counter)
-    bytes_a_second: int = 16 * 1024 * 1024
+    bytes_per_s: int = 16 * 1024 * 1024
     """The rate of one session; all connections without a key share one."""
-    bytes_at_once: int = 8 * 1024 * 1024
+    burst_bytes: int = 8 * 1024 * 1024
     rates: dict[str, ByteRate] = field(default_factory=dict)
 
     def rate(self, session: str) -> ByteRate:
         """Return the rate limit of a session; it is kept until `forget`."""
         if session not in self.rates:
-            self.rates[session] = ByteRate(self.bytes_a_second, self.bytes_at_once)
+            self.rates[session] = ByteRate(self.bytes_per_s, self.burst_bytes)
         return self.rates[session]
 
     def forget(self, session: str) -> None:

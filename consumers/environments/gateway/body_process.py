@@ -1,9 +1,9 @@
 """The process that reads large bodies, started with a socket: `python -m MODULE FD`.
 
-An order comes with two files: one with a body, one with earlier conversations. The process
-replaces the body by the parsed request and returns its length, or the reason for which the body is
-refused, or the earlier response that it needs. So the cost of reading a body does not fall on the
-gateway: this process has bounded memory and a lower priority on the processor.
+An order comes with two files: one holds a body, one earlier conversations. The process replaces the
+body by the parsed request and returns its length, or the refusal of the body, or the name of an
+earlier response that it needs. Reading a body so costs the gateway nothing; this process has
+limited memory and a lower priority on the processor.
 """
 
 import os
@@ -31,12 +31,12 @@ ORDER_BYTES = 65_536
 DIALECTS = {each.name: each for each in (*ROUTES.values(), *ADAPTER_ROUTES.values())}
 
 
-def answered(order: bytes, body_file: int, earlier_file: int) -> dict[str, object]:
+def answer_order(order: bytes, body_file: int, earlier_file: int) -> dict[str, object]:
     """Write the parsed request into the body's file; return the answer to the order."""
     dialect, policies, unknown = orjson.loads(order)
     try:
         earlier = LoadedConversations(conversations_of(_content(earlier_file)), unknown)
-        told = serialise_request(DIALECTS[dialect].read(_content(body_file), policies, earlier))
+        parsed = serialise_request(DIALECTS[dialect].read(_content(body_file), policies, earlier))
     except MemoryError:
         msg = "the body takes too much memory to be read; send a smaller one"
         return {"status": 413, "code": "request_too_large", "message": msg, "param": None}
@@ -51,9 +51,9 @@ def answered(order: bytes, body_file: int, earlier_file: int) -> dict[str, objec
         }
     os.ftruncate(body_file, 0)
     written = 0
-    while written < len(told):
-        written += os.pwrite(body_file, memoryview(told)[written:], written)
-    return {"length": len(told)}
+    while written < len(parsed):
+        written += os.pwrite(body_file, memoryview(parsed)[written:], written)
+    return {"length": len(parsed)}
 
 
 def serve(orders: socket.socket) -> None:
@@ -63,7 +63,7 @@ def serve(orders: socket.socket) -> None:
         if not order:
             return
         try:
-            orders.sendall(orjson.dumps(answered(order, *files)))
+            orders.sendall(orjson.dumps(answer_order(order, *files)))
         finally:
             for file in files:
                 os.close(file)

@@ -1,7 +1,8 @@
-"""One HTTP request to a line, from its body to the last byte of its answer.
+"""One HTTP request to an endpoint, from its body to the last byte of its answer.
 
-The status line is held back until the answer is there. A stream that waits longer than `hold_s` is
-begun without it, kept open by events that clients skip, and reports a failure inside the stream.
+The status is sent only with the answer, so that a failure is a status too. A stream that waits
+longer than `hold_s` is begun without its answer, kept open by events that clients skip, and reports
+a failure as an event.
 """
 
 import asyncio
@@ -10,11 +11,11 @@ from dataclasses import dataclass, replace
 from aiohttp import web
 from aiohttp.web_request import BaseRequest
 
-from rollcall.consumers.environments.gateway.adapter_dialect import shown_body
+from rollcall.consumers.environments.gateway.adapter_dialect import observation_body
 from rollcall.consumers.environments.gateway.body_budget import BodyBudget, HeldBytes
 from rollcall.consumers.environments.gateway.connection import Connection
+from rollcall.consumers.environments.gateway.endpoint import Client, GatewayEndpoint
 from rollcall.consumers.environments.gateway.large_bodies import LargeBodies
-from rollcall.consumers.environments.gateway.line import Client, GatewayLine
 from rollcall.inference.dialects.dialect import Declined, Dialect, ParsedRequest
 from rollcall.inference.dialects.routes import (
     EVENTS,
@@ -28,9 +29,9 @@ from rollcall.schemas.agent_requests import ModelReply, Reply, StepReply
 from rollcall.schemas.untrusted_text import clean_text
 
 LARGE_BYTES = 256 * 1024
-"""Bodies from this size are read by a process; smaller ones take a few milliseconds."""
-SAID_CHARS = 500
-"""The length to which the error of a request that is not HTTP is cut; a parser quotes it."""
+"""Larger bodies are parsed by a process; smaller ones take a few milliseconds."""
+QUOTED_CHARS = 500
+"""The length to which the error of a request that is not HTTP is cut: parsers quote the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +48,11 @@ class GatewayLimits:
     """Time in which a connection has to send the head of its first request."""
     connections: int = 8192
     connections_of_session: int = 256
-    """Connections of one line; at a line's own door, those without a key count too."""
+    """Connections of one endpoint; at a listener of its own, those without a key count too."""
     open_calls: int = 4096
     open_calls_of_session: int = 64
     hold_s: float = 60.0
-    """Time that a stream waits for its answer before it is begun, so that a failure is a status."""
+    """Time for which a stream is held back, so that a failure until then is a status."""
     wait_every_s: float = 15.0
     """Interval of keep-alive events in a stream that was begun without its answer."""
     retry_after_s: int = 1
@@ -59,13 +60,13 @@ class GatewayLimits:
 
 
 class Exchange:
-    """A request whose line and dialect are known."""
+    """A request whose endpoint and dialect are known, and its answer."""
 
     def __init__(
         self,
         request: BaseRequest,
         connection: Connection,
-        line: GatewayLine,
+        endpoint: GatewayEndpoint,
         dialect: Dialect,
         limits: GatewayLimits,
         budget: BodyBudget,
@@ -75,33 +76,36 @@ class Exchange:
         self.large = large
         self.request = request
         self.connection = connection
-        self.line = line
+        self.endpoint = endpoint
         self.dialect = dialect
         self.limits = limits
 
     async def read(self) -> ParsedRequest:
         """Read and parse the body. Raises Declined."""
-        with self.budget.body(self.line.key) as held:
+        with self.budget.body(self.endpoint.key) as held:
             return await self._read(await self._body(held))
 
-    async def answer(self, asked: ParsedRequest) -> web.StreamResponse:
-        """Ask what the body asked, and write the reply.
+    async def answer(self, parsed: ParsedRequest) -> web.StreamResponse:
+        """Pass the request to the session, wait for the reply, and write it.
 
-        Raises Declined and TooManyOpen before anything is asked, ConnectionError if the client
-        leaves while it is written to.
+        Raises Declined and TooManyOpen before the session sees the request, ConnectionError if the
+        client leaves while it is written to.
         """
-        client = self._attach(asked)
-        asked = replace(asked, request=asked.request.without_texts())  # the wait may be long
-        if asked.stream and not await client.told_within(self.limits.hold_s):
-            return await self._late(asked, client)
-        whole = self._answer(asked, await client.reply())
+        client = self._attach(parsed)
+        parsed = replace(
+            parsed, request=parsed.request.without_texts()
+        )  # frees memory: the wait may be long
+        if parsed.stream and not await client.answered_within(self.limits.hold_s):
+            return await self._answer_late(parsed, client)
+        whole = self._answer(parsed, await client.reply())
         return await self._write(client, response_of(whole))
 
     async def _body(self, held: HeldBytes) -> bytearray:
+        """Receive the body within the limits of time, size and rate. Raises Declined."""
         if self.request.headers.get("Expect", "").lower() == "100-continue":
             await self.request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.request.writer.output_size = 0  # aiohttp does the same: nothing is answered yet
-        rate = self.budget.rate(self.line.key)
+        rate = self.budget.rate(self.endpoint.key)
         body = bytearray()  # the request's own `read` would keep it for as long as it is open
         try:
             async with asyncio.timeout(self.limits.body_s):
@@ -111,11 +115,11 @@ class Exchange:
                     if len(body) > self.limits.body_bytes:
                         msg = f"the body is larger than {self.limits.body_bytes:,} bytes"
                         raise Declined(413, "request_too_large", msg)
-                    await rate.taken(len(data))
+                    await rate.wait_after(len(data))
         except BaseException as error:
             body.clear()  # a failure keeps this frame until the garbage collector runs
             if isinstance(error, web.RequestPayloadError):
-                msg = f"the body cannot be read: {clean_text(str(error), SAID_CHARS)}"
+                msg = f"the body cannot be read: {clean_text(str(error), QUOTED_CHARS)}"
                 raise Declined(400, "invalid_request_error", msg) from error
             if isinstance(error, TimeoutError):
                 msg = f"the body did not come to its end within {self.limits.body_s:g} s"
@@ -124,62 +128,62 @@ class Exchange:
         return body
 
     async def _read(self, body: bytearray) -> ParsedRequest:
-        """Parse a body; a large one, which may take seconds, in another process."""
-        policies, conversations = self.line.policies, self.line.conversations
+        """Parse a body; a large one in another process, as it may take seconds. Raises Declined."""
+        policies, conversations = self.endpoint.policies, self.endpoint.conversations
         if len(body) <= LARGE_BYTES:
             return self.dialect.read(bytes(body), policies, conversations)
         return await self.large.read(
-            self.line.key, self.dialect, body, policies, conversations, self._gone
+            self.endpoint.key, self.dialect, body, policies, conversations, self._gone
         )
 
     def _gone(self) -> bool:
-        return self.request.transport is None or self.line.over
+        return self.request.transport is None or self.endpoint.closed
 
-    def _attach(self, asked: ParsedRequest) -> Client:
-        if self.line.over:  # it was closed while the body arrived
-            raise over()
+    def _attach(self, parsed: ParsedRequest) -> Client:
+        if self.endpoint.closed:  # it was closed while the body arrived
+            raise rollout_over()
         headers = self.request.headers
         count = headers.get("x-stainless-retry-count", "")
         retry = count.isdigit() and count.strip("0") != ""
         key = headers.get("Idempotency-Key", "")
-        client = self.line.attach(asked.request, retry=retry, key=key)
+        client = self.endpoint.attach(parsed.request, retry=retry, key=key)
         self.connection.client = client
         return client
 
-    def _answer(self, asked: ParsedRequest, reply: Reply | None) -> HttpAnswer:
-        """Return the whole answer to a request of which nothing is answered yet."""
+    def _answer(self, parsed: ParsedRequest, reply: Reply | None) -> HttpAnswer:
+        """Return the whole answer to a request whose status is not sent yet."""
         if reply is None:
-            return error_answer(self.dialect, over())
+            return error_answer(self.dialect, rollout_over())
         if isinstance(reply, StepReply):
-            return HttpAnswer(200, {"Content-Type": JSON}, shown_body(reply))
-        self._keep(asked, reply)
-        return answer(self.dialect, asked, reply)
+            return HttpAnswer(200, {"Content-Type": JSON}, observation_body(reply))
+        self._keep(parsed, reply)
+        return answer(self.dialect, parsed, reply)
 
-    def _keep(self, asked: ParsedRequest, reply: Reply) -> None:
+    def _keep(self, parsed: ParsedRequest, reply: Reply) -> None:
         if isinstance(reply, ModelReply):
-            self.line.conversations.remember(self.dialect.kept(asked, reply))
+            self.endpoint.conversations.add(self.dialect.kept(parsed, reply))
 
-    async def _late(self, asked: ParsedRequest, client: Client) -> web.StreamResponse:
-        """Begin a stream without its answer."""
+    async def _answer_late(self, parsed: ParsedRequest, client: Client) -> web.StreamResponse:
+        """Begin a stream without its answer, and keep it open until the answer is there."""
         response = web.StreamResponse(headers={"Content-Type": EVENTS})
         await response.prepare(self.request)
         await response.write(self.dialect.waiting)
-        while not await client.told_within(self.limits.wait_every_s):
+        while not await client.answered_within(self.limits.wait_every_s):
             await response.write(self.dialect.waiting)
-        return await self._write(client, response, self._events(asked, await client.reply()))
+        return await self._write(client, response, self._events(parsed, await client.reply()))
 
-    def _events(self, asked: ParsedRequest, reply: Reply | None) -> bytes:
+    def _events(self, parsed: ParsedRequest, reply: Reply | None) -> bytes:
         if reply is None:
-            return self.dialect.error_event(over())
-        self._keep(asked, reply)
-        return rest_of_stream(self.dialect, asked, reply)
+            return self.dialect.error_event(rollout_over())
+        self._keep(parsed, reply)
+        return rest_of_stream(self.dialect, parsed, reply)
 
     async def _write(
         self, client: Client, response: web.StreamResponse, last: bytes = b""
     ) -> web.StreamResponse:
         await response.prepare(self.request)
         await response.write_eof(last)
-        client.written()
+        client.reply_written()
         return response
 
 
@@ -188,6 +192,6 @@ def response_of(whole: HttpAnswer) -> web.Response:
     return web.Response(status=whole.status, body=whole.body, headers=dict(whole.headers))
 
 
-def over() -> Declined:
+def rollout_over() -> Declined:
     """Return the refusal of a request after the end of its rollout or attempt."""
     return Declined(404, "not_found", "this rollout, or this attempt at it, is over")

@@ -1,9 +1,9 @@
 """Reading of large request bodies without blocking the other sessions of the gateway.
 
-A body of many megabytes may take seconds to parse, while Python does nothing else. So a separate
-process parses them, one at a time, and a thread beside the loop copies the result. Copying blocks
-the loop a little too, so a session has one large body read at a time, and waits between two of them
-such that they take only a small share of the time.
+Parsing a body of many megabytes may take seconds, in which the event loop would do nothing else. So
+a separate process parses them, one at a time, and a thread beside the loop copies the result.
+Copying blocks the loop a little too, so a session has one large body read at a time, and waits
+between two of them long enough that copying takes only a small share of the time.
 """
 
 import asyncio
@@ -28,9 +28,10 @@ COPY_SHARE = 1 / 300
 """Share of the time for copying a session's large bodies, beyond FREE_S for each."""
 FREE_S = 0.002
 READ_SHARE = 1 / 4
+"""Share of the time for which the process parses bodies of one session."""
 MOST_EARLIER = 64
-"""The most responses that one body may continue or refer to."""
-LOOK_S = 1.0
+"""The most earlier responses that one body may name."""
+CHECK_S = 1.0
 """Interval at which a queued body's client is checked for having gone."""
 ANSWER_BYTES = 65_536
 MODULE = "rollcall.consumers.environments.gateway.body_process"
@@ -45,6 +46,7 @@ class LargeBodies:
         self._within_s = within_s
         self._process: asyncio.subprocess.Process | None = None
         self._orders: socket.socket | None = None
+        """The socket to the process: a packet for each order, and one for its answer."""
         self._reading = asyncio.Lock()
         self._turns: dict[str, _Turns] = {}
 
@@ -69,12 +71,12 @@ class LargeBodies:
         turns = _Turns() if gone() else self._turns.setdefault(session, _Turns())
         async with _turn(turns.lock, gone):
             while not gone() and (left := turns.due - time.monotonic()) > 0:
-                await asyncio.sleep(min(left, LOOK_S))
+                await asyncio.sleep(min(left, CHECK_S))
             with _File(body) as file:
-                body.clear()
+                body.clear()  # the file holds it now
                 length = await self._read(dialect, policies, earlier, file, turns, gone)
                 request, seconds = await asyncio.to_thread(_copied, file.fileno(), length)
-                turns.wait(max(0.0, seconds - FREE_S), COPY_SHARE)
+                turns.charge(max(0.0, seconds - FREE_S), COPY_SHARE)
                 return request
 
     def forget(self, session: str) -> None:
@@ -107,14 +109,14 @@ class LargeBodies:
         """
         known: dict[str, Sequence[Any]] = {}
         unknown: list[str] = []
-        # The process names one earlier response that it needs at a time; a new order brings it.
+        # The process names one earlier response that it needs; the order is repeated with it.
         while len(known) + len(unknown) <= MOST_EARLIER:
             order = orjson.dumps((dialect.name, policies, unknown))
             with _File(serialise_conversations(known)) as before:
                 async with _turn(self._reading, gone):
-                    begun = time.monotonic()
-                    answer = await self._ordered(order, file.fileno(), before.fileno())
-                    turns.wait(time.monotonic() - begun, READ_SHARE)
+                    started = time.monotonic()
+                    answer = await self._send_order(order, file.fileno(), before.fileno())
+                    turns.charge(time.monotonic() - started, READ_SHARE)
             if "length" in answer:
                 return int(answer["length"])
             if "needs" not in answer:
@@ -128,9 +130,9 @@ class LargeBodies:
         msg = f"a large body may refer to {MOST_EARLIER} responses; send their items instead"
         raise Declined(400, "invalid_request_error", msg, param="input")
 
-    async def _ordered(self, order: bytes, *files: int) -> Mapping[str, Any]:
+    async def _send_order(self, order: bytes, *files: int) -> Mapping[str, Any]:
         """Return the answer of the process; without one, end the process and refuse the body."""
-        orders = await self._begun()
+        orders = await self._started()
         answer = b""
         try:
             socket.send_fds(orders, [order], files)
@@ -148,17 +150,24 @@ class LargeBodies:
         code = "request_too_large"
         return {"status": 413, "code": code, "message": f"{msg}; send a smaller one", "param": None}
 
-    async def _begun(self) -> socket.socket:
+    async def _started(self) -> socket.socket:
+        """Return the socket to the process; start the process if there is none."""
         if self._orders is None:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.setblocking(False)
             self._orders = ours
             with theirs:
                 self._process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-P", "-m", MODULE, str(theirs.fileno()),
-                    stdin=DEVNULL, stdout=DEVNULL, pass_fds=[theirs.fileno()],
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    MODULE,
+                    str(theirs.fileno()),
+                    stdin=DEVNULL,
+                    stdout=DEVNULL,
+                    pass_fds=[theirs.fileno()],
                     start_new_session=True,
-                )  # fmt: skip
+                )
         return self._orders
 
 
@@ -168,17 +177,17 @@ async def _turn(lock: asyncio.Lock, gone: Callable[[], bool]) -> AsyncIterator[N
 
     A queued body uses memory, and the lock may be held for long, also by bodies of others.
     """
-    taking = asyncio.create_task(lock.acquire(), name="turn of a large body")
+    acquiring = asyncio.create_task(lock.acquire(), name="turn of a large body")
     try:
-        while not gone() and not taking.done():
-            await asyncio.wait([taking], timeout=LOOK_S)
+        while not gone() and not acquiring.done():
+            await asyncio.wait([acquiring], timeout=CHECK_S)
         if gone():
             msg = "the client has gone before its body was read"
             raise ConnectionError(msg)
         yield
     finally:
         # A task that cannot be cancelled has finished, so it holds the lock.
-        if not taking.cancel():
+        if not acquiring.cancel():
             lock.release()
 
 
@@ -189,7 +198,7 @@ class _Turns:
         self.lock = asyncio.Lock()
         self.due = 0.0
 
-    def wait(self, seconds: float, share: float) -> None:
+    def charge(self, seconds: float, share: float) -> None:
         """Charge `seconds` of work that may take this share of the time."""
         self.due = max(self.due, time.monotonic()) + seconds / share
 
@@ -216,6 +225,6 @@ class _File:
 
 def _copied(file: int, length: int) -> tuple[ParsedRequest, float]:
     """Return the request, and the processor time of copying it, in seconds."""
-    begun = time.thread_time()
+    started = time.thread_time()
     request = request_of(os.pread(file, length, 0))
-    return request, time.thread_time() - begun
+    return request, time.thread_time() - started

@@ -18,7 +18,7 @@ import pytest
 from rollcall.compose.cli.app import PANELS, app
 from rollcall.compose.cluster import Cluster
 from rollcall.compose.extras import EXTRAS
-from rollcall.consumers.environments.gateway.listener import bind
+from rollcall.consumers.environments.gateway.listening_socket import bind
 from rollcall.schemas.former_names import FORMER
 from rollcall.schemas.message_code import message_code
 from tests.support.command_line import ROOT, addresses, afresh, refused, rollcall

@@ -8,7 +8,7 @@ import pytest
 
 from rollcall.compose.settings import EnvironmentsSettings, Settings
 from rollcall.compose.workers.worker_factory import WorkerFactory
-from rollcall.consumers.environments.gateway.listener import bind
+from rollcall.consumers.environments.gateway.listening_socket import bind
 from rollcall.consumers.loop.event_loop_thread import EventLoopThread
 from rollcall.schemas.errors import Refused
 from tests.support.memory_cluster import MemoryCluster

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollcall.consumers.environments.gateway.listener import bind
+from rollcall.consumers.environments.gateway.listening_socket import bind
 from rollcall.consumers.environments.worker_hosts import WorkerHosts
 from rollcall.consumers.loop.event_loop_thread import EventLoopThread
 from rollcall.sandbox.agents.agent_processes import AgentProcesses
@@ -52,29 +52,29 @@ def hosts(loop_thread: EventLoopThread, ports: Ports, tmp_path: Path) -> WorkerH
     )
 
 
-def in_loop(loop_thread: EventLoopThread, lines: list[AgentEndpoint], host: Host) -> None:
+def in_loop(loop_thread: EventLoopThread, endpoints: list[AgentEndpoint], host: Host) -> None:
     async def draw() -> None:
-        lines.append(await host.line(["policy"], {"prompt": "x"}))
+        endpoints.append(await host.open_endpoint(["policy"], {"prompt": "x"}))
 
     loop_thread.call(lambda: None)
     assert loop_thread.run(draw, 30)
 
 
-def test_all_sessions_share_one_gateway_opened_with_the_first_line(
+def test_all_sessions_share_one_gateway_opened_with_the_first_endpoint(
     loop_thread: EventLoopThread, ports: Ports, hosts: WorkerHosts
 ) -> None:
-    lines: list[AgentEndpoint] = []
+    endpoints: list[AgentEndpoint] = []
     first, second = hosts("first"), hosts("second")
     assert ports.opened == []
 
-    in_loop(loop_thread, lines, first)
-    in_loop(loop_thread, lines, second)
+    in_loop(loop_thread, endpoints, first)
+    in_loop(loop_thread, endpoints, second)
 
     assert len(ports.opened) == 1
-    assert lines[0].key != lines[1].key
-    for line in lines:
-        path = line.url.partition("/r/")[2]
-        data = request(f"/r/{path}/v1/models", method="GET", key=line.key)
+    assert endpoints[0].key != endpoints[1].key
+    for endpoint in endpoints:
+        path = endpoint.url.partition("/r/")[2]
+        data = request(f"/r/{path}/v1/models", method="GET", key=endpoint.key)
         assert asyncio.run(exchange(ports.opened[0], data)).status == 200
 
 
@@ -110,12 +110,12 @@ def test_a_gateway_without_a_port_is_retried(loop_thread: EventLoopThread, tmp_p
     hosts = WorkerHosts(
         loop_thread, listen=listen, processes=lambda: AgentProcesses(tmp_path / "home", tmp_path)
     )
-    lines: list[AgentEndpoint] = []
+    endpoints: list[AgentEndpoint] = []
     with pytest.raises(Refused, match="no port"):
-        in_loop(loop_thread, lines, hosts("somewhere"))
-    in_loop(loop_thread, lines, hosts("somewhere"))
+        in_loop(loop_thread, endpoints, hosts("somewhere"))
+    in_loop(loop_thread, endpoints, hosts("somewhere"))
 
-    assert len(lines) == 1
+    assert len(endpoints) == 1
 
 
 def test_kept_session_files_lie_in_the_object_store(hosts: WorkerHosts, tmp_path: Path) -> None:

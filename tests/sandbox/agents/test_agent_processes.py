@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from rollcall.compose.processes import wait_until
-from rollcall.consumers.environments.gateway.line import GatewayLine
+from rollcall.consumers.environments.gateway.endpoint import GatewayEndpoint
 from rollcall.sandbox.agents.agent_processes import AgentExit, AgentProcess, AgentProcesses
 from rollcall.schemas.agent_requests import AgentRequest, StepReply
 from rollcall.schemas.errors import WorkFailed
-from tests.support.served_line import ServedLine, serving
+from tests.support.served_endpoint import ServedEndpoint, serving
 from tests.support.waiting import holds
 
 ROOT = Path(__file__).parents[3]
@@ -27,15 +27,15 @@ FUNCTIONS = ROOT / "tests" / "support" / "agent_functions.py"
 
 
 class Rig:
-    """Agent processes beside a line of a gateway that has their task."""
+    """Agent processes beside an endpoint of a gateway that has their task."""
 
-    def __init__(self, processes: AgentProcesses, served: ServedLine) -> None:
+    def __init__(self, processes: AgentProcesses, served: ServedEndpoint) -> None:
         self.processes = processes
         self.served = served
 
     @property
-    def line(self) -> GatewayLine:
-        return self.served.line
+    def endpoint(self) -> GatewayEndpoint:
+        return self.served.endpoint
 
     @property
     def result(self) -> str:
@@ -43,11 +43,11 @@ class Rig:
         return self.served.requests[-1].text
 
     async def start_by(self, agent: str, config: Mapping[str, Any], **more: Any) -> AgentProcess:
-        given = {"url": self.line.url, "key": self.line.key, **more}
+        given = {"url": self.endpoint.url, "key": self.endpoint.key, **more}
         return await self.processes.start(agent, config, **given)
 
     async def start(self, function: str, **task: Any) -> AgentProcess:
-        self.line.task = task
+        self.endpoint.task = task
         return await self.start_by("python", {"function": f"{FUNCTIONS}:{function}"})
 
     async def run(self, function: str, **task: Any) -> AgentExit:
@@ -124,7 +124,7 @@ def test_agent_inherits_no_worker_environment_or_descriptors(tmp_path: Path) -> 
             "LC_ALL": "C.UTF-8",
         }
         assert environment["HOME"] == environment["TMPDIR"] == found["directory"]
-        assert environment["OPENAI_BASE_URL"] == f"{rig.line.url}/v1"
+        assert environment["OPENAI_BASE_URL"] == f"{rig.endpoint.url}/v1"
         assert not {"ROLLCALL_SECRET", "PYTHONPATH", "VIRTUAL_ENV"} & environment.keys()
         again = await rig.run("tells_surroundings")
         assert again.code == 0
@@ -275,17 +275,17 @@ WORKER = """
 import asyncio, sys
 from pathlib import Path
 from rollcall.sandbox.agents.agent_processes import AgentProcesses
-from tests.support.served_line import serving
+from tests.support.served_endpoint import serving
 
 async def main():
     task = {"mark": sys.argv[1], "config": {"argv": ["sh", "-c", "sleep 600 & setsid sleep 600"]}}
     async with serving(lambda _: None) as served:
-        line = served.line
-        line.task = task
+        endpoint = served.endpoint
+        endpoint.task = task
         processes = AgentProcesses(Path("home"), Path("scratch"))
         config = {"agent": "python", "function": sys.argv[2]}
-        await processes.start("python", config, url=line.url, key=line.key)
-        await processes.start("command", task["config"], url=line.url, key=line.key)
+        await processes.start("python", config, url=endpoint.url, key=endpoint.key)
+        await processes.start("command", task["config"], url=endpoint.url, key=endpoint.key)
         await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -378,7 +378,7 @@ def test_edited_agent_file_is_reloaded_without_disturbing_running_agents(
 
     async def test(rig: Rig) -> None:
         async def start(**task: Any) -> AgentProcess:
-            rig.line.task = task
+            rig.endpoint.task = task
             return await rig.start_by("python", config)
 
         async def said() -> str:
@@ -452,15 +452,15 @@ def test_invalid_agent_config_fails_at_start_without_retry(
 def test_command_agent_receives_its_task_and_endpoint_url(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         script = 'cat task.json; echo "$OPENAI_BASE_URL $EXTRA $(ls /proc/self/fd | wc -l)"; exit 4'
-        rig.line.task = {"prompt": "p", "config": {"argv": ["sh", "-c", script]}}
+        rig.endpoint.task = {"prompt": "p", "config": {"argv": ["sh", "-c", script]}}
         process = await rig.start_by("command", ARGV, environment={"EXTRA": "more"})
         ended = await process.wait()
 
         told, said = ended.output.decode().rsplit("}", 1)
-        assert json.loads(told + "}") == rig.line.task
-        assert said == f"{rig.line.url}/v1 more 4\n"
+        assert json.loads(told + "}") == rig.endpoint.task
+        assert said == f"{rig.endpoint.url}/v1 more 4\n"
         assert ended.code == 4
-        rig.line.task = {"config": {"argv": ["no-such-program"]}}
+        rig.endpoint.task = {"config": {"argv": ["no-such-program"]}}
         process = await rig.start_by("command", ARGV)
         assert "FileNotFoundError" in (await process.wait()).last_words
 

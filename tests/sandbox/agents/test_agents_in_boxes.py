@@ -1,4 +1,4 @@
-"""Agents in boxes of namespaces reach their own line, and nothing else.
+"""Agents in boxes of namespaces reach their own endpoint, and nothing else.
 
 They are skipped with a message if bubblewrap is not installed.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rollcall.consumers.environments.gateway.gateway import Gateway
-from rollcall.consumers.environments.gateway.listener import bind
+from rollcall.consumers.environments.gateway.listening_socket import bind
 from rollcall.sandbox.agents.agent_box import AgentBox
 from rollcall.sandbox.agents.agent_processes import AgentProcess, AgentProcesses
 from rollcall.sandbox.boxes.bubblewrap import BubblewrapDriver
@@ -52,23 +52,25 @@ def boxed(function: str, box: str = "own", task: Task | None = None, **config: A
     return HostedRun(config=given, say=hears, task=task or Task(prompt="do it"))
 
 
-def test_agent_in_a_box_reaches_its_own_line_and_nothing_else(tmp_path: Path) -> None:
+def test_agent_in_a_box_reaches_its_own_endpoint_and_nothing_else(tmp_path: Path) -> None:
     run = boxed("looks_around", host_file=str(tmp_path))
 
     async def beside_others() -> Trajectory:
         gateway, processes = Gateway(bind()), AgentProcesses(tmp_path / "a", tmp_path / "b")
         await gateway.start()
         try:
-            # Given sessions of others, one at the gateway's port and one at a door of its own
-            common = gateway.line(["p"], {})
-            private = await gateway.line_within(["p"], {}, bind())
-            ports = [int(line.url.split("/")[2].split(":")[1]) for line in (common, private)]
+            # Given sessions of others, one at the gateway's port and one at a port of its own
+            common = gateway.open_endpoint(["p"], {})
+            private = await gateway.open_endpoint_at(["p"], {}, bind())
+            ports = [
+                int(endpoint.url.split("/")[2].split(":")[1]) for endpoint in (common, private)
+            ]
             run.config = {**run.config, "ports": ports, "other_key": common.key}
             run.host = ProcessHost(gateway, processes)
 
             # When an agent in a box looks for them, by their ports and by their keys
             trajectory = await run.run()
-            assert common.asked() == private.asked() == []
+            assert common.open_requests() == private.open_requests() == []
             return trajectory
         finally:
             await processes.close()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rollcall.consumers.environments.gateway.gateway import Gateway
-from rollcall.consumers.environments.gateway.listener import bind
+from rollcall.consumers.environments.gateway.listening_socket import bind
 from rollcall.consumers.environments.worker_boxes import WorkerBoxes
 from rollcall.sandbox.agents.agent_processes import AgentProcesses
 from rollcall.sandbox.boxes.box import Box, Spec

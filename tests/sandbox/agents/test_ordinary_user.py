@@ -19,7 +19,7 @@ from tests.support.engines import has, left_out
 from tests.support.under_attack import ORDINARY_USER
 
 WHAT = "agents in the boxes of an ordinary user's worker"
-SHOWN = "reaches_its_own_line or works_where_its_task_is"
+SHOWN = "reaches_its_own_endpoint or works_where_its_task_is"
 
 
 def walkable(path: str) -> bool:

@@ -15,21 +15,24 @@ import pytest
 
 from rollcall.compose.processes import module
 from rollcall.consumers.environments.gateway.body_budget import BodyBudget
-from rollcall.consumers.environments.gateway.descriptors import KEPT, room_for_connections
 from rollcall.consumers.environments.gateway.exchange import GatewayLimits
+from rollcall.consumers.environments.gateway.http_listener import (
+    RESERVED_DESCRIPTORS,
+    connection_limit,
+)
 from rollcall.inference.dialects.dialect import Declined
 from tests.support.raw_http import request
-from tests.support.served_line import ServedLine, serving
+from tests.support.served_endpoint import ServedEndpoint, serving
 
 MIB = 1024 * 1024
 
 
-async def opened(served: ServedLine) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def opened(served: ServedEndpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     return await asyncio.open_connection("127.0.0.1", served.port)
 
 
-def head(served: ServedLine, length: int, path: str = "/v1/chat/completions") -> bytes:
-    key = served.line.key
+def head(served: ServedEndpoint, length: int, path: str = "/v1/chat/completions") -> bytes:
+    key = served.endpoint.key
     return (
         f"POST /r/{key}{path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
         f"Content-Length: {length}\r\n\r\n"
@@ -41,10 +44,10 @@ async def status(reader: asyncio.StreamReader) -> int:
     return int(line.split()[1]) if line else 0
 
 
-async def models(served: ServedLine) -> int:
+async def models(served: ServedEndpoint) -> int:
     """The status of another request of the session."""
     reader, writer = await opened(served)
-    key = served.line.key
+    key = served.endpoint.key
     asked = f"GET /r/{key}/v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n\r\n"
     writer.write(asked.encode())
     answered = await status(reader)
@@ -144,7 +147,9 @@ def test_a_flood_of_connections_beyond_the_descriptors_leaves_room_for_others() 
     """asyncio's accept goes on without descriptors, with a traceback for each further try."""
 
     def few_descriptors() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (KEPT + 88, KEPT + 88))
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (RESERVED_DESCRIPTORS + 88, RESERVED_DESCRIPTORS + 88)
+        )
 
     with (
         TemporaryFile() as errors,
@@ -162,7 +167,7 @@ def test_a_flood_of_connections_beyond_the_descriptors_leaves_room_for_others() 
         begun = json.loads(process.stdout.readline())
         to, key = ("127.0.0.1", begun["port"]), begun["keys"][0]
         os.kill(process.pid, signal.SIGSTOP)
-        for _ in range(KEPT + 188):
+        for _ in range(RESERVED_DESCRIPTORS + 188):
             stack.enter_context(socket.create_connection(to, timeout=10))
         os.kill(process.pid, signal.SIGCONT)
 
@@ -174,7 +179,7 @@ def test_a_flood_of_connections_beyond_the_descriptors_leaves_room_for_others() 
 
 
 def test_descriptors_are_reserved_for_other_uses_than_connections() -> None:
-    room = room_for_connections()
+    room = connection_limit()
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert soft == resource.RLIM_INFINITY or room <= max(1, soft - KEPT)
+    assert soft == resource.RLIM_INFINITY or room <= max(1, soft - RESERVED_DESCRIPTORS)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rollcall.consumers.environments.gateway.exchange import GatewayLimits
-from rollcall.consumers.environments.gateway.listener import bind
+from rollcall.consumers.environments.gateway.listening_socket import bind
 from rollcall.schemas.agent_requests import (
     AgentRequest,
     Choice,
@@ -23,12 +23,12 @@ from rollcall.schemas.agent_requests import (
 )
 from rollcall.schemas.errors import Refused
 from tests.support.raw_http import Answer, Raw, exchange, request
-from tests.support.served_line import TASK, Script, ServedLine, serving
+from tests.support.served_endpoint import TASK, Script, ServedEndpoint, serving
 from tests.support.waiting import holds
 
 CHAT = "/v1/chat/completions"
 QUESTION = {"model": "policy", "messages": [{"role": "user", "content": "how much?"}]}
-Test = Callable[[ServedLine], Awaitable[None]]
+Test = Callable[[ServedEndpoint], Awaitable[None]]
 
 
 def told(call: AgentRequest) -> Reply:
@@ -51,16 +51,16 @@ def on_a_gateway(
     asyncio.run(run())
 
 
-def chat(served: ServedLine, body: Any = QUESTION, **headers: str) -> bytes:
-    return request(served.path(CHAT), body, key=served.line.key, **headers)
+def chat(served: ServedEndpoint, body: Any = QUESTION, **headers: str) -> bytes:
+    return request(served.path(CHAT), body, key=served.endpoint.key, **headers)
 
 
-async def ask(served: ServedLine, body: Any = QUESTION, **headers: str) -> Answer:
+async def ask(served: ServedEndpoint, body: Any = QUESTION, **headers: str) -> Answer:
     return await exchange(served.port, chat(served, body, **headers))
 
 
 def test_a_call_is_asked_once_and_answered_in_the_vendors_format() -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         answer = await ask(served)
 
         assert answer.status == 200
@@ -70,43 +70,46 @@ def test_a_call_is_asked_once_and_answered_in_the_vendors_format() -> None:
     on_a_gateway(test)
 
 
-def test_a_line_with_its_own_port_is_reachable_only_there() -> None:
-    async def test(served: ServedLine) -> None:
+def test_an_endpoint_with_its_own_port_is_reachable_only_there() -> None:
+    async def test(served: ServedEndpoint) -> None:
         listener = bind()
-        door = listener.getsockname()[1]
-        own = await served.gateway.line_within(["policy"], TASK, listener)
-        others, port = served.line.key, served.port
+        own_port = listener.getsockname()[1]
+        own = await served.gateway.open_endpoint_at(["policy"], TASK, listener)
+        others, port = served.endpoint.key, served.port
 
         async def status(port: int, key: str, given: str = "") -> int:
             asked = request(f"/r/{key}/v1/models", method="GET", key=given or key)
             return (await exchange(port, asked)).status
 
-        assert own.url == f"http://127.0.0.1:{door}/r/{own.key}"
-        assert [await status(door, own.key), await status(port, others)] == [200, 200]
-        assert [await status(door, others), await status(port, own.key)] == [401, 401]
-        assert [await status(door, "never-drawn"), await status(port, "never-drawn")] == [401, 404]
-        assert await status(door, own.key, others) == 401
+        assert own.url == f"http://127.0.0.1:{own_port}/r/{own.key}"
+        assert [await status(own_port, own.key), await status(port, others)] == [200, 200]
+        assert [await status(own_port, others), await status(port, own.key)] == [401, 401]
+        assert [await status(own_port, "never-drawn"), await status(port, "never-drawn")] == [
+            401,
+            404,
+        ]
+        assert await status(own_port, own.key, others) == 401
 
         # A waiting request gets its 404, and then the port is closed
         body = {"model": "policy", "messages": [{"role": "user", "content": "wait"}]}
         path = f"/r/{own.key}{CHAT}"
-        waiting = asyncio.create_task(exchange(door, request(path, body, key=own.key)))
+        waiting = asyncio.create_task(exchange(own_port, request(path, body, key=own.key)))
         await own.wait(10)
         await own.close()
         assert (await waiting).status == 404
         with pytest.raises(ConnectionRefusedError):
-            await status(door, own.key)
+            await status(own_port, own.key)
         assert await status(port, others) == 200
 
     on_a_gateway(test)
 
 
-def test_a_lines_own_port_does_not_count_towards_other_connections() -> None:
-    async def test(served: ServedLine) -> None:
+def test_an_endpoints_own_port_does_not_count_towards_other_connections() -> None:
+    async def test(served: ServedEndpoint) -> None:
         listener = bind()
-        door = listener.getsockname()[1]
-        own = await served.gateway.line_within(["policy"], TASK, listener)
-        held = [await Raw.to(door) for _ in range(5)]
+        own_port = listener.getsockname()[1]
+        own = await served.gateway.open_endpoint_at(["policy"], TASK, listener)
+        held = [await Raw.to(own_port) for _ in range(5)]
         asked = request(f"/r/{own.key}/v1/models", method="GET", key=own.key)
         for each in held[:2]:  # the oldest that have shown no key
             with suppress(ConnectionError):
@@ -124,8 +127,8 @@ def test_a_lines_own_port_does_not_count_towards_other_connections() -> None:
 
 
 def test_the_key_is_required_in_the_path_and_the_header() -> None:
-    async def test(served: ServedLine) -> None:
-        key = served.line.key
+    async def test(served: ServedEndpoint) -> None:
+        key = served.endpoint.key
         got = served.path("/v1/models")
 
         async def status(path: str, **headers: str) -> int:
@@ -147,10 +150,10 @@ def test_the_key_is_required_in_the_path_and_the_header() -> None:
 
 
 def test_head_of_the_base_url_says_whether_its_line_is_served_there() -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         listener = bind()
-        own = await served.gateway.line_within(["policy"], TASK, listener)
-        others, door = served.line.key, listener.getsockname()[1]
+        own = await served.gateway.open_endpoint_at(["policy"], TASK, listener)
+        others, own_port = served.endpoint.key, listener.getsockname()[1]
 
         async def status(port: int, path: str) -> int:
             raw = await Raw.to(port)
@@ -161,9 +164,9 @@ def test_head_of_the_base_url_says_whether_its_line_is_served_there() -> None:
 
         for below in ("", "/", "/api/hello"):
             assert await status(served.port, f"/r/{others}{below}") == 200
-            assert await status(door, f"/r/{own.key}{below}") == 200
+            assert await status(own_port, f"/r/{own.key}{below}") == 200
             assert await status(served.port, f"/r/{own.key}{below}") == 404
-            assert await status(door, f"/r/{others}{below}") == 404
+            assert await status(own_port, f"/r/{others}{below}") == 404
             assert await status(served.port, f"/r/never-drawn{below}") == 404
         assert await status(served.port, f"/r/{others}/v1/models") == 404
         await own.close()
@@ -179,8 +182,8 @@ def test_head_of_the_base_url_says_whether_its_line_is_served_there() -> None:
     ],
 )  # fmt: skip
 def test_any_other_route_is_404_in_json(method: str, path: str) -> None:
-    async def test(served: ServedLine) -> None:
-        data = request(served.path(path), method=method, key=served.line.key)
+    async def test(served: ServedEndpoint) -> None:
+        data = request(served.path(path), method=method, key=served.endpoint.key)
         answer = await exchange(served.port, data)
 
         assert answer.status == 404
@@ -190,8 +193,8 @@ def test_any_other_route_is_404_in_json(method: str, path: str) -> None:
 
 
 def test_models_and_the_task_are_served() -> None:
-    async def test(served: ServedLine) -> None:
-        key = served.line.key
+    async def test(served: ServedEndpoint) -> None:
+        key = served.endpoint.key
         got = [
             (await exchange(served.port, request(served.path(path), method="GET", key=key))).json()
             for path in ("/v1/models", "/v1/task")
@@ -204,7 +207,7 @@ def test_models_and_the_task_are_served() -> None:
 
 
 def test_an_unknown_model_among_several_policies_is_404() -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         answer = await ask(served, {**QUESTION, "model": "gpt"})
         assert answer.status == 404
         assert "policy, judge" in answer.json()["error"]["message"]
@@ -215,8 +218,8 @@ def test_an_unknown_model_among_several_policies_is_404() -> None:
 
 
 def test_agents_can_step_their_environment_and_submit_a_result() -> None:
-    async def test(served: ServedLine) -> None:
-        key = served.line.key
+    async def test(served: ServedEndpoint) -> None:
+        key = served.endpoint.key
         step = request(served.path("/v1/step"), {"action": "ls"}, key=key)
         finish = request(served.path("/v1/finish"), {"result": "done"}, key=key)
 
@@ -234,13 +237,13 @@ def test_agents_can_step_their_environment_and_submit_a_result() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_an_http_1_0_client_is_answered_and_its_connection_closed(late: bool) -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         raw = await Raw.to(served.port)
         data = chat(served, {**QUESTION, "stream": True})
         await raw.send(data.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
         if late:
             await raw.reader.readuntil(b": wait")
-            served.tell(told(served.requests[0]))
+            served.answer(told(served.requests[0]))
 
         assert (await raw.reader.read()).endswith(b"data: [DONE]\n\n")
         await raw.close()
@@ -250,8 +253,8 @@ def test_an_http_1_0_client_is_answered_and_its_connection_closed(late: bool) ->
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"action": 3}', b'{"result": "x"}'])
 def test_a_step_without_an_action_is_refused_by_name(body: bytes) -> None:
-    async def test(served: ServedLine) -> None:
-        data = request(served.path("/v1/step"), body, key=served.line.key)
+    async def test(served: ServedEndpoint) -> None:
+        data = request(served.path("/v1/step"), body, key=served.endpoint.key)
         answer = await exchange(served.port, data)
 
         assert answer.status == 400
@@ -263,7 +266,7 @@ def test_a_step_without_an_action_is_refused_by_name(body: bytes) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"\xff", b"{}", b'{"messages": 7}', b"[" * 100_000])
 def test_a_malformed_body_is_400_and_asks_no_model(body: bytes) -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         answer = await ask(served, body)
 
         assert answer.status == 400
@@ -274,7 +277,7 @@ def test_a_malformed_body_is_400_and_asks_no_model(body: bytes) -> None:
 
 
 def test_a_body_at_the_limit_is_accepted_and_a_larger_one_refused() -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         words = {**QUESTION, "ignored": ""}
         room = 100_000 - len(json.dumps(words))
 
@@ -288,7 +291,7 @@ def test_a_body_at_the_limit_is_accepted_and_a_larger_one_refused() -> None:
 
 
 def test_other_requests_are_answered_while_a_large_body_is_read() -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         many = [{"role": "user", "content": "x"}] * 20_000
         large = asyncio.create_task(ask(served, {"messages": many}))
         quick = 0
@@ -303,7 +306,7 @@ def test_other_requests_are_answered_while_a_large_body_is_read() -> None:
 
 
 def test_a_small_body_that_decompresses_beyond_the_limit_is_refused() -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         bomb = zlib.compress(json.dumps({**QUESTION, "ignored": "x" * 50_000_000}).encode())
         answer = await ask(served, bomb, Content_Encoding="deflate")
         assert answer.status == 413
@@ -316,7 +319,7 @@ def test_a_small_body_that_decompresses_beyond_the_limit_is_refused() -> None:
 
 
 def test_a_client_that_expects_100_continue_gets_it() -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         raw = await Raw.to(served.port)
         head, _, body = chat(served, Expect="100-continue").partition(b"\r\n\r\n")
         await raw.send(head + b"\r\n\r\n")
@@ -340,7 +343,7 @@ def test_a_client_that_expects_100_continue_gets_it() -> None:
     ],
 )
 def test_a_malformed_http_request_gets_json_and_a_closed_connection(data: bytes) -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         raw = await Raw.to(served.port)
         await raw.send(data)
 
@@ -368,9 +371,9 @@ UNREADABLE: list[tuple[dict[str, str], bytes]] = [
 ]
 
 
-def head_of(served: ServedLine, route: str, headers: dict[str, str]) -> bytes:
-    lines = {"Host": "x", "Authorization": f"Bearer {served.line.key}", **headers}
-    fields = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+def head_of(served: ServedEndpoint, route: str, headers: dict[str, str]) -> bytes:
+    endpoints = {"Host": "x", "Authorization": f"Bearer {served.endpoint.key}", **headers}
+    fields = "".join(f"{name}: {value}\r\n" for name, value in endpoints.items())
     return f"POST {served.path(route)} HTTP/1.1\r\n{fields}\r\n".encode()
 
 
@@ -378,7 +381,7 @@ def head_of(served: ServedLine, route: str, headers: dict[str, str]) -> bytes:
 def test_a_body_that_turns_malformed_while_it_is_read_gets_400(
     headers: dict[str, str], body: bytes
 ) -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         raw = await Raw.to(served.port)
         await raw.send(head_of(served, CHAT, {**headers, "Expect": "100-continue"}))
         assert (await raw.answer()).status == 100  # it is read from now on
@@ -398,7 +401,7 @@ def test_a_body_that_turns_malformed_while_it_is_read_gets_400(
 def test_a_malformed_body_after_the_answer_closes_its_connection(
     headers: dict[str, str], body: bytes
 ) -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         raw = await Raw.to(served.port)
         await raw.send(head_of(served, "/v1/nowhere", headers))
         assert (await raw.answer()).status == 404
@@ -412,12 +415,12 @@ def test_a_malformed_body_after_the_answer_closes_its_connection(
 
 
 def test_a_malformed_pipelined_body_is_answered_after_the_open_request() -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         raw = await Raw.to(served.port)
         await raw.send(chat(served) + head_of(served, CHAT, IN_CHUNKS) + b"2\r\n{}\r\n")
         await holds(lambda: len(served.requests) == 1)
         await raw.send(b"zz\r\n")
-        served.tell(told(served.requests[0]))
+        served.answer(told(served.requests[0]))
 
         assert [(await raw.answer()).status for _ in range(2)] == [200, 400]
         assert await raw.reader.read() == b""
@@ -427,9 +430,9 @@ def test_a_malformed_pipelined_body_is_answered_after_the_open_request() -> None
 
 
 def test_a_declined_upgrade_closes_the_connection_after_the_answer() -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         wishes = {"Connection": "Upgrade", "Upgrade": "websocket"}
-        data = request(served.path("/v1/nowhere"), QUESTION, key=served.line.key, **wishes)
+        data = request(served.path("/v1/nowhere"), QUESTION, key=served.endpoint.key, **wishes)
         raw = await Raw.to(served.port)
         for at in range(0, len(data), 100):
             await raw.send(data[at : at + 100])
@@ -445,7 +448,7 @@ def test_a_declined_upgrade_closes_the_connection_after_the_answer() -> None:
 
 
 def test_one_connection_serves_pipelined_requests_in_order() -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         raw = await Raw.to(served.port)
         await raw.send(chat(served) + chat(served))
 
@@ -457,7 +460,7 @@ def test_one_connection_serves_pipelined_requests_in_order() -> None:
 
 
 def test_an_answer_is_sent_in_one_write() -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         raw = await Raw.to(served.port)
         await raw.send(chat(served))
         await raw.answer()
@@ -493,7 +496,7 @@ class Spy:
 
 
 def test_too_many_open_requests_get_429_with_a_retry_time() -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         raws = [await Raw.to(served.port) for _ in range(3)]
         for raw in raws:
             await raw.send(chat(served))
@@ -504,7 +507,7 @@ def test_too_many_open_requests_get_429_with_a_retry_time() -> None:
         assert refused.status == 429
         assert refused.headers["retry-after"] == "1"
         assert refused.json()["error"]["type"] == "rate_limit_error"
-        served.tell(told(served.requests[0]))
+        served.answer(told(served.requests[0]))
         assert (await raws[0].answer()).status == 200
         for raw in raws:
             await raw.close()
@@ -513,20 +516,20 @@ def test_too_many_open_requests_get_429_with_a_retry_time() -> None:
 
 
 def test_an_agent_with_a_thousand_calls_gets_64_and_displaces_no_other() -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         raws = await asyncio.gather(*(Raw.to(served.port) for _ in range(1000)))
         await asyncio.gather(*(raw.send(chat(served)) for raw in raws))
         await holds(lambda: len(served.gateway.connections()) == 64)
         assert len(served.requests) == 64
 
-        other = served.gateway.line(["policy"], {})
+        other = served.gateway.open_endpoint(["policy"], {})
         data = request(f"/r/{other.key}/v1/step", {"action": "ls"}, key=other.key)
         answer = asyncio.create_task(exchange(served.port, data))
         await other.wait(30)
-        other.tell(told(other.asked()[0]))
+        other.answer(told(other.open_requests()[0]))
         assert (await answer).status == 200
 
-        await served.line.close()
+        await served.endpoint.close()
         statuses = [(await raw.answer()).status for raw in raws]
         assert Counter(statuses) == {404: 64, 429: 936}
         for raw in raws:
@@ -536,7 +539,7 @@ def test_an_agent_with_a_thousand_calls_gets_64_and_displaces_no_other() -> None
 
 
 def test_connections_above_the_limit_are_closed_and_the_others_continue() -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         raws = [await Raw.to(served.port) for _ in range(3)]
         for raw in raws:  # each shows a key, so none of them is closed for a newer one
             await raw.send(chat(served))
@@ -557,7 +560,7 @@ def test_connections_above_the_limit_are_closed_and_the_others_continue() -> Non
 def test_a_session_has_a_connection_limit_and_leaves_others_theirs() -> None:
     """Idle connections count too: with a key, none of them is closed for a newer one."""
 
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         raws = [await Raw.to(served.port) for _ in range(4)]
         for raw in raws[:3]:
             await raw.send(chat(served))
@@ -570,11 +573,11 @@ def test_a_session_has_a_connection_limit_and_leaves_others_theirs() -> None:
 
         await raws[0].send(chat(served))  # it is one of the three
         assert (await raws[0].answer()).status == 200
-        other = served.gateway.line(["policy"], {})
+        other = served.gateway.open_endpoint(["policy"], {})
         asked = request(f"/r/{other.key}{CHAT}", {}, key=other.key)
         assert (await exchange(served.port, asked)).status == 400  # read, and not turned away
         await raws[1].close()
-        await holds(lambda: len(served.line.share.connections) == 2)
+        await holds(lambda: len(served.endpoint.share.connections) == 2)
         assert (await ask(served)).status == 200
         for raw in (raws[0], *raws[2:]):
             await raw.close()
@@ -583,12 +586,12 @@ def test_a_session_has_a_connection_limit_and_leaves_others_theirs() -> None:
 
 
 def test_a_closed_line_is_404_for_waiting_and_later_clients() -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         raw = await Raw.to(served.port)
         await raw.send(chat(served))
         await holds(lambda: bool(served.requests))
 
-        await served.line.close()
+        await served.endpoint.close()
 
         assert (await raw.answer()).status == 404
         assert (await ask(served)).status == 404
@@ -597,14 +600,14 @@ def test_a_closed_line_is_404_for_waiting_and_later_clients() -> None:
     on_a_gateway(test, lambda _: None)
 
 
-def test_a_line_closed_during_a_body_is_not_asked() -> None:
-    async def test(served: ServedLine) -> None:
+def test_an_endpoint_closed_during_a_body_is_not_asked() -> None:
+    async def test(served: ServedEndpoint) -> None:
         raw = await Raw.to(served.port)
         head, _, body = chat(served, Expect="100-continue").partition(b"\r\n\r\n")
         await raw.send(head + b"\r\n\r\n")
         await raw.reader.readuntil(b"\r\n\r\n")
 
-        await served.line.close()
+        await served.endpoint.close()
         await raw.send(body)
 
         assert (await raw.answer()).status == 404
@@ -622,7 +625,7 @@ def test_a_line_closed_during_a_body_is_not_asked() -> None:
     ],
 )  # fmt: skip
 def test_a_failure_tells_the_client_if_it_may_retry(status: int, headers: dict[str, str]) -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         answer = await ask(served)
 
         assert answer.status == status
@@ -638,7 +641,7 @@ def streamed(answer: Answer) -> list[Any]:
 
 
 def test_a_stream_answered_in_time_is_sent_whole() -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         answer = await ask(served, {**QUESTION, "stream": True})
 
         assert answer.headers["content-type"] == "text/event-stream"
@@ -652,7 +655,7 @@ def test_a_stream_answered_in_time_is_sent_whole() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_long_waiting_stream_begins_early_and_reports_its_outcome_within(fails: bool) -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         raw = await Raw.to(served.port)
         await raw.send(chat(served, {**QUESTION, "stream": True}))
         head = await raw.reader.readuntil(b": wait\n\n")
@@ -660,12 +663,12 @@ def test_a_long_waiting_stream_begins_early_and_reports_its_outcome_within(fails
         await raw.reader.readuntil(b": wait\n\n")
 
         [asked] = served.requests
-        served.tell(ErrorReply(asked.d, 404, "gone", "no more") if fails else told(asked))
+        served.answer(ErrorReply(asked.d, 404, "gone", "no more") if fails else told(asked))
 
         rest = await raw.reader.readuntil(b"0\r\n\r\n")
         assert (b"no more" in rest) is fails
         assert (b"[DONE]" in rest) is not fails
-        await raw.send(request(served.path("/v1/models"), method="GET", key=served.line.key))
+        await raw.send(request(served.path("/v1/models"), method="GET", key=served.endpoint.key))
         assert (await raw.answer()).status == 200
         await raw.close()
 
@@ -673,12 +676,12 @@ def test_a_long_waiting_stream_begins_early_and_reports_its_outcome_within(fails
 
 
 def test_a_begun_stream_reports_its_lines_closing_as_an_event() -> None:
-    async def test(served: ServedLine) -> None:
+    async def test(served: ServedEndpoint) -> None:
         raw = await Raw.to(served.port)
         await raw.send(chat(served, {**QUESTION, "stream": True}))
         await raw.reader.readuntil(b": wait\n\n")
 
-        await served.line.close()
+        await served.endpoint.close()
 
         assert b"is over" in await raw.reader.readuntil(b"0\r\n\r\n")
         await raw.close()

@@ -27,7 +27,7 @@ from rollcall.schemas.agent_requests import (
 )
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.raw_http import Answer, Raw, request
-from tests.support.served_line import ServedLine, serving
+from tests.support.served_endpoint import ServedEndpoint, serving
 from tests.support.waiting import holds
 
 REQUESTS = 10_000
@@ -106,8 +106,8 @@ class Plan:
         how = f"chunk={self.chunk} pieces={self.pieces} sent={self.sent} read={self.read}"
         return f"{self.path} {self.body[:200]!r} {str(self.headers)[:60]} {how}"
 
-    def data(self, served: ServedLine) -> bytes:
-        given = {"key": "" if "Authorization" in self.headers else served.line.key}
+    def data(self, served: ServedEndpoint) -> bytes:
+        given = {"key": "" if "Authorization" in self.headers else served.endpoint.key}
         path = served.path(self.path)
         if not self.chunk:
             return request(path, self.body, **given, **self.headers)
@@ -161,7 +161,7 @@ def told(call: AgentRequest) -> Reply:
 class Client:
     """Sends plans over one connection after the other."""
 
-    def __init__(self, served: ServedLine) -> None:
+    def __init__(self, served: ServedEndpoint) -> None:
         self.served = served
         self.raw: Raw | None = None
         self.carried: list[Plan] = []
@@ -214,7 +214,7 @@ class Client:
 
     async def works(self) -> None:
         """The gateway still serves its models."""
-        key = self.served.line.key
+        key = self.served.endpoint.key
         raw = await Raw.to(self.served.port)
         await raw.send(request(self.served.path("/v1/models"), method="GET", key=key))
         assert (await raw.answer()).status == 200
@@ -256,7 +256,7 @@ def on_loop(caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
 def test_the_gateway_survives_fuzzed_requests(on_loop: Any) -> None:
     limits = GatewayLimits(body_bytes=BODY_BYTES)
     gateway = serving(told, limits)
-    served: ServedLine = on_loop(gateway.__aenter__())
+    served: ServedEndpoint = on_loop(gateway.__aenter__())
     counted = 0
 
     @settings(
@@ -280,7 +280,7 @@ def test_the_gateway_survives_fuzzed_requests(on_loop: Any) -> None:
     assert counted >= REQUESTS * 0.9
 
 
-async def send_all(served: ServedLine, batch: list[Plan]) -> None:
+async def send_all(served: ServedEndpoint, batch: list[Plan]) -> None:
     client = Client(served)
     try:
         for plan in batch:
@@ -290,6 +290,6 @@ async def send_all(served: ServedLine, batch: list[Plan]) -> None:
     await client.works()
 
 
-async def nothing_stays(served: ServedLine) -> None:
-    await holds(lambda: not (served.gateway.connections() or served.line.asked()), 120)
+async def nothing_stays(served: ServedEndpoint) -> None:
+    await holds(lambda: not (served.gateway.connections() or served.endpoint.open_requests()), 120)
     assert served.gateway.open_calls.count == 0

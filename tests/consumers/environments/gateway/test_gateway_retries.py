@@ -15,7 +15,7 @@ import pytest
 from rollcall.consumers.environments.gateway.exchange import GatewayLimits
 from rollcall.schemas.agent_requests import AgentRequest, Choice, ModelReply, StepReply
 from tests.support.raw_http import Raw, exchange, request
-from tests.support.served_line import Script, ServedLine, serving
+from tests.support.served_endpoint import Script, ServedEndpoint, serving
 from tests.support.waiting import holds
 
 CHAT = "/v1/chat/completions"
@@ -47,13 +47,13 @@ def numbered() -> Script:
     return told
 
 
-def asking(served: ServedLine, path: str, stream: bool, seed: int, retries: int = 0) -> bytes:
+def asking(served: ServedEndpoint, path: str, stream: bool, seed: int, retries: int = 0) -> bytes:
     """A question that differs for every seed."""
     body = {name: _other(value, seed) for name, value in BODIES[path].items()}
     if stream:
         body["stream"] = True
     headers = {"x-stainless-retry-count": str(retries)} if retries else {}
-    return request(served.path(path), body, key=served.line.key, **headers)
+    return request(served.path(path), body, key=served.endpoint.key, **headers)
 
 
 def _other(value: Any, seed: int) -> Any:
@@ -106,7 +106,7 @@ def test_an_answer_cut_at_any_byte_is_repeated_and_asked_once(path: str, stream:
     asyncio.run(run())
 
 
-async def answer_size(served: ServedLine, data: bytes) -> int:
+async def answer_size(served: ServedEndpoint, data: bytes) -> int:
     raw = await Raw.to(served.port)
     head_and_body = await _whole(raw, data)
     await raw.close()
@@ -137,7 +137,9 @@ def test_a_client_returning_on_an_open_connection_gets_the_answer_again() -> Non
     async def run() -> None:
         async with serving(numbered()) as served:
             other = await Raw.to(served.port)
-            await other.send(request(served.path("/v1/models"), method="GET", key=served.line.key))
+            await other.send(
+                request(served.path("/v1/models"), method="GET", key=served.endpoint.key)
+            )
             await other.answer()
             for seed in range(50):
                 await cut_after(served.port, asking(served, CHAT, False, seed), 9)
@@ -167,7 +169,7 @@ def test_a_client_that_left_early_finds_its_call_still_open(
             await raw.send(asking(served, path, stream, 1, retries))
             answer = asyncio.create_task(raw.answer())
             await attached(served, 1)
-            served.tell(numbered()(served.requests[0]))  # type: ignore[arg-type]
+            served.answer(numbered()(served.requests[0]))  # type: ignore[arg-type]
 
             assert (await answer).status == 200
             assert len(served.requests) == 1
@@ -216,10 +218,10 @@ def test_a_truncated_request_is_not_asked(at: float) -> None:
     asyncio.run(run())
 
 
-async def until_asked(served: ServedLine, number: int) -> None:
+async def until_asked(served: ServedEndpoint, number: int) -> None:
     await holds(lambda: len(served.requests) >= number)
 
 
-async def attached(served: ServedLine, number: int) -> None:
-    """Wait until this many clients wait for the line's calls."""
-    await holds(lambda: served.line.waiting() == number)
+async def attached(served: ServedEndpoint, number: int) -> None:
+    """Wait until this many clients wait for the endpoint's calls."""
+    await holds(lambda: served.endpoint.waiting_clients() == number)

@@ -112,12 +112,12 @@ def test_a_body_of_a_disconnected_client_is_not_read() -> None:
 
 def test_a_sender_above_its_byte_rate_waits_a_rested_one_does_not() -> None:
     async def scene() -> float:
-        rate = ByteRate(a_second=1000, at_once=500)
+        rate = ByteRate(bytes_per_s=1000, burst_bytes=500)
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        await rate.taken(500)
+        await rate.wait_after(500)
         assert loop.time() - begun < 0.05
-        await rate.taken(100)
+        await rate.wait_after(100)
         return loop.time() - begun
 
     assert asyncio.run(scene()) >= 0.09

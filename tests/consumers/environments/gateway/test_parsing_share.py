@@ -9,7 +9,7 @@ import pytest
 from rollcall.consumers.environments.gateway import connection, parsing_share
 from rollcall.consumers.environments.gateway.exchange import GatewayLimits
 from rollcall.consumers.environments.gateway.parsing_share import (
-    AT_ONCE_S,
+    BURST_S,
     LONG_S,
     MOST_S,
     SHARE,
@@ -17,7 +17,7 @@ from rollcall.consumers.environments.gateway.parsing_share import (
 )
 from rollcall.schemas.agent_requests import AgentRequest, Choice, ModelReply, Reply
 from tests.support.raw_http import Raw, request
-from tests.support.served_line import ServedLine, serving
+from tests.support.served_endpoint import ServedEndpoint, serving
 
 CHUNKS = b"1\r\nx\r\n" * 100_000
 CHAT = "/v1/chat/completions"
@@ -25,13 +25,13 @@ QUESTION = b'{"messages":[{"role":"user","content":"x"}]}'
 
 
 class Watched:
-    """A connection that counts its rests."""
+    """A connection that counts its pauses."""
 
     def __init__(self) -> None:
-        self.rests: list[float] = []
+        self.pauses: list[float] = []
 
-    def rest(self, seconds: float) -> None:
-        self.rests.append(seconds)
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
 
     def end_soon(self) -> None:
         raise NotImplementedError
@@ -45,17 +45,17 @@ def test_cheap_parsing_is_never_throttled_and_costly_parsing_within_bounds() -> 
     share, watched = ParsingShare(), Watched()
     share.connections.add(watched)
 
-    for _ in range(int(AT_ONCE_S / LONG_S) - 1):
-        share.spent(LONG_S, again=False)
-    assert watched.rests == []
-    owed = share.spent(10 * LONG_S, again=False)
-    assert 0 < watched.rests[0] <= owed
-    share.spent(1000.0, again=False)
-    assert watched.rests[-1] <= MOST_S - AT_ONCE_S / SHARE
+    for _ in range(int(BURST_S / LONG_S) - 1):
+        share.charge(LONG_S, again=False)
+    assert watched.pauses == []
+    owed = share.charge(10 * LONG_S, again=False)
+    assert 0 < watched.pauses[0] <= owed
+    share.charge(1000.0, again=False)
+    assert watched.pauses[-1] <= MOST_S - BURST_S / SHARE
 
 
 def test_reparsed_bytes_cost_more_than_new_ones() -> None:
-    assert ParsingShare().spent(LONG_S / 2, again=True) > ParsingShare().spent(
+    assert ParsingShare().charge(LONG_S / 2, again=True) > ParsingShare().charge(
         LONG_S / 2, again=False
     )
 
@@ -68,7 +68,7 @@ def test_a_body_of_tiny_chunks_is_cut_off(
     async def scene() -> None:
         async with serving(replied, GatewayLimits(body_s=60)) as served:
             raw = await Raw.to(served.port)
-            head = request(served.path(CHAT), b"", key=served.line.key)
+            head = request(served.path(CHAT), b"", key=served.endpoint.key)
             chunked = b"Transfer-Encoding: chunked\r\n"
             await raw.send(head.replace(b"Content-Length: 0\r\n", chunked, 1))
             raw.writer.write(CHUNKS)
@@ -86,7 +86,7 @@ def test_strangers_parsing_delays_no_sessions_first_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(parsing_share, "SHARE", 1e-9)
-    monkeypatch.setattr(parsing_share, "AT_ONCE_S", 0.0)
+    monkeypatch.setattr(parsing_share, "BURST_S", 0.0)
     monkeypatch.setattr(parsing_share, "MOST_S", 300.0)
     monkeypatch.setattr(connection, "MOST_OWED_S", inf)
 
@@ -99,7 +99,7 @@ def test_strangers_parsing_delays_no_sessions_first_answer(
 
             for method, path, body in (("GET", "/v1/models", b""), ("POST", CHAT, QUESTION)):
                 asking = newcomers.pop()
-                data = request(served.path(path), body, key=served.line.key, method=method)
+                data = request(served.path(path), body, key=served.endpoint.key, method=method)
                 await asking.send(data)
                 assert (await asking.answer()).status == 200
                 await asking.close()
@@ -111,7 +111,7 @@ def test_strangers_parsing_delays_no_sessions_first_answer(
 def test_a_parsing_pause_does_not_close_its_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ParsingShare, "spent", lambda self, seconds, *, again: 1000.0)
+    monkeypatch.setattr(ParsingShare, "charge", lambda self, seconds, *, again: 1000.0)
 
     async def scene() -> None:
         async with serving(replied) as served:
@@ -124,18 +124,18 @@ def test_a_session_that_read_its_task_is_known() -> None:
     async def scene() -> None:
         async with serving(replied) as served:
             raw = await Raw.to(served.port)
-            await raw.send(request(served.path("/v1/task"), key=served.line.key, method="GET"))
+            await raw.send(request(served.path("/v1/task"), key=served.endpoint.key, method="GET"))
             assert (await raw.answer()).status == 200
             (known,) = served.gateway.connections()
-            assert served.line.share.connections == {known}
+            assert served.endpoint.share.connections == {known}
             await raw.close()
 
     asyncio.run(asyncio.wait_for(scene(), 60))
 
 
-async def answered(served: ServedLine) -> None:
+async def answered(served: ServedEndpoint) -> None:
     """A client of another session gets its answer."""
-    other = served.gateway.line(("policy",), {})
+    other = served.gateway.open_endpoint(("policy",), {})
     raw = await Raw.to(served.port)
     await raw.send(request(f"/r/{other.key}/v1/models", b"", key=other.key, method="GET"))
     assert (await raw.answer()).status == 200

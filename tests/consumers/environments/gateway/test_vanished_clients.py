@@ -14,7 +14,7 @@ from rollcall.consumers.environments.gateway.connection import Connection
 from rollcall.consumers.environments.gateway.exchange import LARGE_BYTES, GatewayLimits
 from rollcall.schemas.agent_requests import AgentRequest, Choice, ModelReply, Reply, StepReply
 from tests.support.raw_http import request
-from tests.support.served_line import ServedLine, serving_beside
+from tests.support.served_endpoint import ServedEndpoint, serving_beside
 from tests.support.waiting import until
 
 CHAT = "/v1/chat/completions"
@@ -37,25 +37,25 @@ def replied(call: AgentRequest) -> Reply | None:
     return None if said == "wait" else ModelReply(call.d, (Choice(MUCH),))
 
 
-def asked(served: ServedLine, path: str, body: object, **headers: str) -> bytes:
-    return request(served.path(path), body, key=served.line.key, **headers)
+def asked(served: ServedEndpoint, path: str, body: object, **headers: str) -> bytes:
+    return request(served.path(path), body, key=served.endpoint.key, **headers)
 
 
-def chat(served: ServedLine, said: str) -> bytes:
+def chat(served: ServedEndpoint, said: str) -> bytes:
     return asked(served, CHAT, {"messages": [{"role": "user", "content": said}]})
 
 
-def in_chunks(served: ServedLine) -> bytes:
+def in_chunks(served: ServedEndpoint) -> bytes:
     head = asked(served, CHAT, b"", Transfer_Encoding="chunked")
     return head.replace(b"Content-Length: 0\r\n", b"") + b"1\r\nx\r\n" * CHUNKS
 
 
-def in_a_packed_body(served: ServedLine) -> bytes:
+def in_a_packed_body(served: ServedEndpoint) -> bytes:
     body = gzip.compress(bytes(PART))
     return asked(served, CHAT, body, Content_Encoding="gzip")[:-8]
 
 
-STAGES: Mapping[str, Callable[[ServedLine], bytes]] = {
+STAGES: Mapping[str, Callable[[ServedEndpoint], bytes]] = {
     "no_request": lambda served: b"",
     "in_a_head": lambda served: chat(served, "wait")[:50],
     "in_a_body": lambda served: asked(served, CHAT, b"x" * 2 * PART)[:-PART],
@@ -84,7 +84,7 @@ WAYS: Mapping[str, Callable[[socket.socket], None]] = {
 
 
 @contextmanager
-def reader_stopped(served: ServedLine) -> Iterator[None]:
+def reader_stopped(served: ServedEndpoint) -> Iterator[None]:
     """Suspend the process that reads large bodies while it reads one."""
     until(lambda: served.gateway.large.pid is not None, DEADLINE_S, lambda: "there is no process")
     pid = served.gateway.large.pid
@@ -96,21 +96,21 @@ def reader_stopped(served: ServedLine) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def rest_all(served: ServedLine) -> None:
+def rest_all(served: ServedEndpoint) -> None:
     for each in served.gateway.connections():
         assert isinstance(each, Connection)
-        each.rest(REST_S)
+        each.pause(REST_S)
 
 
-def state(served: ServedLine) -> tuple[int, int, int]:
+def state(served: ServedEndpoint) -> tuple[int, int, int]:
     """Connections, the clients that wait for a reply, and bytes of bodies."""
     gateway = served.gateway
-    return len(gateway.connections()), served.line.waiting(), gateway.budget.held
+    return len(gateway.connections()), served.endpoint.waiting_clients(), gateway.budget.held
 
 
-def with_key(served: ServedLine) -> int:
+def with_key(served: ServedEndpoint) -> int:
     """Connections that belong to the session."""
-    return len(served.line.share.connections)
+    return len(served.endpoint.share.connections)
 
 
 @pytest.mark.parametrize("resting", [False, True], ids=["read_from", "resting"])
@@ -151,7 +151,7 @@ def test_vanished_clients_leave_no_state(resting: bool) -> None:
         assert living.recv(100).startswith(b"HTTP/1.1 200")
         living.close()
         assert served.gateway.open_calls.count == 2 * len(WAYS), "hanging up cancels no call"
-        served.run(served.line.close())
+        served.run(served.endpoint.close())
         until(
             lambda: (*state(served), served.gateway.open_calls.count) == (0, 0, 0, 0),
             DEADLINE_S,
@@ -177,7 +177,7 @@ def test_a_closed_session_leaves_no_state_despite_connected_clients(
         if resting:
             served.loop.call_soon_threadsafe(rest_all, served)
 
-        served.run(served.line.close())
+        served.run(served.endpoint.close())
 
         until(lambda: state(served) == (without_key, 0, 0), DEADLINE_S, lambda: f"{state(served)}")
         assert served.gateway.open_calls.count == 0

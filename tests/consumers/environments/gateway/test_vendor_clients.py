@@ -21,7 +21,7 @@ from rollcall.consumers.environments.gateway.exchange import GatewayLimits
 from rollcall.schemas.agent_requests import AgentRequest, Choice, ErrorReply, ModelReply, Reply
 from rollcall.schemas.tool_calls import ToolCall, tool_calls_text
 from tests.support.raw_http import Raw
-from tests.support.served_line import ServedLine, serving_beside
+from tests.support.served_endpoint import ServedEndpoint, serving_beside
 from tests.support.vendor_scenarios import ANTHROPIC, LITELLM, OPENAI
 
 ROOT = Path(__file__).parents[4]
@@ -100,7 +100,7 @@ def policy(request: AgentRequest) -> Reply | None:
 class VendorClient:
     """A process with one vendor's client in it, started when it is first needed."""
 
-    def __init__(self, name: str, served: ServedLine) -> None:
+    def __init__(self, name: str, served: ServedEndpoint) -> None:
         self.name = name
         self.served = served
         self.process: subprocess.Popen[str] | None = None
@@ -119,8 +119,8 @@ class VendorClient:
         interpreter = INTERPRETERS[self.name]
         if not Path(interpreter).exists():
             pytest.fail(f"there is no {interpreter}; `make clients` installs it")
-        line = self.served.line
-        command = [interpreter, str(SCRIPT), self.name.split()[0], line.url, line.key]
+        endpoint = self.served.endpoint
+        command = [interpreter, str(SCRIPT), self.name.split()[0], endpoint.url, endpoint.key]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def close(self) -> None:
@@ -130,9 +130,9 @@ class VendorClient:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[ServedLine]:
+def served() -> Iterator[ServedEndpoint]:
     limits = GatewayLimits(hold_s=SLOW_S / 2, wait_every_s=SLOW_S / 4)
-    slow: list[ServedLine] = []
+    slow: list[ServedEndpoint] = []
 
     def script(request: AgentRequest) -> Reply | None:
         reply = policy(request)
@@ -145,15 +145,15 @@ def served() -> Iterator[ServedLine]:
         yield served
 
 
-def _tell(served: ServedLine, request: AgentRequest) -> None:
+def _tell(served: ServedEndpoint, request: AgentRequest) -> None:
     last = request.messages[-1].content.removeprefix("slow ")
     reply = policy(AgentRequest("model", (type(request.messages[-1])("user", last),), d=request.d))
     assert reply is not None
-    served.tell(reply)
+    served.answer(reply)
 
 
 @pytest.fixture(scope="module")
-def clients(served: ServedLine) -> Iterator[dict[str, VendorClient]]:
+def clients(served: ServedEndpoint) -> Iterator[dict[str, VendorClient]]:
     made = {name: VendorClient(name, served) for name in INTERPRETERS}
     yield made
     for client in made.values():
@@ -179,7 +179,7 @@ def test_a_client_parses_the_answer_into_its_content(
 @pytest.mark.parametrize(("client", "scenario", "raised", "status", "asked"), ERRORS)
 def test_a_client_raises_its_own_error_and_retries_only_if_allowed(
     clients: dict[str, VendorClient],
-    served: ServedLine,
+    served: ServedEndpoint,
     client: str,
     scenario: str,
     raised: str,
@@ -201,24 +201,24 @@ def test_a_client_raises_its_own_error_and_retries_only_if_allowed(
 )
 def test_an_answer_cut_by_a_proxy_is_repeated_and_asked_once(
     clients: dict[str, VendorClient],
-    served: ServedLine,
+    served: ServedEndpoint,
     client: str,
     scenario: str,
     cuts: tuple[int, ...],
 ) -> None:
     with cutting_proxy(served, cuts) as port:
-        line = served.line
-        clients[client](f"connect http://127.0.0.1:{port}/r/{line.key} {line.key}")
+        endpoint = served.endpoint
+        clients[client](f"connect http://127.0.0.1:{port}/r/{endpoint.key} {endpoint.key}")
         before = len(served.requests)
         found = clients[client](scenario)
-        clients[client](f"connect {line.url} {line.key}")
+        clients[client](f"connect {endpoint.url} {endpoint.key}")
 
     assert found["value"][0] == "hello there"
     assert len(served.requests) == before + 1
 
 
 @contextmanager
-def cutting_proxy(served: ServedLine, cuts: tuple[int, ...]) -> Iterator[int]:
+def cutting_proxy(served: ServedEndpoint, cuts: tuple[int, ...]) -> Iterator[int]:
     """Forwards requests, and of the first answers only this many bytes; negative: all but those."""
     left = list(cuts)
 

@@ -1,7 +1,7 @@
 """The conversations of a session by response id: later requests may continue any of them.
 
-Usually a conversation continues the one before and so repeats all of it; conversations here share
-the memory of a common beginning.
+A conversation usually continues the one before and repeats all of it, so conversations share the
+memory of a common beginning.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import overload
 
 from rollcall.schemas.messages import Message
 
-LOOKED_AT = 8
+COMPARED = 8
 """The number of latest conversations that are tried for sharing."""
 
 
@@ -51,17 +51,17 @@ class SharedTurns(Sequence[Message]):
         return self._list[range(self._count)[at]]
 
 
-class HeldConversations(dict[str, Sequence[Message]]):
+class ConversationStore(dict[str, Sequence[Message]]):
     """Conversations by the id of the response."""
 
-    def remember(self, said: Mapping[str, Sequence[Message]]) -> None:
+    def add(self, conversations: Mapping[str, Sequence[Message]]) -> None:
         """Add conversations, sharing a common beginning with the latest ones."""
-        for name, messages in said.items():
-            self[name] = self._sharing(messages)
+        for name, messages in conversations.items():
+            self[name] = self._shared(messages)
 
-    def _sharing(self, messages: Sequence[Message]) -> Sequence[Message]:
-        for known in islice(reversed(self.values()), LOOKED_AT):
-            goes_on = len(known) <= len(messages) and all(map(is_, known, messages))
-            if goes_on and isinstance(known, SharedTurns):
+    def _shared(self, messages: Sequence[Message]) -> Sequence[Message]:
+        for known in islice(reversed(self.values()), COMPARED):
+            continued = len(known) <= len(messages) and all(map(is_, known, messages))
+            if continued and isinstance(known, SharedTurns):
                 return known.then(messages[len(known) :])
         return SharedTurns(messages)

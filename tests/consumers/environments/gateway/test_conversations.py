@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcall.consumers.environments.gateway.held_conversations import (
-    HeldConversations,
+from rollcall.consumers.environments.gateway.conversations import (
+    ConversationStore,
     SharedTurns,
 )
 from rollcall.schemas.messages import Message
@@ -14,11 +14,11 @@ from rollcall.schemas.messages import Message
 def test_continued_conversations_leave_the_others_unchanged(
     went_on: list[tuple[int, int]],
 ) -> None:
-    held, expected = HeldConversations(), dict[str, tuple[Message, ...]]()
+    held, expected = ConversationStore(), dict[str, tuple[Message, ...]]()
     for number, (before, more) in enumerate(went_on):
         known = tuple(held.get(f"resp_{before}", ()))
         said = (*known, *(Message("user", f"{number} {at}") for at in range(more)))
-        held.remember({f"resp_{number}": said})
+        held.add({f"resp_{number}": said})
         expected[f"resp_{number}"] = said
 
     assert {name: tuple(turns) for name, turns in held.items()} == expected
@@ -29,10 +29,10 @@ def test_continued_conversations_leave_the_others_unchanged(
 
 
 def test_a_continued_conversation_shares_one_list() -> None:
-    held, said = HeldConversations(), tuple[Message, ...]()
+    held, said = ConversationStore(), tuple[Message, ...]()
     for number in range(50):
         said = (*said, Message("user", "asks"), Message("assistant", "says"))
-        held.remember({f"resp_{number}": said})
+        held.add({f"resp_{number}": said})
 
     lists = {id(turns._list) for turns in held.values() if isinstance(turns, SharedTurns)}
     assert len(lists) == 1

@@ -1,4 +1,4 @@
-"""The gateway's listening port, in its own module so that a port can be held without a server."""
+"""The gateway's listening socket; without the server, so that a port can be held before it."""
 
 import socket
 
@@ -6,7 +6,7 @@ from rollcall.schemas.errors import Refused
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 4096
-"""Connections that wait to be accepted: all agents of a worker may begin at once."""
+"""The most connections that wait to be accepted: all agents of a worker may start at once."""
 
 
 def bind(host: str = LOOPBACK, port: int = 0) -> socket.socket:

@@ -1,4 +1,4 @@
-"""A gateway with one line, and somebody behind it who answers by a script."""
+"""A gateway with one endpoint, whose requests a script answers."""
 
 import asyncio
 import threading
@@ -8,41 +8,41 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from rollcall.consumers.environments.gateway.endpoint import GatewayEndpoint
 from rollcall.consumers.environments.gateway.exchange import GatewayLimits
 from rollcall.consumers.environments.gateway.gateway import Gateway
-from rollcall.consumers.environments.gateway.line import GatewayLine
-from rollcall.consumers.environments.gateway.listener import bind
+from rollcall.consumers.environments.gateway.listening_socket import bind
 from rollcall.schemas.agent_requests import AgentRequest, Reply
 
 T = TypeVar("T")
 Script = Callable[[AgentRequest], Reply | None]
-"""None: the ask waits, until the test answers it."""
+"""None: the request waits until the test answers it."""
 TASK = {"prompt": "find the bug", "limits": {"turns": 3}}
 
 
 @dataclass
-class ServedLine:
+class ServedEndpoint:
     """What a test talks to, and what it sees of the other side."""
 
     gateway: Gateway
-    line: GatewayLine
+    endpoint: GatewayEndpoint
     loop: asyncio.AbstractEventLoop
     requests: list[AgentRequest] = field(default_factory=list)
-    """Everything that was asked, each occurrence once."""
+    """All requests so far, each occurrence once."""
     held: Counter[str] = field(default_factory=Counter)
     """By digest, what waits for a reply."""
 
-    def tell(self, reply: Reply) -> None:
+    def answer(self, reply: Reply) -> None:
         """On the loop of the gateway."""
         self.held[reply.d] -= 1
-        self.line.tell(reply)
+        self.endpoint.answer(reply)
 
     @property
     def port(self) -> int:
         return int(self.gateway.address.rpartition(":")[2])
 
     def path(self, route: str) -> str:
-        return f"/r/{self.line.key}{route}"
+        return f"/r/{self.endpoint.key}{route}"
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """On the loop of the gateway, from another thread."""
@@ -52,11 +52,13 @@ class ServedLine:
 @asynccontextmanager
 async def serving(
     script: Script, limits: GatewayLimits | None = None, policies: tuple[str, ...] = ("policy",)
-) -> AsyncIterator[ServedLine]:
-    """Serve a line on this loop, answered by the script."""
+) -> AsyncIterator[ServedEndpoint]:
+    """Serve an endpoint on this loop, answered by the script."""
     gateway = Gateway(bind(), limits)
     await gateway.start()
-    served = ServedLine(gateway, gateway.line(policies, TASK), asyncio.get_running_loop())
+    served = ServedEndpoint(
+        gateway, gateway.open_endpoint(policies, TASK), asyncio.get_running_loop()
+    )
     answering = asyncio.create_task(_answer(served, script))
     try:
         yield served
@@ -65,24 +67,24 @@ async def serving(
         await answering
 
 
-async def _answer(served: ServedLine, script: Script) -> None:
-    while not served.line.over:
+async def _answer(served: ServedEndpoint, script: Script) -> None:
+    while not served.endpoint.closed:
         known = Counter(served.held)
-        for request in served.line.asked():
+        for request in served.endpoint.open_requests():
             if known[request.d]:
                 known[request.d] -= 1
                 continue
             served.requests.append(request)
             served.held[request.d] += 1
             if (reply := script(request)) is not None:
-                served.tell(reply)
-        await served.line.wait(None)
+                served.answer(reply)
+        await served.endpoint.wait(None)
 
 
 @contextmanager
-def serving_beside(script: Script, limits: GatewayLimits | None = None) -> Iterator[ServedLine]:
+def serving_beside(script: Script, limits: GatewayLimits | None = None) -> Iterator[ServedEndpoint]:
     """The same on a thread of its own, for clients that block."""
-    ready: asyncio.Queue[ServedLine] = asyncio.Queue()
+    ready: asyncio.Queue[ServedEndpoint] = asyncio.Queue()
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="gateway")
     thread.start()

@@ -26,8 +26,7 @@ from rollcall.compose.benchmarks.requirements import require_driver, spec_of
 from rollcall.compose.services.service_errors import ServicesError
 from rollcall.compose.settings import Settings
 from rollcall.consumers.environments.sessions.async_sessions import AsyncSessions
-from rollcall.consumers.environments.sessions.session_thread import SessionStep
-from rollcall.consumers.environments.sessions.session_times import SessionTimes
+from rollcall.consumers.environments.sessions.session_step import SessionStep, SessionTimes
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.loop.event_loop_thread import EventLoopThread
 from rollcall.sandbox.boxes.box import Box, Driver, Spec, driver

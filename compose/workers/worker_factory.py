@@ -102,7 +102,7 @@ class WorkerFactory:
     def environments(self, name: str, *, accept: bool = False) -> Loop:
         from rollcall.consumers.environments.environments import EnvironmentsRole
         from rollcall.consumers.environments.instance_records import InstanceRecords
-        from rollcall.consumers.environments.sessions.session_times import SessionTimes
+        from rollcall.consumers.environments.sessions.session_step import SessionTimes
         from rollcall.consumers.loop.event_loop_thread import EventLoopThread
 
         settings = self.settings.environments

@@ -6,8 +6,7 @@ from typing import Any
 
 from rollcall.consumers.environments.sessions.async_sessions import AsyncSessions
 from rollcall.consumers.environments.sessions.session_router import EnvironmentKinds, SessionRouter
-from rollcall.consumers.environments.sessions.session_thread import Body, SessionStep
-from rollcall.consumers.environments.sessions.session_times import SessionTimes
+from rollcall.consumers.environments.sessions.session_step import Body, SessionStep, SessionTimes
 from rollcall.consumers.environments.sessions.watched_threads import WatchedThreads
 from rollcall.consumers.environments.worker_boxes import WorkerBoxes
 from rollcall.consumers.log.protocols import Record

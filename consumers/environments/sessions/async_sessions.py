@@ -1,43 +1,250 @@
-"""All async sessions: each in a task of its own on the event loop, hundreds on one thread.
-
-The loop's thread hands out and watches; methods with an underscore run on the event-loop thread.
-"""
+"""All async sessions: each in a task of its own on the event loop, hundreds on one thread."""
 
 import asyncio
+import secrets
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from weakref import WeakValueDictionary
 
 import structlog
 
-from rollcall.consumers.environments.sessions.async_session import (
-    AsyncSession,
-    SessionContext,
-    Wanted,
+from rollcall.consumers.environments.sessions.session_step import (
+    REAP_EVERY_S,
+    Body,
+    Give,
+    Late,
+    SessionStep,
+    SessionTimes,
+    answer_to,
 )
-from rollcall.consumers.environments.sessions.rollout_slots import RolloutSlots
-from rollcall.consumers.environments.sessions.session_thread import Body, Give, Late, SessionStep
-from rollcall.consumers.environments.sessions.session_times import SessionTimes
-from rollcall.consumers.environments.sessions.slots import Slots
-from rollcall.consumers.environments.sessions.watched_threads import REAP_EVERY_S
+from rollcall.consumers.environments.sessions.slots import RolloutSlots, Slots
 from rollcall.consumers.loop.event_loop_thread import EventLoopThread
 from rollcall.sandbox.boxes.box_removal import Tell
 from rollcall.sandbox.environment import AnyEnvironment, EnvironmentKind, slots_beside
-from rollcall.sandbox.sessions import place_of, stale
+from rollcall.sandbox.sessions import Sessions, place_of, stale
 from rollcall.schemas.answer_cache import AnswerCache
 from rollcall.schemas.ids import RolloutKey
-from rollcall.schemas.messages import CallFailed
+from rollcall.schemas.messages import CallFailed, EnvironmentStepped, Instance
 
 LEAVE_S = 15.0
 """Time limit for ending all sessions when a worker leaves."""
 
+Wanted = tuple[tuple[str, ...], tuple[str, ...]]
+"""Classes of slots: a session's own, and those needed beside it."""
+NONE: Wanted = (), ()
+
 log = structlog.get_logger()
 
 
+class AsyncSession:
+    """One session of one attempt: its environment lives in one task from start to end.
+
+    It is created and used only on the event-loop thread.
+    """
+
+    def __init__(self, table: "AsyncSessions", first: SessionStep) -> None:
+        self.table = table
+        self.rollout_id = first.rollout_id
+        self.whose = first.whose
+        self.name = first.step.session
+        self.attempt = first.step.attempt
+        self.place = place_of(first.step)
+        self.partition = first.record.partition
+        self.used_at = time.monotonic()
+        self.inbox: deque[SessionStep] = deque()
+        self.current: SessionStep | None = None
+        self.over = False
+        self.sessions = Sessions(self._make, table.last, table.replayable)
+        self._in_line: tuple[str, ...] = ()
+        """The slots that it waits for."""
+        self._standing = 0
+        self._slots = table.slots_for(self.whose, self.attempt)
+        self._taken = NONE
+        self._rung = asyncio.Event()
+        self.task = asyncio.create_task(self._live(), name=self.place)
+        self.task.add_done_callback(self._ended)
+
+    def ask(self, work: SessionStep) -> None:
+        """Queue a step; a close cancels the current one instead of waiting for it."""
+        self.partition, self.used_at = work.record.partition, time.monotonic()
+        self.inbox.append(work)
+        self._count_standing()
+        self._rung.set()
+        if work.step.kind == "close":
+            self._stop(CallFailed("closed", f"{self.place} was closed meanwhile", True))
+
+    def end(self, answer: CallFailed | None = None) -> None:
+        """Close, and cancel current work; all queued steps get this answer."""
+        self.over = True
+        while self.inbox:
+            self._answer(self.inbox.popleft(), answer)
+        self._count_standing()
+        self.table.gone(self)
+        self._rung.set()
+        self._stop(answer)
+
+    def idle(self) -> bool:
+        """Return True if nothing has begun: there is no step, or the step waits for a slot."""
+        return bool(self._in_line) or (self.current is None and not self.inbox)
+
+    def rebuildable(self) -> bool:
+        """Return True if another worker can rebuild it; an opening in progress restarts there."""
+        return self.sessions.rebuildable()
+
+    def idle_s(self, now: float) -> float:
+        """Return the time without any step or work."""
+        return now - self.used_at if self.current is None else 0.0
+
+    def overdue(self, now: float) -> bool:
+        """Return True if its current work is past its timeout."""
+        work = self.current
+        return work is not None and work.overdue(now)
+
+    def _stop(self, answer: CallFailed | None) -> None:
+        if self.current is not None:
+            self._answer(self.current, answer)
+            self._cancel()
+
+    def _answer(self, work: SessionStep, body: Body | None) -> None:
+        if work.claim():
+            self.table.told(work, body)
+
+    def _cancel(self) -> None:
+        """Cancel the current work, and check later that it has ended."""
+        self.task.cancel()
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.table.grace_s, self._insist, self.current)
+
+    def _insist(self, work: SessionStep | None) -> None:
+        """Cancel again if the work has not ended; other sessions continue elsewhere meanwhile."""
+        if self.task.done() or self.current is not work:
+            return
+        log.error("environment_not_ended", session=self.place, grace_s=self.table.grace_s)
+        self.over = True
+        self.table.gone(self)
+        self._cancel()
+
+    async def _live(self) -> None:
+        try:
+            while not self.over:
+                while self.inbox:
+                    await self._serve(self.inbox.popleft())
+                if self.over or not len(self.sessions):
+                    break
+                self._rung.clear()
+                await self._rung.wait()
+        finally:
+            self.over = True
+            if self.task.get_loop().is_running():  # else nothing can be awaited any more
+                self.table.gone(self)
+                await self._close()
+
+    async def _close(self) -> None:
+        """Release everything; a close that takes too long is cancelled too."""
+        timer = asyncio.get_running_loop().call_later(self.table.grace_s, self._insist, None)
+        try:
+            await self.sessions.close()
+        finally:
+            timer.cancel()
+            self._give_slots()
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """Answer the step that the task died of; without a step the error ends the worker."""
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        work = self.current
+        log.error("environments_task_died", session=self.place, error=type(error).__name__)
+        if work is None or not work.claim():
+            self.table.loop_thread.fail(error)
+            return
+        msg = f"the environment ended its task: {type(error).__name__}"
+        self.table.told(work, CallFailed("raised", msg, False))
+
+    async def _serve(self, work: SessionStep) -> None:
+        """Answer one step within its timeout."""
+        work.began = time.monotonic()
+        self.current = work
+        left_s = max(0.0, work.timeout_s)  # NaN becomes 0 too: a foreign producer may write it
+        timer = asyncio.get_running_loop().call_later(left_s, self._overdue, work)
+        try:
+            self._answer(work, self.table.late(work.step) or await answer_to(work, self.sessions))
+        except asyncio.CancelledError:
+            if not self.task.cancelling():
+                raise
+        finally:
+            timer.cancel()
+        self.current = None
+        # A cancel of this step must not reach the next one.
+        while self.task.cancelling():
+            self.task.uncancel()
+        if not len(self.sessions):
+            self._give_slots()
+
+    def _overdue(self, work: SessionStep) -> None:
+        """Answer a step that is past its timeout, and cancel it."""
+        msg = f"no answer within {work.timeout_s:g} s; it was cancelled"
+        if self._in_line:
+            classes = " and ".join(map(repr, self._in_line))
+            msg = f"no slot {classes} was free within {work.timeout_s:g} s"
+        self._stop(CallFailed("deadline", msg, True))
+
+    async def _make(self, name: str, config_json: str) -> AnyEnvironment:
+        """Make an environment once its slots are taken."""
+        wanted = self.table.slots_of(name, config_json)
+        if wanted != self._taken:
+            self._give_slots()
+            await self._take_slots(wanted)
+        return self.table.make(name, config_json, self.place)
+
+    async def _take_slots(self, wanted: Wanted) -> None:
+        turn, since = secrets.token_hex(8), time.monotonic()
+        classes = tuple(dict.fromkeys((*wanted[0], *wanted[1])))
+        became = "failed"
+        try:
+            await self._slots.take(*wanted, partial(self._stand_in_line, classes, turn))
+            self._taken, became = wanted, "lent"
+        finally:
+            if self._in_line:
+                took_s = time.monotonic() - since
+                self._in_line = ()
+                if self.current is not None:
+                    self.current.in_line_s += took_s
+                self._count_standing()
+                self._note_turn(turn, classes, became, took_s)
+
+    def _stand_in_line(self, classes: tuple[str, ...], turn: str) -> None:
+        """Note the wait once; called again after the wait for others of its own rollout."""
+        if not self._in_line:
+            self._in_line = classes
+            self._count_standing()
+            self._note_turn(turn, classes, "waiting")
+
+    def _note_turn(
+        self, turn: str, classes: tuple[str, ...], kind: str, took_s: float = 0.0
+    ) -> None:
+        whose, named = (self.rollout_id, self.attempt), ", ".join(classes)
+        self.table.note(Instance(turn, "", kind, "", "", "", "unknown", *whose, named, took_s))
+
+    def _count_standing(self) -> None:
+        """Update the count of steps that have not begun because they wait for a slot."""
+        standing = 1 + len(self.inbox) if self._in_line else 0
+        self.table.stands(standing - self._standing)
+        self._standing = standing
+
+    def _give_slots(self) -> None:
+        taken, self._taken = self._taken, NONE
+        self._slots.give(*taken)
+
+
 class AsyncSessions:
-    """Sessions by rollout and name; all of a rollout are of one attempt."""
+    """Sessions by rollout and name; all of a rollout are of one attempt.
+
+    The loop's thread hands out and watches: `dispatch`, `drop`, `unfinished`, `watch`, `leave` and
+    `close`. The other methods run on the event-loop thread.
+    """
 
     def __init__(
         self,
@@ -54,12 +261,17 @@ class AsyncSessions:
         note: Tell = lambda instance: None,
     ) -> None:
         self.give = give
+        self.late = late
         self.push = push
         self.loop_thread = loop_thread
+        self.make = make
+        self.note = note
         self.lease_s = times.lease_s
+        self.grace_s = times.grace_s
         self.counts = counts
         self.kind_of = kind_of
         self.slots = Slots(slots)
+        self.last: AnswerCache[EnvironmentStepped] = AnswerCache()
         self._of_attempts = WeakValueDictionary[tuple[RolloutKey, int], RolloutSlots]()
         """Kept for as long as one of their sessions exists."""
         self.given = 0
@@ -72,12 +284,6 @@ class AsyncSessions:
         """False if new work is left to another worker."""
         self._pushing = False
         self._reap_due = 0.0
-        self._around = SessionContext(
-            make, self._slots_of,
-            lambda name: kind_of(name).replayable is not False,  # if it may be: ask for history
-            self._slots_for, late, self._told, self._gone, self._stands, loop_thread.fail, note,
-            AnswerCache(), times.grace_s,
-        )  # fmt: skip
 
     def dispatch(self, works: Sequence[SessionStep]) -> None:
         """Queue these steps, those of one session in order."""
@@ -181,11 +387,11 @@ class AsyncSessions:
             self._answer(work, CallFailed("closed", "nothing is open", False))
             return
         if session is None:
-            session = AsyncSession(self._around, work)
+            session = AsyncSession(self, work)
             self.rollouts.setdefault(work.whose, group)[session.name] = session
         session.ask(work)
 
-    def _gone(self, session: AsyncSession) -> None:
+    def gone(self, session: AsyncSession) -> None:
         """Forget a session that takes no more; hand its queue to a new one."""
         group = self.rollouts.get(session.whose, {})
         if group.get(session.name) is session:
@@ -204,27 +410,34 @@ class AsyncSessions:
             log.info("session_expired", session=session.place, lease_s=self.lease_s)
         return lapsed
 
-    def _slots_of(self, name: str, config_json: str) -> Wanted:
+    def slots_of(self, name: str, config_json: str) -> Wanted:
         """Return the slots of an environment and those beside it. Raises WorkFailed."""
         kind = self.kind_of(name)
         beside = slots_beside(name, kind, config_json)
         return kind.slots, tuple(each for each in beside if each in self.slots.most)
 
-    def _slots_for(self, whose: RolloutKey, attempt: int) -> RolloutSlots:
+    def replayable(self, name: str) -> bool:
+        """Return True if an environment may be replayable: its history is asked for."""
+        return self.kind_of(name).replayable is not False
+
+    def slots_for(self, whose: RolloutKey, attempt: int) -> RolloutSlots:
+        """Return the slots that all sessions of a rollout's attempt take from."""
         key = whose, attempt
         found = self._of_attempts.get(key)
         if found is None:
             found = self._of_attempts[key] = RolloutSlots(self.slots)
         return found
 
-    def _stands(self, more: int) -> None:
+    def stands(self, more: int) -> None:
+        """Change the number of steps that wait for a slot."""
         self.standing += more
 
     def _answer(self, work: SessionStep, body: Body | None) -> None:
         if work.claim():
-            self._told(work, body)
+            self.told(work, body)
 
-    def _told(self, work: SessionStep, body: Body | None) -> None:
+    def told(self, work: SessionStep, body: Body | None) -> None:
+        """Answer a claimed step; None leaves it to the next worker."""
         self.done += 1
         if body is None:
             return

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from rollcall.consumers.environments.sessions.async_sessions import AsyncSessions
-from rollcall.consumers.environments.sessions.session_thread import Give, SessionStep
+from rollcall.consumers.environments.sessions.session_step import Give, SessionStep
 from rollcall.consumers.environments.sessions.watched_threads import WatchedThreads
 from rollcall.sandbox.environment import EnvironmentKind
 from rollcall.sandbox.run_inline import run_inline
@@ -23,37 +23,30 @@ class EnvironmentKinds:
 
     def __init__(self, look: Callable[[str], EnvironmentKind]) -> None:
         self._look = look
-        self._known: dict[str, EnvironmentKind] = {}
-
-    def known(self, name: str) -> EnvironmentKind | None:
-        return self._known.get(name)
-
-    def find(self, name: str) -> EnvironmentKind:
-        """Look up a name; if it is not found, treat it as not waiting, and its step reports why."""
-        try:
-            kind = self._known[name] = self._look(name)
-        except RollcallError:
-            return EnvironmentKind()
-        return kind
+        self.known: dict[str, EnvironmentKind] = {}
 
     def of(self, name: str) -> EnvironmentKind:
-        """Return the known kind, else look it up."""
-        return self._known.get(name) or self.find(name)
+        """Return the known kind, or look it up; without one it does not wait: its step says why."""
+        if name not in self.known:
+            try:
+                self.known[name] = self._look(name)
+            except RollcallError:
+                return EnvironmentKind()
+        return self.known[name]
 
 
 class KindLookup:
     """A lookup of one name in progress, and the steps that wait for it, with their times."""
 
     def __init__(self, kinds: EnvironmentKinds, name: str) -> None:
-        self.name = name
         self.waiting: list[tuple[SessionStep, float]] = []
         self.found = EnvironmentKind()
-        self._kinds = kinds
-        self._thread = threading.Thread(target=self._find, name="lookup", daemon=True)
-        self._thread.start()
 
-    def _find(self) -> None:
-        self.found = self._kinds.find(self.name)
+        def find() -> None:
+            self.found = kinds.of(name)
+
+        self._thread = threading.Thread(target=find, name="lookup", daemon=True)
+        self._thread.start()
 
     def over(self) -> bool:
         return not self._thread.is_alive()
@@ -96,11 +89,8 @@ class SessionRouter:
     def _kind_of(self, work: SessionStep) -> EnvironmentKind | None:
         """Return the kind; None if it is being looked up, with the step queued."""
         name = work.step.environment
-        kind = self.kinds.known(name)
-        if kind is not None and name not in self._lookups:
-            return kind
-        if not self._threaded:
-            return self.kinds.find(name)
+        if not self._threaded or (name in self.kinds.known and name not in self._lookups):
+            return self.kinds.of(name)
         if name not in self._lookups:
             self._lookups[name] = KindLookup(self.kinds, name)
         self._lookups[name].waiting.append((work, time.monotonic()))
@@ -118,22 +108,21 @@ class SessionRouter:
 
     def watch(self) -> None:
         """Limit the effects of hanging lookups, threads and sessions on others."""
-        for lookup in list(self._lookups.values()):
+        for name, lookup in list(self._lookups.items()):
             if lookup.over():
-                del self._lookups[lookup.name]
+                del self._lookups[name]
                 home = self.waiting if lookup.found.waits else self.threads
                 home.dispatch([work for work, _ in lookup.waiting])
             else:
-                self._expire(lookup, time.monotonic())
+                self._expire(name, lookup, time.monotonic())
         self.threads.watch()
         self.waiting.watch()
 
-    def _expire(self, lookup: KindLookup, now: float) -> None:
+    def _expire(self, name: str, lookup: KindLookup, now: float) -> None:
         """Answer steps that reach their timeout while their environment is being imported."""
         late = [work for work, since in lookup.waiting if now - since > work.timeout_s]
         for work in late:
-            msg = f"environment {lookup.name!r} is being imported for more than "
-            msg += f"{work.timeout_s:g} s"
+            msg = f"environment {name!r} is being imported for more than {work.timeout_s:g} s"
             if work.claim():
                 self.give(work.step, CallFailed("deadline", msg, True), work.record)
         if late:

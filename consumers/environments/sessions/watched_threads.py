@@ -1,20 +1,22 @@
-"""All threads of the group and their supervision; everything here runs on the loop's thread."""
+"""Threads that run the sessions of plain environments, many rollouts on each, and their watch."""
 
+import threading
 import time
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from queue import SimpleQueue
 
 import structlog
 
-from rollcall.consumers.environments.sessions.session_thread import (
+from rollcall.consumers.environments.sessions.session_step import (
+    REAP_EVERY_S,
     Give,
     Late,
     SessionStep,
-    SessionThread,
-    ThreadTask,
+    SessionTimes,
+    answer_to,
 )
-from rollcall.consumers.environments.sessions.session_times import SessionTimes
 from rollcall.consumers.loop.time_guard import TimeGuard
 from rollcall.sandbox.run_inline import run_inline
 from rollcall.sandbox.sessions import Make, Sessions
@@ -22,15 +24,134 @@ from rollcall.schemas.answer_cache import AnswerCache
 from rollcall.schemas.ids import RolloutKey
 from rollcall.schemas.messages import CallFailed, EnvironmentStepped
 
-REAP_EVERY_S = 30.0
 MOST_APART = 128
 """The most threads with a single rollout; further slow rollouts share their thread."""
 
 log = structlog.get_logger()
 
 
+class ThreadTask:
+    """An action on the sessions of a thread that belongs to no rollout."""
+
+    __slots__ = ("began", "run", "timeout_s")
+    rollout_id = ""
+    whose: RolloutKey | None = None
+
+    def __init__(self, run: Callable[[Sessions], object], timeout_s: float) -> None:
+        self.run = run
+        self.timeout_s = timeout_s
+        self.began = 0.0
+
+
+class SessionThread:
+    """The sessions of some rollouts, on a thread of their own or on the caller's."""
+
+    def __init__(
+        self,
+        give: Give,
+        late: Late,
+        push: Callable[[], None],
+        sessions: Sessions,
+        *,
+        threaded: bool,
+        guard: TimeGuard | None = None,
+    ) -> None:
+        """Start the thread, if any; without one, `guard` times each step."""
+        self.guard = guard
+        self.sessions = sessions
+        self.give = give
+        self.late = late
+        self.push = push
+        self.given = 0
+        self.done = 0
+        self.current: SessionStep | ThreadTask | None = None
+        self.abandoned = False
+        self.died_of: BaseException | None = None
+        self.inbox: deque[SessionStep | ThreadTask] = deque()
+        self.turn = threading.Lock()
+        """Held to begin a request here, and to take requests away."""
+        self._rung: SimpleQueue[None] = SimpleQueue()
+        """One signal per batch of requests: to wake a thread costs more than a quick step."""
+        self._thread: threading.Thread | None = None
+        if threaded:
+            self._thread = threading.Thread(target=self._live, name="environments", daemon=True)
+            self._thread.start()
+
+    def ask(self, requests: Sequence[SessionStep | ThreadTask]) -> None:
+        """Queue requests, which run in order on the thread of the sessions."""
+        self.given += len(requests)
+        self.inbox.extend(requests)
+        if self._thread:
+            self._rung.put(None)
+        else:
+            self._serve_all()
+
+    def abandon(self) -> None:
+        """Let the thread end, now or when its step returns; then it closes its sessions."""
+        self.abandoned = True
+        self._rung.put(None)
+
+    def take_back(self) -> list[SessionStep | ThreadTask]:
+        """Remove and return the queued requests."""
+        waiting = list(self.inbox)
+        self.inbox.clear()
+        self.given -= len(waiting)
+        return waiting
+
+    def _live(self) -> None:
+        try:
+            while not self.abandoned:
+                self._rung.get()
+                self._serve_all()
+                self.push()
+            run_inline(self.sessions.close())
+        except BaseException as error:  # the watch handles it, on the loop's thread
+            self.died_of = error
+
+    def _serve_all(self) -> None:
+        while (request := self._next()) is not None:
+            if isinstance(request, ThreadTask):
+                request.run(self.sessions)
+            else:
+                within = self.guard.within(request.timeout_s) if self.guard else None
+                late = self.late(request.step)
+                body = late or run_inline(answer_to(request, self.sessions, within))
+                if request.claim():
+                    self.give(request.step, body, request.record)
+            self.current = None
+            self.done += 1
+
+    def _next(self) -> SessionStep | ThreadTask | None:
+        with self.turn:
+            if self.abandoned or not self.inbox:
+                return None
+            request = self.inbox.popleft()
+            request.began = time.monotonic()
+            self.current = request
+            return request
+
+    def busy_s(self, now: float) -> float:
+        """Return for how long the thread has been running its current request."""
+        return now - self.current.began if self.current is not None else 0.0
+
+    def overdue(self, now: float) -> SessionStep | ThreadTask | None:
+        """Return the current request if it is past its timeout."""
+        request = self.current
+        return request if request and self.busy_s(now) > request.timeout_s else None
+
+    def dead(self) -> bool:
+        """Return True if the thread ended without being told to."""
+        return self._thread is not None and not self.abandoned and not self._thread.is_alive()
+
+    def empty(self) -> bool:
+        """Return True if there is neither a session nor anything to do."""
+        return self.given == self.done and not len(self.sessions)
+
+
 class WatchedThreads:
     """`count` threads, and one more for each rollout that a slow step has separated.
+
+    All methods run on the loop's thread.
 
     With `count=0` there is no thread: the caller's runs everything, and only a `guard` ends a step
     that hangs.

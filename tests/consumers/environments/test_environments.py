@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollcall.consumers.environments.sessions.session_times import SessionTimes
+from rollcall.consumers.environments.sessions.session_step import SessionTimes
 from rollcall.consumers.loop.loop import Loop
 from rollcall.sandbox.environment import Environment, Observation
 from rollcall.schemas.ids import command_id

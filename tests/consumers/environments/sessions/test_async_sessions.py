@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollcall.consumers.environments.sessions.session_thread import SessionStep
-from rollcall.consumers.environments.sessions.session_times import SessionTimes
+from rollcall.consumers.environments.sessions.session_step import SessionStep, SessionTimes
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.loop.dispatcher import POLL_RECORDS
 from rollcall.consumers.loop.event_loop_thread import EventLoopThread

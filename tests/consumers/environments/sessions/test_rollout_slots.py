@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollcall.consumers.environments.sessions.rollout_slots import RolloutSlots
-from rollcall.consumers.environments.sessions.slots import Slots
+from rollcall.consumers.environments.sessions.slots import RolloutSlots, Slots
 from rollcall.inference.scripted import ScriptedEngine
 from rollcall.sandbox.environment import kind_of, slots_beside
 from rollcall.schemas.messages import EnvironmentStepped, Limits, RolloutRequest, Task

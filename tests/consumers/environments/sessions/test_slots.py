@@ -11,8 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rollcall.consumers.environments.sessions.async_sessions import AsyncSessions
-from rollcall.consumers.environments.sessions.session_thread import SessionStep
-from rollcall.consumers.environments.sessions.session_times import SessionTimes
+from rollcall.consumers.environments.sessions.session_step import SessionStep, SessionTimes
 from rollcall.consumers.environments.sessions.slots import Slots
 from rollcall.consumers.log.protocols import Record
 from rollcall.consumers.loop.event_loop_thread import EventLoopThread

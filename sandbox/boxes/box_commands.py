@@ -11,8 +11,7 @@ from pathlib import Path
 
 from rollcall.sandbox.boxes import tar_streams
 from rollcall.sandbox.boxes.box import BOX_SPOILT, BoxProgram, CommandResult, Usage
-from rollcall.sandbox.boxes.frame import HeadAndTail
-from rollcall.sandbox.boxes.framed import CHUNK_BYTES, SIGNALLED, TIMED_OUT, answering
+from rollcall.sandbox.boxes.frame import CHUNK_BYTES, SIGNALLED, TIMED_OUT, HeadAndTail, answering
 from rollcall.schemas.errors import WorkFailed
 
 MOST_CHARS = 10_000

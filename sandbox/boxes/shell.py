@@ -10,8 +10,14 @@ import time
 from collections.abc import Callable
 
 from rollcall.sandbox.boxes.box import Box, BoxProgram, CommandResult
-from rollcall.sandbox.boxes.frame import Frame, HeadAndTail, quote
-from rollcall.sandbox.boxes.framed import SIGNALLED, TIMED_OUT, framed_code
+from rollcall.sandbox.boxes.frame import (
+    SIGNALLED,
+    TIMED_OUT,
+    Frame,
+    HeadAndTail,
+    framed_code,
+    quote,
+)
 from rollcall.sandbox.boxes.probe import memory_held, probe
 from rollcall.schemas.errors import WorkFailed
 

@@ -32,7 +32,7 @@ import structlog
 from rollcall.sandbox.agents.agent_box import SHOW_NOTHING
 from rollcall.sandbox.artefacts import KEY, OUTPUT, Artefact, ArtefactSpool, keep
 from rollcall.sandbox.boxes.box import AUTO, BOX_DIED, BOX_SPOILT, Box, CommandResult, Spec, driver
-from rollcall.sandbox.boxes.framed import TIMED_OUT
+from rollcall.sandbox.boxes.frame import TIMED_OUT
 from rollcall.sandbox.boxes.probe import probe
 from rollcall.sandbox.boxes.shell import Shell
 from rollcall.sandbox.environment import Observation

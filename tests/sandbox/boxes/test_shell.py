@@ -16,7 +16,7 @@ import pytest
 
 from rollcall.sandbox.boxes.box import BoxLimits, CommandResult, Spec, Usage, driver
 from rollcall.sandbox.boxes.box_commands import BoxCommands
-from rollcall.sandbox.boxes.framed import answering
+from rollcall.sandbox.boxes.frame import answering
 from rollcall.sandbox.boxes.shell import Shell
 from rollcall.sandbox.boxes.supervised_program import SupervisedProgram
 from rollcall.schemas.errors import WorkFailed

@@ -15,11 +15,10 @@ from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import ModelAnswered, ModelCall
 from rollcall.schemas.packed import ids_of, logprobs_of
 from rollcall.trainer.batch.pieces import padded
-from rollcall.trainer.batch.rows import make_batch
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.learner.forward import forward
 from tests.support.policies import CONFIGS, after, call, lake, run, take, version_of, weighted
-from tests.support.scored_trajectories import sample, scored, sequence
+from tests.support.scored_trajectories import make_batch, sample, scored, sequence
 from tests.support.tiers import cases
 from tests.support.tiny_run import RECIPE, World
 

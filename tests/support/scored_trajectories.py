@@ -16,7 +16,10 @@ from rollcall.schemas.messages import (
     Trajectory,
 )
 from rollcall.schemas.packed import pack_ids, pack_logprobs
+from rollcall.trainer.batch.rows import Batch, lay_out
+from rollcall.trainer.batch.weighing import weigh
 from rollcall.trainer.config.curation import Curation
+from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.curation.judge import judge
 from rollcall.trainer.rules.samples import Sample
 
@@ -126,3 +129,9 @@ def some_samples(seed: int, count: int = 12, temperature: float = 1.0) -> list[S
         )
         made.append(sample(record, number))
     return made
+
+
+def make_batch(samples: Many[Sample], config: LearnerConfig) -> Batch:
+    """The samples laid out and weighed, without a model's scores."""
+    batch, rewards = lay_out(samples, config, 10**6)
+    return weigh(batch, rewards, config, 0, config.entropy)

@@ -1,24 +1,22 @@
-"""Conversion of samples to the rows of a batch, with advantages and weights.
+"""The rows of a batch: samples laid out as sequences masked to the tokens of our policy.
 
 Shapes: N trajectories, T tokens of a row. Rows stay in log order. All denominators are computed
 over the whole batch before it is split: each row carries its final weight, so the gradients of
 micro-batches are summed, never averaged.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollcall.schemas.ids import split_continued_id
 from rollcall.schemas.packed import ids_of, logprobs_of
-from rollcall.trainer.batch.uniform import first_of_turns
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.rules.aggregates import token_weights
-from rollcall.trainer.rules.rewards import Advantages, Bonuses, Floats, Ints, Rewards, rewards_of
+from rollcall.trainer.rules.rewards import Floats, Ints, Rewards, rewards_of
 from rollcall.trainer.rules.samples import SHARED, Sample, mine
-from rollcall.trainer.rules.staleness import stale_weight
 from rollcall.trainer.rules.teacher_scores import teacher_logprobs
 
 
@@ -70,33 +68,14 @@ class Batch:
         return int(self.lengths_N.sum())
 
 
-Scoring = Callable[[Batch, Rewards], tuple[Batch, Rewards]]
-"""A function that adds the results of extra passes to a batch and its rewards."""
-
-
-def make_batch(
-    samples: Sequence[Sample],
-    config: LearnerConfig,
-    score: Scoring | None = None,
-    entropy: float | None = None,
-) -> Batch:
-    """Return rows in the order of the samples, with advantages and weights over all of them.
+def lay_out(
+    samples: Sequence[Sample], config: LearnerConfig, vocabulary: int
+) -> tuple[Batch, Rewards]:
+    """Return rows with advantages 0, in the order of the samples, and the rewards as scored.
 
     Sequences without a token of our policy are left out; a trajectory counts once, however many
-    sequences it has. `entropy` is the current entropy coefficient, if it differs from the
-    configuration's.
+    sequences it has. Raises IndexError for a token outside the model's vocabulary.
     """
-    batch, scored = laid_out(samples, config)
-    if score is not None:
-        batch, scored = score(batch, scored)
-    worth = _valued(scored, config)
-    given = config.rules.exploration(scored, config.entropy if entropy is None else entropy)
-    bonuses = given if isinstance(given, Bonuses) else Bonuses(given, np.zeros(len(samples)))
-    return _with_worth(batch, worth, bonuses)
-
-
-def laid_out(samples: Sequence[Sample], config: LearnerConfig) -> tuple[Batch, Rewards]:
-    """Return rows with advantages 0, and the rewards as scored."""
     scored = rewards_of(samples, config.rules.advantage.everything_needed)
     weights_N = token_weights(config.aggregate, scored.lengths_N, config.aggregate_norm)
     rows = [
@@ -104,72 +83,16 @@ def laid_out(samples: Sequence[Sample], config: LearnerConfig) -> tuple[Batch, R
         for number, sample in enumerate(samples)
         for row in _rows(number, sample, float(weights_N[number]), config.rules.teacher)
     ]
-    versions_N = np.array([sample.min_version for sample in samples], dtype=np.int64)
+    _require_known(rows, vocabulary)
     batch = Batch(
         tuple(rows),
         scored.totals_N,
         np.zeros(len(samples)),
         scored.lengths_N,
-        versions_N,
+        np.array([sample.min_version for sample in samples], dtype=np.int64),
         tuple(split_continued_id(sample.scored.trajectory.rollout_id)[0] for sample in samples),
     )
     return batch, scored
-
-
-def _valued(scored: Rewards, config: LearnerConfig) -> Advantages:
-    """Apply shaping and the advantage rule to rewards."""
-    shaped = scored
-    for shape in config.rules.shaping:
-        shaped = replace(shaped, totals_N=shape(shaped))
-    given = config.rules.advantage(shaped)
-    return given if isinstance(given, Advantages) else Advantages(given)
-
-
-def _with_worth(batch: Batch, worth: Advantages, bonuses: Bonuses) -> Batch:
-    """Set advantages and bonuses in the batch; sequences of a trajectory must be adjacent."""
-    taken = np.zeros(len(batch.lengths_N), dtype=np.int64)
-    rows = []
-    for row in batch.rows:
-        number, sampled = row.trajectory, int(row.mask.sum())
-        advantages = np.zeros(len(row.mask), dtype=np.float64)
-        if worth.tokens is None:
-            advantages[row.mask] = worth.values_N[number]
-        else:
-            first = taken[number]
-            advantages[row.mask] = worth.tokens[number][first : first + sampled]
-        taken[number] += sampled
-        kept = worth.keep_N is None or bool(worth.keep_N[number])
-        rows.append(
-            replace(
-                row,
-                advantages=advantages,
-                weight=row.weight if kept else 0.0,
-                entropy=float(bonuses.entropy_N[number]),
-                uniform=bonuses.uniform_N[number] * first_of_turns(row.mask, bonuses.first),
-            )
-        )
-    return replace(batch, rows=tuple(rows), advantages_N=worth.values_N)
-
-
-def aged(batch: Batch, v_now: int, bound: int) -> Batch:
-    """Scale down the advantages of trajectories older than the bound; no weight changes."""
-    ages = [v_now - int(version) if version >= 0 else 0 for version in batch.min_versions_N]
-    factors = [stale_weight(age, bound) for age in ages]
-    rows = [replace(row, advantages=row.advantages * factors[row.trajectory]) for row in batch.rows]
-    advantages_N = batch.advantages_N * np.array(factors, dtype=np.float64)
-    return replace(batch, rows=tuple(rows), advantages_N=advantages_N)
-
-
-def require_known(batch: Batch, vocabulary: int) -> None:
-    """Raise IndexError for a token that the model has no embedding for.
-
-    On a GPU such a token raises later, and every later call fails too.
-    """
-    for b, row in enumerate(batch.rows):
-        if not 0 <= row.token_ids.min() <= row.token_ids.max() < vocabulary:
-            wrong = next(each for each in row.token_ids.tolist() if not 0 <= each < vocabulary)
-            msg = f"row {b} has token {wrong}, and the model has tokens 0 to {vocabulary - 1}"
-            raise IndexError(msg)
 
 
 def _rows(number: int, sample: Sample, weight: float, teacher: str) -> Iterator[BatchRow]:
@@ -194,3 +117,15 @@ def _rows(number: int, sample: Sample, weight: float, teacher: str) -> Iterator[
             off_policy_text=int(sample.borrowed == SHARED),
             teacher=taught[at] if taught else None,
         )
+
+
+def _require_known(rows: Sequence[BatchRow], vocabulary: int) -> None:
+    """Raise IndexError for a token that the model has no embedding for.
+
+    On a GPU such a token raises later, and every later call fails too.
+    """
+    for b, row in enumerate(rows):
+        if not 0 <= row.token_ids.min() <= row.token_ids.max() < vocabulary:
+            wrong = next(each for each in row.token_ids.tolist() if not 0 <= each < vocabulary)
+            msg = f"row {b} has token {wrong}, and the model has tokens 0 to {vocabulary - 1}"
+            raise IndexError(msg)

@@ -5,6 +5,7 @@ sampled policy. B sequences, T tokens, V words, M sampled tokens of the piece.
 """
 
 from dataclasses import dataclass, replace
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from rollcall.schemas.errors import Refused
 from rollcall.schemas.untrusted_text import describe_exception
 from rollcall.trainer.batch.packing import ModelInput
 from rollcall.trainer.batch.pieces import MicroBatch
-from rollcall.trainer.batch.uniform import uniform_kl_of
 from rollcall.trainer.learner.arithmetic import computing
 from rollcall.trainer.learner.exact import exact_logits
 from rollcall.trainer.rules.tokens import entropy
@@ -105,6 +105,20 @@ def _placed(
         empty_BT.index_put(places, entropy_M.to(empty_BT.dtype)),
         *places,
     )
+
+
+def uniform_kl_of(logits_UV: Tensor, tokens: tuple[int, ...], temperature: float) -> Tensor:
+    """KL(U ‖ softmax(logits / T)) per position, [U], nats; U is uniform over `tokens`, or all.
+
+    −mean_{v ∈ V} log p(v) − log |V|, with a gradient. Log-probabilities are clamped to −1000
+    nats, without a gradient below. Raises IndexError for an id outside the vocabulary.
+    """
+    z_UV = (logits_UV.float() if logits_UV.dtype.itemsize < 4 else logits_UV) / temperature
+    lse_U = z_UV.logsumexp(dim=-1)
+    if tokens:
+        z_UV = z_UV[:, torch.tensor(tokens, device=z_UV.device)]
+    log_p_UW = (z_UV - lse_U[:, None]).clamp(min=-1000.0)
+    return -log_p_UW.mean(dim=-1) - log(z_UV.shape[1])
 
 
 def loaded(model_directory: str) -> nn.Module:

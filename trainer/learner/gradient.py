@@ -4,19 +4,22 @@ Pieces are summed, never averaged: each token's weight contains every denominato
 batch in pieces gives the gradient of the whole.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rollcall.schemas.errors import Refused
+from rollcall.schemas.rules import ChosenRule, Need
 from rollcall.trainer.batch.pieces import MicroBatch
 from rollcall.trainer.batch.rows import Batch
 from rollcall.trainer.config.learner_config import LearnerConfig
-from rollcall.trainer.learner.forward import forward
-from rollcall.trainer.learner.step_metrics import numbers_per_token
+from rollcall.trainer.learner.forward import Forward, forward
 from rollcall.trainer.rules.objective import Objective
-from rollcall.trainer.rules.tokens import StepTokens, Tokens
+from rollcall.trainer.rules.rewards import Exploration
+from rollcall.trainer.rules.tokens import Costs, StepTokens, Tokens, k3
 
 
 @dataclass
@@ -78,6 +81,19 @@ def tokens_of(micro: MicroBatch, lp_BT: Tensor, step: StepTokens | None, version
     )
 
 
+def numbers_per_token(
+    micro: MicroBatch, forward: Forward, costs: Costs, more: Iterable[Tensor] = ()
+) -> dict[int, np.ndarray]:
+    """Return per row float64 [5 + more, n]: ratio, clipped, entropy, k3, log-ratio."""
+    b_M, t_M = forward.b_M, forward.t_M
+    lp_M, old_M = forward.lp_BT[b_M, t_M], micro.behaviour_logprobs_BT[b_M, t_M]
+    numbers = [costs.ratio_BT[b_M, t_M], costs.clipped_BT[b_M, t_M], forward.entropy_BT[b_M, t_M]]
+    numbers += [k3(lp_M, old_M), lp_M - old_M, *(each_BT[b_M, t_M] for each_BT in more)]
+    table = torch.stack([n.detach().to("cpu", torch.float64) for n in numbers]).numpy()
+    owner = b_M.cpu().numpy()
+    return {row: table[:, owner == b] for b, row in enumerate(micro.rows)}
+
+
 def step_tokens(batch: Batch) -> StepTokens | None:
     """Return the sampled tokens of an update in log order; None without a pass before the step."""
     prox = [row.seen["prox"][row.mask] for row in batch.rows if "prox" in row.seen]
@@ -95,3 +111,20 @@ def step_tokens(batch: Batch) -> StepTokens | None:
 
 def _gathered(arrays: list[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.concatenate(arrays).astype(np.float64))
+
+
+def uniform_tokens_of(rule: ChosenRule[Exploration], vocabulary: int) -> tuple[int, ...] | None:
+    """Return the token ids of a rule's uniform distribution, () for all; None without such a rule.
+
+    Raises Refused for ids that the model does not have.
+    """
+    if not rule.needs(Need.UNIFORM):
+        return None
+    tokens: tuple[int, ...] = getattr(rule.options, "tokens", ())
+    if max(tokens, default=0) >= vocabulary:
+        msg = (
+            f"exploration {rule.rule.name!r}: tokens has {max(tokens)}, and the policy has "
+            f"{vocabulary} tokens; give ids below that"
+        )
+        raise Refused(msg)
+    return tokens

@@ -1,4 +1,4 @@
-"""The parts that a learner's state is copied from and loaded into."""
+"""The parts of a learner: the model as it is loaded, and the parts that its state consists of."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,9 +8,13 @@ from torch import Tensor, nn
 
 from rollcall.schemas.weights import RawTensor
 from rollcall.trainer.checkpoints.learner_state import LearnerState
+from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.learner.arithmetic import compute_twice, on, require_precision
 from rollcall.trainer.learner.auxiliary_models import AuxiliaryModels
 from rollcall.trainer.learner.clipped_updates import ClippedUpdates
 from rollcall.trainer.learner.entropy_control import EntropyControl
+from rollcall.trainer.learner.exact import require_exact
+from rollcall.trainer.learner.forward import loaded
 from rollcall.trainer.weights.adapters import Adaptation
 from rollcall.trainer.weights.tensors import load_tensors, raw_of, tensor_of, tensors_of
 
@@ -22,7 +26,7 @@ class LearnerParts:
     model: nn.Module
     adapted: Adaptation | None
     updates: ClippedUpdates
-    onlookers: AuxiliaryModels
+    auxiliary: AuxiliaryModels
     entropy: EntropyControl
 
     def copier(
@@ -33,7 +37,7 @@ class LearnerParts:
         rng = {"torch": raw_of(torch.get_rng_state())}
 
         def copied() -> LearnerState:
-            optimiser = self.updates.moments(raw) | self.onlookers.state() | entropy
+            optimiser = self.updates.moments(raw) | self.auxiliary.state() | entropy
             if self.adapted:
                 optimiser |= self.adapted.besides()
             return LearnerState(
@@ -61,7 +65,7 @@ class LearnerParts:
             self.adapted.load(state.weights, state.optimiser)
         else:
             load_tensors(self.model, state.weights)
-        self.onlookers.load(state.optimiser)
+        self.auxiliary.load(state.optimiser)
         self.entropy.load(state.optimiser)
         self.updates.load(state.optimiser, state.skipped)
         torch.set_rng_state(tensor_of(state.rng["torch"]))
@@ -72,3 +76,22 @@ def announced(
 ) -> dict[str, RawTensor]:
     """Return the tensors to announce, sorted by name, tied ones once: weights or adapters."""
     return adapted.tensors() if adapted else tensors_of(model, raw)
+
+
+def trainable(
+    directory: str, config: LearnerConfig, device: str
+) -> tuple[nn.Module, Adaptation | None]:
+    """Load the model of a directory, and the adapters that are trained instead of its weights.
+
+    Raises Refused if it does not support the configuration.
+    """
+    model, adapted = loaded(directory), None
+    if config.lora is not None:
+        adapted = Adaptation.of(model, config.lora, alone=config.adapter_alone)
+    model = on(device, model).eval()
+    require_precision(model, config.precision)
+    if config.exact:
+        require_exact(model, device)
+    if config.gradient_checkpointing:
+        compute_twice(model)
+    return model, adapted

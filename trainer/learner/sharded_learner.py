@@ -6,34 +6,35 @@ gradients are summed, never averaged, so any number of ranks gives the gradient 
 cannot continue ends, and the others end with it, so that none waits for ever.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 
 from rollcall.schemas.errors import Unfit
 from rollcall.schemas.weights import RawTensor, weights_digest
 from rollcall.trainer.batch.batch_message import array_of, raw, read, written
-from rollcall.trainer.batch.piece_budget import LESS_MEMORY, OutOfMemory, is_out_of_memory
+from rollcall.trainer.batch.packing import Worth
 from rollcall.trainer.batch.pieces import MicroBatch, padded
 from rollcall.trainer.batch.rows import Batch
 from rollcall.trainer.checkpoints.learner_state import LearnerState
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.learner.canary import Canary
 from rollcall.trainer.learner.gradient import Gradient
+from rollcall.trainer.learner.out_of_memory import LESS_MEMORY, OutOfMemory, is_out_of_memory
 from rollcall.trainer.learner.ranks import RankMessage, Ranks, own_rows, require_alike
 from rollcall.trainer.learner.scoring_pass import PastWeights
 from rollcall.trainer.learner.snapshot import Snapshot
 from rollcall.trainer.learner.step import Learner
+from rollcall.trainer.learner.work_share import WorkShare
+from rollcall.trainer.rules.rewards import Rewards
 from rollcall.trainer.rules.samples import Sample
 
 PARTS = ("weights", "optimiser", "rng")
 STEP, SCORE, LOAD, END = "step", "score", "load", "end"
 STATE, TENSORS, CANARY = "state", "tensors", "canary"
-
-T = TypeVar("T")
 
 
 class ShardedLearner(Learner):
@@ -57,13 +58,13 @@ class ShardedLearner(Learner):
         if not samples:
             return super().step(samples)
         try:
-            with self._atomic_step(len(samples)):  # the other ranks take no part yet
-                batch = self._made(samples)
+            with self._atomic_step(len(samples)):  # the other ranks take part in passes only
+                batch = self.prepare(samples)
                 tensors = written(batch)
         except OutOfMemory as error:
             self._lower(error)
         with self._all(STEP, tensors, now=self.version, count=len(samples), version=version):
-            return self._step_together(batch, len(samples), version)
+            return self._update_together(batch, len(samples), version)
 
     def load(self, state: LearnerState) -> None:
         parts = {part: getattr(state, part) for part in PARTS}
@@ -110,14 +111,15 @@ class ShardedLearner(Learner):
         plain: Any = message.plain
         if call == STEP:
             self.version = plain["now"]
-            self._step_together(read(message.tensors), plain["count"], plain["version"])
+            self._update_together(read(message.tensors), plain["count"], plain["version"])
         elif call == LOAD:
             super().load(_state_of(message))
         elif call == CANARY:
             self.published = plain["published"]
             super().canary()
         elif call == SCORE:
-            self._before_step(read(message.tensors))
+            with self._or_end():
+                self._auxiliary.before_step(read(message.tensors))
         else:
             # The result is dropped: this rank only takes part in the collective operations.
             {STATE: super().state, TENSORS: super().tensors}[call]()
@@ -137,15 +139,24 @@ class ShardedLearner(Learner):
         finally:
             self._together = False
 
-    def _step_together(self, batch: Batch, count: int, version: int | None) -> dict[str, float]:
-        return self._or_end(
-            lambda: self._step(lambda: self._updated(self._scored(batch)), count, version)
-        )
+    def _score(self, batch: Batch, rewards: Rewards) -> tuple[Batch, Rewards]:
+        """Run the passes before a step as a call of all ranks."""
+        if not self._auxiliary.has_step_passes:
+            return super()._score(batch, rewards)
+        with self._all(SCORE, written(batch)), self._or_end():
+            return super()._score(batch, rewards)
 
-    def _or_end(self, do: Callable[[], T]) -> T:
+    def _update_together(self, batch: Batch, count: int, version: int | None) -> dict[str, float]:
+        with self._or_end(), self._atomic_step(count, self._state_before()):
+            return self._finished(self._update(batch), version)
+
+    @contextmanager
+    def _or_end(self) -> Iterator[None]:
         """Turn recoverable errors into Unfit: the other ranks are in the middle of the call."""
         try:
-            return do()
+            yield
+        except OutOfMemory as error:
+            self._lower(error)
         except Exception as error:
             if isinstance(error, Unfit) or is_out_of_memory(error):
                 raise
@@ -164,42 +175,32 @@ class ShardedLearner(Learner):
         require_alike(self.ranks, {"starting weights": digest[:16]})
         self.ranks.spread(self.model)
 
-    def _before_step(self, batch: Batch) -> Batch:
-        """Run the passes before a step, within a call of all ranks or as a call of its own."""
-        if self._together:
-            return self._with_all_scores(super()._before_step(batch))
-        with self._all(SCORE, written(batch)):
-            return self._or_end(lambda: self._before_step(batch))
+    def _work_share(self, sharing: Worth | None) -> WorkShare:
+        return RankShare(self.config, sharing, self.device, self.ranks)
 
-    def _before_update(self, batch: Batch) -> Batch:
-        return self._with_all_scores(super()._before_update(batch))
 
-    def _pieces(self, batch: Batch) -> list[MicroBatch]:  # type: ignore[override]
-        """Return the pieces of this rank's rows, and idle ones, so that all ranks have as many."""
+class RankShare(WorkShare):
+    """The work of one of several ranks: its rows of each batch."""
+
+    def __init__(
+        self, config: LearnerConfig, sharing: Worth | None, device: str, ranks: Ranks
+    ) -> None:
+        super().__init__(config, sharing, device)
+        self.ranks = ranks
+
+    def pieces(self, batch: Batch) -> Iterator[MicroBatch]:
+        """Yield the pieces of this rank's rows, and idle ones, so that all ranks have as many."""
         own = own_rows(batch, self.ranks.rank, self.ranks.count)
         part = replace(batch, rows=tuple(batch.rows[b] for b in own))
         pieces = [
-            replace(micro, rows=tuple(own[b] for b in micro.rows))
-            for micro in super()._pieces(part)
+            replace(micro, rows=tuple(own[b] for b in micro.rows)) for micro in super().pieces(part)
         ]
         counts = self.ranks.all_gather(str(len(pieces)).encode())
         idle = max(map(int, counts)) - len(pieces)
-        return pieces + [_idle(batch, self.device, self.config.precision)] * idle
+        yield from pieces + [_idle(batch, self.device, self.config.precision)] * idle
 
-    def add(self, gradient: Gradient, batch: Batch) -> None:
-        super().add(gradient, batch)
-        gathered = self.ranks.all_gather(_packed(gradient).packed())
-        messages = list(map(RankMessage.of, gathered))
-        gradient.cost = sum(float(str(message.plain["cost"])) for message in messages)
-        names: Any = messages[0].plain["metrics"]
-        gradient.metric_names = tuple(names)
-        for message in messages:
-            gradient.tokens |= {int(b): array_of(numbers) for b, numbers in message.tensors.items()}
-
-    def _with_all_scores(self, batch: Batch) -> Batch:
+    def join_scores(self, batch: Batch) -> Batch:
         """Exchange the results of passes, which each rank has for its own rows."""
-        if not self._auxiliary.needs:
-            return batch
         seen = {
             f"{b}/{name}": raw(array)
             for b in own_rows(batch, self.ranks.rank, self.ranks.count)
@@ -212,6 +213,15 @@ class ShardedLearner(Learner):
                 row = rows[int(b)]
                 rows[int(b)] = replace(row, seen={**row.seen, name: array_of(tensor)})
         return replace(batch, rows=tuple(rows))
+
+    def join_gradient(self, gradient: Gradient) -> None:
+        gathered = self.ranks.all_gather(_packed(gradient).packed())
+        messages = list(map(RankMessage.of, gathered))
+        gradient.cost = sum(float(str(message.plain["cost"])) for message in messages)
+        names: Any = messages[0].plain["metrics"]
+        gradient.metric_names = tuple(names)
+        for message in messages:
+            gradient.tokens |= {int(b): array_of(numbers) for b, numbers in message.tensors.items()}
 
 
 def _state_of(message: RankMessage) -> LearnerState:

@@ -1,28 +1,10 @@
 """Metrics of a step: values per token and per trajectory, and their means in log order."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from rollcall.trainer.batch.pieces import MicroBatch
 from rollcall.trainer.batch.rows import Batch
-from rollcall.trainer.learner.forward import Forward
-from rollcall.trainer.rules.tokens import Costs, k3
-
-
-def numbers_per_token(
-    micro: MicroBatch, forward: Forward, costs: Costs, more: Iterable[Tensor] = ()
-) -> dict[int, np.ndarray]:
-    """Return per row float64 [5 + more, n]: ratio, clipped, entropy, k3, log-ratio."""
-    b_M, t_M = forward.b_M, forward.t_M
-    lp_M, old_M = forward.lp_BT[b_M, t_M], micro.behaviour_logprobs_BT[b_M, t_M]
-    numbers = [costs.ratio_BT[b_M, t_M], costs.clipped_BT[b_M, t_M], forward.entropy_BT[b_M, t_M]]
-    numbers += [k3(lp_M, old_M), lp_M - old_M, *(each_BT[b_M, t_M] for each_BT in more)]
-    table = torch.stack([n.detach().to("cpu", torch.float64) for n in numbers]).numpy()
-    owner = b_M.cpu().numpy()
-    return {row: table[:, owner == b] for b, row in enumerate(micro.rows)}
 
 
 def token_metrics(tokens: Sequence[np.ndarray], more: Sequence[str] = ()) -> dict[str, float]:

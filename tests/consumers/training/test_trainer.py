@@ -354,11 +354,11 @@ class Raising(Learner):
 
     raises: Callable[[], bool]
 
-    def gradient_of(self, batch: Any) -> Any:
+    def prepare(self, samples: Any) -> Any:
         if self.raises():
             msg = "index out of range"
             raise IndexError(msg)
-        return super().gradient_of(batch)
+        return super().prepare(samples)
 
 
 def test_a_rollout_sampled_otherwise_than_requested_is_not_trained(

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcall.trainer.batch.minibatches import minibatches
 from rollcall.trainer.batch.pieces import micro_batches, padded
-from rollcall.trainer.batch.rows import Batch, make_batch
+from rollcall.trainer.batch.rows import Batch
+from rollcall.trainer.batch.weighing import split
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.rules.rewards import group_numbers
-from tests.support.scored_trajectories import sample, scored, sequence
+from tests.support.scored_trajectories import make_batch, sample, scored, sequence
 
 
 def batch_of(lengths: list[int]) -> Batch:
@@ -89,7 +89,7 @@ def test_minibatches_hold_every_trajectory_once_per_epoch_with_own_denominators(
 ) -> None:
     batch = batch_of(lengths)
     config = LearnerConfig(minibatch=size, epochs=epochs, aggregate=aggregate, seed=7)
-    updates = list(minibatches(batch, config, 3))
+    updates = split(batch, config, 3)
 
     whole = size == 0 or size >= len(lengths)
     assert len(updates) == epochs * (1 if whole else -(-len(lengths) // size))
@@ -98,5 +98,5 @@ def test_minibatches_hold_every_trajectory_once_per_epoch_with_own_denominators(
     if aggregate == "token_mean" and not whole:
         for update in updates:
             assert sum(r.weight * r.mask.sum() for r in update.rows) == pytest.approx(1)
-    again = list(minibatches(batch, config, 3))
+    again = split(batch, config, 3)
     assert [u.lengths_N.tolist() for u in again] == [u.lengths_N.tolist() for u in updates]

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from rollcall.trainer.batch.packing import Worth
 from rollcall.trainer.batch.pieces import MicroBatch, padded, shared_micro_batches
-from rollcall.trainer.batch.rows import Batch, make_batch
+from rollcall.trainer.batch.rows import Batch
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.learner.forward import forward
 from rollcall.trainer.learner.sharing import sharing_of
 from rollcall.trainer.rules.samples import Sample
 from tests.support.families import model_of
-from tests.support.scored_trajectories import VOCABULARY, scored, sequence
+from tests.support.scored_trajectories import VOCABULARY, make_batch, scored, sequence
 from tests.support.tiers import cases
 
 SLIDES = ["sliding_attention", "full_attention"]

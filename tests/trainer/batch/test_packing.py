@@ -14,14 +14,21 @@ from structlog.testing import capture_logs
 from rollcall.schemas.errors import BatchFailed, Refused
 from rollcall.trainer.batch.packing import Worth, filled, model_input, pack_row, packs_of, pieces_of
 from rollcall.trainer.batch.pieces import micro_batches, padded, shared_micro_batches
-from rollcall.trainer.batch.rows import Batch, make_batch
+from rollcall.trainer.batch.rows import Batch
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.learner.forward import forward, token_scores
 from rollcall.trainer.learner.sharing import sharing_of
 from rollcall.trainer.learner.step import Learner
 from rollcall.trainer.rules.samples import Sample
 from tests.support.families import model_of
-from tests.support.scored_trajectories import VOCABULARY, sample, scored, sequence, some_samples
+from tests.support.scored_trajectories import (
+    VOCABULARY,
+    make_batch,
+    sample,
+    scored,
+    sequence,
+    some_samples,
+)
 from tests.support.tiers import cases, examples
 
 ALWAYS = Worth(pairs=2**40, longest=2**40)

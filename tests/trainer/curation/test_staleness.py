@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from rollcall.schemas.ids import group_id, request_id
 from rollcall.schemas.messages import ScoredTrajectory
-from rollcall.trainer.batch.rows import aged, make_batch
+from rollcall.trainer.batch.weighing import aged
 from rollcall.trainer.config.curation import Curation
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.curation.buffer import Buffer
 from rollcall.trainer.curation.group_ledger import GroupLedger
 from rollcall.trainer.rules.staleness import HALVINGS, StaleWait, stale_weight
-from tests.support.scored_trajectories import CURATION, scored, some_samples
+from tests.support.scored_trajectories import CURATION, make_batch, scored, some_samples
 
 ALONE = replace(CURATION, needs_group=False)
 EDF, FIFO = ALONE, replace(ALONE, order="fifo")

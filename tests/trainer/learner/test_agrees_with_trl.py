@@ -13,13 +13,12 @@ import torch
 from rollcall.schemas.packed import ids_of, logprobs_of
 from rollcall.schemas.rules import RuleChoice
 from rollcall.trainer.batch.pieces import micro_batches
-from rollcall.trainer.batch.rows import make_batch
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.learner.forward import loaded
 from rollcall.trainer.learner.gradient import Gradient
 from rollcall.trainer.learner.scoring_pass import with_logprobs
 from rollcall.trainer.rules.samples import Sample
-from tests.support.scored_trajectories import VOCABULARY, sample, scored, sequence
+from tests.support.scored_trajectories import VOCABULARY, make_batch, sample, scored, sequence
 
 WIDEST = 11
 """Tokens of the longest answer."""

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from rollcall.schemas.errors import BatchFailed, Unfit
-from rollcall.trainer.batch.piece_budget import OutOfMemory, is_out_of_memory
 from rollcall.trainer.batch.pieces import MicroBatch
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.learner import gradient, scoring_pass
 from rollcall.trainer.learner.forward import Forward, forward
+from rollcall.trainer.learner.out_of_memory import OutOfMemory, is_out_of_memory
 from rollcall.trainer.learner.step import Learner
 from rollcall.trainer.learner.streaming import by_group
 from rollcall.trainer.rules.samples import Sample

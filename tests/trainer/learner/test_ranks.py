@@ -18,18 +18,18 @@ from rollcall.schemas.packed import logprobs_of
 from rollcall.schemas.rules import RuleChoice
 from rollcall.schemas.weights import RawTensor, from_safetensors
 from rollcall.trainer.batch.batch_message import read, written
-from rollcall.trainer.batch.rows import Batch, BatchRow, make_batch
+from rollcall.trainer.batch.rows import Batch, BatchRow
 from rollcall.trainer.checkpoints.checkpoint import kept, newest_words
 from rollcall.trainer.checkpoints.manifest import MANIFEST
 from rollcall.trainer.checkpoints.rank_files import directory_of
 from rollcall.trainer.config.learner_config import LearnerConfig
-from rollcall.trainer.learner.moving_average import PLACE
+from rollcall.trainer.learner.auxiliary_models import AVERAGE
 from rollcall.trainer.learner.ranks import RankMessage, layers_of, own_rows, require_alike
 from rollcall.trainer.learner.sharded_learner import ShardedLearner
 from rollcall.trainer.learner.step import Learner
 from rollcall.trainer.weights.tensors import tensor_of
 from tests.support.rank_jobs import JOBS, SAVED, Exact, place_of
-from tests.support.scored_trajectories import some_samples
+from tests.support.scored_trajectories import make_batch, some_samples
 from tests.support.tiers import cases, selected
 
 pytestmark = pytest.mark.timeout(300)
@@ -88,7 +88,7 @@ def test_any_number_of_ranks_learns_the_same_as_one(
         assert several.keys() == one.keys()
         for name, tensor in one.items():
             # Adam divides by a gradient's size: its result for tiny gradients is less certain.
-            of_weights = part == "weights" or name.endswith(f"/{PLACE}")
+            of_weights = part == "weights" or name.endswith(f"/{AVERAGE}")
             atol = 1e-7 if of_weights else 1e-9
             torch.testing.assert_close(several[name], tensor, rtol=1e-6, atol=atol)
 

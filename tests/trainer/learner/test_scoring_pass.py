@@ -9,7 +9,7 @@ import torch
 
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.packed import ids_of, logprobs_of, mask_of
-from rollcall.trainer.batch.turns import turns_of
+from rollcall.trainer.batch.weighing import turns_of
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.learner.scoring_pass import gradient_norms
 from rollcall.trainer.learner.step import Learner
@@ -39,10 +39,10 @@ def test_gradient_norms_are_those_of_each_trajectory_alone(
     model_directory: str, packing: str
 ) -> None:
     learner, samples = of(model_directory, packing=packing), some_samples(0, 5)
-    batch = learner.begin(samples)
+    batch = learner.prepare(samples)
     learner.model.zero_grad()
 
-    found = gradient_norms(batch, learner._pieces, learner.model, 1.0)
+    found = gradient_norms(batch, learner._share.pieces, learner.model, 1.0)
 
     for one, norm in zip(samples, found, strict=True):
         plain_lp(learner, one).sum().backward()
@@ -57,8 +57,8 @@ def test_a_trajectory_of_several_sequences_has_the_norm_of_their_sum(model_direc
     alone, twice = (sample(scored("a", sequences=(turn,) * n)) for n in (1, 2))
 
     other = sample(scored("b"), 1)
-    batches = [learner.begin([each, other]) for each in (alone, twice)]
-    norms = [gradient_norms(each, learner._pieces, learner.model, 1.0) for each in batches]
+    batches = [learner.prepare([each, other]) for each in (alone, twice)]
+    norms = [gradient_norms(each, learner._share.pieces, learner.model, 1.0) for each in batches]
 
     assert norms[1][0] == pytest.approx(4 * norms[0][0])
 
@@ -70,13 +70,13 @@ def test_opob_uses_the_best_baseline_without_the_steps_gradient(
     samples = [replace(each, reward=float(n % 2)) for n, each in enumerate(samples)]
     learner = of(model_directory, advantage="opob", exploration="even")
 
-    batch = learner.begin(samples)
+    batch = learner.prepare(samples)
 
     with torch.no_grad():
         lp = [plain_lp(learner, one) for one in samples]
     mu = [logprobs_of((s.scored.trajectory.sequences or ())[0].behaviour_logprobs) for s in samples]
     logs = np.array([float(a.sum() - b.sum()) for a, b in zip(lp, mu, strict=True)])
-    norms = gradient_norms(batch, learner._pieces, learner.model, 1.0)
+    norms = gradient_norms(batch, learner._share.pieces, learner.model, 1.0)
     view = replace(rewards_of(samples), log_weights_N=logs, gradient_norms_N=norms)
     np.testing.assert_allclose(batch.advantages_N, opob(view, Baseline()), atol=1e-4)
     assert all(p.grad is None for p in learner.model.parameters())
@@ -88,7 +88,7 @@ def test_divergence_from_the_reference_costs_the_tokens_before_it(model_director
     learner, plain = of(model_directory, advantage=rule), of(model_directory)
     samples = some_samples(0)
     learner.step(samples)
-    batch = learner.begin(samples)
+    batch = learner.prepare(samples)
 
     returns = []
     for one, each in zip(samples, batch.rows, strict=True):
@@ -120,7 +120,7 @@ def test_a_filtered_turn_changes_no_other_turns_gradient(
     learner = of(model_directory, filters=["zero_variance", rule], packing=packing)
     whole = of(model_directory, filters=["zero_variance"], packing=packing)
 
-    left, all_ = learner.begin(samples), whole.begin(samples)
+    left, all_ = learner.prepare(samples), whole.prepare(samples)
 
     turns = turns_of(replace(all_, rows=tuple(
         replace(row, seen={"entropy": found.seen["entropy"]})
@@ -138,7 +138,7 @@ def seen_rows(learner: Learner, samples: list[Sample]) -> Any:
     """All rows of a batch with what was looked at, before any turn is left out."""
     config = learner.config
     learner.config = replace(config, filters=("none",))
-    rows = learner.begin(samples).rows
+    rows = learner.prepare(samples).rows
     learner.config = config
     return rows
 
@@ -196,11 +196,11 @@ def test_the_entropy_weight_resumes_from_a_checkpoint(model_directory: str) -> N
     second = of(model_directory, exploration=rule, entropy=0.01)
     second.load(first.state())
 
-    assert second.begin(some_samples(2)).rows[0].entropy == pytest.approx(0.21)
+    assert second.prepare(some_samples(2)).rows[0].entropy == pytest.approx(0.21)
     assert whole.step(some_samples(2)) == second.step(some_samples(2))
     assert whole.state() == second.state()
     second.load(of(model_directory).state())
-    assert {row.entropy for row in second.begin(some_samples(2)).rows} == {0.01}
+    assert {row.entropy for row in second.prepare(some_samples(2)).rows} == {0.01}
 
 
 def test_a_success_pool_without_a_correction_is_refused() -> None:

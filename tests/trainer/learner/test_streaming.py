@@ -48,6 +48,7 @@ def streamed(learner: Learner, groups: Sequence[Sequence[Sample]]) -> dict[str, 
     [
         *((each, {}) for each in sorted(AGGREGATES)),
         ("token_mean", {"kl": "k2", "step_size": "ess", "packing": "shared"}),
+        ("token_mean", {"loss": "ppo_ewma"}),
     ],
 )
 def test_any_order_of_groups_gives_the_gradient_of_the_batch(

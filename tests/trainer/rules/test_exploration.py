@@ -6,8 +6,9 @@ import torch
 
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.rules import choose
-from rollcall.trainer.batch.uniform import first_of_turns, uniform_kl_of
+from rollcall.trainer.batch.weighing import first_of_turns
 from rollcall.trainer.config.learner_config import LearnerConfig
+from rollcall.trainer.learner.forward import uniform_kl_of
 from rollcall.trainer.rules.catalogue import EXPLORATIONS
 from rollcall.trainer.rules.exploration import Target
 from rollcall.trainer.rules.rewards import Rewards

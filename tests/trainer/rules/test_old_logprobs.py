@@ -12,7 +12,7 @@ from rollcall.schemas.rules import NoOptions
 from rollcall.schemas.weights import RawTensor
 from rollcall.trainer.batch.rows import Batch
 from rollcall.trainer.config.learner_config import LearnerConfig
-from rollcall.trainer.learner.moving_average import MovingAverage
+from rollcall.trainer.learner.auxiliary_models import MovingAverage
 from rollcall.trainer.learner.step import Learner
 from rollcall.trainer.rules.losses import Decay
 from rollcall.trainer.rules.old_logprobs import (
@@ -102,11 +102,11 @@ def test_a_token_is_scored_by_the_weights_that_sampled_it(model_directory: str) 
         kept[version] = dict(learner.tensors())
         learner.step(some_samples(version), version=version + 1)
     samples = of_two_versions(learner)
-    batch = learner.begin(samples)
+    batch = learner.prepare(samples)
 
     for version in (0, 1):
         plain.load(replace(plain.state(), weights=kept[version]))
-        alone = Learner.begin(plain, samples)
+        alone = Learner.prepare(plain, samples)
         found = recomputed(plain, alone)
         for seen, exact in zip(batch.rows, found, strict=True):
             there = seen.mask & (seen.versions == version)
@@ -136,7 +136,7 @@ def test_noted_logprobs_of_interrupted_rollouts_come_from_the_weights_at_interru
     exact.load(learner.state())
     kept[1] = dict(learner.tensors())
 
-    found, snapshots = learner.begin(samples), exact.begin(samples)
+    found, snapshots = learner.prepare(samples), exact.prepare(samples)
 
     for said, kept_ in zip(found.rows, snapshots.rows, strict=True):
         old = said.mask & (said.versions == 0)

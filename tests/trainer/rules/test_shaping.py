@@ -7,13 +7,12 @@ import pytest
 
 from rollcall.schemas.errors import Refused
 from rollcall.schemas.rules import choose
-from rollcall.trainer.batch.rows import make_batch
 from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.rules.catalogue import SHAPINGS
 from rollcall.trainer.rules.rewards import Rewards
 from tests.support.golden import golden
 from tests.support.reward_views import view
-from tests.support.scored_trajectories import some_samples
+from tests.support.scored_trajectories import make_batch, some_samples
 
 
 def shaped(rule: object, rewards: Rewards) -> list[float]:

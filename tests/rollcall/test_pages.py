@@ -150,7 +150,7 @@ def test_table_of_invariants_matches_verify() -> None:
 
 
 def test_every_benchmark_is_in_the_table_of_measurement_methods() -> None:
-    table = PAGES["compose/benchmarks/README.md"].partition("How each is measured")[2]
+    table = PAGES["compose/benchmarks/README.md"].partition("How each figure is measured")[2]
     names = re.findall(r"`([\w.]+)`(?= [`|])", table)
 
     assert sorted(names) == sorted(BENCHMARKS)

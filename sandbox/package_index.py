@@ -23,11 +23,18 @@ def run_child(
     It is killed when the calling thread ends. Raises OSError, subprocess.TimeoutExpired.
     """
     return subprocess.run(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, errors="replace", check=False, timeout=timeout_s, umask=0o022,
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=timeout_s,
+        umask=0o022,
         env={**os.environ, "TMPDIR": str(scratch)},
         preexec_fn=partial(process_tree.signal_on_parent_death, os.getpid(), signal.SIGKILL),
-    )  # fmt: skip
+    )
 
 
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")

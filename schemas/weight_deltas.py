@@ -133,9 +133,9 @@ def encoded(delta: Delta) -> bytes:
     count = len(delta.places)
     plain = 0 if delta.elements <= 1 << 32 else WIDE
     gaps = np.diff(delta.places, prepend=np.int64(-1)) - 1
-    units = {
-        form: count + int((gaps // _all_ones(form)).sum()) for form in (PAIRS, BYTES)
-    } | {plain: count}  # fmt: skip
+    units = {form: count + int((gaps // _all_ones(form)).sum()) for form in (PAIRS, BYTES)} | {
+        plain: count
+    }
     flags = min(units, key=lambda form: units[form] * np.dtype(FORMS[form]).itemsize)
     if flags == plain:
         return encoded_plainly(delta)

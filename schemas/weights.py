@@ -31,11 +31,11 @@ from rollcall.schemas.messages import WeightsFile
 from rollcall.schemas.weights_store import opened, put
 
 SIZE_BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
-    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
-    "U32": 4, "I32": 4, "F32": 4,
-    "U64": 8, "I64": 8, "F64": 8,
-}  # fmt: skip
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
 LENGTH_BYTES = 8
 """The size of the field that holds the length of the header."""
 PREFIX = "tensors:"
@@ -191,9 +191,7 @@ def safetensors_head(tensors: Mapping[str, RawTensor]) -> bytes:
     for name in laid_out(tensors):
         tensor = tensors[name]
         begin, end = end, end + len(tensor.data)
-        header[name] = {
-            "dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (begin, end)
-        }  # fmt: skip
+        header[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (begin, end)}
     head = orjson.dumps(header)
     head += b" " * (-len(head) % 8)
     return len(head).to_bytes(LENGTH_BYTES, "little") + head

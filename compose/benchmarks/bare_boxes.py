@@ -18,9 +18,21 @@ HELD = "echo ready; exec sleep 600"
 NAMESPACES = ("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--clearenv")
 PLACES = ("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/w", "--chdir", "/w")
 CONTAINER = (
-    "--detach", "--network", "none", "--read-only", "--cap-drop", "ALL", "--tmpfs", "/tmp",
-    "--tmpfs", "/w", "--security-opt", "no-new-privileges", "--entrypoint", "",
-)  # fmt: skip
+    "--detach",
+    "--network",
+    "none",
+    "--read-only",
+    "--cap-drop",
+    "ALL",
+    "--tmpfs",
+    "/tmp",
+    "--tmpfs",
+    "/w",
+    "--security-opt",
+    "no-new-privileges",
+    "--entrypoint",
+    "",
+)
 TOOL_S = 60.0
 
 
@@ -40,9 +52,14 @@ def held_namespaces_ms() -> float:
         given = [memory(content, stack) for content in data]
         began = time.perf_counter()
         with subprocess.Popen(
-            [*_as_user(), *_renumbered(argv, given)], stdin=given[0], stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, pass_fds=given[1:], env={}, cwd="/",
-        ) as process:  # fmt: skip
+            [*_as_user(), *_renumbered(argv, given)],
+            stdin=given[0],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=given[1:],
+            env={},
+            cwd="/",
+        ) as process:
             assert process.stderr is not None
             said = process.stderr.readline()
             took_ms = (time.perf_counter() - began) * 1e3
@@ -57,8 +74,12 @@ def _as_user() -> list[str]:
     """Return the command that changes users; forking for that would take longer."""
     if os.getuid() != 0:
         return []
-    return [shutil.which("setpriv") or "setpriv", f"--reuid={FIRST_USER}", f"--regid={FIRST_USER}",
-            "--clear-groups"]  # fmt: skip
+    return [
+        shutil.which("setpriv") or "setpriv",
+        f"--reuid={FIRST_USER}",
+        f"--regid={FIRST_USER}",
+        "--clear-groups",
+    ]
 
 
 def _renumbered(argv: Sequence[str], given: Sequence[int]) -> list[str]:

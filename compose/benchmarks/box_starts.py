@@ -103,9 +103,18 @@ class BoxSessions:
         self._asked += 1
         place = rollout, 1, self._asked, 0
         step = EnvironmentStep(
-            *place, command_id(*place), b"", 0, 0, kind, "shell", action=action, index=index,
-            environment_config=self._config, timeout_s=FAR_S,
-        )  # fmt: skip
+            *place,
+            command_id(*place),
+            b"",
+            0,
+            0,
+            kind,
+            "shell",
+            action=action,
+            index=index,
+            environment_config=self._config,
+            timeout_s=FAR_S,
+        )
         record = Record("steps", 0, self._asked, b"", b"", 0)
         self._sessions.dispatch([SessionStep(record, step, self._lock)])
         answer = self._answers.get(timeout=FAR_S)

@@ -68,9 +68,14 @@ class CallerProcesses:
 
     async def _start(self) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", MODULE,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=LIMIT_BYTES,
-        )  # fmt: skip
+            sys.executable,
+            "-P",
+            "-m",
+            MODULE,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=LIMIT_BYTES,
+        )
         assert process.stdout is not None
         self._listening = asyncio.create_task(self._listen(process.stdout))
         return process

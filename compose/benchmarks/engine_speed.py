@@ -30,10 +30,17 @@ if TYPE_CHECKING:
 
 ROUNDS = 4
 LLAMA = {
-    "model_type": "llama", "vocab_size": 8192, "hidden_size": 384, "intermediate_size": 1024,
-    "num_hidden_layers": 8, "num_attention_heads": 6, "num_key_value_heads": 6,
-    "max_position_embeddings": 512, "tie_word_embeddings": False, "eos_token_id": None,
-}  # fmt: skip
+    "model_type": "llama",
+    "vocab_size": 8192,
+    "hidden_size": 384,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "eos_token_id": None,
+}
 """A model of 20 million parameters, so that arithmetic dominates a step of a batch."""
 WORDS = {"kind": "words", "bos": "<bos>", "turn": "<a>"}
 
@@ -167,7 +174,14 @@ def generate(model: Any, ids: "Tensor", answer: int) -> "Tensor":
 
     with torch.inference_mode():
         rows: Tensor = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=1.0, top_k=0,
-            top_p=1.0, min_new_tokens=answer, max_new_tokens=answer, pad_token_id=0,
-        )  # fmt: skip
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            min_new_tokens=answer,
+            max_new_tokens=answer,
+            pad_token_id=0,
+        )
     return rows

@@ -29,9 +29,9 @@ class Figure:
     @property
     def ratio(self) -> float:
         """Return the ratio of value and ceiling; 1 means that the ceiling is reached."""
-        best, worst = (self.ceiling, self.value) if self.lower_is_better else (
-            self.value, self.ceiling,
-        )  # fmt: skip
+        best, worst = (
+            (self.ceiling, self.value) if self.lower_is_better else (self.value, self.ceiling)
+        )
         return best / worst if worst else 0.0
 
 

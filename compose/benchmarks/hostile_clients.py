@@ -58,7 +58,7 @@ BODIES: Mapping[str, Callable[[int], bytes]] = {
     "parts": lambda size: _listed(
         b'{"messages":[{"role":"user","content":[', b'{"type":"text","text":"a"},', b"1]}]}", size
     ),
-}  # fmt: skip
+}
 PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/step")
 _CHUNK = b"1\r\nx\r\n"
 packed = lru_cache(maxsize=4)(lambda size: gzip.compress(bytes(16 * size), 1))
@@ -172,9 +172,14 @@ class HostileClients:
 
 
 KINDS: tuple[Callable[..., Awaitable[str]], ...] = (
-    HostileClients.silent, HostileClients.broken, HostileClients.churned, HostileClients.chunked,
-    HostileClients.whole, HostileClients.whole, HostileClients.whole,
-)  # fmt: skip
+    HostileClients.silent,
+    HostileClients.broken,
+    HostileClients.churned,
+    HostileClients.chunked,
+    HostileClients.whole,
+    HostileClients.whole,
+    HostileClients.whole,
+)
 
 
 async def _send(writer: asyncio.StreamWriter, body: bytes) -> None:

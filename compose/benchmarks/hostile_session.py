@@ -84,9 +84,11 @@ def one_gateway() -> Iterator[OneGateway]:
     """Start a gateway; it ends with this block, or with this process."""
     with subprocess.Popen(
         module("rollcall.compose.benchmarks.one_gateway"),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, preexec_fn=die_with_parent,
-    ) as process:  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=die_with_parent,
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -101,8 +103,12 @@ def one_gateway() -> Iterator[OneGateway]:
 def hostile(gateway: OneGateway, seed: int, seconds: float) -> Iterator["subprocess.Popen[bytes]"]:
     """Run the hostile session for `seconds`."""
     command = module(
-        "rollcall.compose.benchmarks.hostile_clients", str(gateway.port), gateway.keys[1],
-                     str(seed), str(seconds))  # fmt: skip
+        "rollcall.compose.benchmarks.hostile_clients",
+        str(gateway.port),
+        gateway.keys[1],
+        str(seed),
+        str(seconds),
+    )
     with subprocess.Popen(
         ["nice", f"-n{NICE}", *command],
         stdout=subprocess.PIPE,

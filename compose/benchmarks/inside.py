@@ -42,16 +42,20 @@ class Inside:
         self.agents, agents = self._agents()
         self.workers = [
             agents,
-            self._work("models", lambda way, dead_letters: ModelsRole(
-                self._answers("models", way), dead_letters, engine
-            )),
-            self._work("environments", lambda way, dead_letters: EnvironmentsRole(
-                self._answers("environments", way), dead_letters, threads=0
-            )),
-            self._work("rewards", lambda way, _: RewardsRole(
-                "rewards", self.codec, self.topics, way, judge
-            )),
-        ]  # fmt: skip
+            self._work(
+                "models", lambda way, dead: ModelsRole(self._answers("models", way), dead, engine)
+            ),
+            self._work(
+                "environments",
+                lambda way, dead: EnvironmentsRole(
+                    self._answers("environments", way), dead, threads=0
+                ),
+            ),
+            self._work(
+                "rewards",
+                lambda way, _: RewardsRole("rewards", self.codec, self.topics, way, judge),
+            ),
+        ]
         self._pen = self.log.publisher()
 
     def _answers(self, name: str, way: Publisher) -> AnswerWriter:
@@ -62,9 +66,15 @@ class Inside:
         dead_letters = self._letters("agents", commands)
         outbox = Outbox("agents", self.codec, self.topics, commands, whole)
         role = AgentsRole(
-            self.log, self.codec, self.topics, outbox, dead_letters,
-            capacity=Capacity(0), clock=self.clock, wall=self.clock,
-        )  # fmt: skip
+            self.log,
+            self.codec,
+            self.topics,
+            outbox,
+            dead_letters,
+            capacity=Capacity(0),
+            clock=self.clock,
+            wall=self.clock,
+        )
         return role, self._loop(role, dead_letters, commands, whole)
 
     def _work(self, group: str, make: Callable[[Publisher, DeadLetters], Role]) -> Loop:
@@ -92,6 +102,10 @@ class Inside:
 def judge(trajectory: Trajectory, topic: str, partition: int, offset: int) -> ScoredTrajectory:
     """Score a trajectory by the sum of the environment's rewards."""
     return score(
-        trajectory, [ScorerSpec("environment_return")], scoring_id="bench",
-        source_topic=topic, source_partition=partition, source_offset=offset,
-    )  # fmt: skip
+        trajectory,
+        [ScorerSpec("environment_return")],
+        scoring_id="bench",
+        source_topic=topic,
+        source_partition=partition,
+        source_offset=offset,
+    )

@@ -143,9 +143,7 @@ def table(cells: Sequence[Cell]) -> Table:
     shown = Table("loss", "step size", *(f"lag {lag}" for lag in lags))
     found = {(c.way.loss, c.way.step_size, c.way.lag): str(c) for c in cells}
     for loss, step_size in dict.fromkeys((c.way.loss, c.way.step_size) for c in cells):
-        shown.add_row(
-            loss, step_size, *(found.get((loss, step_size, lag), "-") for lag in lags)
-        )  # fmt: skip
+        shown.add_row(loss, step_size, *(found.get((loss, step_size, lag), "-") for lag in lags))
     return shown
 
 
@@ -169,8 +167,16 @@ def draw(recipe: str, cells: Sequence[Cell], path: Path) -> None:
         beside = BESIDE * (number - (len(ways) - 1) / 2)
         places = [lags.index(c.way.lag) + beside for c in own]
         colour, dashes = f"C{losses.index(loss)}", "--" if step_size == "ess" else "-"
-        at.plot(places, [c.success for c in own], dashes, color=colour, marker="o", markersize=5,
-                linewidth=1, label=f"{loss}, {step_size}")  # fmt: skip
+        at.plot(
+            places,
+            [c.success for c in own],
+            dashes,
+            color=colour,
+            marker="o",
+            markersize=5,
+            linewidth=1,
+            label=f"{loss}, {step_size}",
+        )
         seeds = [(x, run.after) for x, c in zip(places, own, strict=True) for run in c.runs]
         at.plot(*zip(*seeds, strict=True), ".", color=colour, markersize=4, alpha=0.5)
     at.axhline(GOOD, color="grey", linestyle=":", linewidth=1)

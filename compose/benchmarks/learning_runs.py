@@ -70,8 +70,9 @@ class SeedRun:
     def worst_after(self) -> float | None:
         """Return the lowest success since the first evaluation at the goal."""
         first = self.reached
-        return min((e.success for e in self.evaluations if first and e.step >= first.step),
-                   default=None)  # fmt: skip
+        return min(
+            (e.success for e in self.evaluations if first and e.step >= first.step), default=None
+        )
 
 
 def learn(
@@ -161,10 +162,14 @@ def read_summary(told: dict[str, object], goal: float) -> SeedRun:
         msg = f"seed {told['seed']}: no evaluation of it was measured"
         raise RunFailed(msg)
     return SeedRun(
-        int(str(told["seed"])), goal, evaluations, int(str(told["starts_solved"])),
-        int(str(told["starts"])), float(str(told["wall_seconds"])),
+        int(str(told["seed"])),
+        goal,
+        evaluations,
+        int(str(told["starts_solved"])),
+        int(str(told["starts"])),
+        float(str(told["wall_seconds"])),
         float(str(told.get("staleness_mean", 0.0))),
-    )  # fmt: skip
+    )
 
 
 def table(runs: Iterable[SeedRun]) -> Table:
@@ -209,8 +214,12 @@ def draw(recipe: str, runs: Sequence[SeedRun], path: Path) -> None:
     for run in runs:
         at.plot([e.calls for e in run.evaluations], [e.success for e in run.evaluations], alpha=0.6)
     at.axhline(runs[0].goal, color="grey", linestyle="--", linewidth=1)
-    at.set(xlabel="model calls", ylabel="held-out success", ylim=(-0.05, 1.05),
-           title=f"{recipe}: {len(runs)} seeds")  # fmt: skip
+    at.set(
+        xlabel="model calls",
+        ylabel="held-out success",
+        ylim=(-0.05, 1.05),
+        title=f"{recipe}: {len(runs)} seeds",
+    )
     at.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, format="png", dpi=120)

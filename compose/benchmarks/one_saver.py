@@ -109,16 +109,29 @@ class SavedRun:
         self.batch = list(rows(self.shape, self.learner.vocabulary))
         size = self.shape.groups * self.shape.answers
         run = TrainingRun(
-            "bench", POLICY, self.directory, {}, SCORING,
-            AdmissionRule(STALENESS, size, 4 * size, self.shape.answers), self.config.steps,
+            "bench",
+            POLICY,
+            self.directory,
+            {},
+            SCORING,
+            AdmissionRule(STALENESS, size, 4 * size, self.shape.answers),
+            self.config.steps,
             publishing=Publishing(BFLOAT16, DELTA, full_every=1_000),
-        )  # fmt: skip
+        )
         template = RolloutRequest("", Task(), policy_id=POLICY, run_id="bench", purpose="train")
         self.trainer = Trainer(
-            "training", self.log, self.codec, self.topics, self.log.publisher(), self.learner,
-            self.config, run, Draws(template, 0, self.shape.answers, (0, 1_000)),
-            in_use=VersionsInUse(self, POLICY), executor=ThreadPoolExecutor(1, "saver"),
-        )  # fmt: skip
+            "training",
+            self.log,
+            self.codec,
+            self.topics,
+            self.log.publisher(),
+            self.learner,
+            self.config,
+            run,
+            Draws(template, 0, self.shape.answers, (0, 1_000)),
+            in_use=VersionsInUse(self, POLICY),
+            executor=ThreadPoolExecutor(1, "saver"),
+        )
 
     def train(self) -> None:
         """Train to the end and announce all; before every second step, wait until all is saved."""
@@ -157,10 +170,18 @@ class SavedRun:
 
 def config_of(shape: Shape, steps: int) -> LearnerConfig:
     return LearnerConfig(
-        lr=LR, entropy=0.0, advantage="grpo", packing="shared", steps=steps,
-        groups_per_step=shape.groups, group_size=shape.answers, max_staleness=STALENESS,
-        micro_batch_tokens=MICRO_BATCH_TOKENS, save="async", announce="early",
-    )  # fmt: skip
+        lr=LR,
+        entropy=0.0,
+        advantage="grpo",
+        packing="shared",
+        steps=steps,
+        groups_per_step=shape.groups,
+        group_size=shape.answers,
+        max_staleness=STALENESS,
+        micro_batch_tokens=MICRO_BATCH_TOKENS,
+        save="async",
+        announce="early",
+    )
 
 
 def saved(directory: str, scratch: Path, steps: int, shape: Shape) -> Saved:

@@ -67,16 +67,38 @@ class OneServer:
 def call_of(rollout_id: str, message: Message, tokens: int) -> ModelCall:
     """Return the first call of a new rollout, which samples `tokens` tokens."""
     return ModelCall(
-        rollout_id, 0, 0, 0, command_id(rollout_id, 0, 0, 0), rollout_id.encode(), 0, FAR_MS,
-        "sample", POLICY, 0, (message,), Sampling(max_tokens=tokens), call_seed(rollout_id, 0, 0),
-        b"", 0,
-    )  # fmt: skip
+        rollout_id,
+        0,
+        0,
+        0,
+        command_id(rollout_id, 0, 0, 0),
+        rollout_id.encode(),
+        0,
+        FAR_MS,
+        "sample",
+        POLICY,
+        0,
+        (message,),
+        Sampling(max_tokens=tokens),
+        call_seed(rollout_id, 0, 0),
+        b"",
+        0,
+    )
 
 
 def announced(learner: "Learner", number: int, published: Published) -> PolicyVersion:
     """Return a trainer's record of a published version."""
     canary, newest = learner.canary(), published.newest
     return PolicyVersion(
-        POLICY, number, number - 1, "bench", number, newest.weights_digest, published.full,
-        canary.ids, canary.logprobs, published.deltas, precision=learner.published,
-    )  # fmt: skip
+        POLICY,
+        number,
+        number - 1,
+        "bench",
+        number,
+        newest.weights_digest,
+        published.full,
+        canary.ids,
+        canary.logprobs,
+        published.deltas,
+        precision=learner.published,
+    )

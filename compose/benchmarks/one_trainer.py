@@ -79,9 +79,13 @@ def learner_and_samples(
     from rollcall.trainer.learner.step import Learner
 
     config = LearnerConfig(
-        lr=LR, entropy=0.0, advantage="grpo", packing=packing,
-        groups_per_step=shape.groups, group_size=shape.answers,
-    )  # fmt: skip
+        lr=LR,
+        entropy=0.0,
+        advantage="grpo",
+        packing=packing,
+        groups_per_step=shape.groups,
+        group_size=shape.answers,
+    )
     learner = Learner(directory, config)
     return learner, samples_of(shape, learner.vocabulary)
 
@@ -103,9 +107,13 @@ def _sample(
 
 
 def scored_row(
-    request: RolloutRequest, policy_id: str, prompt: NDArray[Any], answer: NDArray[Any],
-    reward: float, version: int = 0,
-) -> ScoredTrajectory:  # fmt: skip
+    request: RolloutRequest,
+    policy_id: str,
+    prompt: NDArray[Any],
+    answer: NDArray[Any],
+    reward: float,
+    version: int = 0,
+) -> ScoredTrajectory:
     """Return a scored rollout of one turn."""
     mask = [0] * len(prompt) + [1] * len(answer)
     sequence = Sequence(
@@ -118,10 +126,8 @@ def scored_row(
         provenance="missing",
     )
     rollout_id = request.rollout_id
-    trajectory = Trajectory(
-        rollout_id, 0, "finished", request, (policy_id,), (sequence,), (),
-        0, len(answer), 0, 0, 0, 0, 0, 0,
-    )  # fmt: skip
+    head = rollout_id, 0, "finished", request, (policy_id,), (sequence,), ()
+    trajectory = Trajectory(*head, 0, len(answer), 0, 0, 0, 0, 0, 0)
     return ScoredTrajectory("scoring", trajectory, (), reward, "trajectories", 0, 0)
 
 
@@ -154,11 +160,19 @@ def _grpo_trainer(directory: str, shape: Shape) -> Any:
     scratch = tempfile.mkdtemp(prefix="rollcall-trl-")
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     config = GRPOConfig(
-        output_dir=scratch, per_device_train_batch_size=count,
-        num_generations=shape.answers, max_completion_length=shape.answer, learning_rate=LR,
-        loss_type="bnpo", epsilon_high=0.28, bf16=False, gradient_checkpointing=False,
-        use_cpu=True, report_to=[], disable_tqdm=True,
-    )  # fmt: skip
+        output_dir=scratch,
+        per_device_train_batch_size=count,
+        num_generations=shape.answers,
+        max_completion_length=shape.answer,
+        learning_rate=LR,
+        loss_type="bnpo",
+        epsilon_high=0.28,
+        bf16=False,
+        gradient_checkpointing=False,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+    )
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=[lambda completions, **_: [0.0] * len(completions)],
@@ -177,12 +191,14 @@ def _grpo_inputs(shape: Shape, vocabulary: int) -> dict[str, torch.Tensor]:
     rewards = torch.tensor([reward for _, _, reward in made]).view(shape.groups, shape.answers)
     centred = rewards - rewards.mean(1, keepdim=True)
     return {
-        "prompt_ids": prompts, "prompt_mask": torch.ones_like(prompts),
-        "completion_ids": answers, "completion_mask": torch.ones_like(answers),
+        "prompt_ids": prompts,
+        "prompt_mask": torch.ones_like(prompts),
+        "completion_ids": answers,
+        "completion_mask": torch.ones_like(answers),
         "advantages": (centred / (rewards.std(1, keepdim=True) + 1e-4)).flatten(),
         "old_per_token_logps": torch.full(answers.shape, LOGPROB),
         "num_items_in_batch": torch.tensor(answers.numel()),
-    }  # fmt: skip
+    }
 
 
 def measured(step: Step) -> StepTime:

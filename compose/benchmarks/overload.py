@@ -97,8 +97,12 @@ class Overloaded:
         for record in records:
             trajectory = self.inside.codec.decode(record.value, Trajectory)
             self.ended[trajectory.status] += 1
-            spoken = [message for sequence in trajectory.sequences or ()
-                    for message in sequence.messages if message.role == "assistant"]  # fmt: skip
+            spoken = [
+                message
+                for sequence in trajectory.sequences or ()
+                for message in sequence.messages
+                if message.role == "assistant"
+            ]
             self.ended["counted"] += len(spoken)
             self.ended["of_finished"] += len(spoken) * (trajectory.status == "finished")
         self._ask(len(records))

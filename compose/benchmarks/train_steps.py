@@ -36,10 +36,15 @@ from rollcall.sandbox.package_index import last_error
 from rollcall.schemas.errors import WorkFailed
 
 LLAMA = {
-    "vocab_size": 32_000, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 4096,
+    "vocab_size": 32_000,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
-}  # fmt: skip
+}
 """A configuration of 1.04 billion parameters."""
 SHAPE = Shape(groups=4, answers=8, prompt=512, answer=1536)
 STEPS = 3
@@ -91,9 +96,14 @@ def _steps(directory: str, packing: str) -> list[float]:
     from rollcall.trainer.learner.step import Learner
 
     config = LearnerConfig(
-        lr=LR, entropy=0.0, advantage="grpo", packing=packing, precision="bfloat16",
-        groups_per_step=SHAPE.groups, group_size=SHAPE.answers,
-    )  # fmt: skip
+        lr=LR,
+        entropy=0.0,
+        advantage="grpo",
+        packing=packing,
+        precision="bfloat16",
+        groups_per_step=SHAPE.groups,
+        group_size=SHAPE.answers,
+    )
     learner = Learner(directory, config, device="cuda")
     samples = samples_of(SHAPE, learner.vocabulary)
     return [_timed(lambda: learner.step(samples)) for _ in range(STEPS + 1)][1:]
@@ -170,9 +180,13 @@ def steps_of(who: str, directory: Path, shape: Shape, turns: int) -> list[StepTi
     words = module("rollcall.compose.benchmarks.one_trainer", who, str(directory), *sizes)
     environment = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1"}
     done = subprocess.run(
-        words, input="step\n" * (turns + 1), capture_output=True, text=True, check=False,
+        words,
+        input="step\n" * (turns + 1),
+        capture_output=True,
+        text=True,
+        check=False,
         env=environment,
-    )  # fmt: skip
+    )
     if done.returncode:
         msg = f"{who} takes no step: {last_error(done.stderr)}"
         raise WorkFailed("no_step", msg, retriable=False)

@@ -72,9 +72,8 @@ def seen(directory: Path, shape: Shape, steps: int) -> dict[str, Any]:
         words = module("rollcall.compose.benchmarks.one_saver", str(directory), scratch)
         environment = rank_processes.SETTING | os.environ  # as a worker of training has
         done = subprocess.run(
-            [*words, *map(str, sizes)],
-            capture_output=True, text=True, check=False, env=environment,
-        )  # fmt: skip
+            [*words, *map(str, sizes)], capture_output=True, text=True, check=False, env=environment
+        )
     if done.returncode:
         msg = f"the trainer takes no step: {last_error(done.stderr)}"
         raise WorkFailed("no_step", msg, retriable=False)
@@ -195,6 +194,14 @@ def _changed(tensor: RawTensor) -> RawTensor:
 def _record(published: Published) -> PolicyVersion:
     newest = published.newest
     return PolicyVersion(
-        "policy", newest.version, newest.base_version, "", 0, newest.weights_digest,
-        published.full, bytes(4), b"", published.deltas,
-    )  # fmt: skip
+        "policy",
+        newest.version,
+        newest.base_version,
+        "",
+        0,
+        newest.weights_digest,
+        published.full,
+        bytes(4),
+        b"",
+        published.deltas,
+    )

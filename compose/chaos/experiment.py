@@ -120,9 +120,7 @@ class Conductor:
         stack = Stack(state.state(), state.cache(), self.pool)
         self.services = {name: ServiceVictim(name, stack) for name in SERVICES}
         agents = [worker for worker in self.workers if worker.group == "agents"]
-        self.log = LogVictim(
-            cluster, self.services["broker"], agents, self.watch, self.publisher
-        )  # fmt: skip
+        self.log = LogVictim(cluster, self.services["broker"], agents, self.watch, self.publisher)
         self.around = self._around() if self.plan.hosts else []
         self.lanes = {victim.name: Lane(victim) for victim in self._victims()}
         self.submitter = Submitter(self.publisher, cluster.codec, cluster.topics, "chaos")

@@ -99,9 +99,16 @@ def print_boxes(rows: "Sequence[BoxRow]", silent: Mapping[str, str], terminal: C
         owner = f"{row.owner} on {row.host}" if row.host else row.owner
         age, lease = _seconds(row.age_s), _seconds(row.lease_s)
         table.add_row(
-            row.box_id, row.driver, row.state, owner, row.rollout_id, row.mode, age, lease,
+            row.box_id,
+            row.driver,
+            row.state,
+            owner,
+            row.rollout_id,
+            row.mode,
+            age,
+            lease,
             row.remark,
-        )  # fmt: skip
+        )
     terminal.print(table)
 
 

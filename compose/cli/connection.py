@@ -13,9 +13,19 @@ if TYPE_CHECKING:
     from rollcall.compose.settings import Settings
 
 OURS = {
-    "services", "services.lock", "services.down", "runs", "served", "tasks", "archive", "leases",
-    "agent-processes", "policies", "logs", "schema_ids",
-}  # fmt: skip
+    "services",
+    "services.lock",
+    "services.down",
+    "runs",
+    "served",
+    "tasks",
+    "archive",
+    "leases",
+    "agent-processes",
+    "policies",
+    "logs",
+    "schema_ids",
+}
 """The entries of a state directory; one with others may be a user's home directory."""
 CLUSTER: ContextVar["Cluster | None"] = ContextVar("cluster", default=None)
 """The cluster of the running command: passed in, or made on first use."""

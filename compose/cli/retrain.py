@@ -93,18 +93,30 @@ def _again(run: str, steps: tuple[int, int], version: int | None) -> dict[str, A
 
 
 def _otherwise(
-    run: str, steps: tuple[int, int], version: int | None, changes: list[str], without_task: str,
-    out: Path | None, held_out: bool,
-) -> dict[str, Any]:  # fmt: skip
+    run: str,
+    steps: tuple[int, int],
+    version: int | None,
+    changes: list[str],
+    without_task: str,
+    out: Path | None,
+    held_out: bool,
+) -> dict[str, Any]:
     """Retrain with changed rules or fewer tasks."""
     from rollcall.compose.runs.what_if_run import what_if
 
     cluster, folder, threads = _found(run)
     return what_if(
-        cluster, folder, steps, changes, without_task,
-        version=version, threads=threads, out=out, tell=say,
+        cluster,
+        folder,
+        steps,
+        changes,
+        without_task,
+        version=version,
+        threads=threads,
+        out=out,
+        tell=say,
         playing=cluster.settings if held_out else None,
-    )  # fmt: skip
+    )
 
 
 def _found(run: str) -> "tuple[Cluster, RunFolder, int]":

@@ -109,11 +109,9 @@ def conduct(
             folder = folder if resume else run_folder.begin(folder, cluster)
             terminal.print(f"run {folder.run_id}  in {folder.directory}", soft_wrap=True)
             supervisor = Supervisor(folder.logs, cluster.environment(), settings.models.python)
-            conducted = ConductorState(
-                folder, watch, cluster, supervisor, figures_of(folder, watch.curation),
-                pids, resume,
-                others=figures_of_others(folder),
-            )  # fmt: skip
+            figures, others = figures_of(folder, watch.curation), figures_of_others(folder)
+            parts = folder, watch, cluster, supervisor, figures, pids, resume
+            conducted = ConductorState(*parts, others=others)
             try:
                 _run(conducted, terminal, check)
             except Stopped as stopped:

@@ -40,9 +40,11 @@ def rows_of(kind: str = "") -> list[RuleRow]:
     if kind and kind not in ALL:
         raise names.unknown_name("kind of rules", kind, ALL)
     return [
-        row_of(rule) for each, rules in ALL.items() if kind in ("", each)
+        row_of(rule)
+        for each, rules in ALL.items()
+        if kind in ("", each)
         for _, rule in sorted(rules.items())
-    ]  # fmt: skip
+    ]
 
 
 def row_of(rule: Rule[Any]) -> RuleRow:

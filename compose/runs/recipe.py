@@ -27,9 +27,14 @@ from rollcall.schemas.errors import Refused
 from rollcall.schemas.messages import Limits, RolloutRequest, Sampling, Task
 
 SHIPPED = (
-    "lake-any-start", "syllogisms", "repairs", "solver-verifier", "smol-sums", "smol-long-sums",
+    "lake-any-start",
+    "syllogisms",
+    "repairs",
+    "solver-verifier",
+    "smol-sums",
+    "smol-long-sums",
     "smol-sums-lora",
-)  # fmt: skip
+)
 SUITES = ("repairs",)
 """Folders of tasks that are shipped beside the recipes."""
 Count = Annotated[int, Field(ge=1)]
@@ -208,10 +213,11 @@ class Recipe(StrictTable):
         environment = self.task.environment
         adapted = any(each.lora for each in (self.policy, *self.policies.values()))
         return (
-            "torch", "transformers",
+            "torch",
+            "transformers",
             *(("peft",) if adapted else ()),
             *((environment,) if environment in EXTRAS else ()),
-        )  # fmt: skip
+        )
 
     def learner_values(self, seed: int) -> dict[str, Any]:
         """Return its values for `rollcall.trainer.config.learner_config.LearnerConfig.of`."""

@@ -118,9 +118,13 @@ class RunFolder:
         from rollcall.consumers.history.runs.training_record import TrainedRun
 
         return TrainedRun(
-            self.run_id, self.policy_id, self.learner(), self.directory, self.policy,
+            self.run_id,
+            self.policy_id,
+            self.learner(),
+            self.directory,
+            self.policy,
             self.publishing(),
-        )  # fmt: skip
+        )
 
     def rule(self) -> AdmissionRule:
         """Return the bound of rollouts in flight; raises Refused for an unworkable recipe."""

@@ -57,10 +57,12 @@ def train_otherwise(
             tell(line)
         told.append(asdict(step))
     report = {
-        "run_id": run.run_id, "checkpoint": ahead.path.name, "without_task": without_task,
+        "run_id": run.run_id,
+        "checkpoint": ahead.path.name,
+        "without_task": without_task,
         "weights_digest_then": ahead.announced[ahead.branch.steps[ahead.last].version],
         "steps": told,
-    }  # fmt: skip
+    }
     return report, what_if.states()
 
 

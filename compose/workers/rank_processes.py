@@ -35,9 +35,14 @@ def become_ranks(count: int, *arguments: str) -> NoReturn:
     """Replace this process by torchrun, which runs `count` ranks of `rollcall` on this host."""
     torchrun = module(
         "torch.distributed.run",
-        "--standalone", "--local-addr", "127.0.0.1", f"--nproc-per-node={count}", "--no-python",
-        "--", *module("rollcall.compose.cli", *arguments),
-    )  # fmt: skip
+        "--standalone",
+        "--local-addr",
+        "127.0.0.1",
+        f"--nproc-per-node={count}",
+        "--no-python",
+        "--",
+        *module("rollcall.compose.cli", *arguments),
+    )
     os.execv(sys.executable, torchrun)
 
 

@@ -44,9 +44,15 @@ class WorkerFactory:
     """The parts that all workers of a process share: the log, the codec, the topics."""
 
     def __init__(
-        self, log: Log, codec: Codec, topics: Topics, settings: "Settings", *, watched: bool = True,
+        self,
+        log: Log,
+        codec: Codec,
+        topics: Topics,
+        settings: "Settings",
+        *,
+        watched: bool = True,
         guarded: bool | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.log = log
         self.codec = codec
         self.topics = topics
@@ -79,9 +85,14 @@ class WorkerFactory:
         return self._loop(role, [commands, trajectories], dead_letters, accept=accept)
 
     def models(
-        self, name: str, engine: "Engine", *, accept: bool = False, thread: Executor | None = None,
+        self,
+        name: str,
+        engine: "Engine",
+        *,
+        accept: bool = False,
+        thread: Executor | None = None,
         capacity: int | None = None,
-    ) -> Loop:  # fmt: skip
+    ) -> Loop:
         """Build a model server; `thread` reads weights, without one the loop's own does.
 
         `capacity` is the number of calls that the engine takes at once, if settings do not set it.
@@ -94,9 +105,13 @@ class WorkerFactory:
         if at_once:
             self.codec.prepare(self.topics.control, Control)
         role = ModelsRole(
-            answers, dead_letters, engine, thread=thread, adopt_at_once=at_once,
+            answers,
+            dead_letters,
+            engine,
+            thread=thread,
+            adopt_at_once=at_once,
             capacity=capacity or self.settings.models.max_batch,
-        )  # fmt: skip
+        )
         return self._loop(role, [answers.publisher], dead_letters, accept=accept)
 
     def environments(self, name: str, *, accept: bool = False) -> Loop:

@@ -116,8 +116,12 @@ class Audit:
         """Return the topics in stages that are read in order; within a stage the order is free."""
         topics = self.topics
         last = (
-            topics.requests, topics.steps, topics.trajectories, topics.scored, topics.dead_letters,
-        )  # fmt: skip
+            topics.requests,
+            topics.steps,
+            topics.trajectories,
+            topics.scored,
+            topics.dead_letters,
+        )
         rest = [name for name in there if name.startswith(topics.calls("")) or name in last]
         return [[topics.events], [topics.train_steps], [topics.versions], rest]
 

@@ -61,26 +61,20 @@ def content_of(command: Command) -> int:
     """
     if command.kind in COURTESY:
         return UNKNOWN
-    place = (
-        command.rollout_id, command.attempt, command.position, command.tries,
-        command.body_digest, command.answer_partition,
-    )  # fmt: skip
-    return (hash((place, _content(command))) & CONTENT) or 1
+    place = command.rollout_id, command.attempt, command.position, command.tries
+    content = command.body_digest, command.answer_partition
+    return (hash((*place, *content, _content(command))) & CONTENT) or 1
 
 
 def _content(command: Command) -> tuple[object, ...]:
     if isinstance(command, ModelCall):
         how = command.sampling
-        return (
-            command.policy_id, command.sequence, command.messages, command.seed,
-            prefix_of(command), command.prefix_length, command.tools, command.min_policy_version,
-            _number(how.temperature), _number(how.top_p), how.top_k, how.max_tokens,
-            tuple(how.stop),
-        )  # fmt: skip
-    return (
-        command.kind, command.environment, command.session, command.environment_config,
-        command.seed, command.index, command.action, command.history,
-    )  # fmt: skip
+        prompt = command.sequence, command.messages, prefix_of(command), command.prefix_length
+        policy = command.policy_id, command.min_policy_version, command.tools, command.seed
+        numbers = _number(how.temperature), _number(how.top_p), how.top_k, how.max_tokens
+        return (*prompt, *policy, *numbers, tuple(how.stop))
+    session = command.environment, command.session, command.environment_config, command.seed
+    return (*session, command.kind, command.index, command.action, command.history)
 
 
 def prefix_of(call: ModelCall) -> bytes:

@@ -26,22 +26,24 @@ LOT_BYTES = 16 << 20
 """Memory for rows that are not written yet."""
 ROW_BYTES, TURN_BYTES = 1000, 250
 """The memory of a row beside its text."""
+TEXT, NUMBER = pa.string(), pa.float64()
+
+
+def _rows(**columns: Any) -> Any:
+    return pa.list_(pa.struct(list(columns.items())))
+
+
 TYPES: Mapping[str, Any] = {
-    "string": pa.string(),
-    "strings": pa.list_(pa.string()),
+    "string": TEXT,
+    "strings": pa.list_(TEXT),
     "bool": pa.bool_(),
     "int32": pa.int32(),
     "int64": pa.int64(),
-    "float64": pa.float64(),
+    "float64": NUMBER,
     "time": pa.timestamp("ms"),
-    "rewards": pa.list_(pa.struct([
-        ("scorer", pa.string()), ("value", pa.float64()), ("weight", pa.float64()),
-        ("reason", pa.string()),
-    ])),
-    "token_scores": pa.list_(pa.struct([
-        ("scorer", pa.string()), ("sequence", pa.int32()), ("scores", pa.list_(pa.float32())),
-    ])),
-}  # fmt: skip
+    "rewards": _rows(scorer=TEXT, value=NUMBER, weight=NUMBER, reason=TEXT),
+    "token_scores": _rows(scorer=TEXT, sequence=pa.int32(), scores=pa.list_(pa.float32())),
+}
 """Times are UTC without a time zone, so that readers need no table of time zones."""
 
 
@@ -211,15 +213,14 @@ def sweep(directory: Path, name: str) -> None:
 
 REWARDS_FILE = "rewards.parquet"
 ROWS_AT_ONCE = 500
-_REWARD = [("scorer", "string"), ("value", "float64"), ("reason", "string"), ("weight", "float64")]
 REWARD_COLUMNS: Mapping[str, Any] = {
-    **dict.fromkeys(("rollout_id", "run_id", "policy_id", "group_id"), TYPES["string"]),
+    **dict.fromkeys(("rollout_id", "run_id", "policy_id", "group_id"), TEXT),
     "attempt": TYPES["int32"],
-    "scoring_id": TYPES["string"],
-    "total": TYPES["float64"],
-    "reason": TYPES["string"],
-    "rewards": pa.list_(pa.struct([(name, TYPES[kind]) for name, kind in _REWARD])),
-    "source_topic": TYPES["string"],
+    "scoring_id": TEXT,
+    "total": NUMBER,
+    "reason": TEXT,
+    "rewards": _rows(scorer=TEXT, value=NUMBER, reason=TEXT, weight=NUMBER),
+    "source_topic": TEXT,
     "source_partition": TYPES["int32"],
     "source_offset": TYPES["int64"],
     "token_scores": TYPES["token_scores"],

@@ -28,13 +28,18 @@ from rollcall.schemas.packed import IDS, logprobs_of
 Row = tuple[Any, ...]
 
 PLACE: Mapping[str, str] = {
-    "topic_id": "string", "partition": "int32", "offset": "int64", "appended_at": "time",
-}  # fmt: skip
+    "topic_id": "string",
+    "partition": "int32",
+    "offset": "int64",
+    "appended_at": "time",
+}
 """The place of the record in the log, and its append time."""
 KEY: Mapping[str, str] = {
-    "rollout_id": "string", "attempt": "int32", "journal_partition": "int32",
+    "rollout_id": "string",
+    "attempt": "int32",
+    "journal_partition": "int32",
     "last_offset": "int64",
-}  # fmt: skip
+}
 """The end of a rollout: records with the same key hold the same trajectory."""
 TRAJECTORIES: Mapping[str, str] = {
     **PLACE, **KEY, "run_id": "string", "policy_id": "string", "group_id": "string",
@@ -163,14 +168,14 @@ def turn_rows(trajectory: Trajectory) -> Iterator[Row]:
     sequences = trajectory.sequences or ()
     lines = _lines(sequences, steps, trajectory.failures)
     for line, (turn, index, message, counts, step) in enumerate(lines):
-        texts = (None,) * 3 if message is None else (
-            message.role, message.content, message.tool_calls,
-        )  # fmt: skip
-        seen = NO_STEP if step is None else (
-            step.position, step.session, step.action, step.text, step.reward, step.terminated,
-            step.truncated, step.terminated or step.truncated,
-        )  # fmt: skip
-        yield (line, turn, index, *texts, *counts, *seen)
+        texts = (message.role, message.content, message.tool_calls) if message else (None,) * 3
+        yield (line, turn, index, *texts, *counts, *(_seen(step) if step else NO_STEP))
+
+
+def _seen(step: StepTaken) -> Row:
+    done = step.terminated or step.truncated
+    seen = (step.position, step.session, step.action, step.text, step.reward)
+    return (*seen, step.terminated, step.truncated, done)
 
 
 TurnLine = tuple[int, "int | None", "Message | None", Row, "StepTaken | None"]

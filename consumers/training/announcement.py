@@ -95,9 +95,13 @@ class Announcements:
             if reason not in self._said:
                 self._said.add(reason)
                 log.warning(
-                    "rollouts_left_out", reason=reason, rollouts=count, of=self.left_out.rollouts,
-                    step=step.step, remedy=remedy_for(reason),
-                )  # fmt: skip
+                    "rollouts_left_out",
+                    reason=reason,
+                    rollouts=count,
+                    of=self.left_out.rollouts,
+                    step=step.step,
+                    remedy=remedy_for(reason),
+                )
 
     def _version(self, parent: int, consumed: tuple[Consumed, ...]) -> PolicyVersion:
         canary = self.learner.canary()

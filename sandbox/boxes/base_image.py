@@ -59,18 +59,22 @@ def _debootstrap(tree: Path) -> None:
         "set -e; . /etc/os-release\n"
         "mirror=$(apt-get indextargets --format '$(REPO_URI)' "
         '"Codename: $VERSION_CODENAME" "Component: main" | head -n 1)\n'
-        "http_proxy=; eval \"$(apt-config shell http_proxy Acquire::http::Proxy)\"\n"
-        "test -z \"$http_proxy\" || export http_proxy\n"
+        'http_proxy=; eval "$(apt-config shell http_proxy Acquire::http::Proxy)"\n'
+        'test -z "$http_proxy" || export http_proxy\n'
         'debootstrap --variant=minbase --include="$2" "$VERSION_CODENAME" "$1" "$mirror"\n'
         'rm -rf "$1"/var/cache/apt/* "$1"/var/lib/apt/lists/*\n'
-    )  # fmt: skip
+    )
     argv = ["/bin/sh", "-c", script, "sh", str(tree), ",".join(PACKAGES)]
     held = hold(tree.parent)  # debootstrap may outlive this process and still write there
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+            argv,
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
             pass_fds=[held],
-        )  # fmt: skip
+        )
     finally:
         os.close(held)
     if done.returncode:

@@ -186,8 +186,10 @@ class DockerDriver(Driver):
 def _started(client: Any, image: str, ident: str, spec: Spec) -> tuple[int, list[str]]:
     """Start a container; return its first process's pid on this host and its image's variables."""
     limits = spec.limits
-    places = {place: f"rw,exec,nosuid,nodev,size={limits.disk_bytes},uid={USER},gid={USER}"
-              for place in (HOME, "/tmp")}  # fmt: skip
+    places = {
+        place: f"rw,exec,nosuid,nodev,size={limits.disk_bytes},uid={USER},gid={USER}"
+        for place in (HOME, "/tmp")
+    }
     try:
         container = _created(
             client,

@@ -46,10 +46,16 @@ class ImagePython:
 
     def environment(self) -> dict[str, str]:
         """Return the markers of requirements that differ from those of the running Python."""
-        return {"python_version": self.version, "python_full_version": f"{self.version}.0",
-                "implementation_name": "cpython", "platform_python_implementation": "CPython",
-                "sys_platform": "linux", "platform_system": "Linux", "os_name": "posix",
-                "extra": ""}  # fmt: skip
+        return {
+            "python_version": self.version,
+            "python_full_version": f"{self.version}.0",
+            "implementation_name": "cpython",
+            "platform_python_implementation": "CPython",
+            "sys_platform": "linux",
+            "platform_system": "Linux",
+            "os_name": "posix",
+            "extra": "",
+        }
 
 
 def image_python(tree: Path, name: str) -> ImagePython:

@@ -80,10 +80,8 @@ def fetched(requirements: Sequence[str], python: ImagePython, folder: Path) -> l
     asked.write_text("".join(f"{each}\n" for each in requirements))
     found = folder / "wheels"
     what = clean_text(", ".join(each.partition(HASH)[0] for each in requirements), 200)
-    code, said = pip(
-        "download", *QUIETLY, *python.options(), "-d", str(found), "-r", str(asked),
-        what=what, scratch=folder,
-    )  # fmt: skip
+    places = "-d", str(found), "-r", str(asked)
+    code, said = pip("download", *QUIETLY, *python.options(), *places, what=what, scratch=folder)
     if code:
         refuse_without_index(what, said)
         msg = f"{what} cannot be had as wheels for Python {python.version}, which is all that is "
@@ -96,11 +94,9 @@ def unpacked(wheels: Sequence[Wheel], python: ImagePython, tree: Path) -> None:
     """Unpack wheels into a tree's package directory for the image's Python. Raises Refused."""
     place = tree / python.packages
     place.mkdir(parents=True)
-    code, said = pip(
-        "install", "--quiet", *python.options(), "--no-index", "--no-deps", "--no-compile",
-        "--target", str(place), *(str(wheel.path) for wheel in wheels), what="wheels",
-        scratch=tree.parent,
-    )  # fmt: skip
+    options = "--no-index", "--no-deps", "--no-compile", "--target", str(place)
+    words = *python.options(), *options, *(str(wheel.path) for wheel in wheels)
+    code, said = pip("install", "--quiet", *words, what="wheels", scratch=tree.parent)
     if code:
         msg = f"wheels cannot be unpacked: {clean_text(last_error(said), 500)}"
         raise Refused(msg)

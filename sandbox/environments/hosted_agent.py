@@ -272,8 +272,10 @@ class HostedAgent:
             await self._begin()
             return None
         info: dict[str, object] = {
-            "exit_code": ended.code, "signal": ended.signal, "last_words": ended.last_words
-        }  # fmt: skip
+            "exit_code": ended.code,
+            "signal": ended.signal,
+            "last_words": ended.last_words,
+        }
         if starved:
             info[STARVED] = True
         if len(ended.output) > len(ended.last_words.encode()):

@@ -141,8 +141,10 @@ class ShellEnvironment:
         finished = _finishes(ran, config.finish_word)
         cut = not finished and 0 < config.max_steps <= self._steps
         info: dict[str, object] = {
-            "exit_code": ran.exit_code, "timed_out": ran.timed_out, "elided_chars": ran.elided_chars
-        }  # fmt: skip
+            "exit_code": ran.exit_code,
+            "timed_out": ran.timed_out,
+            "elided_chars": ran.elided_chars,
+        }
         reward = await self._end(info, left) if finished or cut else 0.0
         if left:
             info[KEY] = [each.as_info() for each in left]

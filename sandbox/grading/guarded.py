@@ -9,9 +9,18 @@ from posixpath import join, normpath
 from rollcall.sandbox.tasks.verifier import Verifier
 
 FILES = (
-    "conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini",
-    "setup.cfg", "pyproject.toml", "sitecustomize.py", "usercustomize.py", "*.pyc",
-)  # fmt: skip
+    "conftest.py",
+    "pytest.ini",
+    ".pytest.ini",
+    "pytest.toml",
+    ".pytest.toml",
+    "tox.ini",
+    "setup.cfg",
+    "pyproject.toml",
+    "sitecustomize.py",
+    "usercustomize.py",
+    "*.pyc",
+)
 """Files that configure Python or pytest, or run in place of a source, in any directory."""
 FOLDERS = ("*.egg-info", "*.dist-info")
 RUNNERS = ("pytest", "_pytest", "pluggy", "unittest")

@@ -105,10 +105,15 @@ class NotRead(Exception):
 async def parsed(parser: str, text: str) -> TestLog:
     """Parse a text, as `parse` does, in another process. Raises NotRead."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", __name__, parser,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        sys.executable,
+        "-P",
+        "-m",
+        __name__,
+        parser,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    )
     try:
         async with asyncio.timeout(WALL_S):
             said, complaint = await process.communicate(text.encode("utf-8", "surrogatepass"))

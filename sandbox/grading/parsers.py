@@ -70,9 +70,14 @@ PYTEST_SKIP = re.compile(r"(?:SKIPPED|SUBSKIPPED[\[(].*?) \[(\d+)\] \S+")
 """The line of skipped tests at one place, with their count."""
 PYTEST_COUNTS = re.compile(r"(?:=+ )?((?:\d+ [a-z ]+(?:, )?)+) in [\d.]+s(?: \([\d:]+\))?(?: =+)?")
 PYTEST_WORDS = {
-    "passed": PASSED, "failed": FAILED, "error": ERROR, "errors": ERROR, "skipped": SKIPPED,
-    "xfailed": XFAIL, "xpassed": XPASS,
-}  # fmt: skip
+    "passed": PASSED,
+    "failed": FAILED,
+    "error": ERROR,
+    "errors": ERROR,
+    "skipped": SKIPPED,
+    "xfailed": XFAIL,
+    "xpassed": XPASS,
+}
 
 
 def pytest_summary(text: str) -> TestLog:
@@ -148,13 +153,20 @@ UNITTEST_NAME = re.compile(r"(\w+) \(([\w.<>]+)\)")
 UNITTEST_RAN = re.compile(r"Ran (\d+) tests? in ")
 UNITTEST_END = re.compile(r"(?:OK|FAILED)(?: \((.*)\))?")
 UNITTEST_WORDS = {
-    "ok": PASSED, "FAIL": FAILED, "ERROR": ERROR, "skipped": SKIPPED, "expected failure": XFAIL,
+    "ok": PASSED,
+    "FAIL": FAILED,
+    "ERROR": ERROR,
+    "skipped": SKIPPED,
+    "expected failure": XFAIL,
     "unexpected success": XPASS,
-}  # fmt: skip
+}
 UNITTEST_COUNTS = {
-    "failures": FAILED, "errors": ERROR, "skipped": SKIPPED, "expected failures": XFAIL,
+    "failures": FAILED,
+    "errors": ERROR,
+    "skipped": SKIPPED,
+    "expected failures": XFAIL,
     "unexpected successes": XPASS,
-}  # fmt: skip
+}
 
 
 def unittest_verbose(text: str) -> TestLog:

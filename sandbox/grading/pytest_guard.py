@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 MOST_SAID = 3
 PHASES = ("setup", "call", "teardown")
 DECIDING = (
-    "pytest_runtest_protocol", "pytest_runtest_call", "pytest_runtest_makereport",
-    "pytest_runtest_logreport", "pytest_pyfunc_call",
-)  # fmt: skip
+    "pytest_runtest_protocol",
+    "pytest_runtest_call",
+    "pytest_runtest_makereport",
+    "pytest_runtest_logreport",
+    "pytest_pyfunc_call",
+)
 PATCHED = ("open", "input", "print", "__import__")
 """Builtins that module-wide fixtures replace; these are compared only at the end."""
 

@@ -162,9 +162,12 @@ class WitnessPlan:
 
     def _program(self, control: Mapping[str, str], alone: Sequence[tuple[str, str]]) -> bytes:
         argv = [
-            *self.command.argv, f"--rootdir={self.workdir}", "--continue-on-collection-errors",
-            "--maxfail=0", "--color=no",
-        ]  # fmt: skip
+            *self.command.argv,
+            f"--rootdir={self.workdir}",
+            "--continue-on-collection-errors",
+            "--maxfail=0",
+            "--color=no",
+        ]
         given = {**self.verifier.env, **self.command.env}
         search = replace(self.command, env=given).search(self.workdir)
         texts = {name: text for name, text in self.tests.items() if name.endswith(".py")}

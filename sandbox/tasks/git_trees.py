@@ -11,11 +11,16 @@ from pathlib import Path
 
 from rollcall.schemas.errors import Refused
 
-SETTINGS = (
-    "-c", "user.name=rollcall", "-c", "user.email=rollcall@localhost", "-c", "core.autocrlf=false",
-    "-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "gc.auto=0",
-    "-c", "safe.directory=*",
-)  # fmt: skip
+CONFIG = (
+    "user.name=rollcall",
+    "user.email=rollcall@localhost",
+    "core.autocrlf=false",
+    "core.hooksPath=/dev/null",
+    "commit.gpgSign=false",
+    "gc.auto=0",
+    "safe.directory=*",
+)
+SETTINGS = tuple(word for setting in CONFIG for word in ("-c", setting))
 BORN = "2000-01-01T00:00:00Z"
 VARIABLES = {
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -72,9 +77,12 @@ def git(directory: Path, *words: str, stdin: bytes = b"") -> bytes:
     command = ["git", *SETTINGS, "-C", str(directory), *words]
     try:
         done = subprocess.run(
-            command, input=stdin, capture_output=True, check=False,
+            command,
+            input=stdin,
+            capture_output=True,
+            check=False,
             env={**VARIABLES, "HOME": str(directory)},
-        )  # fmt: skip
+        )
     except FileNotFoundError as error:
         msg = "git is not installed here, and patches are made by it; install it"
         raise Refused(msg) from error

@@ -29,11 +29,15 @@ def statement(name: str, release: str, places: Sequence[str], tests: Sequence[st
     """Return the text of `instruction.md`; it does not depend on the fix."""
     one = len(tests) == 1
     return STATEMENT.format(
-        name=name, release=release, folder=" and ".join(places),
+        name=name,
+        release=release,
+        folder=" and ".join(places),
         count="One test" if one else f"{len(tests)} tests",
-        fail="fails" if one else "fail", they="it" if one else "they", es="es" if one else "",
+        fail="fails" if one else "fail",
+        they="it" if one else "they",
+        es="es" if one else "",
         tests="\n".join(f"- {test}\n  ({in_words(test)})" for test in tests),
-    )  # fmt: skip
+    )
 
 
 def in_words(test: str) -> str:

@@ -41,10 +41,8 @@ def fetch(name: str, version: str, folder: Path) -> Sdist:
     Only this package must be a source release: its build requirements may be wheels.
     """
     wanted = f"{name}=={version}"
-    code, said = pip(
-        "download", *QUIETLY, "--no-deps", "--no-binary", name, "-d", str(folder), wanted,
-        what=wanted, scratch=folder.parent,
-    )  # fmt: skip
+    options = "--no-deps", "--no-binary", name, "-d", str(folder)
+    code, said = pip("download", *QUIETLY, *options, wanted, what=wanted, scratch=folder.parent)
     found = sorted(folder.iterdir()) if folder.is_dir() else []
     if code or not found:
         raise _refusal(name, version, said)

@@ -256,10 +256,12 @@ def _dockerfile(how: InstallConfig) -> str:
     if how.pip_packages:
         steps.append("python -m pip install " + " ".join(f"'{each}'" for each in how.pip_packages))
     steps += as_lines(how.install)
-    return "\n".join([
-        f"FROM python:{how.python or '3.11'}",
-        "COPY testbed /testbed",
-        "WORKDIR /testbed",
-        *(f"RUN {step}" for step in steps),
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"FROM python:{how.python or '3.11'}",
+            "COPY testbed /testbed",
+            "WORKDIR /testbed",
+            *(f"RUN {step}" for step in steps),
+            "",
+        ]
+    )

@@ -16,9 +16,13 @@ from rollcall.schemas.weights import RawTensor
 from rollcall.trainer.batch.rows import Batch, BatchRow
 
 DTYPES = {
-    "BOOL": np.bool_, "U8": np.uint8, "I32": np.int32, "I64": np.int64,
-    "F32": np.float32, "F64": np.float64,
-}  # fmt: skip
+    "BOOL": np.bool_,
+    "U8": np.uint8,
+    "I32": np.int32,
+    "I64": np.int64,
+    "F32": np.float32,
+    "F64": np.float64,
+}
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 ROWS, SIZES, SEEN, NUMBERS = "rows", "sizes", "seen", "metrics"
 

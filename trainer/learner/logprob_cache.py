@@ -37,10 +37,9 @@ class CachedRow:
     def begins(self, row: BatchRow) -> bool:
         """Return True if a row begins with the same tokens of the same versions."""
         length = len(self.lp)
-        return (
-            np.array_equal(row.token_ids[:length], self.token_ids)
-            and np.array_equal(row.versions[:length], self.versions)
-        )  # fmt: skip
+        return np.array_equal(row.token_ids[:length], self.token_ids) and np.array_equal(
+            row.versions[:length], self.versions
+        )
 
 
 class LogprobCache:
@@ -62,9 +61,10 @@ class LogprobCache:
             rows[at] = CachedRow(row.token_ids, row.versions, lp)
         # A row without cached tokens gets `oldest - 1`, and is dropped too.
         self._rows = {
-            at: cached for at, cached in rows.items()
+            at: cached
+            for at, cached in rows.items()
             if min(cached.versions[~np.isnan(cached.lp)], default=oldest - 1) >= oldest
-        }  # fmt: skip
+        }
 
     def added_to(self, batch: Batch) -> Batch:
         """Return the batch with the cached values as `noted`; nan where there is none."""

@@ -7,9 +7,13 @@ import torch
 from rollcall.schemas.errors import BatchFailed, Unavailable, Unfit
 
 OUT_OF_MEMORY = (
-    "out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory",
-    "alloc_failed", "failed to allocate",
-)  # fmt: skip
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "alloc_failed",
+    "failed to allocate",
+)
 """Messages of out-of-memory errors without an exception class of their own, in lower case."""
 
 LESS_MEMORY = (

@@ -44,9 +44,15 @@ class ShardedLearner(Learner):
     """
 
     def __init__(
-        self, model_directory: str, config: LearnerConfig, ranks: Ranks, *, device: str = "cpu",
-        version: int = 0, past: PastWeights | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model_directory: str,
+        config: LearnerConfig,
+        ranks: Ranks,
+        *,
+        device: str = "cpu",
+        version: int = 0,
+        past: PastWeights | None = None,
+    ) -> None:
         self.ranks = ranks
         self._together = False
         """True while all ranks execute one call."""

@@ -196,9 +196,7 @@ def decoupled_ppo(tokens: Tokens, clip: DecoupledClip) -> Costs:
         mean = clip.over == "mask_sequence"
         far_BT = sampled_mean(behind_BT, tokens.mask_BT).exp() if mean else weight_BT
         masked_BT = masked_BT | (far_BT > clip.cap)
-    costs = clipped_surrogate(
-        log_ratio(tokens.lp_BT, prox_BT).exp(), tokens.advantage_BT, clip
-    )  # fmt: skip
+    costs = clipped_surrogate(log_ratio(tokens.lp_BT, prox_BT).exp(), tokens.advantage_BT, clip)
     cost_BT = (weight_BT * costs.cost_BT).masked_fill(masked_BT, 0)
     return Costs(cost_BT, costs.ratio_BT, costs.clipped_BT | masked_BT)
 

@@ -150,10 +150,13 @@ def _channels(samples: Sequence[Sample]) -> dict[str, Floats]:
 
 
 def _logprob_sums(samples: Sequence[Sample]) -> Floats:
-    return np.array([
-        sum(
-            float(logprobs_of(each.behaviour_logprobs)[mine(each, sample.policy_index)].sum())
-            for each in sample.scored.trajectory.sequences or ()
-        )
-        for sample in samples
-    ], dtype=np.float64)  # fmt: skip
+    return np.array(
+        [
+            sum(
+                float(logprobs_of(each.behaviour_logprobs)[mine(each, sample.policy_index)].sum())
+                for each in sample.scored.trajectory.sequences or ()
+            )
+            for sample in samples
+        ],
+        dtype=np.float64,
+    )

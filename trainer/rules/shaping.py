@@ -31,9 +31,14 @@ def no_submit(rewards: Rewards, options: Unsubmitted) -> Floats:
 
 
 NO_SUBMIT = Rule(
-    "no_submit", "shaping", "MegaFlow", no_submit, Unsubmitted,
-    needs=frozenset({Need.LIMITS}), stage="F",
-)  # fmt: skip
+    "no_submit",
+    "shaping",
+    "MegaFlow",
+    no_submit,
+    Unsubmitted,
+    needs=frozenset({Need.LIMITS}),
+    stage="F",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,11 @@ def overlong(rewards: Rewards, options: Length) -> Floats:
 
 
 OVERLONG = Rule(
-    "overlong", "shaping", "DAPO, arXiv 2503.14476, §3.4", overlong, Length,
-    needs=frozenset({Need.LIMITS}), stage="F",
-)  # fmt: skip
+    "overlong",
+    "shaping",
+    "DAPO, arXiv 2503.14476, §3.4",
+    overlong,
+    Length,
+    needs=frozenset({Need.LIMITS}),
+    stage="F",
+)

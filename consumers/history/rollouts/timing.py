@@ -31,9 +31,18 @@ OF_MODELS = {
     "not_finite",
 }
 OF_ENVIRONMENTS = {
-    "bad_config", "bad_history", "box_died", "box_unavailable", "episode_over", "history_needed",
-    "raised", "session_lost", "stale_attempt", "unknown_environment", "unknown_kind",
-}  # fmt: skip
+    "bad_config",
+    "bad_history",
+    "box_died",
+    "box_unavailable",
+    "episode_over",
+    "history_needed",
+    "raised",
+    "session_lost",
+    "stale_attempt",
+    "unknown_environment",
+    "unknown_kind",
+}
 """Codes that attribute a failure if its position never got an answer."""
 
 

@@ -23,10 +23,23 @@ from rollcall.trainer.config.learner_config import LearnerConfig
 from rollcall.trainer.rules.samples import Sample
 
 COLLECTED = (
-    "group_size", "groups_per_step", "batch", "redundancy", "over_provision", "max_staleness",
-    "capacity_groups", "recorded", "share", "replay_ratio", "filters", "missing", "on_stale",
-    "temperature", "steps", "seed",
-)  # fmt: skip
+    "group_size",
+    "groups_per_step",
+    "batch",
+    "redundancy",
+    "over_provision",
+    "max_staleness",
+    "capacity_groups",
+    "recorded",
+    "share",
+    "replay_ratio",
+    "filters",
+    "missing",
+    "on_stale",
+    "temperature",
+    "steps",
+    "seed",
+)
 """Settings that decided which batches were collected, and how; they
 cannot be changed afterwards."""
 

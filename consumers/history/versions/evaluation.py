@@ -112,9 +112,14 @@ def task_key(request: RolloutRequest) -> bytes:
     versions are compared on it."""
     task = request.task
     return digest(
-        task.environment, task.environment_config, task.seed, task.prompt, task.system,
-        request.agent, request.agent_config,
-    )  # fmt: skip
+        task.environment,
+        task.environment_config,
+        task.seed,
+        task.prompt,
+        task.system,
+        request.agent,
+        request.agent_config,
+    )
 
 
 def family_of(request: RolloutRequest) -> str:

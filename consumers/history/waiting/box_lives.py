@@ -125,9 +125,11 @@ def _strangers(
         lease = leases.read(ident)
         owner = lease.owner if lease else "?"
         lease_s = lease.age_s if lease else None
-        remark = f"on this host, {known.last.kind} in the log" if known else (
-            "on this host, not in the log"
-        )  # fmt: skip
+        remark = (
+            f"on this host, {known.last.kind} in the log"
+            if known
+            else ("on this host, not in the log")
+        )
         if not leases.is_of_here(ident):
             remark += "; no lease of this state directory"
         yield BoxRow(ident, driver, "found", owner, host, "", UNKNOWN, None, lease_s, remark)
